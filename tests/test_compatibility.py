@@ -36,14 +36,22 @@ import pytest
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
 
-from onceward import FileBackend, FileSink, RocksDBBackend, SequenceSource, SqlAlchemySink
+from onceward import (
+    FileBackend,
+    FileSink,
+    ProcessFunction,
+    RocksDBBackend,
+    SequenceSource,
+    SqlAlchemySink,
+    ValueState,
+)
 from onceward.connectors.database.own_tables import _tables_in
 from onceward.connectors.kafka.transaction import Prepared
 from onceward.core.checkpoint import Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.engine.state.handles import decode_metadata
 from onceward.core.engine.state.store import decode_cells
-from onceward.core.errors import LogDamagedError, NewerFormatError
+from onceward.core.errors import ConfigurationError, LogDamagedError, NewerFormatError
 from onceward.core.log import DirectoryStore, EpochInput, read
 from onceward.core.log.entries import decode, encode
 from onceward.core.names import parse_accepted_name, parse_pooled_name, parse_transaction_name
@@ -55,7 +63,7 @@ from .sink_kit import Mailbox
 from .test_core_entries import ENTRIES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from onceward.sinks import TwoPhaseCommitSink
 
@@ -105,10 +113,10 @@ class Left:
         }
 
 
-def summing(folder: Path, source: Slowly, target: Target) -> Any:
+def summing(folder: Path, source: Slowly, target: Target, function: ProcessFunction | None = None) -> Any:
     """The pipeline of the engine's sample."""
     made = pipeline("sums", store=DirectoryStore(folder / "log"), backend=FileBackend(folder / "state"))
-    totals = made.source(source, uid="rows").key_by("k").process(RunningSum(), uid="sums", parallelism=2)
+    totals = made.source(source, uid="rows").key_by("k").process(function or RunningSum(), uid="sums", parallelism=2)
     totals.sink(TargetSink(target))
     return made
 
@@ -153,6 +161,33 @@ def test_a_savepoint_of_an_earlier_release_is_restored(left: Path) -> None:
     source.let(len(ROWS))
     summing(folder, source, target).run(restore=str(folder / "save"))
     assert {row["n"]: row["sum"] for row in target.rows} == {n: s for n, s in sums(ROWS).items() if n >= DONE}
+
+
+class Renamed(ProcessFunction):
+    """Declares its state under another name than RunningSum."""
+
+    subtotal = ValueState(default=0)
+
+    def process(self, record: dict[str, Any], context: Any) -> Iterator[dict[str, Any]]:  # noqa: ARG002 - signature
+        self.subtotal.set(self.subtotal.get() + record["v"])
+        yield {"n": record["n"], "k": record["k"], "sum": self.subtotal.get()}
+
+
+def test_no_state_of_an_earlier_release_is_dropped_in_silence(left: Path) -> None:
+    """Checkpoints of the first one hold the names of states without their layouts."""
+    folder, source = left / "engine", Slowly(ROWS, batch_rows=1)
+    source.let(len(ROWS))
+    with pytest.raises(ConfigurationError, match="states total: it would be lost"):
+        summing(folder, source, Target(), Renamed()).run(restore=str(folder / "save"))
+
+
+def test_a_checkpoint_names_its_states_to_earlier_releases_too(tmp_path: Path) -> None:
+    source = Slowly(ROWS, batch_rows=1)
+    source.let(len(ROWS))
+    summing(tmp_path, source, Target()).run()
+    [*_, newest] = sorted((tmp_path / "state").glob("**/metadata"))
+    record = decode_metadata(newest.read_bytes(), "").operators["sums"]
+    assert (record.states, record.kinds) == (["total"], {"total": "value"})
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: type(entry).__name__)

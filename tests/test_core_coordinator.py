@@ -892,6 +892,17 @@ class TestMistakes:
         bench.coordinator().open(query="other", rewind="on purpose")
         bench.coordinator().open(query="other")
 
+    @pytest.mark.parametrize("rewind", [None, "wrong code"])
+    def test_who_is_given_the_log_of_another_pipeline_is_told_so_under_its_own_name(self, rewind: str | None):
+        bench = Bench()
+        bench.run(bench.opened(), 0)
+        bench.coordinator().open(query="q", rewind="wrong code", first_epoch=0, epoch_input=about(0, query="new"))
+        bench.run(bench.opened(), 0)
+        other = Coordinator("other", bench.store, [FakeSink()], policy())
+        with pytest.raises(EpochConflictError) as refused:
+            other.open(query="q" if rewind else "new", rewind=rewind, first_epoch=0)
+        assert refused.value.pipeline == "other"
+
 
 class TestTheWorstCaseOfACommit:
     """commit_timeout, and one call of each sink's client: nothing else adds to it."""

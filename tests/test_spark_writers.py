@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import sys
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from pyspark.sql.types import (
@@ -17,6 +21,7 @@ from pyspark.sql.types import (
     VariantType,
 )
 
+from onceward.connectors.spark.plan import only_writes
 from onceward.connectors.spark.writers import checked_writers, driver_limit, row_size, rows_of, writers_of
 from onceward.core.errors import ConfigurationError
 from onceward.core.log import EpochInput
@@ -107,3 +112,22 @@ def test_a_partition_that_is_new_counts_from_its_beginning():
 )
 def test_rows_of_other_sources_are_not_guessed(about):
     assert rows_of(about) is None
+
+
+def planned(*names: str) -> Any:
+    """A DataFrame with a plan whose nodes lie one upon the other, the last one at the top."""
+    plan: Any = None
+    for name in names:
+        below = [] if plan is None else [plan]
+        seq = SimpleNamespace(size=lambda below=below: len(below), apply=lambda number, below=below: below[number])
+        plan = MagicMock(**{"nodeName.return_value": name, "children.return_value": seq})
+        plan.containsPattern.return_value = False
+    frame = MagicMock()
+    frame._jdf.queryExecution().analyzed.return_value = plan
+    return frame
+
+
+@pytest.mark.parametrize(("leaf", "cheap"), [("StreamingRelationV2", True), ("Aggregate", False)])
+def test_a_plan_may_be_deeper_than_pythons_calls(leaf: str, cheap: bool):
+    """As that of a query which adds columns in a loop."""
+    assert only_writes(planned(leaf, *["Project"] * sys.getrecursionlimit())) is cheap

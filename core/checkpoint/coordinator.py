@@ -21,6 +21,7 @@ from ..kit.options import check_type
 from ..log import EpochInput, LogStore, LogView, LogWriter, Rewound, WriterToken
 from ..log.notes import note_epoch, note_start
 from ..log.view import NONE
+from ..log.writer import check_owner
 from ..names import check_pipeline_name
 from ..policy import CommitPolicy
 from ..steps import Step, crash_point
@@ -115,8 +116,10 @@ class Coordinator:
                 raise ConfigurationError("rewind is empty: say why the pipeline goes back", pipeline=self.pipeline)
             wanted = Rewound(query=query or "", epoch=NONE if first_epoch is None else first_epoch, why=rewind)
         before = self.writer.look() if query is not None or wanted is not None else None
-        if before is not None and not goes_back(before, wanted, epoch_input):
-            check_query(before, query, gaps=self.gaps)
+        if before is not None:
+            check_owner(before, self.pipeline, self.writer.store)
+            if not goes_back(before, wanted, epoch_input):
+                check_query(before, query, gaps=self.gaps)
         crash_point(Step.START_BEFORE)
         self.writer.start()
         crash_point(Step.START_AFTER)

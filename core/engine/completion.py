@@ -110,6 +110,7 @@ class Completer:
                 operator.uid: OperatorRecord(
                     kind=operator.kind,
                     subtasks=[states[task] for task in operator.tasks()],
+                    states=sorted(kinds_of(operator)),
                     kinds=kinds_of(operator),
                 )
                 for operator in self._graph.operators

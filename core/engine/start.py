@@ -218,7 +218,7 @@ def _check_states(operator: Operator, record: OperatorRecord, where: str) -> Non
         return
     keyed = any(state.keyed is not None for state in record.subtasks)
     now = kinds_of(operator)
-    gone = sorted(record.kinds.keys() - now.keys())
+    gone = sorted({*record.states, *record.kinds} - now.keys())
     other = [f"{name} (a {kind})" for name, kind in record.kinds.items() if now.get(name, kind) != kind]
     if other:
         raise ConfigurationError(

@@ -77,6 +77,8 @@ class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: str
     subtasks: list[SubtaskState]
+    states: list[str] = []
+    """Names of the states: earlier versions write and read nothing else of them."""
     kinds: dict[str, str] = {}
     """Layouts of the states, by their names."""
 
