@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 from pyspark.sql.types import (
@@ -17,6 +18,7 @@ from pyspark.sql.types import (
     VariantType,
 )
 
+from onceward.connectors.spark.plan import nodes
 from onceward.connectors.spark.writers import checked_writers, driver_limit, row_size, rows_of, writers_of
 from onceward.core.errors import ConfigurationError
 from onceward.core.log import EpochInput
@@ -107,3 +109,19 @@ def test_a_partition_that_is_new_counts_from_its_beginning():
 )
 def test_rows_of_other_sources_are_not_guessed(about):
     assert rows_of(about) is None
+
+
+class Node:
+    """A node of a logical plan, as py4j shows it."""
+
+    def __init__(self, number: int, *children: Node) -> None:
+        self.number = number
+        self.children = lambda: SimpleNamespace(size=lambda: len(children), apply=children.__getitem__)
+
+
+def test_a_plan_of_any_depth_is_walked_from_the_top() -> None:
+    assert [node.number for node in nodes(Node(0, Node(1, Node(2)), Node(3, Node(4), Node(5))))] == [0, 1, 2, 3, 4, 5]
+    plan = Node(0)
+    for number in range(1, 2000):
+        plan = Node(number, plan)
+    assert [node.number for node in nodes(plan)] == list(reversed(range(2000)))

@@ -130,10 +130,12 @@ def analyzed(df: DataFrame) -> Any:
 
 
 def nodes(plan: Any) -> Iterator[Any]:
-    """The nodes of a logical plan, from the top."""
-    yield plan
-    for child in _items(plan.children()):
-        yield from nodes(child)
+    """The nodes of a logical plan, from the top; it may be deeper than Python's stack."""
+    waiting = [plan]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting += reversed(_items(node.children()))
 
 
 def streaming_sources(df: DataFrame) -> list[StreamingSource]:
