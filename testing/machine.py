@@ -49,7 +49,8 @@ def needing(extras: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise ConfigurationError(f"{error.name} is needed: pip install 'onceward[{extras}]'") from error
+        what = f"{error.name} is needed" if error.name else " ".join(str(error).split())  # such as a C library
+        raise ConfigurationError(f"{what}: pip install 'onceward[{extras}]'") from error
 
 
 def free_port(taken: Collection[int] = ()) -> int:
@@ -65,7 +66,7 @@ def free_port(taken: Collection[int] = ()) -> int:
     for _ in range(ATTEMPTS):
         port = choose.randrange(FIRST, LAST)
         if port not in taken:
-            with suppress(OSError), socket.socket() as probe:
+            with socket.socket() as probe, suppress(OSError):
                 probe.bind((LOOPBACK, port))
                 return port
     raise DevServiceError(f"no free TCP port between {FIRST} and {LAST} on {LOOPBACK}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -23,6 +24,7 @@ from onceward.testing.machine import (
     find_java,
     free_port,
     java_version,
+    needing,
     state_home,
 )
 from onceward.testing.services import jars
@@ -56,6 +58,28 @@ def test_a_port_is_free_until_somebody_listens() -> None:
     with socket.create_server((LOOPBACK, port)):
         assert accepts_connections(port)
     assert not accepts_connections(port)
+
+
+def test_a_process_that_may_open_no_more_files_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        free_port()
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        pytest.param(ModuleNotFoundError("No module", name="psycopg"), "psycopg is needed", id="it-is-not-there"),
+        pytest.param(ImportError("no pq\nwrapper"), "no pq wrapper", id="it-lacks-something-itself"),
+    ],
+)
+def test_what_cannot_be_imported_is_told_in_a_line_with_what_to_install(error: ImportError, words: str) -> None:
+    with pytest.raises(ConfigurationError) as raised, needing("postgres"):
+        raise error
+    assert raised.value.message == f"{words}: pip install 'onceward[postgres]'"
 
 
 def test_an_argument_goes_before_the_environment_which_goes_before_the_default(

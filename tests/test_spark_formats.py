@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import fsspec
 import pytest
 
+from onceward.connectors.spark import options
 from onceward.connectors.spark.formats import SqlFormat
 from onceward.connectors.spark.options import FormatOptions
 from onceward.connectors.spark.query import newest_batch, read_text
@@ -219,6 +220,16 @@ def test_a_checkpoint_on_an_object_store_is_read_by_whichever_process(monkeypatc
         files.rm(f"/c/offsets/{batch + 1}")
     with pytest.raises(ConfigurationError, match="holds no offsets"):
         newest_batch("objects://d")
+
+
+def test_a_query_without_a_name_is_asked_for_its_id_once_for_each_use(query: Query, monkeypatch: pytest.MonkeyPatch):
+    """It is in a file, which may be an object: the log's name and the epoch's input take one look each."""
+    del query.options["pipeline"]
+    query.checkpoint.plan(0)
+    looks: list[str] = []
+    monkeypatch.setattr(options, "read_text", lambda url: looks.append(url) or read_text(url))
+    query.begin()
+    assert looks == [f"{query.checkpoint.root}/metadata"] * 2
 
 
 class Clock:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from types import SimpleNamespace
-from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 from pyspark.sql.types import (
@@ -21,7 +18,7 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from onceward.connectors.spark.plan import only_writes
+from onceward.connectors.spark.plan import nodes
 from onceward.connectors.spark.writers import checked_writers, driver_limit, row_size, rows_of, writers_of
 from onceward.core.errors import ConfigurationError
 from onceward.core.log import EpochInput
@@ -114,20 +111,17 @@ def test_rows_of_other_sources_are_not_guessed(about):
     assert rows_of(about) is None
 
 
-def planned(*names: str) -> Any:
-    """A DataFrame with a plan whose nodes lie one upon the other, the last one at the top."""
-    plan: Any = None
-    for name in names:
-        below = [] if plan is None else [plan]
-        seq = SimpleNamespace(size=lambda below=below: len(below), apply=lambda number, below=below: below[number])
-        plan = MagicMock(**{"nodeName.return_value": name, "children.return_value": seq})
-        plan.containsPattern.return_value = False
-    frame = MagicMock()
-    frame._jdf.queryExecution().analyzed.return_value = plan
-    return frame
+class Node:
+    """A node of a logical plan, as py4j shows it."""
+
+    def __init__(self, number: int, *children: Node) -> None:
+        self.number = number
+        self.children = lambda: SimpleNamespace(size=lambda: len(children), apply=children.__getitem__)
 
 
-@pytest.mark.parametrize(("leaf", "cheap"), [("StreamingRelationV2", True), ("Aggregate", False)])
-def test_a_plan_may_be_deeper_than_pythons_calls(leaf: str, cheap: bool):
-    """As that of a query which adds columns in a loop."""
-    assert only_writes(planned(leaf, *["Project"] * sys.getrecursionlimit())) is cheap
+def test_a_plan_of_any_depth_is_walked_from_the_top() -> None:
+    assert [node.number for node in nodes(Node(0, Node(1, Node(2)), Node(3, Node(4), Node(5))))] == [0, 1, 2, 3, 4, 5]
+    plan = Node(0)
+    for number in range(1, 2000):
+        plan = Node(number, plan)
+    assert [node.number for node in nodes(plan)] == list(reversed(range(2000)))

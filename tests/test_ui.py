@@ -11,9 +11,11 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from onceward.cli import options
 from onceward.cli.main import app
+from onceward.cli.operate import Search
 from onceward.cli.options import open_log
-from onceward.cli.ui.desk import Unsynced, Watch
+from onceward.cli.ui.desk import Desk, Unsynced, Watch
 from onceward.cli.ui.model import EPOCHS
 from onceward.core.log import DirectoryStore, LogWriter, MemoryStore, read
 from onceward.core.log.notes import FILE, MOST_BYTES, OLDER, note, notes
@@ -356,6 +358,26 @@ class TestActions:
         done = asked.post("/api/abort", json={**order, "transactions": [doubtful]})
         assert done.json() == {"done": "Aborted 1 of 1"}
         assert [one["transaction"] for one in asked.post("/api/look").json()["done"]] == [decided]
+
+
+def test_settings_in_a_file_are_read_again_whenever_targets_are_asked(
+    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A password may be changed while the page is open."""
+    asked: list[str] = []
+
+    def cluster(_: str, config: dict[str, str]) -> options.Target:
+        asked.append(config["sasl.password"])
+        return options.sinks_target([], "Kafka")
+
+    monkeypatch.setattr(options, "_kafka", cluster)
+    folder.finish(0)
+    file = tmp_path / "client.properties"
+    file.write_text("sasl.password=first")
+    desk = Desk(folder.watch(), Search(bootstrap_servers="b:1", kafka=[f"@{file}"]))
+    file.write_text("sasl.password=second")
+    assert desk.look() == []
+    assert asked == ["first", "second"]
 
 
 class TestHostileNames:

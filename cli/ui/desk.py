@@ -190,7 +190,8 @@ class Desk:
         with self._acting, self._reading:
             logs = [watched.log for watched in self._watch.look()]
         with self._acting:
-            return [one.as_json() for one in self._search.found(logs)[:_FOUND]]
+            search = dataclasses.replace(self._search)  # which reads files of settings again
+            return [one.as_json() for one in search.found(logs)[:_FOUND]]
 
     def commit(self, order: Commit) -> str:
         """Commit a decision, as `txn commit --yes`; what was done, in words.

@@ -92,11 +92,12 @@ class _Writer:
     def _pipeline(self) -> str:
         raise NotImplementedError
 
-    def _store(self) -> LogStore:
+    def _store(self, pipeline: str) -> LogStore:
         raise NotImplementedError
 
     def _coordinator(self) -> Coordinator:
-        return Coordinator(self._pipeline(), self._store(), [self.sink], self.options.policy())
+        name = self._pipeline()
+        return Coordinator(name, self._store(name), [self.sink], self.options.policy())
 
     def _offered(self) -> tuple[int, EpochInput]:
         """The epoch that will be written."""
@@ -226,9 +227,9 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     def _pipeline(self) -> str:
         return self.options.pipeline or self.options.query()
 
-    def _store(self) -> LogStore:
+    def _store(self, pipeline: str) -> LogStore:
         options = self.options
-        return open_log(options.store, options.checkpoint_root() if options.store is None else "", self._pipeline())
+        return open_log(options.store, options.checkpoint_root() if options.store is None else "", pipeline)
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
@@ -274,7 +275,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     def _pipeline(self) -> str:
         return self.name
 
-    def _store(self) -> LogStore:
+    def _store(self, pipeline: str) -> LogStore:
         options, store = self.options, self.options.store
         if (options.pipeline is None) != (options.run_key is None):
             raise ConfigurationError(
@@ -289,10 +290,10 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             )
         if store.startswith("file:"):  # a folder of the run's own; other stores keep pipelines apart by themselves
             folder, mark, query = store.partition("?")
-            store = f"{folder.rstrip('/')}/{self.name}{mark}{query}"
+            store = f"{folder.rstrip('/')}/{pipeline}{mark}{query}"
         elif "://" not in store:
-            store = f"{store.rstrip('/')}/{self.name}"
-        return open_store(store, pipeline=self.name)
+            store = f"{store.rstrip('/')}/{pipeline}"
+        return open_store(store, pipeline=pipeline)
 
     def _delete_temporary_log(self) -> None:
         """Delete the folder, unless something in it is decided and not completed."""
