@@ -53,8 +53,10 @@ def test_39_89_100_the_lost_attempt_is_aborted_and_the_retry_commits(
     assert prepared_in(dsn) == 0
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("way", [pytest.param("none", id="exactly_once"), "format"])
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param("none", id="exactly_once"), pytest.param("format", id="format", marks=pytest.mark.nightly)],
+)
 def test_36_one_query_started_twice_duplicates_and_loses_nothing(
     tmp_path: Path, dsn: str, driver_environment: dict[str, str], way: str
 ) -> None:
