@@ -431,7 +431,7 @@ def test_an_upload_that_hangs_keeps_no_run_from_starting_again(tmp_path: Path, m
 
     monkeypatch.setattr(CheckpointStorage, "write", hangs)
     target = Target()
-    config = CheckpointConfig(interval=0.05, timeout=0.3)
+    config = CheckpointConfig(interval=0.05, timeout=1.5)
     p = totals(target, SequenceSource(ROWS), backend=FileBackend(tmp_path), checkpoint=config)
     job = p.start()
     try:
