@@ -18,6 +18,8 @@ SELECT ?= and not nightly
 LONG ?= tests integration
 # A Python that was started for a test need not compile what another one has compiled.
 export PYTHONDONTWRITEBYTECODE :=
+# Each process that imports NumPy would start threads of OpenBLAS, and nothing here needs them.
+export OPENBLAS_NUM_THREADS := 1
 PYTEST = TMPDIR=$(SCRATCH) $(BIN)/python -m pytest -q
 
 .PHONY: help

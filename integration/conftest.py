@@ -17,11 +17,13 @@ import psutil
 import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
+from tests.conftest import pytest_collection_finish
 from xdist.scheduler import LoadScopeScheduling
 
 from onceward.testing.services import KafkaServer, PostgresServer
 
 from .class_archives import use_class_archives, with_warm_workers
+from .postgres_kit import folder_open_to_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
     from onceward.testing.services import Service
 
+__all__ = ["pytest_collection_finish"]
 STARTED: pytest.StashKey[dict[Service, int | None]] = pytest.StashKey()
 """Services of the whole run, each with its process."""
 HERE = Path(__file__).parent
@@ -97,21 +100,27 @@ def kafka(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config)
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[PostgresServer]:
+def postgres(pytestconfig: pytest.Config) -> Iterator[PostgresServer]:
     """A PostgreSQL server; take `dsn` for a database of the test's own."""
-    yield from _run(PostgresServer(tmp_path_factory.mktemp("postgres")), pytestconfig)
+    with folder_open_to_all() as folder:
+        yield from _run(PostgresServer(folder), pytestconfig)
 
 
 @pytest.fixture(autouse=True)
 def _services_up_again(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
-    started = request.config.stash[STARTED]
-    for service, before in started.items():
-        if service.pid != before or psutil.Process(before).status() == psutil.STATUS_STOPPED:
-            service.resume()
-            service.start()
-            service.wait_ready()
-            started[service] = service.pid
+    for service in request.config.stash[STARTED]:
+        _start_again(service, request.config)
+
+
+def _start_again(service: Service, config: pytest.Config) -> None:
+    """Start the service if the test has killed, stopped or paused it."""
+    before = config.stash[STARTED][service]
+    if service.pid != before or psutil.Process(before).status() == psutil.STATUS_STOPPED:
+        service.resume()
+        service.start()
+        service.wait_ready()
+        config.stash[STARTED][service] = service.pid
 
 
 @pytest.fixture
@@ -132,14 +141,13 @@ def topic(kafka: KafkaServer) -> Callable[..., str]:
 
 
 @pytest.fixture
-def dsn(postgres: PostgresServer) -> Iterator[str]:
+def dsn(postgres: PostgresServer, pytestconfig: pytest.Config) -> Iterator[str]:
     """Connection URI of an empty database, dropped after the test with whatever is still prepared in it."""
     name = f"test_{uuid.uuid4().hex[:12]}"
     with psycopg.connect(postgres.dsn, autocommit=True) as connection:
         connection.execute(f'CREATE DATABASE "{name}"')
     yield postgres.dsn_of(name)
-    postgres.start()
-    postgres.wait_ready()
+    _start_again(postgres, pytestconfig)
     _drop(postgres, name)
 
 

@@ -48,18 +48,18 @@ class StandbyServer(PostgresServer):
 
 @contextmanager
 def running_server(**config: str) -> Iterator[PostgresServer]:
-    with _folder() as folder, _running(PostgresServer(folder, config=config)) as server:
+    with folder_open_to_all() as folder, _running(PostgresServer(folder, config=config)) as server:
         yield server
 
 
 @contextmanager
 def running_standby(primary: PostgresServer, **config: str) -> Iterator[PostgresServer]:
-    with _folder() as folder, _running(StandbyServer(folder, primary, **config)) as server:
+    with folder_open_to_all() as folder, _running(StandbyServer(folder, primary, **config)) as server:
         yield server
 
 
 @contextmanager
-def _folder() -> Iterator[Path]:
+def folder_open_to_all() -> Iterator[Path]:
     # Not in pytest's own folders, which only their owner may enter: the server runs as another user than root.
     with TemporaryDirectory(prefix="onceward-test-") as folder:
         Path(folder).chmod(0o755)

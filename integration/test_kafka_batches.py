@@ -111,21 +111,28 @@ def bench(request, kafka, topic, monkeypatch):
 
 
 REFUSED = {
-    "the client finds it too large": ({"value": pa.array(["a", "x" * 60_000_000, "b"])}, "MSG_SIZE_TOO_LARGE"),
-    "the broker finds it too large": ({"value": pa.array(["a", "x" * 20_000_000, "b"])}, "refused.*MSG_SIZE_TOO_LARGE"),
-    "unknown partition": ({"value": ["a", "b"], "partition": pa.array([0, 7], pa.int32())}, "UNKNOWN_PARTITION"),
+    "the client finds it too large": (lambda: {"value": pa.array(["a", "x" * 60_000_000, "b"])}, "MSG_SIZE_TOO_LARGE"),
+    "the broker finds it too large": (
+        lambda: {"value": pa.array(["a", "x" * 20_000_000, "b"])},
+        "refused.*MSG_SIZE_TOO_LARGE",
+    ),
+    "unknown partition": (
+        lambda: {"value": ["a", "b"], "partition": pa.array([0, 7], pa.int32())},
+        "UNKNOWN_PARTITION",
+    ),
     "a header's key has a NUL": (
-        {"value": ["a"], "headers": pa.array([[{"key": "z\0tail", "value": b"v"}]], HEADERS)},
+        lambda: {"value": ["a"], "headers": pa.array([[{"key": "z\0tail", "value": b"v"}]], HEADERS)},
         "the key of a header has a NUL",
     ),
-    "unknown topic": ({"value": ["a", "b"], "topic": ["", "missing"]}, "UNKNOWN_TOPIC|UNKNOWN_PARTITION"),
+    "unknown topic": (lambda: {"value": ["a", "b"], "topic": ["", "missing"]}, "UNKNOWN_TOPIC|UNKNOWN_PARTITION"),
 }
 
 
 @pytest.mark.parametrize("headers", [False, True], ids=["without headers", "with headers"])
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_message_that_is_refused_fails_the_transaction_before_its_decision(bench, headers, case):
-    columns, why = REFUSED[case]
+    make_columns, why = REFUSED[case]
+    columns = make_columns()
     if "topic" in columns:
         bench.sink.topic = None
         columns = {**columns, "topic": [bench.topic, f"{bench.topic}-missing"]}

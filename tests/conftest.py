@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -56,3 +57,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(part in item.nodeid for part in SLOW):
             item.add_marker("slow")
+
+
+def pytest_collection_finish() -> None:
+    """Collected modules and tests stay: searching them for garbage took a twentieth of the time."""
+    gc.freeze()

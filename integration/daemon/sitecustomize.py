@@ -1,4 +1,4 @@
-"""Spark's daemons of Python workers import what these need before they fork them: 0.4 s for each worker, not 1.0 s.
+"""Spark's daemons of Python workers import what these need before they fork them, so that a worker starts at once.
 
 Spark's own import nothing, because pandas and pyarrow start threads when they are imported, and a fork has none of
 them: they are pools that start anew. Each kind of worker has its own daemon, in each JVM.
@@ -6,8 +6,12 @@ them: they are pools that start anew. Each kind of worker has its own daemon, in
 
 import sys
 
+sys.path[:] = [entry for entry in sys.path if not entry.endswith(".zip")]  # Spark's copy of itself has no bytecode
 if "pyspark.daemon" in sys.orig_argv:
+    import gc
     from importlib import import_module
 
-    for name in ("pandas", "pyarrow.compute", "onceward.connectors.spark", sys.orig_argv[-1]):
+    sinks = ("onceward.connectors.database.sinks", "onceward.connectors.kafka.sink", "onceward.connectors.spark")
+    for name in ("pandas", "pgpq", "psycopg", "pyarrow.compute", "pyarrow.dataset", *sinks, sys.orig_argv[-1]):
         import_module(name)
+    gc.freeze()  # a worker looks through all objects for garbage after each task

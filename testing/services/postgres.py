@@ -85,7 +85,9 @@ class PostgresServer(Service):
         """Whether the server accepts connections."""
         if not accepts_connections(self.port):
             return False
-        return self._run("pg_isready", "-q", "-t", "1", "-h", LOOPBACK, "-p", str(self.port)).returncode == 0
+        # As this user: Python forks itself to become another one, which takes longer than all that the program does.
+        asked = [self._programs / "pg_isready", "-q", "-t", "1", "-h", LOOPBACK, "-p", str(self.port)]
+        return run_program(asked, env=self._environment()).returncode == 0
 
     def delete(self) -> None:
         """Kill the server and delete its data, its settings and its log."""
