@@ -77,6 +77,15 @@ def age(log: Log) -> None:
     typer.echo(f"{log.store.describe()}: entry {entry.position} of {entry.at} is the newest; {COPY}", err=True)
 
 
+def moved(log: Log) -> None:
+    """Where the log goes on."""
+    typer.echo(
+        f"the decision log in {log.store.describe()} has ended: a savepoint has moved {log.pipeline} to "
+        f"{log.view.moved}. What it has written since is in the log there",
+        err=True,
+    )
+
+
 def history(told: History, *, as_json: bool) -> None:
     """Epochs, two lines each (a table would cut the times); then the engine's checkpoints, and what was given up."""
     if as_json:

@@ -54,6 +54,13 @@ def test_it_works_without_any_extra() -> None:
     assert "onceward[postgres]" in advice["postgres client"]
 
 
+def test_a_client_that_cannot_be_loaded_is_told() -> None:
+    told = doctor("--json", "--dsn", "host=127.0.0.1", PSYCOPG_IMPL="c")  # the locked packages hold the binary one
+    assert "Traceback" not in told.stderr
+    found = {finding["check"]: finding["found"] for finding in json.loads(told.stdout)}
+    assert "cannot be loaded: couldn't import requested psycopg 'c'" in found["postgres client"]
+
+
 def test_what_no_target_was_given_for_is_refused() -> None:
     told = doctor("--ledger-schema", "books")
     assert (told.returncode, told.stderr) == (2, "error: --ledger-schema needs --dsn\n")

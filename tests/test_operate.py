@@ -330,6 +330,14 @@ def test_a_log_that_a_savepoint_has_moved_says_where_to_also_without_yes(case: C
     assert "has moved the pipeline to /new/place" in str(done.exception)
 
 
+def test_a_list_from_a_log_that_a_savepoint_has_moved_says_where_it_goes_on(case: Case) -> None:
+    case.sink_case.prepare()
+    case.sink_case.coordinator.writer.move("/moved")
+    told = case.run("list", "--store", str(case.checkpoint))
+    assert told.exit_code == 0
+    assert "a savepoint has moved orders to /moved" in told.stderr
+
+
 def test_what_somebody_else_voided_meanwhile_is_not_called_committed(case: Case) -> None:
     case.finish_until(Step.COMMIT_BEFORE, 0, case.sink_case.prepare())
     seen, found = case.log.view.undone, case.survey()

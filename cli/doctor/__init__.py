@@ -118,8 +118,11 @@ def findings_of(extra: str, check: Callable[[], Iterable[Finding]], *, asked: bo
     """
     try:
         yield from check()
-    except ModuleNotFoundError as error:
-        name, found, advice = f"{extra} client", f"{error.name} is not installed", f"pip install 'onceward[{extra}]'"
+    except ImportError as error:  # a package, or a library that the package needs
+        found = f"it cannot be loaded: {' '.join(str(error).split())}"
+        if isinstance(error, ModuleNotFoundError):
+            found = f"{error.name} is not installed"
+        name, advice = f"{extra} client", f"pip install 'onceward[{extra}]'"
         yield failed(name, found, advice) if asked else skipped(name, f"{found}; if it is needed: {advice}")
     except OncewardError as error:
         yield failed(extra, str(error), "correct it")

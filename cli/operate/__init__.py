@@ -59,6 +59,9 @@ class Search(Access):
             check_pipeline_name(self.pipeline)
         if logs is None:
             logs = [open_log(url, self.pipeline) for url in self.store or []]
+        for log in logs:
+            if log.view.moved:
+                show.moved(log)
         return survey(logs, self.targets(), self.pipeline)
 
     def log(self, *, writing: bool) -> Log:
