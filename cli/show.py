@@ -81,7 +81,7 @@ def moved(log: Log) -> None:
     """Where the log goes on."""
     typer.echo(
         f"the decision log in {log.store.describe()} has ended: a savepoint has moved {log.pipeline} to "
-        f"{log.view.moved}. What it has written since is in the log there",
+        f"{log.view.moved}. Look there for what it has written since",
         err=True,
     )
 

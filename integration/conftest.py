@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from onceward.testing.services import Service
 
-__all__ = ["pytest_collection_finish"]
+__all__ = ["pytest_collection_finish"]  # a hook, which also runs if only these tests do
 STARTED: pytest.StashKey[dict[Service, int | None]] = pytest.StashKey()
 """Services of the whole run, each with its process."""
 HERE = Path(__file__).parent
