@@ -26,9 +26,10 @@ from onceward.sinks import DirectSink, Sink, TwoPhaseCommitSink
 from onceward.testing.machine import needing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from onceward.core.log import LogStore, LogView
+    from onceward.core.transaction import Committable
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do it; without this option, only show what would be done.")]
@@ -151,6 +152,8 @@ class Target:
         known: Under which sinks' names a pipeline of this name has written here, as far as the target remembers.
         holds: Whether committables of this kind and sink are here.
         sink: By which transactions of the sink of this name are listed and ended.
+        expires: When the target ends each of these open transactions by itself, in seconds since 1970 on its clock, and
+            None if it never does; None if its sinks know that.
     """
 
     title: str
@@ -158,6 +161,7 @@ class Target:
     known: Callable[[str], Iterable[str]]
     holds: Callable[[str, str], bool]
     sink: Callable[[str], TwoPhaseCommitSink[Any]]
+    expires: Callable[[Sequence[Committable]], Sequence[float | None]] | None = None
 
 
 def server_targets(access: Access) -> list[Target]:
@@ -181,7 +185,7 @@ def _kafka(bootstrap_servers: str, config: Mapping[str, str]) -> Target:
     from onceward.connectors.kafka.ownership import open_names, sinks_of  # noqa: PLC0415
     from onceward.connectors.kafka.settings import KafkaSettings  # noqa: PLC0415
     from onceward.connectors.kafka.sink import KafkaSink  # noqa: PLC0415
-    from onceward.connectors.kafka.transaction import KIND  # noqa: PLC0415
+    from onceward.connectors.kafka.transaction import KIND, Prepared  # noqa: PLC0415
 
     settings = KafkaSettings(bootstrap_servers, config)
 
@@ -189,7 +193,16 @@ def _kafka(bootstrap_servers: str, config: Mapping[str, str]) -> Target:
         check_reachable(settings)
         return {scope[:2] for scope in open_names(cluster_of(settings).transactions)}
 
+    def expires(committables: Sequence[Committable]) -> list[float | None]:
+        prepared = [Prepared.of(committable) for committable in committables]
+        names = [one.handle.transactional_id for one in prepared if one is not None]
+        described = cluster_of(settings).transactions.describe(names)
+        return [
+            None if one is None else one.ends_at(described[one.handle.transactional_id].timeout_ms) for one in prepared
+        ]
+
     return Target(
+        expires=expires,
         title=f"Kafka at {bootstrap_servers}",
         names=names,
         known=lambda pipeline: sinks_of(cluster_of(settings).transactions, pipeline),

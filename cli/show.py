@@ -15,7 +15,7 @@ from onceward.core.sink import Guarantee
 from onceward.core.transaction import ANY_EPOCH
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.text import Text
 
@@ -50,6 +50,7 @@ def table(found: Sequence[Found], *, as_json: bool = False) -> None:
         known = [f"sink {c.sink} of {c.pipeline}"]
         known += [f"epoch {c.epoch}, subtask {c.subtask}"] if c.epoch != ANY_EPOCH else []
         known += [f"{c.rows} rows"] if c.rows else []
+        known += [f"expires in {one.expires_in} s"] if one.expires_in is not None else []
         where = f"{one.state} in {one.target.title}" if one.target is not None else "in none of the targets given"
         out.print(c.transaction, style="bold")
         out.print(f"  {one.status}", style=_STYLE[one.status], end="")
@@ -69,6 +70,14 @@ def details(found: Sequence[Found], *, as_json: bool) -> None:
         for name, value in one.items():
             shown = msgspec.json.encode(value).decode() if isinstance(value, dict) else value
             out.print(f"{name:12} {'' if shown is None else shown}")
+
+
+def unanswered(errors: Mapping[str, str]) -> None:
+    """Name the targets that did not answer."""
+    for title, error in errors.items():
+        typer.echo(
+            f"warning: {title} did not answer, so only what the decision log says of it is shown: {error}", err=True
+        )
 
 
 def age(log: Log) -> None:

@@ -158,8 +158,25 @@ class EpochConflictError(ProtocolError):
     """The epoch offered does not follow the newest decided one, or its input differs from what was decided."""
 
 
+class EpochVoidedError(EpochConflictError):
+    """An epoch was decided, and none of it could be committed: its decision is void, and it can be written again."""
+
+    retryable = True
+
+
 class DataLossError(ProtocolError):
     """A transaction named by a durable decision can no longer be committed."""
+
+
+class EpochTornError(DataLossError):
+    """Some of a decided epoch is visible and some is lost; what is lost can be written again from the same input.
+
+    Attributes:
+        lost: The lost transactions, as committables.
+    """
+
+    retryable = True
+    lost: tuple[Any, ...] = ()
 
 
 class CommitPendingError(ProtocolError):

@@ -29,11 +29,13 @@ class OnLost(StrEnum):
     FAIL = "fail"
     """Stop with DataLossError."""
     REPLAY = "replay"
-    """Void the decision and write the epoch again, where every transaction is proven not committed."""
+    """Write again what is proven not committed: the epoch if nothing of it is visible, else only what was lost."""
     SKIP = "skip"
     """Go on without the data, and leave an audit record in the decision log."""
 
 
+DEFAULT_ON_LOST: Final = OnLost.REPLAY
+"""What a pipeline does unless its user says otherwise. An operator's command never writes anything again."""
 COMMIT_TIMEOUT: Final = 300.0
 COMMIT_BACKOFF: Final = 2.0
 FIRST_PAUSE: Final = 0.02

@@ -487,7 +487,7 @@ def test_a_loss_of_which_a_part_was_committed_is_not_replayed(rig: Rig):
     p = losing(rig, source, sink)
     job = p.start()
     reach(source, job, 3)
-    with pytest.raises(DataLossError, match="Replay was requested but refused"):
+    with pytest.raises(DataLossError, match="Writing it again was refused: some of the epoch is visible"):
         job.checkpoint(timeout=10)
     with pytest.raises(DataLossError):
         p.wait(10)

@@ -74,8 +74,14 @@ def part_finding(check: str, part: Part | None, name: str, fine: str) -> Finding
     return warning(check, f"{part.level}: it {part.why}", _ADVICE[part.level], name, part.level)
 
 
-def sink_findings(sinks: Sequence[Any], policy: CommitPolicy) -> list[Finding]:
-    """The guarantees of sinks, and what becomes of rows that cannot be committed any more."""
+def sink_findings(sinks: Sequence[Any], policy: CommitPolicy, *, heals: bool = False) -> list[Finding]:
+    """Return the guarantees of sinks, and what becomes of rows that can no longer be committed.
+
+    Args:
+        sinks: Those of the query.
+        policy: Its policy.
+        heals: Whether the query can compute a decided epoch again, to write only what was lost of it.
+    """
     found = []
     for sink in sinks:
         kind = type(sink.sink if isinstance(sink, DirectlyWritten) else sink).__name__
@@ -83,7 +89,26 @@ def sink_findings(sinks: Sequence[Any], policy: CommitPolicy) -> list[Finding]:
     if policy.on_lost is OnLost.SKIP:
         told = "skip: rows that can no longer be committed are left out, with an audit record"
         found.append(warning("on_lost", told, "use 'fail', and decide case by case (onceward txn commit --skip-lost)"))
+    if policy.on_lost is OnLost.REPLAY:
+        found.append(ok("on_lost", f"replay: {_replayed(sinks, heals=heals)}"))
     return found
+
+
+def _replayed(sinks: Sequence[Any], *, heals: bool) -> str:
+    """Say which rows can be written again if a target loses them after their decision."""
+    whole = "an epoch of which nothing is visible yet is written again"
+    if not heals:
+        return f"{whole}; if some of it is visible, the run stops"
+    two_phase = [sink for sink in sinks if not isinstance(sink, DirectlyWritten)]
+    without = [sink.name for sink in two_phase if not getattr(sink, "proof", False)]
+    healed = [sink.name for sink in two_phase if sink.name not in without]
+    if not without:
+        return f"{whole}; if some of it is visible, only what was lost"
+    parts = f", and only what was lost for {', '.join(healed)}" if healed else ""
+    return (
+        f"{whole}{parts}; for {', '.join(without)} the query stops then, because the decision log holds no hash of the "
+        "rows to compare with"
+    )
 
 
 def shared_names(one: Described, every: Sequence[Described]) -> list[Finding]:

@@ -63,7 +63,7 @@ def described_query(writer: Any) -> Described:
     one.findings = [
         *[_source(source, one, query.df.sparkSession) for source in streaming_sources(query.df)],
         *_unstable(query, one.sinks),
-        *sink_findings(one.sinks, one.policy),
+        *sink_findings(one.sinks, one.policy, heals=True),
         *([] if one.sinks else [_other_sink(query.format)]),
         *_mode(query, one.sinks),
         *_checkpoint(query, one),

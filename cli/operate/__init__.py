@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -53,6 +53,9 @@ class Search(Access):
         typer.Option(metavar="MODULE:NAME", help="The pipeline's own sinks, of any class, to import and search."),
     ] = None
 
+    unanswered: dict[str, str] = field(init=False, default_factory=dict)
+    """Targets that did not answer, with what they raised."""
+
     def found(self, logs: Sequence[Log] | None = None) -> list[Found]:
         """What is there; of the log's pipeline alone, if one is given."""
         if self.pipeline is not None:
@@ -62,7 +65,14 @@ class Search(Access):
         for log in logs:
             if log.view.moved:
                 show.moved(log)
-        return survey(logs, self.targets(), self.pipeline)
+        found = survey(logs, self.targets(), self.pipeline, unanswered=self.unanswered)
+        show.unanswered(self.unanswered)
+        return found
+
+    def end(self) -> None:
+        """End the command with exit code 1 if a target did not answer."""
+        if self.unanswered:
+            raise typer.Exit(1)
 
     def log(self, *, writing: bool) -> Log:
         """The one decision log, if it goes on here; from now on, its pipeline alone is looked at."""
@@ -88,6 +98,7 @@ class Search(Access):
 def list_(search: Search, *, as_json: AsJson = False) -> None:
     """List transactions under onceward's names that are open, prepared or awaiting commit, and what to do with each."""
     show.table(search.found(), as_json=as_json)
+    search.end()
 
 
 @app.command("inspect")
@@ -103,6 +114,7 @@ def inspect(
     if not found:
         raise ConfigurationError(f"{transaction} is not in the given targets, and no waiting decision names it")
     show.details(found, as_json=as_json)
+    search.end()
 
 
 @app.command("commit")

@@ -16,19 +16,28 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from onceward.core.checkpoint import CommitPolicy, OnLost, finish, sweep
 from onceward.core.checkpoint.losses import check_kept
 from onceward.core.checkpoint.recovery import TransactionStatus
-from onceward.core.errors import ConfigurationError, DataLossError, EpochConflictError, FencedError
+from onceward.core.errors import (
+    ConfigurationError,
+    DataLossError,
+    EpochConflictError,
+    FencedError,
+    SinkError,
+)
 from onceward.core.log import LogWriter
-from onceward.core.outcome import PROVEN_NOT_COMMITTED
+from onceward.core.outcome import PROVEN_NOT_COMMITTED, Observation
 from onceward.sinks import TwoPhaseCommitSink
 
 from .survey import UNPROVEN
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import pyarrow as pa
 
     from onceward.core.checkpoint import Swept
     from onceward.core.log import Decide
-    from onceward.core.transaction import AbortOutcome
+    from onceward.core.names import Scope
+    from onceward.core.transaction import AbortOutcome, CommitOutcome, Committable, WriteContext
 
     from ..options import Log, Target
     from .survey import Found
@@ -73,8 +82,9 @@ def commit_decided(
         policy: Clock and pauses.
 
     Raises:
-        ConfigurationError: A transaction is in none of the targets given, or not known there, or the log is an
-            outdated copy; nothing was done.
+        ConfigurationError: None of the transactions is in a target that was given and answers, or one is not known
+            there, or the log is an outdated copy; nothing was done.
+        SinkError: A sink's target was not given; what expires in the others was committed.
         EpochConflictError: Another decision waits now, or a target knows the names from another log or a newer state of
             this one; nothing was committed.
         CommitPendingError: A target did not answer in time; the decision stands.
@@ -114,9 +124,13 @@ def committing(found: Sequence[Found]) -> Mapping[str, TwoPhaseCommitSink[Any]]:
     """
     _check_current(found)
     decided = [one for one in found if one.status is TransactionStatus.DECIDED]
-    sinks = _sinks_of(decided)
-    _check_known(decided, sinks)
-    return sinks
+    reached = [one for one in decided if one.target is not None]
+    if decided and not reached:
+        raise ConfigurationError(_not_given(decided[0].committable), pipeline=decided[0].committable.pipeline)
+    sinks = _sinks_of(reached)
+    _check_known(reached, sinks)
+    not_given = {one.committable.sink: one.committable for one in decided if one.target is None}
+    return {**sinks, **{name: _NotGiven(name, committable) for name, committable in not_given.items()}}
 
 
 def _check_current(found: Sequence[Found]) -> None:
@@ -136,11 +150,7 @@ def _sinks_of(found: Sequence[Found]) -> Mapping[str, TwoPhaseCommitSink[Any]]:
     for one in found:
         c = one.committable
         if one.target is None:
-            raise ConfigurationError(
-                f"transactions of kind {c.kind} (sink {c.sink}) cannot be reached through any of the given targets: "
-                "give --bootstrap-servers, --dsn, or the pipeline's own --sinks module:name",
-                pipeline=c.pipeline,
-            )
+            continue
         if targets.setdefault(c.sink, one.target) is not one.target:
             raise ConfigurationError(
                 f"sink {c.sink} has transactions in {targets[c.sink].title} and in {one.target.title}: give one of "
@@ -148,6 +158,47 @@ def _sinks_of(found: Sequence[Found]) -> Mapping[str, TwoPhaseCommitSink[Any]]:
                 pipeline=c.pipeline,
             )
     return {name: target.sink(name) for name, target in targets.items()}
+
+
+def _not_given(c: Committable) -> str:
+    return (
+        f"transactions of kind {c.kind} (sink {c.sink}) cannot be reached through any of the given targets: give "
+        "--bootstrap-servers, --dsn, or the pipeline's own --sinks module:name"
+    )
+
+
+class _NotGiven(TwoPhaseCommitSink[Any]):
+    """In place of a sink whose target was not given: what expires in the others is committed, and it stays decided."""
+
+    def __init__(self, name: str, committable: Committable) -> None:
+        super().__init__(name)
+        self._why = _not_given(committable)
+
+    @property
+    def transaction_timeout(self) -> float | None:
+        """Whether it expires is not known, so what cannot expire waits for it."""
+        raise SinkError(self._why, sink=self.name)
+
+    def begin(self, context: WriteContext) -> Any:  # noqa: ARG002 - nothing is written here
+        raise SinkError(self._why, sink=self.name)
+
+    def write(self, transaction: Any, batch: pa.RecordBatch) -> None:  # noqa: ARG002
+        raise SinkError(self._why, sink=self.name)
+
+    def pre_commit(self, transaction: Any) -> Committable:  # noqa: ARG002
+        raise SinkError(self._why, sink=self.name)
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        raise SinkError(f"{self._why}. The epoch stays decided, without this part", sink=committable.sink)
+
+    def abort(self, committable: Committable) -> AbortOutcome:
+        raise SinkError(self._why, sink=committable.sink)
+
+    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
+        return [Observation.NO_ANSWER for _ in committables]
+
+    def lingering(self, scope: Scope) -> Iterable[Committable]:  # noqa: ARG002
+        return ()
 
 
 def _check_same(log: Log, decision: Decide, waiting: Decide | None) -> None:
@@ -162,9 +213,16 @@ def _check_same(log: Log, decision: Decide, waiting: Decide | None) -> None:
 
 def _check_known(decided: Sequence[Found], sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> None:
     """Before a run is fenced, refuse a wrong target: it can tell, and knows none of what a sink has decided."""
+    silent = {
+        name
+        for name in sinks
+        if all(one.state is Observation.NO_ANSWER for one in decided if one.committable.sink == name)
+    }
     for name, sink in sinks.items():
         mine = [one for one in decided if one.committable.sink == name]
         can_tell = type(sink).inspect_many is not TwoPhaseCommitSink.inspect_many
+        if name in silent and len(silent) < len(sinks):
+            continue  # it stays decided; what expires in the others must not wait for it
         if can_tell and all(not one.listed and one.state in UNPROVEN for one in mine):
             raise ConfigurationError(
                 f"the target given for sink {name} does not have the decided transaction {mine[0].name}, or did not "

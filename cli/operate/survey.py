@@ -7,6 +7,7 @@ lost.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -14,12 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from onceward.core.checkpoint.recovery import Action, TransactionStatus, action, status_of
-from onceward.core.log import Resolved, Void, audit_records
+from onceward.core.errors import ExternalError
+from onceward.core.log import Replace, Resolved, Void, audit_records
 from onceward.core.names import Scope
 from onceward.core.transaction import ANY_EPOCH, Committable, Observation, rows_by_sink
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from onceward.core.log import Completed, Decide, LogView
 
@@ -70,6 +72,8 @@ class Found:
         state: What the target says when it is asked for this one.
         listed: Whether the target lists it as open or prepared.
         given_up: Whether somebody has said to go on without it.
+        expires: When the target ends it by itself, in seconds since 1970; None if it never does, or if that is not
+            known.
     """
 
     committable: Committable
@@ -78,6 +82,13 @@ class Found:
     state: Observation
     listed: bool
     given_up: bool = False
+    expires: float | None = None
+
+    @property
+    def expires_in(self) -> int | None:
+        """Seconds that are left until the target ends it by itself; None if it does not, or has done so."""
+        open_ = self.held and self.state in (Observation.OPEN, Observation.PREPARED)
+        return max(0, round(self.expires - time.time())) if open_ and self.expires is not None else None
 
     @property
     def name(self) -> str:
@@ -115,6 +126,7 @@ class Found:
             "status": self.status,
             "state": self.state,
             "held": self.held,
+            "expires_in": self.expires_in,
             "epoch": c.epoch if dated else None,
             "subtask": c.subtask if dated else None,
             "rows": c.rows or None,
@@ -123,13 +135,21 @@ class Found:
         }
 
 
-def survey(logs: Sequence[Log], targets: Sequence[Target], pipeline: str | None = None) -> list[Found]:
-    """What is open, prepared, or waits for its commit.
+def survey(
+    logs: Sequence[Log],
+    targets: Sequence[Target],
+    pipeline: str | None = None,
+    *,
+    unanswered: dict[str, str] | None = None,
+) -> list[Found]:
+    """List what is open or prepared, or waits for its commit.
 
     Args:
         logs: The decision logs that are known.
         targets: Where to look; of two that have the same transaction, the first counts.
         pipeline: Look at this one alone; None: at all.
+        unanswered: Gets the title of each target that did not answer, with what it raised; what the log says of its
+            transactions is listed all the same. None: such a target is an error.
 
     Raises:
         ConfigurationError: A target cannot be searched without the name of a pipeline.
@@ -139,14 +159,45 @@ def survey(logs: Sequence[Log], targets: Sequence[Target], pipeline: str | None 
     known = {log.pipeline for log in logs} | ({pipeline} if pipeline is not None else set())
     seen: dict[tuple[str, ...], Found] = {}
     for target in targets:
-        for owner, sink in sorted(target.names(known)):
-            if pipeline in (None, owner):
-                for one in _listed(target, owner, sink):
-                    seen.setdefault((owner, *one.committable.identity()), one)
+        try:
+            listed_here = [
+                one
+                for owner, sink in sorted(target.names(known))
+                if pipeline in (None, owner)
+                for one in _listed(target, owner, sink)
+            ]
+        except ExternalError as error:
+            if unanswered is None:
+                raise
+            unanswered[target.title] = str(error)
+            continue
+        for one in listed_here:
+            seen.setdefault((one.committable.pipeline, *one.committable.identity()), one)
+    silent = set() if unanswered is None else set(unanswered)
     views = _newest([(log.pipeline, log.view) for log in logs if pipeline in (None, log.pipeline)])
     listed = {_name(one.committable) for one in seen.values()}
-    waiting = [one for _, view in views for one in _waiting(view, targets, listed)]
-    return [_judged(one, views) for one in [*seen.values(), *waiting]]
+    waiting = [one for _, view in views for one in _waiting(view, targets, listed, silent)]
+    return _with_expiry([_judged(one, views) for one in [*seen.values(), *waiting]])
+
+
+def _with_expiry(found: Sequence[Found]) -> list[Found]:
+    """Add when the targets end what is open, as far as they tell."""
+    held = [one for one in found if one.target is not None and one.held]
+    expires: dict[int, float | None] = {}
+    for target in {id(one.target): one.target for one in held}.values():
+        here = [one for one in held if one.target is target]
+        assert target is not None  # noqa: S101 - as chosen
+        expires |= zip(map(id, here), _expiries(target, [one.committable for one in here]), strict=True)
+    return [replace(one, expires=expires.get(id(one))) for one in found]
+
+
+def _expiries(target: Target, committables: Sequence[Committable]) -> Sequence[float | None]:
+    try:
+        if target.expires is not None:
+            return target.expires(committables)
+        return [target.sink(committable.sink).expires_at(committable) for committable in committables]
+    except ExternalError:
+        return [None] * len(committables)
 
 
 def _newest(views: Iterable[tuple[str, LogView]]) -> list[tuple[str, LogView]]:
@@ -167,7 +218,9 @@ def _listed(target: Target, pipeline: str, name: str) -> Iterable[Found]:
         yield Found(committable, target, TransactionStatus.UNKNOWN, state, listed=True)
 
 
-def _waiting(view: LogView, targets: Sequence[Target], listed: set[tuple[str, ...]]) -> Iterable[Found]:
+def _waiting(
+    view: LogView, targets: Sequence[Target], listed: set[tuple[str, ...]], silent: Collection[str]
+) -> Iterable[Found]:
     """What the undone decision names and no listing showed."""
     by_sink: dict[tuple[str, str], list[Committable]] = defaultdict(list)
     for committable in view.undone.committables if view.undone is not None else ():
@@ -175,8 +228,10 @@ def _waiting(view: LogView, targets: Sequence[Target], listed: set[tuple[str, ..
             by_sink[committable.kind, committable.sink].append(committable)
     for (kind, sink), committables in by_sink.items():
         target = next((target for target in targets if target.holds(kind, sink)), None)
-        unknown = [Observation.UNKNOWN for _ in committables]
-        states = target.sink(sink).inspect_many(committables) if target is not None else unknown
+        if target is None or target.title in silent:
+            states = [Observation.UNKNOWN if target is None else Observation.NO_ANSWER] * len(committables)
+        else:
+            states = list(target.sink(sink).inspect_many(committables))
         for committable, state in zip(committables, states, strict=True):
             yield Found(committable, target, TransactionStatus.UNKNOWN, state, listed=False)
 
@@ -217,13 +272,13 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GivenUp(msgspec.Struct, frozen=True, kw_only=True):
-    """The audit record of a transaction that was given up (RESOLVED), or of an epoch that was written again (VOID)."""
+    """The audit record of a transaction that was given up (RESOLVED), or of rows written again (VOID, REPLACE)."""
 
     epoch: int
     transaction: str
     """Empty for all of the epoch."""
     action: str
-    """What was done: "skip" or "replay"."""
+    """What was done: "skip", "replay" (the epoch was written again) or "heal" (only what was lost of it)."""
     who: str
     why: str
     at: str
@@ -246,15 +301,19 @@ def given_up(log: Log) -> list[GivenUp]:
     """All that was ever given up."""
     records = {record.position: record for record in audit_records(log.store)}
     for entry in log.view.entries:
-        if isinstance(entry, Resolved | Void):
+        if isinstance(entry, Resolved | Void | Replace):
             records.setdefault(entry.position, entry)
     return [_given_up(record) for record in records.values()]
 
 
-def _given_up(record: Resolved | Void) -> GivenUp:
+def _given_up(record: Resolved | Void | Replace) -> GivenUp:
+    by_policy: dict[str, str] = {"transaction": "", "who": "policy on_lost=replay"}
     if isinstance(record, Void):
-        said: dict[str, str] = {"transaction": "", "action": "replay", "who": "policy on_lost=replay"}
-        return GivenUp(epoch=record.epoch, why="; ".join(record.proofs), at=record.at, **said)
+        return GivenUp(epoch=record.epoch, action="replay", why="; ".join(record.proofs), at=record.at, **by_policy)
+    if isinstance(record, Replace):
+        names = "; ".join(f"{sink} {transaction}" for sink, transaction in record.lost)
+        why = f"lost, and written again with the same rows: {names}"
+        return GivenUp(epoch=record.epoch, action="heal", why=why, at=record.at, **by_policy)
     return msgspec.convert(record, GivenUp, from_attributes=True)
 
 

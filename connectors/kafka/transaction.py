@@ -104,6 +104,10 @@ class Prepared(NamedTuple):
         """Names of the topics."""
         return {topic for topic, _ in self.partitions}
 
+    def ends_at(self, timeout_ms: int) -> float | None:
+        """Return when its broker aborts it, in seconds since 1970 on the broker's clock; None if that is not known."""
+        return (self.handle.started_ms + timeout_ms) / 1000 if timeout_ms else None
+
     def to_json(self) -> dict[str, Any]:
         """The handle field of a committable."""
         return {

@@ -11,20 +11,21 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from onceward.core.checkpoint import Admission, CommitPolicy, Coordinator, OnLost
 from onceward.core.checkpoint.subtask import DirectlyWritten
-from onceward.core.errors import ConfigurationError, OncewardError
+from onceward.core.errors import ConfigurationError, EpochTornError, EpochVoidedError, OncewardError
 from onceward.core.events import EpochFailed, EpochReplayed, tell
 from onceward.core.kit.options import check_type
 from onceward.core.log.store import EXPLAINING
 from onceward.core.names import check_pipeline_name
-from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
+from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST
 from onceward.core.sink import Guarantee
 from onceward.core.transaction import Acknowledgement
 from onceward.sinks import DirectSink, TwoPhaseCommitSink
@@ -49,7 +50,7 @@ from .task import (
 from .writers import TOO_LARGE, Writers, checked_writers, driver_limit, row_size, writers_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
@@ -59,6 +60,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("onceward.spark")
 AnySink = TwoPhaseCommitSink[Any] | DirectSink[Any]
+ATTEMPTS: Final = 3
+"""How often one micro-batch is written if its decisions are lost again and again; then the query ends."""
 
 
 def exactly_once(
@@ -70,7 +73,7 @@ def exactly_once(
     writers: Writers = "auto",
     commit_timeout: float = COMMIT_TIMEOUT,
     commit_backoff: float = COMMIT_BACKOFF,
-    on_lost: OnLost | str = OnLost.FAIL,
+    on_lost: OnLost | str = DEFAULT_ON_LOST,
     adopt: bool = False,
     rewind: str | None = None,
     on_complete: Callable[[int, EpochInput], None] | None = None,
@@ -96,7 +99,10 @@ def exactly_once(
         commit_timeout: Seconds for which a commit is retried while a target does not answer. Then the query fails with
             CommitPendingError; the decision remains valid, and the query's next start commits it.
         commit_backoff: Longest pause between two attempts to commit, in seconds; the first pauses are shorter.
-        on_lost: What to do when a decided transaction can no longer be committed: "fail", "replay" or "skip".
+        on_lost: What to do when a decided transaction can no longer be committed. "replay" writes again what is proven
+            not committed: the whole epoch if nothing of it is visible yet, otherwise only what was lost, and only if
+            count and hash of the rows are those of the decision. "fail" stops with DataLossError and commits nothing
+            more. "skip" goes on without the lost rows and leaves an audit record.
         adopt: Start with an empty decision log at whatever batch the query has reached, because it ran with another
             sink until now.
         rewind: Why the pipeline goes back to an older state on purpose. The decision log records the reason, and the
@@ -119,18 +125,23 @@ def exactly_once(
         raise ConfigurationError(f"on_complete must be a function, not {_given(on_complete)}")
     policy = CommitPolicy.of(on_lost, commit_timeout, commit_backoff)
     resolved = checked_folder(df.sparkSession, checkpoint) if checkpoint is not None else ""
+    view = None
     if (resolved or store is not None) and not EXPLAINING.get():
-        check_log(store, resolved, pipeline, df.sparkSession.sparkContext.master)
+        view = check_log(store, resolved, pipeline, df.sparkSession.sparkContext.master)
     warn_of_python(df.sparkSession)
     if pipeline is None and not EXPLAINING.get():
         _log.warning("no pipeline was named: if the checkpoint is deleted, all rows are written again. Give pipeline=…")
     driven = [DirectlyWritten(sink) if isinstance(sink, DirectSink) else sink for sink in sinks]
+    schemas = {}
     for sink in driven:
         if sink.guarantee is not Guarantee.EXACTLY_ONCE:
             _log.warning("sink %s guarantees only %s, even with exactly_once", sink.name, sink.guarantee)
-        schema = schema_for(df, sink)
-        if not EXPLAINING.get():  # it may create a table or a topic
-            sink.validate(schema)
+        schemas[sink.name] = schema_for(df, sink)
+    # A target that does not answer must not keep what is decided from being committed elsewhere before it expires.
+    recovers_first = view is not None and view.undone is not None
+    if not EXPLAINING.get() and not recovers_first:  # it may create a table or a topic
+        for sink in driven:
+            sink.validate(schemas[sink.name])
     handler = EpochHandler(
         df.sparkSession,
         driven,
@@ -143,6 +154,7 @@ def exactly_once(
         cheap=only_writes(df),
         row_size=row_size(df.schema),
         on_complete=with_publication(df, on_complete),
+        unvalidated=schemas if recovers_first else {},
     )
     writer = df.writeStream.foreachBatch(handler)
     handlers[writer] = handler
@@ -219,6 +231,8 @@ class EpochHandler:
     cheap: bool
     row_size: str | None
     on_complete: Callable[[int, EpochInput], None] | None
+    unvalidated: Mapping[str, pa.Schema] = field(default_factory=dict)
+    """Schemas of sinks that are validated after the recovery of what is decided."""
 
     def __post_init__(self) -> None:
         self._read_text = checkpoint_reader(self.spark)
@@ -239,12 +253,28 @@ class EpochHandler:
             raise
 
     def _epoch(self, frame: DataFrame, batch: int) -> None:
+        """Write the epoch; again, in whole or in part, if the policy says so and it is proven to be right."""
+        for attempt in count(1):
+            try:
+                self._attempt(frame, batch)
+            except (EpochVoidedError, EpochTornError) as error:
+                self._coordinator = None  # as after a restart: START, sweep, and a look at what became of the decision
+                if attempt == ATTEMPTS:
+                    raise
+                _log.warning("epoch %s is written again: %s", batch, error)
+            else:
+                return
+
+    def _attempt(self, frame: DataFrame, batch: int) -> None:
         run = current_run(self.spark, self._run)
         if self._run != run:
             self._coordinator, self._read_text, self._row_bytes = None, checkpoint_reader(self.spark), None
         about = epoch_input(self._read_text, run.checkpoint, run.query, batch)
         coordinator = self._coordinator or self._open(run, batch, about)
-        if coordinator.admit(batch, about, adopt=self.adopt) is Admission.REPLAY:
+        admission = coordinator.admit(batch, about, adopt=self.adopt)
+        if admission is Admission.HEAL:
+            self._heal(frame, coordinator, batch, about)
+        elif admission is Admission.REPLAY:
             tell(EpochReplayed(coordinator.pipeline, batch))
             # A stateful query must run the batch all the same, or its state store misses a version for ever.
             frame.write.format("noop").mode("overwrite").save()
@@ -259,6 +289,17 @@ class EpochHandler:
         if self.on_complete is not None:
             self.on_complete(batch, about)
 
+    def _heal(self, frame: DataFrame, coordinator: Coordinator, batch: int, about: EpochInput) -> None:
+        """Compute a decided epoch again, and write what is lost of it, with as many tasks as wrote it before."""
+        lost = coordinator.lost
+        assert lost is not None  # noqa: S101 - admitted as such
+        sinks = [sink for sink in self.sinks if sink.name in lost.sinks]
+        only = [lost.writes(sink.name) for sink in sinks]
+        tasks = lost.subtasks or writers_of(self.writers, None, about, cheap=self.cheap)
+        again = frame if tasks is None else frame.coalesce(tasks)
+        acks, left = self._write_by_tasks(again, coordinator, batch, sinks, only)
+        coordinator.commit(batch, acks, about, sweep_after=left)
+
     def _open(self, run: QueryRun, batch: int, about: EpochInput) -> Coordinator:
         if run.complete:
             for sink in self.sinks:
@@ -266,8 +307,12 @@ class EpochHandler:
         name = self.pipeline or run.query
         store = open_log(self.store, run.checkpoint, name)
         check_store(local_store(store), self.spark.sparkContext.master)
-        coordinator = Coordinator(name, store, self.sinks, self.policy)
+        coordinator = Coordinator(name, store, self.sinks, self.policy, heals=True)
         coordinator.open(rewind=self.rewind, first_epoch=batch, query=run.query, epoch_input=about)
+        for sink in self.sinks:
+            if sink.name in self.unvalidated:
+                sink.validate(self.unvalidated[sink.name])
+        self.unvalidated = {}
         self._run, self._coordinator = run, coordinator
         return coordinator
 
@@ -289,7 +334,7 @@ class EpochHandler:
                     self._note_size(rows.nbytes / rows.num_rows if rows.num_rows else None)
                     contexts = [coordinator.context(sink.name, batch, subtask=0) for sink in self.sinks]
                     return [write_partition(self.sinks, contexts, rows.to_batches())], False
-        return self._write_by_tasks(frame, coordinator, batch)
+        return self._write_by_tasks(frame, coordinator, batch, self.sinks)
 
     def _gathered(self, frame: DataFrame, limit: float) -> pa.Table | None:
         """All rows in this process; None if one is larger than `limit` bytes, or holds what pyspark cannot collect.
@@ -315,12 +360,17 @@ class EpochHandler:
             self._row_bytes = row_bytes
 
     def _write_by_tasks(
-        self, frame: DataFrame, coordinator: Coordinator, batch: int
+        self,
+        frame: DataFrame,
+        coordinator: Coordinator,
+        batch: int,
+        sinks: Sequence[TwoPhaseCommitSink[Any]],
+        only: Sequence[frozenset[int] | None] | None = None,
     ) -> tuple[list[Acknowledgement], bool]:
-        contexts = [coordinator.context(sink.name, batch, subtask=-1) for sink in self.sinks]
-        given, names = with_plain_names(projected(frame, self.sinks))
+        contexts = [coordinator.context(sink.name, batch, subtask=-1) for sink in sinks]
+        given, names = with_plain_names(projected(frame, sinks))
         with self._giving_up(coordinator):
-            task = partial(write_and_tell, self.sinks, contexts, names)
+            task = partial(write_and_tell, sinks, contexts, names, only)
             rows = given.mapInArrow(task, ACK_SCHEMA).collect()
         self._note_size(max((row[SIZE_COLUMN] for row in rows if row[SIZE_COLUMN] is not None), default=None))
         lost = self._speculates or any_stage_failed(self.spark, {row[STAGE_COLUMN] for row in rows})

@@ -17,12 +17,12 @@ import msgspec
 from onceward.core.checkpoint import CommitPolicy, OnLost
 from onceward.core.errors import ConfigurationError, NoDecisionLogError, StoreError
 from onceward.core.kit.options import arguments, option_names, plain
-from onceward.core.log import LogStore, open_store, read
+from onceward.core.log import LogStore, LogView, open_store, read
 from onceward.core.log.objects import CONDITIONAL_PUT
 from onceward.core.log.store import IN_CHECKPOINT
 from onceward.core.log.writer import check_owner
 from onceward.core.names import check_pipeline_name
-from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
+from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST
 
 from .query import local_path, read_text
 
@@ -51,7 +51,7 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
     store: str | None = None
     checkpoint: str | None = None
     run_key: str | None = None
-    on_lost: OnLost = OnLost.FAIL
+    on_lost: OnLost = DEFAULT_ON_LOST
     commit_timeout: float = COMMIT_TIMEOUT
     commit_backoff: float = COMMIT_BACKOFF
     adopt: bool = False
@@ -140,7 +140,9 @@ def open_log(
     return open_store(place, pipeline=pipeline, existing=existing)
 
 
-def check_log(store: str | Path | LogStore | None, checkpoint: str, pipeline: str | None, master: str | None) -> None:
+def check_log(
+    store: str | Path | LogStore | None, checkpoint: str, pipeline: str | None, master: str | None
+) -> LogView | None:
     """Refuse a decision log that the first epoch would be refused for; it may be long until new input comes.
 
     Nothing is written. A store that does not answer now is asked again by the first epoch.
@@ -150,6 +152,9 @@ def check_log(store: str | Path | LogStore | None, checkpoint: str, pipeline: st
         checkpoint: Root of the checkpoint, as a URL.
         pipeline: Its name; None if it is the query's id, which is not known yet.
         master: Spark's, if known.
+
+    Returns:
+        What the log says; None if there is none yet, or if its store does not answer.
 
     Raises:
         ConfigurationError: It cannot hold a decision log, or is on a local disk.
@@ -161,12 +166,13 @@ def check_log(store: str | Path | LogStore | None, checkpoint: str, pipeline: st
         check_store(local_store(found), master)
         view = read(found)
     except NoDecisionLogError:
-        return
+        return None
     except StoreError as error:
         if not error.retryable:
             raise
-        return
+        return None
     check_owner(view, pipeline or view.pipeline, found)
+    return view
 
 
 def local_store(store: LogStore) -> str:

@@ -68,7 +68,10 @@ def place() -> Place:
 
 
 def write_partition(
-    sinks: Sequence[TwoPhaseCommitSink[Any]], contexts: Sequence[WriteContext], batches: Iterable[pa.RecordBatch]
+    sinks: Sequence[TwoPhaseCommitSink[Any]],
+    contexts: Sequence[WriteContext],
+    batches: Iterable[pa.RecordBatch],
+    only: Sequence[frozenset[int] | None] | None = None,
 ) -> Acknowledgement:
     """Write one partition into every sink; on any failure roll back what was not pre-committed.
 
@@ -76,14 +79,20 @@ def write_partition(
         sinks: The pipeline's.
         contexts: One for each sink, with subtask and attempt still to be filled in.
         batches: Of the frame that `projected` made.
+        only: For each sink, the subtasks that write (the others only compute); None for all.
     """
     here = place()
     mine = [msgspec.structs.replace(c, subtask=here.subtask, attempt=here.attempt) for c in contexts]
     epochs = [SubtaskEpoch(sink, context) for sink, context in zip(sinks, mine, strict=True)]
     shared = share_batches(sinks)
+    writing = [
+        (number, epoch)
+        for number, epoch in enumerate(epochs)
+        if only is None or (wanted := only[number]) is None or here.subtask in wanted
+    ]
     try:
         for batch in map(in_utc, batches):
-            for number, epoch in enumerate(epochs):
+            for number, epoch in writing:
                 epoch.write(batch if shared else _part(batch.column(number)))
         prepared = [epoch.pre_commit() for epoch in epochs]
     except BaseException as error:
@@ -108,6 +117,7 @@ def write_and_tell(
     sinks: Sequence[TwoPhaseCommitSink[Any]],
     contexts: Sequence[WriteContext],
     names: Sequence[str] | None,
+    only: Sequence[frozenset[int] | None] | None,
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     """What `mapInArrow` runs on each partition; yields one row: acknowledgement, stage, size of a row.
@@ -116,6 +126,7 @@ def write_and_tell(
         sinks: The pipeline's.
         contexts: One for each sink, with subtask and attempt still to be filled in.
         names: The columns' names, if they come under others.
+        only: See write_partition.
         batches: Of the frame that `projected` made.
     """
     rows = size = 0
@@ -126,7 +137,7 @@ def write_and_tell(
             rows, size = rows + batch.num_rows, size + batch.nbytes
             yield batch if names is None else batch.rename_columns(names)
 
-    ack = write_partition(sinks, contexts, counted())
+    ack = write_partition(sinks, contexts, counted(), only)
     columns = {
         ACK_COLUMN: pa.array([ack.to_json()]),
         STAGE_COLUMN: pa.array([place().stage], pa.int32()),

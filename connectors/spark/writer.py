@@ -62,6 +62,8 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
         since: When, in seconds on the monotonic clock, which is the same for all processes of a machine: no transaction
             of the epoch is older.
         local_store: The decision log's store, if one machine alone sees it.
+        lost: Transactions that are written again, of an epoch that is decided and visible in part.
+        only: The subtasks that write then; None for all.
     """
 
     token: WriterToken
@@ -69,6 +71,8 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
     replay: bool
     since: float
     local_store: str = ""
+    lost: tuple[str, ...] = ()
+    only: frozenset[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ class _Writer:
 
     def _coordinator(self) -> Coordinator:
         name = self._pipeline()
-        return Coordinator(name, self._store(name), [self.sink], self.options.policy())
+        return Coordinator(name, self._store(name), [self.sink], self.options.policy(), heals=True)
 
     def _offered(self) -> tuple[int, EpochInput]:
         """The epoch that will be written."""
@@ -126,7 +130,10 @@ class _Writer:
         epoch, about = self._offered()
         coordinator.open(rewind=self.options.rewind, first_epoch=epoch, query=about.query, epoch_input=about)
         admission = coordinator.admit(epoch, about, adopt=self.options.adopt)
+        lost = coordinator.lost
         return Opened(
+            lost=() if lost is None else tuple(c.transaction for c in lost.committables),
+            only=None if lost is None else lost.writes(self.sink.name),
             token=coordinator.writer.token,
             context=coordinator.context(self.sink.name, epoch, subtask=-1),
             replay=admission is Admission.REPLAY,
@@ -150,8 +157,9 @@ class _Writer:
             for _ in batches:  # a stateful query must run all the same
                 pass
             return WrittenPartition(opened, None)
-        context = msgspec.structs.replace(opened.context, session=session)
-        return WrittenPartition(opened, write_partition([self.sink], [context], batches))
+        # A name must not stand twice in a decision, so a process that heals one uses none that it used before.
+        context = msgspec.structs.replace(opened.context, session="" if opened.lost else session)
+        return WrittenPartition(opened, write_partition([self.sink], [context], batches, [opened.only]))
 
     def _commit(self, messages: Sequence[WriterCommitMessage | None], epoch: int, about: EpochInput) -> None:
         written = [message for message in messages if isinstance(message, WrittenPartition)]
@@ -183,7 +191,7 @@ class _Writer:
         if any(message.opened.token != opened.token for message in written):
             raise ProtocolError("the commit messages come from different writers; nothing was decided")
         coordinator = self._coordinator()
-        coordinator.resume(opened.token)
+        coordinator.resume(opened.token, opened.lost)
         return opened, coordinator
 
 

@@ -34,6 +34,8 @@ class Admission(StrEnum):
     """Write it."""
     REPLAY = "replay"
     """It is decided and completed: write nothing, succeed."""
+    HEAL = "heal"
+    """It is decided and visible in part: write what is lost of it."""
 
 
 def admission(

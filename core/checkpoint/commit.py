@@ -2,48 +2,40 @@
 
 Invariant 1: `finish` takes a permit. Invariant 7: COMPLETED is put only after every target's own answer.
 
-Targets are independent: each round asks every sink at the same time, and what one of them raises or has lost is told
-at the end. So a target that is away delays no other, and a loss in one sink takes a fault of that sink.
+1. (Rule A) Shares that can expire are committed first, each on its own. Shares that cannot expire are committed once
+   every share that can has been. So nothing that could wait is visible while something that could not is lost, and
+   an epoch of which nothing is visible can be written again.
+2. Before the first commit of a decision that an earlier process made, and again after each pause, every target is
+   asked what has become of the pending transactions. If one of them is proven lost, nothing is committed until the
+   policy has decided. A process that has just made the decision skips the question: each transaction was prepared
+   moments ago.
+3. Targets of the same kind are independent: each round asks them at the same time, and what one of them raises is
+   raised at the end.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-from contextlib import contextmanager
-from itertools import count, groupby
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
-from .. import answers
-from ..errors import (
-    CommitPendingError,
-    DataLossError,
-    EpochConflictError,
-    ExternalError,
-    FencedError,
-    OncewardError,
-)
-from ..events import Committed, CommitWaits, about, moment, tell, wall_clock
-from ..policy import OnLost
+from ..errors import CommitPendingError, DataLossError, EpochConflictError, ExternalError
+from ..events import Committed, CommitWaits, moment, tell, wall_clock
 from ..sink import by_urgency
-from ..steps import Step, crash_point
-from ..transaction import CommitOutcome, CommitStatus
-from .losses import resolve
+from .losses import Verdict, settle
+from .share import Share
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from ..log import CommitPermit, LogWriter
+    from ..policy import CommitPolicy
     from ..sink import TwoPhaseCommitSink
-    from ..transaction import Committable
-    from .losses import Failures
 
 _log = logging.getLogger("onceward.commit")
 
 TOLD_AFTER: Final = 8
 """Repetitions before a warning names what is waited for: three seconds by default, if each attempt fails at once."""
-SLOW: Final = 60.0
-"""Seconds after which a warning names a call that has not returned."""
 
 
 def finish(
@@ -52,6 +44,8 @@ def finish(
     sinks: Mapping[str, TwoPhaseCommitSink[Any]],
     *,
     hold: Collection[str] = (),
+    fresh: bool = False,
+    heals: bool = False,
 ) -> bool:
     """Commit what the decision names and put COMPLETED; idempotent.
 
@@ -61,6 +55,8 @@ def finish(
         sinks: The pipeline's, by name.
         hold: Sinks that get no commits, because their targets have lost earlier ones: after COMPLETED, what a target
             has would no longer show that.
+        fresh: Whether this process made the decision just now, so that the first round need not ask what is lost (2).
+        heals: Whether the caller can write the lost part of an epoch again.
 
     Returns:
         Whether COMPLETED was put; not if the decision was voided, or has a share of a sink in `hold`.
@@ -70,45 +66,99 @@ def finish(
             a sink's names.
         CommitPendingError: A target did not answer in time; the decision stands.
         DataLossError: A transaction can no longer be committed, and the policy says to fail.
+        EpochTornError: The same, and the policy says to write the lost part again, which the caller can do.
         FencedError: A newer writer has finished it, or will.
     """
     _check_sinks(permit, sinks)
     policy = writer.policy
-    shares = [_Share(permit, sink, writer) for sink in by_urgency(sinks.values())]
+    shares = [Share(permit, sink, writer) for sink in by_urgency(sinks.values())]
     deadline = policy.monotonic() + policy.commit_timeout
     held = [share for share in shares if share.waits and share.sink.name in hold]
-    waiting = [share for share in shares if share.waits and share not in held]
+    active = [share for share in shares if share not in held]
     for attempt in count():
-        policy.make_all([share.ask for share in waiting])
-        waiting = [share for share in waiting if share.waits]
-        if not waiting:
+        if attempt or not fresh:
+            policy.make_all([share.look for share in active if share.waits])  # (2)
+        verdict = _commit_round(permit, shares, active, writer, heals=heals)
+        if verdict is Verdict.VOIDED:
+            _announce(permit, shares, voided=True)
+            return False
+        waiting = _waiting(active)
+        if not waiting and verdict is Verdict.STANDS:
             break
         tell(_waits(permit, shares))
         if attempt == TOLD_AFTER:
-            _log.warning(
-                "%s. Retrying for up to %g s",
-                _waiting_for(permit, waiting),
-                policy.commit_timeout,
-                extra={"pipeline": permit.decision.pipeline, "epoch": permit.decision.epoch},
-            )
+            _warn_of_waiting(permit, waiting, policy)
         if not policy.commits.pause(attempt, deadline - policy.monotonic()):
             break
     if held:
         return False
-    stands = _conclude(permit, shares, writer)
-    seconds = {share.sink.name: share.seconds for share in shares if share.took_part}
-    tell(Committed(permit.decision.pipeline, permit.decision.epoch, seconds, voided=not stands))
-    return stands
+    _raise_errors(permit, shares)
+    writer.complete(permit.decision.epoch, [share.sink.name for share in shares if share.owns])
+    _announce(permit, shares)
+    return True
 
 
-def _waits(permit: CommitPermit, shares: Sequence[_Share]) -> CommitWaits:
+def _commit_round(
+    permit: CommitPermit, shares: Sequence[Share], active: Sequence[Share], writer: LogWriter, *, heals: bool
+) -> Verdict:
+    """Commit what may be committed now, and have the policy settle what is lost."""
+    while True:
+        if not any(share.failures for share in shares):
+            _commit_in_order(shares, active, writer.policy)
+        if not any(share.failures for share in shares):
+            return Verdict.STANDS
+        try:
+            verdict = settle(permit.decision, shares, writer, heals=heals)
+        except DataLossError as loss:
+            for share in shares:
+                if why := share.error or (share.detail if share.waits else ""):
+                    loss.add_note(f"besides, sink {share.sink.name} has not committed its part: {why}")
+            raise
+        if verdict is not Verdict.STANDS:
+            return verdict
+        for share in shares:
+            share.failures.clear()  # given up, with an audit record: the rest is committed
+
+
+def _commit_in_order(shares: Sequence[Share], active: Sequence[Share], policy: CommitPolicy) -> None:
+    policy.make_all([share.ask for share in active if share.waits and share.expires])  # (1)
+    unfinished = [share for share in shares if share.expires and not share.ended]
+    lasting = [share for share in active if share.waits and not share.expires]
+    if unfinished:
+        for share in lasting:
+            share.detail = f"not asked before {', '.join(one.sink.name for one in unfinished)}, which can expire"
+    else:
+        policy.make_all([share.ask for share in lasting])
+
+
+def _waiting(active: Sequence[Share]) -> list[Share]:
+    """Return the shares to wait for: a final error of an expiring share blocks the lasting ones."""
+    blocked = any(share.expires and share.error is not None for share in active)
+    return [share for share in active if share.waits and (share.expires or not blocked)]
+
+
+def _announce(permit: CommitPermit, shares: Sequence[Share], *, voided: bool = False) -> None:
+    seconds = {share.sink.name: share.seconds for share in shares if share.committables}
+    tell(Committed(permit.decision.pipeline, permit.decision.epoch, seconds, voided=voided))
+
+
+def _waits(permit: CommitPermit, shares: Sequence[Share]) -> CommitWaits:
     decision = permit.decision
     return CommitWaits(
         pipeline=decision.pipeline,
         epoch=decision.epoch,
         since=moment(decision.at) or wall_clock(),
         waiting={share.sink.name: share.expires_at() for share in shares if share.waits},
-        done=[share.sink.name for share in shares if share.took_part and not share.waits],
+        done=[share.sink.name for share in shares if share.committables and not share.waits],
+    )
+
+
+def _warn_of_waiting(permit: CommitPermit, waiting: Sequence[Share], policy: CommitPolicy) -> None:
+    _log.warning(
+        "%s. Retrying for up to %g s",
+        _waiting_for(permit, waiting),
+        policy.commit_timeout,
+        extra={"pipeline": permit.decision.pipeline, "epoch": permit.decision.epoch},
     )
 
 
@@ -124,124 +174,19 @@ def _check_sinks(permit: CommitPermit, sinks: Mapping[str, TwoPhaseCommitSink[An
         )
 
 
-class _Share:
-    """One sink's share of a decision.
-
-    A decision of the embedded engine may name several epochs (of checkpoints that were given up): an epoch is asked for
-    only when those before it have ended, or an upsert that has to wait would overwrite a later one's rows.
-    """
-
-    def __init__(self, permit: CommitPermit, sink: TwoPhaseCommitSink[Any], writer: LogWriter) -> None:
-        self.sink = sink
-        self._clock = writer.policy.monotonic
-        self._began = self._clock()
-        self.failures: Failures = []
-        self.error: Exception | None = None
-        self.seconds = 0.0
-        self.detail = ""
-        mine = [c for c in permit.committables(sink.name) if c.transaction not in writer.view.skipped]
-        mine.sort(key=lambda c: c.epoch)
-        self.took_part = bool(mine)
-        self._epochs = [list(epoch) for _, epoch in groupby(mine, key=lambda c: c.epoch)]
-        claimed, claims = sink.name in writer.view.claimed, sink.name in permit.decision.sinks
-        self.owns = claimed or claims
-        """Whether the sink owns its names in its target when all is answered."""
-        self._to_claim = None if claimed or not claims else writer.scope(sink.name)
-
-    @property
-    def waits(self) -> bool:
-        return self.error is None and bool(self._epochs or self._to_claim)
-
-    @property
-    def pending(self) -> list[Committable]:
-        return [c for epoch in self._epochs for c in epoch]
-
-    def expires_at(self) -> float | None:
-        """When the first transaction that waits expires, for monitoring: whatever a sink raises is no matter."""
-        try:
-            times = [self.sink.expires_at(c) for c in self.pending]
-        except Exception:  # noqa: BLE001 - a sink's
-            return None
-        return min((at for at in times if at is not None), default=None)
-
-    def ask(self) -> None:
-        """Commit one epoch after another, until an answer has to be waited for."""
-        try:
-            if self._to_claim is not None:
-                self.sink.claim(self._to_claim)
-                self._to_claim = None
-            while self._epochs and self._commit(self._epochs[0]):
-                self._epochs.pop(0)
-        except FencedError:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever one sink raises, the others are asked
-            self.detail = f"{type(error).__name__}: {error}"
-            if not (isinstance(error, ExternalError) and error.retryable):
-                self.error = error
-            if not isinstance(error, OncewardError):
-                error.add_note(f"raised by sink {self.sink.name} in a commit; its epoch stays decided")
-        finally:
-            self.seconds = self._clock() - self._began
-
-    def _commit(self, epoch: list[Committable]) -> bool:
-        crash_point(Step.COMMIT_BEFORE)
-        with _told_if_slow(self.sink, epoch[0]):
-            answer = self.sink.commit_many(epoch)
-        crash_point(Step.COMMIT_AFTER)
-        outcomes = answers.of_each(self.sink, "commit", epoch, answer, CommitOutcome)
-        unsettled = [(c, outcome) for c, outcome in outcomes if not outcome.settled]
-        later = [(c, outcome) for c, outcome in unsettled if outcome.status is CommitStatus.RETRY_LATER]
-        self.failures += [(c, outcome) for c, outcome in unsettled if outcome.status is not CommitStatus.RETRY_LATER]
-        self.detail = later[0][1].detail if later else ""
-        epoch[:] = [c for c, _ in later]
-        return not epoch
-
-
-@contextmanager
-def _told_if_slow(sink: TwoPhaseCommitSink[Any], committable: Committable) -> Iterator[None]:
-    def tell_it() -> None:
-        _log.warning(
-            "the commit of epoch %s in sink %s has not returned for %g s. Nothing interrupts it: commit_timeout counts "
-            "only between two calls. If it does not end by itself, give the sink's requests a timeout",
-            committable.epoch,
-            sink.name,
-            SLOW,
-            extra=about(committable),
-        )
-
-    timer = threading.Timer(SLOW, tell_it)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def _conclude(permit: CommitPermit, shares: Sequence[_Share], writer: LogWriter) -> bool:
-    failures = [failure for share in shares for failure in share.failures]
+def _raise_errors(permit: CommitPermit, shares: Sequence[Share]) -> None:
     errors = [share.error for share in shares if share.error is not None]
-    pending = [share for share in shares if share.waits]
+    pending = [share for share in shares if share.waits or share.failures]
     if pending:
         errors.append(_pending(permit, pending))
-    if failures and not (
-        pending and writer.policy.on_lost is OnLost.REPLAY
-    ):  # it may turn out that nothing was committed
-        try:
-            if not resolve(permit.decision, failures, writer):
-                return False
-        except DataLossError as error:
-            errors.insert(0, error)
     if errors:
         first, *others = errors
         for other in others:
             first.add_note(f"besides: {other}")
         raise first
-    writer.complete(permit.decision.epoch, [share.sink.name for share in shares if share.owns])
-    return True
 
 
-def _pending(permit: CommitPermit, shares: Sequence[_Share]) -> CommitPendingError:
+def _pending(permit: CommitPermit, shares: Sequence[Share]) -> CommitPendingError:
     waiting = [c for share in shares for c in share.pending]
     return CommitPendingError(
         f"{_waiting_for(permit, shares)}. The decision remains valid, and the next start commits them"
@@ -253,9 +198,9 @@ def _pending(permit: CommitPermit, shares: Sequence[_Share]) -> CommitPendingErr
     )
 
 
-def _waiting_for(permit: CommitPermit, shares: Sequence[_Share]) -> str:
+def _waiting_for(permit: CommitPermit, shares: Sequence[Share]) -> str:
     waiting = sum(len(share.pending) for share in shares)
-    names = ", ".join(f"{share.sink.name}: {share.detail}" for share in shares)
+    names = ", ".join(f"{share.sink.name}: {share.detail or 'waits for the others'}" for share in shares)
     return f"{waiting} decided transactions of epoch {permit.decision.epoch} could not be committed yet ({names})"
 
 

@@ -15,7 +15,16 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigurationError, DataLossError, EpochConflictError, ExternalError, FencedError, StoreError
+from ..errors import (
+    ConfigurationError,
+    DataLossError,
+    EpochConflictError,
+    EpochTornError,
+    EpochVoidedError,
+    ExternalError,
+    FencedError,
+    StoreError,
+)
 from ..events import EpochAbandoned, EpochBegan, EpochCompleted, Started, Took, moment, tell, wall_clock
 from ..kit.options import check_type
 from ..log import EpochInput, LogStore, LogView, LogWriter, Rewound, WriterToken
@@ -28,13 +37,14 @@ from ..steps import Step, crash_point
 from ..transaction import Acknowledgement, Committable, WriteContext
 from .admission import Admission, admission, check_age, check_query, gather, goes_back, with_earlier
 from .commit import finish
+from .healing import Lost, check_same_rows
 from .losses import check_kept
 from .recovery import Swept, sweep
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from ..log import Decide
+    from ..log import CommitPermit, Decide
     from ..sink import TwoPhaseCommitSink
     from ..transaction import Written
 
@@ -53,6 +63,7 @@ class Coordinator:
             acknowledgement carries what was prepared since the newest decision. Then subtasks are at work all the
             time, so a sweep between two starts touches only what older writers left. There may be no sink that takes
             part.
+        heals: Whether the driver can compute a decided epoch again from the same input, to write what is lost of it.
     """
 
     def __init__(
@@ -63,12 +74,17 @@ class Coordinator:
         policy: CommitPolicy | None = None,
         *,
         gaps: bool = False,
+        heals: bool = False,
     ) -> None:
         self.pipeline = check_pipeline_name(pipeline)
         self.sinks = {sink.name: sink for sink in sinks}
         if len(self.sinks) != len(sinks) or not (sinks or gaps):
             raise ConfigurationError("a pipeline needs at least one sink, each with a name of its own")
         self.gaps = gaps
+        self.heals = heals
+        self.lost: Lost | None = None
+        """What is lost of the decision that waits, and shall be written again."""
+        self._torn: EpochTornError | None = None
         self.policy = policy or CommitPolicy()
         self.writer = LogWriter(store, pipeline, self.policy)
         self._began = self.policy.monotonic()
@@ -124,14 +140,19 @@ class Coordinator:
         self.writer.start()
         crash_point(Step.START_AFTER)
         back = goes_back(self.view, wanted, epoch_input)
+        self.lost = self._torn = None
         unowned = self._own_names(release=back or self.view.rewound)
         unswept = self._sweep_now(abandoned=True, skip=unowned)
         finished = self._finish_decided({name for name, error in unowned.items() if isinstance(error, DataLossError)})
+        if back and self._torn is not None:
+            raise self._torn  # a rewind does not make what is visible of the epoch invisible
         if back and wanted is not None:
             _log.warning(
                 "going back on purpose: the next epoch is %s (%s)", first_epoch, rewind, extra=self._fields(first_epoch)
             )
             self.writer.rewind(with_earlier(wanted, self.view.rewind))
+        if unowned and finished:
+            unowned = self._ask_again(unowned)
         for error in (*unowned.values(), unswept):
             if error is not None:
                 raise error
@@ -149,16 +170,23 @@ class Coordinator:
         note_start(self.writer.store, started, self.view.start)
         return self.view
 
-    def resume(self, token: WriterToken) -> None:
+    def resume(self, token: WriterToken, lost: Collection[str] = ()) -> None:
         """Go on as the writer of `token`, which another process opened.
+
+        Args:
+            token: The writer.
+            lost: Names of the lost transactions that it writes again.
 
         Raises:
             FencedError: Another writer has started since.
         """
         self.writer = LogWriter.resume(self.writer.store, self.pipeline, self.policy, token)
+        undone = self.view.undone
+        if lost and undone is not None:
+            self.lost = Lost(undone, tuple(c for c in undone.committables if c.transaction in lost), undone.subtasks)
 
     def admit(self, epoch: int, epoch_input: EpochInput, *, adopt: bool = False) -> Admission:
-        """Say whether the epoch is new or the replay of the newest decided one; a new one begins now.
+        """Say whether the epoch is new, the replay of the newest decided one, or one that has lost something.
 
         Args:
             epoch: The driver's epoch number.
@@ -168,6 +196,15 @@ class Coordinator:
         Raises:
             EpochConflictError: Neither.
         """
+        if self.lost is not None:
+            if epoch != self.lost.decision.epoch or not self.lost.decision.input.same_as(epoch_input):
+                raise self._torn or EpochConflictError(
+                    f"epoch {self.lost.decision.epoch} is decided, and what it lost is to be written first",
+                    pipeline=self.pipeline,
+                    epoch=epoch,
+                )
+            self._began = self.policy.monotonic()
+            return Admission.HEAL
         admitted = admission(self.view, epoch, epoch_input, adopt=adopt, gaps=self.gaps)
         if admitted is Admission.NEW:
             self._began = self.policy.monotonic()
@@ -217,24 +254,31 @@ class Coordinator:
             CommitPendingError: Decided, not yet committed everywhere; a restart finishes it.
         """
         before = self.view.decided
+        sinks = {name: sink for name, sink in self.sinks.items() if self.lost is None or name in self.lost.sinks}
         epochs = range(before + 1 if self.gaps else epoch, epoch + 1)
-        committables = gather(self.writer, self.sinks, epochs, acknowledgements)
+        committables = gather(self.writer, sinks, epochs, acknowledgements)
         old = self.policy.monotonic() - self._began if age is None else age
         self._check_age(epoch, committables, old)
         acknowledged = self.policy.monotonic()
         crash_point(Step.ACKNOWLEDGED)
-        permit = self.writer.decide(
-            epoch,
-            committables,
-            sinks=list(self.sinks),
-            epoch_input=epoch_input,
-            state=state,
-            follows=before if self.gaps else None,
-        )
+        fresh = self.lost is None
+        if self.lost is not None:
+            permit = self._replace(self.lost, committables)
+        else:
+            permit = self.writer.decide(
+                epoch,
+                committables,
+                sinks=list(self.sinks),
+                epoch_input=epoch_input,
+                state=state,
+                follows=before if self.gaps else None,
+                subtasks=len(acknowledgements),
+            )
         decided = self.policy.monotonic()
-        if not finish(permit, self.writer, self.sinks):
-            raise EpochConflictError(
-                "its decision was voided (on_lost='replay'); a restart writes it again",
+        if not finish(permit, self.writer, self.sinks, fresh=fresh, heals=self.heals):
+            raise EpochVoidedError(
+                "its decision was voided (on_lost='replay'), because some of it was lost and none of it was visible; a "
+                "restart writes it again",
                 pipeline=self.pipeline,
                 epoch=epoch,
             )
@@ -257,6 +301,23 @@ class Coordinator:
                     error,
                     extra=self._fields(epoch, sink=sink.name),
                 )
+
+    def _replace(self, lost: Lost, committables: Sequence[Committable]) -> CommitPermit:
+        try:
+            check_same_rows(lost, committables)
+        except DataLossError:
+            self.give_up()
+            raise
+        permit = self.writer.replace(lost.committables, committables)
+        _log.warning(
+            "epoch %s: %s lost transactions were written again with the same rows, in %s",
+            lost.decision.epoch,
+            len(lost.committables),
+            ", ".join(sorted(lost.sinks)),
+            extra=self._fields(lost.decision.epoch),
+        )
+        self.lost = self._torn = None
+        return permit
 
     def give_up(self) -> None:
         """After an epoch failed: bar its decision and abort what its subtasks prepared, so that nobody waits.
@@ -299,6 +360,14 @@ class Coordinator:
             except ExternalError as error:
                 unanswered[sink.name] = error
         return unanswered
+
+    def _ask_again(self, unowned: dict[str, Exception]) -> dict[str, Exception]:
+        """Ask the targets that did not answer at first: committing a decision may have waited for them."""
+        silent = [name for name, error in unowned.items() if isinstance(error, ExternalError) and error.retryable]
+        if not silent:
+            return unowned
+        others = {name: error for name, error in unowned.items() if name not in silent}
+        return {**others, **check_kept(self.writer, {name: self.sinks[name] for name in silent})}
 
     def _sweep_now(
         self, *, busy: bool = False, abandoned: bool = False, skip: Collection[str] = ()
@@ -352,7 +421,12 @@ class Coordinator:
             return ()
         epoch = permit.decision.epoch
         _log.info("finishing epoch %s, decided by an earlier writer", epoch, extra=self._fields(epoch))
-        if not finish(permit, self.writer, self.sinks, hold=hold):
+        try:
+            if not finish(permit, self.writer, self.sinks, hold=hold, heals=self.heals):
+                return ()
+        except EpochTornError as torn:
+            self._torn, self.lost = torn, Lost(permit.decision, tuple(torn.lost), permit.decision.subtasks)
+            _log.warning("%s", torn.message, extra=self._fields(epoch))
             return ()
         self._tell_completed(permit.decision)
         return permit.decision.committables

@@ -8,27 +8,28 @@ can be told of each target. The policy says whether to fail, to write the epoch 
 from __future__ import annotations
 
 import logging
+from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from .. import answers
-from ..errors import DataLossError, ExternalError, FencedError, RetryableSinkError
+from ..errors import DataLossError, EpochTornError, ExternalError, FencedError, RetryableSinkError
 from ..events import about
 from ..names import NOTHING, Remembered
 from ..outcome import PROVEN_NOT_COMMITTED
 from ..policy import OnLost
 from ..transaction import CommitOutcome, CommitStatus, Observation
+from .replay import withdraw
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ..log import Decide, LogView, LogWriter
     from ..sink import TwoPhaseCommitSink
-    from ..transaction import Committable
+    from .share import Failures, Share
 
 _log = logging.getLogger("onceward.commit")
 
-Failures = list[tuple["Committable", "CommitOutcome"]]
 TAKEN_BACK: Final = (
     "it was committed, but the target no longer has it: was a lagging standby promoted, or a backup restored? "
     "Then earlier epochs may be missing, too"
@@ -143,51 +144,138 @@ def _go_on_without(writer: LogWriter, sink: str, why: str) -> None:
     writer.resolve(view.completed, "", action="skip", who=policy.skipped_by, why=why, sink=sink)
 
 
-def resolve(decision: Decide, failures: Failures, writer: LogWriter) -> bool:
-    """Settle what cannot be committed as the policy says; whether the decision still stands."""
+class Verdict(StrEnum):
+    """What the policy says of a decision some of which can no longer be committed."""
+
+    STANDS = "stands"
+    """Go on without what is lost: it was given up, with an audit record."""
+    VOIDED = "voided"
+    """Nothing of it was committed, and nothing ever will be: the epoch can be written again."""
+    WAITS = "waits"
+    """A target does not answer, so nobody knows yet."""
+
+
+def settle(decision: Decide, shares: Sequence[Share], writer: LogWriter, *, heals: bool = False) -> Verdict:
+    """Settle what cannot be committed as the policy says, before anything else is committed.
+
+    Args:
+        decision: A decision that is not completed.
+        shares: Those of all its sinks.
+        writer: The newest writer.
+        heals: Whether the caller can write the lost part of the epoch again.
+
+    Raises:
+        DataLossError: The policy says to fail, or what it says would not be sound. Nothing was committed since the loss
+            was seen, except what expires of an epoch that is visible in part already.
+        EpochTornError: The lost part of the epoch can be written again.
+        FencedError: A newer writer has started.
+    """
+    failures = _failures(shares)
+    policy = writer.policy
+    if policy.on_lost is not OnLost.REPLAY:
+        if policy.on_lost is OnLost.FAIL and _is_visible(shares, writer):
+            _finish_expiring(shares, writer)
+        resolve(decision, _failures(shares), writer)
+        return Verdict.STANDS
+    check_newest(writer)
+    unproven = any(outcome.status not in PROVEN_NOT_COMMITTED for _, outcome in failures)
+    if not unproven and not _is_visible(shares, writer):
+        voided = withdraw(decision, shares, writer)
+        if voided is not False:
+            return Verdict.VOIDED if voided else Verdict.WAITS
+        policy.make_all([share.look for share in shares])
+    if _finish_expiring(shares, writer):
+        return Verdict.WAITS
+    obstacle = "it cannot be proven that what is missing was not committed" if unproven else ""
+    raise torn(decision, _failures(shares), heals=heals, obstacle=obstacle)
+
+
+def _failures(shares: Sequence[Share]) -> Failures:
+    return [failure for share in shares for failure in share.failures]
+
+
+def _is_visible(shares: Sequence[Share], writer: LogWriter) -> bool:
+    return bool(writer.view.skipped) or any(share.visible for share in shares)
+
+
+def _finish_expiring(shares: Sequence[Share], writer: LogWriter) -> bool:
+    """Commit what expires of an epoch that cannot be voided; whether some of it has to be waited for.
+
+    Its rows will stay, whether the rest is written again or given up. So they must not be lost, too.
+    """
+    writer.policy.make_all([share.ask for share in shares if share.waits and share.expires])
+    return any(share.waits and share.expires for share in shares)
+
+
+def resolve(decision: Decide, failures: Failures, writer: LogWriter) -> None:
+    """Give up what cannot be committed, with an audit record, if the policy says so; else raise a DataLossError."""
     check_newest(writer)
     policy = writer.policy
-    if policy.on_lost is OnLost.SKIP and all(outcome.status in policy.skips for _, outcome in failures):
-        for committable, outcome in failures:
-            seen = f"{outcome.status}: {outcome.detail}; {committable.rows} rows"
-            why = f"{policy.skipped_why}; {seen}" if policy.skipped_why else seen
-            _log.error(
-                "skipping lost transaction %s of epoch %s: %s",
-                committable.transaction,
-                decision.epoch,
-                why,
-                extra=about(committable),
-            )
-            writer.resolve(decision.epoch, committable.transaction, action="skip", who=policy.skipped_by, why=why)
-        return True
-    waits = writer.view.undone is not None  # a completed decision cannot be voided
-    proven = [c for c, outcome in failures if waits and outcome.status in PROVEN_NOT_COMMITTED]
-    if policy.on_lost is OnLost.REPLAY and len(proven) == len(decision.committables):
-        writer.void(decision.epoch, [f"{c.transaction}: {outcome.detail}" for c, outcome in failures])
-        return False
-    raise _data_loss(decision, failures, policy.on_lost, waits=waits)
+    if policy.on_lost is not OnLost.SKIP or not all(outcome.status in policy.skips for _, outcome in failures):
+        raise _data_loss(decision, failures, waits=writer.view.undone is not None)
+    for committable, outcome in failures:
+        seen = f"{outcome.status}: {outcome.detail}; {committable.rows} rows"
+        why = f"{policy.skipped_why}; {seen}" if policy.skipped_why else seen
+        _log.error(
+            "skipping lost transaction %s of epoch %s: %s",
+            committable.transaction,
+            decision.epoch,
+            why,
+            extra=about(committable),
+        )
+        writer.resolve(decision.epoch, committable.transaction, action="skip", who=policy.skipped_by, why=why)
 
 
 def check_newest(writer: LogWriter) -> None:
-    """A newer writer may have finished the epoch and made its names ready again: then "unknown" means nothing here."""
+    """Raise FencedError if a newer writer has started: it may have reused the names, so UNKNOWN would prove nothing."""
     if not writer.still_newest():
         raise FencedError("a newer writer has started", pipeline=writer.pipeline, epoch=writer.view.decided)
 
 
-def _data_loss(decision: Decide, failures: Failures, on_lost: OnLost, *, waits: bool) -> DataLossError:
+def torn(decision: Decide, failures: Failures, *, heals: bool, obstacle: str = "") -> DataLossError:
+    """Make the error for an epoch some of which is visible, or may be, and some of which is lost.
+
+    Args:
+        decision: The epoch's.
+        failures: What is lost.
+        heals: Whether the caller can write the lost part again.
+        obstacle: Why that would not be sound; empty if nothing is known to be in the way.
+    """
+    if not obstacle and not heals:
+        obstacle = (
+            "some of the epoch is visible already, and only a Spark query can compute the rest again, when it starts"
+        )
+    unproven = sorted({c.sink for c, _ in failures if not c.wrote().hash})
+    if not obstacle and unproven:
+        obstacle = (
+            f"the decision holds no hash of the rows of {', '.join(unproven)} (proof=False, an upsert, or a sink that "
+            "makes none), so rows that are written again could not be compared"
+        )
+    if obstacle:
+        return _data_loss(decision, failures, waits=True, obstacle=obstacle)
+    lost = sorted(f"{c.sink} subtask {c.subtask} ({c.rows} rows)" for c, _ in failures)
+    error = EpochTornError(
+        f"{len(lost)} decided transactions were lost while others of the epoch were committed: {', '.join(lost[:5])}. "
+        "The query's next attempt computes the epoch again, and writes and commits exactly these if the rows are the "
+        "same",
+        pipeline=decision.pipeline,
+        sink=failures[0][0].sink,
+        epoch=decision.epoch,
+        transaction=failures[0][0].transaction,
+    )
+    error.lost = tuple(c for c, _ in failures)
+    return error
+
+
+def _data_loss(decision: Decide, failures: Failures, *, waits: bool, obstacle: str = "") -> DataLossError:
     rows = sum(c.rows for c, _ in failures)
     listed = "; ".join(
         f"sink {c.sink} subtask {c.subtask} {c.transaction} ({c.rows} rows): {outcome.status}, {outcome.detail}"
         for c, outcome in failures[:5]
     )
-    refused = (
-        " Replay was requested but refused: not every transaction of the epoch is proven not committed."
-        if on_lost is OnLost.REPLAY and waits
-        else ""
-    )
+    refused = f" Writing it again was refused: {obstacle}." if obstacle else ""
     replay = (
-        "on_lost='replay' writes the epoch again if every one of its transactions is proven not committed and the "
-        "source still has the rows"
+        "on_lost='replay' writes again what is proven not committed, if the source still has the rows"
         if waits
         else "rewind='why', with an older checkpoint, writes again what comes after it"
     )

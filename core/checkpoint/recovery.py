@@ -113,7 +113,8 @@ def status_of(committable: Committable, view: LogView | None) -> TransactionStat
     if committable.writer > view.tail or _skips_an_epoch(committable, view):
         return TransactionStatus.AHEAD
     by_the_newest = committable.writer == ANY_EPOCH or committable.writer >= view.start
-    if by_the_newest and (committable.epoch == ANY_EPOCH or committable.epoch > view.decided):
+    undecided = committable.epoch == ANY_EPOCH or committable.epoch > view.decided
+    if (by_the_newest and undecided) or _replaces(committable, view, view.start):
         return TransactionStatus.IN_DOUBT
     return TransactionStatus.LINGERING
 
@@ -126,9 +127,16 @@ def status_for_sweeper(committable: Committable, view: LogView, start: int) -> T
         return TransactionStatus.AHEAD
     if view.named(committable):
         return TransactionStatus.DECIDED if view.undone is not None else TransactionStatus.COMPLETED
-    if committable.writer == start and committable.epoch > view.decided:
+    live = committable.writer == start and committable.epoch > view.decided
+    if live or _replaces(committable, view, start):
         return TransactionStatus.IN_DOUBT
     return TransactionStatus.LINGERING
+
+
+def _replaces(committable: Committable, view: LogView, start: int) -> bool:
+    """Return whether the writer whose START is at `start` may be writing lost rows of a decided epoch again in it."""
+    undone = view.undone
+    return undone is not None and undone.start < start == committable.writer and committable.epoch == undone.epoch
 
 
 def _skips_an_epoch(committable: Committable, view: LogView) -> bool:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 
-from ..checkpoint import CommitPolicy, OnLost
+from ..checkpoint import CommitPolicy
 from ..checkpoint.subtask import DirectlyWritten
 from ..errors import CheckpointFailedError, ConfigurationError
 from ..kit.options import check_type
 from ..log import LogStore, MemoryStore, open_store
 from ..names import check_pipeline_name
-from ..policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
+from ..policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST
 from ..sink import DirectSink, TwoPhaseCommitSink
 from ..source import LiveSource, ResettableSource
 from .aggregate import aggregation
@@ -227,7 +227,7 @@ class Pipeline:
         restart: RestartStrategy | None = None,
         max_parallelism: int = MAX_PARALLELISM,
         parallelism: int = 1,
-        on_lost: str = OnLost.FAIL,
+        on_lost: str = DEFAULT_ON_LOST,
         commit_timeout: float = COMMIT_TIMEOUT,
         commit_backoff: float = COMMIT_BACKOFF,
         world: EngineWorld | None = None,

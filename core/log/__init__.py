@@ -1,6 +1,6 @@
 """The decision log: entries, stores, reading, and writing with fencing."""
 
-from .entries import Completed, Decide, Entry, EpochInput, Moved, Resolved, Rewind, Rewound, Start, Void
+from .entries import Completed, Decide, Entry, EpochInput, Moved, Replace, Resolved, Rewind, Rewound, Start, Void
 from .reader import audit_records, read
 from .store import DirectoryStore, LogStore, MemoryStore, open_store
 from .view import CommitPermit, LogView, fold
@@ -18,6 +18,7 @@ __all__ = [
     "LogWriter",
     "MemoryStore",
     "Moved",
+    "Replace",
     "Resolved",
     "Rewind",
     "Rewound",

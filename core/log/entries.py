@@ -89,6 +89,8 @@ class Decide(_Entry, frozen=True, kw_only=True, tag="DECIDE"):
     """What the epochs before wrote: their own decisions are pruned. None if an older version wrote this."""
     reached: dict[str, Progress] = {}
     """The newest commit of each sink in the epochs before, since the newest rewind; not there for one that had none."""
+    subtasks: int = 0
+    """How many subtasks acknowledged: what is lost is written again by as many. 0 if an older version wrote this."""
 
 
 class Completed(_Entry, frozen=True, kw_only=True, tag="COMPLETED"):
@@ -116,6 +118,16 @@ class Void(_Entry, frozen=True, kw_only=True, tag="VOID"):
     proofs: tuple[str, ...]
 
 
+class Replace(_Entry, frozen=True, kw_only=True, tag="REPLACE"):
+    """Lost transactions of the decision that waits were written again: from here on it names the new ones instead."""
+
+    epoch: int
+    lost: tuple[tuple[str, str], ...]
+    """Sink and transaction of each one that the decision no longer names."""
+    committables: tuple[Committable, ...]
+    """Those that it names instead. Their rows are the same, by count and hash for each sink."""
+
+
 class Resolved(_Entry, frozen=True, kw_only=True, tag="RESOLVED"):
     """Audit record: a person or a policy settled one decided transaction otherwise than by committing it."""
 
@@ -135,7 +147,7 @@ class Moved(_Entry, frozen=True, kw_only=True, tag="MOVED"):
     """Where it goes on, for people and for the next restore."""
 
 
-Entry = Start | Decide | Completed | Rewind | Void | Resolved | Moved
+Entry = Start | Decide | Completed | Rewind | Void | Replace | Resolved | Moved
 
 
 def _json(value: Any) -> bytes:

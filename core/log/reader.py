@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import LogDamagedError
-from .entries import Completed, Entry, Resolved, Void, decode, key_of, position_of, position_of_record
+from .entries import Completed, Entry, Replace, Resolved, Void, decode, key_of, position_of, position_of_record
 from .view import LogView, fold
 
 if TYPE_CHECKING:
@@ -42,10 +42,10 @@ def read(store: LogStore) -> LogView:
     raise LogDamagedError(f"the decision log in {store.describe()} has a gap: {problem}")
 
 
-def audit_records(store: LogStore) -> list[Resolved | Void]:
+def audit_records(store: LogStore) -> list[Resolved | Void | Replace]:
     """What was given up, and on whose word (invariant 8), oldest first.
 
-    RESOLVED and VOID are entries of the log like any other and are pruned with their epoch. Before an epoch is
+    RESOLVED, VOID and REPLACE are entries of the log like any other and are pruned with their epoch. Before an epoch is
     completed its writer copies them to keys beside the entries, which are never pruned.
 
     Raises:
@@ -54,7 +54,7 @@ def audit_records(store: LogStore) -> list[Resolved | Void]:
     """
     keys = [(key, position) for key in store.list_keys() if (position := position_of_record(key)) is not None]
     entries = (decode(store.get(key) or b"", position) for key, position in keys)
-    return [entry for entry in entries if isinstance(entry, Resolved | Void)]
+    return [entry for entry in entries if isinstance(entry, Resolved | Void | Replace)]
 
 
 def _positions(store: LogStore) -> list[int]:

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ..errors import EpochConflictError, LifecycleError, LogDamagedError
 from ..names import NOTHING, Progress
 from ..proof import Proofs
-from .entries import Completed, Decide, Entry, EpochInput, Moved, Resolved, Rewind, Rewound, Start, Void
+from .entries import Completed, Decide, Entry, EpochInput, Moved, Replace, Resolved, Rewind, Rewound, Start, Void
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -85,6 +87,8 @@ class LogView:
         for entry in self.entries:
             if isinstance(entry, Decide):
                 found.append((entry, None))
+            elif isinstance(entry, Replace):
+                found[-1:] = [(_replaced(decision, entry), None) for decision, _ in found[-1:]]
             elif isinstance(entry, Completed):
                 found[-1:] = [(decision, entry) for decision, _ in found[-1:]]
             elif isinstance(entry, Void):
@@ -175,6 +179,8 @@ def _step(view: LogView, entry: Entry) -> LogView:  # noqa: PLR0911 - one for ea
             )
         case Void():
             return _void(view, entry)
+        case Replace():
+            return _replace(view, entry)
         case Resolved() if entry.sink:
             reached = {sink: at for sink, at in view.reached.items() if sink != entry.sink}
             return replace(view, claimed=view.claimed - {entry.sink}, reached=reached)
@@ -229,6 +235,25 @@ def _void(view: LogView, entry: Void) -> LogView:
         awaited=entry.epoch,
         before=EpochInput(query=voided.query, end=voided.start) if voided is not None else None,
     )
+
+
+def _replace(view: LogView, entry: Replace) -> LogView:
+    if view.undone is None or view.undone.epoch != entry.epoch:
+        raise LogDamagedError(
+            f"entry {entry.position} replaces transactions of epoch {entry.epoch}, which does not wait to be completed"
+        )
+    decision = _replaced(view.undone, entry)
+    return replace(view, newest=decision, undone=decision)
+
+
+def _replaced(decision: Decide, entry: Replace) -> Decide:
+    """Return the decision with the transactions that it names now, as if the replacing writer had made it.
+
+    Targets remember the generation of the newest commit, which is that of the replacements.
+    """
+    lost = set(entry.lost)
+    kept = [c for c in decision.committables if (c.sink, c.transaction) not in lost]
+    return msgspec.structs.replace(decision, committables=(*kept, *entry.committables), start=entry.start)
 
 
 def _complete(view: LogView, entry: Completed) -> LogView:

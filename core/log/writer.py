@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from ..errors import DecisionInDoubtError, EpochConflictError, FencedError, ProtocolError, StoreError
+from ..errors import DecisionInDoubtError, EpochConflictError, FencedError, LifecycleError, ProtocolError, StoreError
 from ..names import Scope
 from ..steps import Step, crash_point
 from .entries import (
@@ -28,6 +28,7 @@ from .entries import (
     Entry,
     EpochInput,
     Moved,
+    Replace,
     Resolved,
     Rewind,
     Rewound,
@@ -136,6 +137,7 @@ class LogWriter:
         epoch_input: EpochInput,
         state: dict[str, Any] | None = None,
         follows: int | None = None,
+        subtasks: int = 0,
     ) -> CommitPermit:
         """Make the decision durable.
 
@@ -157,6 +159,7 @@ class LogWriter:
             rewind=self.view.rewind,
             proofs=self.view.proofs,
             reached=dict(self.view.reached),
+            subtasks=subtasks,
         )
         self._append(decision)
         crash_point(Step.DECIDE_AFTER)
@@ -201,6 +204,28 @@ class LogWriter:
         """Void the epoch's decision, of which the target proved that nothing was committed."""
         self._append(Void(**self._fields(), epoch=epoch, proofs=tuple(proofs)))
 
+    def replace(self, lost: Sequence[Committable], committables: Sequence[Committable]) -> CommitPermit:
+        """Have the decision that waits name other transactions instead of lost ones.
+
+        Args:
+            lost: Transactions that it names, each proven not committed.
+            committables: Those that hold the same rows.
+
+        Raises:
+            LifecycleError: No decision waits.
+            FencedError: A newer writer has started.
+            DecisionInDoubtError: The store did not answer; the replacement may be durable.
+        """
+        waiting = self.view.undone
+        if waiting is None:
+            raise LifecycleError("no decision waits, so there is nothing to replace", pipeline=self.pipeline)
+        names = tuple((c.sink, c.transaction) for c in lost)
+        self._append(Replace(**self._fields(), epoch=waiting.epoch, lost=names, committables=tuple(committables)))
+        permit = self.view.permit()
+        if permit is None or permit.decision.start != self.token.start:
+            raise self._fenced(f"entry {self.view.start} is a later START, whose writer has finished this epoch")
+        return permit
+
     def resolve(self, epoch: int, transaction: str, *, action: str, who: str, why: str, sink: str = "") -> None:
         """Write the audit record of a transaction that was settled otherwise, or of a sink's target as a whole."""
         fields = {**self._fields(), "epoch": epoch, "transaction": transaction, "sink": sink}
@@ -243,7 +268,7 @@ class LogWriter:
         """Audit records outlive their entries. What is in a view counts; a void entry leaves none."""
         try:
             for entry in self.view.entries:
-                if isinstance(entry, Resolved | Void):
+                if isinstance(entry, Resolved | Void | Replace):
                     self._offer(record_key(entry.position), encode(entry))
         except StoreError as error:
             raise DecisionInDoubtError(

@@ -11,17 +11,23 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from onceward.core.log import Completed, Decide, Moved, Resolved, Rewind, Start, Void
+from msgspec.structs import replace
+
+from onceward.core.log import Completed, Decide, Moved, Replace, Resolved, Rewind, Start, Void
 from onceward.core.log.entries import decode
+from onceward.core.proof import total
 
 from .world import Violation
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from onceward.core.log import Entry
+    from onceward.core.transaction import Committable
 
     from .pipeline import Driver
     from .spark import Folder
-    from .world import World
+    from .world import Process, World
 
 PIPELINE = "orders"
 read_entry = lru_cache(512)(decode)
@@ -81,7 +87,7 @@ class Audit:
         self.logs: dict[str, LogAudit] = {}
         self.lost: set[str] = set()
         """Kinds of the sinks of which somebody outside, or a timeout, took something."""
-        self.voids = 0
+        self.voids = self.heals = 0
         self.promised: Counter[int] = Counter()
         """How often each record was decided: once, and once more for each rewind to before it."""
 
@@ -99,7 +105,7 @@ class Audit:
         task = self.world.current
         txn.began, txn.input = self.world.excuses, task.input if task is not None else ""
         log = self.log_of(txn)
-        if log is not None and txn.epoch <= log.known_at.get(txn.writer, -1):
+        if log is not None and txn.epoch <= log.known_at.get(txn.writer, -1) and not log.heals(txn):
             raise Violation("3", f"an epoch is written again that was decided before its writer's START: {txn}")
         return txn
 
@@ -115,7 +121,22 @@ class Audit:
             raise Violation("9", f"a transaction of another pipeline was committed: {txn}")
         if txn.decision is None:
             raise Violation("1", f"committed without a durable decision that names it: {txn}")
+        self._check_whole(txn, txn.decision)
         txn.state = "committed"
+
+    def _check_whole(self, txn: Txn, decision: Decide) -> None:
+        """The first commit of a decision: nothing else that it names was lost before, or a replay is spoiled."""
+        named = [self.prepared[c.identity()] for c in decision.committables]
+        lost = [one for one in named if one.state == "aborted" and not one.skipped]
+        if not lost or any(one.state == "committed" for one in named):
+            return
+        log = self.log_of(txn)
+        starter = log is not None and self.world.current is not None and self.world.current.process is log.starter
+        known = starter and not self.world.landing and log is not None and min(one.ended for one in lost) < log.started
+        if target_of(txn) != "kafka" and any(target_of(one) == "kafka" for one in lost):
+            raise Violation("torn", f"committed, though what can expire of its epoch is lost: {txn}, {lost}")
+        if known:
+            raise Violation("torn", f"a start committed this, though of its epoch this was lost before: {txn}, {lost}")
 
     def on_visible(self, txn: Txn, rows: list[int]) -> None:
         """These of the transaction's rows can be read now."""
@@ -144,11 +165,17 @@ class Audit:
             return
         if txn.pipeline != PIPELINE:
             raise Violation("9", f"a transaction of another pipeline was aborted: {txn}")
-        if txn.decision is not None and not txn.skipped:
+        if txn.decision is not None and not txn.skipped and not self._may_withdraw(txn.decision):
             raise Violation("4", f"a decided transaction was aborted by the library: {txn}")
         log = self.log_of(txn)
         if cause != "discard" and before == "prepared" and log is not None and log.may_decide(txn):
             raise Violation("4", f"aborted by the library while its decision could still be written: {txn}")
+
+    def _may_withdraw(self, decision: Decide) -> bool:
+        """Whether nothing of a decision is committed, and something is lost: then it may be voided."""
+        states = [self.prepared[c.identity()] for c in decision.committables]
+        lost = any(txn.state == "aborted" and txn.cause not in BY_THE_LIBRARY for txn in states)
+        return lost and self.world.plan.config.on_lost == "replay" and all(txn.state != "committed" for txn in states)
 
     def on_logged(self, driver: Driver, epoch: int) -> None:
         """The driver recorded the epoch as done: from here on nobody writes this input again."""
@@ -175,6 +202,11 @@ class Audit:
                 seen, given_up = self.visible[sink][row], skipped[sink, row]
                 if seen + given_up != max(1, self.promised[row]):
                     raise Violation("8", f"record {row} is visible {seen} times in sink {sink}; nobody said so")
+
+
+def hash_of(rows: Iterable[int]) -> str:
+    """The hash of rows that are numbers, as a sink's proof has it."""
+    return total(f"{7919 * (row + 1):016x}{104729 * (row + 1):016x}" for row in rows)
 
 
 def target_of(txn: Txn) -> str:
@@ -205,6 +237,10 @@ class LogAudit:
         self.floor = 0
         self.start = -1
         self.writer = ""
+        self.started = 0
+        """Tick of the newest START."""
+        self.starter: Process | None = None
+        """Who put it."""
         self.undone: Decide | None = None
         self.newest: Decide | None = None
         self.folder: Folder | None = None
@@ -215,11 +251,27 @@ class LogAudit:
         self.skipped: list[Txn] = []
         self.known_at: dict[int, int] = {}
         """For each START, the newest epoch that was decided before."""
+        self.undone_at: dict[int, Decide | None] = {}
+        """For each START, the decision that waited."""
         self.rewinds: dict[tuple[str, str], int] = {}
         """Query and reason of each rewind, and the first epoch after it."""
 
+    def heals(self, txn: Txn) -> bool:
+        """Whether the transaction's writer found a decision of its epoch that waited, and that has lost something."""
+        found = self.undone_at.get(txn.writer)
+        if found is None or found.epoch != txn.epoch:
+            return False
+        return any(one.state == "aborted" and one.sink == txn.sink for one in self._named(found))
+
+    def may_heal(self, txn: Txn) -> bool:
+        """Whether the transaction may still replace one of the decision that waits."""
+        waits = self.undone is not None and self.undone.epoch == txn.epoch and self.undone.start < txn.writer
+        return waits and txn.writer == self.start and self.heals(txn)
+
     def may_decide(self, txn: Txn) -> bool:
         """Whether a decision that names the transaction can still come into being."""
+        if txn.log == self.log and txn.decision is None and self.may_heal(txn):
+            return True
         return txn.log == self.log and txn.writer == self.start and (self.decided is None or txn.epoch > self.decided)
 
     def on_put(self, key: str, data: bytes, by: Driver | None) -> None:
@@ -245,7 +297,7 @@ class LogAudit:
         if self.restored is None and int(key) >= self.floor:
             raise Violation("log", f"entry {key} was deleted; the durable floor is {self.floor}")
 
-    def _take(self, entry: Entry, position: int, by: Driver | None) -> None:
+    def _take(self, entry: Entry, position: int, by: Driver | None) -> None:  # noqa: C901 - one case for each kind
         self.audit.world.note(f"ENTRY {position} {_describe(entry)}")
         if not self.log:
             self.log = entry.log
@@ -255,7 +307,10 @@ class LogAudit:
         self.tail = position
         match entry:
             case Start():
-                self.start, self.writer = position, entry.writer
+                self.start, self.writer, self.started = position, entry.writer, self.audit.world.tick
+                task = self.audit.world.current
+                self.starter = task.process if task is not None else None
+                self.undone_at[position] = self.undone
                 self.known_at[position] = -1 if self.decided is None else self.decided
             case Rewind():
                 self._rewind(entry, by)
@@ -265,6 +320,8 @@ class LogAudit:
                 self._complete(entry)
             case Void():
                 self._void(entry)
+            case Replace():
+                self._replace(entry)
             case Resolved():
                 self._resolve(entry)
             case Moved():
@@ -320,6 +377,33 @@ class LogAudit:
         self.end, self.decided = at(self.undone.input.start), entry.epoch - 1
         self.known_at[self.start] = self.decided
         self.undone = self.newest = None
+
+    def _replace(self, entry: Replace) -> None:
+        """What is lost was written again: the same rows, of what can never become visible any more."""
+        if self.undone is None or self.undone.epoch != entry.epoch:
+            raise Violation("heal", f"replaces transactions of epoch {entry.epoch}, but undone is {self.undone}")
+        lost = [c for c in self.undone.committables if (c.sink, c.transaction) in entry.lost]
+        for txn in map(self._txn, lost):
+            if txn.state != "aborted" or txn.shown or txn.skipped:
+                raise Violation("heal", f"replaced, though it is not lost: {txn}")
+        for sink in {c.sink for c in (*lost, *entry.committables)}:
+            before, after = (
+                sorted(row for c in some if c.sink == sink for row in self._txn(c).rows)
+                for some in (lost, entry.committables)
+            )
+            if before != after:
+                raise Violation("heal", f"rows {after} replace rows {before} in sink {sink}")
+        kept = tuple(c for c in self.undone.committables if c not in lost)
+        decision = replace(self.undone, committables=(*kept, *entry.committables), start=entry.start)
+        for txn in map(self._txn, lost):
+            txn.decision = None
+        for c in decision.committables:
+            self._txn(c).decision = decision
+        self.undone = self.newest = decision
+        self.audit.heals += 1
+
+    def _txn(self, committable: Committable) -> Txn:
+        return self.audit.prepared[committable.identity()]
 
     def _promise(self, decision: Decide, times: int) -> None:
         if self.main:

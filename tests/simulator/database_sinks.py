@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from onceward.core.errors import PostgresError
 from onceward.core.names import Remembered, other_log, outdated_log, parse_transaction_name
+from onceward.core.proof import Proof
 from onceward.core.sink import Guarantee
 from onceward.core.transaction import (
     AbortOutcome,
@@ -17,7 +18,7 @@ from onceward.core.transaction import (
     WriteContext,
 )
 
-from .audit import Txn
+from .audit import Txn, hash_of
 from .database import BUSY, DONE, Database, NoAnswerError, Session
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ class DatabaseSink:
         self.database.put_aside(session, str(name), where, "prepare" if self.kind == "prepared" else "stage")
         rows = len(session.txn.rows)
         handle = {"rows": rows} if self.kind == "staged" else {}  # no listing knows of it
-        committable = context.committable(kind=self.kind, transaction=str(name), handle=handle, rows=rows)
+        proof = Proof(hash_of(session.txn.rows))
+        committable = context.committable(kind=self.kind, transaction=str(name), handle=handle, rows=rows, proof=proof)
         self.audit.on_prepared(committable.identity(), session.txn)
         return committable
 

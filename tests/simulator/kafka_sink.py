@@ -12,14 +12,17 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+import msgspec
+
 from onceward.connectors.kafka import commits, pool
 from onceward.connectors.kafka.errors import Code
 from onceward.connectors.kafka.sink import KafkaSink, KafkaTransaction
 from onceward.connectors.kafka.transaction import Description, Handle
 from onceward.core.errors import KafkaError
+from onceward.core.proof import Proof
 from onceward.core.transaction import ANY_EPOCH, AbortOutcome, AbortStatus, Committable
 
-from .audit import Txn
+from .audit import Txn, hash_of
 from .broker import CONCURRENT, NONE, NOT_FOUND, ONGOING, PARTITIONS
 from .world import Violation
 
@@ -238,6 +241,7 @@ class KafkaLikeSink(KafkaSink):
         """As the real one; the audit learns which transaction it truly is."""
         committable = super().pre_commit(transaction)
         txn: Txn = self.broker.ids[committable.transaction].txn  # type: ignore[assignment]
+        committable = msgspec.structs.replace(committable, proof=Proof(hash_of(txn.rows)))
         if txn.state == "open":
             txn.state = "prepared"
         self.audit.on_prepared(committable.identity(), txn)

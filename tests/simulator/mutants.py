@@ -26,7 +26,10 @@ from onceward.connectors.spark import query
 from onceward.connectors.spark import writer as writer_module
 from onceward.connectors.spark.exactly_once import EpochHandler
 from onceward.connectors.spark.query import epoch_input
-from onceward.core.checkpoint import Admission, Coordinator, admission, commit, coordinator, sweep
+from onceward.core.checkpoint import Admission, Coordinator, admission, commit, coordinator, losses, replay, sweep
+from onceward.core.checkpoint.healing import Lost
+from onceward.core.checkpoint.losses import settle
+from onceward.core.checkpoint.share import Share
 from onceward.core.errors import DecisionInDoubtError, EpochConflictError
 from onceward.core.log import LogView, LogWriter, WriterToken, reader, writer
 from onceward.core.log.entries import decode
@@ -50,8 +53,9 @@ from .plan import Event, Kind, Plan
 from .run import Parts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
+    from onceward.core.checkpoint import CommitPolicy
     from onceward.core.log import CommitPermit, Decide, EpochInput
     from onceward.core.names import TransactionName
 
@@ -161,6 +165,7 @@ def _named_by_handle(self: LogView, committable: Committable) -> Committable | N
 
 _REAL_DECIDE, _REAL_COMPLETE, _REAL_FOLD = LogWriter.decide, LogWriter.complete, reader.fold
 _REAL_MOVE = LogWriter.move
+_REAL_WITHDRAW = replay.withdraw
 
 
 # The coordinator
@@ -223,10 +228,10 @@ class SweepsFirst(Coordinator):
 class AbandonsEverything(Coordinator):
     """abort() aborts whatever there is."""
 
-    def resume(self, token: WriterToken) -> None:
+    def resume(self, token: WriterToken, lost: Collection[str] = ()) -> None:
         """Goes on whatever the log says."""
         try:
-            super().resume(token)
+            super().resume(token, lost)
         except Exception:  # noqa: BLE001 - that is the error
             self.writer.token = token
 
@@ -265,7 +270,7 @@ class CountsForItself(Coordinator):
 
 def _finish_too_early(permit: CommitPermit, log: LogWriter, sinks: Any, **_: Any) -> bool:
     log.complete(permit.decision.epoch)
-    for share in [commit._Share(permit, sink, log) for sink in sinks.values()]:
+    for share in [Share(permit, sink, log) for sink in sinks.values()]:
         for attempt in range(log.policy.commits.attempts or 0):
             if share.waits:
                 share.ask()
@@ -273,24 +278,41 @@ def _finish_too_early(permit: CommitPermit, log: LogWriter, sinks: Any, **_: Any
     return True
 
 
-def _resolve_voiding_parts(decision: Decide, failures: Any, log: LogWriter) -> bool:
-    log.void(decision.epoch, [c.transaction for c, _ in failures])
-    return False
+def _withdraw_unproven(decision: Decide, shares: Sequence[Share], log: LogWriter) -> bool:
+    log.void(decision.epoch, [c.transaction for share in shares for c, _ in share.failures])
+    return True
+
+
+def _withdraw_without_aborting(decision: Decide, shares: Sequence[Share], log: LogWriter) -> bool | None:
+    with patch.object(replay, "_abort", lambda *_: None), patch.object(replay, "_check_ended", lambda *_: None):
+        return _REAL_WITHDRAW(decision, shares, log)
+
+
+def _commit_all_at_once(_: Any, active: Sequence[Share], policy: CommitPolicy) -> None:
+    policy.make_all([share.ask for share in active if share.waits])
+
+
+def _write_everything_again(self: Lost, sink: str) -> None:
+    """As if the sink had lost all of the epoch."""
 
 
 def _finish_in_turns(permit: CommitPermit, log: LogWriter, sinks: Any, **_: Any) -> bool:
     """Sink after sink, as they are given; the first that does not answer ends it."""
-    shares = [commit._Share(permit, sink, log) for sink in sinks.values()]
+    shares = [Share(permit, sink, log) for sink in sinks.values()]
     for share in shares:
         attempt = 0
         while share.waits:
             share.ask()
             if share.waits and not log.policy.commits.pause(attempt):
-                return commit._conclude(permit, shares, log)
+                break
             attempt += 1
-        if share.error is not None:
-            raise share.error
-    return commit._conclude(permit, shares, log)
+        if share.error is not None or share.failures:
+            break
+    if any(share.failures for share in shares):
+        settle(permit.decision, shares, log)
+    commit._raise_errors(permit, shares)
+    log.complete(permit.decision.epoch)
+    return True
 
 
 def _complete_whatever_the_store_says(self: LogWriter, epoch: int, claimed: Any = None) -> None:
@@ -687,8 +709,48 @@ MUTANTS: dict[str, Mutant] = {
     "void a decision of which a part is committed": Mutant(
         "A decision is voided although not all of its transactions are proven not committed.",
         _laws("8"),
-        patches=((commit, "resolve", _resolve_voiding_parts),),
+        patches=((losses, "withdraw", _withdraw_unproven), (losses, "_is_visible", lambda *_: False)),
         narrow=with_kinds(K.ROLLBACK, K.EXPIRE, K.NAP, sinks=("staged", "prepared"), on_lost="replay"),
+    ),
+    "void a decision that can still be committed": Mutant(
+        "What is still prepared of a decision is not aborted before the decision is voided.",
+        _laws("1", "8"),
+        patches=((losses, "withdraw", _withdraw_without_aborting),),
+        narrow=crowded(
+            *(K.ROLLBACK, K.TWIN, K.NAP, K.SWITCH),
+            within=150,
+            style="batch",
+            sinks=("prepared", "staged"),
+            on_lost="replay",
+        ),
+    ),
+    "commit all shares at once": Mutant(
+        "What cannot expire is committed before it is known that what can was committed.",
+        _laws("torn"),
+        patches=((commit, "_commit_in_order", _commit_all_at_once),),
+        narrow=with_kinds(K.EXPIRE, K.NAP, K.CRASH, K.OUTAGE, style="batch", sinks=("prepared", "kafka"), timeout=400),
+    ),
+    "a start commits before it has looked": Mutant(
+        "A start commits what can expire before it knows that what cannot is lost.",
+        _laws("torn"),
+        patches=((Share, "look", lambda _: None),),
+        narrow=with_kinds(K.ROLLBACK, K.CRASH, style="batch", sinks=("prepared", "kafka"), subtasks=2),
+    ),
+    "other rows in place of lost ones": Mutant(
+        "Rows that are written again are not compared with those that were lost.",
+        _laws("heal"),
+        patches=((coordinator, "check_same_rows", lambda *_: None),),
+        narrow=with_kinds(
+            K.EXPIRE, K.ROLLBACK, K.CRASH, style="batch", subtasks=2, steps=(2, 2, 2, 2), on_lost="replay"
+        ),
+    ),
+    "healthy subtasks write again": Mutant(
+        "All subtasks of a sink write again, although some of its transactions are committed.",
+        _laws("heal", "3", "2"),
+        patches=((Lost, "writes", _write_everything_again), (coordinator, "check_same_rows", lambda *_: None)),
+        narrow=with_kinds(
+            K.EXPIRE, K.ROLLBACK, K.CRASH, style="batch", subtasks=2, steps=(2, 2, 2, 2), on_lost="replay"
+        ),
     ),
     "90 taken for committed": Mutant(
         "PRODUCER_FENCED is taken for a proof of the commit.",

@@ -201,7 +201,7 @@ def _config(rng: random.Random) -> Config:
         records=rng.randint(2, 4),
         steps=(rng.choice((0, 1, 1, 1, 2, 2)), rng.choice((0, 1, 1, 1, 2, 2)), rng.choice((0, 1, 1, 1, 2, 2)), 1),
         speculate=tuple(epoch for epoch in range(6) if rng.random() < 0.15),
-        on_lost=rng.choice(("fail", "fail", "fail", "replay", "skip")),
+        on_lost=rng.choice(("fail", "fail", "replay", "replay", "skip")),
         unique=rng.random() < 0.5,
         same_app=rng.random() < 0.7,
         same_process=rng.random() < 0.4,

@@ -100,6 +100,8 @@ class World:
         self.troubled_until = -1
         """The end of the longest trouble that was begun."""
         self.calm = False
+        self.landing = False
+        """Whether something arrives now that was sent long ago."""
         self.folders: dict[str, Any] = {}
         self.outside: dict[str, object] = {"World": self}
         """What exists outside of all processes."""
@@ -219,7 +221,11 @@ class World:
         if self.late:
             what, effect = self.late.pop(number % len(self.late))
             self.note(f"LATE {what}")
-            effect()
+            self.landing = True
+            try:
+                effect()
+            finally:
+                self.landing = False
 
     # How it works
 

@@ -1,0 +1,83 @@
+"""Write again what was lost of a decided epoch, and nothing else.
+
+When some of a decided epoch is visible and some is proven lost, neither voiding the decision nor going on is right. But
+the epoch can be computed again from the same input, and the decision holds the number and the hash of the rows of each
+lost transaction. So:
+
+1. Only the sinks and subtasks that lost something write; everybody else computes and writes nothing.
+2. What they wrote must be the same rows, by count and hash for each sink. The hash is the sum of a hash of each row, so
+   it does not matter how the rows are spread over the lost subtasks. If the rows differ, nothing is recorded, and what
+   was written is aborted.
+3. REPLACE makes the decision name the new transactions instead of the lost ones. It is an entry of the log like any
+   other, so a fenced writer cannot put it, and whoever finds it commits the new ones.
+4. A crash before REPLACE leaves transactions that no decision names: the next START sweeps them and begins again.
+   A crash after it leaves a decision that can be finished by anybody.
+
+Invariant 3 holds: the epoch still has one decision, about the same rows. Invariant 1 holds: a replacement is committed
+only once REPLACE names it. What it replaces can never be committed, by the target's proof.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..errors import DataLossError
+from ..proof import Wrote
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from ..log import Decide
+    from ..transaction import Committable
+
+
+class Lost(NamedTuple):
+    """What is lost of a decided epoch.
+
+    Attributes:
+        decision: The decision.
+        committables: Its lost transactions.
+        subtasks: How many subtasks wrote the epoch; 0 if that is not known.
+    """
+
+    decision: Decide
+    committables: tuple[Committable, ...]
+    subtasks: int = 0
+
+    @property
+    def sinks(self) -> set[str]:
+        """Names of the sinks that lost something."""
+        return {c.sink for c in self.committables}
+
+    def writes(self, sink: str) -> frozenset[int] | None:
+        """Return which subtasks of a sink write again; None for all, because the sink lost all that it had."""
+        named = [c for c in self.decision.committables if c.sink == sink]
+        lost = [c for c in self.committables if c.sink == sink]
+        return None if len(lost) == len(named) else frozenset(c.subtask for c in lost)
+
+
+def check_same_rows(lost: Lost, again: Collection[Committable]) -> None:
+    """Check that the transactions written again hold the rows of the lost ones (2).
+
+    Raises:
+        DataLossError: They do not.
+    """
+    for sink in sorted(lost.sinks):
+        before = _wrote(sink, lost.committables)
+        after = _wrote(sink, again)
+        if (before.rows, before.hash) != (after.rows, after.hash):
+            raise DataLossError(
+                f"the rows that sink {sink} lost cannot be written again: the decision recorded {before.rows} rows "
+                f"with hash {before.hash}, and computing the epoch again gave {after.rows} rows with hash "
+                f"{after.hash or 'unknown'}. Nothing more was committed. Does the query depend on the time, on random "
+                "numbers, on the order of its input or on a table that has changed? Choices: make it compute the same "
+                "rows and start again; on_lost='skip' continues without them and leaves an audit record; rewind='why', "
+                "with an older checkpoint, writes everything after it again",
+                pipeline=lost.decision.pipeline,
+                sink=sink,
+                epoch=lost.decision.epoch,
+            )
+
+
+def _wrote(sink: str, committables: Collection[Committable]) -> Wrote:
+    return Wrote().plus(*(c.wrote() for c in committables if c.sink == sink))

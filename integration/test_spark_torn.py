@@ -1,0 +1,190 @@
+"""What becomes of a decided epoch of which one target has lost its part: on real Spark, Kafka and PostgreSQL."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import functions as sf
+
+from onceward import PostgresSink
+from onceward.cli.operate.survey import given_up
+from onceward.cli.options import Log
+from onceward.core.log import open_store, read
+from onceward.core.steps import Step
+from onceward.testing.proxy import Proxy
+
+from .spark_kit import crash_at, ids_in_table, ids_in_topic, once, prepared_in
+from .test_spark_exactly_once import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from onceward.core.transaction import Committable
+    from onceward.testing.services import KafkaServer
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.postgres]
+
+
+class TornJob(Job):
+    """A job whose driver has died after a decision."""
+
+    @property
+    def log(self) -> Log:
+        return Log(self.pipeline, open_store(f"{self.checkpoint}/onceward", pipeline=self.pipeline))
+
+    def die_at(self, step: Step, frame: DataFrame | None = None) -> dict[str, list[Committable]]:
+        """Run until the driver dies there; the decision's transactions, by sink."""
+        with crash_at(step), pytest.raises(StreamingQueryException):
+            self.run(frame, writers=None)
+        undone = read(self.log.store).undone
+        assert undone is not None
+        return {sink: [c for c in undone.committables if c.sink == sink] for sink in ("topic", "table")}
+
+    def sink(self, name: str) -> Any:
+        return next(sink for sink in self.sinks() if sink.name == name)
+
+    def roll_back(self, committable: Committable) -> None:
+        """As an operator would, behind the pipeline's back."""
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            connection.execute(f"ROLLBACK PREPARED '{committable.transaction}'")
+
+    def actions(self) -> list[str]:
+        return [record.action for record in given_up(self.log)]
+
+
+@pytest.fixture
+def job(spark: SparkSession, tmp_path: Path, kafka: KafkaServer, topic: Callable[..., str], dsn: str) -> TornJob:
+    job = TornJob(spark, tmp_path, kafka, topic(partitions=2), dsn)
+    job.feed.add()
+    return job
+
+
+@pytest.mark.parametrize("lost", ["topic", "table"])
+def test_43_an_epoch_of_which_nothing_is_visible_is_written_again(job: TornJob, lost: str) -> None:
+    """Kafka ended its transactions, or an operator rolled back a table's, while the driver was down."""
+    decided = job.die_at(Step.DECIDE_AFTER)
+    for committable in decided[lost]:
+        if lost == "topic":
+            assert job.sink(lost).abort(committable).done
+        else:
+            job.roll_back(committable)
+    with pytest.raises(StreamingQueryException, match="DataLossError"):
+        job.run(on_lost="fail")
+    assert not ids_in_table(job.dsn)
+    assert not ids_in_topic(job.servers, job.topic)
+    job.run()
+    assert job.seen_once()
+    assert job.actions() == ["replay"]
+
+
+def test_14_what_is_lost_of_a_visible_epoch_is_written_again_and_nothing_else(job: TornJob) -> None:
+    decided = job.die_at(Step.COMMIT_AFTER)
+    assert ids_in_topic(job.servers, job.topic) == once(job.feed.rows)
+    for committable in decided["table"]:
+        job.roll_back(committable)
+    job.feed.add()
+    job.run()
+    assert job.seen_once()
+    assert job.actions() == ["heal"]
+
+
+def test_14_one_lost_subtask_of_two_is_written_again(job: TornJob) -> None:
+    first, second = job.die_at(Step.DECIDE_AFTER)["topic"]
+    assert job.sink("topic").commit(first).settled
+    assert job.sink("topic").abort(second).done
+    job.run(writers=None)
+    assert job.seen_once()
+    assert job.actions() == ["heal"]
+
+
+def test_a_query_that_computes_other_rows_heals_nothing_and_says_so(job: TornJob) -> None:
+    frame = job.feed.stream(job.spark).withColumn("word", sf.uuid())
+    decided = job.die_at(Step.COMMIT_AFTER, frame)
+    for committable in decided["table"]:
+        job.roll_back(committable)
+    with pytest.raises(StreamingQueryException, match="recorded 20 rows with hash"):
+        job.run(frame)
+    assert not ids_in_table(job.dsn)
+    assert prepared_in(job.dsn) == 0
+    job.run(frame, on_lost="skip")
+    assert ids_in_topic(job.servers, job.topic) == once(job.feed.rows)
+    assert job.actions() == ["skip", "skip"]
+
+
+def test_a_loss_in_a_running_query_is_healed_without_a_restart(job: TornJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody rolls the table's transactions back between the decision and their commit."""
+    from onceward.core.checkpoint import commit
+
+    real, once_only = commit._commit_in_order, [True]
+
+    def disturbed(shares: Any, active: Any, policy: Any) -> None:
+        if once_only:
+            once_only.pop()
+            for share in shares:
+                if share.sink.name == "table":
+                    for committable in share.pending:
+                        job.roll_back(committable)
+        real(shares, active, policy)
+
+    monkeypatch.setattr(commit, "_commit_in_order", disturbed)
+    job.run()
+    assert job.seen_once()
+    assert job.actions() == ["heal"]
+
+
+class ProxiedJob(TornJob):
+    """The table's server can be cut off, for the pipeline alone."""
+
+    proxy: Proxy
+
+    def sinks(self) -> list[Any]:
+        port = urlsplit(self.dsn).port
+        behind = self.dsn.replace(f":{port}/", f":{self.proxy.port}/")
+        assert behind != self.dsn
+        topic, _ = super().sinks()
+        return [topic, PostgresSink("table", dsn=behind, table="words", answer_within=1.0)]
+
+
+@pytest.fixture
+def proxied(
+    spark: SparkSession, tmp_path: Path, kafka: KafkaServer, topic: Callable[..., str], dsn: str
+) -> Iterator[ProxiedJob]:
+    job = ProxiedJob(spark, tmp_path, kafka, topic(partitions=2), dsn)
+    port = urlsplit(dsn).port
+    assert port is not None
+    job.proxy = Proxy("127.0.0.1", port)
+    job.feed.add()
+    yield job
+    job.proxy.close()
+
+
+def test_43_a_database_that_is_down_at_a_start_does_not_keep_kafkas_part_from_being_committed(
+    proxied: ProxiedJob,
+) -> None:
+    """Kafka's clock runs, so what is decided is committed before anything new is validated."""
+    proxied.die_at(Step.DECIDE_AFTER)
+    proxied.proxy.refuse()
+    with pytest.raises(StreamingQueryException, match=r"table: .*The decision remains valid"):
+        proxied.run(commit_timeout=2.0)
+    assert ids_in_topic(proxied.servers, proxied.topic) == once(proxied.feed.rows)
+    assert not ids_in_table(proxied.dsn)
+    proxied.proxy.mend()
+    proxied.feed.add()
+    proxied.run()
+    assert proxied.seen_once()
+
+
+def test_a_database_that_comes_back_while_a_start_waits_for_it_costs_no_restart(proxied: ProxiedJob) -> None:
+    proxied.die_at(Step.DECIDE_AFTER)
+    proxied.proxy.refuse()
+    threading.Timer(4.0, proxied.proxy.mend).start()
+    proxied.run()
+    assert proxied.seen_once()

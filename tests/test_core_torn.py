@@ -1,0 +1,490 @@
+"""An epoch some of which can expire: what is committed first, and what becomes of a decision that lost something."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from onceward.cli.operate.resolve import commit_decided
+from onceward.cli.operate.survey import survey
+from onceward.cli.options import Log, sinks_target
+from onceward.core.checkpoint import Admission, Coordinator, OnLost
+from onceward.core.checkpoint.recovery import TransactionStatus, status_for_sweeper, status_of
+from onceward.core.errors import (
+    CommitPendingError,
+    DataLossError,
+    EpochConflictError,
+    EpochTornError,
+    EpochVoidedError,
+    FencedError,
+    RetryableSinkError,
+    SinkError,
+)
+from onceward.core.log import EpochInput, Replace, audit_records, read
+from onceward.core.outcome import OUTCOMES
+from onceward.core.proof import Proof, total
+from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, Observation
+
+from .core_fakes import FakeSink, MemoryStore, acknowledgement, policy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PREPARED, ABORTED, EXPIRED, COMMITTED = (
+    Observation.PREPARED,
+    Observation.ABORTED,
+    Observation.EXPIRED,
+    Observation.COMMITTED,
+)
+
+
+class Target(FakeSink):
+    """A sink whose target knows what became of each transaction, and says so."""
+
+    def __init__(self, name: str, timeout: float | None = None) -> None:
+        super().__init__(name, timeout)
+        self.truth: dict[str, Observation] = {}
+        self.away = False
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        self.calls.append(f"commit {committable.transaction}")
+        if self.away:
+            raise RetryableSinkError("no answer")
+        seen = self.truth.get(committable.transaction, PREPARED)
+        if seen is PREPARED:
+            self.truth[committable.transaction] = COMMITTED
+            return CommitOutcome(CommitStatus.COMMITTED)
+        return CommitOutcome(OUTCOMES[seen][0], seen)
+
+    def abort(self, committable: Committable) -> AbortOutcome:
+        if self.away:
+            raise RetryableSinkError("no answer")
+        if self.truth.get(committable.transaction) is COMMITTED:
+            return AbortOutcome(AbortStatus.COMMITTED)
+        self.truth[committable.transaction] = ABORTED
+        return AbortOutcome(AbortStatus.ABORTED)
+
+    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
+        if self.away:
+            raise RetryableSinkError("no answer")
+        return [self.truth.get(c.transaction, PREPARED) for c in committables]
+
+    def with_state(self, *states: Observation) -> list[str]:
+        return [name for name, state in self.truth.items() if state in states]
+
+
+@dataclass
+class Case:
+    """A pipeline that writes to `kafka`, which expires, and to `table`, which does not."""
+
+    on_lost: OnLost = OnLost.REPLAY
+    subtasks: int = 1
+    store: MemoryStore = field(default_factory=MemoryStore)
+
+    def __post_init__(self) -> None:
+        self.kafka, self.table = Target("kafka", timeout=60.0), Target("table")
+
+    def coordinator(self, *, heals: bool = True) -> Coordinator:
+        sinks = [self.table, self.kafka]
+        return Coordinator("p", self.store, sinks, policy(on_lost=self.on_lost), heals=heals)
+
+    def opened(self, *, heals: bool = True) -> Coordinator:
+        coordinator = self.coordinator(heals=heals)
+        coordinator.open()
+        return coordinator
+
+    def written(self, coordinator: Coordinator, sinks: Sequence[str] = ("table", "kafka"), **rows: int) -> list[Any]:
+        """One acknowledgement for each subtask, whose rows are a number."""
+        return [
+            acknowledgement(
+                *(committable(coordinator, sink, subtask, rows.get(sink, 7)) for sink in sinks),
+                subtask=subtask,
+                sinks=tuple(sinks),
+            )
+            for subtask in range(self.subtasks)
+        ]
+
+    def decided(self) -> list[Committable]:
+        """Epoch 0 is decided, and its writer dies before it commits anything."""
+        coordinator = self.opened()
+        coordinator.admit(0, ABOUT)
+        acks = self.written(coordinator)
+        named = [c for ack in acks for c in ack.committables]
+        coordinator.writer.decide(0, named, sinks=["table", "kafka"], epoch_input=ABOUT, subtasks=self.subtasks)
+        return named
+
+    def of(self, sink: Target, named: Sequence[Committable]) -> list[str]:
+        return [c.transaction for c in named if c.sink == sink.name]
+
+
+ABOUT = EpochInput(query="q", digest="d", start=[0], end=[10])
+
+
+def committable(coordinator: Coordinator, sink: str, subtask: int, rows: int) -> Committable:
+    context = coordinator.context(sink, 0, subtask=subtask)
+    proof = Proof(total(f"{(subtask + 1) * row:016x}{row:016x}" for row in range(rows)))
+    return context.committable(kind="fake", transaction=str(context.transaction_name()), rows=rows, proof=proof)
+
+
+class TestOrder:
+    """Rule A: what can expire goes first, and what cannot waits for it."""
+
+    def test_what_cannot_expire_is_committed_after_what_can(self):
+        case = Case()
+        order: list[str] = []
+        for sink in (case.kafka, case.table):
+            sink.calls = order
+        coordinator = case.opened()
+        coordinator.admit(0, ABOUT)
+        order.clear()
+        coordinator.commit(0, case.written(coordinator), ABOUT)
+        assert [":kafka:" in call for call in order if call.startswith("commit")] == [True, False]
+
+    def test_what_cannot_expire_waits_while_what_can_does_not_answer(self):
+        case = Case()
+        case.decided()
+        case.kafka.away = True
+        with pytest.raises(CommitPendingError, match="table: not asked before kafka"):
+            case.opened()
+        assert not case.table.truth
+        case.kafka.away = False
+        case.opened()
+        assert read(case.store).completed == 0
+
+    def test_what_can_expire_never_waits_for_what_cannot(self):
+        case = Case()
+        case.decided()
+        case.table.away = True
+        with pytest.raises(CommitPendingError):
+            case.opened()
+        assert case.kafka.with_state(COMMITTED)
+
+    @pytest.mark.parametrize("lost", ["kafka", "table"])
+    def test_fail_stops_with_every_choice_still_open(self, lost: str):
+        case = Case(OnLost.FAIL)
+        named = case.decided()
+        sink = getattr(case, lost)
+        sink.truth[case.of(sink, named)[0]] = EXPIRED
+        with pytest.raises(DataLossError, match="on_lost='replay'"):
+            case.opened()
+        assert not case.kafka.with_state(COMMITTED) + case.table.with_state(COMMITTED)
+        case.on_lost = OnLost.REPLAY
+        assert case.opened().admit(0, ABOUT) is Admission.NEW
+
+    @pytest.mark.parametrize("lost", ["kafka", "table"])
+    def test_skip_is_recorded_before_the_rest_is_committed(self, lost: str):
+        case = Case(OnLost.SKIP)
+        named = case.decided()
+        sink, other = (case.kafka, case.table) if lost == "kafka" else (case.table, case.kafka)
+        sink.truth[case.of(sink, named)[0]] = EXPIRED
+        view = case.opened().view
+        assert view.completed == 0
+        assert other.with_state(COMMITTED) == case.of(other, named)
+        assert [record.action for record in audit_records(case.store)] == ["skip"]  # type: ignore[union-attr]
+
+    def test_what_expires_is_committed_though_another_share_is_lost_for_good_if_some_is_visible(self):
+        case = Case(OnLost.FAIL, subtasks=3)
+        named = case.decided()
+        first, second, third = case.of(case.kafka, named)
+        case.kafka.truth |= {first: COMMITTED, second: EXPIRED}
+        with pytest.raises(DataLossError):
+            case.opened()
+        assert case.kafka.truth[third] is COMMITTED
+        assert not case.table.truth
+
+
+class TestReplay:
+    @pytest.mark.parametrize("lost", ["kafka", "table"])
+    def test_a_decision_of_which_nothing_is_visible_is_taken_back(self, lost: str):
+        case = Case()
+        named = case.decided()
+        sink, other = (case.kafka, case.table) if lost == "kafka" else (case.table, case.kafka)
+        sink.truth[case.of(sink, named)[0]] = EXPIRED
+        coordinator = case.opened()
+        assert other.with_state(ABORTED) == case.of(other, named)
+        assert coordinator.admit(0, ABOUT) is Admission.NEW
+        coordinator.commit(0, case.written(coordinator), ABOUT)
+        assert len(case.kafka.with_state(COMMITTED)) == len(case.table.with_state(COMMITTED)) == 1
+
+    def test_a_run_whose_decision_was_taken_back_says_so(self):
+        case = Case()
+        coordinator = case.opened()
+        coordinator.admit(0, ABOUT)
+        acks = case.written(coordinator)
+        case.kafka.truth[acks[0].committables[1].transaction] = EXPIRED
+        with pytest.raises(EpochVoidedError):
+            coordinator.commit(0, acks, ABOUT)
+        assert read(case.store).undone is None
+
+    def test_nothing_is_taken_back_while_a_target_does_not_answer(self):
+        case = Case()
+        named = case.decided()
+        case.kafka.truth[case.of(case.kafka, named)[0]] = EXPIRED
+        case.table.away = True
+        with pytest.raises(CommitPendingError):
+            case.opened()
+        case.table.away = False
+        assert case.opened().admit(0, ABOUT) is Admission.NEW
+
+    def test_an_abort_that_loses_against_a_commit_takes_nothing_back(self):
+        case = Case()
+        named = case.decided()
+        [table] = case.of(case.table, named)
+        case.kafka.truth[case.of(case.kafka, named)[0]] = EXPIRED
+        real, zombie = case.table.inspect_many, [COMMITTED]
+
+        def inspect_many(committables: Sequence[Committable]) -> Sequence[Observation]:
+            seen = real(committables)
+            if len(case.table.calls) > 1 and zombie:  # after the look: the old driver wakes up and commits
+                case.table.truth[table] = zombie.pop()
+            case.table.calls.append("inspect")
+            return seen
+
+        case.table.calls.clear()
+        case.table.inspect_many = inspect_many  # type: ignore[method-assign]
+        coordinator = case.opened()
+        assert coordinator.admit(0, ABOUT) is Admission.HEAL
+        assert read(case.store).undone is not None
+
+    def test_a_disappeared_transaction_is_no_proof(self):
+        case = Case()
+        named = case.decided()
+        case.kafka.truth[case.of(case.kafka, named)[0]] = EXPIRED
+        case.table.truth[case.of(case.table, named)[0]] = Observation.ABSENT
+        with pytest.raises(DataLossError):
+            case.opened(heals=False)
+        assert read(case.store).undone is not None
+
+    def test_a_fenced_writer_takes_nothing_back(self):
+        case = Case()
+        named = case.decided()
+        case.kafka.truth[case.of(case.kafka, named)[0]] = EXPIRED
+        late = case.coordinator()
+        real = case.kafka.inspect_many
+
+        def inspect_many(committables: Sequence[Committable]) -> Sequence[Observation]:
+            case.kafka.inspect_many = real  # type: ignore[method-assign]
+            Coordinator("p", case.store, [case.table, case.kafka], policy(on_lost=OnLost.FAIL)).writer.start()
+            return real(committables)
+
+        case.kafka.inspect_many = inspect_many  # type: ignore[method-assign]
+        with pytest.raises(FencedError):
+            late.open()
+        assert not case.table.with_state(ABORTED)
+
+
+class TestHealing:
+    """Some of the epoch is visible and some is lost: only that is written again, and proven to be the same."""
+
+    def torn(self, subtasks: int = 1) -> tuple[Case, list[Committable]]:
+        case = Case(subtasks=subtasks)
+        named = case.decided()
+        for name in case.of(case.kafka, named):
+            case.kafka.truth[name] = COMMITTED
+        case.table.truth[case.of(case.table, named)[0]] = ABORTED
+        return case, named
+
+    def test_what_is_lost_is_written_again_and_nothing_else(self):
+        case, named = self.torn()
+        coordinator = case.opened()
+        assert coordinator.admit(0, ABOUT) is Admission.HEAL
+        assert coordinator.lost is not None
+        assert (coordinator.lost.sinks, coordinator.lost.writes("table")) == ({"table"}, None)
+        acks = case.written(coordinator, ["table"])
+        coordinator.commit(0, acks, ABOUT)
+        again = acks[0].committables[0].transaction
+        assert case.table.with_state(COMMITTED) == [again]
+        view = read(case.store)
+        assert view.completed == 0
+        assert {c.transaction for c in view.newest.committables} == {again, *case.of(case.kafka, named)}  # type: ignore[union-attr]
+        assert case.opened().admit(0, ABOUT) is Admission.REPLAY
+
+    def test_other_rows_are_refused_with_both_sums_and_aborted(self):
+        case, _ = self.torn()
+        coordinator = case.opened()
+        coordinator.admit(0, ABOUT)
+        acks = case.written(coordinator, ["table"], table=8)
+        case.table.open = [c for ack in acks for c in ack.committables]
+        with pytest.raises(DataLossError, match=r"recorded 7 rows with hash \w+, .* gave 8 rows with hash"):
+            coordinator.commit(0, acks, ABOUT)
+        assert case.table.truth[acks[0].committables[0].transaction] is ABORTED
+        assert read(case.store).undone is not None
+
+    def test_only_the_subtasks_that_lost_something_write_again(self):
+        case, named = self.torn(subtasks=3)
+        first, *others = case.of(case.table, named)
+        for name in others:
+            case.table.truth[name] = COMMITTED
+        coordinator = case.opened()
+        coordinator.admit(0, ABOUT)
+        assert coordinator.lost is not None
+        assert coordinator.lost.writes("table") == {0}
+        assert coordinator.lost.subtasks == 3
+        again = committable(coordinator, "table", 0, 7)
+        acks = [acknowledgement(*([again] if n == 0 else []), subtask=n, sinks=("table",)) for n in range(3)]
+        coordinator.commit(0, acks, ABOUT)
+        assert sorted(case.table.with_state(COMMITTED)) == sorted([again.transaction, *others])
+        assert case.table.truth[first] is ABORTED
+
+    def test_an_epoch_without_hashes_is_not_healed(self):
+        case = Case()
+        coordinator = case.opened()
+        coordinator.admit(0, ABOUT)
+        [ack] = case.written(coordinator)
+        bare = [msgspec.structs.replace(c, proof=None) for c in ack.committables]
+        coordinator.writer.decide(0, bare, sinks=["table", "kafka"], epoch_input=ABOUT)
+        case.kafka.truth[bare[1].transaction], case.table.truth[bare[0].transaction] = COMMITTED, ABORTED
+        with pytest.raises(DataLossError, match="holds no hash of the rows of table"):
+            case.opened()
+
+    def test_a_driver_that_cannot_compute_the_epoch_again_is_told_the_choices(self):
+        case, _ = self.torn()
+        with pytest.raises(DataLossError, match="only a Spark query"):
+            case.opened(heals=False)
+
+    @pytest.mark.parametrize("changes", [{"digest": "other"}, {"end": [11]}, {"query": "another"}])
+    def test_only_the_same_input_heals(self, changes: dict[str, Any]):
+        case, _ = self.torn()
+        with pytest.raises(EpochTornError):
+            case.opened().admit(0, msgspec.structs.replace(ABOUT, **changes))
+        with pytest.raises(EpochTornError):
+            case.opened().admit(1, ABOUT)
+
+    def test_a_crash_before_the_replacement_is_durable_leaves_something_to_sweep(self):
+        case, _ = self.torn()
+        coordinator = case.opened()
+        coordinator.admit(0, ABOUT)
+        [ack] = case.written(coordinator, ["table"])
+        [left] = ack.committables
+        view = read(case.store)
+        assert status_for_sweeper(left, view, coordinator.writer.token.start) is TransactionStatus.IN_DOUBT
+        assert status_of(left, view) is TransactionStatus.IN_DOUBT
+        case.table.open = [left]
+        assert case.opened().admit(0, ABOUT) is Admission.HEAL
+        assert case.table.truth[left.transaction] is ABORTED
+
+    def test_a_crash_after_it_leaves_a_decision_that_anybody_can_finish(self):
+        case, named = self.torn()
+        coordinator = case.opened()
+        coordinator.admit(0, ABOUT)
+        [ack] = case.written(coordinator, ["table"])
+        lost = [c for c in named if c.sink == "table"]
+        coordinator.writer.replace(lost, ack.committables)
+        view = read(case.store)
+        assert view.named(ack.committables[0]) == ack.committables[0]
+        assert view.named(lost[0]) is None
+        assert case.opened(heals=False).view.completed == 0
+        assert case.table.with_state(COMMITTED) == [ack.committables[0].transaction]
+
+    def test_targets_remember_the_generation_of_what_was_written_again(self):
+        case, _ = self.torn()
+        coordinator = case.opened()
+        coordinator.admit(0, ABOUT)
+        coordinator.commit(0, case.written(coordinator, ["table"]), ABOUT)
+        view = read(case.store)
+        assert view.reached["table"].generation == coordinator.writer.token.start
+        assert view.reached["kafka"].generation < coordinator.writer.token.start
+        assert view.progress >= view.reached["table"]
+
+    def test_what_was_written_again_can_be_lost_again(self):
+        case, _ = self.torn()
+        for _ in range(2):
+            coordinator = case.opened()
+            assert coordinator.admit(0, ABOUT) is Admission.HEAL
+            [ack] = case.written(coordinator, ["table"])
+            case.table.truth[ack.committables[0].transaction] = ABORTED
+            with pytest.raises(EpochTornError):
+                coordinator.commit(0, [ack], ABOUT)
+        coordinator = case.opened()
+        coordinator.admit(0, ABOUT)
+        coordinator.commit(0, case.written(coordinator, ["table"]), ABOUT)
+        records = audit_records(case.store)
+        assert [type(record) for record in records] == [Replace] * 3
+        assert read(case.store).completed == 0
+
+    def test_a_rewind_over_a_torn_epoch_is_refused(self):
+        case, _ = self.torn()
+        with pytest.raises(EpochTornError):
+            case.coordinator().open(rewind="because", first_epoch=0, query="other")
+
+    def test_another_process_goes_on_with_what_is_lost(self):
+        case, named = self.torn()
+        opened = case.opened()
+        opened.admit(0, ABOUT)
+        acks = case.written(opened, ["table"])
+        other = case.coordinator()
+        other.resume(opened.writer.token, case.of(case.table, named))
+        assert other.admit(0, ABOUT) is Admission.HEAL
+        with pytest.raises(EpochConflictError, match="what it lost is to be written first"):
+            other.admit(1, ABOUT)
+        other.commit(0, acks, ABOUT)
+        assert read(case.store).completed == 0
+
+
+class TestOperators:
+    """`txn` on a decision of which one target does not answer, or was not given."""
+
+    def log_and_targets(self, case: Case) -> tuple[Log, Any, Any]:
+        named = case.decided()
+        for sink in (case.kafka, case.table):
+            sink.open = [c for c in named if c.sink == sink.name]
+        return Log("p", case.store), sinks_target([case.kafka], "kafka"), sinks_target([case.table], "table")
+
+    def test_a_target_that_does_not_answer_hides_no_other_and_is_named(self):
+        case = Case()
+        log, kafka, table = self.log_and_targets(case)
+        case.table.when_listed = _raise_no_answer
+        with pytest.raises(RetryableSinkError):
+            survey([log], [kafka, table])
+        unanswered: dict[str, str] = {}
+        found = survey([log], [kafka, table], unanswered=unanswered)
+        assert {(one.committable.sink, one.state) for one in found} == {
+            ("kafka", PREPARED),
+            ("table", Observation.NO_ANSWER),
+        }
+        assert list(unanswered) == ["table"]
+
+    def test_what_expires_is_committed_though_another_target_does_not_answer(self):
+        case = Case()
+        log, kafka, table = self.log_and_targets(case)
+        case.table.when_listed, case.table.away = _raise_no_answer, True
+        decision = log.view.undone
+        assert decision is not None
+        found = survey([log], [kafka, table], unanswered={})
+        with pytest.raises(CommitPendingError, match="table: RetryableSinkError: no answer"):
+            commit_decided(log, decision, found, policy=policy())
+        assert len(case.kafka.with_state(COMMITTED)) == 1
+        assert log.view.undone is not None
+
+    def test_what_expires_is_committed_though_another_target_was_not_given(self):
+        case = Case()
+        log, kafka, _ = self.log_and_targets(case)
+        decision = log.view.undone
+        assert decision is not None
+        with pytest.raises(SinkError, match="The epoch stays decided, without this part"):
+            commit_decided(log, decision, survey([log], [kafka]), policy=policy())
+        assert len(case.kafka.with_state(COMMITTED)) == 1
+
+    def test_what_cannot_expire_waits_for_a_target_that_was_not_given(self):
+        case = Case()
+        log, _, table = self.log_and_targets(case)
+        decision = log.view.undone
+        assert decision is not None
+        with pytest.raises(SinkError):
+            commit_decided(log, decision, survey([log], [table]), policy=policy())
+        assert not case.table.with_state(COMMITTED)
+
+    def test_the_seconds_that_are_left_are_shown(self):
+        case = Case()
+        log, kafka, _ = self.log_and_targets(case)
+        case.kafka.expires_at = lambda _: time.time() + 90.4  # type: ignore[method-assign]
+        [one, _] = sorted(survey([log], [kafka]), key=lambda one: one.committable.sink)
+        assert one.expires_in == one.as_json()["expires_in"] == 90
+
+
+def _raise_no_answer() -> None:
+    raise RetryableSinkError("no answer")
