@@ -100,8 +100,12 @@ class SequenceSource(ResettableSource):
         for at in range(split.start, split.end, self._batch_rows):
             to = min(split.end, at + self._batch_rows)
             rows = pa.array(range(unit + at * self._units, unit + to * self._units, self._units), pa.int64())
-            batch = self._table.take(rows).combine_chunks().to_batches()[0]
-            yield Piece(batch, to)
+            done = at
+            for batch in self._table.take(rows).combine_chunks().to_batches():  # several beyond 2 GiB of one column
+                done += batch.num_rows
+                yield Piece(batch, done)
+            if done != to:
+                raise SourceError(f"unit {unit} of the sequence gave {done - at} rows where {to - at} were asked for")
 
     def advance(self, position: Position, split: Split, to: int) -> Position:
         return {**position, split.unit: to}

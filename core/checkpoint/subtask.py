@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import answers
 from ..errors import LifecycleError
+from ..kit.pieces import pieces
 from ..sink import TwoPhaseCommitSink
 from ..steps import Step, crash_point
 from ..transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Observation, Written
@@ -61,7 +62,8 @@ class SubtaskEpoch:
             crash_point(Step.BEGIN_AFTER)
         self._require_open()
         crash_point(Step.WRITE_BEFORE)
-        self.sink.write(self._transaction, batch)
+        for piece in pieces(batch):  # so that no sink copies a whole batch of large rows
+            self.sink.write(self._transaction, piece)
         crash_point(Step.WRITE_AFTER)
         self._rows += batch.num_rows
         self._write_seconds += time.monotonic() - began

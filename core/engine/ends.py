@@ -146,8 +146,11 @@ class SinkLogic(Logic):
         """By the checkpoint at whose barrier it was prepared; not known to be decided."""
 
     def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
-        if self._project is not None:
-            batch = self._project(batch)
+        for part in [batch] if self._project is None else self._project(batch):
+            self._write(part)
+        return []
+
+    def _write(self, batch: pa.RecordBatch) -> None:
         if self._valid is None or not self._valid.equals(batch.schema):
             with self._lock:  # it may create what is missing in the target: one subtask at a time
                 self._sink.validate(batch.schema)
@@ -156,7 +159,6 @@ class SinkLogic(Logic):
             if self._writing is None:
                 self._writing = SubtaskEpoch(self._sink, self._context(self._epoch))
             self._writing.write(batch)
-        return []
 
     def freeze(self, barrier: Barrier) -> Frozen:
         """Prepare; nothing for a savepoint that commits nothing."""

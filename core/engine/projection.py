@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 
 from ..errors import ConfigurationError, OperatorError
+from ..kit.pieces import PIECE_BYTES, pieces, size_of
 from ..kit.rows import cast, with_leaves
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ _PARSE: Final = "SELECT json_serialize_sql(?)"
 _AGGREGATES: Final = "SELECT DISTINCT function_name FROM duckdb_functions() WHERE function_type = 'aggregate'"
 _NOT_OF_ONE_ROW: Final = {"WINDOW": "a window function", "SUBQUERY": "a subquery"}
 _SEVERAL_ROWS: Final = frozenset({"unnest", "unlist", "generate_subscripts"})
+_ROWS_AT_FIRST: Final = 64
+"""Rows that are computed together until it is known how large they become."""
+_FASTER: Final = 8
+"""Factor by which their number grows at most from one computation to the next."""
 _SETTINGS = (
     "SET threads = 1",  # so that rows keep their order
     "SET TimeZone = 'UTC'",  # not that of the machine
@@ -77,21 +82,38 @@ class Projection:
         shown = [("select", select), ("where", where)]
         self._shown = " and ".join(f"{option} {value!r}" for option, value in shown if value is not None)
         self._seen: pa.Schema | None = None
+        self._at_once = _ROWS_AT_FIRST
 
-    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The sink's part of a batch: its columns, and its rows in their order.
+    def __call__(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Yield the sink's part of a batch: its columns, and its rows in their order.
+
+        There is at least one batch, and there are several where rows are large: DuckDB works on a bounded number of
+        bytes at a time, and Arrow cannot hold 2 GiB of texts in one column of one batch.
 
         Raises:
             ConfigurationError: An expression does not fit the columns.
-            OperatorError: An expression failed at a row.
+            OperatorError: An expression failed at a row, or rows are missing in the answer.
         """
         if self._seen is None or not self._seen.equals(batch.schema):
             self._check(batch.schema)
             self._seen = batch.schema
-        try:
-            return self._part(batch)
-        except self._error as error:
-            raise OperatorError(f"sink {self._sink}: {self._shown} failed: {_short(error)}") from error
+        looked_at = 0
+        for rows in self._pieces(batch):
+            looked_at += rows.num_rows
+            try:
+                yield from self._part(rows)
+            except self._error as error:
+                raise OperatorError(f"sink {self._sink}: {self._shown} failed: {_short(error)}") from error
+        self._require(looked_at, batch.num_rows)
+
+    def _pieces(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Cut a batch so that neither input nor answer is large, going by the size of the rows so far."""
+        for piece in pieces(batch):
+            start = 0
+            while start < max(1, piece.num_rows):
+                length = self._at_once  # which changes while the rows are computed
+                yield piece.slice(start, length)
+                start += length
 
     def _parse(self, option: str, text: str) -> _Expression:
         """Look at an expression as DuckDB parses it, before any row is there."""
@@ -131,7 +153,7 @@ class Projection:
                 "sink"
             )
         try:
-            part = self._part(pa.RecordBatch.from_pylist([], schema=schema))
+            (part,) = self._part(pa.RecordBatch.from_pylist([], schema=schema))
         except (self._error, pa.ArrowException) as error:
             raise ConfigurationError(
                 f"sink {self._sink}: {self._shown} does not fit columns {schema.names}: {_short(error)}"
@@ -142,21 +164,39 @@ class Projection:
                 f"sink {self._sink}: {self._shown} gives columns {part.schema.names}: two of them have the same name"
             )
 
-    def _part(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _part(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         if self._where is not None:
-            kept = self._compute(batch, [self._where._replace(text=f"({self._where.text}\n) AS kept")]).column(0)
+            condition = self._where._replace(text=f"({self._where.text}\n) AS kept")
+            kept = pa.concat_arrays([part.column(0) for part in self._compute(batch, [condition])])
             if not pa.types.is_boolean(kept.type):
                 what = f"sink {self._sink}: where {self._where.text!r}"
                 raise ConfigurationError(f"{what} is {kept.type}, not a boolean condition")
             batch = batch.filter(kept)
-        return batch if self._select is None else self._compute(batch, self._select)
+            self._require(batch.num_rows, kept.true_count)
+        if self._select is None:
+            return [batch]
+        parts = self._compute(batch, self._select)
+        if batch.num_rows:
+            fitting = PIECE_BYTES * batch.num_rows // max(1, sum(map(size_of, parts)))
+            self._at_once = max(1, min(fitting, self._at_once * _FASTER))
+        return parts
 
-    def _compute(self, batch: pa.RecordBatch, expressions: Sequence[_Expression]) -> pa.RecordBatch:
+    def _compute(self, batch: pa.RecordBatch, expressions: Sequence[_Expression]) -> list[pa.RecordBatch]:
+        """Return one row for each row of the batch, in one or more batches: Arrow's answer may have several chunks."""
         needed = self._kept(self._needed(batch, expressions))
         relation = self._database.from_arrow(pa.Table.from_batches([needed]))
         table: pa.Table = relation.project("\n,".join(e.text for e in expressions)).to_arrow_table()
-        batches = table.combine_chunks().to_batches()
-        return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
+        parts = table.to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]
+        self._require(sum(part.num_rows for part in parts), batch.num_rows)
+        return parts
+
+    def _require(self, rows: int, expected: int) -> None:
+        """Raise an OperatorError if rows were lost or made on the way: the sink's proof would not show it."""
+        if rows != expected:
+            raise OperatorError(
+                f"sink {self._sink}: {self._shown} gave {rows} rows where {expected} were expected. Nothing of this "
+                "epoch is committed. Please report it with the versions of duckdb and pyarrow"
+            )
 
     def _kept(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The batch, of which DuckDB changes no duration: it counts microseconds, and gives back nanoseconds."""
