@@ -75,6 +75,14 @@ class Committed(NamedTuple):
     voided: bool = False
 
 
+class LostRewritten(NamedTuple):
+    """Lost transactions of a decision were written again, with the same rows."""
+
+    pipeline: str
+    epoch: int
+    transactions: int
+
+
 class Took(NamedTuple):
     """Seconds of an epoch."""
 
@@ -168,6 +176,7 @@ Event: TypeAlias = (
     | EpochBegan
     | CommitWaits
     | Committed
+    | LostRewritten
     | EpochCompleted
     | EpochAbandoned
     | EpochReplayed

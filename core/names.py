@@ -199,17 +199,19 @@ class Remembered(NamedTuple):
     """Its newest commit of this log since a rewind; NOTHING if it has none."""
 
 
-def other_log(scope: Scope, log: str, where: str) -> EpochConflictError:
-    """The error for names that belong to another decision log.
+def other_log(scope: Scope, log: str, where: str, *, sink: str = "") -> EpochConflictError:
+    """Make the error for names that belong to another decision log.
 
     Args:
         scope: The names, and this log, or "" if there is none.
         log: The other log.
         where: Which target says so.
+        sink: Under which sink's name the other log has written, if that is another one.
     """
     this = f"this is decision log {scope.log}" if scope.log else "there is no decision log yet"
+    what = f"this pipeline (its sink {sink})" if sink not in ("", scope.sink) else "this pipeline and sink"
     return EpochConflictError(
-        f"{where} knows this pipeline and sink from decision log {log}, but {this}: either "
+        f"{where} knows {what} from decision log {log}, but {this}: either "
         "the checkpoint folder was deleted or replaced, and continuing would write its input a second time, or another "
         f"job runs under the same name. {_CHOICES}",
         pipeline=scope.pipeline,

@@ -16,6 +16,7 @@ from __future__ import annotations
 import secrets
 from abc import abstractmethod
 from functools import wraps
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Final, ParamSpec, TypeVar
 
@@ -287,14 +288,18 @@ class FolderClaims:
         self._folder = folder
 
     def check(self, scope: Scope) -> None:
-        """Refuse names that another log owns.
+        """Refuse names that another log owns, or a pipeline that another log has written here for another sink.
 
         Raises:
-            EpochConflictError: It does.
+            EpochConflictError: It does, or has.
         """
         known = self.known(scope)
         if known not in (None, scope.log):
             raise other_log(scope, str(known), str(self._folder))
+        if known is None:
+            for sink, log in self._of_pipeline(scope.pipeline).items():
+                if log != scope.log:
+                    raise other_log(scope, log, str(self._folder), sink=sink)
 
     def claim(self, scope: Scope) -> None:
         """Make this log the owner of the names.
@@ -303,6 +308,7 @@ class FolderClaims:
             EpochConflictError: Another one owns them.
         """
         make_folder(self._folder)
+        self.check(scope)
         if not put_once(self._path(scope), scope.log.encode()):
             self.check(scope)
 
@@ -312,9 +318,18 @@ class FolderClaims:
         return _text(path) if path.exists() else None
 
     def release(self, scope: Scope, *, own: bool = False) -> None:
-        """Forget another log's claim; this one's too if the target itself has forgotten it."""
-        if own or self.known(scope) != scope.log:
+        """Forget other logs' claims on the pipeline; this one's too if the target itself has forgotten it."""
+        if own:
             self._path(scope).unlink(missing_ok=True)
+        for sink, log in self._of_pipeline(scope.pipeline).items():
+            if log != scope.log:
+                self._path(scope._replace(sink=sink)).unlink(missing_ok=True)
+
+    def _of_pipeline(self, pipeline: str) -> dict[str, str]:
+        """Which log has claimed the pipeline's name, for each sink."""
+        head, end = f".{file_name(f'{pipeline}:')}", ".claim"
+        claims = sorted(self._folder.glob(f"{escape(head)}*{end}")) if self._folder.is_dir() else []
+        return {path.name[len(head) : -len(end)]: _text(path) for path in claims}
 
     def _path(self, scope: Scope) -> Path:
         return self._folder / f".{file_name(f'{scope.pipeline}:{scope.sink}')}.claim"

@@ -65,7 +65,20 @@ class LedgerContract:
             with pytest.raises(EpochConflictError, match=r'from decision log 0123abcd.*rewind="'):
                 refused()
         sink.check_claim(SCOPE._replace(pipeline="orders-eu"), NOTHING)
-        sink.check_claim(OTHER._replace(sink="words-2"), NOTHING)
+
+    def test_a_pipeline_that_another_log_has_written_is_refused_under_any_sinks_name(self, sink: DatabaseSink):
+        """Invariant 9 and rule J: a fresh checkpoint and a renamed sink must not write the input a second time."""
+        sink.claim(SCOPE)
+        renamed = OTHER._replace(sink="words-2")
+        for refused in (lambda: sink.check_claim(renamed, NOTHING), lambda: sink.claim(renamed)):
+            with pytest.raises(EpochConflictError, match=r"knows this pipeline \(its sink words\) from decision log"):
+                refused()
+        sink.check_claim(SCOPE._replace(sink="words-2"), NOTHING)
+        sink.release(renamed)
+        sink.check_claim(renamed, NOTHING)
+        sink.check_claim(OTHER._replace(sink="words-3"), NOTHING)
+        with pytest.raises(EpochConflictError):
+            sink.check_claim(SCOPE, NOTHING)
 
     def test_checking_writes_nothing(self, sink: DatabaseSink, make: Make):
         sink.check_claim(SCOPE, NOTHING)

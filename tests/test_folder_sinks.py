@@ -123,6 +123,22 @@ def test_a_folder_that_knows_the_name_from_another_log_refuses_it(sink: Any):
         sink.check_claim(SCOPE, NOTHING)
 
 
+def test_a_folder_that_knows_the_pipeline_from_another_log_refuses_it_under_any_sinks_name(sink: Any):
+    """A fresh checkpoint and a renamed sink must not write the input a second time."""
+    sink.claim(SCOPE)
+    renamed = OTHER._replace(sink="renamed")
+    for refused in (lambda: sink.check_claim(renamed, NOTHING), lambda: sink.claim(renamed)):
+        with pytest.raises(EpochConflictError, match=rf"this pipeline \(its sink out\) from decision log {LOG}"):
+            refused()
+    sink.check_claim(SCOPE._replace(sink="added"), NOTHING)
+    for other in ("p.2", "p-2", "p_2"):
+        sink.check_claim(renamed._replace(pipeline=other), NOTHING)
+    sink.release(renamed)
+    sink.claim(renamed)
+    with pytest.raises(EpochConflictError):
+        sink.check_claim(SCOPE, NOTHING)
+
+
 def test_a_folder_remembers_how_far_the_log_had_come(sink: Any):
     """Also beyond epochs without rows for it, and whatever becomes of the data."""
     for epoch in (3, 4):

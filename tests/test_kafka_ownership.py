@@ -80,6 +80,17 @@ def test_another_logs_commits_under_the_name_are_refused_until_they_are_accepted
     ownership.check(client, MINE)
 
 
+def test_another_logs_commits_under_another_sinks_name_are_refused_too():
+    """A fresh checkpoint and a renamed sink must not write the input a second time."""
+    client: Any = Client(*OTHERS, OTHER_LOG._replace(sink="former"), state="CompleteCommit")
+    with pytest.raises(
+        EpochConflictError, match=r"Kafka knows this pipeline \(its sink former\) from decision log 9999aaaa"
+    ):
+        ownership.check(client, MINE)
+    ownership.accept(client, MINE)
+    ownership.check(client, MINE)
+
+
 @pytest.mark.parametrize("client", [Client(*OTHERS, MINE, state="CompleteCommit"), Client(OTHER_LOG)])
 def test_a_name_that_no_other_log_has_committed_under_is_free(client: Any):
     ownership.check(client, MINE)

@@ -124,10 +124,16 @@ class Ownership(NamedTuple):
     """The decision log that has claimed them, or another one that has committed under them; None if none has."""
     noted: bool
     """Whether it is noted that a writer of this log writes here."""
+    rival: str | None = None
+    """Another decision log that has claimed the pipeline's name for another sink; None if none has."""
+    rivals_sink: str | None = None
 
     def refuse_others(self, scope: Scope) -> None:
         if self.owner not in (None, scope.log):
             raise other_log(scope, str(self.owner), _PLACE)
+        # A name that this log owns already was checked when it was claimed.
+        if self.owner is None and self.rival is not None:
+            raise other_log(scope, self.rival, _PLACE, sink=self.rivals_sink or "")
 
 
 @functools.cache
@@ -139,7 +145,12 @@ def ownership_query(tables: Tables) -> sa.Select[Any]:
     others = sa.select(ledger.c.log).where(*_of(ledger, scope.pipeline, scope.sink), ledger.c.log != scope.log)
     newest = others.order_by(ledger.c.committed_at.desc()).limit(sa.literal_column("1"))
     noted = sa.exists().where(*_mine(logs, scope))
-    question = sa.select(sa.func.coalesce(claimed.scalar_subquery(), newest.scalar_subquery()), noted)
+    rivals = [pipelines.c.pipeline == scope.pipeline, pipelines.c.sink != scope.sink, pipelines.c.log != scope.log]
+    first = [
+        sa.select(column).where(*rivals).order_by(pipelines.c.sink).limit(sa.literal_column("1")).scalar_subquery()
+        for column in (pipelines.c.log, pipelines.c.sink)
+    ]
+    question = sa.select(sa.func.coalesce(claimed.scalar_subquery(), newest.scalar_subquery()), noted, *first)
     return cast("sa.Select[Any]", question)
 
 
@@ -211,7 +222,10 @@ def claim(target: Target, scope: Scope) -> None:
 
 
 def release(target: Target, scope: Scope) -> None:
-    """Make `scope.log` the owner, whoever was, and set aside how far it had come, and how far it was pruned."""
+    """Make `scope.log` the owner, whoever was, and set aside how far it had come, and how far it was pruned.
+
+    What another log has claimed for other sinks of the pipeline is this log's, too: they may have been renamed.
+    """
     ensure(target)
     tables = tables_of(target)
     owner = _of(tables.pipelines, scope.pipeline, scope.sink)
@@ -219,8 +233,8 @@ def release(target: Target, scope: Scope) -> None:
         log = connection.scalar(sa.select(tables.pipelines.c.log).where(*owner).with_for_update())
         if log is None:
             connection.execute(tables.pipelines.insert().values(**scope._asdict()))
-        elif log != scope.log:
-            connection.execute(tables.pipelines.update().where(*owner).values(log=scope.log))
+        rivals = [tables.pipelines.c.pipeline == scope.pipeline, tables.pipelines.c.log != scope.log]
+        connection.execute(tables.pipelines.update().where(*rivals).values(log=scope.log))
         set_aside = tables.ledger.update().where(*_mine(tables.ledger, scope), tables.ledger.c.rewound == 0)
         connection.execute(set_aside.values(rewound=1))
         connection.execute(tables.logs.update().where(*_mine(tables.logs, scope)).values(pruned=-1))

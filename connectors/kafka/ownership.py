@@ -81,31 +81,36 @@ def _left_out(
 
 
 def check(client: TransactionCoordinatorClient, scope: Scope) -> None:
-    """Refuse a name under which another log may have committed something.
+    """Refuse a pipeline under whose name another log may have committed something, whatever its sink was called.
 
     Raises:
         EpochConflictError: It may have.
         KafkaError: Not every broker answered.
     """
-    others = _other_logs(client, scope) - _accepted(client, scope)
-    if others:
-        raise other_log(scope, ", ".join(sorted(others)), "Kafka")
+    others, accepted = _other_logs(client, scope), _accepted(client, scope)
+    for sink, logs in sorted(others.items(), key=lambda item: (item[0] != scope.sink, item[0])):
+        if logs - accepted:
+            raise other_log(scope, ", ".join(sorted(logs - accepted)), "Kafka", sink=sink)
 
 
 def accept(client: TransactionCoordinatorClient, scope: Scope) -> None:
     """Let this log use the name although others have; remembered by the brokers."""
-    for log in _other_logs(client, scope) - _accepted(client, scope):
+    for log in set().union(*_other_logs(client, scope).values()) - _accepted(client, scope):
         name = str(AcceptedName(scope, log))
         code = client.register(name)
         if code != Code.NONE:
             raise kafka_error("cannot remember that another log's data are accepted", code, transaction=name)
 
 
-def _other_logs(client: TransactionCoordinatorClient, scope: Scope) -> set[str]:
-    """Logs that may have committed something under the name."""
-    foreign = {name: of.log for name, of in _of_sink(client, scope).items() if of.log != scope.log}
-    described = client.describe(foreign)
-    return {foreign[name] for name, description in described.items() if not never_committed(description)}
+def _other_logs(client: TransactionCoordinatorClient, scope: Scope) -> dict[str, set[str]]:
+    """Logs that may have committed something under the pipeline's name, by sink."""
+    scopes = _scopes(client, f"{FORMAT}:{scope.pipeline}:", [])
+    foreign = {name: of for name, of in scopes.items() if of.pipeline == scope.pipeline and of.log != scope.log}
+    others: dict[str, set[str]] = {}
+    for name, description in client.describe(foreign).items():
+        if not never_committed(description):
+            others.setdefault(foreign[name].sink, set()).add(foreign[name].log)
+    return others
 
 
 def never_committed(description: Description) -> bool:

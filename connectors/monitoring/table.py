@@ -21,6 +21,7 @@ from onceward.core.events import (
     EpochFailed,
     EpochReplayed,
     Event,
+    LostRewritten,
     QueryProgressed,
     Started,
     wall_clock,
@@ -89,6 +90,18 @@ REPLAYED = _metric(
 FAILED = _metric(
     "epochs.failed", Kind.COUNTER, "{epoch}", "Epochs, or attempts of the embedded engine, that ended with an error."
 )
+VOIDED = _metric(
+    "epochs.voided",
+    Kind.COUNTER,
+    "{epoch}",
+    "Decided epochs that are written again, because a target had lost its part and nothing was visible.",
+)
+REWRITTEN = _metric(
+    "lost.transactions.rewritten",
+    Kind.COUNTER,
+    "{transaction}",
+    "Decided transactions that a target had lost and that were written again, with the same rows.",
+)
 LAST_EPOCH = _metric("epoch.last", Kind.GAUGE, "", "Number of the newest completed epoch.")
 LAST_COMPLETED = _metric(
     "epoch.last.completed.timestamp", Kind.GAUGE, "s", "When the newest epoch was completed, in seconds since 1970."
@@ -156,6 +169,8 @@ def samples(event: Event) -> Iterator[Sample]:  # noqa: C901 - one case for each
             yield from _waits(event)
         case Committed():
             yield from _committed(event)
+        case LostRewritten(_, _, transactions):
+            yield Sample(REWRITTEN, transactions, one)
         case EpochCompleted():
             yield from _completed(event)
         case EpochReplayed():
@@ -175,7 +190,13 @@ def _started(event: Started) -> Iterator[Sample]:
     one = (event.pipeline,)
     yield Sample(STARTS, 1, one)
     yield Sample(IN_DOUBT, 0, one)
-    for counter in (COMPLETED, REPLAYED, FAILED):  # the first increase of a counter that is not there is not seen
+    for counter in (
+        COMPLETED,
+        REPLAYED,
+        FAILED,
+        VOIDED,
+        REWRITTEN,
+    ):  # the first increase of a counter that is not there is not seen
         yield Sample(counter, 0, one)
     if event.epoch is not None and event.completed is not None:  # a pipeline that dies at each start grows old, too
         yield Sample(LAST_EPOCH, event.epoch, one)
@@ -192,6 +213,8 @@ def _waits(event: CommitWaits) -> Iterator[Sample]:
 
 
 def _committed(event: Committed) -> Iterator[Sample]:
+    if event.voided:
+        yield Sample(VOIDED, 1, (event.pipeline,))
     for sink, took in event.seconds.items():
         yield Sample(EXPIRY, 0, (event.pipeline, sink))
         yield Sample(RETRIES, 0, (event.pipeline, sink))

@@ -25,7 +25,7 @@ from ..errors import (
     FencedError,
     StoreError,
 )
-from ..events import EpochAbandoned, EpochBegan, EpochCompleted, Started, Took, moment, tell, wall_clock
+from ..events import EpochAbandoned, EpochBegan, EpochCompleted, LostRewritten, Started, Took, moment, tell, wall_clock
 from ..kit.options import check_type
 from ..log import EpochInput, LogStore, LogView, LogWriter, Rewound, WriterToken
 from ..log.notes import note_epoch, note_start
@@ -316,6 +316,7 @@ class Coordinator:
             ", ".join(sorted(lost.sinks)),
             extra=self._fields(lost.decision.epoch),
         )
+        tell(LostRewritten(self.pipeline, lost.decision.epoch, len(lost.committables)))
         self.lost = self._torn = None
         return permit
 

@@ -134,6 +134,8 @@ class DatabaseSink:
         owner = self.database.owners.get(scope[:2])
         if owner not in (None, scope.log):
             raise other_log(scope, str(owner), "the database")
+        if owner is None:
+            self._refuse_rivals(scope)
         known = self.database.progress(scope)
         if known > newest:
             raise outdated_log(scope, known, newest, "the database")
@@ -142,6 +144,8 @@ class DatabaseSink:
     def claim(self, scope: Scope) -> None:
         """The first log to come owns the names."""
         self.database.ask("claim")
+        if scope[:2] not in self.database.owners:
+            self._refuse_rivals(scope)
         owner = self.database.owners.setdefault(scope[:2], scope.log)
         if owner != scope.log:
             raise other_log(scope, owner, "the database")
@@ -149,7 +153,14 @@ class DatabaseSink:
     def release(self, scope: Scope) -> None:
         """Hand the names over."""
         self.database.ask("release")
-        self.database.owners[scope[:2]] = scope.log
+        mine = [names for names in self.database.owners if names[0] == scope.pipeline]
+        self.database.owners |= dict.fromkeys([*mine, scope[:2]], scope.log)
+
+    def _refuse_rivals(self, scope: Scope) -> None:
+        """A pipeline that another log has written here is refused, whatever its sinks are called."""
+        for (pipeline, sink), log in self.database.owners.items():
+            if pipeline == scope.pipeline and log != scope.log:
+                raise other_log(scope, str(log), "the database", sink=sink)
 
     def completed(self, scope: Scope, epoch: int) -> None:
         """Nothing to tidy."""

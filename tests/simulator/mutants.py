@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 import msgspec
 
-from onceward.connectors.kafka import commits, pool
+from onceward.connectors.kafka import commits, ownership, pool
 from onceward.connectors.kafka import sink as sink_module
 from onceward.connectors.kafka.sink import KafkaTransaction
 from onceward.connectors.kafka.transaction import Handle, Inside, Prepared, judge, listed_committable
@@ -166,6 +166,7 @@ def _named_by_handle(self: LogView, committable: Committable) -> Committable | N
 _REAL_DECIDE, _REAL_COMPLETE, _REAL_FOLD = LogWriter.decide, LogWriter.complete, reader.fold
 _REAL_MOVE = LogWriter.move
 _REAL_WITHDRAW = replay.withdraw
+_REAL_OTHER_LOGS = ownership._other_logs
 
 
 # The coordinator
@@ -286,6 +287,10 @@ def _withdraw_unproven(decision: Decide, shares: Sequence[Share], log: LogWriter
 def _withdraw_without_aborting(decision: Decide, shares: Sequence[Share], log: LogWriter) -> bool | None:
     with patch.object(replay, "_abort", lambda *_: None), patch.object(replay, "_check_ended", lambda *_: None):
         return _REAL_WITHDRAW(decision, shares, log)
+
+
+def _other_logs_of_the_sink(client: Any, scope: Scope) -> dict[str, set[str]]:
+    return {sink: logs for sink, logs in _REAL_OTHER_LOGS(client, scope).items() if sink == scope.sink}
 
 
 def _commit_all_at_once(_: Any, active: Sequence[Share], policy: CommitPolicy) -> None:
@@ -700,6 +705,12 @@ MUTANTS: dict[str, Mutant] = {
         _laws("3"),
         Parts(coordinator=ClaimsNothing),
         narrow=with_kinds(K.IMPOSTOR),
+    ),
+    "a fresh checkpoint and other names of sinks": Mutant(
+        "Kafka is asked only for what another decision log has committed under the same sink's name.",
+        _laws("3"),
+        patches=((ownership, "_other_logs", _other_logs_of_the_sink),),
+        narrow=with_kinds(K.IMPOSTOR, sinks=("kafka",)),
     ),
     "COMPLETED before the answer": Mutant(
         "COMPLETED is put before the targets have answered.",

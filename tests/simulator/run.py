@@ -123,7 +123,7 @@ class Simulation:
             Kind.CRASH_OTHER: self._crash_other,
             Kind.TWIN: lambda _: self._twin(self.folder),
             Kind.COPY: self._copy,
-            Kind.IMPOSTOR: lambda _: self._impostor(),
+            Kind.IMPOSTOR: self._impostor,
             Kind.FOREIGN: self._foreign,
             Kind.TASK_FAILS: self._task_fails,
             Kind.LOSE_EXECUTOR: self._lose_executor,
@@ -175,13 +175,20 @@ class Simulation:
             if not self.finished:
                 self.world.nap(PAUSE)
 
-    def _start_driver(self, folder: Folder, *, rewind: bool = True, again: Driver | None = None) -> tuple[Task, Driver]:
+    def _start_driver(
+        self,
+        folder: Folder,
+        *,
+        rewind: bool = True,
+        again: Driver | None = None,
+        sinks: Callable[[], list[Any]] | None = None,
+    ) -> tuple[Task, Driver]:
         """As the command line says, which a supervisor repeats; or, if it says the same, in the process of `again`."""
         driver = Driver(
             self.world,
             self.audit,
             folder,
-            self._sinks(),
+            sinks or self._sinks(),
             rewind=self.rewind if rewind else None,
             number=len(self.drivers),
             cluster=self.cluster,
@@ -298,12 +305,13 @@ class Simulation:
     def _copy(self, arg: int) -> None:
         self._twin(self._add(self.folder.older(arg % 3, self._root())))
 
-    def _impostor(self) -> None:
-        """Only once the real pipeline owns its names: who comes first is the real one."""
+    def _impostor(self, arg: int) -> None:
+        """Only once the real pipeline owns its names: who comes first is the real one. Its sinks may be called else."""
         known = all(self.audit.visible[kind] for kind in self.config.sinks) and not self.ever_renamed
         if known and self.store.audit.decided is not None and len(self.drivers) < 2 * STARTS:
             other = FakeStore(self.world, LogAudit(self.audit), "impostor")
-            self._start_driver(self._add(Folder(self._root(), other, "another query")), rewind=False)
+            sinks = partial(self._make, [f"{kind}-new" for kind in self.config.sinks]) if arg % 2 else None
+            self._start_driver(self._add(Folder(self._root(), other, "another query")), rewind=False, sinks=sinks)
 
     def _foreign(self, arg: int) -> None:
         """Its offsets lag behind: going on there would write records again. Some say that it is this query, but
