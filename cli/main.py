@@ -69,9 +69,9 @@ def demo(
     users: Annotated[int, typer.Option(min=1, help="How many users they belong to.")] = 200,
     kills: Annotated[int, typer.Option(min=0, help="How many times to kill the driver.")] = 5,
     seed: Annotated[int, typer.Option(help="Random seed of the orders and of the times of the kills.")] = 1,
-    home: Annotated[Path, typer.Option(help="Folder for services, checkpoints and logs; emptied first.")] = Path(
-        ".run/demo"
-    ),
+    home: Annotated[
+        Path, typer.Option(help="Folder for services, checkpoints and logs: new, empty, or an earlier demo's.")
+    ] = Path(".run/demo"),
     picture: Annotated[Path, typer.Option(help="File for the picture (PNG or SVG).")] = Path(".run/demo.png"),
 ) -> None:
     """Run Kafka → Spark → Kafka and PostgreSQL with random kills, and check that each row is written exactly once."""

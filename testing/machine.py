@@ -32,6 +32,8 @@ FIRST, LAST = 20_000, 32_000
 ATTEMPTS = 200
 LOOPBACK = "127.0.0.1"
 MINIMUM_JAVA = 17
+MARKER = ".made-by-onceward"
+"""File in a folder that a program may empty; it names the program."""
 
 _JAVA_ADVICE = (
     "Install a Java runtime, for example `apt-get install openjdk-17-jre-headless` (Debian, Ubuntu), "
@@ -107,6 +109,44 @@ def cache_home() -> Path:
     chosen = os.environ.get("ONCEWARD_CACHE")
     base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "onceward"
     return base.expanduser().absolute()
+
+
+def emptied(folder: Path, maker: str, names: Collection[str]) -> Path:
+    """Make a folder for a program's own files, or empty it if the same program made it.
+
+    A folder is the program's if this function marked it when it was new or empty. Only files and folders of the given
+    names are deleted, and only there.
+
+    Args:
+        folder: The folder, which a user names.
+        maker: Name of the program, for the marker and for messages.
+        names: Names right below the folder that the program makes.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ConfigurationError: The folder is not the program's, or holds something else. Nothing was deleted.
+    """
+    marker, advice = folder / MARKER, "Give --home a folder that is new or empty"
+    if folder.exists() and not folder.is_dir():
+        raise ConfigurationError(f"{folder} is a file, not a folder. {advice}")
+    entries = list(folder.iterdir()) if folder.exists() else []
+    made_here = marker.is_file() and marker.read_text(errors="replace").strip() == maker
+    others = sorted(path.name for path in entries if not made_here or path.name not in {MARKER, *names})
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        raise ConfigurationError(
+            f"{folder} holds {others[0]}{more}, which {maker} did not make, so nothing was deleted. {advice}"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    marker.write_text(f"{maker}\n")  # before anything else is made there
+    for path in entries:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path != marker:
+            path.unlink()
+    return folder
 
 
 @contextmanager

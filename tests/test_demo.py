@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from onceward.cli.demo.run import SAID, TARGETS, VICTIMS, _said, expected, generate, judge, plan
+from onceward.cli.demo.run import MADE, SAID, TARGETS, VICTIMS, _said, expected, generate, judge, plan
+from onceward.core.errors import ConfigurationError
 from onceward.testing.judge import Kind, Record
+from onceward.testing.machine import emptied
 from onceward.testing.pipeline.faults import FAULTS
 
 if TYPE_CHECKING:
@@ -97,3 +99,44 @@ def test_everything_is_killed_before_the_work_is_done():
     assert [kill.share for kill in kills] == sorted(kill.share for kill in kills)
     assert kills[-1].share < 0.9
     assert kills == plan(seed=1, driver_kills=5)
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("there", ["thesis.tex", "services/thesis.tex", "driver.log", ".made-by-onceward"])
+def test_a_folder_that_no_demo_made_is_refused_with_all_that_is_in_it(tmp_path: Path, there: str):
+    home = tmp_path / "home"
+    (home / there).parent.mkdir(parents=True)
+    (home / there).write_text("years of work")
+    with pytest.raises(ConfigurationError, match=r"so nothing was deleted\. Give --home a folder that is new"):
+        emptied(home, "onceward demo", MADE)
+    assert files_of(home) == {there: "years of work"}
+
+
+def test_a_folder_that_a_demo_made_is_emptied_but_only_of_what_demos_make(tmp_path: Path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "thesis.tex").write_text("years of work")
+    home = emptied(tmp_path / "runs" / "home", "onceward demo", MADE)
+    (home / "services" / "kafka").mkdir(parents=True)
+    (home / "checkpoints").symlink_to(outside)
+    (home / "driver.log").write_text("of the last demo")
+    emptied(home, "onceward demo", MADE)
+    assert files_of(tmp_path) == {
+        "outside/thesis.tex": "years of work",
+        "runs/home/.made-by-onceward": "onceward demo\n",
+    }
+    assert not (home / "services").exists()
+    (home / "thesis.tex").write_text("years of work")
+    for program in ("onceward demo", "the soak test"):
+        with pytest.raises(ConfigurationError, match="did not make"):
+            emptied(home, program, MADE)
+    assert (home / "thesis.tex").read_text() == "years of work"
+
+
+def test_a_file_is_no_home(tmp_path: Path):
+    (tmp_path / "notes").write_text("years of work")
+    with pytest.raises(ConfigurationError, match="is a file, not a folder"):
+        emptied(tmp_path / "notes", "onceward demo", MADE)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import psutil
 import pytest
 
+from onceward.core.errors import ConfigurationError
 from onceward.testing.machine import DevServiceError, accepts_connections, free_port
 from onceward.testing.services.postgres import _drop_stale_lock
 from onceward.testing.services.service import Service
@@ -194,6 +195,27 @@ def test_a_deleted_service_starts_as_new(listener: Listener) -> None:
     assert not listener.folder.exists()
     listener.restart()
     assert listener.answers()
+
+
+@pytest.mark.parametrize("file", ["kafka.py", "settings.json"])
+def test_a_folder_with_other_files_is_neither_used_nor_deleted(tmp_path: Path, file: str) -> None:
+    """A project's own folder `kafka` stands where `onceward dev` keeps its broker."""
+    listener = Listener(tmp_path / "kafka")
+    listener.folder.mkdir()
+    (listener.folder / file).write_text('"years of work"')
+    for action in (listener.start, listener.delete):
+        with pytest.raises(ConfigurationError, match="holds files that are not Listener's, so nothing was changed"):
+            action()
+    assert [path.name for path in listener.folder.iterdir()] == [file]
+
+
+def test_deleting_a_service_that_was_never_started_leaves_nothing(tmp_path: Path) -> None:
+    listener = Listener(tmp_path / "listener")
+    listener.delete()
+    assert not listener.folder.exists()
+    listener.stop()
+    listener.delete()
+    assert not listener.folder.exists()
 
 
 def test_what_a_service_was_told_to_keep_secret_is_readable_by_its_owner_only(listener: Listener) -> None:

@@ -715,6 +715,10 @@ def test_savepoints_are_kept_where_fsspec_can_write(case: Case) -> None:
     assert storage.walk() == before
     storage.write("another", [b"file"])
     assert storage.walk() != before
+    with pytest.raises(ConfigurationError, match="also holds another, which is no part of the savepoint"):
+        delete(place)
+    storage.delete(["another"])
+    assert storage.walk() == before
     delete(place)
     assert CheckpointStorage(place).walk() == {}
 

@@ -6,7 +6,6 @@ import argparse
 import os
 import platform
 import random
-import shutil
 import sys
 import time
 from importlib.metadata import version
@@ -18,6 +17,7 @@ import psycopg
 from benchmarks.common import machine
 
 from onceward import __version__
+from onceward.testing.machine import emptied
 from onceward.testing.pipeline.driver import Start, Supervisor
 from onceward.testing.pipeline.endpoints import KAFKA, POSTGRES, Addresses, Endpoint, KafkaTopic, Table, UnreadableError
 from onceward.testing.pipeline.faults import FAULTS, NothingToHitError, Scene
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     from onceward.testing.services import DevServices
 
+MADE = ("services", "checkpoint", "driver.log", "samples.json")
+"""What a run makes in its folder, and the next one deletes there."""
 SAMPLE_SECONDS = 10.0
 DRAIN_SECONDS = 300.0
 OUTPUTS: tuple[Endpoint, ...] = (KafkaTopic(TARGET, PARTITIONS), Table(TARGET, "number bigint, fed double precision"))
@@ -161,12 +163,11 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=200.0, help="rows per second")
     parser.add_argument("--every", type=float, default=45.0, help="seconds between two faults, on average")
     parser.add_argument("--seed", type=int, default=1, help="of the faults")
-    parser.add_argument("--home", type=Path, default=Path(".run/soak"), help="folder for everything; emptied first")
+    parser.add_argument("--home", type=Path, default=Path(".run/soak"), help="folder: new, empty, or an earlier run's")
     parser.add_argument("--note", help="what else the machine did meanwhile, for the page")
     arguments = parser.parse_args()
     home = arguments.home.absolute()
-    shutil.rmtree(home, ignore_errors=True)
-    home.mkdir(parents=True)
+    emptied(home, "the soak test", MADE)
     report = Report(
         facts={
             "date": time.strftime("%Y-%m-%d"),

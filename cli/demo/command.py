@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 from typing import TYPE_CHECKING, Final
 
@@ -16,11 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from onceward.testing.judge import Kind
+from onceward.testing.machine import emptied
 from onceward.testing.pipeline.endpoints import Addresses
 from onceward.testing.services import dev_services
 from onceward.testing.services.jars import PEER_JARS, ensure_jars
 
-from .run import TARGETS, Story, expected, generate, plan, run
+from .run import MADE, TARGETS, Story, expected, generate, plan, run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,13 +36,16 @@ _COLORS: Final = {"driver": "#b22222", "broker": "#6a3d9a", "database": "#1f78b4
 
 
 def demo(*, orders: int, users: int, kills: int, seed: int, home: Path, picture: Path) -> int:
-    """Run the demo; 0 if nothing is missing and nothing duplicated in the exactly-once targets, else 1."""
+    """Run the demo; 0 if nothing is missing and nothing duplicated in the exactly-once targets, else 1.
+
+    Raises:
+        ConfigurationError: The folder `home` holds something that no demo made.
+    """
     console = Console()
+    emptied(home, "onceward demo", MADE)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that whoever ends the demo leaves no process behind
     console.print("setting up: jars, a Kafka broker, a PostgreSQL server …")
     ensure_jars(PEER_JARS)
-    shutil.rmtree(home, ignore_errors=True)
-    home.mkdir(parents=True)
     with dev_services(home / "services") as services:
         addresses = Addresses(home, services.bootstrap_servers, services.dsn)
         story = Story(addresses, list(generate(seed, orders, users)), expected(seed, orders, users))

@@ -103,6 +103,8 @@ TARGETS: Mapping[tuple[str, str], KafkaTopic | Table] = {
 _TOPICS: Final = {endpoint.name: target for target, endpoint in TARGETS.items() if isinstance(endpoint, KafkaTopic)}
 VICTIMS = {"kill-driver": "driver", "kill-kafka": "broker", "kill-postgres": "database"}
 """What gets SIGKILL, by the kit's fault."""
+MADE: Final = ("services", "checkpoints", "driver.log")
+"""What a demo makes in its folder, and the next one deletes there."""
 SAID = "demo: "
 """Before what the driver says in its log."""
 

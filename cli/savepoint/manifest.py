@@ -13,13 +13,14 @@ engine's savepoints, too.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
 from onceward.core.engine.state.handles import FileRef, decode_metadata, is_metadata
-from onceward.core.engine.state.storage import METADATA, CheckpointStorage, inside
+from onceward.core.engine.state.storage import METADATA, PROOF, SHARED, CheckpointStorage, inside
 from onceward.core.errors import (
     ConfigurationError,
     EpochConflictError,
@@ -39,6 +40,9 @@ ENTRIES: Final = "log"
 IDENTITY: Final = "metadata"
 """Spark's file with the query's id. Without it a checkpoint is a new query's, which no log of an old one admits."""
 _NAME: Final = "onceward-savepoint"
+_FIXED: Final = f"{BEGUN}|{MANIFEST}|{CLAIMED}|{RESTORED}|{METADATA}|{PROOF}"
+_OWN: Final = re.compile(rf"({FILES}|{ENTRIES}|{SHARED})/|\.?({_FIXED})(\.\w+)?$|\.put-\w+$|[^/]*\[\d+\]")
+"""Paths of a savepoint's files, those of interrupted writes included; the engine's subtasks are called `name[0]`."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,10 +239,17 @@ def delete(place: str) -> None:
     """Delete a savepoint, or a part of one: first the file without which nobody takes the rest for one.
 
     Raises:
-        ConfigurationError: The folder is not a savepoint.
+        ConfigurationError: The folder is not a savepoint, or holds other files.
         StateError: Something could not be deleted.
     """
-    pipeline, storage = found_at(place).pipeline, CheckpointStorage(place)
+    found, storage = found_at(place), CheckpointStorage(place)
+    pipeline, others = found.pipeline, sorted(path for path in storage.walk() if not _OWN.match(path))
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        raise ConfigurationError(
+            f"{storage.root} also holds {others[0]}{more}, which is no part of the savepoint, so nothing was deleted: "
+            "move it elsewhere, then repeat this"
+        )
     try:
         if not storage.read_if_there(BEGUN):
             storage.write(BEGUN, [pipeline.encode()])  # so that the rest of it is known for what it is

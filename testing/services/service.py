@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import psutil
 
+from onceward.core.errors import ConfigurationError
+
 from ..machine import DevServiceError, as_user, end_of, locked
 from . import guard
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _POLL_SECONDS: Final = 0.05
+_BEFORE_START: Final = frozenset({"lock", "server.log"})
+"""Files of a service that was stopped or looked at, and never started."""
 
 
 class Service(ABC):
@@ -76,6 +80,7 @@ class Service(ABC):
         path = self.folder / "settings.json"
         if self._settings is None:
             if not path.exists():
+                self._check_own()
                 self.folder.mkdir(parents=True, exist_ok=True)
                 partial = path.with_suffix(f".{os.getpid()}.partial")
                 partial.touch(mode=0o600)
@@ -92,9 +97,11 @@ class Service(ABC):
         """Start the server unless it runs, and return at once; `wait_ready` waits until it answers.
 
         Raises:
-            ConfigurationError: A program that it needs is missing; the message says what to install.
+            ConfigurationError: A program that it needs is missing (the message says what to install), or its folder
+                holds other files.
             DevServiceError: It cannot be fetched or prepared.
         """
+        self._check_own()
         with self._locked():
             if not self.running:
                 self._launch(self._prepare())
@@ -146,7 +153,14 @@ class Service(ABC):
         self.start_again(timeout)
 
     def delete(self) -> None:
-        """Kill the server and delete its data, its settings and its log."""
+        """Kill the server and delete its data, its settings and its log. No effect if it was never started.
+
+        Raises:
+            ConfigurationError: The folder is not this service's. Nothing was deleted.
+        """
+        self._check_own()
+        if not self.folder.exists():
+            return
         self.kill()
         shutil.rmtree(self.folder)
         self._settings = None
@@ -173,6 +187,23 @@ class Service(ABC):
     def _user(self) -> pwd.struct_passwd | None:
         """Under whose name it runs, if not under that of this program."""
         return None
+
+    def _check_own(self) -> None:
+        """Refuse a folder that this service did not make: `delete` removes all that is in it."""
+        if self.folder.exists() and not self.folder.is_dir():
+            raise ConfigurationError(f"{self.folder} is a file: give {self.title} another folder")
+        try:
+            settings = json.loads((self.folder / "settings.json").read_text())
+            own = isinstance(settings, dict) and "port" in settings
+        except FileNotFoundError:  # never started: whatever is there beside our lock is somebody else's
+            own = not self.folder.exists() or all(path.name in _BEFORE_START for path in self.folder.iterdir())
+        except ValueError:
+            own = False
+        if not own:
+            raise ConfigurationError(
+                f"{self.folder} holds files that are not {self.title}'s, so nothing was changed in it: give another "
+                "folder as the services' home"
+            )
 
     def _locked(self) -> AbstractContextManager[None]:
         return locked(self.folder / "lock")
