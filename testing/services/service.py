@@ -104,6 +104,7 @@ class Service(ABC):
         self._check_own()
         with self._locked():
             if not self.running:
+                _ = self.settings  # before any other file: it shows whose folder this is
                 self._launch(self._prepare())
 
     def wait_ready(self, timeout: float = 60.0) -> None:
