@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from .kit.pieces import pieces
 from .proof import Proof
 
 if TYPE_CHECKING:
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 
 WORDS_AT_ONCE: Final = 2**17
 """Number of 64-bit words that fit into a processor's cache."""
+_LONG_BYTES: Final = 8 * WORDS_AT_ONCE
+"""Size from which a value is hashed by itself and in parts."""
+_DONE: Final = 100
+"""In place of the logarithm of a long value's size."""
 _PADDED_AT_MOST: Final = 2**30
 """Bytes; offsets of 32 bits address less than 2^31."""
 _GOLDEN: Final = 0x9E3779B97F4A7C15
@@ -92,6 +97,15 @@ def row_hashes(batch: pa.RecordBatch) -> Words:
         pyarrow.ArrowInvalid: A value cannot be hashed, for example a timestamp with fractions of a microsecond.
     """
     hashes = np.full((2, batch.num_rows), _ROW)
+    start = 0
+    for piece in pieces(batch):
+        _add_columns(hashes[:, start : start + piece.num_rows], piece)
+        start += piece.num_rows
+    _finish(hashes)
+    return hashes
+
+
+def _add_columns(hashes: Words, batch: pa.RecordBatch) -> None:
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         array = _plain(column)
         if array is None:
@@ -100,8 +114,6 @@ def row_hashes(batch: pa.RecordBatch) -> Words:
         step = max(64, WORDS_AT_ONCE // words)
         for start in range(0, len(array), step):
             _add_column(hashes[:, start : start + step], _key(name), array.slice(start, step))
-    _finish(hashes)
-    return hashes
 
 
 @lru_cache(maxsize=1024)
@@ -177,7 +189,14 @@ def _bytes(key: int, array: pa.Array) -> tuple[Words, Words]:
     kind = pa.large_string() if wide else pa.string()
     text = pa.Array.from_buffers(kind, len(array), [None, ends, data], offset=array.offset)
     sizes = np.frexp((lengths + 7) // 8 - 0.5)[1]  # logarithms of the numbers of words, rounded up
+    if lengths.max(initial=0) > _LONG_BYTES:
+        long = np.flatnonzero(lengths > _LONG_BYTES)
+        for row in long:  # padded beside others, each would take several times its bytes
+            sums[:, row] += _long_sums(np.frombuffer(data, np.uint8)[offsets[row] : offsets[row + 1]])
+        sizes[long] = _DONE
     for size in np.flatnonzero(np.bincount(sizes)):
+        if size == _DONE:
+            continue
         mine = sizes == size
         if mine.all():
             sums += _sums(text, int(lengths.max()))
@@ -200,10 +219,28 @@ def _sums(text: pa.Array, longest: int) -> Words:
     return sums
 
 
+def _long_sums(value: npt.NDArray[np.uint8]) -> Words:
+    """Return the two sums over the words of one value, of which a part is copied at a time."""
+    sums = np.zeros(2, np.uint64)
+    for start in range(0, len(value), _LONG_BYTES):
+        part = value[start : start + _LONG_BYTES]
+        words = np.zeros((len(part) + 7) // 8, "<u8")
+        words.view(np.uint8)[: len(part)] = part
+        shifted = words >> _S29
+        shifted ^= words
+        sums += shifted @ _factors_from(start // 8, len(words)).T
+    return sums
+
+
 @lru_cache
 def _factors(bits: int) -> Words:
     """Odd factors of the first words of a value, 2 to the power of `bits`, one row for each sum."""
-    numbers = np.arange(1, 2 ** (bits + 1) + 1, dtype=np.uint64).reshape(-1, 2).T.copy()
+    return _factors_from(0, 2**bits)
+
+
+def _factors_from(first: int, count: int) -> Words:
+    """Return the factors of `count` words from the word `first` on, one row for each sum."""
+    numbers = np.arange(2 * first + 1, 2 * (first + count) + 1, dtype=np.uint64).reshape(-1, 2).T.copy()
     return _mixed(numbers * np.uint64(_GOLDEN)) | np.uint64(1)
 
 

@@ -343,3 +343,28 @@ def text(name: str, length: int = -5) -> PgType:
 )
 def test_a_type_keeps_staged_values_only_if_it_is_the_same_or_wider(staged: PgType, now: PgType, kept: bool) -> None:
     assert keeps_values(staged, now) is kept
+
+
+@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize(
+    ("name", "kind", "number"),
+    [
+        ("timestamp", pa.timestamp("us"), -(2**63) + 946_684_800_000_000),
+        ("timestamp", pa.timestamp("us"), -(2**63)),
+        ("timestamptz", pa.timestamp("us", "UTC"), -(2**63) + 946_684_799_999_999),
+        ("date", pa.date32(), -(2**31) + 10_957),
+        ("date", pa.date32(), -(2**31)),
+        ("date", pa.date32(), 2**31 - 1),
+    ],
+)
+def test_a_time_that_overflows_into_an_infinity_is_refused(
+    name: str, kind: pa.DataType, number: int, listed: bool
+) -> None:
+    """A number that became PostgreSQL's smallest was written as -infinity."""
+    array = pa.array([0, None, number], pa.int32() if name == "date" else pa.int64()).view(kind)
+    target = PgType(1, name)
+    if listed:
+        target = PgType(2, f"_{name}", element=target)
+        array = pa.ListArray.from_arrays(pa.array([0, 3], pa.int32()), array)
+    with pytest.raises(ValueError, match="lies before the year 4713 BC, or after"):
+        postgres_conversion(array.type, target).convert(array)

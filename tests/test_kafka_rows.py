@@ -1,12 +1,16 @@
 """Record batches as messages: columns, nulls, headers, and going on where a full queue stopped."""
 
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 import pytest
 
-from onceward.connectors.kafka.messages import SLICE, QueueFull, Rows, check_columns
+from onceward.connectors.kafka.messages import SLICE, MessageArray, QueueFull, Rows, check_columns, ignored_columns
 from onceward.core.errors import KafkaError, SchemaError
+
+if TYPE_CHECKING:
+    from onceward.connectors.kafka.librdkafka import BatchProducer
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
@@ -39,6 +43,51 @@ def test_every_sort_of_text_and_bytes_fits(kind):
 def test_a_null_partition_is_left_to_the_partitioner():
     batch = pa.record_batch({"value": ["a", "b"], "partition": pa.array([3, None], pa.int32())})
     assert messages(batch) == [("t", b"a", None, 3), ("t", b"b", None, -1)]
+
+
+@pytest.mark.parametrize("kind", [Rows, MessageArray])
+@pytest.mark.parametrize("number", [-1, -7])
+def test_a_negative_partition_is_refused_as_spark_does(kind, number):
+    """`hash(key) % n` makes such numbers; -1 was taken for any partition, and the row went elsewhere."""
+    batch = pa.record_batch({"value": ["a", "b"], "partition": pa.array([None, number], pa.int32())})
+    with pytest.raises(KafkaError, match=rf"a row has partition {number}, .* Give null .*pmod"):
+        kind(batch, "t")
+
+
+def test_rows_with_and_without_a_partition_keep_their_places():
+    """Each run of them was an array of its own: seven times slower."""
+    counts = []
+
+    def produce(_place, count):
+        counts.append(count)
+        return True
+
+    batch = pa.record_batch({"value": ["a"] * 6, "partition": pa.array([2, None, 0, None, 2, 1], pa.int32())})
+    assert MessageArray(batch, "t").feed(cast("BatchProducer", SimpleNamespace(produce=produce)), 0) == 6
+    assert counts == [5] * 6
+
+
+def _texts(*values):
+    return pa.array(values, pa.binary()).view(pa.string())
+
+
+@pytest.mark.parametrize("kind", [Rows, MessageArray])
+def test_bytes_that_are_no_text_are_named(kind):
+    batch = pa.record_batch({"value": ["a", "b"], "topic": _texts(b"t", b"caf\xe9")})
+    with pytest.raises(KafkaError, match=r"column topic holds bytes that are not UTF-8: b'caf\\xe9'"):
+        kind(batch, None)
+    header = pa.StructArray.from_arrays([_texts(b"\xff"), pa.array([b"v"])], ["key", "value"])
+    headers = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), header)
+    with pytest.raises(KafkaError, match=r"the key of a header holds bytes that are not UTF-8: b'\\xff'"):
+        kind(pa.record_batch({"value": ["a"], "headers": headers}), "t")
+
+
+def test_columns_that_are_no_part_of_a_message_are_named():
+    fields = [("Key", pa.string()), ("value", pa.string()), ("timestamp", pa.timestamp("us"))]
+    warning = ignored_columns(pa.schema(fields))
+    assert "columns Key, timestamp are not written" in warning
+    assert "rename Key to key" in warning
+    assert ignored_columns(pa.schema(fields[1:2])) == ""
 
 
 def test_headers_keep_their_order_and_may_repeat():

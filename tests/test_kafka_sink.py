@@ -10,7 +10,8 @@ import pytest
 
 from onceward.connectors.kafka import sink as kafka
 from onceward.connectors.kafka.librdkafka import BatchProducer
-from onceward.connectors.kafka.producer import DeliveryFailures, TransactionalProducer
+from onceward.connectors.kafka.messages import QueueFull
+from onceward.connectors.kafka.producer import DeliveryFailures, TransactionalProducer, queue_bound
 from onceward.connectors.kafka.sink import KafkaSink, KafkaTransaction
 from onceward.connectors.kafka.transaction import Description, Handle, OpenProducers
 from onceward.core.errors import ConfigurationError, KafkaError
@@ -296,3 +297,33 @@ def test_a_flush_looks_soon_and_ends_in_time(monkeypatch: pytest.MonkeyPatch, lo
     assert library.waits[0] == 1
     assert all(0 <= wait <= 500 for wait in library.waits)
     assert clock[0] <= 0.501
+
+
+class FullLibrary:
+    """librdkafka's producer whose queue is full although nothing waits in it: the message is larger than the queue."""
+
+    def __len__(self) -> int:
+        return 0
+
+    def poll(self, _seconds: float) -> int:
+        return 0
+
+
+def test_a_message_that_never_fits_into_the_queue_is_an_error_and_no_endless_wait():
+    class Waiting:
+        label = "topic t"
+
+        def __len__(self) -> int:
+            return 3
+
+        def feed(self, _producer: object, _begin: int) -> int:
+            raise QueueFull(1)
+
+    producer = TransactionalProducer(PooledName(SCOPE, "0123abcd", 0), FullLibrary(), DeliveryFailures())
+    with pytest.raises(KafkaError, match=r"a message for topic t does not fit .*queue\.buffering\.max\.kbytes"):
+        producer.write(Waiting())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("given", "kilobytes"), [({}, 65_536), ({"message.max.bytes": 100_000_000}, 195_312)])
+def test_the_queue_is_bounded_and_takes_the_largest_message(given, kilobytes):
+    assert queue_bound(given) == {"queue.buffering.max.kbytes": kilobytes}

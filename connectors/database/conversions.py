@@ -16,6 +16,8 @@ import pyarrow.compute as pc
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
+from onceward.core.kit.rows import decoded
+
 Check: TypeAlias = Callable[[pa.Array], None]
 """Raises ValueError for a value that the column's type allows and its declaration does not."""
 SqlType: TypeAlias = "sa.types.TypeEngine[Any]"
@@ -89,8 +91,7 @@ class Conversion:
         """
         if isinstance(array, pa.ExtensionArray):
             array = array.storage
-        if pa.types.is_dictionary(array.type):
-            array = array.dictionary_decode()
+        array = decoded(array)
         converted = array if array.type == self.wire else pc.cast(array, self.wire, safe=True)
         for check in self.checks:
             check(converted)

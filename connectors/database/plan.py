@@ -16,6 +16,8 @@ import pyarrow.compute as pc
 import sqlalchemy as sa
 
 from onceward.core.errors import SchemaError
+from onceward.core.kit.pieces import pieces
+from onceward.core.kit.rows import decoded, has_nulls
 from onceward.core.row_hash import RowHash
 
 from .conversions import Conversion, UnfitError, as_read_back, conversion, is_text, read_back
@@ -157,14 +159,14 @@ def split_changes(batch: pa.RecordBatch, change: str) -> tuple[pa.RecordBatch, p
     Raises:
         SchemaError: A value of the change column is none that is known.
     """
-    values = pc.utf8_lower(batch.column(change).cast(pa.string()))
-    known = pc.is_in(values, value_set=pa.array(_CHANGES))
+    values = pc.utf8_lower(decoded(batch.column(change)).cast(pa.large_string()))
+    known = pc.is_in(values, value_set=pa.array(_CHANGES, pa.large_string()))
     if not pc.all(known, min_count=0).as_py():
         strange = values.filter(pc.invert(known))[0].as_py()
         raise SchemaError(f"change column {change!r} holds {strange!r}: give one of {', '.join(_CHANGES)}")
     rows = batch.remove_column(batch.schema.get_field_index(change))
-    kept = pc.invert(pc.is_in(values, value_set=pa.array(_IGNORED)))
-    deletes = pc.is_in(values, value_set=pa.array(_DELETES))
+    kept = pc.invert(pc.is_in(values, value_set=pa.array(_IGNORED, pa.large_string())))
+    deletes = pc.is_in(values, value_set=pa.array(_DELETES, pa.large_string()))
     return rows.filter(kept), deletes.filter(kept)
 
 
@@ -178,7 +180,7 @@ def converted(
     """
     arrays = []
     for name, array, step in zip(batch.schema.names, batch.columns, steps, strict=True):
-        if array.null_count and name in required:
+        if name in required and has_nulls(array):
             raise SchemaError(f"column {name!r} has nulls, and it must have none; the epoch's rows are not written")
         try:
             arrays.append(step(array))
@@ -223,11 +225,12 @@ class Plan:
         As parameters of `insert`: columns' own names may hold anything, so parameters have numbers.
         """
         names = [f"c{number}" for number in range(len(self.conversions))]
-        for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
-            arrays = self.check(batch.slice(start, _ROWS_AT_ONCE))
-            self.add(arrays, hashed)
-            columns = [step.python(array) for step, array in zip(self.conversions, arrays, strict=True)]
-            yield [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+        for piece in pieces(batch):
+            for start in range(0, piece.num_rows, _ROWS_AT_ONCE):
+                arrays = self.check(piece.slice(start, _ROWS_AT_ONCE))
+                self.add(arrays, hashed)
+                columns = [step.python(array) for step, array in zip(self.conversions, arrays, strict=True)]
+                yield [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
     def insert(
         self, dialect: RowDialect | None = None, key: Sequence[str] = (), into: TableName | None = None

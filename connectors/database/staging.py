@@ -21,6 +21,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from onceward.core.errors import OncewardError, SqlError
+from onceward.core.kit.pieces import pieces, size_of
 from onceward.core.transaction import Committable, WriteContext
 
 from . import ledger
@@ -33,8 +34,6 @@ from .target import STAGED
 from .writing import SLOWEST, Writing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from onceward.core.row_hash import RowHash
 
     from .plan import Plan
@@ -66,12 +65,13 @@ class PieceWriting(Writing):
             self._plan = plan_for(self.target, batch.schema)
             self._hash = self._plan.new_hash() if self.target.proof else None
         check_same(batch.schema, self._plan.schema)
-        self._plan.add(self._plan.check(batch), self._hash)
-        for part in _sliced(batch):
-            if self._waiting and self._bytes + part.nbytes > CHUNK_BYTES:
+        for part in pieces(batch, CHUNK_BYTES):
+            self._plan.add(self._plan.check(part), self._hash)
+            size = size_of(part)
+            if self._waiting and self._bytes + size > CHUNK_BYTES:
                 self._stage(whole=False)
             self._waiting.append(part)
-            self._bytes += part.nbytes
+            self._bytes += size
         return int(batch.num_rows)
 
     def make_durable(self) -> Committable:
@@ -127,16 +127,6 @@ class PieceWriting(Writing):
             for batch in self._waiting:
                 for rows in self._plan.pieces(batch):
                     connection.execute(statement, rows)
-
-
-def _sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The batch in parts of at most CHUNK_BYTES, or of one row."""
-    if batch.nbytes <= CHUNK_BYTES or batch.num_rows == 1:
-        yield batch
-        return
-    half = batch.num_rows // 2
-    yield from _sliced(batch.slice(0, half))
-    yield from _sliced(batch.slice(half))
 
 
 def _encoded(batches: list[pa.RecordBatch]) -> bytes:

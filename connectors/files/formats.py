@@ -21,7 +21,7 @@ import pyarrow.parquet
 
 from onceward.core.errors import SchemaError
 from onceward.core.folders import make_folder, sync_folder
-from onceward.core.kit.rows import UNWRITABLE, check_columns, to_json, with_column
+from onceward.core.kit.rows import UNWRITABLE, check_columns, is_view, to_json, with_column, without_null_values
 from onceward.core.names import file_name
 from onceward.core.proof import JSON_LINE
 
@@ -52,8 +52,22 @@ class _JsonLinesWriter:
         pass
 
 
+class _ParquetWriter:
+    """Parquet, whose writer in Arrow takes no dictionary that holds a null among its values."""
+
+    def __init__(self, file: BinaryIO, schema: pa.Schema) -> None:
+        self._writer = pyarrow.parquet.ParquetWriter(file, schema)
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        columns = [without_null_values(column) for column in batch.columns]
+        self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=batch.schema))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
 FORMATS: Final[dict[str, Callable[[BinaryIO, pa.Schema], Any]]] = {
-    "parquet": pyarrow.parquet.ParquetWriter,
+    "parquet": _ParquetWriter,
     "csv": CsvWriter,
     "jsonl": _JsonLinesWriter,
     "arrow": pa.ipc.new_file,
@@ -86,6 +100,11 @@ def check_format(sink: str, format_: str, schema: pa.Schema) -> None:
             raise SchemaError(
                 f"sink {sink}: Parquet cannot hold column {field.name!r} of type {field.type}, a decimal of negative "
                 "scale: cast it to a scale of 0"
+            )
+        coded = [kind.value_type for kind in types_in(field.type) if pa.types.is_dictionary(kind)]
+        if format_ == "parquet" and any(pa.types.is_nested(kind) or is_view(kind) for kind in coded):
+            raise SchemaError(
+                f"sink {sink}: Parquet cannot hold column {field.name!r} of type {field.type}: cast it to {coded[0]}"
             )
         try:
             FORMATS[format_](BytesIO(), pa.schema([field])).close()
@@ -259,6 +278,7 @@ def check_partitions(sink: str, columns: Sequence[str], schema: pa.Schema) -> No
         raise SchemaError(f"sink {sink}: partition_by names {missing}; the columns are {schema.names}")
     for column in columns:
         kind = schema.field(column).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         if pa.types.is_nested(kind) or pa.types.is_duration(kind) or is_binary(kind):
             raise SchemaError(f"sink {sink}: partition_by column {column!r} is {kind}: cast it to text")
         if column.startswith(("_", ".")):
@@ -284,7 +304,15 @@ def parts(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[str, 
         rows.setdefault(folder, []).append(number)
     rest = batch.drop_columns(list(columns))
     for folder, numbers in rows.items():
-        yield folder, rest.take(pa.array(numbers, pa.int64()))
+        yield folder, _taken(rest, numbers)
+
+
+def _taken(rows: pa.RecordBatch, numbers: list[int]) -> pa.RecordBatch:
+    """Return the rows of these numbers, which ascend."""
+    try:
+        return rows.take(pa.array(numbers, pa.int64()))
+    except pa.ArrowNotImplementedError:  # Arrow takes no views (pyarrow 26)
+        return pa.concat_batches([rows.slice(number, 1) for number in numbers])
 
 
 def folder_text(value: Any) -> str:

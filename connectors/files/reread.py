@@ -22,6 +22,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from onceward.core.errors import ConfigurationError
+from onceward.core.kit.rows import decoded
 from onceward.core.names import parse_file_name
 from onceward.core.proof import JSON_LINE, PARTITION, Piece, Reread
 from onceward.core.row_hash import covers
@@ -59,15 +60,17 @@ def hashed(batch: pa.RecordBatch, format_: str, partition_by: Sequence[str] = ()
 
 def folder_texts(column: pa.Array) -> pa.Array:
     """The name of each value's folder, without that of the column."""
-    plain = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-    found = plain.dictionary_encode(null_encoding="encode")
+    plain = decoded(column)
+    try:
+        found = plain.dictionary_encode(null_encoding="encode")
+    except pa.ArrowNotImplementedError:  # views and small decimals (pyarrow 26)
+        return pa.array(map(folder_text, plain.to_pylist()), pa.string())
     return pa.array(map(folder_text, found.dictionary.to_pylist()), pa.string()).take(found.indices)
 
 
 def csv_texts(column: pa.Array) -> pa.Array:
     """What Arrow's CSV writer makes of each value."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
+    column = decoded(column)
     return column if pa.types.is_large_string(column.type) else column.cast(pa.string())
 
 

@@ -15,6 +15,7 @@ import pyarrow.csv
 import pyarrow.dataset
 
 from onceward.core.errors import SchemaError
+from onceward.core.kit.rows import has_nulls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -42,7 +43,7 @@ class CsvWriter:
         self._writer = pyarrow.csv.CSVWriter(file, schema)
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
-        if batch.num_columns == 1 and _has_nulls(batch.column(0)):
+        if batch.num_columns == 1 and has_nulls(batch.column(0)):
             raise SchemaError(
                 f"column {batch.schema.names[0]!r} is null in a row, and the only column of a CSV file: readers skip "
                 "empty lines. Use another format, or write a second column"
@@ -58,11 +59,6 @@ class CsvWriter:
 
     def close(self) -> None:
         self._writer.close()
-
-
-def _has_nulls(column: pa.Array) -> bool:
-    plain = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-    return bool(plain.null_count)
 
 
 def _check_years(name: str, column: pa.Array) -> None:

@@ -97,11 +97,27 @@ def kafka_error(what: str, code: int, detail: str = "", **context: Any) -> Kafka
     return error
 
 
+_ADVICE: Final = {
+    "INVALID_RECORD": ". A compacted topic (cleanup.policy=compact) takes no message without a key: give each row a "
+    "key, or leave such rows out with where",
+    "MSG_SIZE_TOO_LARGE": ". It is larger than message.max.bytes of this client or max.message.bytes of the topic "
+    "(message.max.bytes of the broker): raise both, the client's as option kafka.message.max.bytes or in config, or "
+    "make messages smaller",
+    "_UNKNOWN_PARTITION": ". The topic has no such partition: look at the column partition",
+}
+
+
+def advice(name: str) -> str:
+    """Return what to do about an error of librdkafka's that refuses a message; empty if nothing is known."""
+    return _ADVICE.get(name, "")
+
+
 def client_error(what: str, error: BaseException, **context: Any) -> KafkaError:
     """A KafkaError for a KafkaException of confluent-kafka; keeps its code, drops the object (it does not pickle)."""
     cause: Any = error.args[0] if error.args else error
     known = hasattr(cause, "retriable")
-    raised = KafkaError(f"{what}: {f'{cause.str()} ({cause.name()})' if known else error}", **context)
+    words = f"{cause.str()} ({cause.name()}){advice(cause.name())}" if known else error
+    raised = KafkaError(f"{what}: {words}", **context)
     raised.retryable = known and bool(cause.retriable())
     return raised
 

@@ -236,6 +236,11 @@ class BatchProducer:
                 return left
             step = min(LAST_LOOK, step * LOOKS_GROW)
 
+    def __len__(self) -> int:
+        """Return how many messages wait to be sent or acknowledged."""
+        left: int = self._library.outq_len(self._handle)
+        return left
+
     def produce_batch(self, topic: str, partition: int, messages: npt.NDArray[np.void]) -> int:
         """Hand over messages for one topic, in order; how many were taken before the queue was full.
 

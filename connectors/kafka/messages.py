@@ -37,10 +37,15 @@ SLICE: Final = 5000
 """Rows between two looks at delivery failures."""
 UNASSIGNED: Final = -1
 _BYTES: Final = "binary or string"
+_HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _MESSAGE: Final = np.dtype(Message)
 _ARGUMENT: Final = np.dtype(Argument)
 _NOT_NULL: Final = 1
 """Address of an empty value whose column has no data: librdkafka only compares it with null."""
+_SHOWN: Final = 60
+"""Bytes of a wrong value that a message shows."""
+COLUMNS: Final = ("value", "key", "headers", "topic", "partition")
+"""Columns that are parts of a message."""
 _OWN: Final = 5
 """Arguments of a message besides its headers."""
 
@@ -83,7 +88,7 @@ class Rows(Messages):
         self._partitions = _numbers(batch).to_pylist() if "partition" in names else None
         self._topics: list[str] | None = None
         if topic is None:
-            self._topics = batch.column("topic").to_pylist()
+            self._topics = _read_texts("column topic", batch.column("topic"))
             _refuse_nul("topic", self._topics)
 
     def feed(self, producer: Any, begin: int) -> int:
@@ -147,6 +152,10 @@ class MessageArray(Messages):
         self._starts = np.zeros(0, np.int64)
         if "headers" in names and batch.column("headers").null_count < self._length:
             self._add_headers(batch.column("headers"))
+        elif self._length and self._partitions.min() < 0 <= self._partitions.max():
+            # Rows that are left to the partitioner may go anywhere, so beside rows that are not, all keep their places.
+            # In arrays each would be a call of its own, which costs more than a message's own arguments.
+            self._add_headers(pa.nulls(self._length, _HEADERS))
         else:
             self._sort()
 
@@ -186,19 +195,15 @@ class MessageArray(Messages):
         """The distinct topics, and which of them each row goes to."""
         if self._topic is not None:
             return [self._topic], np.zeros(self._length, np.int64)
-        names, codes = _distinct(batch.column("topic"))
+        names, codes = _distinct("column topic", batch.column("topic"))
         _refuse_nul("topic", names)
         return names, codes
 
     def _sort(self) -> None:
-        """Bring rows of a topic and partition together: only within a partition does their order mean anything.
-
-        Rows that are left to the partitioner may go anywhere, so beside rows that are not, all keep their places.
-        """
+        """Bring rows of a topic and partition together: only within a partition does their order mean anything."""
         numbers = self._partitions
         if len(self._names) > 1 or np.any(numbers != UNASSIGNED):
-            mixed = numbers.min() < 0 <= numbers.max()
-            order = np.argsort(self._codes, kind="stable") if mixed else np.lexsort((numbers, self._codes))
+            order = np.lexsort((numbers, self._codes))
             self._messages, self._codes, self._partitions = self._messages[order], self._codes[order], numbers[order]
         changes = (np.diff(self._codes) != 0) | (np.diff(self._partitions) != 0)
         self._ends = np.append(np.flatnonzero(changes) + 1, self._length)
@@ -209,7 +214,7 @@ class MessageArray(Messages):
         counts = lengths.to_numpy(zero_copy_only=False).astype(np.int64)
         self._starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts + _OWN)])
         self._arguments = np.zeros(int(self._starts[-1]), _ARGUMENT)
-        names, codes = _distinct(keys)
+        names, codes = _distinct("the key of a header", keys)
         _refuse_nul("the key of a header", names)
         own = self._starts[:-1]
         self._put(own, Tag.TOPIC, self._texts(self._names)[self._codes])
@@ -250,10 +255,30 @@ class MessageArray(Messages):
         return addresses, lengths
 
 
-def _distinct(column: pa.Array) -> tuple[list[str], Numbers]:
-    encoded = column.dictionary_encode()
+def _distinct(what: str, column: pa.Array) -> tuple[list[str], Numbers]:
+    encoded = (column.cast(pa.large_string()) if pa.types.is_string_view(column.type) else column).dictionary_encode()
     codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    return encoded.dictionary.to_pylist(), codes
+    return _read_texts(what, encoded.dictionary), codes
+
+
+def _read_texts(what: str, column: pa.Array) -> list[str]:
+    """Return texts as Python's; a KafkaError names what holds bytes that are no UTF-8, which Arrow need not notice."""
+    try:
+        texts: list[str] = column.to_pylist()
+    except UnicodeDecodeError:
+        wrong = next(data for data in column.cast(pa.large_binary()).to_pylist() if not _is_utf8(data))
+        raise KafkaError(
+            f"{what} holds bytes that are not UTF-8: {wrong[:_SHOWN]!r}. Kafka's names are texts: decode or encode "
+            "them in the query; only key, value and the values of headers may be any bytes"
+        ) from None
+    return texts
+
+
+def _is_utf8(data: bytes | None) -> bool:
+    try:
+        return data is None or data.decode() is not None
+    except UnicodeDecodeError:
+        return False
 
 
 def check_columns(schema: pa.Schema, topic: str | None, sink: str) -> None:
@@ -282,6 +307,19 @@ def check_columns(schema: pa.Schema, topic: str | None, sink: str) -> None:
             raise SchemaError(f"column {name} has type {schema.field(name).type}; Kafka needs {words}", sink=sink)
 
 
+def ignored_columns(schema: pa.Schema) -> str:
+    """Return a warning of columns that are no part of a message and so are not written; empty if there are none."""
+    ignored = [name for name in schema.names if name not in COLUMNS]
+    if not ignored:
+        return ""
+    meant = {name: name.lower() for name in ignored if name.lower() in COLUMNS}
+    case = "".join(f". Names must match in case: rename {name} to {right}" for name, right in meant.items())
+    return (
+        f"columns {', '.join(ignored)} are not written: a message has the columns {', '.join(COLUMNS)}, and its "
+        f"timestamp is the time of writing{case}. Leave them out with select, or put them into value or headers"
+    )
+
+
 def _is_bytes(kind: pa.DataType) -> bool:
     return _is_string(kind) or any((pa.types.is_binary(kind), pa.types.is_large_binary(kind), kind == pa.binary_view()))
 
@@ -298,6 +336,12 @@ def _is_headers(kind: pa.DataType) -> bool:
 
 
 def _numbers(batch: pa.RecordBatch) -> pa.Array:
+    least = pc.min(batch.column("partition")).as_py()
+    if least is not None and least < 0:
+        raise KafkaError(
+            f"a row has partition {least}, and partitions are numbered from 0. Give null to leave a row to the "
+            "partitioner; hash(key) % n is negative for half of the keys, in Spark pmod(hash(key), n) is not"
+        )
     return pc.fill_null(batch.column("partition"), UNASSIGNED)
 
 
@@ -319,7 +363,7 @@ def _refuse_nul(what: str, texts: Iterable[str]) -> None:
 def _headers(column: pa.Array) -> Sequence[list[tuple[str, bytes | None]] | None]:
     """Each row's headers in order; names may repeat."""
     keys, values, lengths = _headers_of(column)
-    names = keys.to_pylist()
+    names = _read_texts("the key of a header", keys)
     _refuse_nul("the key of a header", names)
     pairs = zip(names, _cells(values), strict=True)
     return [list(islice(pairs, length)) or None for length in lengths.to_pylist()]

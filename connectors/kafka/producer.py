@@ -18,11 +18,11 @@ from onceward.core.errors import KafkaError
 
 from . import librdkafka
 from .admin import made
-from .errors import client_error
+from .errors import advice, client_error
 from .messages import MessageArray, QueueFull, Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import pyarrow as pa
 
@@ -41,6 +41,11 @@ FULL_SECONDS: Final = 0.005
 FEW_BROKERS: Final = 8
 """Up to this many brokers a producer connects to all at once: ready in 7 ms instead of 60 to 510 ms (measured)."""
 LOST: Final = "the transaction cannot go on"
+
+QUEUED_KILOBYTES: Final = 65_536
+"""What librdkafka may keep of messages that are not acknowledged yet: its default is 1 GiB."""
+_DEFAULT_LARGEST: Final = 1_000_000
+"""librdkafka's default of message.max.bytes."""
 
 TUNED: Final = {
     # Java's producers, and with them Spark's own sink, put a key into the partition that murmur2 says.
@@ -68,6 +73,7 @@ class DeliveryFailures:
             # A purged message was never given one.
             where = f" partition {partition}" if partition is not None and partition >= 0 else ""
             self.first = f"a message for topic {topic}{where} was refused: {error.str()} ({error.name()})"
+            self.first += advice(error.name())
             if error.name() == "_PURGE_QUEUE":  # librdkafka keeps the reason to itself
                 self.first += ". The transaction has failed: is this client allowed to Write to the topic?"
 
@@ -131,13 +137,19 @@ class TransactionalProducer:
             KafkaError: A message was refused, of these rows or of earlier ones.
         """
         total = len(rows)
-        done, wait = 0, 0.0
+        done, wait, idle = 0, 0.0, False
         while done < total:
             try:
                 done = self._call(f"a message for {rows.label} was refused", rows.feed, self._producer, done)
-                wait = 0.0
+                wait, idle = 0.0, False
             except QueueFull as full:
-                done = full.done
+                if idle and full.done == done:  # full, though nothing was in it: waiting would never end
+                    raise KafkaError(
+                        f"a message for {rows.label} does not fit into librdkafka's queue: raise "
+                        "queue.buffering.max.kbytes to twice the largest message",
+                        transaction=str(self.name),
+                    ) from None
+                done, idle = full.done, not len(self._producer)
                 wait = FULL_SECONDS
             self._call(LOST, self._producer.poll, wait)
         self.rows += total
@@ -198,12 +210,22 @@ def check_settings(settings: KafkaSettings, *, timeout_ms: int) -> None:
 
 
 def _made(settings: KafkaSettings, name: str, timeout_ms: int, more: dict[str, Any], failures: DeliveryFailures) -> Any:
-    config: dict[str, Any] = {**TUNED, **more, **settings.for_librdkafka(), **FIXED}
+    given = settings.for_librdkafka()
+    config: dict[str, Any] = {**TUNED, **queue_bound(given), **more, **given, **FIXED}
     config |= {"transactional.id": name, "transaction.timeout.ms": timeout_ms}
     if librdkafka.usable(config):
         return made(librdkafka.BatchProducer, config, on_failure=failures, logger=_client_log)
     config["on_delivery"] = lambda error, message: failures(error, message.topic(), message.partition())
     return made(Producer, config, logger=_client_log)
+
+
+def queue_bound(given: Mapping[str, Any]) -> dict[str, int]:
+    """Return the bound of librdkafka's queue: a message that is larger than it would never be taken."""
+    try:
+        largest = int(given.get("message.max.bytes", _DEFAULT_LARGEST))
+    except (TypeError, ValueError):  # which librdkafka itself refuses
+        largest = _DEFAULT_LARGEST
+    return {"queue.buffering.max.kbytes": max(QUEUED_KILOBYTES, 2 * largest // 1024)}
 
 
 def _as_information(record: logging.LogRecord) -> bool:

@@ -7,11 +7,13 @@ survive the producer's process and the broker's restart; what can end them early
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from onceward.core.errors import ConfigurationError, KafkaError
 from onceward.core.kit.options import OF_FORMATS, arguments, check_types
+from onceward.core.kit.pieces import pieces
 from onceward.core.names import NOTHING
 from onceward.core.row_hash import RowHash
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, Observation
@@ -21,7 +23,7 @@ from . import commits, ownership
 from .admin import check_reachable, cluster_of
 from .errors import Code, kafka_error
 from .lookup import Lookup
-from .messages import check_columns, hashed
+from .messages import check_columns, hashed, ignored_columns
 from .pool import pool_of
 from .positions import LATEST, Partition
 from .producer import check_settings
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from .coordinator import TransactionCoordinatorClient
     from .pool import ProducerPool
     from .producer import TransactionalProducer
+
+_log = logging.getLogger("onceward.kafka")
 
 NOTHING_WRITTEN = "nothing was written"
 FLUSH_SHARE = 0.5
@@ -60,7 +64,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
 
     Columns are those of Spark's own Kafka sink: `value` (binary or string; null is a tombstone), and, where wanted,
     `key` (binary or string), `headers` (array<struct<key: string, value: binary>>), `topic` (string) and `partition`
-    (int; null leaves it to the partitioner). Other columns are ignored.
+    (int, from 0 on; null leaves it to the partitioner). Other columns are not written, and a warning at the start names
+    them.
 
     Args:
         name: Unique in its pipeline, up to 32 letters, digits, `.`, `_` and `-`. It is part of every transaction's
@@ -191,6 +196,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             KafkaError: No broker answers, or it refuses this client.
         """
         check_columns(schema, self.topic, self.name)
+        if ignored := ignored_columns(schema):
+            _log.warning("sink %s: %s", self.name, ignored)
         check_reachable(self.settings)
         cluster = cluster_of(self.settings)
         limits = cluster.limits()
@@ -227,12 +234,13 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         return KafkaTransaction(context, pool, pool.take(context), RowHash() if self.proof else None)
 
     def write(self, transaction: KafkaTransaction, batch: pa.RecordBatch) -> None:
-        rows = transaction.producer.messages(batch, self.topic)
-        if self.topic is None:
-            cluster_of(self.settings).check_topics(rows.topics)
-        transaction.producer.write(rows)
-        if transaction.hash is not None:
-            transaction.hash.add(hashed(batch, own_topic=self.topic is None))
+        for piece in pieces(batch):
+            rows = transaction.producer.messages(piece, self.topic)
+            if self.topic is None:
+                cluster_of(self.settings).check_topics(rows.topics)
+            transaction.producer.write(rows)
+            if transaction.hash is not None:
+                transaction.hash.add(hashed(piece, own_topic=self.topic is None))
 
     def pre_commit(self, transaction: KafkaTransaction) -> Committable:
         """Wait for the brokers' acknowledgements, ask for the handle, and release the producer."""

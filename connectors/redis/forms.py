@@ -97,6 +97,7 @@ class KeyTemplate:
             if column not in schema.names:
                 raise SchemaError(f"sink {sink}: key names column {column!r}; the columns are {schema.names}")
             kind = schema.field(column).type
+            kind = kind.value_type if pa.types.is_dictionary(kind) else kind
             if pa.types.is_nested(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind):
                 raise SchemaError(f"sink {sink}: column {column!r} of type {kind} cannot be part of a key")
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from .. import answers
-from ..errors import LifecycleError
+from ..errors import LifecycleError, OncewardError
 from ..kit.pieces import pieces
 from ..sink import TwoPhaseCommitSink
 from ..steps import Step, crash_point
@@ -62,8 +62,14 @@ class SubtaskEpoch:
             crash_point(Step.BEGIN_AFTER)
         self._require_open()
         crash_point(Step.WRITE_BEFORE)
-        for piece in pieces(batch):  # so that no sink copies a whole batch of large rows
-            self.sink.write(self._transaction, piece)
+        try:
+            for piece in pieces(batch):  # so that no sink copies a whole batch of large rows
+                self.sink.write(self._transaction, piece)
+        except OncewardError as error:
+            error.pipeline, error.sink = error.pipeline or self.context.pipeline, error.sink or self.context.sink
+            if error.epoch is None:
+                error.epoch = self.context.epoch
+            raise
         crash_point(Step.WRITE_AFTER)
         self._rows += batch.num_rows
         self._write_seconds += time.monotonic() - began

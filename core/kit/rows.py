@@ -13,6 +13,7 @@ import json
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow as pa
 
 from ..errors import SchemaError, SinkError
@@ -153,6 +154,38 @@ def with_leaves(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType])
     if pa.types.is_map(kind):
         return pa.map_(changed(kind.key_field), changed(kind.item_field), kind.keys_sorted)
     return change(kind)
+
+
+def decoded(array: pa.Array) -> pa.Array:
+    """Return an array without its dictionary, if it has one: texts and bytes behind views become large ones."""
+    if not pa.types.is_dictionary(array.type):
+        return array
+    kind = array.type.value_type
+    if is_view(kind):  # of which Arrow can take none (pyarrow 26)
+        large = pa.large_string() if pa.types.is_string_view(kind) else pa.large_binary()
+        array = pa.DictionaryArray.from_arrays(array.indices, array.dictionary.cast(large))
+    return array.dictionary_decode()
+
+
+def is_view(kind: pa.DataType) -> bool:
+    """Return whether values are texts or bytes behind views, of which Arrow can do less than of others."""
+    return bool(pa.types.is_string_view(kind) or pa.types.is_binary_view(kind))
+
+
+def without_null_values(array: pa.Array) -> pa.Array:
+    """Return an array whose dictionary, if it has one, holds no null: the indices of nulls are null instead."""
+    if not pa.types.is_dictionary(array.type) or not array.dictionary.null_count:
+        return array
+    valid = array.dictionary.is_valid().to_numpy(zero_copy_only=False)
+    places = pa.array(np.cumsum(valid) - 1, array.indices.type, mask=~valid)
+    values = [array.dictionary.slice(number, 1) for number in np.flatnonzero(valid)]
+    kept = pa.concat_arrays(values) if values else array.dictionary.slice(0, 0)
+    return pa.DictionaryArray.from_arrays(places.take(array.indices), kept, ordered=array.type.ordered)
+
+
+def has_nulls(array: pa.Array) -> bool:
+    """Return whether a value is null; of a dictionary, which may hold a null among its values, `null_count` is 0."""
+    return bool(decoded(array).null_count)
 
 
 def json_rows(sink: str, rows: pa.RecordBatch) -> list[str]:

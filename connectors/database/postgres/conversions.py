@@ -21,6 +21,8 @@ import pyarrow.compute as pc
 from pgpq import encoders
 from pgpq import schema as pgpq_schema
 
+from onceward.core.kit.rows import decoded
+
 from ..conversions import BITS, DIGITS, FLOAT_BITS, UnfitError, at_most_characters, is_binary, is_text
 
 if TYPE_CHECKING:
@@ -44,6 +46,14 @@ _WHOLE_INTERVALS: Final = (-1, 0x7FFF0006)
 _HEADER: Final = 4
 """What PostgreSQL adds to the length or precision in a modifier (VARHDRSZ)."""
 _TOO_MANY_BITS: Final = 99
+_EPOCH_DAYS: Final = 10_957
+"""PostgreSQL's zero, the year 2000, counted from 1970."""
+_RANGES: Final = {
+    "date": (-2_451_545 + _EPOCH_DAYS, 2_145_031_948 + _EPOCH_DAYS),
+    "timestamp": (-210_866_803_200_000_000, 2**63 - 1),
+}
+"""First and last day and microsecond since 1970 that PostgreSQL holds (timestamp.h); beyond them are its infinities,
+which is what pgpq would make of a number that overflows."""
 _UUID_BYTES: Final = 16
 _TRAILER: Final = b"\xff\xff"
 _INT: Final = struct.Struct(">i")
@@ -72,7 +82,7 @@ def conversion(arrow: pa.DataType, target: PgType) -> Conversion:
         UnfitError: There is none.
     """
     if pa.types.is_dictionary(arrow):
-        return _after(lambda array: array.dictionary_decode(), conversion(arrow.value_type, target))
+        return _after(decoded, conversion(arrow.value_type, target))
     if pa.types.is_null(arrow):
         return Conversion(pa.binary(), lambda array: pa.nulls(len(array), pa.binary()))
     if target.element is not None:
@@ -100,7 +110,7 @@ def _scalar(arrow: pa.DataType, target: PgType) -> Conversion:
     if target.name in _PLAIN:
         fits, wire, oid, name = _PLAIN[target.name]
         if fits(arrow):
-            return _to(wire, oid)
+            return _in_range(_to(wire, oid), "date") if target.name == "date" else _to(wire, oid)
         raise UnfitError(f"cast it to {name}")
     rule = _RULES.get(target.name)
     if rule is None:
@@ -189,7 +199,22 @@ def _timestamp(arrow: pa.DataType, target: PgType) -> Conversion:
             "which zone's clock is meant? Make the column timestamptz, or cast it (in Spark: to timestamp_ntz)"
         )
     # pgpq marks arrays of both as timestamp without time zone (1114), which timestamptz[] refuses
-    return _to(pa.timestamp("us", arrow.tz), 1114)
+    return _in_range(_to(pa.timestamp("us", arrow.tz), 1114), "timestamp")
+
+
+def _in_range(then: Conversion, name: str) -> Conversion:
+    """Refuse a date or time that PostgreSQL does not have, instead of writing -infinity."""
+    first, last = _RANGES[name]
+
+    def convert(array: pa.Array) -> pa.Array:
+        converted = then.convert(array)
+        numbers = converted.cast(pa.int32() if name == "date" else pa.int64())
+        ends: Any = pc.min_max(numbers).as_py()
+        if ends["min"] is not None and (ends["min"] < first or ends["max"] > last):
+            raise ValueError(f"a {name} lies before the year 4713 BC, or after the last one that PostgreSQL has")
+        return converted
+
+    return Conversion(then.wire, convert, then.builder, then.oid)
 
 
 def _uuid(arrow: pa.DataType, _: PgType) -> Conversion:
@@ -229,8 +254,13 @@ def _list(arrow: pa.DataType, element: PgType) -> Conversion:
     inner = conversion(arrow.value_type, element)
     plain = pa.types.is_list(arrow) or pa.types.is_large_list(arrow)
     if plain and inner.oid == element.oid and inner.wire == arrow.value_type and element.name != "jsonb":
-        return _to(arrow, 0)
+        return Conversion(arrow, partial(_checked_elements, inner))
     return Conversion(pa.large_binary(), partial(encode_arrays, inner, element.oid))
+
+
+def _checked_elements(inner: Conversion, array: pa.Array) -> pa.Array:
+    inner.convert(array.flatten())  # which raises
+    return array
 
 
 def encode_uuids(array: pa.Array) -> pa.Array:

@@ -22,6 +22,7 @@ from sqlalchemy import exc
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from onceward.core.errors import SchemaError
+from onceward.core.kit.pieces import pieces
 from onceward.core.row_hash import RowHash
 
 from ..dialect import RowWriter
@@ -174,12 +175,16 @@ class CopyWriter(RowWriter):
     def write(self, batch: pa.RecordBatch) -> None:
         check_same(batch.schema, self._schema)
         with session(self._connection):
-            for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
-                columns = converted(batch.slice(start, _ROWS_AT_ONCE), [step.convert for step in self._conversions])
-                piece = pa.RecordBatch.from_arrays(columns, schema=self._wire)
-                self._copy.write(self._encode(piece))
-                if self.hash is not None:
-                    self.hash.add(piece.select(self._hashed))
+            for piece in pieces(batch):
+                for start in range(0, piece.num_rows, _ROWS_AT_ONCE):
+                    self._send(piece.slice(start, _ROWS_AT_ONCE))
+
+    def _send(self, rows: pa.RecordBatch) -> None:
+        columns = converted(rows, [step.convert for step in self._conversions])
+        piece = pa.RecordBatch.from_arrays(columns, schema=self._wire)
+        self._copy.write(self._encode(piece))
+        if self.hash is not None:
+            self.hash.add(piece.select(self._hashed))
 
     def finish(self) -> None:
         with session(self._connection):

@@ -14,6 +14,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from onceward.core.errors import ConfigurationError, SchemaError
+from onceward.core.kit.rows import has_nulls
 from onceward.core.transaction import Committable
 
 from ..dialect import Movement, Part
@@ -78,7 +79,7 @@ class TableWriting(HeldWriting):
             batch, deletes = split_changes(batch, self.target.change)
             own = [deletes]
         for column in self.target.key:
-            if batch.column(column).null_count:
+            if has_nulls(batch.column(column)):
                 raise SchemaError(f"key column {column!r} has nulls: an upsert cannot match them")
         own = [
             *own,

@@ -1,0 +1,179 @@
+"""What a sink's `validate` accepts, its `write` takes: every Arrow type, as a value, key, folder or change column."""
+
+from __future__ import annotations
+
+import datetime as dt
+from contextlib import suppress
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final
+
+import pgpq
+import pyarrow as pa
+import pytest
+
+from onceward.connectors.database.conversions import UnfitError
+from onceward.connectors.database.plan import split_changes, without_change
+from onceward.connectors.database.postgres.catalog import PgType
+from onceward.connectors.database.postgres.conversions import conversion as postgres_conversion
+from onceward.connectors.files.sink import FileSink
+from onceward.connectors.kafka.messages import MessageArray, Rows, check_columns, hashed
+from onceward.connectors.redis.forms import KeyTemplate, check_form, written
+from onceward.core.errors import SchemaError
+from onceward.core.kit.rows import check_columns as check_json
+from onceward.core.kit.rows import has_nulls, json_rows
+from onceward.core.row_hash import RowHash
+
+from .sink_kit import context
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DAY, TIME = dt.date(2024, 2, 29), dt.datetime(2024, 2, 29, 12, 30, 15, tzinfo=dt.UTC)
+TEXTS: Final = (pa.string(), pa.large_string(), pa.string_view())
+BYTES: Final = (pa.binary(), pa.large_binary(), pa.binary_view(), pa.binary(1))
+VALUES: Final[tuple[tuple[pa.DataType, Any], ...]] = (
+    *((kind, "c") for kind in TEXTS),
+    *((kind, b"c") for kind in BYTES),
+    *((kind(), 1) for kind in (pa.int8, pa.uint8, pa.int16, pa.uint16, pa.int32, pa.uint32, pa.int64, pa.uint64)),
+    *((kind(), 1.5) for kind in (pa.float16, pa.float32, pa.float64)),
+    (pa.bool_(), True),
+    *((kind, Decimal("1.5")) for kind in (pa.decimal32(9, 2), pa.decimal64(18, 2), pa.decimal128(38, 2))),
+    (pa.decimal256(50, 2), Decimal("1.5")),
+    (pa.date32(), DAY),
+    (pa.date64(), DAY),
+    *((pa.timestamp(unit, zone), TIME) for unit in ("s", "ms", "us", "ns") for zone in (None, "UTC")),
+    *((pa.time32(unit), dt.time(12)) for unit in ("s", "ms")),
+    *((pa.time64(unit), dt.time(12)) for unit in ("us", "ns")),
+    *((pa.duration(unit), dt.timedelta(1)) for unit in ("s", "us", "ns")),
+    (pa.null(), None),
+    *((list_(pa.string_view()), ["c"]) for list_ in (pa.list_, pa.large_list, pa.list_view, pa.large_list_view)),
+    (pa.list_(pa.int32(), 1), [1]),
+    (pa.struct([("a", pa.string_view())]), {"a": "c"}),
+    (pa.map_(pa.string(), pa.binary_view()), [("a", b"c")]),
+)
+
+NAMES: Final = (
+    *("bool", "int2", "int4", "int8", "float4", "float8", "numeric", "text", "varchar", "bytea"),
+    *("date", "time", "timestamp", "timestamptz", "uuid", "interval", "jsonb", "json"),
+)
+
+
+def _arrays() -> list[pa.Array]:
+    plain = [pa.array([value, None], kind) for kind, value in VALUES]
+    coded = []
+    for array in plain:
+        with suppress(pa.ArrowException):
+            coded.append(array.dictionary_encode())
+        with suppress(pa.ArrowException):  # dictionaries of views, which Arrow makes of no array
+            coded.append(pa.DictionaryArray.from_arrays(pa.array([0, None], pa.int8()), array))
+    return [*plain, *coded]
+
+
+def twice(array: pa.Array) -> pa.Array:
+    """The first value, two times."""
+    return pa.concat_arrays([array.slice(0, 1)] * 2)
+
+
+ARRAYS: Final = _arrays()
+each_type = pytest.mark.parametrize("array", ARRAYS, ids=lambda array: str(array.type)[:60])
+
+
+@each_type
+@pytest.mark.parametrize("partition_by", [(), ("value",)])
+def test_of_files(tmp_path: Path, array: pa.Array, partition_by: tuple[str, ...]):
+    for format_ in ("parquet", "csv", "jsonl", "arrow"):
+        _write_files(tmp_path / format_, array, format_, partition_by)
+
+
+def _write_files(folder: Path, array: pa.Array, format_: str, partition_by: tuple[str, ...]) -> None:
+    batch = pa.record_batch({"value": array, "n": [1, 2]})
+    sink = FileSink("files", folder, format=format_, partition_by=partition_by)
+    try:
+        sink.validate(batch.schema)
+    except SchemaError:
+        return
+    transaction = sink.begin(context("files"))
+    sink.write(transaction, batch)
+    assert sink.pre_commit(transaction).rows == 2
+
+
+@each_type
+@pytest.mark.parametrize("column", ["key", "value", "topic", "headers"])
+def test_of_kafka(array: pa.Array, column: str):
+    filled = twice(array)
+    columns = {"value": pa.array(["v", "w"]), "topic": pa.array(["t", "t"]), column: filled}
+    if column == "headers":
+        offsets = pa.array([0, 1, 2], pa.int32())
+        header = pa.StructArray.from_arrays([filled, filled], ["key", "value"])
+        columns["headers"] = pa.ListArray.from_arrays(offsets, header)
+    batch = pa.record_batch(columns)
+    topic = None if column == "topic" else "t"
+    try:
+        check_columns(batch.schema, topic, "sink")
+    except SchemaError:
+        return
+    assert len(Rows(batch, topic)) == len(MessageArray(batch, topic)) == 2
+    RowHash().add(hashed(batch, own_topic=topic is None))
+
+
+@each_type
+@pytest.mark.parametrize("key", ["k:{value}", "k:{n}"])
+def test_of_redis(array: pa.Array, key: str):
+    batch = pa.record_batch({"value": twice(array), "n": [1, 2]})
+    for form in ("hash", "list", "stream"):
+        try:
+            check_form("redis", form, KeyTemplate(key), batch.schema, 1)
+        except SchemaError:
+            continue
+        assert len(written("redis", form, KeyTemplate(key), batch)) == 2
+
+
+@each_type
+def test_of_http(array: pa.Array):
+    batch = pa.record_batch({"value": array})
+    try:
+        check_json("http", batch.schema)
+    except SchemaError:
+        return
+    assert len(json_rows("http", batch)) == 2
+
+
+@each_type
+@pytest.mark.parametrize("listed", [False, True])
+def test_of_postgres(array: pa.Array, listed: bool):
+    if listed:
+        array = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), array)
+    for name in NAMES:
+        kind = PgType(2, f"_{name}", element=PgType(1, name)) if listed else PgType(1, name)
+        with suppress(UnfitError):
+            _encode(array, postgres_conversion(array.type, kind))
+
+
+def _encode(array: pa.Array, step: Any) -> None:
+    with suppress(ValueError):  # "c" is no UUID
+        made = step.convert(array)
+        assert made.type == step.wire
+        schema = pa.schema([pa.field("c", made.type)])
+        encoder: Any = pgpq.ArrowToPostgresBinaryEncoder.new_with_encoders(schema, {"c": step.builder(schema.field(0))})
+        encoder.write_header()
+        encoder.write_batch(pa.RecordBatch.from_arrays([made], schema=schema))
+
+
+@each_type
+def test_of_a_change_column(array: pa.Array):
+    batch = pa.record_batch({"value": [1, 2], "change": twice(array)})
+    try:
+        without_change(batch.schema, "change")
+    except SchemaError:
+        return
+    rows, deletes = split_changes(batch, "change")
+    assert (rows.num_rows, deletes.to_pylist()) == (2, [False, False])
+
+
+def test_a_null_among_a_dictionarys_values_is_a_null():
+    """`null_count` is 0 then: such nulls passed the check of a key, and an upsert wrote the row again and again."""
+    array = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), pa.array(["a", None]))
+    assert array.null_count == 0
+    assert has_nulls(array)
+    assert not has_nulls(array.slice(0, 1))
+    assert not has_nulls(pa.array(["a", "b"]).dictionary_encode())
