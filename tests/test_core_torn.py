@@ -406,10 +406,10 @@ class TestHealing:
         assert [type(record) for record in records] == [Replace] * 3
         assert read(case.store).completed == 0
 
-    def test_a_rewind_over_a_torn_epoch_is_refused(self):
+    def test_a_rewind_to_after_a_torn_epoch_waits_for_it(self):
         case, _ = self.torn()
         with pytest.raises(EpochTornError):
-            case.coordinator().open(rewind="because", first_epoch=0, query="other")
+            case.coordinator().open(rewind="because", first_epoch=1, query="other")
 
     def test_another_process_goes_on_with_what_is_lost(self):
         case, named = self.torn()
@@ -423,6 +423,50 @@ class TestHealing:
             other.admit(1, ABOUT)
         other.commit(0, acks, ABOUT)
         assert read(case.store).completed == 0
+
+
+class TestRewind:
+    """Going back decides about everything that it covers before anything is committed."""
+
+    @pytest.mark.parametrize("first_epoch", [0, None])
+    def test_a_decision_that_a_rewind_covers_is_void_and_what_is_prepared_is_aborted(self, first_epoch: int | None):
+        case = Case()
+        named = case.decided()
+        case.coordinator().open(rewind="emptied the table", first_epoch=first_epoch, query="q")
+        assert case.table.with_state(ABORTED) == case.of(case.table, named)
+        assert case.kafka.with_state(ABORTED) == case.of(case.kafka, named)
+        coordinator = case.opened()
+        assert coordinator.admit(0, ABOUT) is Admission.NEW
+        coordinator.commit(0, case.written(coordinator), ABOUT)
+        assert len(case.table.with_state(COMMITTED)) == len(case.kafka.with_state(COMMITTED)) == 1
+
+    def test_what_is_visible_of_it_stays_and_the_rest_is_not_added(self):
+        case = Case()
+        named = case.decided()
+        case.kafka.truth[case.of(case.kafka, named)[0]] = COMMITTED
+        case.coordinator().open(rewind="emptied the table", first_epoch=0, query="q")
+        assert case.table.with_state(ABORTED) == case.of(case.table, named)
+        assert case.kafka.with_state(COMMITTED) == case.of(case.kafka, named)
+
+    def test_it_waits_for_a_target_that_does_not_answer(self):
+        case = Case()
+        case.decided()
+        case.table.away = True
+        with pytest.raises(CommitPendingError, match="the rewind takes it back"):
+            case.coordinator().open(rewind="emptied the table", first_epoch=0, query="q")
+        assert not case.kafka.with_state(COMMITTED)
+        with pytest.raises(CommitPendingError):  # whoever starts next goes on with it, and commits nothing either
+            case.opened()
+        case.table.away = False
+        assert case.opened().admit(0, ABOUT) is Admission.NEW
+        assert not case.table.with_state(COMMITTED)
+        assert not case.kafka.with_state(COMMITTED)
+
+    def test_an_earlier_decision_than_it_covers_is_finished(self):
+        case = Case()
+        case.decided()
+        case.coordinator().open(rewind="the next one again", first_epoch=1, query="q")
+        assert len(case.table.with_state(COMMITTED)) == 1
 
 
 class TestOperators:

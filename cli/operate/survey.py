@@ -196,7 +196,7 @@ def _expiries(target: Target, committables: Sequence[Committable]) -> Sequence[f
         if target.expires is not None:
             return target.expires(committables)
         return [target.sink(committable.sink).expires_at(committable) for committable in committables]
-    except ExternalError:
+    except Exception:  # noqa: BLE001 - whatever a sink raises here: it is only shown
         return [None] * len(committables)
 
 

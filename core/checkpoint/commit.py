@@ -28,7 +28,7 @@ from .share import Share
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from ..log import CommitPermit, LogWriter
+    from ..log import CommitPermit, Decide, LogWriter
     from ..policy import CommitPolicy
     from ..sink import TwoPhaseCommitSink
 
@@ -69,7 +69,7 @@ def finish(
         EpochTornError: The same, and the policy says to write the lost part again, which the caller can do.
         FencedError: A newer writer has finished it, or will.
     """
-    _check_sinks(permit, sinks)
+    check_sinks(permit.decision, sinks)
     policy = writer.policy
     shares = [Share(permit, sink, writer) for sink in by_urgency(sinks.values())]
     deadline = policy.monotonic() + policy.commit_timeout
@@ -162,8 +162,8 @@ def _warn_of_waiting(permit: CommitPermit, waiting: Sequence[Share], policy: Com
     )
 
 
-def _check_sinks(permit: CommitPermit, sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> None:
-    decision = permit.decision
+def check_sinks(decision: Decide, sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> None:
+    """Refuse a decision that names sinks that the pipeline no longer has, with an EpochConflictError."""
     missing = sorted({c.sink for c in decision.committables} - sinks.keys())
     if missing:
         raise EpochConflictError(

@@ -36,10 +36,11 @@ from ..policy import CommitPolicy
 from ..steps import Step, crash_point
 from ..transaction import Acknowledgement, Committable, WriteContext
 from .admission import Admission, admission, check_age, check_query, gather, goes_back, with_earlier
-from .commit import finish
+from .commit import check_sinks, finish
 from .healing import Lost, check_same_rows
 from .losses import check_kept
 from .recovery import Swept, sweep
+from .taking_back import end_taken_back
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -143,14 +144,11 @@ class Coordinator:
         self.lost = self._torn = None
         unowned = self._own_names(release=back or self.view.rewound)
         unswept = self._sweep_now(abandoned=True, skip=unowned)
-        finished = self._finish_decided({name for name, error in unowned.items() if isinstance(error, DataLossError)})
-        if back and self._torn is not None:
-            raise self._torn  # a rewind does not make what is visible of the epoch invisible
-        if back and wanted is not None:
-            _log.warning(
-                "going back on purpose: the next epoch is %s (%s)", first_epoch, rewind, extra=self._fields(first_epoch)
-            )
-            self.writer.rewind(with_earlier(wanted, self.view.rewind))
+        hold = {name for name, error in unowned.items() if isinstance(error, DataLossError)}
+        finished = self._go_back(wanted, hold) if back and wanted is not None else self._finish_decided(hold)
+        if self.view.taken_back is not None:
+            check_sinks(self.view.taken_back, self.sinks)
+            end_taken_back(self.view.taken_back, self.sinks, self.writer)
         if unowned and finished:
             unowned = self._ask_again(unowned)
         for error in (*unowned.values(), unswept):
@@ -361,6 +359,25 @@ class Coordinator:
             except ExternalError as error:
                 unanswered[sink.name] = error
         return unanswered
+
+    def _go_back(self, wanted: Rewound, hold: Collection[str]) -> Sequence[Committable]:
+        """Put REWIND, and return what was finished before it: nothing that it covers is committed any more."""
+        undone = self.view.undone
+        finished: Sequence[Committable] = ()
+        if undone is not None and not (self.gaps or wanted.epoch == NONE or wanted.epoch <= undone.epoch):
+            finished = self._finish_decided(hold)
+            if self._torn is not None:
+                raise self._torn
+        if undone is not None:
+            check_sinks(undone, self.sinks)
+        _log.warning(
+            "going back on purpose: the next epoch is %s (%s)",
+            "any" if wanted.epoch == NONE else wanted.epoch,
+            wanted.why,
+            extra=self._fields(wanted.epoch),
+        )
+        self.writer.rewind(with_earlier(wanted, self.view.rewind))
+        return finished
 
     def _ask_again(self, unowned: dict[str, Exception]) -> dict[str, Exception]:
         """Ask the targets that did not answer at first: committing a decision may have waited for them."""

@@ -116,6 +116,8 @@ class Void(_Entry, frozen=True, kw_only=True, tag="VOID"):
 
     epoch: int
     proofs: tuple[str, ...]
+    covered: bool = False
+    """Whether a rewind has taken the decision back: some of it may be committed, and is written again on purpose."""
 
 
 class Replace(_Entry, frozen=True, kw_only=True, tag="REPLACE"):

@@ -40,6 +40,8 @@ class LogView:
         completed: Newest epoch whose transactions have all ended.
         newest: The decision of `decided`, if it is still in the log.
         undone: The decision that is not completed, if there is one (a writer decides only after completing).
+        taken_back: A decision that was not completed when a REWIND covered it: it will never be committed, and what is
+            prepared of it must be ended before the next decision.
         skipped: Transactions that RESOLVED entries exempt from the undone decision.
         rewound: Whether a REWIND is newer than any decision.
         awaited: The only epoch that a REWIND or a VOID lets be decided next; NONE if none of them said so.
@@ -63,6 +65,7 @@ class LogView:
     completed: int = NONE
     newest: Decide | None = None
     undone: Decide | None = None
+    taken_back: Decide | None = None
     skipped: frozenset[str] = frozenset()
     rewound: bool = False
     awaited: int = NONE
@@ -170,6 +173,9 @@ def _step(view: LogView, entry: Entry) -> LogView:  # noqa: PLR0911 - one for ea
                 decided=before,
                 completed=before,
                 newest=None,
+                undone=None,
+                taken_back=view.undone or view.taken_back,
+                skipped=frozenset(),
                 rewound=True,
                 awaited=entry.rewind.epoch,
                 before=None,
@@ -191,9 +197,10 @@ def _step(view: LogView, entry: Entry) -> LogView:  # noqa: PLR0911 - one for ea
 
 
 def _decide(view: LogView, entry: Decide) -> LogView:
-    if view.undone is not None:
+    open_ = view.undone or view.taken_back
+    if open_ is not None:
         raise LogDamagedError(
-            f"entry {entry.position} decides epoch {entry.epoch} while epoch {view.undone.epoch} is not completed"
+            f"entry {entry.position} decides epoch {entry.epoch} while epoch {open_.epoch} is not completed"
         )
     mine = (entry.pipeline, entry.log)
     strange = next((c.transaction for c in entry.committables if (c.pipeline, c.log) != mine), None)
@@ -225,6 +232,8 @@ def _resolve(view: LogView, entry: Resolved) -> LogView:
 
 
 def _void(view: LogView, entry: Void) -> LogView:
+    if entry.covered:
+        return replace(view, taken_back=None)
     voided = view.undone.input if view.undone is not None else None
     return replace(
         view,
@@ -307,9 +316,10 @@ def check_next(view: LogView, epoch: int, follows: int | None = None) -> None:
     Raises:
         EpochConflictError: A decision is still to be completed, or another epoch is next.
     """
-    if view.undone is not None:
+    open_ = view.undone or view.taken_back
+    if open_ is not None:
         raise EpochConflictError(
-            f"epoch {view.undone.epoch} is decided and not completed; it must be finished first",
+            f"epoch {open_.epoch} is decided and not completed; it must be finished first",
             pipeline=view.pipeline,
             epoch=epoch,
         )

@@ -200,9 +200,9 @@ class LogWriter:
         """
         self._append(Moved(**self._fields(), to=to))
 
-    def void(self, epoch: int, proofs: Sequence[str]) -> None:
-        """Void the epoch's decision, of which the target proved that nothing was committed."""
-        self._append(Void(**self._fields(), epoch=epoch, proofs=tuple(proofs)))
+    def void(self, epoch: int, proofs: Sequence[str], *, covered: bool = False) -> None:
+        """Void the epoch's decision: the target proved that nothing was committed, or a rewind covers it."""
+        self._append(Void(**self._fields(), epoch=epoch, proofs=tuple(proofs), covered=covered))
 
     def replace(self, lost: Sequence[Committable], committables: Sequence[Committable]) -> CommitPermit:
         """Have the decision that waits name other transactions instead of lost ones.

@@ -20,7 +20,7 @@ from onceward.core.proof import total
 from .world import Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from onceward.core.log import Entry
     from onceward.core.transaction import Committable
@@ -64,7 +64,9 @@ class Txn:
     since: int = 0
     """Tick at which it was prepared."""
     ended: int = 0
-    """Tick at which it was aborted."""
+    """Tick at which it was aborted or committed."""
+    by: Process | None = None
+    """Who was at work when it was committed."""
     asked: bool = False
     """Whether somebody asked, before a decision, if it was still there."""
     gone: list[int] = field(default_factory=list)
@@ -88,8 +90,8 @@ class Audit:
         self.lost: set[str] = set()
         """Kinds of the sinks of which somebody outside, or a timeout, took something."""
         self.voids = self.heals = 0
-        self.promised: Counter[int] = Counter()
-        """How often each record was decided: once, and once more for each rewind to before it."""
+        self.promised: Counter[tuple[str, int]] = Counter()
+        """How often each record was decided for each target: once, and once more for each rewind to before it."""
 
     def log_of(self, txn: Txn) -> LogAudit | None:
         """The log whose writer made the transaction."""
@@ -116,13 +118,18 @@ class Audit:
 
     def on_commit(self, txn: Txn) -> None:
         """The transaction is committed; its rows are visible now or will be."""
+        log = self.log_of(txn)
+        starter = self.world.current is not None and log is not None and self.world.current.process is log.starter
+        if log is not None and txn.decision is not None and txn.decision is log.taken_back and starter:
+            raise Violation("rewind", f"committed by the writer that has taken its decision back: {txn}")
         self.world.note(f"COMMITTED {txn}")
         if txn.pipeline != PIPELINE:
             raise Violation("9", f"a transaction of another pipeline was committed: {txn}")
         if txn.decision is None:
             raise Violation("1", f"committed without a durable decision that names it: {txn}")
         self._check_whole(txn, txn.decision)
-        txn.state = "committed"
+        txn.state, txn.ended = "committed", self.world.tick
+        txn.by = self.world.current.process if self.world.current is not None else None
 
     def _check_whole(self, txn: Txn, decision: Decide) -> None:
         """The first commit of a decision: nothing else that it names was lost before, or a replay is spoiled."""
@@ -146,7 +153,7 @@ class Audit:
             txn.shown += 1
             seen = self.visible[target_of(txn)]
             seen[row] += 1
-            if seen[row] > max(1, self.promised[row]):
+            if seen[row] > max(1, self.promised[target_of(txn), row]):
                 raise Violation("3", f"record {row} is visible {seen[row]} times in sink {txn.sink}: {txn}")
 
     def on_abort(self, txn: Txn, cause: str) -> None:
@@ -165,9 +172,10 @@ class Audit:
             return
         if txn.pipeline != PIPELINE:
             raise Violation("9", f"a transaction of another pipeline was aborted: {txn}")
-        if txn.decision is not None and not txn.skipped and not self._may_withdraw(txn.decision):
-            raise Violation("4", f"a decided transaction was aborted by the library: {txn}")
         log = self.log_of(txn)
+        taken_back = log is not None and txn.decision is not None and txn.decision is log.taken_back
+        if txn.decision is not None and not txn.skipped and not (taken_back or self._may_withdraw(txn.decision)):
+            raise Violation("4", f"a decided transaction was aborted by the library: {txn}")
         if cause != "discard" and before == "prepared" and log is not None and log.may_decide(txn):
             raise Violation("4", f"aborted by the library while its decision could still be written: {txn}")
 
@@ -200,7 +208,7 @@ class Audit:
         for sink in self.sinks:
             for row in range(self.records):
                 seen, given_up = self.visible[sink][row], skipped[sink, row]
-                if seen + given_up != max(1, self.promised[row]):
+                if seen + given_up != max(1, self.promised[sink, row]):
                     raise Violation("8", f"record {row} is visible {seen} times in sink {sink}; nobody said so")
 
 
@@ -243,6 +251,8 @@ class LogAudit:
         """Who put it."""
         self.undone: Decide | None = None
         self.newest: Decide | None = None
+        self.taken_back: Decide | None = None
+        """A decision that was not completed when a rewind covered it."""
         self.folder: Folder | None = None
         """The checkpoint of which the newest decision is, or that was gone back to."""
         self.decided: int | None = None
@@ -318,6 +328,8 @@ class LogAudit:
                 self._decide(entry, by)
             case Completed():
                 self._complete(entry)
+            case Void(covered=True):
+                self._end_taken_back(entry)
             case Void():
                 self._void(entry)
             case Replace():
@@ -365,12 +377,28 @@ class LogAudit:
         self.done.setdefault(entry.epoch, []).append(self.undone)
         self.floor, self.undone = max(self.floor, entry.floor), None
 
+    def _end_taken_back(self, entry: Void) -> None:
+        if self.taken_back is None or self.taken_back.epoch != entry.epoch:
+            raise Violation("rewind", f"epoch {entry.epoch} is voided, but {self.taken_back} was taken back")
+        named = self._named(self.taken_back)
+        for txn in named:
+            if txn.state in ("open", "prepared"):
+                raise Violation("rewind", f"epoch {entry.epoch} was taken back, and this can still be committed: {txn}")
+            if txn.state != "committed":
+                txn.decision = None
+        stay = {(target_of(txn), row) for txn in named if txn.state == "committed" for row in txn.rows}
+        self._promise(self.taken_back, -1, stay)
+        self.taken_back = None
+
     def _void(self, entry: Void) -> None:
         if self.undone is None or self.undone.epoch != entry.epoch:
             raise Violation("8", f"epoch {entry.epoch} is voided, but undone is {self.undone}")
-        for txn in self._named(self.undone):
+        named = self._named(self.undone)
+        for txn in named:
             if txn.state == "committed":
                 raise Violation("8", f"epoch {entry.epoch} is voided, but this was committed: {txn}")
+            if txn.state in ("open", "prepared"):
+                raise Violation("8", f"epoch {entry.epoch} is voided, and this can still be committed: {txn}")
             txn.decision = None
         self.audit.voids += 1
         self._promise(self.undone, -1)
@@ -405,15 +433,23 @@ class LogAudit:
     def _txn(self, committable: Committable) -> Txn:
         return self.audit.prepared[committable.identity()]
 
-    def _promise(self, decision: Decide, times: int) -> None:
+    def _promise(self, decision: Decide, times: int, stay: Collection[tuple[str, int]] = ()) -> None:
+        """Each record of a decision, in each target, but for those that stay as they are."""
         if self.main:
             for row in range(at(decision.input.start), at(decision.input.end)):
-                self.audit.promised[row] += times
+                for sink in self.audit.sinks:
+                    if (sink, row) not in stay:
+                        self.audit.promised[sink, row] += times
 
     def _rewind(self, entry: Rewind, by: Driver | None) -> None:
         back = entry.rewind
-        if self.undone is not None:
+        if self.undone is not None and back.epoch > self.undone.epoch:
             raise Violation("rewind", f"{back} while epoch {self.undone.epoch} is not completed")
+        mine = [txn for txn in self.audit.prepared.values() if txn.log == self.log and txn.by is self.starter]
+        for txn in mine:
+            if txn.state == "committed" and txn.ended >= self.started and txn.epoch >= back.epoch:
+                raise Violation("rewind", f"a writer committed this before it went back over it: {txn}")
+        self.taken_back, self.undone = self.undone or self.taken_back, None
         if back.epoch >= self.rewinds.get((back.query, back.why), back.epoch + 1):
             raise Violation("rewind", f"{back} is done a second time")
         self.rewinds[back.query, back.why] = back.epoch

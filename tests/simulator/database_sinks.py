@@ -88,6 +88,9 @@ class DatabaseSink:
         if transaction[2].txn.state == "open":
             self.audit.on_abort(transaction[2].txn, "discard")
 
+    def expires_at(self, committable: Committable) -> None:
+        """Never."""
+
     def warm_up(self, context: WriteContext) -> None:
         """Nothing to make ready."""
 

@@ -289,6 +289,12 @@ def _withdraw_without_aborting(decision: Decide, shares: Sequence[Share], log: L
         return _REAL_WITHDRAW(decision, shares, log)
 
 
+def _go_back_after_finishing(self: Any, wanted: Any, hold: Any) -> Any:
+    finished = self._finish_decided(hold)
+    self.writer.rewind(admission.with_earlier(wanted, self.view.rewind))
+    return finished
+
+
 def _other_logs_of_the_sink(client: Any, scope: Scope) -> dict[str, set[str]]:
     return {sink: logs for sink, logs in _REAL_OTHER_LOGS(client, scope).items() if sink == scope.sink}
 
@@ -729,9 +735,12 @@ MUTANTS: dict[str, Mutant] = {
         patches=((losses, "withdraw", _withdraw_without_aborting),),
         narrow=crowded(
             *(K.ROLLBACK, K.TWIN, K.NAP, K.SWITCH),
-            within=150,
+            within=100,
             style="batch",
             sinks=("prepared", "staged"),
+            subtasks=1,
+            steps=(1,),
+            unique=False,
             on_lost="replay",
         ),
     ),
@@ -835,6 +844,12 @@ MUTANTS: dict[str, Mutant] = {
         patches=((coordinator, "with_earlier", lambda rewind, _: rewind),),
         narrow=crowded(K.REWIND, K.NAP, K.SWITCH, within=300, unique=False, records=4, on_lost="fail"),
     ),
+    "a rewind commits what it covers": Mutant(
+        "A decision that waits is committed before a rewind writes its rows again.",
+        _laws("rewind"),
+        patches=((Coordinator, "_go_back", _go_back_after_finishing),),
+        narrow=with_kinds(K.REWIND, K.CRASH, unique=False, on_lost="fail"),
+    ),
     "after a rewind any query will do": Mutant(
         "Nobody asks which query the newest decision, or the rewind, was of.",
         _laws("5"),
@@ -911,7 +926,7 @@ MUTANTS: dict[str, Mutant] = {
         "A START does not mind that the log has ended with MOVED.",
         _laws("move"),
         patches=((writer, "check_owner", lambda *_: None),),
-        narrow=with_kinds(K.MOVE, K.CRASH),
+        narrow=crowded(K.MOVE, K.NAP, K.TWIN, within=200, records=4, steps=(1,)),
     ),
     "moved by a fenced writer": Mutant(
         "MOVED ends the log although another driver has started since the copy was made.",
