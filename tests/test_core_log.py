@@ -209,6 +209,21 @@ class TestRewindAndVoid:
 
 
 class TestFencing:
+    def test_a_store_that_went_back_gets_no_entry_behind_a_gap(self):
+        """Its server failed over to a standby that lacked the newest entry."""
+        for append in ("complete", "bar"):
+            store = MemoryStore()
+            mine = writer_on(store)
+            mine.start()
+            mine.decide(0, [], sinks=["a"], epoch_input=EpochInput())
+            lost = store.entries.pop(max(store.entries))
+            with pytest.raises(LogDamagedError, match="has lost entry 1, which this writer had written"):
+                mine.complete(0) if append == "complete" else mine.bar()
+            assert list(store.entries) == [key_of(0)]
+            store.entries[key_of(1)] = lost
+            mine.complete(0)
+            assert read(store).completed == 0
+
     def test_a_start_fences_every_older_writer_at_once(self):
         store = MemoryStore()
         old, new = writer_on(store), writer_on(store)
@@ -301,16 +316,32 @@ class TestFencing:
         store = MemoryStore()
         sleeper, live = writer_on(store), writer_on(store)
         sleeper.start()
-        live.start()
-        run_epochs(live, 0, 1, 2)
         slot = key_of(sleeper.token.last + 1)
-        assert slot not in store.entries
+
+        def put_after_the_pruning(effect: Callable[[], bool]) -> bool:
+            live.start()
+            run_epochs(live, 0, 1, 2)
+            assert slot not in store.entries
+            return effect()
+
+        store.put_faults = [put_after_the_pruning]
         with pytest.raises(FencedError, match="below the floor"):
             sleeper.decide(0, [], sinks=["a"], epoch_input=EpochInput())
         assert slot in store.entries
         assert read(store).decided == 2
         run_epochs(live, 3)
         assert slot not in store.entries
+
+    def test_a_writer_that_wakes_after_the_pruning_puts_nothing(self):
+        store = MemoryStore()
+        sleeper, live = writer_on(store), writer_on(store)
+        sleeper.start()
+        live.start()
+        run_epochs(live, 0, 1, 2)
+        before = dict(store.entries)
+        with pytest.raises(FencedError, match="was pruned"):
+            sleeper.decide(0, [], sinks=["a"], epoch_input=EpochInput())
+        assert store.entries == before
 
     def test_a_starter_that_slept_through_the_pruning_is_fenced_though_its_start_wins(self):
         """Scenario 92."""

@@ -295,9 +295,9 @@ class TestSqlite(StoreContract):
         with pytest.raises(ConfigurationError, match="not a usable database URL"):
             open_store(url)
 
-    def test_sqlite_syncs_every_commit(self, store: SqlStore):
+    def test_e_sqlite_syncs_every_commit_and_the_unlink_of_its_journal(self, store: SqlStore):
         with store._engine.connect() as connection:
-            assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
+            assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 3
         assert not store.shared
 
 

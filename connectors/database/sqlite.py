@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from .target import Access
 
 _DEFINED: Final = re.compile(r"^(CREATE (?:TABLE|VIRTUAL TABLE|UNIQUE INDEX) )")
-_FULL: Final = 2
-"""PRAGMA synchronous: every commit is synced."""
+_EXTRA: Final = 3
+"""PRAGMA synchronous: every commit is synced, the unlink of its rollback journal too, which is what commits it."""
 
 
 class Sqlite(RowDialect):
@@ -85,8 +85,8 @@ class Sqlite(RowDialect):
 def _set_up(connection: Any, _: object) -> None:
     connection.isolation_level = None
     cursor = connection.cursor()
-    if cursor.execute("PRAGMA synchronous").fetchone()[0] < _FULL:
-        cursor.execute("PRAGMA synchronous=FULL")
+    if cursor.execute("PRAGMA synchronous").fetchone()[0] < _EXTRA:
+        cursor.execute("PRAGMA synchronous=EXTRA")
     cursor.close()
 
 

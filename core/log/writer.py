@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from ..errors import DecisionInDoubtError, EpochConflictError, FencedError, LifecycleError, ProtocolError, StoreError
+from ..errors import (
+    DecisionInDoubtError,
+    EpochConflictError,
+    FencedError,
+    LifecycleError,
+    LogDamagedError,
+    ProtocolError,
+    StoreError,
+)
 from ..names import Scope
 from ..steps import Step, crash_point
 from .entries import (
@@ -241,6 +249,8 @@ class LogWriter:
             StoreError: The store did not give a definite answer.
         """
         position = self.token.last + 1
+        if self._barring is None and self._pending is None:
+            self._check_last()
         if self._barring is None or self._barring[0].start != position:
             token = WriterToken(self.token.log, self.policy.token(), position, position)
             self._barring = token, encode(Start(**self._fields(token, position)))
@@ -284,6 +294,8 @@ class LogWriter:
                 f"the put of entry {self._pending[0]} is in doubt: nothing else may be offered; restart",
                 pipeline=self.pipeline,
             )
+        if self._pending is None:
+            self._check_last()
         self._pending = (position, data)
         try:
             if not self._offer(key_of(position), data):
@@ -298,6 +310,30 @@ class LogWriter:
             ) from error
         self._pending = None
         self.token = msgspec.structs.replace(self.token, last=position)
+
+    def _check_last(self) -> None:
+        """See that this writer's last entry is still there: a store's server may have gone back to an older state.
+
+        An entry behind the gap would make the log unreadable for every later START.
+
+        Raises:
+            FencedError: It was pruned, by a newer writer.
+            LogDamagedError: The store has lost it; nothing was written.
+            StoreError: The store did not answer; nothing was written.
+        """
+        last = self.token.last
+        if self._until_definite(lambda: self.store.get(key_of(last))) is not None:
+            return
+        view = self.look()
+        if view.tail > last:
+            raise self._fenced(f"entry {last}, its last one, was pruned")
+        raise LogDamagedError(
+            f"the decision log in {self.store.describe()} has lost entry {last}, which this writer had written: the "
+            f"newest is entry {view.tail}. Was a standby promoted that lagged behind, or a backup restored? Nothing "
+            "was written. Bring back the server that has the entry, or start the pipeline again: targets that remember "
+            "what was committed refuse the older log",
+            pipeline=self.pipeline,
+        )
 
     def _offer(self, key: str, data: bytes) -> bool:
         """Offer the same bytes until the answer is definite: whether they are in the slot."""
