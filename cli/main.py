@@ -30,7 +30,7 @@ from .savepoint import app as savepoint_app
 from .ui import ui
 from .verify import verify
 
-EXIT_FAILED, EXIT_MISUSED, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_FAILED, EXIT_MISUSED, EXIT_FAULT, EXIT_INTERRUPTED = 1, 2, 70, 130
 
 app = typer.Typer(
     name="onceward",
@@ -229,5 +229,8 @@ def main() -> None:
     except (OncewardError, OSError) as error:  # a full disk, for example, or an object store that does not answer
         show.console(stderr=True).print(f"error: {error}", style="red")
         sys.exit(EXIT_MISUSED if isinstance(error, ConfigurationError) else EXIT_FAILED)
+    except Exception:  # Python's own exit code for a traceback is 1, which verify and doctor use for "differs"
+        logging.getLogger("onceward").exception("a fault of onceward itself: please report it")
+        sys.exit(EXIT_FAULT)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)

@@ -343,6 +343,25 @@ def test_null_keys_values_and_headers_arrive_as_they_are(writer: Writer, topic: 
     assert piece.batch.schema == source.schema
 
 
+@pytest.mark.parametrize("include_headers", [False, True])
+def test_a_timestamp_beyond_microseconds_is_an_error_that_says_how_to_read_on(
+    writer: Writer, topic: Callable[..., str], include_headers: bool
+):
+    """One record with nanoseconds for milliseconds stopped a source for good."""
+    name = topic(1, message_timestamp_after_max_ms=str(2**63 - 1))
+    writer.send(name, ["a"])
+    writer.send(name, ["b"], timestamp=1_790_000_000_000_000_000)
+    writer.send(name, ["c"])
+    source = writer.source(name, include_headers=include_headers)
+    [split] = source.splits(*source.range())
+    with pytest.raises(SourceError, match=r"offset 1 of .* has a timestamp that no column can hold.*invalidTimestamps"):
+        rows(source, [split])
+    reading = writer.source(name, include_headers=include_headers, invalid_timestamps="null")
+    found = [row for piece in reading.read(split) for row in piece.batch.to_pylist()]
+    assert [row["value"] for row in found] == [b"a", b"b", b"c"]
+    assert [row["timestamp"] is None for row in found] == [False, True, False]
+
+
 def test_starting_points(writer: Writer, topic: Callable[..., str]):
     name = topic(2)
     writer.send(name, range(3), partition=0, timestamp=1_000_000)

@@ -534,3 +534,10 @@ def test_a_folder_that_is_a_file_is_told_before_anything_is_written(tmp_path: Pa
     (tmp_path / "out").touch()
     with pytest.raises(ConfigurationError, match="out is not a folder"):
         FileSink("files", tmp_path / "out").validate(pa.schema([("n", pa.int64())]))
+
+
+def test_a_folder_whose_bytes_are_no_text_is_refused_by_name(tmp_path: Path):
+    sink = FileSink("files", tmp_path, partition_by=("city",))
+    city = pa.array([b"K\xf6ln"], pa.binary()).view(pa.string())
+    with pytest.raises(SchemaError, match=r"partition_by column 'city' holds bytes that are not UTF-8 \(b'K\\xf6ln'\)"):
+        sink.write(sink.begin(context("files")), pa.record_batch({"city": city, "n": [1]}))

@@ -34,6 +34,13 @@ def test_options_are_read_without_regard_to_case():
     assert source.include_headers
 
 
+def test_timestamps_that_no_column_holds_may_be_null():
+    assert stream_source(ORDERS).invalid_timestamps == "error"
+    assert stream_source({**ORDERS, "invalidTimestamps": "null"}).invalid_timestamps == "null"
+    with pytest.raises(ConfigurationError, match="invalid_timestamps 'skip' is unknown: give one of error, null"):
+        stream_source({**ORDERS, "invalidTimestamps": "skip"})
+
+
 def test_underscores_make_no_difference_and_an_option_is_given_in_one_spelling():
     source = stream_source({**SERVERS, "subscribe_pattern": "a", "starting_timestamp": "7", "min_partitions": "2"})
     assert (source.selection.pattern, source.starting, source.min_partitions) == ("a", AtTime(milliseconds=7), 2)

@@ -12,6 +12,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from onceward.core.errors import SchemaError, SqlError
+from onceward.core.kit.pieces import PIECE_BYTES
 from onceward.core.proof import ALL_EPOCHS, NUMBER, Piece, Reread
 
 from .conversions import read_back
@@ -20,7 +21,7 @@ from .failures import translated
 from .tables import describe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from decimal import Decimal
 
     from .target import Target
@@ -70,9 +71,9 @@ def _pieces(target: Target, table: sa.Table, schema: pa.Schema) -> Iterator[Piec
     ]
     query = sa.select(*(read or [sa.literal_column("1")])).select_from(table)
     with translated("cannot read", target), autocommitting(target) as connection:
-        at, streamed = 0, connection.execution_options(stream_results=True, max_row_buffer=_ROWS_AT_ONCE)
+        at, streamed = 0, connection.execution_options(stream_results=True, max_row_buffer=1)
         try:
-            for rows in streamed.execute(query).partitions(_ROWS_AT_ONCE):
+            for rows in _partitions(streamed.execute(query)):
                 cells = list(zip(*rows, strict=True))
                 arrays = [_array(cells[number], field.type) for number, field in enumerate(schema)]
                 places = [f"{target.table}, row {at + number} as read" for number in range(len(rows))]
@@ -82,6 +83,20 @@ def _pieces(target: Target, table: sa.Table, schema: pa.Schema) -> Iterator[Piec
             raise SchemaError(
                 f"table {target.table} holds a value that is not of its column's type: {error}"
             ) from error
+
+
+def _partitions(rows: Iterable[Sequence[Any]]) -> Iterator[list[Sequence[Any]]]:
+    """Yield rows together, up to a number of rows and of bytes of their texts."""
+    some: list[Sequence[Any]] = []
+    size = 0
+    for row in rows:
+        some.append(row)
+        size += sum(len(value) for value in row if isinstance(value, str | bytes))
+        if size > PIECE_BYTES or len(some) == _ROWS_AT_ONCE:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:

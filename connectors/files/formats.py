@@ -261,6 +261,8 @@ class Files:
         self.finished.append(file.name)
 
 
+_SHOWN: Final = 60
+"""Bytes of a wrong value that a message shows."""
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 """Spark's and Hive's text of null and of the empty string."""
 _ENCODED: Final = {code: f"%{code:02X}" for code in (*range(0x20), 0x7F, *map(ord, "\"#%'*/:<=>?[\\]^{|"))}
@@ -299,12 +301,23 @@ def parts(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[str, 
         return
     rows: dict[str, list[int]] = {}
     names = [_encoded(column) for column in columns]
-    for number, values in enumerate(zip(*(batch.column(column).to_pylist() for column in columns), strict=True)):
+    for number, values in enumerate(zip(*(_texts(batch, column) for column in columns), strict=True)):
         folder = "/".join(f"{name}={folder_text(value)}" for name, value in zip(names, values, strict=True))
         rows.setdefault(folder, []).append(number)
     rest = batch.drop_columns(list(columns))
     for folder, numbers in rows.items():
         yield folder, _taken(rest, numbers)
+
+
+def _texts(batch: pa.RecordBatch, column: str) -> list[Any]:
+    try:
+        values: list[Any] = batch.column(column).to_pylist()
+    except UnicodeDecodeError as error:
+        raise SchemaError(
+            f"partition_by column {column!r} holds bytes that are not UTF-8 ({error.object[:_SHOWN]!r}), and a "
+            "folder's name is text: decode or encode them before"
+        ) from None
+    return values
 
 
 def _taken(rows: pa.RecordBatch, numbers: list[int]) -> pa.RecordBatch:

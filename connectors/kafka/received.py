@@ -40,6 +40,8 @@ _WINDOW: Final = 1 << 30
 """Bytes between the starts of two buffers: a view's offset is a number of 31 bits."""
 
 
+FARTHEST_MS: Final = 2**63 // 1000
+"""Milliseconds, either way from 1970, that a timestamp in microseconds does not reach."""
 PLAIN: Final = pa.schema(
     {
         "key": pa.binary(),
@@ -253,17 +255,13 @@ def columns_batch(
         times: int64, milliseconds since 1970.
         kinds: int32, what a time means, as librdkafka counts.
 
-    Raises:
-        SourceError: A time is later or earlier than Arrow's microseconds reach (292,000 years from 1970).
+    A time that is later or earlier than Arrow's microseconds reach (292,000 years from 1970) is null, and no other is:
+    see `check_timestamps`.
     """
-    try:
-        stamps = times.cast(pa.timestamp("ms", tz="UTC")).cast(PLAIN.field("timestamp").type)
-    except pa.ArrowInvalid:
-        far = pc.index(pc.greater(pc.abs(times), 2**63 // 1000), value=True).as_py()
-        raise SourceError(
-            f"the record at offset {offsets[far]} of {partition} has a timestamp that no column can hold: {times[far]} "
-            "ms since 1970. Start after it, at the next offset"
-        ) from None
+    reached = pc.and_(pc.less(times, FARTHEST_MS), pc.greater(times, -FARTHEST_MS))
+    if not pc.all(reached, min_count=0).as_py():
+        times = pc.if_else(reached, times, pa.scalar(None, pa.int64()))
+    stamps = times.cast(pa.timestamp("ms", tz="UTC")).cast(PLAIN.field("timestamp").type)
     columns = [
         keys,
         values,
@@ -275,6 +273,17 @@ def columns_batch(
         pc.subtract(kinds, pa.scalar(1, pa.int32())),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=PLAIN)
+
+
+def check_timestamps(batch: pa.RecordBatch, partition: Partition) -> None:
+    """Raise SourceError for the first record whose timestamp the column cannot hold."""
+    if batch.column("timestamp").null_count:
+        at = pc.index(batch.column("timestamp").is_null(), value=True).as_py()
+        raise SourceError(
+            f"the record at offset {batch.column('offset')[at]} of {partition} has a timestamp that no column can "
+            "hold, more than 292,000 years from 1970: did its producer give nanoseconds as milliseconds? Set "
+            "invalidTimestamps=null (invalid_timestamps='null') to read such timestamps as null"
+        )
 
 
 def _headers_column(rows: Sequence[Any]) -> pa.Array:

@@ -10,7 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from onceward.core.errors import ConfigurationError, SourceError
-from onceward.core.kit.options import check_types, spelled
+from onceward.core.kit.options import check_choice, check_types, spelled
 from onceward.core.source import Piece, Position, ResettableSource, Split
 
 from . import positions
@@ -18,7 +18,7 @@ from .admin import publish_offsets
 from .consumer import Gone, RangeConsumer, borrowed
 from .lookup import Found, Lookup, Selection, find, resolve
 from .positions import FROM_LATEST, Bound, Offsets, Partition, bound, check_end, from_json, in_share, to_json
-from .received import schema
+from .received import check_timestamps, schema
 from .settings import KafkaSettings
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ class KafkaSource(ResettableSource):
             it. Default: `group.id` in `config`.
         timeout: Seconds (as an option: milliseconds) for which the brokers may deliver none of the records that they
             hold, or not answer at all. The first answer must come within 10 s.
+        invalid_timestamps: What to make of a record's timestamp that is more than 292,000 years from 1970, as
+            nanoseconds given as milliseconds are: "error", or "null" in the column `timestamp`.
 
     Raises:
         ConfigurationError: A setting is wrong.
@@ -95,6 +97,7 @@ class KafkaSource(ResettableSource):
         min_records_per_partition: int | None = None,
         group: str | None = None,
         timeout: float = RETRY_SECONDS,
+        invalid_timestamps: str = "error",
     ) -> None:
         check_types(KafkaSource, locals())
         self.selection = Selection.of(None if topics is None else list(topics), pattern, assign)
@@ -111,6 +114,7 @@ class KafkaSource(ResettableSource):
         self.min_records_per_partition = min_records_per_partition
         self.group = group or self.settings.get("group.id")
         self.timeout = timeout
+        self.invalid_timestamps = check_choice("invalid_timestamps", invalid_timestamps, ("error", "null"))
         self._share: tuple[int, int] | None = None
         self._ids: dict[str, str] = {}
         """Topics' ids as this object last saw them."""
@@ -189,6 +193,8 @@ class KafkaSource(ResettableSource):
                     for batch in consumer.read(
                         partition, at, split.end, retry_seconds=self.timeout, is_there=lambda: self._is_there(partition)
                     ):
+                        if self.invalid_timestamps == "error":
+                            check_timestamps(batch, partition)
                         at = batch.column("offset")[-1].as_py() + 1
                         yield Piece(batch, at)
                 except Gone as gone:

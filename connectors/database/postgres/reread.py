@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from onceward.core.errors import SchemaError
+from onceward.core.kit.pieces import PIECE_BYTES
 from onceward.core.proof import NUMBER, UUID, Piece, Reread
 
 from ..engines import autocommitting
@@ -34,6 +35,11 @@ if TYPE_CHECKING:
     from .catalog import Session
 
 _ROWS_AT_ONCE: Final = 10_000
+_SMALL_BYTES: Final = 8 * 2**10
+"""Rows whose texts and bytes have no more than this are read by thousands, and larger ones by bytes."""
+_SMALL_ROWS: Final = 2_000
+_LENGTHS: Final = dict.fromkeys(("text", "varchar", "bytea"), "octet_length({})") | {"numeric": "pg_column_size({})"}
+"""How the size of a value is asked, for types without a bound. The server reads no value for that, only its head."""
 _ARROW: Final = {
     "bool": pa.bool_(),
     "int2": pa.int64(),
@@ -135,17 +141,40 @@ def _pieces(
         autocommitting(target) as connection,
         session(connection) as lent,
         lent.transaction(),
-        lent.cursor(name="onceward_reread") as cursor,
     ):
         lent.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         if scope is not None:
             _read_ledger(lent, target, scope, ledger)
+        for condition, at_once in _sizes(lent, target, columns):
+            for rows in _fetched(lent, query + condition, at_once):
+                marks, places, *cells = map(list, zip(*rows, strict=True))
+                arrays = [_column(column, kind) for column, kind in zip(cells, schema.types, strict=True)]
+                batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+                yield Piece(batch, marks, [f"{target.table}@{place}" for place in places])
+
+
+def _sizes(lent: Session, target: Target, columns: Sequence[Column]) -> list[tuple[str, int]]:
+    """Return conditions that split the table by the size of its rows, and how many rows are fetched at once of each.
+
+    A fetch is bounded by rows alone, and psycopg and Arrow hold the whole of it: 230 rows of 10 MB are more than one
+    column of Arrow's holds.
+    """
+    unbounded = [_LENGTHS[c.type.name].format(quoted(c.name)) for c in columns if c.type.name in _LENGTHS]
+    if not unbounded:
+        return [("", _ROWS_AT_ONCE)]
+    size = " + ".join(f"coalesce({length}, 0)::bigint" for length in unbounded)
+    small, large = f" WHERE {size} <= {_SMALL_BYTES}", f" WHERE {size} > {_SMALL_BYTES}"
+    (largest,) = lent.execute(f"SELECT max({size}) FROM {target.table.quoted}".encode()).fetchone() or (0,)
+    if (largest or 0) <= _SMALL_BYTES:
+        return [("", _SMALL_ROWS)]
+    return [(small, _SMALL_ROWS), (large, max(1, PIECE_BYTES // largest))]
+
+
+def _fetched(lent: Session, query: str, at_once: int) -> Iterator[list[tuple[Any, ...]]]:
+    with lent.cursor(name="onceward_reread") as cursor:
         cursor.execute(query.encode())
-        while rows := cursor.fetchmany(_ROWS_AT_ONCE):
-            marks, places, *cells = map(list, zip(*rows, strict=True))
-            arrays = [_column(column, kind) for column, kind in zip(cells, schema.types, strict=True)]
-            batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
-            yield Piece(batch, marks, [f"{target.table}@{place}" for place in places])
+        while rows := cursor.fetchmany(at_once):
+            yield rows
 
 
 def _column(values: list[Any], kind: pa.DataType) -> pa.Array:

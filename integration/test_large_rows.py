@@ -1,0 +1,73 @@
+"""Rows of any size go through each sink, and are read back by `verify`, in memory that the largest row bounds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from .postgres_kit import fresh_database
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from onceward.testing.services import KafkaServer, PostgresServer
+
+DRIVER = Path(__file__).parent / "large_rows_driver.py"
+MEGABYTE = 2**20
+
+
+def _measured(kind: str, address: str, name: str, rows: int, megabytes: int) -> dict[str, Any]:
+    arguments = [kind, address, name, str(rows), str(megabytes * MEGABYTE)]
+    environment = {**os.environ, "MALLOC_ARENA_MAX": "2"}
+    done = subprocess.run(
+        [sys.executable, DRIVER, *arguments], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    print(kind, rows, megabytes, answer)
+    return answer
+
+
+def _check(answer: dict[str, Any], rows: int, megabytes: int, *, reads: bool = True) -> None:
+    assert (answer["outcome"], answer["same"], answer["rows"]) == ("committed", True, rows)
+    assert answer["written"] < 150 + 6 * megabytes
+    if reads:
+        assert answer["read"] < 150 + 6 * megabytes
+
+
+SIZES = [(12, 20), pytest.param(100, 10, marks=pytest.mark.nightly), pytest.param(20, 50, marks=pytest.mark.nightly)]
+
+
+@pytest.mark.parametrize(("rows", "megabytes"), SIZES)
+@pytest.mark.parametrize("commit", ["prepared", "staging"])
+def test_of_postgres(postgres: PostgresServer, commit: str, rows: int, megabytes: int):
+    """A fetch of 10,000 rows held 2 GiB and more, and then failed; COPY took 8.4 GB."""
+    with fresh_database(postgres) as database:
+        database.run("CREATE TABLE large (id bigint, value bytea)")
+        _check(_measured(commit, database.dsn, "large", rows, megabytes), rows, megabytes)
+
+
+@pytest.mark.parametrize(("rows", "megabytes"), SIZES)
+def test_of_kafka(kafka: KafkaServer, topic: Callable[..., str], rows: int, megabytes: int):
+    name = topic(1, max_message_bytes="100000000")
+    answer = _measured("kafka", kafka.bootstrap_servers, name, rows, megabytes)
+    _check(answer, rows, megabytes, reads=False)  # what a consumer's fetches take is librdkafka's
+
+
+@pytest.mark.parametrize(("rows", "megabytes"), SIZES)
+def test_of_sqlite(tmp_path: Path, rows: int, megabytes: int):
+    _check(_measured("sqlite", str(tmp_path / "db"), "large", rows, megabytes), rows, megabytes)
+
+
+@pytest.mark.parametrize(("rows", "megabytes"), SIZES)
+@pytest.mark.parametrize("format_", ["parquet", "arrow"])
+def test_of_files(tmp_path: Path, format_: str, rows: int, megabytes: int):
+    answer = _measured(format_, str(tmp_path / "out"), "", rows, megabytes)
+    assert answer["outcome"] == "committed"
+    assert answer["written"] < 150 + 6 * megabytes
