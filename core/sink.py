@@ -172,7 +172,10 @@ class TwoPhaseCommitSink(Sink, Generic[Txn]):
 
     @abstractmethod
     def write(self, transaction: Txn, batch: pa.RecordBatch) -> None:
-        """Write one batch inside the transaction. Nothing may become visible."""
+        """Write one batch inside the transaction. Nothing may become visible.
+
+        A batch has at most 16 MiB, or one row, whatever the size of the rows that came together.
+        """
 
     @abstractmethod
     def pre_commit(self, transaction: Txn) -> Committable:
