@@ -1,3 +1,4 @@
+# ruff: noqa: S608 - statements are made of constants
 """What the server's catalog says of a table: its columns and their real types, keys, checks, and whether it is usable.
 
 SQLAlchemy's inspector asks a question for each of these: too many for a small epoch, which reads its table anew.
@@ -57,14 +58,28 @@ class Table:
     persistence: str
     """pg_class.relpersistence: p permanent, u unlogged, t temporary."""
     columns: tuple[Column, ...]
+    """A column is not `not_null` where a trigger may fill it."""
+    has_policies: bool = False
+    """Whether row-level security binds this role."""
 
 
 _FIRST_OF_USERS: Final = 16_384
 _built_in: Final[dict[int, Any]] = {}
 """Types that are alike on every server: asking for them each time would double the cost of a small epoch."""
 
-_FIND: Final = """
-SELECT c.oid, n.nspname, c.relname, c.relkind::text, c.relpersistence::text
+TRIGGERS: Final = """EXISTS (
+  WITH RECURSIVE part(oid) AS (
+    SELECT c.oid UNION ALL
+    SELECT i.inhrelid FROM part JOIN pg_catalog.pg_inherits i ON i.inhparent = part.oid WHERE c.relkind = 'p'
+  )
+  SELECT FROM part JOIN pg_catalog.pg_trigger t ON t.tgrelid = part.oid
+  WHERE t.tgtype & 7 = 7 AND t.tgenabled IN ('O', 'A'))"""
+"""Whether a trigger of the table `c` may change a row before it is inserted (row 1, before 2, insert 4), or one of a
+partition: those that are disabled, or for replicas only, never run. pg_partition_tree would lock each partition."""
+
+_FIND: Final = f"""
+SELECT c.oid, n.nspname, c.relname, c.relkind::text, c.relpersistence::text, {TRIGGERS},
+       pg_catalog.row_security_active(c.oid)
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid = pg_catalog.to_regclass(%(table)s)
 """
@@ -109,9 +124,9 @@ def read_table(connection: Session, name: TableName) -> Table | None:
         return None
     column_rows = columns.fetchall()
     known = _types(connection, parameters, {column[1] for column in column_rows})
-    oid, schema, relation, kind, persistence = row
-    found_columns = tuple(_column(column, known) for column in column_rows)
-    return Table(oid, schema, relation, kind, persistence, found_columns)
+    oid, schema, relation, kind, persistence, changes_rows, has_policies = row
+    found_columns = tuple(_column(column, known, changes_rows) for column in column_rows)
+    return Table(oid, schema, relation, kind, persistence, found_columns, has_policies)
 
 
 _PRIVILEGES: Final = """
@@ -162,6 +177,7 @@ def check_writable(connection: Session, target: Target, path: CommitPath) -> Tab
     if refused:
         missing = ", ".join(row[0] for row in refused)
         raise ConfigurationError(f"the role may not {missing} on table {target.table}: GRANT {missing} ON it")
+    check_policies(table)
     check_key(connection, target)
     found = connection.execute(_RULES, {"oid": table.oid, "upsert": bool(target.key)}).fetchall()
     rules = [row[0] for row in found]
@@ -186,6 +202,20 @@ def check_writable(connection: Session, target: Target, path: CommitPath) -> Tab
             target.table,
         )
     return table
+
+
+def check_policies(table: Table) -> None:
+    """Check that no policy may hide rows from this role, or refuse them.
+
+    Raises:
+        ConfigurationError: Row-level security binds the role.
+    """
+    if table.has_policies:
+        raise ConfigurationError(
+            f"table {table.schema}.{table.name} has row-level security that binds this role: COPY refuses it, and a "
+            "policy would hide rows from a delete. Write as the table's owner (without FORCE ROW LEVEL SECURITY) or as "
+            "a role with BYPASSRLS, or ALTER TABLE … DISABLE ROW LEVEL SECURITY"
+        )
 
 
 def check_own_tables(connection: Session, schema: str, tables: Sequence[str]) -> None:
@@ -249,7 +279,7 @@ def read_unique_key(connection: Session, table: TableName, key: Sequence[str]) -
     return tuple(rows[0][1]) if rows and all(row[0] for row in rows) else None
 
 
-_CHECKS: Final = """
+_CHECKS: Final = f"""
 SELECT conname, pg_catalog.pg_get_expr(conbin, conrelid)
 FROM pg_catalog.pg_constraint k
 WHERE k.conrelid = %(oid)s AND k.contype = 'c'
@@ -259,11 +289,11 @@ WHERE k.conrelid = %(oid)s AND k.contype = 'c'
     SELECT FROM pg_catalog.pg_attribute a
     WHERE a.attrelid = k.conrelid AND a.attnum = ANY (k.conkey)
       AND (a.atthasdef OR a.attidentity <> '' OR a.attgenerated <> ''))
-  AND NOT EXISTS (SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = k.conrelid AND t.tgtype & 7 = 7)
+  AND NOT (SELECT {TRIGGERS} FROM pg_catalog.pg_class c WHERE c.oid = k.conrelid)
 ORDER BY conname
 """
 """Less those on columns that something else may fill, or of tables with a trigger that may change a row before it is
-inserted (row 1, before 2, insert 4): what they look at is known at the insert only. Less those on a whole row or a
+inserted: what they look at is known at the insert only. Less those on a whole row or a
 system column, which are about this table and no other."""
 
 
@@ -281,10 +311,11 @@ def _types(connection: Session, parameters: dict[str, str], wanted: set[int]) ->
     return known
 
 
-def _column(row: Sequence[Any], types: dict[int, Any]) -> Column:
+def _column(row: Sequence[Any], types: dict[int, Any], changes_rows: bool) -> Column:
     name, oid, modifier, declared, not_null, has_default, generated, collation, only_inserted = row
     column_type, domain_not_null = _resolve(oid, modifier, types)
-    needed, unwritable = not_null or domain_not_null, GENERATED if generated else ""
+    # A domain is checked when the value is read, before any trigger runs.
+    needed, unwritable = (not_null and not changes_rows) or domain_not_null, GENERATED if generated else ""
     return Column(name, column_type, declared, needed, has_default, unwritable, collation or "", only_inserted)
 
 

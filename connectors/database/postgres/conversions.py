@@ -114,7 +114,10 @@ def _scalar(arrow: pa.DataType, target: PgType) -> Conversion:
         raise UnfitError(f"cast it to {name}")
     rule = _RULES.get(target.name)
     if rule is None:
-        raise UnfitError("no conversion to this type is known; write to a text column, or cast it in a view or trigger")
+        raise UnfitError(
+            "no conversion to this type is known; write to a text column, from which a generated column or a trigger "
+            "can cast it"
+        )
     return rule(arrow, target)
 
 

@@ -18,7 +18,7 @@ from ..dialect import HOW_TO_STAGE, Answer, ChangedError, Dialect, ServerFacts, 
 from ..failures import code, words
 from ..plan import without_change
 from ..target import CommitPath, TableName, own_name
-from .catalog import check_own_tables, check_writable, read_checks, read_table
+from .catalog import TRIGGERS, check_own_tables, check_writable, read_checks, read_table
 from .session import DURABLE, Answering, CopyWriter, compiled, conversions_for, limited, session
 from .stage import (
     LOCK_CREATION,
@@ -64,18 +64,25 @@ _DEFAULTS: Final[dict[str, str]] = {
     "tcp_user_timeout": "30000",
 }
 """libpq's own defaults wait two hours for a server that vanished from the network."""
-_LIMITS: Final = "SELECT set_config('lock_timeout', %s, true), set_config('statement_timeout', '0', true)"
+_LIMITS: Final = (
+    "SELECT set_config('lock_timeout', %s, true), set_config('statement_timeout', '0', true),"
+    " set_config('idle_in_transaction_session_timeout', '0', true), set_config('row_security', 'off', true),"
+    " CASE WHEN current_setting('transaction_timeout', true) <> ''"
+    " THEN set_config('transaction_timeout', '0', true) END"
+)
+"""Settings for one transaction, whatever role, database and server say: an epoch may last longer than an interactive
+transaction should, and a row-level policy must be an error, for it would hide rows from a delete without a word.
+PostgreSQL 17 and later have transaction_timeout."""
 _SERVER: Final = sa.text(
     "SELECT pg_is_in_recovery(), current_setting('transaction_read_only') = 'on',"
     " CAST(current_setting('max_prepared_transactions') AS int), current_setting('fsync') = 'on'"
 )
 _TRIAL: Final = TableName("pg_temp", "onceward_trial")
 _CHANGES_ROWS: Final = sa.text(
-    "SELECT relhasrules OR EXISTS (SELECT 1 FROM pg_catalog.pg_trigger WHERE tgrelid = c.oid AND NOT tgisinternal"
-    " AND (tgtype & 7) = 7) FROM pg_catalog.pg_class AS c WHERE oid = pg_catalog.to_regclass(:table)"
+    f"SELECT relhasrules OR {TRIGGERS} FROM pg_catalog.pg_class AS c"  # noqa: S608 - made of constants
+    " WHERE oid = pg_catalog.to_regclass(:table)"
 )
-"""Whether something may change rows before the table sees them: rules, or triggers BEFORE INSERT FOR EACH ROW (the
-lowest bits of tgtype)."""
+"""Whether something may change rows before the table sees them: rules, or triggers."""
 _PREPARED = sa.table(
     "pg_prepared_xacts", sa.column("gid"), sa.column("database"), sa.column("prepared"), schema="pg_catalog"
 )
@@ -237,10 +244,13 @@ class PostgreSql(Dialect):
 
     def lock_and_read(self, connection: sa.Connection, name: TableName) -> Table | None:
         """The table, locked against ALTER TABLE; None if it is missing, and then the transaction has failed."""
-        # The lock is the one that inserting takes anyway, the only one that INSERT rights allow on every version.
+        # The lock is the one that inserting takes anyway, the only one that INSERT rights allow on every version. ONLY:
+        # columns change through the table itself, never in one partition, whose lock the COPY takes when a row goes
+        # there. Without it, maintenance on any partition would hold up all writing, and each of thousands would take a
+        # place in the server's table of locks until the decision.
         try:
             with session(connection) as lent, lent.pipeline():
-                lent.execute(f"LOCK TABLE {name.quoted} IN ROW EXCLUSIVE MODE".encode())
+                lent.execute(f"LOCK TABLE ONLY {name.quoted} IN ROW EXCLUSIVE MODE".encode())
                 return read_table(lent, name)
         except exc.DBAPIError as error:
             if code(error) not in _NO_SUCH_TABLE:

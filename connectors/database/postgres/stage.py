@@ -40,6 +40,8 @@ LOCK_CREATION: Final = f"SELECT pg_advisory_xact_lock({0x0CEBA2D})"
 TURNS: Final = 4
 _WORTH_A_TRUNCATE: Final = 4 * 2**20
 """Bytes from which a staging table is emptied whole: below, deleting rows is cheaper, and the next scan is short."""
+_LISTED: Final = 100
+"""Values of a key column up to which a delete names each; above, the smallest and the largest one."""
 _WIDER: Final = frozenset(
     {("int2", "int4"), ("int2", "int8"), ("int4", "int8"), ("float4", "float8")}
     | {(kind, "numeric") for kind in ("int2", "int4", "int8")}
@@ -118,7 +120,41 @@ def merge_statements(lent: Session, movement: Movement, parts: Sequence[Part], s
     if not kept:
         return [upsert]
     same = " AND ".join(f"t.{name} = last.{name}{by}" for name, by in key)
-    return [f"DELETE FROM {into} t USING ({last}) AS last WHERE last.{DELETE} AND {same}", upsert]
+    place, bounds = _delete_from(lent, movement, f"{stage.quoted} s WHERE s.{ID} = ANY ({ids}) AND s.{DELETE}", key)
+    return [f"DELETE FROM {place} t USING ({last}) AS last WHERE last.{DELETE} AND {same}{bounds}", upsert]
+
+
+def _delete_from(lent: Session, movement: Movement, deletes: str, key: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    """Where to delete, and conditions that let the server skip partitions.
+
+    By the join alone it would lock, and open, all of them. The key of a partitioned table includes what it is
+    partitioned by, so constants for the key leave only the partitions that hold it. The children of a table that has
+    such by inheritance alone are not under its unique index: neither upserts nor deletes reach their rows.
+
+    Args:
+        lent: Of the transaction that merges.
+        movement: Where to, and by which key.
+        deletes: The FROM clause of the staged rows that delete, with their table as `s`.
+        key: Quoted columns, each with its COLLATE.
+    """
+    query = "SELECT relkind = 'p' FROM pg_catalog.pg_class WHERE oid = pg_catalog.to_regclass(%s)"
+    (partitioned,) = lent.execute(query, [movement.target.quoted]).fetchone() or (False,)
+    if not partitioned:
+        return f"ONLY {movement.target.quoted}", ""
+    bounds = ""
+    for name, by in key:
+        value = f"SELECT s.{name}{by} AS v FROM {deletes}"
+        some = f"SELECT quote_literal(v) FROM (SELECT DISTINCT v FROM ({value}) AS a LIMIT {_LISTED + 1}) AS b"
+        values = [row[0] for row in lent.execute(some.encode()).fetchall()]
+        if 0 < len(values) <= _LISTED:
+            bounds += f" AND t.{name}{by} IN ({', '.join(values)})"
+        elif values:
+            ends = [
+                f"(SELECT quote_literal(v) FROM ({value}) AS a ORDER BY v {way} LIMIT 1)" for way in ("ASC", "DESC")
+            ]
+            low, high = lent.execute(f"SELECT {ends[0]}, {ends[1]}".encode()).fetchone() or ("NULL", "NULL")
+            bounds += f" AND t.{name}{by} BETWEEN {low} AND {high}"
+    return movement.target.quoted, bounds
 
 
 def _names(columns: Iterable[str], prefix: str = "") -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import sqlalchemy as sa
 
 from onceward.core.errors import ConfigurationError, SchemaError
@@ -23,7 +24,7 @@ from ..own_tables import identity_row, insert_into, staged_handle, tables_of
 from ..plan import split_changes, without_change
 from ..target import STAGED, TableName
 from ..writing import HeldWriting
-from .catalog import check_key, read_checks, read_table
+from .catalog import check_key, check_policies, read_checks, read_table
 from .dialect import PostgreSql
 from .session import DURABLE, CopyWriter, compiled, conversions_for, session
 from .stage import DELETE, ID, ROW, create_stage, merge_statements, stage_name
@@ -46,6 +47,7 @@ class TableWriting(HeldWriting):
     def open_writer(self, schema: pa.Schema) -> RowWriter:
         """COPY into the staging table, with the attempt's id and each row's position beside the data."""
         self.table = self.lock_and_read(PostgreSql(), schema)
+        check_policies(self.table)
         schema = without_change(schema, self.target.change)
         conversions_for(schema, self.table, self.target.key)
         self.id = secrets.randbits(62)
@@ -75,9 +77,11 @@ class TableWriting(HeldWriting):
         if self.writer is None:
             self.writer = self.open_writer(batch.schema)
         own: list[pa.Array] = []
+        kept = batch
         if self.target.change:
             batch, deletes = split_changes(batch, self.target.change)
-            own = [deletes]
+            kept, own = batch.filter(pc.invert(deletes)), [deletes]
+        self._check_nulls(kept)
         for column in self.target.key:
             if has_nulls(batch.column(column)):
                 raise SchemaError(f"key column {column!r} has nulls: an upsert cannot match them")
@@ -88,6 +92,22 @@ class TableWriting(HeldWriting):
         ]
         schema = pa.schema([*batch.schema, *self._own_fields()])
         return super().send(pa.RecordBatch.from_arrays([*batch.columns, *own], schema=schema))
+
+    def _check_nulls(self, rows: pa.RecordBatch) -> None:
+        """Refuse nulls that the merge would refuse and the staging table takes, since its columns may be left out.
+
+        Raises:
+            SchemaError: A NOT NULL column with a default has a null: the default counts only where the column is not
+                in the data.
+        """
+        for column in self.table.columns:
+            if not (column.not_null and column.has_default and column.name in rows.schema.names):
+                continue
+            if has_nulls(rows.column(column.name)):
+                raise SchemaError(
+                    f"column {column.name!r} has nulls, and it is NOT NULL in table {self.target.table}; its default "
+                    "counts only where the column is not in the data. Leave the column out, or fill it"
+                )
 
     def _own_fields(self) -> list[pa.Field]:
         return [*([pa.field(DELETE, pa.bool_())] if self.target.change else []), *_OWN_FIELDS]
