@@ -219,12 +219,35 @@ def command() -> Any:
     return root
 
 
+def check_words(words: list[str]) -> None:
+    """Refuse an empty argument, as an unset variable leaves it: as a folder it would be the current one.
+
+    Raises:
+        ConfigurationError: There is one. The arguments of a program that `onceward run` starts are its own.
+    """
+    for number, word in enumerate(words):
+        if word == "--" or (number == 0 and word == "run"):
+            return
+        option, equals, value = word.partition("=")
+        before = words[number - 1] if number else ""
+        name = (
+            option
+            if equals and option.startswith("--")
+            else before
+            if before.startswith("-")
+            else f"argument {number + 1}"
+        )
+        if not word.strip() or (equals and option.startswith("--") and not value.strip()):
+            raise ConfigurationError(f"{name} is empty: give it a value, or leave it out")
+
+
 def main() -> None:
     """Run the command line; an error ends it with one message, without a traceback."""
     warnings = logging.StreamHandler()
     warnings.addFilter(RepeatsFiltered())
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", handlers=[warnings])
     try:
+        check_words(sys.argv[1:])
         command()()
     except (OncewardError, OSError) as error:  # a full disk, for example, or an object store that does not answer
         show.console(stderr=True).print(f"error: {error}", style="red")

@@ -97,7 +97,7 @@ AMBIGUOUS = [
     "postgresql://wri/ter:geheim@h/shop",
     "postgresql://writer@h/shop?password=ge@heim",
 ]
-NO_URLS = ["geheim", "postgresql//u:geheim@h", "postgresql+psycopg://u:p@h:geheim/db", ""]
+NO_URLS = ["geheim", "postgresql//u:geheim@h", "postgresql+psycopg://u:p@h:geheim/db"]
 NO_DSNS = ["host=x password=geheim foo", "postgresql://u:ge heim@h/db", "geheim"]
 
 
@@ -105,6 +105,7 @@ NO_DSNS = ["host=x password=geheim foo", "postgresql://u:ge heim@h/db", "geheim"
     ("how", "why"),
     [
         *(({"url": text}, "url is not a database URL") for text in NO_URLS),
+        ({"url": ""}, "url is empty"),
         *(({"url": text}, "percent-encode") for text in AMBIGUOUS),
         *(({"dsn": text}, "dsn is not a PostgreSQL connection string") for text in NO_DSNS),
     ],
@@ -243,7 +244,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"answer_within": -1}, "answer_within must be above 0"),
     ({"ledger_epochs": 0}, "ledger_epochs must be above 0"),
     ({"table": "a.b.c"}, "not a table's name"),
-    ({"table": ""}, "not a table's name"),
+    ({"table": ""}, "table is empty"),
 ]
 
 

@@ -562,7 +562,7 @@ class TestCommands:
             (["list", "--kafka", "a=b", "--sinks", "jobs:SINKS"], "--kafka needs --bootstrap-servers"),
             (["list", "--bootstrap-servers", "x:1", "--kafka", "a=s3cret", "--kafka", "s3cret"], "number 2 of those"),
             (["list", "--sinks", "ends:SINKS"], "cannot import ends:SINKS: SystemExit"),
-            (["commit", "--skip-lost", " ", "--sinks", "jobs:SINKS"], "needs a reason"),
+            (["commit", "--skip-lost", " ", "--sinks", "jobs:SINKS"], "--skip-lost is empty"),
             (["list", "--sinks", "nothing"], "takes module:name"),
             (["list", "--sinks", "no_such_module:SINKS"], "cannot import"),
             (["list", "--sinks", "json:dumps"], "cannot import"),

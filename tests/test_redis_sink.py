@@ -53,7 +53,7 @@ def rows(**columns: Any) -> pa.RecordBatch:
         ({"url": f"redis://{'a' * 64}/0"}, "more than 63"),
         ({"url": "redis://localhost/0?foo=1"}, "unknown options; known are"),
         ({"url": "redis://localhost/0?retry="}, "unknown options; known are"),
-        ({"key": ""}, "columns in braces"),
+        ({"key": ""}, "key is empty"),
         ({"key": "a{"}, "key 'a{'"),
         ({"key": "a{}"}, "empty braces"),
         ({"key": "{n:5}"}, "columns in braces"),

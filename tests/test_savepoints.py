@@ -673,7 +673,9 @@ def test_the_commands_show_what_they_would_do_and_do_it_when_told(case: Case, mo
         (["create", "{file}", "--checkpoint", "{old}"], "is a file, not a folder"),
         (["restore", "{file}", "--checkpoint", "{new}"], "is not a savepoint"),
         (["restore", "{old}", "--checkpoint", "{new}"], "is not a savepoint"),
-        (["restore", "{old}", "--checkpoint", "{new}", "--rewind", " "], "--rewind needs a reason"),
+        (["restore", "{old}", "--checkpoint", "{new}", "--rewind", " "], "--rewind is empty"),
+        (["delete", "", "--yes"], "argument 3 is empty"),
+        (["create", "{save}", "--checkpoint="], "--checkpoint is empty"),
         (["delete", "{old}", "--yes"], "is not a savepoint"),
     ],
 )

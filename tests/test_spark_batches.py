@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import tempfile
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -12,11 +13,13 @@ import pytest
 
 from onceward import FileSink
 from onceward.connectors.spark.options import FormatOptions
+from onceward.connectors.spark.task import Place
 from onceward.connectors.spark.writer import BatchWriter
-from onceward.core.errors import CommitPendingError, EpochConflictError
+from onceward.core.errors import CommitPendingError, EpochConflictError, FencedError
 from onceward.core.steps import Step, hooked
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from onceward.core.names import Scope
@@ -40,14 +43,28 @@ class Run:
         self._pickled = pickle.dumps(writer)
         self.out = out
 
-    def write(self, *numbers: int) -> Any:
-        return self._copy().write(iter([pa.RecordBatch.from_pydict({"n": list(numbers)})]))
+    def write(self, *numbers: int, meanwhile: Callable[[], object] = lambda: None) -> Any:
+        """What a task does; `meanwhile` happens before it has its first row."""
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            meanwhile()
+            yield pa.RecordBatch.from_pydict({"n": list(numbers)})
+
+        return self._copy().write(batches())
 
     def commit(self, *messages: Any) -> None:
         self._copy().commit(list(messages))
 
     def abort(self, *messages: Any) -> None:
         self._copy().abort(list(messages))
+
+    def pending(self) -> list[Path]:
+        area = self.out / "_onceward"
+        return (
+            [path for path in area.iterdir() if path.is_dir() and path.suffix not in {".commit", ".abort"}]
+            if area.is_dir()
+            else []
+        )
 
     def shown(self) -> list[int]:
         return sorted(pyarrow.dataset.dataset(self.out).to_table()["n"].to_pylist())
@@ -124,3 +141,109 @@ def test_a_log_that_somebody_chose_is_never_deleted(tmp_path: Path, temporary: P
     assert [path for path in (tmp_path / "log").rglob("*") if path.is_file()] != []
     assert list(temporary.iterdir()) == []
     assert run.shown() == ([1] if name == "runKey" else [1, 1])
+
+
+def test_a_task_that_prepares_after_its_run_was_given_up_is_waited_for_and_swept(
+    tmp_path: Path, temporary: Path
+) -> None:
+    """Spark kills the other tasks of a failed job late, and calls abort at once."""
+    run, waiting, go_on, ended = Run(tmp_path / "out"), threading.Event(), threading.Event(), threading.Event()
+    refusals = []
+
+    def slow() -> None:
+        with pytest.raises(FencedError, match="was given up") as caught:
+            run.write(1, meanwhile=lambda: (waiting.set(), go_on.wait(10)))
+        refusals.append(caught)
+        ended.set()
+
+    task = threading.Thread(target=slow)
+    task.start()
+    assert waiting.wait(10)
+    threading.Timer(0.3, go_on.set).start()
+    run.abort(None, None)  # no task has answered
+    assert ended.wait(10)
+    task.join()
+    assert len(refusals) == 1
+    assert run.pending() == []
+    assert list(temporary.iterdir()) == []
+    with pytest.raises(FencedError, match="has ended already"):
+        run.write(2)
+    assert run.pending() == []
+
+
+def killed_while_it_prepares(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave a transaction as a Python worker does that is killed right after it prepared."""
+
+    def killed(self: BatchWriter, *arguments: Any) -> Any:
+        written(self, *arguments)
+        raise KeyboardInterrupt
+
+    written = BatchWriter._write
+    with monkeypatch.context() as patch:
+        patch.setattr(BatchWriter, "_write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run.write(1)
+
+
+def test_a_task_that_is_killed_after_it_has_prepared_is_swept_without_any_answer(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path / "out")
+    killed_while_it_prepares(run, monkeypatch)
+    assert len(run.pending()) == 1
+    run.abort(None)
+    assert run.pending() == []
+    assert list(temporary.iterdir()) == []
+
+
+def test_what_a_task_prepares_on_another_machine_is_swept_by_the_next_run_into_the_same_target(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There the run's folder cannot be seen, and nobody can wait for the task."""
+    run = Run(tmp_path / "out")
+    run.abort(None)
+    [folder] = temporary.iterdir()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("onceward.connectors.spark.writer.place", lambda: Place(0, 0, -1, "spark://master:7077"))
+        folder.rename(tmp_path / "hidden")
+        run.write(1)
+        (tmp_path / "hidden").rename(folder)
+    assert len(run.pending()) == 1
+    other = Run(tmp_path / "elsewhere")
+    other.commit(other.write(2))
+    assert len(run.pending()) == 1
+    following = Run(tmp_path / "out")
+    assert run.pending() == []
+    following.commit(following.write(3))
+    assert following.shown() == [3]
+    assert list(temporary.iterdir()) == [folder]  # such a task may still be alive
+
+
+def test_two_runs_with_one_key_that_fail_together_leave_nothing(tmp_path: Path, temporary: Path) -> None:
+    options = {"pipeline": "days", "runKey": "monday", "store": str(tmp_path / "log")}
+    first = Run(tmp_path / "out", **options)
+    early = first.write(1)
+    second = Run(tmp_path / "out", **options)  # sweeps, and fences the first
+    with pytest.raises(FencedError, match="with the same runKey has started"):
+        first.write(2)
+    first.abort(early, None)
+    second.write(3)
+    second.abort(None)
+    assert first.pending() == []
+    third = Run(tmp_path / "out", **options)
+    third.commit(third.write(4))
+    assert third.shown() == [4]
+    assert list(temporary.iterdir()) == []
+
+
+def test_an_attempt_that_lost_is_still_at_work_when_the_run_succeeds(tmp_path: Path, temporary: Path) -> None:
+    run = Run(tmp_path / "out")
+    winner = run.write(1)
+    with pytest.raises(FencedError):
+        run.write(1, meanwhile=lambda: run.commit(winner))
+    assert run.pending() == []
+    assert len(list(temporary.iterdir())) == 1
+    following = Run(tmp_path / "out")
+    following.commit(following.write(2))
+    assert list(temporary.iterdir()) == []
+    assert following.shown() == [1, 2]

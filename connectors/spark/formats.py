@@ -5,7 +5,7 @@ Importable with no extra installed: the sinks' own packages are imported where a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pyspark.errors import AnalysisException
 from pyspark.sql.datasource import DataSource
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
     from .writer import BatchWriter, StreamWriter
 
+_OF_STREAMS: Final = frozenset({"rewind", "adopt", "checkpointlocation"})
+_OF_BATCHES: Final = frozenset({"runkey"})
 _validated: set[str] = set()
 """What this driver process has validated already: it lives on across micro-batches."""
 
@@ -78,6 +80,7 @@ class SinkFormat(DataSource):
         sink = self._sink(schema)
         if overwrite:  # output mode complete
             sink.validate_complete_mode()
+        self._refuse_options(_OF_BATCHES, "streaming query", "a batch write")
         options, publisher = FormatOptions.parse(self.options), publisher_from_options(self.options)
         made: StreamWriter = _writers().StreamWriter(sink, options, publisher)
         return made
@@ -87,8 +90,16 @@ class SinkFormat(DataSource):
             raise ConfigurationError(f"{self.name()} appends: use mode('append'), it cannot replace existing rows")
         if publisher_from_options(self.options) is not None:
             raise ConfigurationError("options offsets.kafka.… belong to a streaming query: a batch has no offsets")
+        self._refuse_options(_OF_STREAMS, "batch write", "a streaming query")
         made: BatchWriter = _writers().BatchWriter(self._sink(schema), FormatOptions.parse(self.options))
         return made
+
+    def _refuse_options(self, others: frozenset[str], here: str, there: str) -> None:
+        """Refuse the options of the other way of writing, which would have no effect."""
+        if wrong := sorted(option for option in self.options if plain(option) in others):
+            raise ConfigurationError(
+                f"a {here} takes no option {' or '.join(wrong)}, which belongs to {there}: leave it out"
+            )
 
     def own_sink(self) -> TwoPhaseCommitSink[Any]:
         """The sink, which nobody has validated.

@@ -9,18 +9,20 @@ batches and even across query runs.
 A batch write is one epoch, in a decision log of its own. A pipeline and a run key together name the log, so that a
 rerun finds its own decision, however many other runs of the pipeline lie between. Without them a run has a random name
 and a temporary log: all rows or none, but a rerun writes them again. That log is in a folder that only this user can
-enter, and is deleted when the run has ended; a run that is killed leaves it in the system's temporary folder
-(`onceward-batch-…`), where an operator finds what was decided.
+enter, and is deleted when no task of the run can prepare any more (run_folder.py); a run that is killed leaves it in
+the system's temporary folder (`onceward-batch-…`), where an operator finds what was decided.
+
+A task of a batch looks at the log again after it has prepared: if the run was given up meanwhile, or another run under
+the same key has started, nobody else may be left to end its transaction, so the task does.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import shutil
-import tempfile
 import uuid
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -31,10 +33,11 @@ from onceward.core.checkpoint import Admission, Coordinator
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, OncewardError, ProtocolError
 from onceward.core.events import EpochFailed, EpochReplayed, tell
 from onceward.core.kit.logs import show_if_asked
-from onceward.core.log import DirectoryStore, EpochInput, LogStore, WriterToken, open_store, read
+from onceward.core.log import DirectoryStore, EpochInput, LogStore, Start, WriterToken, open_store, read
 from onceward.core.names import PIPELINE_LENGTH
-from onceward.core.transaction import Acknowledgement, WriteContext
+from onceward.core.transaction import Acknowledgement, Committable, WriteContext
 
+from . import run_folder
 from .options import FormatOptions, check_store, local_store, open_log
 from .query import epoch_input, newest_batch, read_text, reason
 from .task import place, write_partition
@@ -250,9 +253,23 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         self.name = f"{(options.pipeline or 'batch')[: PIPELINE_LENGTH - _DIGEST - 1]}.{digest}"
         self.temporary = ""
         """Folder of the decision log if only this run uses it: known to whoever has this writer."""
+        self._sees_folder = False
+        """Whether a task runs where that folder is."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._write(0, iterator)
+        with self._taking_part():
+            if self.temporary and not self._is_open():
+                raise FencedError("this batch write has ended already", pipeline=self.name)
+            written = self._write(0, iterator)
+            if not self._is_open():
+                for committable in committables_of([written]):
+                    self.sink.abort(committable)  # no decision can name it: nobody was told of it yet
+                raise FencedError(
+                    "this batch write has ended, was given up, or another one with the same runKey has started; the "
+                    "task's rows were rolled back",
+                    pipeline=self.name,
+                )
+        return written
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         try:
@@ -264,15 +281,79 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         self._delete_temporary_log()
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803 - Spark's name
-        super().abort(messages, batchId)
-        self._delete_temporary_log()
+        """Abort what is not decided, what tasks prepare from now on included. Spark has not waited for its tasks."""
+        self._failed(batchId, "Spark aborted the batch write, because a task or the commit failed")
+        if self.opened is None:
+            return
+        folder = Path(self.temporary) if self.temporary else None
+        if folder is not None:
+            run_folder.mark_failed(folder, self.name, self.sink)
+        coordinator = self._coordinator()
+        try:
+            coordinator.resume(self.opened.token)
+            coordinator.give_up()
+            if folder is not None and run_folder.wait_for_tasks(folder):
+                coordinator.give_up()
+        except FencedError:  # decided, or another run has started, whose sweep may have come too early
+            self._abort_fenced(coordinator, messages)
+        if folder is not None and run_folder.has_ended(folder):
+            run_folder.delete_folder(folder)
+
+    def _abort_fenced(self, coordinator: Coordinator, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Abort what this run's tasks have prepared, if another START has made its decision impossible."""
+        assert self.opened is not None  # noqa: S101 - for type checkers
+        next_to_own = self.opened.token.last + 1
+        if any(isinstance(e, Start) and e.position == next_to_own for e in coordinator.writer.look().entries):
+            for committable in committables_of(messages):
+                self.sink.abort(committable)
+
+    @contextlib.contextmanager
+    def _taking_part(self) -> Iterator[None]:
+        """Let `abort` wait for this task, if the run's folder is on this machine."""
+        master, folder = place().master, Path(self.temporary)
+        if not self.temporary or (not folder.is_dir() and master is not None and not master.startswith("local")):
+            yield
+            return
+        try:
+            with run_folder.taking_part(folder, master):
+                self._sees_folder = True
+                yield
+        except FileNotFoundError:
+            if folder.is_dir():
+                raise
+            raise FencedError("this batch write has ended already", pipeline=self.name) from None
+
+    def _is_open(self) -> bool:
+        """Say whether no other START is in the log, and the run is not completed.
+
+        True also if this machine cannot read the log: others must sweep then. A sweep follows COMPLETED, too, so an
+        attempt that lost either finds it here, or is found by that sweep.
+        """
+        if self.opened is None or self.opened.replay:
+            return True
+        if self.temporary and not Path(self.temporary).is_dir():
+            return not self._sees_folder  # deleted when the run had ended
+        try:
+            view = read(self._store(self.name, existing=True))
+        except OncewardError:
+            return True
+        newest = (view.writer, view.start) == (self.opened.token.writer, self.opened.token.start)
+        return newest and view.completed < self.opened.context.epoch
 
     def _open(self) -> Opened:
         options = self.options
         if options.store is None and options.run_key is None and options.pipeline is None:
-            self.temporary = tempfile.mkdtemp(prefix="onceward-batch-")
+            run_folder.sweep_failed_runs(self.sink, options.policy())
+            self.temporary = run_folder.new_folder()
         try:
             return super()._open()
+        except EpochConflictError as error:
+            self._delete_temporary_log()
+            error.add_note(
+                "A batch write takes no rewind. Restore the store that held the decision of this runKey; or give "
+                "another runKey, which writes the rows again."
+            )
+            raise
         except OncewardError:
             self._delete_temporary_log()
             raise
@@ -283,7 +364,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     def _pipeline(self) -> str:
         return self.name
 
-    def _store(self, pipeline: str) -> LogStore:
+    def _store(self, pipeline: str, *, existing: bool = False) -> LogStore:
         options, store = self.options, self.options.store
         if (options.pipeline is None) != (options.run_key is None):
             raise ConfigurationError(
@@ -301,9 +382,14 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             store = f"{folder.rstrip('/')}/{pipeline}{mark}{query}"
         elif "://" not in store:
             store = f"{store.rstrip('/')}/{pipeline}"
-        return open_store(store, pipeline=pipeline)
+        return open_store(store, pipeline=pipeline, existing=existing)
 
     def _delete_temporary_log(self) -> None:
-        """Delete the folder, unless something in it is decided and not completed."""
-        if self.temporary and read(DirectoryStore(self.temporary)).undone is None:
-            shutil.rmtree(self.temporary, ignore_errors=True)
+        if self.temporary:
+            run_folder.end_folder(Path(self.temporary), self.name, self.sink)
+
+
+def committables_of(messages: Sequence[WriterCommitMessage | None]) -> list[Committable]:
+    """Return what the tasks have prepared that answered."""
+    acks = [m.acknowledgement for m in messages if isinstance(m, WrittenPartition)]
+    return [committable for ack in acks if ack is not None for committable in ack.committables]

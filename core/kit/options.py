@@ -118,12 +118,21 @@ def option_names(
 
 
 def as_value(option: str, annotation: Any, text: str) -> Any:
-    """The value of one option, of the type that a signature asks for; a ConfigurationError if it cannot be read."""
+    """Return the value of one option, of the type that a signature asks for.
+
+    Raises:
+        ConfigurationError: The option is empty (as an unset variable of a template leaves it), or cannot be read.
+    """
+    if not str(text or "").strip():
+        raise ConfigurationError(f"option {option} is empty: give it a value, or leave it out")
     kinds = [kind for kind in _choices(annotation) if kind is not type(None)]
     lists = [kind for kind in kinds if get_origin(kind) is list]
     try:
         if lists:
-            return msgspec.convert([part.strip() for part in text.split(",")], lists[0], strict=False)
+            parts = [part.strip() for part in text.split(",")]
+            if not all(parts):
+                raise ConfigurationError(f"option {option} is a list with an empty part: take out a comma")
+            return msgspec.convert(parts, lists[0], strict=False)
         return text if str in kinds else msgspec.convert(text.strip().lower(), annotation, strict=False)
     except msgspec.ValidationError:
         raise ConfigurationError(f"option {option} is not {' or '.join(map(_described, kinds))}") from None
@@ -138,7 +147,8 @@ def spelled(argument: str) -> str:
 def check_types(make: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Refuse arguments whose types differ from the signature's.
 
-    Only text, numbers, booleans and lists are checked, and of mappings that their keys are text.
+    Only text, numbers, booleans and lists are checked, and of mappings that their keys are text. Empty text is refused
+    where no default is text.
 
     Args:
         make: The class or function that takes the arguments.
@@ -147,12 +157,17 @@ def check_types(make: Callable[..., Any], given: Mapping[str, Any]) -> None:
     Raises:
         ConfigurationError: One has another type; the message names it, and does not repeat the value.
     """
-    for name, parameter in inspect.signature(make, eval_str=True, locals=_ANNOTATIONS).parameters.items():
+    parameters = inspect.signature(make, eval_str=True, locals=_ANNOTATIONS).parameters
+    for name, parameter in parameters.items():
         kinds = _choices(parameter.annotation)
         if all(kind in _PLAIN or get_origin(kind) is list for kind in kinds):
             check_type(name, given[name], parameter.annotation)
         elif _is_mapping(parameter.annotation) and not isinstance(given[name], tuple(_PLAIN & set(kinds))):
             _check_mapping(name, given[name])
+    for name, parameter in parameters.items():
+        value, may_lack = given[name], parameter.default is None
+        if isinstance(value, str) and not value.strip() and (may_lack or parameter.default is parameter.empty):
+            raise ConfigurationError(f"{name} is empty: give it a value{', or leave it out' if may_lack else ''}")
 
 
 def _check_mapping(name: str, value: Any) -> None:

@@ -1,0 +1,164 @@
+"""The folder in which a batch run without a run key keeps its decision log, and what a failed run leaves there.
+
+Spark kills the other tasks of a failed job late: they may prepare transactions after the job was aborted. Nothing but
+this log can end these, so the folder outlives every task that can still prepare:
+
+1. A task holds a lock on a file of its own from before it begins a transaction until it has prepared it and has looked
+   at the log again. The system ends the lock with the process, whatever kills it.
+2. Whoever aborts first puts a START into the log, and then looks for locks. A task takes its lock first, and then looks
+   for a START. So one of them sees the other: a task that finds the START rolls back its own transaction, and the abort
+   waits for tasks that hold locks, and sweeps again.
+3. The folder is deleted if no lock is left after the START, and all tasks ran on this machine. Otherwise it is kept and
+   marked as failed: the next run into the same target sweeps it, or `onceward txn` does.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from onceward.core.checkpoint.recovery import sweep
+from onceward.core.errors import OncewardError
+from onceward.core.folders import sole
+from onceward.core.log import DirectoryStore, LogWriter, read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from onceward.core.policy import CommitPolicy
+    from onceward.sinks import TwoPhaseCommitSink
+
+_log = logging.getLogger("onceward.spark")
+PREFIX: Final = "onceward-batch-"
+_TASKS, _FAILED = ".tasks", ".failed"  # a store does not list names with a dot
+_POLL_SECONDS: Final = 0.05
+WAIT_SECONDS: Final = 10.0
+"""How long an abort waits for tasks: Spark gives a Python worker 2 seconds (spark.python.task.killTimeout)."""
+_OLD_SECONDS: Final = 86400.0
+"""Age at which no task of a failed run is taken for alive on another machine."""
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """The mark of a failed run."""
+
+    pipeline: str
+    sink: str
+    target: str
+    """Kind and dataset of the sink."""
+
+
+def new_folder() -> str:
+    """Make a folder that only this user can enter."""
+    return tempfile.mkdtemp(prefix=PREFIX)
+
+
+def target_of(sink: TwoPhaseCommitSink[Any]) -> str:
+    """Return what tells the target of a sink from others; empty if the sink does not say."""
+    dataset = sink.dataset()
+    return "" if dataset is None else " ".join((type(sink).__name__, *dataset))
+
+
+@contextmanager
+def taking_part(folder: Path, master: str | None) -> Iterator[None]:
+    """Hold a task's lock on the folder, which must be there: 1 above."""
+    (folder / _TASKS).mkdir(exist_ok=True)
+    with (folder / _TASKS / uuid.uuid4().hex).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(master or "local")
+        file.flush()
+        yield
+
+
+def wait_for_tasks(folder: Path, seconds: float = WAIT_SECONDS) -> bool:
+    """Wait until no task of this machine holds a lock.
+
+    Returns:
+        Whether there was one.
+    """
+    until, waited = time.monotonic() + seconds, False
+    while _is_busy(folder) and time.monotonic() < until:
+        waited = True
+        time.sleep(_POLL_SECONDS)
+    return waited
+
+
+def has_ended(folder: Path) -> bool:
+    """Say whether no task can prepare any more: some ran, all of them on this machine, and none holds a lock."""
+    masters = [path.read_text() for path in _tasks(folder)]
+    return bool(masters) and all(master.startswith("local") for master in masters) and not _is_busy(folder)
+
+
+def mark_failed(folder: Path, pipeline: str, sink: TwoPhaseCommitSink[Any]) -> None:
+    """Let the next run into the same target sweep the rest of this one, which will decide nothing any more."""
+    mark = Failed(pipeline, sink.name, target_of(sink))
+    (folder / _FAILED).write_bytes(msgspec.json.encode(mark))
+
+
+def delete_folder(folder: Path) -> None:
+    """Delete the folder, unless something in it is decided and not completed."""
+    if read(DirectoryStore(folder)).undone is None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_folder(folder: Path, pipeline: str, sink: TwoPhaseCommitSink[Any]) -> None:
+    """Delete the folder of a run that has ended; keep it for the next run if an attempt that lost is still at work."""
+    if _is_busy(folder):
+        mark_failed(folder, pipeline, sink)
+    else:
+        delete_folder(folder)
+
+
+def sweep_failed_runs(sink: TwoPhaseCommitSink[Any], policy: CommitPolicy) -> None:
+    """Abort what failed runs into the same target have left, and delete their folders; an error is only logged."""
+    for mark in sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{_FAILED}")):
+        try:
+            if mark.stat().st_uid == os.geteuid():
+                _sweep(mark, sink, policy)
+        except (OncewardError, OSError, msgspec.MsgspecError) as error:
+            _log.warning("cannot clean up after the failed run in %s: %s", mark.parent, error)
+
+
+def _sweep(mark: Path, sink: TwoPhaseCommitSink[Any], policy: CommitPolicy) -> None:
+    with sole(mark) as there:
+        failed = msgspec.json.decode(mark.read_bytes(), type=Failed) if there else None
+        mine = failed is not None and failed.target and (failed.sink, failed.target) == (sink.name, target_of(sink))
+        store = DirectoryStore(mark.parent) if mine else None
+        if failed is None or store is None or read(store).undone is not None:
+            return
+        ended = has_ended(mark.parent) or time.time() - mark.stat().st_mtime > _OLD_SECONDS
+        writer = LogWriter(store, failed.pipeline, policy)
+        writer.start()
+        aborted = sweep(writer, [sink]).aborted
+        _log.info("aborted %s transactions of a failed run, whose log was in %s", len(aborted), mark.parent)
+        if ended:
+            delete_folder(mark.parent)
+
+
+def _tasks(folder: Path) -> list[Path]:
+    with suppress(FileNotFoundError):
+        return list((folder / _TASKS).iterdir())
+    return []
+
+
+def _is_busy(folder: Path) -> bool:
+    return any(_is_locked(path) for path in _tasks(folder))
+
+
+def _is_locked(path: Path) -> bool:
+    with path.open("r") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

@@ -1,0 +1,123 @@
+"""No option of any way of writing may be empty, unknown, or belong to another way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql.types import LongType, StructType
+
+import onceward
+from onceward import FileSink, KafkaSink, KafkaSource, PostgresSink
+from onceward.cli.main import check_words
+from onceward.connectors.spark.formats import FORMATS, FilesFormat, SinkFormat
+from onceward.connectors.spark.options import FormatOptions
+from onceward.core.errors import ConfigurationError
+from onceward.core.kit.options import OF_FORMATS, option_names
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GOOD: dict[str, dict[str, str]] = {
+    "onceward-kafka": {"kafka.bootstrap.servers": "b:9092", "topic": "t"},
+    "onceward-postgres": {"dsn": "postgresql://h/db", "dbtable": "t"},
+    "onceward-sql": {"url": "sqlite:////tmp/db", "dbtable": "t"},
+    "onceward-files": {"path": "/tmp/out"},
+    "onceward-http": {"url": "http://h/", "directory": "/tmp/wal"},
+    "onceward-redis": {"url": "redis://h", "directory": "/tmp/wal", "key": "k"},
+}
+
+
+def options_of(kind: type[SinkFormat]) -> list[str]:
+    sink = getattr(onceward, kind.sink_class)
+    return list(dict.fromkeys([*OF_FORMATS, *option_names(sink, aliases=sink.option_aliases)]))
+
+
+OPTIONS = [(kind, option) for kind in FORMATS for option in options_of(kind)]
+
+
+def use(kind: type[SinkFormat], options: dict[str, str]) -> None:
+    """Read all options, as each way of writing does before anything else."""
+    made = kind(options)
+    made.own_sink()
+    FormatOptions.parse(options)
+
+
+@settings(deadline=None)  # the machine may be busy
+@given(
+    choice=st.sampled_from(OPTIONS), text=st.text(" \t\n\u00a0", max_size=3), spelling=st.sampled_from((str, str.lower))
+)
+def test_an_empty_option_is_refused_whatever_the_format(choice: Any, text: str, spelling: Any) -> None:
+    kind, option = choice
+    others = {k: v for k, v in GOOD[kind.name()].items() if k.lower() != option.lower()}
+    with pytest.raises(
+        ConfigurationError, match=rf"option {option} is empty|unknown options|needs the options|two spellings"
+    ):
+        use(kind, {**others, spelling(option): text})
+
+
+@settings(deadline=None)  # the machine may be busy
+@given(kind=st.sampled_from(FORMATS), option=st.from_regex(r"\A[a-z]{1,12}x{3}\Z"))
+def test_an_unknown_option_is_refused_whatever_the_format(kind: type[SinkFormat], option: str) -> None:
+    with pytest.raises(ConfigurationError, match="unknown options"):
+        use(kind, {**GOOD[kind.name()], option: "1"})
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_the_options_of_these_tests_are_otherwise_good(kind: type[SinkFormat]) -> None:
+    use(kind, GOOD[kind.name()])
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("rewind", "why"), ("adopt", "true"), ("checkpointLocation", "/c"), ("REWIND", "why")]
+)
+def test_a_batch_write_refuses_what_only_a_streaming_query_takes(tmp_path: Path, option: str, value: str) -> None:
+    made = FilesFormat({"path": str(tmp_path / "out"), option: value})
+    with pytest.raises(
+        ConfigurationError, match=f"a batch write takes no option {option}, which belongs to a streaming"
+    ):
+        made.writer(StructType().add("n", LongType()), overwrite=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_streaming_query_refuses_what_only_a_batch_write_takes(tmp_path: Path) -> None:
+    made = FilesFormat({"path": str(tmp_path / "out"), "checkpointLocation": str(tmp_path), "run_key": "monday"})
+    with pytest.raises(ConfigurationError, match="a streaming query takes no option run_key, which belongs to a batch"):
+        made.streamWriter(StructType().add("n", LongType()), overwrite=False)
+
+
+@pytest.mark.parametrize("blank", ["", " ", "\t"])
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (lambda blank: FileSink("files", blank), "directory"),
+        (lambda blank: PostgresSink("t", dsn=blank, table="t"), "dsn"),
+        (lambda blank: PostgresSink("t", dsn="postgresql://h/db", table=blank), "table"),
+        (lambda blank: KafkaSink("t", bootstrap_servers="b:9092", topic=blank), "topic"),
+        (lambda blank: KafkaSource(bootstrap_servers="b:9092", pattern=blank), "pattern"),
+        (lambda blank: FileSink("files", "/tmp/out", where=blank), "where"),
+    ],
+)
+def test_empty_arguments_are_refused(make: Any, word: str, blank: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{word} is empty"):
+        make(blank)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["savepoint", "delete", "", "--yes"], "argument 3 is empty"),
+        (["txn", "list", "--store", ""], "--store is empty"),
+        (["checkpoints", "--pipeline= "], "--pipeline is empty"),
+    ],
+)
+def test_an_empty_argument_of_a_command_is_refused(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        check_words(words)
+
+
+def test_arguments_of_a_program_are_its_own() -> None:
+    check_words(["run", "python", "job.py", ""])
+    check_words(["txn", "list", "--at", "kafka=b:9092"])
