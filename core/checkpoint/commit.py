@@ -5,10 +5,10 @@ Invariant 1: `finish` takes a permit. Invariant 7: COMPLETED is put only after e
 1. (Rule A) Shares that can expire are committed first, each on its own. Shares that cannot expire are committed once
    every share that can has been. So nothing that could wait is visible while something that could not is lost, and
    an epoch of which nothing is visible can be written again.
-2. Before the first commit of a decision that an earlier process made, and again after each pause, every target is
-   asked what has become of the pending transactions. If one of them is proven lost, nothing is committed until the
-   policy has decided. A process that has just made the decision skips the question: each transaction was prepared
-   moments ago.
+2. Before the first commit of a decision that an earlier process made, every target is asked what has become of the
+   pending transactions, and those that cannot expire are asked again after each pause. If one of them is proven lost,
+   nothing is committed until the policy has decided. A process that has just made the decision skips the question: each
+   transaction was prepared moments ago.
 3. Targets of the same kind are independent: each round asks them at the same time, and what one of them raises is
    raised at the end.
 """
@@ -77,7 +77,7 @@ def finish(
     active = [share for share in shares if share not in held]
     for attempt in count():
         if attempt or not fresh:
-            policy.make_all([share.look for share in active if share.waits])  # (2)
+            policy.make_all([share.look for share in _to_look_at(active, first=not attempt)])  # (2)
         verdict = _commit_round(permit, shares, active, writer, heals=heals)
         if verdict is Verdict.VOIDED:
             _announce(permit, shares, voided=True)
@@ -96,6 +96,17 @@ def finish(
     writer.complete(permit.decision.epoch, [share.sink.name for share in shares if share.owns])
     _announce(permit, shares)
     return True
+
+
+def _to_look_at(active: Sequence[Share], *, first: bool) -> list[Share]:
+    """Return the shares of which to learn, before anything is committed, whether something is lost.
+
+    A transaction that is alone in its decision needs no look: its commit tells. Nor do those that can expire after the
+    first round: they are asked to commit in each, and a look costs seconds while a partition does not answer (rule I).
+    """
+    if sum(len(share.committables) for share in active) == 1:
+        return []
+    return [share for share in active if share.waits and (first or not share.expires)]
 
 
 def _commit_round(
