@@ -6,6 +6,7 @@ settings, which name both servers.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +19,10 @@ from onceward.connectors.database.engines import close_idle
 from onceward.core import CheckpointConfig, Pipeline, RestartStrategy
 from onceward.core.checkpoint import CommitPolicy, Coordinator, OnLost
 from onceward.core.checkpoint.subtask import SubtaskEpoch
-from onceward.core.errors import DataLossError
+from onceward.core.errors import DataLossError, StoreError
 from onceward.core.log import EpochInput, open_store
 from onceward.core.steps import Step, hooked
-from onceward.core.transaction import Acknowledgement
+from onceward.core.transaction import Acknowledgement, CommitStatus
 
 from .kafka_kit import eventually
 from .postgres_kit import running_server, running_standby, words
@@ -271,3 +272,49 @@ def test_prepared_transactions_that_others_use_up_fail_checkpoints_before_their_
         ids = other.execute("SELECT id FROM words ORDER BY id").fetchall()
         assert [number for (number,) in ids] == list(range(2 * ROWS))
         assert other.execute("SELECT gid FROM pg_prepared_xacts").fetchall() == [("batch-1",)]
+
+
+def test_an_entry_that_is_visible_and_not_replicated_is_not_believed(pair: Pair) -> None:
+    """Somebody cancels the wait for the synchronous standby: PostgreSQL answers with success and a warning."""
+    pair.replicate("on")
+    store = open_store(pair.store, pipeline="orders")
+    pair.opened.callback(getattr(store, "close", int))
+    assert store.put_if_absent("00000000000000000000", b"START")
+    pair.standby.kill()
+
+    def cancel() -> None:
+        waiting = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+        with pair.connect(pair.primary) as admin:
+            eventually(lambda: bool(admin.execute(waiting).fetchall()), "a commit waits for the standby")
+
+    for _ in range(2):  # the second finds the entry, and must not believe it either
+        with ThreadPoolExecutor(1) as threads:
+            put = threads.submit(store.put_if_absent, "00000000000000000001", b"DECIDE")
+            cancel()
+            with pytest.raises(StoreError, match="canceling wait for synchronous replication"):
+                put.result()
+    pair.standby.start_again()
+    assert not store.put_if_absent("00000000000000000001", b"DECIDE")
+    assert store.get("00000000000000000001") == b"DECIDE"
+    pair.fail_over()
+    again = open_store(pair.store, pipeline="orders")
+    pair.opened.callback(getattr(again, "close", int))
+    assert again.list_keys() == ["00000000000000000000", "00000000000000000001"]
+
+
+def test_a_commit_that_is_visible_and_not_replicated_is_asked_for_again(pair: Pair, tmp_path: Path) -> None:
+    """COMMIT PREPARED whose wait for the standby was cut short, for example by the role's statement_timeout."""
+    pair.replicate("on")
+    with pair.connect(pair.primary) as admin:
+        admin.execute("ALTER ROLE CURRENT_USER SET statement_timeout = '700ms'")
+    driven = Driven(pair, "prepared", str(tmp_path / "log"))
+    driven.sink = PostgresSink("words", dsn=pair.dsn, table="words", commit="prepared", answer_within=2.0)
+    prepared = driven.prepare(driven.open(), 0)
+    pair.standby.kill()
+    for _ in range(2):  # the second finds it committed, and must not believe it either
+        outcomes = driven.sink.commit_many(prepared)
+        assert {outcome.status for outcome in outcomes} == {CommitStatus.RETRY_LATER}, outcomes
+    pair.standby.start_again()
+    assert all(outcome.settled for outcome in driven.sink.commit_many(prepared))
+    pair.fail_over()
+    assert pair.rows() == once(1)

@@ -77,6 +77,7 @@ class Scripted:
 
     def __init__(self, *answers: Answer | Exception) -> None:
         self.answers = list(answers)
+        self.doubt = ""
         self.noted: list[int] = []
 
     def begin(self, connection: sa.Connection, _: object, __: object, question: sa.Select[Any], of: Scope) -> Any:
@@ -93,6 +94,9 @@ class Scripted:
         if isinstance(said, Exception):
             raise said
         return said, "the server's words"
+
+    def unconfirmed(self, _: object) -> str:
+        return self.doubt
 
     def waiting(self, *_: object) -> list[TransactionName]:
         return []
@@ -140,6 +144,19 @@ def test_busy_proves_nothing_and_gone_is_looked_up_in_the_ledger(
     assert commit_prepared(target, [ENDED])[0].status is ends[0]
     monkeypatch.setattr(Sqlite, "two_phase", Scripted(answer))
     assert abort_prepared(target, ENDED).status is ends[1]
+
+
+def test_what_is_committed_and_not_confirmed_is_asked_for_again(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note_committed(target)
+    script = Scripted(Answer.GONE, Answer.GONE)
+    script.doubt = "canceling wait for synchronous replication"
+    monkeypatch.setattr(Sqlite, "two_phase", script)
+    [outcome] = commit_prepared(target, [ENDED])
+    assert (outcome.status, outcome.detail) == (LATER, f"committed here, but not confirmed: {script.doubt}")
+    script.doubt = ""
+    assert commit_prepared(target, [ENDED])[0].status is CommitStatus.ALREADY_COMMITTED
 
 
 def test_what_was_answered_before_a_cut_stays_answered_and_nothing_is_asked_twice(
@@ -204,7 +221,15 @@ class Asked:
         self.said: list[str] = []
         self.invalidated = False
         self.dialect = None
-        lent = SimpleNamespace(closed=False, execute=self.execute, pipeline=nullcontext)
+        self.warnings: list[str] = []
+        self.handlers: list[Any] = []
+        lent = SimpleNamespace(
+            closed=False,
+            execute=self.execute,
+            pipeline=nullcontext,
+            add_notice_handler=self.handlers.append,
+            remove_notice_handler=self.handlers.remove,
+        )
         self.connection = SimpleNamespace(driver_connection=lent)
 
     def exec_driver_sql(self, statement: str) -> Any:
@@ -213,6 +238,10 @@ class Asked:
             return SimpleNamespace(all=lambda: [(0, 0, 0, shown) for shown in self.listed])
         if self.refusal is not None:
             raise exc.DBAPIError(statement, None, self.refusal)
+        for severity, words in [("NOTICE", "of no matter"), *(("WARNING", words) for words in self.warnings)]:
+            told = SimpleNamespace(severity_nonlocalized=severity, message_primary=words, message_detail=None)
+            for handler in self.handlers:
+                handler(told)
         return None
 
     def execute(self, statement: Any, *_: object) -> Any:
@@ -236,6 +265,20 @@ def refused(state: str) -> psycopg.Error:
 def test_what_postgresql_says_of_a_gid(state: str | None, answer: Answer, command: str) -> None:
     connection: Any = Asked(refused(state) if state is not None else None)
     assert GidTransactions().end(connection, command, NAME)[0] is answer
+
+
+@pytest.mark.parametrize("command", ["COMMIT", "ROLLBACK"])
+def test_a_commit_with_a_warning_is_asked_for_again(command: str) -> None:
+    """Visible is not replicated: the wait for the synchronous standby was cut short."""
+    connection: Any = Asked()
+    connection.warnings = ["canceling wait for synchronous replication due to user request"]
+    answer, words = GidTransactions().end(connection, command, NAME)
+    assert answer is Answer.BUSY
+    assert "canceling wait" in words
+    assert connection.handlers == []
+    assert "canceling wait" in GidTransactions().unconfirmed(connection)
+    connection.warnings = []
+    assert GidTransactions().unconfirmed(connection) == ""
 
 
 def test_a_gid_of_another_database_is_not_gone() -> None:

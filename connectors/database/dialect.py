@@ -95,6 +95,13 @@ class TwoPhase(Protocol):
     def end(self, connection: sa.Connection, command: str, name: TransactionName) -> tuple[Answer, str]:
         """COMMIT or ROLLBACK it by name; the answer, and the server's words."""
 
+    def unconfirmed(self, connection: sa.Connection) -> str:
+        """Commit something of one's own, so that all that was committed before is as durable as that.
+
+        Returns:
+            Why that is not known; empty if it is.
+        """
+
     def waiting(self, connection: sa.Connection, pipeline: str, sink: str) -> list[TransactionName]:
         """Names of what is prepared in this database under exactly this pipeline's and sink's name."""
 

@@ -72,7 +72,10 @@ def _commit(connection: sa.Connection, target: Target, committable: Committable)
         return CommitOutcome(CommitStatus.COMMITTED)
     if answer is Answer.BUSY:
         return CommitOutcome(CommitStatus.RETRY_LATER, words)
-    return ledger.facts(target, connection, [committable]).commit_outcome(committable, words)
+    outcome = ledger.facts(target, connection, [committable]).commit_outcome(committable, words)
+    if outcome.settled and (why := two_phase(target).unconfirmed(connection)):
+        return CommitOutcome(CommitStatus.RETRY_LATER, f"committed here, but not confirmed: {why}")
+    return outcome
 
 
 def abort_prepared(target: Target, committable: Committable) -> AbortOutcome:

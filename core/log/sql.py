@@ -4,6 +4,11 @@ SQLite is the embedded default; PostgreSQL and MariaDB serve several machines. A
 a crash of the server, whatever the defaults say: SQLite runs with `synchronous=EXTRA`, PostgreSQL lets each transaction
 ask for it, and MariaDB has global settings only, so they are checked.
 
+Visible is not replicated. PostgreSQL answers a commit whose wait for the synchronous standby was cut short (by
+`pg_cancel_backend`, or an administrator who ends the session) with success and a WARNING, and the row is visible. So a
+warning at a commit leaves the put in doubt. And an entry that is there already, when a put is tried again, is believed
+only after a commit of one's own has been answered: it is replicated behind everything that was written before it.
+
 What no setting gives: a standby or replica that is promoted without having all entries (asynchronous replication) is a
 log that forgot decisions. See docs/stores.md.
 """
@@ -11,9 +16,10 @@ log that forgot decisions. See docs/stores.md.
 from __future__ import annotations
 
 import logging
+import secrets
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import ConfigurationError, NoDecisionLogError, OncewardError, StoreError
 from ..kit.secrets import shown_url
@@ -33,6 +39,8 @@ if TYPE_CHECKING:
     from sqlalchemy.pool import ConnectionPoolEntry
 
 _log = logging.getLogger("onceward.log")
+_WARNINGS: Final = "onceward warnings"
+"""Where a connection's record has what the server warned of."""
 
 RIGHTS: Final = "SELECT, INSERT, DELETE"
 _FAMILY: Final = ("mysql", "mariadb")
@@ -89,6 +97,8 @@ class SqlStore:
             raise ConfigurationError("not a usable database URL for a decision log: is a part not encoded?") from None
         if self._engine.dialect.name == "sqlite":
             sa.event.listen(self._engine, "connect", _sync_every_commit)
+        else:
+            sa.event.listen(self._engine, "connect", _keep_warnings)
         try:
             self._check_there() if existing else self._create()
         except OncewardError:
@@ -134,8 +144,16 @@ class SqlStore:
             with self._changing(f"write entry {key} in") as connection:
                 connection.execute(TABLE.insert().values(pipeline=self.pipeline, entry=key, data=data))
         except exc.IntegrityError:
+            self._confirm(key)
             return False
         return True
+
+    def _confirm(self, key: str) -> None:
+        """Commit something of one's own, so that the entry that is there already is as durable as that."""
+        nothing = {"pipeline": self.pipeline, "entry": f"~{secrets.token_hex(8)}", "data": b""}
+        with self._changing(f"confirm entry {key} in") as connection:
+            connection.execute(TABLE.insert().values(**nothing))
+            connection.execute(TABLE.delete().where(self._mine, TABLE.c.entry == nothing["entry"]))
 
     def get(self, key: str) -> bytes | None:
         query = sa.select(TABLE.c.data).where(self._mine, TABLE.c.entry == key)
@@ -169,7 +187,11 @@ class SqlStore:
             why = make_durable(connection)
             if why:
                 raise StoreError(f"cannot {what} {self.describe()}: {why}")
+            warnings: list[str] = connection.info.get(_WARNINGS, [])
             yield connection
+            warnings.clear()
+        if warnings:
+            raise StoreError(f"cannot {what} {self.describe()}: committed, with a warning: {'; '.join(warnings)}")
 
     @contextmanager
     def _connected(self, what: str) -> Iterator[sa.Connection]:
@@ -183,6 +205,19 @@ class SqlStore:
             said = error.orig if isinstance(error, exc.StatementError) else None
             # Without the cause and the statement: SQLAlchemy's error holds the statement's parameters.
             raise StoreError(f"cannot {what} {self.describe()}: {' '.join(str(said or error).split())}") from None
+
+
+def _keep_warnings(connection: object, record: ConnectionPoolEntry) -> None:
+    """Collect what the server warns of, where the driver tells (psycopg)."""
+    warnings: list[str] = []
+
+    def keep(notice: Any) -> None:
+        if notice.severity_nonlocalized == "WARNING":
+            warnings.append(" ".join(filter(None, (notice.message_primary, notice.message_detail))))
+
+    if hasattr(connection, "add_notice_handler"):
+        connection.add_notice_handler(keep)
+        record.info[_WARNINGS] = warnings
 
 
 def _isolation(url: str) -> str:

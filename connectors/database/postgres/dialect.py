@@ -19,7 +19,17 @@ from ..failures import code, words
 from ..plan import without_change
 from ..target import CommitPath, TableName, own_name
 from .catalog import TRIGGERS, check_own_tables, check_writable, read_checks, read_table
-from .session import DURABLE, Answering, CopyWriter, compiled, conversions_for, limited, session
+from .session import (
+    CONFIRM,
+    DURABLE,
+    Answering,
+    CopyWriter,
+    collected_warnings,
+    compiled,
+    conversions_for,
+    limited,
+    session,
+)
 from .stage import (
     LOCK_CREATION,
     TURNS,
@@ -126,7 +136,8 @@ class GidTransactions:
 
     def end(self, connection: sa.Connection, command: str, name: TransactionName) -> tuple[Answer, str]:
         try:
-            connection.exec_driver_sql(f"{command} PREPARED '{name}'")
+            with collected_warnings(connection) as warnings:
+                connection.exec_driver_sql(f"{command} PREPARED '{name}'")
         except exc.DBAPIError as error:
             state = code(error)
             if state == _OTHER_DATABASE:
@@ -134,7 +145,14 @@ class GidTransactions:
             if state not in (_NO_SUCH_GID, _BUSY):
                 raise
             return (Answer.BUSY if state == _BUSY else Answer.GONE), words(error)
+        if warnings:  # such as: the wait for the synchronous standby was cut short. Visible is not replicated
+            return Answer.BUSY, f"done here, with a warning: {'; '.join(warnings)}"
         return Answer.DONE, ""
+
+    def unconfirmed(self, connection: sa.Connection) -> str:
+        with collected_warnings(connection) as warnings:
+            connection.exec_driver_sql(CONFIRM)
+        return "; ".join(warnings)
 
     def waiting(self, connection: sa.Connection, pipeline: str, sink: str) -> list[TransactionName]:
         names = [own_name(gid, pipeline, sink) for gid in self._gids(connection)]

@@ -45,6 +45,11 @@ DURABLE: Final = (
 )
 """A commit answers when it is safe, whatever the role's default says."""
 _DIALECT: Final[Any] = PGDialect_psycopg()  # type: ignore[no-untyped-call]
+CONFIRM: Final = (
+    "SELECT pg_logical_emit_message(true, 'onceward', ''), CASE WHEN current_setting('synchronous_commit') <> "
+    "'remote_apply' THEN set_config('synchronous_commit', 'on', true) END"
+)
+"""Writes something of one's own: once its commit is answered, all that was written before it is replicated, too."""
 T = TypeVar("T")
 _ROWS_AT_ONCE: Final = 65_536
 """Bounds the memory of one encoded piece."""
@@ -70,6 +75,24 @@ def session(connection: sa.Connection) -> Iterator[Session]:
         raise exc.DBAPIError.instance(
             None, None, error, psycopg.Error, connection_invalidated=lent.closed, dialect=connection.dialect
         ) from error
+
+
+@contextmanager
+def collected_warnings(connection: sa.Connection) -> Iterator[list[str]]:
+    """Collect what the server warns of inside the block."""
+    warnings: list[str] = []
+
+    def keep(notice: psycopg.errors.Diagnostic) -> None:
+        if notice.severity_nonlocalized == "WARNING":
+            warnings.append(" ".join(filter(None, (notice.message_primary, notice.message_detail))))
+
+    lent: Any = connection.connection.driver_connection
+    lent.add_notice_handler(keep)
+    try:
+        yield warnings
+    finally:
+        with suppress(ValueError):  # the connection was closed, which forgets its handlers
+            lent.remove_notice_handler(keep)
 
 
 @functools.lru_cache(maxsize=64)
