@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import msgspec
 
+from .errors import SourceError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -50,7 +52,7 @@ class Piece(NamedTuple):
     """At least one row, in the source's schema."""
     next: int
     """Where the split continues: `Split(unit, next, end)` delivers exactly the remaining rows. After the last piece,
-    the split is read to its end, whatever this says: there may be a gap after the last row."""
+    the split is read to its end, whatever this says: where numbers do not count rows, a gap may follow the last one."""
 
 
 class Source(ABC):
@@ -107,6 +109,8 @@ class ResettableSource(Source):
     3. `splits(start, end)` covers exactly what is between the positions: nothing twice, nothing left out. So
        reading from start to middle and from middle to end delivers the same as reading from start to end.
     4. Positions only grow: `latest` is never before the position it was given.
+    5. The numbers of a split count rows: `read` delivers exactly `end - start` of them, and `Piece.next` counts on. A
+       source whose numbers have gaps says so by `counts_rows`.
 
     The object holds configuration only and is picklable; connections are opened where they are used.
     """
@@ -115,6 +119,15 @@ class ResettableSource(Source):
     def weakness(self) -> str:
         """Why reading again is not identical with these settings; empty if it is identical."""
         return ""
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether the numbers of a split count rows; False if some numbers have no row, as Kafka's offsets may.
+
+        If they do, `read_split` notices a missing row. Otherwise it can check the order of rows only, and
+        the source must notice a missing row by itself.
+        """
+        return True
 
     @property
     def rows_per_task(self) -> int:
@@ -173,3 +186,36 @@ class ResettableSource(Source):
 
     def publish(self, position: Position) -> None:
         """Publish how far the source was read. Called after the epoch is completed, never before; may be skipped."""
+
+
+def read_split(source: ResettableSource, split: Split) -> Iterator[Piece]:
+    """Read a range to its end, and check that each piece continues where the one before ended, without a missing row.
+
+    Whoever reads a source (the engine, Spark's tasks, the conformance suite) calls this rather than `read`.
+
+    Raises:
+        SourceError: `read` raised it, or delivered something else than the split says.
+    """
+    at = split.start
+    for piece in source.read(split):
+        span = piece.next - at
+        if not 0 < span <= split.end - at:
+            raise SourceError(
+                f"{type(source).__name__} read {split.unit} from {at} to {piece.next}, and was to read on from {at} to "
+                f"{split.end} at most: each Piece.next must be greater than the one before"
+            )
+        if source.counts_rows and piece.batch.num_rows != span:
+            raise _miscounted(source, split, piece.batch.num_rows, at, piece.next)
+        at = piece.next
+        yield piece
+    if source.counts_rows and at != split.end:
+        raise _miscounted(source, split, 0, at, split.end)
+
+
+def _miscounted(source: ResettableSource, split: Split, rows: int, start: int, end: int) -> SourceError:
+    return SourceError(
+        f"{type(source).__name__} delivered {rows} rows of {split.unit} from {start} to {end}, where {end - start} "
+        "must be: rows are missing or too many, so nothing of this epoch is committed. Its read() must deliver each "
+        "row of a split once. Only if the numbers of its splits do not count rows (offsets with gaps), let its "
+        "property counts_rows return False"
+    )

@@ -252,7 +252,7 @@ def test_the_end_of_an_earlier_range_is_forgotten_when_its_partition_is_read_aga
 
     with borrowed(source.settings, include_headers=headers) as consumer:
         assert read(consumer, end - 3) == list(range(end - 3, end))
-        [event] = consumer._client.receive(1, 5).events
+        [event] = consumer._client.receive(1, 1, 5).events
         assert (event.error.code(), event.offset) == (confluent_kafka.KafkaError._PARTITION_EOF, end)
         for start in range(0, end - 3, 50):
             assert read(consumer, end - 3) == list(range(end - 3, end))

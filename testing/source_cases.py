@@ -21,6 +21,7 @@ import pytest
 
 from onceward.connectors.files.sink import FileSink
 from onceward.core.errors import SourceError
+from onceward.core.source import read_split
 from onceward.core.steps import Step, hooked
 from onceward.sources import Piece, ResettableSource, Split
 
@@ -68,7 +69,7 @@ class SourceUnderTest:
         """The numbers between two positions, by unit, in order."""
         found: dict[str, list[int]] = {}
         for split in source.splits(start, end):
-            for piece in source.read(split):
+            for piece in read_split(source, split):
                 found.setdefault(split.unit, []).extend(self.numbers(piece.batch))
         return found
 

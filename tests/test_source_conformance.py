@@ -13,13 +13,15 @@ import pyarrow.parquet
 import pytest
 
 from onceward import FileSource
-from onceward.sources import ResettableSource, SequenceSource
+from onceward.core.errors import SourceError
+from onceward.core.source import read_split
+from onceward.sources import ResettableSource, SequenceSource, Split
 from onceward.testing.conformance import SourceConformance, SourceUnderTest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from onceward.sources import Piece, Split
+    from onceward.sources import Piece
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -109,6 +111,21 @@ class ReadsOneRowTwice(SequenceSource):
             yield piece._replace(next=piece.next - 1)
 
 
+class LeavesRowsOut(SequenceSource):
+    """The last rows of a split are missing, and nobody is told."""
+
+    def read(self, split: Split) -> Iterator[Piece]:
+        yield from list(super().read(split))[:-1]
+
+
+class GivesTooFewRows(SequenceSource):
+    """As a source does that keeps the first of several chunks."""
+
+    def read(self, split: Split) -> Iterator[Piece]:
+        for piece in super().read(split):
+            yield piece._replace(batch=piece.batch.slice(0, 1))
+
+
 class YieldsBatches(SequenceSource):
     def read(self, split: Split) -> Iterator[Any]:
         return (piece.batch for piece in super().read(split))
@@ -140,6 +157,23 @@ WRONG = {
     AnotherOrder: "test_67_the_same_positions_give_the_same_rows_in_the_same_order",
     ReadsOneRowTwice: "test_67_a_split_goes_on_from_any_piece",
 }
+
+
+@pytest.mark.parametrize("kind", [LeavesRowsOut, GivesTooFewRows, ReadsOneRowTwice])
+def test_no_reader_loses_a_row_unseen(kind: type[SequenceSource]) -> None:
+    """A read() that delivered 12 of 20 rows passed unnoticed."""
+    source = kind(pa.table({"n": range(20)}), batch_rows=6)
+    with pytest.raises(SourceError, match=f"{kind.__name__} (delivered|read)"):
+        list(read_split(source, Split("0", 0, 20)))
+
+
+def test_a_source_whose_numbers_have_gaps_is_checked_for_order_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SequenceSource, "counts_rows", False)
+    rows = pa.table({"n": range(20)})
+    pieces = list(read_split(LeavesRowsOut(rows, batch_rows=6), Split("0", 0, 20)))
+    assert [piece.next for piece in pieces] == [6, 12, 18]
+    with pytest.raises(SourceError, match="from 5 to 5"):
+        list(read_split(ReadsOneRowTwice(rows, batch_rows=1), Split("0", 5, 20)))
 
 
 @pytest.mark.parametrize("kind", WRONG, ids=lambda kind: kind.__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
@@ -12,8 +13,10 @@ pytest.importorskip("pyspark.sql.datasource", reason="needs pyspark")
 
 from pyspark.sql.datasource import InputPartition
 
+from onceward.connectors.spark import any_source
 from onceward.connectors.spark.any_source import BeforeLimits, batches_of, spark_schema, task_inputs
 from onceward.core.errors import ConfigurationError, SourceError
+from onceward.core.kit.pieces import pieces
 from onceward.sources import ResettableSource, SequenceSource, Split
 
 if TYPE_CHECKING:
@@ -138,6 +141,27 @@ def test_spark_gets_the_values_in_the_types_that_pyspark_insists_on(
     [batch] = batches_of(source, InputPartition([Split("0", 0, 2)]))
     assert batch.schema.equals(pa.schema({"v": taken}))
     assert batch.column(0).to_pylist() == [value, None]
+
+
+class Forgetful(SequenceSource):
+    """Reads the first rows only."""
+
+    def read(self, split: Split) -> Iterator[Piece]:
+        yield next(iter(super().read(split)))
+
+
+def test_spark_is_told_when_rows_of_a_split_are_missing():
+    source = Forgetful(pa.table({"n": range(20)}), batch_rows=12)
+    with pytest.raises(SourceError, match="Forgetful delivered 0 rows of 0 from 12 to 20, where 8 must be"):
+        list(batches_of(source, InputPartition([Split("0", 0, 20)])))
+
+
+def test_spark_gets_batches_of_bounded_size(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(any_source, "pieces", partial(pieces, limit=100))
+    rows = pa.table({"v": [bytes([n]) * 40 for n in range(9)]})
+    found = list(batches_of(SequenceSource(rows), InputPartition([Split("0", 0, 9)])))
+    assert pa.Table.from_batches(found).equals(rows)
+    assert max(batch.nbytes for batch in found) <= 100
 
 
 def test_a_value_that_sparks_type_would_cut_is_an_error():

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import pyarrow as pa
 
 from onceward.core.errors import SourceError
+from onceward.core.kit.pieces import PIECE_BYTES, joined
 from onceward.core.kit.processwide import PerProcess
 
 from . import librdkafka
@@ -29,6 +29,8 @@ from .received import ArrayClient, ObjectClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    import pyarrow as pa
 
     from .received import Event, Received
     from .settings import KafkaSettings
@@ -88,7 +90,7 @@ class RangeConsumer:
     def read(
         self, partition: Partition, start: int, end: int, *, retry_seconds: float, is_there: Callable[[], bool]
     ) -> Iterator[pa.RecordBatch]:
-        """Records of offsets `start` to `end` - 1, in order, in batches of up to ROWS.
+        """Yield the records of offsets `start` to `end` - 1, in order, in batches of up to ROWS and PIECE_BYTES.
 
         Args:
             partition: What to read.
@@ -103,32 +105,27 @@ class RangeConsumer:
         """
         self._client.read_from(*partition, start)
         reading = _Range(partition, start, end)
-        ready: list[pa.RecordBatch] = []
-        rows = 0
         heard = asked = time.monotonic()
         while reading.at < end:
             before = reading.at
-            batch = reading.take(self._client.receive(min(ROWS - rows, end - before), POLL_SECONDS))
-            if batch is not None:
-                ready.append(batch)
-                rows += len(batch)
-            if reading.at > before:
-                heard = time.monotonic()
-            if rows >= ROWS or (rows and reading.gone):
-                yield _joined(ready)
-                ready, rows = [], 0
-                heard = time.monotonic()
-            if reading.gone:
-                raise Gone(reading.gone)
+            came = self._client.receive(min(ROWS - reading.rows, end - before), PIECE_BYTES, POLL_SECONDS)
+            yield from reading.take(came)
+            if reading.rows >= ROWS or reading.gone:
+                yield from reading.ready()
             now = time.monotonic()
+            if reading.at > before:  # it counts from here, for whoever takes the rows may take his time
+                heard = now
+            if reading.gone:
+                reading.check_count()
+                raise Gone(reading.gone)
             if now - max(heard, asked) > ASK_AFTER_SECONDS:
                 asked = now
                 if not is_there():
                     raise Gone("the partition is not there")
             if now - heard > retry_seconds:
                 raise self._too_late(reading, retry_seconds)
-        if ready:
-            yield _joined(ready)
+        yield from reading.ready()
+        reading.check_count()
 
     def _too_late(self, reading: _Range, retry_seconds: float) -> SourceError:
         why = f" The last fault: {reading.fault}." if reading.fault else ""
@@ -152,7 +149,13 @@ class RangeConsumer:
 
 
 class _Range:
-    """How far a range was read."""
+    """How far a range was read, and the records that wait to become a batch.
+
+    What librdkafka delivered is counted twice: when it comes, and when it is given to the caller. Offsets grow, so
+    nothing is delivered twice; whether an offset that is left out is a gap only the broker knows, and librdkafka asks
+    it for the next offset after the last one that it has, so it leaves out only what the broker does not have for
+    readers: control records, aborted and compacted ones.
+    """
 
     def __init__(self, partition: Partition, start: int, end: int) -> None:
         self.partition = partition
@@ -162,27 +165,59 @@ class _Range:
         """What the client last complained of."""
         self.gone = ""
         """Why the next offset is not there."""
+        self.rows = 0
+        """Records that wait."""
+        self._bytes = 0
+        self._waiting: list[pa.RecordBatch] = []
+        self._came = 0
+        self._given = 0
+        """Records within the range that librdkafka delivered, and those that the caller got."""
 
-    def take(self, came: Received) -> pa.RecordBatch | None:
-        """The range's records among what came; moves on past them, and past gaps that are known to be empty."""
-        records = came.records
-        if records is not None:
+    def take(self, came: Received) -> Iterator[pa.RecordBatch]:
+        """Take the range's records out of what came, and yield batches that are full.
+
+        Moves on past these records, and past gaps that are known to be empty.
+        """
+        self._came += came.records
+        for records in came.batches:
             self._move(records)
+            within = records
+            if records.column("offset")[-1].as_py() >= self.end:
+                within = records.slice(0, int(np.searchsorted(records.column("offset").to_numpy(), self.end)))
+                self._came -= len(records) - len(within)
+            if self.rows and self._bytes + within.nbytes > PIECE_BYTES:
+                yield from self.ready()
+            if len(within):
+                self._waiting.append(within)
+                self.rows += len(within)
+                self._bytes += within.nbytes
         for event in came.events:
             self._event(event)
-        if records is None or records.column("offset")[-1].as_py() < self.end:
-            return records
-        within = int(np.searchsorted(records.column("offset").to_numpy(), self.end))
-        return records.slice(0, within) if within else None
+
+    def ready(self) -> Iterator[pa.RecordBatch]:
+        """Yield the records that wait."""
+        batches, self._waiting = joined(self._waiting), []
+        self.rows = self._bytes = 0
+        for batch in batches:
+            self._given += len(batch)
+            yield batch
+
+    def check_count(self) -> None:
+        """Check that the caller has got every record that librdkafka delivered."""
+        if self._came != self._given:
+            raise SourceError(
+                f"{self.partition}: the client delivered {self._came} records up to offset {self.at - 1}, and "
+                f"{self._given} were passed on. Nothing of this epoch is committed: please report this"
+            )
 
     def _move(self, records: pa.RecordBatch) -> None:
-        offsets = records.column("offset")
-        first, last = offsets[0].as_py(), offsets[-1].as_py()
+        offsets = records.column("offset").to_numpy()
+        first, last = int(offsets[0]), int(offsets[-1])
         delivered = Partition(records.column("topic")[0].as_py(), records.column("partition")[0].as_py())
-        if first < self.at or delivered != self.partition:
+        if first < self.at or delivered != self.partition or (np.diff(offsets) <= 0).any():
             raise SourceError(
                 f"asked for {self.partition} from offset {self.at} on, the client delivered {delivered} from offset "
-                f"{first} on: please report this"
+                f"{first} to {last}, not in order: please report this"
             )
         self.at = last + 1
 
@@ -202,12 +237,6 @@ class _Range:
         # A group is named because librdkafka wants one; whether it may be used makes no difference to reading.
         elif not (passes(error) or code in (*unknown, kinds.GROUP_AUTHORIZATION_FAILED)):
             raise SourceError(f"cannot read {self.partition} from Kafka: {self.fault}")
-
-
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(batches) == 1:
-        return batches[0]
-    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
 # A reader that is given up may put its consumer back while garbage is collected, anywhere: a deque needs no lock.

@@ -69,8 +69,14 @@ class Event(NamedTuple):
 class Received(NamedTuple):
     """Records of one partition, and what came beside them."""
 
-    records: pa.RecordBatch | None
-    events: list[Event]
+    batches: Sequence[pa.RecordBatch]
+    """In order; none with more bytes than were asked for, unless it is one record."""
+    events: Sequence[Event]
+    records: int
+    """How many librdkafka delivered: `batches` must have as many."""
+
+
+NOTHING: Final = Received((), (), 0)
 
 
 class ObjectClient(Consumer):
@@ -89,21 +95,26 @@ class ObjectClient(Consumer):
         """Read this partition from this offset on, and no other."""
         self.assign([TopicPartition(topic, partition, offset)])
 
-    def receive(self, count: int, seconds: float) -> Received:
-        """What is there, up to `count` rows; waits for the first only."""
+    def receive(self, count: int, size: int, seconds: float) -> Received:
+        """Take what is there, up to `count` records of about `size` bytes in total; wait for the first only."""
         first: Any = self.poll(seconds)
         if first is None:
-            return Received(None, [])
-        messages: list[Any] = [first, *self.consume(count - 1, 0)] if count > 1 else [first]
+            return NOTHING
+        more = min(count - 1, size // max(1, _size_of(first)))
+        messages: list[Any] = [first, *self.consume(more, 0)] if more else [first]
         events: list[Event] = []
         if any(map(type(first).error, messages)):
             told = [message for message in messages if message.error() is not None]
             events = [Event(one.error(), one.topic(), one.partition(), one.offset()) for one in told]
             messages = [message for message in messages if message.error() is None]
         if not messages:
-            return Received(None, events)
+            return Received((), events, 0)
         partition = Partition(messages[-1].topic(), messages[-1].partition())
-        return Received(to_batch(partition, messages, include_headers=self._include_headers), events)
+        batches = [
+            to_batch(partition, messages[first:behind], include_headers=self._include_headers)
+            for first, behind in cuts(np.array(list(map(_size_of, messages)), np.int64), size)
+        ]
+        return Received(batches, events, len(messages))
 
 
 class ArrayClient(librdkafka.BatchConsumer):
@@ -113,22 +124,24 @@ class ArrayClient(librdkafka.BatchConsumer):
         super().__init__(config, _log)
         self._addresses = np.zeros(0, np.uint64)
 
-    def receive(self, count: int, seconds: float) -> Received:
-        """What is there, up to `count` rows; waits for the first only."""
+    def receive(self, count: int, size: int, seconds: float) -> Received:
+        """Take what is there, up to `count` records of about `size` bytes in total; wait for the first only."""
         if len(self._addresses) < count:
             self._addresses = np.zeros(count, np.uint64)
         taken = self.consume(self._addresses[:1], seconds)
-        if taken and count > 1:
-            taken += self.consume(self._addresses[1:count], 0)
         if not taken:
-            return Received(None, [])
+            return NOTHING
+        first = librdkafka.Message.from_address(int(self._addresses[0]))
+        behind = min(count, 1 + size // max(1, first.len + first.key_len))
+        if behind > 1:
+            taken += self.consume(self._addresses[1:behind], 0)
         addresses = self._addresses[:taken]
         try:
-            return self._received(addresses)
+            return self._received(addresses, size)
         finally:
             self.destroy(addresses.tolist())
 
-    def _received(self, addresses: Words) -> Received:
+    def _received(self, addresses: Words, size: int) -> Received:
         found = _gathered(addresses, _CONSUMED.itemsize).view(_CONSUMED)[:, 0]
         wrong = found["message"]["err"] != 0
         events: list[Event] = []
@@ -136,12 +149,15 @@ class ArrayClient(librdkafka.BatchConsumer):
             told = zip(addresses[wrong].tolist(), found["message"][wrong], strict=True)
             events = [self._event(address, message) for address, message in told]
             addresses, found = addresses[~wrong], found[~wrong]
-        if not len(found):
-            return Received(None, events)
+        sizes = (found["message"]["key_len"] + found["message"]["len"]).astype(np.int64)
+        batches = [self._batch(addresses[a:b], found[a:b]) for a, b in cuts(sizes, size)]
+        return Received(batches, events, len(found))
+
+    def _batch(self, addresses: Words, found: npt.NDArray[np.void]) -> pa.RecordBatch:
         messages = found["message"]
         topic, number = self.topic_name(int(messages["rkt"][-1])), int(messages["partition"][-1])
         times, kinds = self._times(addresses, found)
-        batch = columns_batch(
+        return columns_batch(
             Partition(topic or "", number),
             keys=_binary(messages["key"], messages["key_len"]),
             values=_binary(messages["payload"], messages["len"]),
@@ -149,7 +165,6 @@ class ArrayClient(librdkafka.BatchConsumer):
             times=pa.array(times),
             kinds=pa.array(kinds),
         )
-        return Received(batch, events)
 
     def _times(self, addresses: Words, found: npt.NDArray[np.void]) -> tuple[Numbers, npt.NDArray[np.int32]]:
         times, kinds = found["time"], found["time_kind"]
@@ -163,6 +178,26 @@ class ArrayClient(librdkafka.BatchConsumer):
         error = self.error(address, int(message["err"]))
         topic = self.topic_name(int(message["rkt"]))
         return Event(error, topic, int(message["partition"]), int(message["offset"]))
+
+
+def cuts(sizes: Numbers, most: int) -> list[tuple[int, int]]:
+    """Cut rows of these sizes into runs of at most `most` bytes or one row: for each the first row and the one behind.
+
+    No run's values exceed the 2 GiB that Arrow's offsets of 32 bits reach, because no record does.
+    """
+    ends = np.cumsum(sizes)
+    found, first = [], 0
+    while first < len(sizes):
+        before = int(ends[first - 1]) if first else 0
+        behind = max(first + 1, int(np.searchsorted(ends, before + most, side="right")))
+        found.append((first, behind))
+        first = behind
+    return found
+
+
+def _size_of(message: Any) -> int:
+    """Bytes of a message's key and value, or of the text of its error."""
+    return len(message.key() or b"") + len(message.value() or b"")
 
 
 class _Memory:

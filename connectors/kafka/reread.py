@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from onceward.core.errors import KafkaError
 from onceward.core.proof import Piece, Reread
+from onceward.core.source import read_split
 
 from .admin import cluster_of
 from .errors import Code, code_name
@@ -69,7 +70,7 @@ def messages(
     source = _source(servers, config, topic)
     first, last = source.range()
     for split in source.splits(first if start is None else start, last if end is None else end):
-        for piece in source.read(split):
+        for piece in read_split(source, split):
             yield piece.batch
 
 
@@ -83,7 +84,7 @@ def _pieces(servers: str, config: Mapping[str, Any], topic: str) -> Iterator[Pie
     for split in source.splits(*source.range()):
         partition = Partition.named(split.unit)
         firsts, marks = _spans(cluster, partition, split.start, split.end)
-        for piece in source.read(split):
+        for piece in read_split(source, split):
             offsets = piece.batch.column("offset").to_pylist()
             of_rows = [marks[bisect_right(firsts, offset) - 1] for offset in offsets]
             positions = [f"{partition}@{offset}" for offset in offsets]

@@ -137,6 +137,11 @@ class KafkaSource(ResettableSource):
         return ""
 
     @property
+    def counts_rows(self) -> bool:
+        """False: control records, and aborted and compacted ones, have offsets and are not delivered."""
+        return False
+
+    @property
     def rows_per_task(self) -> int:
         return self.min_records_per_partition or 1
 

@@ -18,8 +18,9 @@ from pyspark.sql.types import StructType
 
 from onceward.core.errors import ConfigurationError, OncewardError, SourceError
 from onceward.core.kit.options import check_type
+from onceward.core.kit.pieces import pieces
 from onceward.core.kit.rows import cast
-from onceward.core.source import ResettableSource
+from onceward.core.source import ResettableSource, read_split
 
 from .task import arrow_schema
 
@@ -143,11 +144,14 @@ class SourceBatchReader(DataSourceReader):
 
 
 def batches_of(source: ResettableSource, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The rows of one task; Spark makes one without any ranges where there is nothing to read."""
+    """Yield the rows of one task, which has no ranges where there is nothing to read.
+
+    The JVM takes a batch in one piece of memory, so none is larger than PIECE_BYTES, whatever the source's pieces are.
+    """
     wanted = arrow_schema(spark_schema(source))
     for split in partition.value or ():
-        for piece in source.read(split):
-            yield _as_spark_takes(piece.batch, wanted)
+        for piece in read_split(source, split):
+            yield from pieces(_as_spark_takes(piece.batch, wanted))
 
 
 def spark_schema(source: ResettableSource) -> StructType:

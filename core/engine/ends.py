@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from ..checkpoint.subtask import SubtaskEpoch
 from ..errors import OncewardError
+from ..source import read_split
 from .logic import Frozen, Logic, nothing_to_write
 from .projection import projection_of
 from .state.handles import SubtaskState
@@ -84,7 +85,7 @@ class ResettableLogic(SourceLogic["ResettableSource"]):
     def _ranges(self, end: Position) -> Generator[pa.RecordBatch]:
         """What lies between here and there; the position is ahead of each batch that was given."""
         for split in self._source.splits(self._position, end):
-            for piece in self._source.read(split):
+            for piece in read_split(self._source, split):
                 self._position = self._source.advance(self._position, split, piece.next)
                 yield piece.batch
             self._position = self._source.advance(self._position, split, split.end)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 PIECE_BYTES: Final = 16 * 2**20
 """Maximum size of a piece of several rows, in bytes. Larger ones are not faster."""
@@ -35,6 +35,13 @@ def pieces(batch: pa.RecordBatch, limit: int | None = None) -> Iterator[pa.Recor
     half = batch.num_rows // 2
     yield from pieces(batch.slice(0, half), limit)
     yield from pieces(batch.slice(half), limit)
+
+
+def joined(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """Copy batches into one: or into several, where a column of one would exceed the 2 GiB of its offsets."""
+    if len(batches) <= 1:
+        return list(batches)
+    return [batch for batch in pa.Table.from_batches(batches).combine_chunks().to_batches() if batch.num_rows]
 
 
 def size_of(batch: pa.RecordBatch) -> int:
