@@ -130,6 +130,11 @@ class ResettableSource(Source):
         return True
 
     @property
+    def rows_per_epoch(self) -> int | None:
+        """Number of rows, about, that Spark reads in a micro-batch; None for all that can be read."""
+        return None
+
+    @property
     def rows_per_task(self) -> int:
         """Minimum number of rows that a Spark task reads, from several splits one after another; 1: one split each."""
         return 1

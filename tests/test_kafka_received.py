@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onceward.connectors.kafka import received
 from onceward.connectors.kafka.librdkafka import Consumed
-from onceward.connectors.kafka.received import _binary, _gathered
+from onceward.connectors.kafka.positions import Partition
+from onceward.connectors.kafka.received import _binary, _gathered, to_batch
+from onceward.core.errors import SourceError
 
 VALUES = st.lists(st.one_of(st.none(), st.binary(max_size=40), st.binary(min_size=9, max_size=15)), min_size=1)
 
@@ -26,6 +28,7 @@ def laid_out(values: list[bytes | None]) -> tuple[Any, Any, list[Any]]:
 
 @pytest.mark.parametrize("window", [1 << 30, 64, 16])
 @given(values=VALUES)
+@settings(deadline=None)
 def test_values_are_copied_from_where_they_lie(window: int, values: list[bytes | None]):
     addresses, lengths, kept = laid_out(values)
     with pytest.MonkeyPatch.context() as patch:
@@ -49,3 +52,28 @@ def test_structures_are_gathered_in_the_order_of_their_addresses():
     assert found["message"]["offset"].tolist() == order
     assert found["time"].tolist() == [-number for number in order]
     assert found["time_kind"].tolist() == [0, 0, 1]
+
+
+class _Undecodable:
+    """A message of confluent-kafka with a header key that is no UTF-8."""
+
+    def key(self) -> bytes:
+        return b"k"
+
+    def value(self) -> bytes:
+        return b"v"
+
+    def offset(self) -> int:
+        return 7
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 5
+
+    def headers(self) -> None:
+        raise SystemError("returned a result with an exception set")
+
+
+def test_a_header_key_that_cannot_be_decoded_is_told_with_its_record():
+    with pytest.raises(SourceError, match=r"offset 7 of a-0 has a header whose key is not UTF-8.*includeHeaders=false"):
+        to_batch(Partition("a", 0), [_Undecodable()], include_headers=True)
+    assert to_batch(Partition("a", 0), [_Undecodable()], include_headers=False).num_rows == 1

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from onceward import SequenceSource
 from onceward.connectors.kafka import admin
 from onceward.connectors.spark import kafka
 from onceward.connectors.spark.kafka import publisher_from_options
+from onceward.connectors.spark.plan import StreamingSource
 from onceward.core.errors import ConfigurationError, RetryableSinkError
 from onceward.core.log import EpochInput
 
@@ -60,3 +64,30 @@ def test_after_a_fault_publishing_is_quiet_for_a_minute(monkeypatch: pytest.Monk
     for clock[0] in (1000.0, 1001.0, 1059.0, 1061.0):
         publish(0, EpochInput(query="q", end=['{"a":{"0":5}}']))
     assert calls == [1000.0, 1061.0]
+
+
+class Positioned(SequenceSource):
+    """A source that remembers what it published."""
+
+    published: list[object]
+
+    def publish(self, position: object) -> None:
+        self.published.append(position)
+
+
+def test_a_source_of_read_stream_publishes_after_each_epoch_the_last_one_too(monkeypatch: pytest.MonkeyPatch):
+    """Spark's own call of `commit` comes a batch late, and never for the last one."""
+    source, told = Positioned([{"n": 1}]), []
+    source.published = []
+    plan = [StreamingSource("onceward-source-1", {}), StreamingSource("rate", {})]
+    monkeypatch.setattr(kafka, "streaming_sources", lambda _: plan)
+    monkeypatch.setattr(kafka, "registered_source", {"onceward-source-1": source}.get)
+    frame: Any = None
+    after = kafka.with_publication(frame, lambda epoch, _: told.append(epoch))
+    assert after is not None
+    after(3, EpochInput(query="q", end=['{"at": 5}', "7"]))
+    after(4, EpochInput(query="q", end=["-", "9"]))
+    assert source.published == [{"at": 5}]
+    assert told == [3, 4]
+    plan.clear()
+    assert kafka.with_publication(frame, None) is None

@@ -19,6 +19,7 @@ from onceward.connectors.kafka.lookup import Found, Lookup
 from onceward.connectors.kafka.positions import EARLIEST, LATEST, AtOffsets, AtTime, Held, Partition, bound, spread
 from onceward.connectors.kafka.received import to_batch
 from onceward.connectors.kafka.settings import KafkaSettings
+from onceward.connectors.spark.any_source import SourceStreamReader
 from onceward.connectors.spark.kafka import batch_source, stream_source
 from onceward.core.errors import ConfigurationError, SourceError
 from onceward.core.source import Split
@@ -47,6 +48,21 @@ def test_underscores_make_no_difference_and_an_option_is_given_in_one_spelling()
     for one, other in (("subscribePattern", "subscribe_pattern"), ("minPartitions", "min_partitions")):
         with pytest.raises(ConfigurationError, match=f"options {one.lower()} and {other} are two spellings of one"):
             stream_source({**SERVERS, "subscribePattern": "a", one: "1", other: "1"})
+
+
+def test_a_pattern_matches_a_part_of_a_name_as_in_sparks_own_source():
+    selection = KafkaSource(bootstrap_servers="b:1", pattern="order").selection
+    assert [name for name in ("orders", "my-order", "paid") if selection.takes(Partition(name, 0))] == [
+        "orders",
+        "my-order",
+    ]
+    assert not KafkaSource(bootstrap_servers="b:1", pattern="^order$").selection.takes(Partition("orders", 0))
+
+
+@pytest.mark.parametrize(("max_rows", "limit"), [(None, 7), (3, 3)])
+def test_the_limit_of_a_source_holds_in_read_stream_too(max_rows: int | None, limit: int):
+    source = KafkaSource(bootstrap_servers="b:1", topics=["a"], max_offsets_per_trigger=7)
+    assert SourceStreamReader(source, max_rows)._max_rows == limit
 
 
 def test_a_pattern_that_is_none_is_refused_by_the_source():

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 NO_ID: Final = "AAAAAAAAAAAAAAAAAAAAAA"
 """The zero UUID: what brokers say that give topics no ids."""
+INTERNAL: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+"""Topics that brokers keep for themselves (org.apache.kafka.common.internals.Topic)."""
 HEARD_SECONDS: Final = 5.0
 """How long after a partition was made each broker has heard of it: until then one may say that it does not exist."""
 
@@ -48,10 +50,13 @@ class Lookup:
         self._retry_seconds = retry_seconds
 
     def topics_like(self, pattern: str) -> list[str]:
-        """Names of the topics that match a regular expression as a whole; internal ones are left out."""
+        """Return the topics of whose names a regular expression matches a part; Kafka's own topics are left out.
+
+        Spark's own source does the same (SubscribePatternStrategy, Spark 4).
+        """
         metadata = self._ask("list topics", lambda admin, seconds: admin.list_topics(timeout=seconds))
-        whole = re.compile(pattern)
-        return sorted(name for name in metadata.topics if whole.fullmatch(name) and not name.startswith("__"))
+        compiled = re.compile(pattern)
+        return sorted(name for name in metadata.topics if compiled.search(name) and name not in INTERNAL)
 
     def partitions_of(self, topics: Iterable[str]) -> dict[str, tuple[str, int]]:
         """Id and number of partitions of the topics that exist."""
@@ -175,7 +180,7 @@ class Selection(msgspec.Struct, frozen=True):
         if self.assign is not None:
             return partition in self.assign
         if self.pattern is not None:
-            return re.fullmatch(self.pattern, partition.topic) is not None
+            return re.search(self.pattern, partition.topic) is not None
         return partition.topic in (self.topics or ())
 
 

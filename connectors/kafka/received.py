@@ -273,8 +273,20 @@ def to_batch(partition: Partition, messages: Sequence[Any], *, include_headers: 
     )
     if not include_headers:
         return batch
-    headers = _headers_column([message.headers() for message in messages])
+    headers = _headers_column([_headers_of(partition, message) for message in messages])
     return pa.RecordBatch.from_arrays([*batch.columns, headers], schema=WITH_HEADERS)
+
+
+def _headers_of(partition: Partition, message: Any) -> list[tuple[str, bytes | None]] | None:
+    """Return a message's headers; confluent-kafka cannot decode a key that is not UTF-8."""
+    try:
+        headers: list[tuple[str, bytes | None]] | None = message.headers()
+    except (UnicodeDecodeError, SystemError) as error:
+        raise SourceError(
+            f"the record at offset {message.offset()} of {partition} has a header whose key is not UTF-8, and cannot "
+            "be read with its headers. Leave the headers out (includeHeaders=false), or begin behind the record"
+        ) from error
+    return headers
 
 
 def columns_batch(

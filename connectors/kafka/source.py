@@ -45,8 +45,8 @@ class KafkaSource(ResettableSource):
         bootstrap_servers: Addresses of brokers: comma-separated `host:port`, or a list of them. Required, here or in
             `config`.
         topics: Names of the topics; as an option, comma-separated.
-        pattern: Regular expression (Python's) that matches the whole names of the topics. Internal topics (`__…`) are
-            left out.
+        pattern: Regular expression (Python's) that matches a part of the topics' names, as in Spark's own source: for
+            one topic alone write `^orders$`. Kafka's own topics are left out.
         assign: Partitions: `{"orders": [0, 1]}`, or this as JSON text.
         starting: Where a pipeline without a stored position begins: "earliest", "latest", an offset for every partition
             (`{"orders": {"0": 23, "1": -2}}`; -2 is the earliest, -1 the latest), a datetime with zone, or an `AtTime`.
@@ -140,6 +140,10 @@ class KafkaSource(ResettableSource):
     def counts_rows(self) -> bool:
         """False: control records, and aborted and compacted ones, have offsets and are not delivered."""
         return False
+
+    @property
+    def rows_per_epoch(self) -> int | None:
+        return self.max_offsets_per_trigger
 
     @property
     def rows_per_task(self) -> int:

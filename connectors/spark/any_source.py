@@ -67,12 +67,12 @@ class SourceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     Args:
         source: What is read.
-        max_rows: Rows of one batch, about; None: all there is.
+        max_rows: Rows of one batch, about; None: as many as the source wants.
     """
 
     def __init__(self, source: ResettableSource, max_rows: int | None = None) -> None:
         self._source = source
-        self._max_rows = max_rows
+        self._max_rows = source.rows_per_epoch if max_rows is None else max_rows
         self._target: Offsets | None = source.end() if source.bounded else None
 
     def initialOffset(self) -> Offsets:  # noqa: N802 - Spark's names
@@ -227,7 +227,8 @@ def read_stream(spark: SparkSession, source: ResettableSource, *, max_rows: int 
     Args:
         spark: The session, with which the source is registered.
         source: The source. It must be picklable, and its class importable on the executors.
-        max_rows: Approximate number of rows in one micro-batch; default: all that are available.
+        max_rows: Approximate number of rows in one micro-batch; default: what the source says
+            (`KafkaSource(max_offsets_per_trigger=…)`), else all that are available.
 
     Raises:
         ConfigurationError: It is not a ResettableSource, cannot be pickled, has a column of a type that Spark cannot

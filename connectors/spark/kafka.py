@@ -12,6 +12,7 @@ published.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from functools import partial
@@ -22,7 +23,7 @@ from onceward.connectors.kafka.settings import CONNECTION_OPTIONS, PREFIX, Kafka
 from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.core.kit.options import arguments, distinct
 
-from .any_source import SourceStreamReader
+from .any_source import SourceStreamReader, registered_source
 from .plan import streaming_sources
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from onceward import KafkaSource
     from onceward.connectors.kafka.positions import Bound, Offsets
     from onceward.core.log import EpochInput
+    from onceward.core.source import ResettableSource
 
     OnComplete = Callable[[int, EpochInput], None]
     Group = tuple[KafkaSettings, str]
@@ -235,21 +237,41 @@ def is_ours(option: str) -> bool:
 
 
 def with_publication(df: DataFrame, on_complete: OnComplete | None) -> OnComplete | None:
-    """Publish the offsets of the query that `df` becomes, if a source has a `kafka.group.id`; then `on_complete`."""
+    """Publish how far the query that `df` becomes has read, where a source wants that; then call `on_complete`.
+
+    The format `onceward-kafka` wants it if it has a `kafka.group.id`; a source of `read_stream` publishes by itself.
+    """
+    sources = streaming_sources(df)
     groups = [
         (KafkaSettings(config=split_options(source.options)[0]), group)
         if source.format == FORMAT and (group := source.options.get(GROUP))
         else None
-        for source in streaming_sources(df)
+        for source in sources
     ]
-    if not any(groups):
-        return on_complete
-    publishing = partial(publish, groups)
-    if on_complete is None:
-        return publishing
+    registered = [registered_source(source.format) for source in sources]
+    steps: list[OnComplete] = []
+    if any(groups):
+        steps.append(partial(publish, groups))
+    if any(source is not None for source in registered):
+        steps.append(partial(_publish_registered, registered))
+    if on_complete is not None:
+        steps.append(on_complete)
+    if len(steps) < 2:  # noqa: PLR2004 - one needs no other
+        return steps[0] if steps else None
 
-    def both(epoch: int, about: EpochInput) -> None:
-        publishing(epoch, about)
-        on_complete(epoch, about)
+    def each(epoch: int, about: EpochInput) -> None:
+        for step in steps:
+            step(epoch, about)
 
-    return both
+    return each
+
+
+def _publish_registered(sources: Sequence[ResettableSource | None], epoch: int, about: EpochInput) -> None:
+    """Have each source of `read_stream` publish its position. The epoch is completed, whatever goes wrong here."""
+    for source, text in zip(sources, about.end or (), strict=True):
+        if source is None or text == _NOTHING:
+            continue
+        try:
+            source.publish(json.loads(text))
+        except OncewardError as error:
+            _log.warning("epoch %s is completed, but its positions are not published: %s", epoch, error)
