@@ -19,8 +19,10 @@ from onceward import (
     CheckpointConfig,
     FileBackend,
     FileSink,
+    KafkaSink,
     LiveSource,
     Pipeline,
+    PostgresSink,
     RestartStrategy,
     SequenceSource,
     SqlAlchemySink,
@@ -29,11 +31,12 @@ from onceward import (
 )
 from onceward.cli.doctor import check_pipeline, check_store
 from onceward.cli.explain import Explanation, described, load, together
+from onceward.cli.explain.described import sink_findings
 from onceward.cli.options import sinks_target
 from onceward.cli.show import Finding, Health
 from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.core.log import DirectoryStore, LogWriter, read
-from onceward.core.policy import CommitPolicy
+from onceward.core.policy import CommitPolicy, OnLost
 from onceward.core.sink import Guarantee
 from onceward.core.steps import Step, hooked
 from onceward.sinks import DirectSink
@@ -330,3 +333,21 @@ def test_an_explanation_is_shown_in_lines_that_can_be_copied(capsys: pytest.Capt
     told = Explanation("p", Guarantee.AT_LEAST_ONCE, (Finding("sink", Health.WARNING, "weak", "do it", "files"),))
     told.show()
     assert capsys.readouterr().out == "p: at-least-once (1 warning)\nwarning  sink (files): weak\n         → do it\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "if some of it is visible, only what was lost"),
+        ({"key": "id"}, "only what was lost for topic; for table the query stops then"),
+        ({"proof": False}, "only what was lost for topic; for table the query stops then"),
+    ],
+)
+def test_which_sinks_can_be_healed_is_said_beforehand(settings: dict[str, Any], words: str) -> None:
+    sinks = [
+        KafkaSink("topic", bootstrap_servers="b:1", topic="t"),
+        PostgresSink("table", dsn="postgresql://u@h/d", table="x", **settings),
+    ]
+    policy = CommitPolicy(on_lost=OnLost.REPLAY)
+    assert words in sink_findings(sinks, policy, heals=True)[-1].found
+    assert "if some of it is visible, the run stops" in sink_findings(sinks, policy)[-1].found

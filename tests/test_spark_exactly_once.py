@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import SparkRuntimeException
 
-from onceward.connectors.spark.exactly_once import EpochHandler, check_pickles
+from onceward.connectors.spark.exactly_once import EpochHandler, check_pickles, refuse_other_targets
 from onceward.connectors.spark.options import check_log
 from onceward.connectors.spark.query import any_stage_failed, epoch_input, read_text, reason
 from onceward.connectors.spark.writers import TOO_LARGE
@@ -361,3 +361,24 @@ def test_a_sink_that_cannot_be_sent_to_the_executors_is_refused_with_its_member(
 class Unpicklable(Exception):  # noqa: N818 - it stands for a connection
     def __reduce__(self) -> Any:
         raise TypeError("holds a socket")
+
+
+def test_the_writer_refuses_what_would_remove_onceward_from_the_query():
+    class Writer:
+        def format(self, source: str) -> None:
+            raise AssertionError(source)
+
+        def trigger(self) -> str:
+            return "as before"
+
+    writer = Writer()
+    refuse_other_targets(writer)
+    for call in (
+        lambda: writer.format("console"),
+        lambda: writer.foreachBatch(print),  # type: ignore[attr-defined]
+        lambda: writer.foreach(print),  # type: ignore[attr-defined]
+        lambda: writer.toTable("t"),  # type: ignore[attr-defined]
+    ):
+        with pytest.raises(ConfigurationError, match="would replace what exactly_once has set up"):
+            call()
+    assert writer.trigger() == "as before"

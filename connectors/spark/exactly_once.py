@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import pyarrow as pa
 
@@ -158,7 +158,21 @@ def exactly_once(
     )
     writer = df.writeStream.foreachBatch(handler)
     handlers[writer] = handler
+    refuse_other_targets(writer)
     return writer.option("checkpointLocation", str(checkpoint)) if checkpoint is not None else writer
+
+
+def refuse_other_targets(writer: Any) -> None:
+    """Have a writer refuse every method that would set another target, and so remove onceward from the query."""
+
+    def refuse(name: str, *_: Any, **__: Any) -> NoReturn:
+        raise ConfigurationError(
+            f"{name}(…) would replace what exactly_once has set up: the rows would reach none of its sinks. Give "
+            "exactly_once all sinks, and call only trigger, outputMode, queryName, option and start on what it returns"
+        )
+
+    for name in ("format", "foreach", "foreachBatch", "toTable"):
+        setattr(writer, name, partial(refuse, name))
 
 
 def _check(df: DataFrame, sinks: Sequence[AnySink], pipeline: str | None) -> None:
