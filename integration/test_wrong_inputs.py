@@ -80,7 +80,7 @@ def test_a_wrong_target_is_told_in_one_line_before_anything_starts(
         ),
         (lambda job: job.write(sinks=[job.sink(select=["nofunction(id)"])]), "UNRESOLVED_ROUTINE.*`nofunction`"),
         (lambda job: job.write(sinks=[job.sink(change_column="id")]), "change_column"),
-        (lambda job: job.write(sinks=[job.sink(dsn="")]), "cannot read the server's settings .*connection is bad"),
+        (lambda job: job.write(sinks=[job.sink(dsn="")]), "dsn is empty: give it a value"),
         (lambda job: job.write().awaitTermination(), "'DataStreamWriter' object has no attribute 'awaitTermination'"),
     ],
 )

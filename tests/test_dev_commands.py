@@ -105,7 +105,7 @@ def test_missing_database_programs_are_one_message_with_what_to_install(tmp_path
     [
         (["--bootstrap-servers", "localhost:1", "--kafka", "foo"], "--kafka takes NAME=VALUE"),
         (["--topic", "orders"], "need --bootstrap-servers"),
-        (["--bootstrap-servers", "localhost:1", "--topic", ""], "--topic needs a name"),
+        (["--bootstrap-servers", "localhost:1", "--topic", ""], "--topic is empty: give it a value"),
     ],
 )
 def test_the_doctor_says_what_is_wrong_with_its_options(tmp_path: Path, arguments: list[str], answer: str) -> None:
