@@ -97,6 +97,12 @@ class Case:
         coordinator.open()
         return coordinator
 
+    def coordinator_of_an_older_start(self) -> Coordinator:
+        """One that has put a START, and died."""
+        coordinator = self.coordinator()
+        coordinator.writer.start()
+        return coordinator
+
     def written(self, coordinator: Coordinator, sinks: Sequence[str] = ("table", "kafka"), **rows: int) -> list[Any]:
         """One acknowledgement for each subtask, whose rows are a number."""
         return [
@@ -195,6 +201,22 @@ class TestOrder:
             case.opened()
         assert case.kafka.truth[third] is COMMITTED
         assert not case.table.truth
+
+    def test_a_target_that_comes_back_while_a_start_waits_is_swept_before_anything_new(self):
+        """It was not swept at first, because it had not said whose its names are."""
+        case = Case()
+        case.decided()
+        [left] = case.written(case.coordinator_of_an_older_start(), ["table"])[0].committables
+        case.table.open, answers = [left], [RetryableSinkError("no answer")]
+
+        def check_claim(*_: object) -> None:
+            if answers:
+                raise answers.pop()
+
+        case.table.check_claim = check_claim  # type: ignore[method-assign,assignment]
+        case.opened()
+        assert case.table.truth[left.transaction] is ABORTED
+        assert read(case.store).completed == 0
 
 
 class TestReplay:

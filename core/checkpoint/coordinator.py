@@ -150,7 +150,9 @@ class Coordinator:
             check_sinks(self.view.taken_back, self.sinks)
             end_taken_back(self.view.taken_back, self.sinks, self.writer)
         if unowned and finished:
-            unowned = self._ask_again(unowned)
+            unowned, unasked = self._ask_again(unowned), unowned
+            if unasked.keys() - unowned.keys():  # they were not swept, because they had not said whose they are
+                unswept = self._sweep_now(abandoned=True, skip=unowned) or unswept
         for error in (*unowned.values(), unswept):
             if error is not None:
                 raise error
