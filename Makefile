@@ -21,6 +21,10 @@ export PYTHONDONTWRITEBYTECODE :=
 # Each process that imports NumPy would start threads of OpenBLAS, and nothing here needs them.
 export OPENBLAS_NUM_THREADS := 1
 PYTEST = TMPDIR=$(SCRATCH) $(BIN)/python -m pytest -q
+# A test that hangs in C code is not ended by its own timeout: after this many seconds, its process shows what each thread
+# does and exits. A scope of tests is begun anew in a new process, once.
+HUNG ?= 400
+ENDED = -o faulthandler_timeout=$(HUNG) -o faulthandler_exit_on_timeout=true --max-worker-restart=1
 
 .PHONY: help
 help: ## List the targets
@@ -60,7 +64,7 @@ test: java check long ## All but nightly tests, container tests and `make pages`
 .PHONY: test-all
 test-all: ## For nights: `make test` and `make pages` on the disk, with long simulator runs, kill series, more variants; container tests
 	@$(MAKE) test pages SCRATCH=$${TMPDIR:-/tmp} SELECT=
-	@SELECT= scripts/with-docker.sh scripts/container-tests.sh
+	@SELECT= HUNG=3600 scripts/with-docker.sh scripts/container-tests.sh
 
 # The slow unit tests need a processor and the others mostly wait, so they run side by side.
 .PHONY: long
@@ -81,7 +85,7 @@ pages: java setup ## Follow README and other pages as a new user would, with the
 .PHONY: containers
 containers: java setup ## The tests that need a Docker engine
 	@echo "== container tests"
-	@$(PYTEST) integration -m "containers $(SELECT)" --numprocesses 2 --dist loadscope --durations=5 $(ARGS)
+	@$(PYTEST) integration -m "containers $(SELECT)" --numprocesses 2 --dist loadscope --durations=5 $(ENDED) $(ARGS)
 
 .PHONY: docs
 docs: setup ## Build the documentation's site into .run/site, with warnings as errors: ten seconds

@@ -104,6 +104,8 @@ def history(told: History, *, as_json: bool) -> None:
     out = console()
     for one in listed:
         completed = f"completed {one.completed}" if one.completed else "waits for its commit"
+        if one.expires_in is not None:
+            completed += f"; a target ends its transactions in {one.expires_in} s"
         rows = ", ".join(f"{sink} {count} rows" for sink, count in one.rows.items())
         out.print(f"epoch {one.epoch}: {rows} in {one.transactions} transactions")
         out.print(f"  decided {one.decided}, {completed}")

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from onceward.cli.operate.resolve import commit_decided
-from onceward.cli.operate.survey import survey
+from onceward.cli.operate.survey import history, survey
 from onceward.cli.options import Log, sinks_target
 from onceward.core.checkpoint import Admission, Coordinator, OnLost
 from onceward.core.checkpoint.recovery import TransactionStatus, status_for_sweeper, status_of
@@ -550,6 +550,8 @@ class TestOperators:
         case.kafka.expires_at = lambda _: time.time() + 90.4  # type: ignore[method-assign]
         [one, _] = sorted(survey([log], [kafka]), key=lambda one: one.committable.sink)
         assert one.expires_in == one.as_json()["expires_in"] == 90
+        [epoch] = history(log, [one]).epochs
+        assert (epoch.completed, epoch.expires_in) == (None, 90)
 
 
 def _raise_no_answer() -> None:

@@ -11,12 +11,14 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from onceward import FileSink
 from onceward.cli import options
 from onceward.cli.main import app
 from onceward.cli.operate import Search
 from onceward.cli.options import open_log
-from onceward.cli.ui.desk import Desk, Unsynced, Watch
+from onceward.cli.ui.desk import Desk, Look, Unsynced, Watch
 from onceward.cli.ui.model import EPOCHS
+from onceward.core.errors import RetryableSinkError
 from onceward.core.log import DirectoryStore, LogWriter, MemoryStore, read
 from onceward.core.log.notes import FILE, MOST_BYTES, OLDER, note, notes
 from onceward.core.transaction import Committable
@@ -315,13 +317,13 @@ class TestActions:
         folder.finish(0)
         committable = folder.die_after_deciding(1)
         asked = client(folder)
-        [found] = asked.post("/api/look").json()["done"]
+        [found] = asked.post("/api/look").json()["done"]["transactions"]
         assert (found["transaction"], found["status"], found["held"]) == (committable.transaction, "decided", True)
         answer = self.commit(asked, shown(asked))
         assert answer.json() == {"done": "Epoch 1 is completed; committed transactions: 1"}
         told = shown(asked)
         assert (told["waiting"], told["epochs"][0]["status"]) == (None, "completed")
-        assert asked.post("/api/look").json() == {"done": []}
+        assert asked.post("/api/look").json() == {"done": {"transactions": [], "unanswered": {}}}
 
     def test_a_decision_that_was_not_seen_is_not_committed(self, folder: Folder) -> None:
         folder.die_after_deciding(0)
@@ -357,7 +359,7 @@ class TestActions:
         assert asked.post("/api/abort", json={**order, "transactions": []}).status_code == 400
         done = asked.post("/api/abort", json={**order, "transactions": [doubtful]})
         assert done.json() == {"done": "Aborted 1 of 1"}
-        assert [one["transaction"] for one in asked.post("/api/look").json()["done"]] == [decided]
+        assert [one["transaction"] for one in asked.post("/api/look").json()["done"]["transactions"]] == [decided]
 
 
 def test_settings_in_a_file_are_read_again_whenever_targets_are_asked(
@@ -376,8 +378,23 @@ def test_settings_in_a_file_are_read_again_whenever_targets_are_asked(
     file.write_text("sasl.password=first")
     desk = Desk(folder.watch(), Search(bootstrap_servers="b:1", kafka=[f"@{file}"]))
     file.write_text("sasl.password=second")
-    assert desk.look() == []
+    assert desk.look() == Look(transactions=[], unanswered={})
     assert asked == ["first", "second"]
+
+
+def test_a_target_that_does_not_answer_is_named_beside_what_the_log_says_of_it(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise RetryableSinkError("no answer from the database")
+
+    decided = folder.die_after_deciding(0)
+    desk = folder.desk()
+    monkeypatch.setattr(FileSink, "lingering", away)
+    told = desk.look()
+    [one] = told.transactions
+    assert (one["transaction"], one["status"], one["state"]) == (decided.transaction, "decided", "no answer")
+    assert list(told.unanswered.values()) == ["no answer from the database"]
 
 
 class TestHostileNames:

@@ -81,6 +81,11 @@ class Search(Access):
         self.pipeline = log.pipeline
         return log
 
+    @property
+    def has_targets(self) -> bool:
+        """Whether a target was given."""
+        return any((self.bootstrap_servers, self.dsn, self.sinks))
+
     def targets(self) -> list[Target]:
         """The targets given."""
         self.check()
@@ -213,9 +218,16 @@ def _abort_undecided(log: Log, meant: list[Found]) -> list[str]:
     return [f"{name}: {why}" for name in left]
 
 
-def checkpoints(*, store: Store = None, pipeline: Pipeline = None, as_json: AsJson = False) -> None:
-    """List the epochs in a decision log, the engine's checkpoints, and every transaction that was ever skipped."""
-    show.history(history(one_log(store, pipeline)), as_json=as_json)
+@with_group
+def checkpoints(search: Search, *, as_json: AsJson = False) -> None:
+    """List the epochs in a decision log, the engine's checkpoints, and every transaction that was ever skipped.
+
+    If targets are given, they say how long what waits for its commit can still be committed.
+    """
+    log = one_log(search.store, search.pipeline)
+    search.pipeline = log.pipeline
+    show.history(history(log, search.found([log]) if search.has_targets else ()), as_json=as_json)
+    search.end()
 
 
 def one_log(stores: list[str] | None, pipeline: str | None, *, writing: bool = False) -> Log:

@@ -269,6 +269,9 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True):
     """Folder of the embedded engine's checkpoint."""
     retained: tuple[str, ...]
     """Earlier checkpoints beside it, from which a run can be restored too."""
+    expires_in: int | None = None
+    """Seconds until the first of its transactions that wait is ended by its target; None if none of the targets given
+    ends one."""
 
 
 class GivenUp(msgspec.Struct, frozen=True, kw_only=True):
@@ -291,9 +294,18 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     given_up: list[GivenUp]
 
 
-def history(log: Log) -> History:
-    """What a decision log tells of the past. It is pruned at each completion, so there are few epochs."""
+def history(log: Log, found: Sequence[Found] = ()) -> History:
+    """What a decision log tells of the past. It is pruned at each completion, so there are few epochs.
+
+    Args:
+        log: The log.
+        found: What the targets show now of the epoch that waits for its commit.
+    """
     epochs = {decision.epoch: _epoch(log.pipeline, decision, done) for decision, done in log.view.decisions}
+    waiting = [one for one in found if one.status is TransactionStatus.DECIDED and one.expires_in is not None]
+    for epoch in {one.committable.epoch for one in waiting} & set(epochs):
+        seconds = min(one.expires_in or 0 for one in waiting if one.committable.epoch == epoch)
+        epochs[epoch] = msgspec.structs.replace(epochs[epoch], expires_in=seconds)
     return History(epochs=list(epochs.values()), given_up=given_up(log))
 
 

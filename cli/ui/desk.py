@@ -61,6 +61,14 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     confirm: str
 
 
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """What the targets show."""
+
+    transactions: list[dict[str, Any]]
+    unanswered: dict[str, str]
+    """Targets that did not answer, with what they raised; of their transactions, it is known what the log says."""
+
+
 class Unsynced(DirectoryStore):
     """A decision log's directory for reading without syncing it: nobody acts on what is shown here."""
 
@@ -162,8 +170,7 @@ class Desk:
         self._watch, self._search, self._clock = watch, search, clock
         self._reading, self._acting = Lock(), Lock()
         self._read_at, self._state = float("-inf"), b""
-        given = (search.bootstrap_servers, search.dsn, search.sinks)
-        self._titles = [target.title for target in search.targets()] if any(given) else []
+        self._titles = [target.title for target in search.targets()] if search.has_targets else []
         self._actions = actions and bool(self._titles)
 
     def state(self) -> bytes:
@@ -181,17 +188,18 @@ class Desk:
                 self._read_at = self._clock()
             return self._state
 
-    def look(self) -> list[dict[str, Any]]:
+    def look(self) -> Look:
         """What the targets show now, as `txn list --json` and `txn inspect --json` print it.
 
         Raises:
-            OncewardError: No target was given, or one did not answer.
+            OncewardError: No target was given, or a store did not answer.
         """
         with self._acting, self._reading:
             logs = [watched.log for watched in self._watch.look()]
         with self._acting:
             search = dataclasses.replace(self._search)  # which reads files of settings again
-            return [one.as_json() for one in search.found(logs)[:_FOUND]]
+            found = search.found(logs)[:_FOUND]
+        return Look(transactions=[one.as_json() for one in found], unanswered=search.unanswered)
 
     def commit(self, order: Commit) -> str:
         """Commit a decision, as `txn commit --yes`; what was done, in words.

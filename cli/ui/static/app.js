@@ -8,7 +8,7 @@ const $ = (id) => document.getElementById(id);
 let token = "";
 let tag = null;
 let state = null;
-let found = null; // what the targets showed: {at, rows} or {error}
+let found = null; // what the targets showed: {at, rows, unanswered} or {error}
 let looking = false;
 let drawn = 0; // when
 let message = null; // what the last action did: {kind, text}
@@ -127,7 +127,8 @@ async function look() {
   looking = true;
   render();
   try {
-    found = { at: new Date().toISOString(), rows: (await ask("/api/look", {})).told.done };
+    const { transactions, unanswered } = (await ask("/api/look", {})).told.done;
+    found = { at: new Date().toISOString(), rows: transactions, unanswered };
   } catch (error) {
     found = { error: error.message };
   }
@@ -365,6 +366,7 @@ function doubt(one) {
       : h("p", { class: "soft" }, "The decision log has no decision that waits for its commit."),
     waits && state.actions ? h("div", { class: "row" }, h("button", { type: "button", "data-key": "commit", onclick: () => confirmCommit(one, waits) }, `Commit epoch ${waits.epoch} …`)) : null,
     found?.error ? h("p", { class: "note", role: "alert" }, found.error) : null,
+    Object.entries(found?.unanswered ?? {}).map(([target, error]) => h("p", { class: "note warn", role: "alert" }, `${target} did not answer, so only what the decision log says of it is shown: ${error}`)),
     found?.rows ? h("p", { class: "small soft" }, `${rows.length ? "" : "No open, prepared or waiting transactions. "}Asked ${ago(found.at)}: ${state.targets}`) : null,
     rows.length ? h("ul", { class: "found" }, rows.map((tx) => transaction(one, tx))) : null,
     chosen.length && state.actions ? h("div", { class: "row" }, h("button", { type: "button", class: "danger", "data-key": "abort", onclick: () => confirmAbort(one, chosen) }, `Abort ${chosen.length} …`)) : null,
@@ -375,7 +377,7 @@ const mayAbort = (tx) => tx.held && (tx.status === "in doubt" || tx.status === "
 
 function transaction(one, tx) {
   const where = tx.target ? `${tx.state} in ${tx.target}` : "in none of the targets";
-  const known = [`sink ${tx.sink} of ${tx.pipeline}`, tx.epoch === null ? "" : `epoch ${tx.epoch}, subtask ${tx.subtask}`, tx.rows ? `${number(tx.rows)} rows` : ""];
+  const known = [`sink ${tx.sink} of ${tx.pipeline}`, tx.epoch === null ? "" : `epoch ${tx.epoch}, subtask ${tx.subtask}`, tx.rows ? `${number(tx.rows)} rows` : "", tx.expires_in === null ? "" : `expires in ${tx.expires_in} s`];
   const box = h("input", { type: "checkbox", "aria-label": `Select ${tx.transaction}`, "data-key": `tx-${tx.transaction}`,
     onchange: (event) => { event.target.checked ? checked.add(tx.transaction) : checked.delete(tx.transaction); render(); } });
   box.checked = checked.has(tx.transaction);
