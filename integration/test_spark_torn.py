@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -11,24 +14,26 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as sf
 
-from onceward import PostgresSink
+from onceward import KafkaSink, PostgresSink
 from onceward.cli.operate.survey import given_up
 from onceward.cli.options import Log
 from onceward.core.log import open_store, read
-from onceward.core.steps import Step
+from onceward.core.steps import CRASH_VARIABLE, Step
 from onceward.testing.proxy import Proxy
 
+from .format_driver import JSON
 from .spark_kit import crash_at, ids_in_table, ids_in_topic, once, prepared_in
 from .test_spark_exactly_once import Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
     from onceward.core.transaction import Committable
     from onceward.testing.services import KafkaServer
+
+DRIVER = str(Path(__file__).with_name("format_driver.py"))
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.postgres]
 
@@ -138,6 +143,64 @@ def test_a_loss_in_a_running_query_is_healed_without_a_restart(job: TornJob, mon
     job.run()
     assert job.seen_once()
     assert job.actions() == ["heal"]
+
+
+class FormatJob:
+    """A query through a format whose driver has died after the decision: then the same query in the tests' session."""
+
+    def __init__(self, job: TornJob, environment: dict[str, str], form: str, **options: str) -> None:
+        self.job, self.environment, self.form = job, environment, f"onceward-{form}"
+        self.options = {"pipeline": job.pipeline, **options}
+
+    def die_at(self, step: Step) -> list[Committable]:
+        """The transactions of the decision, by subtask."""
+        place = [str(self.job.feed.folder), str(self.job.checkpoint), self.form]
+        command = [sys.executable, DRIVER, *place, *(f"{name}={value}" for name, value in self.options.items())]
+        done = subprocess.run(
+            command, env={**self.environment, CRASH_VARIABLE: step}, capture_output=True, timeout=120, check=False
+        )
+        undone = read(self.job.log.store).undone
+        assert undone is not None, done.stderr.decode()[-3000:]
+        return sorted(undone.committables, key=lambda c: c.subtask)
+
+    def run(self, **options: str) -> None:
+        frame = self.job.feed.stream(self.job.spark)
+        frame = frame.selectExpr(*JSON) if self.form == "onceward-kafka" else frame
+        writer = frame.writeStream.format(self.form).options(**self.options, **options)
+        writer.option("checkpointLocation", str(self.job.checkpoint)).trigger(
+            availableNow=True
+        ).start().awaitTermination()
+
+
+def test_14_what_a_format_has_lost_of_a_visible_epoch_is_written_again_and_nothing_else(
+    job: TornJob, driver_environment: dict[str, str]
+) -> None:
+    to_kafka = FormatJob(
+        job, driver_environment, "kafka", **{"kafka.bootstrap.servers": job.servers, "topic": job.topic}
+    )
+    first, second = to_kafka.die_at(Step.DECIDE_AFTER)
+    sink = KafkaSink(first.sink, bootstrap_servers=job.servers, topic=job.topic)
+    assert sink.commit(first).settled
+    assert sink.abort(second).done
+    with pytest.raises(StreamingQueryException, match="DataLossError"):
+        to_kafka.run(onLost="fail")
+    job.feed.add()
+    to_kafka.run()
+    assert ids_in_topic(job.servers, job.topic) == once(job.feed.rows)
+    assert job.actions() == ["heal"]
+
+
+def test_43_what_a_format_has_lost_before_any_of_it_was_visible_is_written_again(
+    job: TornJob, driver_environment: dict[str, str]
+) -> None:
+    to_table = FormatJob(job, driver_environment, "postgres", dsn=job.dsn, dbtable="words")
+    first, _ = to_table.die_at(Step.DECIDE_AFTER)
+    job.roll_back(first)
+    job.feed.add()
+    to_table.run()
+    assert ids_in_table(job.dsn) == once(job.feed.rows)
+    assert prepared_in(job.dsn) == 0
+    assert job.actions() == ["replay"]
 
 
 class ProxiedJob(TornJob):
