@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
+from pyspark.errors import StreamingQueryException
 from typer.testing import CliRunner
 
 from onceward import KafkaSink, PostgresSink
@@ -25,7 +26,9 @@ from .spark_kit import Feed, ids_in_table, ids_in_topic, make_table, once, prepa
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from click.testing import Result
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
 
     from onceward.testing.services import KafkaServer
 
@@ -138,3 +141,48 @@ def test_the_recipes_of_the_page_are_exact(shop: Shop, monkeypatch: pytest.Monke
     shop.assert_table(120)
     assert shop.topic("paid-by-card") == between(80, 120)
     assert (shop.topic("paid"), shop.topic("paid-again")) == (once(60), between(40, 80))
+
+
+@pytest.mark.parametrize("store", [False, True], ids=["log in the checkpoint", "log in a store of its own"])
+def test_a_format_query_that_was_idle_goes_on_at_one_checkpoint_only(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, *, store: bool
+) -> None:
+    """Each of its micro-batches puts a START, so that of `create` does not end it; what `restore` leaves does."""
+    monkeypatch.setattr(copies, "QUIET_SECONDS", 0.1)
+    log = {"store": str(shop.folder / "log"), "pipeline": "orders"} if store else {}
+    flags = ["--store", log["store"]] if store else []
+
+    def start(checkpoint: str) -> StreamingQuery:
+        writer = shop.feed.stream(shop.spark).writeStream.format("onceward-postgres").options(**log)
+        writer = writer.option("dsn", shop.dsn).option("dbtable", "paid")
+        return writer.option("checkpointLocation", str(shop.folder / checkpoint)).start()
+
+    def savepoint(*arguments: str) -> Result:
+        with chdir(shop.folder):
+            return CliRunner().invoke(app, ["savepoint", *arguments, *flags, "--yes"])
+
+    idle = start("checkpoints/orders")
+    try:
+        shop.feed.add()
+        idle.processAllAvailable()
+        assert savepoint("create", "savepoints/first", "--checkpoint", "checkpoints/orders").exit_code == 0
+        shop.feed.add()
+        idle.processAllAvailable()
+        refused = savepoint("restore", "savepoints/first", "--checkpoint", "checkpoints/again")
+        assert "has decided epoch 1 since" in str(refused.exception)
+        assert savepoint("create", "savepoints/second", "--checkpoint", "checkpoints/orders").exit_code == 0
+        assert savepoint("restore", "savepoints/second", "--checkpoint", "checkpoints/again").exit_code == 0
+        shop.feed.add()
+        with pytest.raises(StreamingQueryException, match="a savepoint has moved the"):
+            idle.processAllAvailable()
+    finally:
+        idle.stop()
+    restored = start("checkpoints/again")
+    try:
+        restored.processAllAvailable()
+    finally:
+        restored.stop()
+    shop.feed.add()
+    with pytest.raises(StreamingQueryException, match="a savepoint has moved the"):
+        start("checkpoints/orders").processAllAvailable()
+    shop.assert_table(60)

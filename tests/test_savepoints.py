@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pickle
 import shutil
 import uuid
 from collections import Counter
@@ -24,6 +25,8 @@ from onceward.cli.savepoint.copies import create
 from onceward.cli.savepoint.manifest import Manifest, Savepoint, delete, listed
 from onceward.cli.savepoint.restore import examine, restore
 from onceward.connectors.spark.exactly_once import EpochHandler
+from onceward.connectors.spark.options import FormatOptions
+from onceward.connectors.spark.writer import StreamWriter
 from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.errors import (
     ConfigurationError,
@@ -165,6 +168,77 @@ def test_a_query_goes_on_where_its_newest_savepoint_was_restored_and_nowhere_els
     case.new.run(2)
     assert case.shown == once(5)
     assert Savepoint.load(case.place).restored_to == str(case.new.folder)
+
+
+def test_a_log_in_a_store_of_its_own_fences_the_old_checkpoint_and_an_idle_driver_too(case: Case) -> None:
+    store = str(case.folder / "log")
+    old, new = case.query("old", store), case.query("new", store)
+    old.run(2)
+    idle = old.start()
+    old.plan(2)
+    idle(Frame([2]), 2)  # type: ignore[arg-type]
+    old.put("commits", 2, "v1\n{}")
+    case.save(old)
+    case.restore(new)
+    old.plan(3)
+    with pytest.raises(FencedError):
+        idle(Frame([3]), 3)  # type: ignore[arg-type]
+    with pytest.raises(EpochConflictError, match=f"has moved the query from {old.folder} to {new.folder}"):
+        old.run(1)
+    format_query = FormatOptions.parse({"checkpointLocation": str(old.folder), "store": store, "pipeline": "orders"})
+    with pytest.raises(EpochConflictError, match="start it with that checkpoint"):
+        pickle.dumps(StreamWriter(SparkSink(old.key), format_query))
+    new.run(2)
+    assert case.shown == once(5)
+
+
+def test_restoring_again_ends_the_checkpoint_that_the_query_has_left_last(case: Case) -> None:
+    store = str(case.folder / "log")
+    first, second, third = (case.query(name, store) for name in ("first", "second", "third"))
+    first.run(2)
+    case.save(first)
+    case.restore(second)
+    case.restore(third)  # nothing was written in between
+    for left, place in ((first, second), (second, third)):
+        with pytest.raises(EpochConflictError, match=f"has moved the query from {left.folder} to {place.folder}"):
+            left.run(1)
+    third.run(1)
+    shutil.rmtree(first.folder)
+    case.save(third, place=str(case.folder / "again"))
+    case.restore(first, place=str(case.folder / "again"))
+    first.run(1)
+    with pytest.raises(EpochConflictError, match=f"to {first.folder}"):
+        third.run(1)
+    assert case.shown == once(4)
+
+
+def test_a_restore_that_the_query_was_quicker_than_leaves_the_old_checkpoint_usable(case: Case) -> None:
+    old, new = case.query("old", str(case.folder / "log")), case.query("new", str(case.folder / "log"))
+    old.run(2)
+    case.save(old)
+    asked = examine(Savepoint.load(case.place), str(new.folder), new.store, None)
+    old.run(1)
+    with pytest.raises(EpochConflictError, match=r"the query was started at directory .* meanwhile"):
+        restore(asked, policy())
+    old.run(1)
+    assert case.shown == once(4)
+    with pytest.raises(EpochConflictError, match="has decided epoch 3 since"):
+        case.restore(new)
+
+
+def test_restoring_marks_no_folder_that_now_holds_another_query_and_warns(
+    case: Case, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = str(case.folder / "log")
+    old, new = case.query("old", store), case.query("new", store)
+    old.run(2)
+    case.save(old)
+    (old.folder / "metadata").write_text(json.dumps({"id": "another query"}))
+    case.restore(new)
+    assert f"cannot mark the old checkpoint {old.folder}" in caplog.text
+    assert not (old.folder / "onceward").exists()
+    new.run(1)
+    assert case.shown == once(3)
 
 
 def test_the_query_goes_on_at_its_old_place_after_a_savepoint(case: Case) -> None:

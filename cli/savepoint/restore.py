@@ -11,8 +11,11 @@ finishes it:
 5. The file with the query's id.
 
 If the log in use is the one that the restored query will use (a database), it stays: there is nothing to copy or to
-end. If it cannot be found, nobody knows what was written since: a reason is needed, and a new log begins, which the
-targets accept in place of the lost one as after any rewind.
+end. It would admit the old checkpoint as well as the new one, so the old one is marked first (departure.py), and then a
+START fences a driver that opened an epoch before that.
+
+If the log in use cannot be found, nobody knows what was written since: a reason is needed, and a new log begins, which
+the targets accept in place of the lost one as after any rewind.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.errors import (
     ConfigurationError,
     EpochConflictError,
+    FencedError,
     LogDamagedError,
     NoDecisionLogError,
     StateDamagedError,
@@ -37,6 +41,7 @@ from onceward.core.log import Decide, LogView, LogWriter, Rewound, open_store, r
 from onceward.core.log.store import IN_CHECKPOINT
 
 from .copies import entries_of
+from .departure import Departure
 from .manifest import ENTRIES, FILES, IDENTITY
 
 if TYPE_CHECKING:
@@ -72,6 +77,7 @@ class Restoration:
         back: How the pipeline goes back; None if it does not.
         place: Where the log will be, for people and for the next restore.
         current: The log in use; None if it cannot be found.
+        departure: The checkpoint that the query leaves, if the log will be in a store of its own, and is known.
     """
 
     saved: Savepoint
@@ -80,6 +86,7 @@ class Restoration:
     back: Rewound | None
     place: str
     current: LogAt | None
+    departure: Departure | None = None
 
     def describe(self) -> str:
         """For people, in one sentence."""
@@ -89,6 +96,8 @@ class Restoration:
             said += f"; epochs from {m.epoch + 1} on are written again"
         if self.current is not None and self.current.store is not None and self.current.place != self.place:
             said += f"; the query can no longer be started from {self.current.place}"
+        elif self.departure is not None and self.departure.left is not None:
+            said += f"; the query can no longer be started from {self.departure.left.root}"
         return said
 
 
@@ -129,7 +138,8 @@ def examine(saved: Savepoint, checkpoint: str, store: str | None, why: str | Non
     back = None if at_it or why is None else Rewound(query=m.query, epoch=m.epoch + 1, why=why)
     if current is not None and back is not None:
         goes_back(current.view, back, None)  # or an error: it was done before
-    return Restoration(saved, into, store, back, target.place, current)
+    departure = None if store is None or current is None else Departure.find(m, into)
+    return Restoration(saved, into, store, back, target.place, current, departure)
 
 
 def restore(asked: Restoration, policy: CommitPolicy) -> None:
@@ -140,33 +150,59 @@ def restore(asked: Restoration, policy: CommitPolicy) -> None:
         EpochConflictError: It has decided another epoch meanwhile.
         StateError: A file could not be written. Repeat it.
     """
-    saved, into, current, back, old = asked.saved, asked.checkpoint, asked.current, asked.back, None
-    m = saved.manifest
-    target = open_store(_log_url(into, asked.store), pipeline=m.pipeline)
+    saved, into = asked.saved, asked.checkpoint
+    target = open_store(_log_url(into, asked.store), pipeline=saved.manifest.pipeline)
     place = into.root if asked.store is None else target.describe()
+    if asked.departure is not None:
+        asked.departure.mark()
+    try:
+        old = _fence_and_copy(asked, target, place, policy)
+    except (EpochConflictError, FencedError):
+        if asked.departure is not None:
+            asked.departure.unmark()  # the query goes on there
+        raise
+    identity = _put_files(saved, into)
+    if old is not None:
+        old.move(place)
+    if asked.current is not None and asked.back is not None:
+        _go_back(LogWriter(target, saved.manifest.pipeline, policy), asked.back)
+    _mark_restored(saved, place)
+    _put_file(saved, into, identity)
+
+
+def _fence_and_copy(asked: Restoration, target: LogStore, place: str, policy: CommitPolicy) -> LogWriter | None:
+    """Fence whoever is at work, and put the log where it will be; return the writer that is to end the old log."""
+    saved, current, back, pipeline = asked.saved, asked.current, asked.back, asked.saved.manifest.pipeline
     if current is None and back is not None:
-        _go_back(LogWriter(target, m.pipeline, policy), back)
+        _go_back(LogWriter(target, pipeline, policy), back)
     elif current is not None and current.store is None:
         saved.claim(place)
         _put_all(target, _entries(saved), place)
     elif current is not None and current.store is not None and current.place != place:
-        old = LogWriter(current.store, m.pipeline, policy)
-        view = old.start()
-        if _is_at(view, saved) != (back is None) or view.undone is not None:
-            raise EpochConflictError(f"the query was started at {current.place} meanwhile: repeat this")
-        _put_all(target, entries_of(current.store, view), place)
-    identity = _put_files(saved, into)
-    if old is not None:
-        old.move(place)
-    if current is not None and back is not None:
-        _go_back(LogWriter(target, m.pipeline, policy), back)
+        old = LogWriter(current.store, pipeline, policy)
+        _put_all(target, entries_of(current.store, _started(old, asked)), place)
+        return old
+    elif asked.departure is not None and back is None:  # a rewind is going to fence by itself
+        _started(LogWriter(target, pipeline, policy), asked)
+    return None
+
+
+def _started(writer: LogWriter, asked: Restoration) -> LogView:
+    """Append a START to the log in use, unless the log is no longer as it was when it was examined."""
+    view = writer.start()
+    if _is_at(view, asked.saved) != (asked.back is None) or view.undone is not None:
+        where = asked.current.place if asked.current is not None else asked.place
+        raise EpochConflictError(f"the query was started at {where} meanwhile: repeat this")
+    return view
+
+
+def _mark_restored(saved: Savepoint, place: str) -> None:
     try:
         saved.mark_restored(place)
     except (OSError, StateError) as error:
-        if m.retired:
+        if saved.manifest.retired:
             raise
         _log.warning("cannot record in the savepoint that it was restored to %s: %s", place, error)
-    _put_file(saved, into, identity)
 
 
 def _go_back(writer: LogWriter, wanted: Rewound) -> None:

@@ -31,7 +31,7 @@ from onceward.core.transaction import Acknowledgement
 from onceward.sinks import DirectSink, TwoPhaseCommitSink
 
 from .kafka import with_publication
-from .options import check_log, check_store, local_store, open_log
+from .options import check_log, check_not_moved, check_store, local_store, open_log
 from .plan import handlers, only_writes
 from .query import QueryRun, any_stage_failed, checked_folder, checkpoint_reader, current_run, epoch_input, reason
 from .task import (
@@ -319,6 +319,8 @@ class EpochHandler:
             for sink in self.sinks:
                 sink.validate_complete_mode()
         name = self.pipeline or run.query
+        if self.store is not None:
+            check_not_moved(run.checkpoint, name, self._read_text)
         store = open_log(self.store, run.checkpoint, name)
         check_store(local_store(store), self.spark.sparkContext.master)
         coordinator = Coordinator(name, store, self.sinks, self.policy, heals=True)

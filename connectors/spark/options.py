@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 from onceward.core.checkpoint import CommitPolicy, OnLost
-from onceward.core.errors import ConfigurationError, NoDecisionLogError, StoreError
+from onceward.core.errors import ConfigurationError, EpochConflictError, NoDecisionLogError, StoreError
 from onceward.core.kit.options import arguments, option_names, plain
 from onceward.core.log import LogStore, LogView, open_store, read
 from onceward.core.log.objects import CONDITIONAL_PUT
-from onceward.core.log.store import IN_CHECKPOINT
+from onceward.core.log.store import IN_CHECKPOINT, MOVED_MARK
 from onceward.core.log.writer import check_owner
 from onceward.core.names import check_pipeline_name
 from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST
@@ -27,7 +27,7 @@ from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST
 from .query import local_path, read_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 _ALIASES: Final = {"checkpointLocation": "checkpoint"}
 
@@ -173,6 +173,28 @@ def check_log(
         return None
     check_owner(view, pipeline or view.pipeline, found)
     return view
+
+
+def check_not_moved(checkpoint: str, pipeline: str, read_file: Callable[[str], str | None] | None = None) -> None:
+    """Refuse a checkpoint that a savepoint was restored from, where a log in a store of its own cannot tell.
+
+    Args:
+        checkpoint: The query's.
+        pipeline: Its name.
+        read_file: Reads a small text file; by default without a JVM.
+
+    Raises:
+        EpochConflictError: The query goes on elsewhere.
+    """
+    try:
+        place = (read_file or read_text)(f"{checkpoint.rstrip('/')}/{MOVED_MARK}")
+    except ConfigurationError:  # nothing can read it here, so no savepoint was made of it here
+        return
+    if place:
+        raise EpochConflictError(
+            f"a savepoint has moved the query from {checkpoint} to {place}: start it with that checkpoint",
+            pipeline=pipeline,
+        )
 
 
 def local_store(store: LogStore) -> str:

@@ -38,7 +38,7 @@ from onceward.core.names import PIPELINE_LENGTH
 from onceward.core.transaction import Acknowledgement, Committable, WriteContext
 
 from . import run_folder
-from .options import FormatOptions, check_store, local_store, open_log
+from .options import FormatOptions, check_not_moved, check_store, local_store, open_log
 from .query import epoch_input, newest_batch, read_text, reason
 from .task import place, write_partition
 
@@ -240,6 +240,8 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
 
     def _store(self, pipeline: str) -> LogStore:
         options = self.options
+        if options.store is not None:
+            check_not_moved(options.checkpoint_root(), pipeline)
         return open_log(options.store, options.checkpoint_root() if options.store is None else "", pipeline)
 
 

@@ -32,6 +32,8 @@ EXPLAINING: Final = ContextVar("EXPLAINING", default=False)
 """Whether pipelines are built to be explained and not to run: then no store is opened, and no target prepared."""
 IN_CHECKPOINT: Final = "onceward"
 """Folder of the decision log inside a Spark checkpoint, so that it is copied and moved with it."""
+MOVED_MARK: Final = f"{IN_CHECKPOINT}/.moved"
+"""File in a checkpoint that a savepoint has moved, whose log is elsewhere: where the query goes on."""
 _SQL: Final = ("sqlite", "postgresql", "mariadb", "mysql")
 
 
