@@ -231,9 +231,10 @@ def test_times_that_lie_elsewhere_are_asked_for(kafka, topic, monkeypatch):
 
 
 def test_this_machine_reads_by_arrays_but_for_headers(kafka, topic):
-    source = KafkaSource(bootstrap_servers=kafka.bootstrap_servers, topics=[topic()])
+    name = topic()
+    source = KafkaSource(bootstrap_servers=kafka.bootstrap_servers, topics=[name])
     for headers, kind in ((False, received.ArrayClient), (True, received.ObjectClient)):
-        with borrowed(source.settings, include_headers=headers) as consumer:
+        with borrowed(source.settings, name, "", include_headers=headers) as consumer:
             assert isinstance(consumer._client, kind)
 
 
@@ -250,7 +251,7 @@ def test_the_end_of_an_earlier_range_is_forgotten_when_its_partition_is_read_aga
         time.sleep(0.05)  # ten times as long as the broker waits before it says that there is no more
         return found
 
-    with borrowed(source.settings, include_headers=headers) as consumer:
+    with borrowed(source.settings, name, "", include_headers=headers) as consumer:
         assert read(consumer, end - 3) == list(range(end - 3, end))
         [event] = consumer._client.receive(1, 1, 5).events
         assert (event.error.code(), event.offset) == (confluent_kafka.KafkaError._PARTITION_EOF, end)

@@ -17,7 +17,6 @@ from onceward.connectors.spark.any_source import LIMITS, BeforeLimits
 from onceward.connectors.spark.kafka import stream_source
 from onceward.core.errors import SourceError
 from onceward.core.steps import Step
-from onceward.sources import Split
 
 from .kafka_source_kit import Writer, values, wait_until
 
@@ -219,6 +218,36 @@ def test_68_offsets_below_retention_stop_the_query_with_words(bench: Bench, topi
     assert seen.values == texts(20, 30)
 
 
+@limits
+@pytest.mark.parametrize("lenient", [False, True])
+def test_68_a_topic_made_anew_in_a_running_query_after_a_restart_of_its_broker(
+    bench: Bench, kafka: KafkaServer, topic: Callable[..., str], *, lenient: bool
+):
+    """The new topic is as long as the old one was and longer: nothing but its id tells them apart."""
+    name = topic()
+    bench.writer.send(name, range(5))
+    seen = Observation()
+    frame = bench.stream(name, failOnDataLoss=str(not lenient).lower())
+    query = bench.start(frame, seen, processingTime="4 seconds")
+    try:
+        wait_until(lambda: seen.values == texts(5))
+        kafka.kill()
+        kafka.start()
+        bench.writer.send(name, range(5, 10))
+        wait_until(lambda: seen.values == texts(10))
+        bench.writer.delete_topic(name)
+        wait_until(lambda: not bench.writer.source(name)._find().partitions)
+        bench.writer.create_topic(name)
+        bench.writer.send(name, range(100, 120))
+        if lenient:
+            wait_until(lambda: seen.values == [*texts(10), *texts(100, 120)], seconds=60)
+        else:
+            with pytest.raises(StreamingQueryException, match=f"{name}-0 was deleted (and recreated )?after offset 10"):
+                query.awaitTermination(60)
+    finally:
+        query.stop()
+
+
 def test_70_new_partitions_and_topics_are_picked_up_by_a_running_query(bench: Bench, topic: Callable[..., str]):
     name = topic(prefix="live")
     bench.writer.send(name, ["1"])
@@ -294,7 +323,8 @@ def test_before_pyspark_4_2_batches_are_limited_from_where_the_last_one_ended(be
     start = reader.initialOffset()
     end = reader.latestOffset()
     assert (start, end) == ({name: {"0": 0}}, {name: {"0": 20}})
-    assert [task.value for task in reader.partitions(start, end)] == [[Split(f"{name}-0", 0, 20)]]
+    [[split]] = [task.value for task in reader.partitions(start, end)]
+    assert (split.unit, split.start, split.end) == (f"{name}-0", 0, 20)
     assert reader.latestOffset() == {name: {"0": 30}}
     restarted = before_limits(options)
     assert restarted.latestOffset() == {name: {"0": 30}}

@@ -5,6 +5,7 @@ What librdkafka delivered is passed on whole, in batches of a bounded size.
 
 from __future__ import annotations
 
+from collections import deque
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -131,6 +132,37 @@ def test_batches_are_bounded_in_bytes_and_in_rows(monkeypatch: pytest.MonkeyPatc
     assert [offset for batch in found for offset in batch["offset"].to_pylist()] == list(range(9 + ROWS))
     assert [len(batch) for batch in found][:4] == [2, 2, 2, 2]
     assert max(map(len, found)) <= ROWS
+
+
+def test_a_kept_consumer_that_hears_nothing_is_replaced_before_an_error_is_raised(monkeypatch: pytest.MonkeyPatch):
+    """Whatever its client waits for, a new one may hear it: the records of a topic that was made anew."""
+    made = iter([[], [records(MINE, 0, 1)]])
+
+    class Reader(Client):
+        def __init__(self, *_: Any) -> None:
+            self.left = list(next(made))
+
+        def unassign(self) -> None:
+            """Nothing to do."""
+
+        def close(self) -> None:
+            """Nothing to do."""
+
+    monkeypatch.setattr(consumer, "ArrayClient", Reader)
+    reader = RangeConsumer(KafkaSettings("localhost:1"))
+    reader.put_back(deque())
+    [batch] = reader.read(MINE, 0, 2, retry_seconds=0.2, is_there=lambda: True)
+    assert batch["offset"].to_pylist() == [0, 1]
+
+
+def test_a_kept_consumer_belongs_to_the_topics_that_it_has_read(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(consumer, "ArrayClient", Client)
+    reader = RangeConsumer(KafkaSettings("localhost:1"))
+    assert reader.takes("t", "one")
+    assert reader.takes("t", "one")
+    assert reader.takes("u", "other")
+    assert reader.takes("t", "")  # nobody knows
+    assert not reader.takes("t", "two")
 
 
 def test_a_record_that_is_not_passed_on_is_an_error(monkeypatch: pytest.MonkeyPatch):

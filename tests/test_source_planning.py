@@ -110,6 +110,21 @@ def test_where_losses_are_allowed_reading_goes_on_past_them():
     assert ranges({A: 5, B: 20, C: 7}, end) == [(A, 5, 10), (B, 0, 12)]
 
 
+def test_a_topic_made_anew_is_read_from_its_beginning_whether_it_is_longer_or_shorter_than_the_old_one():
+    """Spark's offsets have no id of the topic: an end before the start says it, and the next step reads the rest."""
+    for length in range(13):
+        at, read = {A: 5}, []
+        for step in range(3):
+            end = reach(at, {A: Held(0, length, length)}, anew={"a"} if step == 0 else ())
+            read += [offset for _, first, stop in ranges(at, end) for offset in range(first, stop)]
+            at = end
+        assert read == list(range(length))
+    assert reach({A: 5}, {A: Held(0, 12, 12)}, limit=3, anew={"a"}) == {A: 3}
+    assert reach({A: 1}, {A: Held(0, 12, 12)}, anew={"a"}) == {A: 0}
+    assert reach({}, {A: Held(0, 12, 12)}, anew={"a"}) == {A: 12}
+    assert ranges({A: 5}, reach({A: 5}, {A: Held(7, 12, 12)}, anew={"a"})) == [(A, 5, 12)]
+
+
 def test_until_bounds_what_is_read_and_leaves_later_partitions_alone():
     held = {A: Held(0, 10, 10), B: Held(0, 10, 10), C: Held(0, 10, 10)}
     assert reach({A: 2, C: 3}, held, until={A: 6}) == {A: 6, C: 3}

@@ -7,6 +7,12 @@ the last offset itself arrived.
 
 Consumers are kept for the process's next ranges: a new one costs connections and metadata. They are assigned partitions
 by hand and never join a group.
+
+A consumer must not outlive the topic that it read. librdkafka ignores metadata with an older leader epoch than it has
+seen, and a topic that was deleted and recreated begins at epoch 0: after a restart of a broker, which raises the epoch,
+a kept consumer waits for the old topic's leader for ever (measured). So a consumer belongs to the ids of the topics
+that it has read. Whoever plans a range knows them; where they are not known, or a topic changes later, a kept consumer
+that hears nothing is replaced.
 """
 
 from __future__ import annotations
@@ -39,7 +45,7 @@ ROWS: Final = 10_000
 """Rows of one batch: Spark's default of spark.sql.execution.arrow.maxRecordsPerBatch."""
 POLL_SECONDS: Final = 1.0
 ASK_AFTER_SECONDS: Final = 5.0
-"""Of silence: then the brokers are asked whether the partition is still there."""
+"""Of silence: then the brokers are asked whether the partition is still there, and a kept consumer is replaced."""
 UNASSIGNED: Final = -1
 """The partition of an event that is about a whole topic."""
 KEPT: Final = 8
@@ -79,13 +85,26 @@ class RangeConsumer:
     """
 
     def __init__(self, settings: KafkaSettings, *, include_headers: bool = False) -> None:
-        config = {**DEFAULTS, **settings.for_librdkafka(), **FIXED}
-        self._client: ArrayClient | ObjectClient
-        if include_headers or not librdkafka.usable(config):
-            self._client = made(ObjectClient, config, include_headers=include_headers)
-        else:
-            self._client = made(ArrayClient, config)
+        self._config = {**DEFAULTS, **settings.for_librdkafka(), **FIXED}
+        self._include_headers = include_headers
         self._servers = settings["bootstrap.servers"]
+        self._ids: dict[str, str] = {}
+        """Ids of the topics that the client has read, as far as they are known."""
+        self._kept = False
+        """Whether the client has read a range before this one."""
+        self._client = self._new_client()
+
+    def _new_client(self) -> ArrayClient | ObjectClient:
+        if self._include_headers or not librdkafka.usable(self._config):
+            return made(ObjectClient, self._config, include_headers=self._include_headers)
+        return made(ArrayClient, self._config)
+
+    def takes(self, topic: str, topic_id: str) -> bool:
+        """Return whether the client has read no other topic of this name; from now on it belongs to this one.
+
+        An unknown id (empty) fits each: then only silence shows that the topic is another one.
+        """
+        return self._ids.setdefault(topic, topic_id) == topic_id or not topic_id
 
     def read(
         self, partition: Partition, start: int, end: int, *, retry_seconds: float, is_there: Callable[[], bool]
@@ -105,6 +124,7 @@ class RangeConsumer:
         """
         self._client.read_from(*partition, start)
         reading = _Range(partition, start, end)
+        patience = min(ASK_AFTER_SECONDS, retry_seconds / 2)
         heard = asked = time.monotonic()
         while reading.at < end:
             before = reading.at
@@ -124,8 +144,15 @@ class RangeConsumer:
                     raise Gone("the partition is not there")
             if now - heard > retry_seconds:
                 raise self._too_late(reading, retry_seconds)
+            if self._kept and now - heard > patience:
+                self._replace_client(reading)
         yield from reading.ready()
         reading.check_count()
+
+    def _replace_client(self, reading: _Range) -> None:
+        self._client.close()
+        self._client, self._ids, self._kept = self._new_client(), {}, False
+        self._client.read_from(*reading.partition, reading.at)
 
     def _too_late(self, reading: _Range, retry_seconds: float) -> SourceError:
         why = f" The last fault: {reading.fault}." if reading.fault else ""
@@ -138,6 +165,7 @@ class RangeConsumer:
     def put_back(self, idle: deque[RangeConsumer]) -> None:
         """Stop fetching, and wait among the idle ones; close if there are enough."""
         self._client.unassign()
+        self._kept = True
         if len(idle) < KEPT:
             idle.append(self)
         else:
@@ -244,13 +272,20 @@ _idle_of: Final[PerProcess[tuple[KafkaSettings, bool], deque[RangeConsumer]]] = 
 
 
 @contextmanager
-def borrowed(settings: KafkaSettings, *, include_headers: bool) -> Iterator[RangeConsumer]:
-    """A consumer for one range: an idle one of this process, or a new one. After a fault it is not used again."""
+def borrowed(settings: KafkaSettings, topic: str, topic_id: str, *, include_headers: bool) -> Iterator[RangeConsumer]:
+    """Lend a consumer for one range: an idle one of this process, or a new one. After a fault it is not used again.
+
+    Args:
+        settings: Of the client.
+        topic: Name of the topic.
+        topic_id: Its id; empty if it is not known.
+        include_headers: Whether batches have the column `headers`.
+    """
     idle = _idle_of.get((settings, include_headers))
-    try:
-        consumer = idle.pop()
-    except IndexError:
+    consumer = _idle_for(idle, topic, topic_id)
+    if consumer is None:
         consumer = RangeConsumer(settings, include_headers=include_headers)
+        consumer.takes(topic, topic_id)
     try:
         yield consumer
     except GeneratorExit:
@@ -260,3 +295,15 @@ def borrowed(settings: KafkaSettings, *, include_headers: bool) -> Iterator[Rang
         consumer.close()
         raise
     consumer.put_back(idle)
+
+
+def _idle_for(idle: deque[RangeConsumer], topic: str, topic_id: str) -> RangeConsumer | None:
+    """Take an idle consumer; those that have read an older topic of this name are closed."""
+    while True:
+        try:
+            consumer = idle.pop()
+        except IndexError:
+            return None
+        if consumer.takes(topic, topic_id):
+            return consumer
+        consumer.close()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 from zlib import crc32
 
 import msgspec
+from msgspec import structs
 
 from onceward.core.errors import ConfigurationError
 from onceward.core.sealed import UNREADABLE
@@ -246,9 +247,9 @@ def losses(position: Mapping[Partition, int], held: Mapping[Partition, Held], an
     return found
 
 
-def begin(wanted: int, held: Held) -> int:
-    """Where reading a partition can go on: where it was, or past what is lost."""
-    if wanted > max(held.stable, held.end):
+def begin(wanted: int, held: Held, *, anew: bool = False) -> int:
+    """Where reading a partition can go on: where it was, or past what is lost; a new topic from its beginning."""
+    if anew or wanted > max(held.stable, held.end):
         return held.earliest
     return max(wanted, held.earliest)
 
@@ -259,16 +260,18 @@ def reach(
     *,
     limit: int | None = None,
     until: Mapping[Partition, int] | None = None,
+    anew: Collection[str] = (),
 ) -> Offsets:
-    """How far to read now.
+    """Return how far to read now.
 
     Args:
         position: How far was read.
         held: What the brokers hold; a partition that is not in it is dropped.
         limit: Go at most about this many offsets further.
         until: Do not go beyond; a partition that is not in it stays where it is.
+        anew: Topics that are known to be others than those of the position: they are read from their beginning.
     """
-    start = {partition: begin(position.get(partition, 0), there) for partition, there in held.items()}
+    start = {p: begin(position.get(p, 0), there, anew=p.topic in anew) for p, there in held.items()}
     end: Offsets = {}
     for partition, there in held.items():
         if until is not None and partition not in until:
@@ -277,7 +280,13 @@ def reach(
             continue
         stop = there.stable if until is None else min(there.stable, until[partition])
         end[partition] = max(start[partition], stop)
-    return end if limit is None else limited(start, end, limit)
+    end = end if limit is None else limited(start, end, limit)
+    for partition, wanted in position.items():
+        # Offsets have no place for a topic's id, so only an end before the start says that reading starts anew (see
+        # `ranges`). The rest follows in the next step.
+        if partition.topic in anew and start.get(partition, wanted) < wanted:
+            end[partition] = min(end[partition], wanted - 1)
+    return end
 
 
 def limited(start: Mapping[Partition, int], end: Mapping[Partition, int], limit: int) -> Offsets:
@@ -300,13 +309,24 @@ def limited(start: Mapping[Partition, int], end: Mapping[Partition, int], limit:
 def ranges(start: Mapping[Partition, int], end: Mapping[Partition, int]) -> list[tuple[Partition, int, int]]:
     """The non-empty ranges between two positions, in order.
 
-    An end before the start is how `reach` goes on with a topic that was made anew, where losses are allowed.
+    An end before the start says that a topic was made anew, where losses are allowed: it is read from its beginning.
     """
     found = []
     for partition in sorted(end):
         stop, wanted = end[partition], start.get(partition, 0)
         found.append((partition, wanted if wanted <= stop else 0, stop))
     return [(partition, begins, stop) for partition, begins, stop in found if begins < stop]
+
+
+class TopicSplit(Split, frozen=True):
+    """A range of a partition's offsets.
+
+    Attributes:
+        topic_id: The id of the topic for which the range was planned; empty if it is not known. Whoever reads needs it
+            to notice that another topic has the name now.
+    """
+
+    topic_id: str = ""
 
 
 def cut(splits: Sequence[Split], parts: int, longest: int | None = None) -> list[Split]:
@@ -334,4 +354,4 @@ def cut(splits: Sequence[Split], parts: int, longest: int | None = None) -> list
 def _equal_parts(split: Split, count: int) -> Iterable[Split]:
     size = split.end - split.start
     marks = [split.start + size * i // count for i in range(count + 1)]
-    return (Split(split.unit, a, b) for a, b in itertools.pairwise(marks) if a < b)
+    return (structs.replace(split, start=a, end=b) for a, b in itertools.pairwise(marks) if a < b)

@@ -7,17 +7,29 @@ from __future__ import annotations
 
 import copy
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from onceward.core.errors import ConfigurationError, SourceError
 from onceward.core.kit.options import check_choice, check_types, spelled
-from onceward.core.source import Piece, Position, ResettableSource, Split
+from onceward.core.source import Piece, Position, ResettableSource
 
 from . import positions
 from .admin import publish_offsets
 from .consumer import Gone, RangeConsumer, borrowed
 from .lookup import Found, Lookup, Selection, find, resolve
-from .positions import FROM_LATEST, Bound, Offsets, Partition, bound, check_end, from_json, in_share, to_json
+from .positions import (
+    FROM_LATEST,
+    Bound,
+    Offsets,
+    Partition,
+    TopicSplit,
+    bound,
+    check_end,
+    from_json,
+    in_share,
+    to_json,
+)
 from .received import check_timestamps, schema
 from .settings import KafkaSettings
 
@@ -25,6 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     import pyarrow as pa
+
+    from onceward.core.source import Split
 
 _log = logging.getLogger("onceward.sources")
 
@@ -172,7 +186,7 @@ class KafkaSource(ResettableSource):
         self._report([str(loss) for loss in lost])
         self._ids |= found.ids
         self.newest = to_json({partition: there.stable for partition, there in held.items()})
-        end = positions.reach(before, held, limit=limit, until=None if until is None else _offsets(until))
+        end = positions.reach(before, held, limit=limit, until=None if until is None else _offsets(until), anew=anew)
         return self._position(end, found.ids)
 
     def range(self) -> tuple[Position, Position]:
@@ -189,26 +203,28 @@ class KafkaSource(ResettableSource):
         return start, end
 
     def splits(self, start: Position, end: Position, parallelism: int = 1) -> Sequence[Split]:
-        whole = [Split(str(p), a, b) for p, a, b in positions.ranges(_offsets(start), _offsets(end))]
+        ids = {**end.get(_IDS, {}), **self._ids}
+        ranges = positions.ranges(_offsets(start), _offsets(end))
+        whole = [TopicSplit(str(p), a, b, ids.get(p.topic, "")) for p, a, b in ranges]
         parts = max(parallelism, self.min_partitions or 1)
         return positions.cut(whole, parts, self.max_records_per_partition)
 
     def read(self, split: Split) -> Iterator[Piece]:
         partition, at = Partition.named(split.unit), split.start
+        topic_id = split.topic_id if isinstance(split, TopicSplit) else ""
+        is_there = partial(self._is_there, partition, topic_id)
         while at < split.end:
             why = None
-            with borrowed(self.settings, include_headers=self.include_headers) as consumer:
+            with borrowed(self.settings, partition.topic, topic_id, include_headers=self.include_headers) as consumer:
                 try:
-                    for batch in consumer.read(
-                        partition, at, split.end, retry_seconds=self.timeout, is_there=lambda: self._is_there(partition)
-                    ):
+                    for batch in consumer.read(partition, at, split.end, retry_seconds=self.timeout, is_there=is_there):
                         if self.invalid_timestamps == "error":
                             check_timestamps(batch, partition)
                         at = batch.column("offset")[-1].as_py() + 1
                         yield Piece(batch, at)
                 except Gone as gone:
                     why = str(gone)
-            at = split.end if why is None else self._past_loss(partition, at, split.end, why)
+            at = split.end if why is None else self._past_loss(partition, topic_id, at, split.end, why)
 
     def advance(self, position: Position, split: Split, to: int) -> Position:
         return self._position(
@@ -261,21 +277,23 @@ class KafkaSource(ResettableSource):
         retry_seconds = self.timeout if retry_seconds is None else retry_seconds
         return Lookup(self.settings.connection(), committed=self._committed, retry_seconds=retry_seconds)
 
-    def _is_there(self, partition: Partition) -> bool:
-        """Whether the brokers know the partition; as far as they answer at all."""
+    def _is_there(self, partition: Partition, topic_id: str = "") -> bool:
+        """Whether the brokers know the partition, of the topic with this id; True if they do not answer."""
         try:
-            _, count = self._lookup(retry_seconds=0).partitions_of([partition.topic]).get(partition.topic, ("", 0))
+            found, count = self._lookup(retry_seconds=0).partitions_of([partition.topic]).get(partition.topic, ("", 0))
         except SourceError:
             return True
-        return partition.number < count
+        return partition.number < count and (found or topic_id) == (topic_id or found)
 
-    def _past_loss(self, partition: Partition, at: int, end: int, why: str) -> int:
+    def _past_loss(self, partition: Partition, topic_id: str, at: int, end: int, why: str) -> int:
         here = self._lookup().held([partition], {partition: at})[partition] if self._is_there(partition) else None
-        loss = positions.Loss(partition, at, here)
-        if here is not None and here.earliest <= at <= here.end:
+        anew = here is not None and not self._is_there(partition, topic_id)
+        loss = positions.Loss(partition, at, here, anew)
+        if here is not None and not anew and here.earliest <= at <= here.end:
             raise SourceError(f"cannot read {partition} at offset {at}, though {here} is there: {why}")
         self._report([f"{loss}; wanted were offsets {at} to {end - 1}"])
-        return min(here.earliest, end) if here is not None and at < here.earliest else end
+        # The next plan reads a new topic from its beginning.
+        return min(here.earliest, end) if here is not None and not anew and at < here.earliest else end
 
     def _report_unselected(self, partitions: list[Partition]) -> None:
         if not partitions:
