@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from custom_sink import JsonLinesSink
 
+from onceward.core.names import file_name
 from onceward.testing.conformance import SinkConformance, SinkUnderTest
 
 
@@ -21,5 +22,16 @@ class TestJsonLinesSink(SinkConformance):
             lines = [line for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
             return [json.loads(line)["n"] for line in lines]
 
+        def delete(pattern: str) -> None:
+            for path in folder.glob(pattern):
+                path.unlink()
+
         # remembers=True asks that check_claim refuses a decision log that was restored from a backup, too.
-        return SinkUnderTest(make=lambda: JsonLinesSink("mine", folder), read=read, kill=True, remembers=False)
+        return SinkUnderTest(
+            make=lambda: JsonLinesSink("mine", folder),
+            read=read,
+            kill=True,
+            remembers=False,
+            take_away=lambda: delete("*.jsonl"),
+            delete_prepared=lambda committable: delete(f"_{file_name(committable.transaction)}.pending"),
+        )

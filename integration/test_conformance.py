@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pyarrow as pa
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
+from psycopg import sql
 
 from onceward import KafkaSink, PostgresSink, SqlAlchemySink
 from onceward.testing.conformance import SinkConformance, SinkUnderTest, SourceConformance, SourceUnderTest
@@ -19,6 +20,7 @@ from .kafka_source_kit import Writer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from onceward.core.transaction import Committable
     from onceward.testing.services import KafkaServer, PostgresServer
 
 
@@ -39,6 +41,17 @@ class TestKafkaSink(SinkConformance):
             kafka.start()
             kafka.wait_ready()
 
+        def take_away() -> None:
+            writer = Writer(servers)
+            for partition in range(2):
+                writer.delete_before(name, partition, writer.end_of(name, partition))
+
+        def delete_prepared(committable: Committable) -> None:
+            """As another program does that uses the transactional id."""
+            Producer(
+                {"bootstrap.servers": servers, "transactional.id": committable.transaction, "log_level": 0}
+            ).init_transactions(30)
+
         return SinkUnderTest(
             make=lambda: KafkaSink("conformance", bootstrap_servers=servers, topic=name),
             read=lambda: [int(message.value()) for message in read_all(servers, name)],
@@ -49,6 +62,8 @@ class TestKafkaSink(SinkConformance):
             refused=lambda numbers: pa.RecordBatch.from_pydict({"value": [bytes(200_000) for _ in numbers]}),
             misfit=pa.schema({"value": pa.list_(pa.int64())}),
             remembers=False,
+            take_away=take_away,
+            delete_prepared=delete_prepared,
         )
 
 
@@ -80,6 +95,22 @@ class TestPostgresSink(SinkConformance):
             postgres.start()
             postgres.wait_ready()
 
+        def take_away() -> None:
+            with psycopg.connect(dsn) as connection:
+                connection.execute("DELETE FROM conformance")
+
+        def delete_prepared(committable: Committable) -> None:
+            name = sql.Literal(committable.transaction)
+            with psycopg.connect(dsn, autocommit=True) as connection:
+                if how == "prepared":
+                    connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(name))
+                    return
+                found = connection.execute(
+                    "SELECT stage FROM onceward.staged WHERE name = %s", [committable.transaction]
+                ).fetchone()
+                assert found is not None
+                connection.execute(sql.SQL("DELETE FROM {}").format(sql.Identifier("onceward", found[0])))
+
         def make() -> PostgresSink | SqlAlchemySink:
             settings: dict[str, Any] = {"table": "conformance"}
             settings |= {"key": ["n"]} if how == "upsert" else {"commit": how}
@@ -95,6 +126,8 @@ class TestPostgresSink(SinkConformance):
             refused=lambda numbers: pa.RecordBatch.from_pydict({"n": numbers, "text": ["refused" for _ in numbers]}),
             misfit=pa.schema({"n": pa.int64(), "no_such_column": pa.string()}),
             secret=str(psycopg.conninfo.conninfo_to_dict(dsn)["password"]),
+            take_away=take_away,
+            delete_prepared=delete_prepared,
         )
 
 

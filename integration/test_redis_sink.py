@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from tests.hostile import check_altered
-from tests.sink_kit import LOG, commit_in_child, prepared
+from tests.sink_kit import LOG, commit_in_child, delete_files_of, prepared
 from tests.test_verify import Job
 from typer.testing import CliRunner
 
@@ -85,6 +85,14 @@ def streamed(valkey: Valkey, key: str = "rows") -> list[int]:
     return [int(fields["n"]) for _, fields in valkey.client().xrange(key)]
 
 
+def delete_rows(valkey: Valkey) -> None:
+    """As a reader does who takes them out; markers stay."""
+    client = valkey.client()
+    for key in client.scan_iter(count=1000):
+        if not key.startswith("onceward:"):
+            client.delete(key)
+
+
 def all_numbers(valkey: Valkey) -> list[int]:
     """Of all streams, hashes and lists that are not markers."""
     client, found = valkey.client(), []
@@ -127,6 +135,8 @@ class TestConformance(SinkConformance):
             restart=valkey.restart,
             refused=unwritable,
             misfit=pa.schema([("n", pa.int64()), ("text", pa.month_day_nano_interval())]),
+            take_away=lambda: delete_rows(valkey),
+            delete_prepared=lambda committable: delete_files_of(tmp_path, committable),
         )
 
 

@@ -35,6 +35,7 @@ from .faults import Faults, duplicate, fail, lose_answer
 from .killing import kill_everywhere
 from .sink_case import GOOD, SinkCase, SinkUnderTest, not_applicable
 from .source_cases import SourceConformance, SourceUnderTest
+from .trace_cases import TraceCases
 from .wrappers import FaultySink, FaultyStore
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def _refuses(what: str, remedy: str, *, match: str = "") -> Iterator[None]:
     assert match in refusal
 
 
-class SinkConformance:
+class SinkConformance(TraceCases):
     """Subclass it, and give the fixture `sink_under_test`."""
 
     @pytest.fixture

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 NOT_APPLICABLE: Final = "not applicable: "
 
-pytest.register_assert_rewrite(*(f"onceward.testing.{name}" for name in ("sink_case", "conformance", "source_cases")))
+_SUITES: Final = ("sink_case", "conformance", "source_cases", "trace_cases")
+pytest.register_assert_rewrite(*(f"onceward.testing.{name}" for name in _SUITES))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -83,6 +83,9 @@ class SinkUnderTest:
         misfit: A schema that the target cannot take.
         remembers: Whether the target can tell how far a decision log had come when it last committed; Kafka cannot.
         secret: A password that the sink is given; nothing may show it.
+        take_away: Removes all visible rows from the target, as its readers or its retention may; what the sink itself
+            keeps of its commits stays. Needed where `commit` answers LOST or FENCED.
+        delete_prepared: Deletes the prepared rows of this transaction in the target, behind the sink's back.
     """
 
     make: Callable[[], TwoPhaseCommitSink[Any]]
@@ -96,6 +99,8 @@ class SinkUnderTest:
     misfit: pa.Schema | None = None
     remembers: bool = True
     secret: str = ""
+    take_away: Callable[[], None] | None = None
+    delete_prepared: Callable[[Committable], None] | None = None
 
 
 class SinkCase:

@@ -48,6 +48,16 @@ class Target:
         """Visible rows of one sink."""
         return [row for name, rows in self.committed.items() if self.sinks[name] == sink for row in rows]
 
+    def take_away(self) -> None:
+        """Remove all visible rows, as a reader may; what was committed stays known."""
+        with self.lock:
+            self.committed = {name: [] for name in self.committed}
+
+    def delete_prepared(self, name: str) -> None:
+        """Forget a prepared transaction."""
+        with self.lock:
+            del self.prepared[name]
+
     def counts(self, column: str) -> Counter[Any]:
         """How often each value of a column shows."""
         return Counter(row[column] for row in self.rows)

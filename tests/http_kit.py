@@ -61,6 +61,7 @@ class Inbox:
         self.honors_keys = honors_keys
         self.requests: list[Request] = []
         self.taken: list[Request] = []
+        self.seen = 0
         self.plans: list[Plan] = []
         self.hang = threading.Event()
         self.hang.set()
@@ -74,8 +75,12 @@ class Inbox:
 
     @property
     def numbers(self) -> list[int]:
-        """Column n of all rows that were taken, in order."""
-        return [row["n"] for request in self.taken for row in request.rows]
+        """Column n of all rows that were taken and are still there, in order."""
+        return [row["n"] for request in self.taken[self.seen :] for row in request.rows]
+
+    def take_away(self) -> None:
+        """Remove what was taken, but not its keys."""
+        self.seen = len(self.taken)
 
     @property
     def url(self) -> str:

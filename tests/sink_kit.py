@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from onceward.core.errors import RetryableSinkError, SinkError
+from onceward.core.names import file_name
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import Committable, WriteContext
 from onceward.sinks import WriteAheadLogSink
@@ -85,6 +87,17 @@ def crash_at(step: Step, count: int, sink: TwoPhaseCommitSink[Any], committable:
 
     with hooked(hook), pytest.raises(Crash):
         sink.commit(committable)
+
+
+def delete_files_of(folder: Path, committable: Committable) -> None:
+    """Delete every file and folder below that carries the transaction's name."""
+    found = [path for path in folder.rglob("*") if file_name(committable.transaction) in path.name]
+    assert found, f"nothing in {folder} carries the name of {committable.transaction}"
+    for path in found:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def commit_in_child(sink: TwoPhaseCommitSink[Any], committable: Committable, crash: str = "") -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,6 +24,7 @@ from onceward.testing.killing import kill_everywhere
 from onceward.testing.sink_case import numbered
 
 from .engine_kit import Target, TargetSink
+from .sink_kit import delete_files_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -75,6 +77,8 @@ def sink_under_test_of(kind: type[Claiming]) -> SinkUnderTest:
         secret="hunter2",
         refused=lambda numbers: numbered([-n for n in numbers]),
         misfit=pa.schema({"n": pa.int64(), "no_such_column": pa.string()}),
+        take_away=kind.target_of_all.take_away,
+        delete_prepared=lambda committable: kind.target_of_all.delete_prepared(committable.transaction),
     )
 
 
@@ -104,7 +108,18 @@ class TestFileSink(SinkConformance):
             files = list(tmp_path.glob("*.jsonl"))
             return [json.loads(line)["n"] for path in files for line in path.read_text().splitlines()]
 
-        return SinkUnderTest(make=lambda: FileSink("files", tmp_path, format="jsonl"), read=read, kill=True)
+        return SinkUnderTest(
+            make=lambda: FileSink("files", tmp_path, format="jsonl"),
+            read=read,
+            kill=True,
+            take_away=lambda: delete_all(tmp_path, "*.jsonl"),
+            delete_prepared=lambda committable: delete_files_of(tmp_path, committable),
+        )
+
+
+def delete_all(folder: Path, pattern: str) -> None:
+    for path in folder.glob(pattern):
+        path.unlink()
 
 
 class Letters(WriteAheadLogSink):
@@ -128,7 +143,13 @@ class TestWriteAheadLogSink(SinkConformance):
         def read() -> list[int]:
             return [n for path in tmp_path.glob("*.letter") for n in json.loads(path.read_text())]
 
-        return SinkUnderTest(make=lambda: Letters("letters", tmp_path, rows_per_send=3), read=read, kill=True)
+        return SinkUnderTest(
+            make=lambda: Letters("letters", tmp_path, rows_per_send=3),
+            read=read,
+            kill=True,
+            take_away=lambda: delete_all(tmp_path, "*.letter"),
+            delete_prepared=lambda committable: delete_files_of(tmp_path, committable),
+        )
 
 
 # Wrong sinks
@@ -350,6 +371,76 @@ def test_a_wrong_sink_fails_the_case_that_is_about_its_fault(
         arguments["caplog"] = caplog
     with pytest.raises((AssertionError, pytest.fail.Exception, EpochConflictError)):
         case(SinkCase(sink_under_test_of(kind)), **arguments)
+
+
+# Sinks that are wrong about transactions without a trace, and right otherwise
+
+
+class NoTrace(Claiming):
+    """It knows what it aborted and what it committed; of anything else it says what a subclass says."""
+
+    says = CommitStatus.COMMITTED
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        outcome = super().commit(committable)
+        unknown = outcome.status is CommitStatus.LOST and committable.transaction not in self.target.aborted
+        return CommitOutcome(self.says) if unknown else outcome
+
+
+class SaysAlreadyCommitted(NoTrace):
+    says = CommitStatus.ALREADY_COMMITTED
+
+
+class WaitsForEver(NoTrace):
+    says = CommitStatus.RETRY_LATER
+
+
+class VouchesForTheBatch(Claiming):
+    """As a sink does that counts the statements of a batch and not their rows."""
+
+    def commit_many(self, committables: Any) -> Any:
+        outcomes = [self.commit(committable) for committable in committables]
+        return [outcomes[0]] * len(outcomes) if len(outcomes) > 1 else outcomes
+
+
+class LooksForRowsOnly(Claiming):
+    """It takes rows that a reader has removed for rows that were never committed."""
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        if self.target.committed.get(committable.transaction) == []:
+            return CommitOutcome(CommitStatus.LOST)
+        return super().commit(committable)
+
+
+NEVER = "test_23_a_transaction_that_was_never_prepared_is_not_taken_for_committed"
+TOGETHER = "test_23_and_28_what_is_committed_together_does_not_vouch_for_what_was_never_prepared"
+DELETED = "test_22_and_23_prepared_rows_that_somebody_deleted_are_a_loud_loss"
+TAKEN = "test_23_committed_rows_that_a_reader_took_away_are_not_lost"
+ABOUT_TRACES = [
+    (NoTrace, NEVER, "was never prepared, and commit answered 'committed'. Such an epoch"),
+    (NoTrace, DELETED, "were deleted in the target, and commit answered 'committed'"),
+    (SaysAlreadyCommitted, NEVER, "was never prepared, and commit answered 'already committed'"),
+    (SaysAlreadyCommitted, DELETED, "were deleted in the target, and commit answered 'already committed'"),
+    (WaitsForEver, NEVER, "was never prepared, and commit still answers 'retry later'"),
+    (WaitsForEver, DELETED, "were deleted in the target, and commit still answers 'retry later'"),
+    (VouchesForTheBatch, TOGETHER, "one was never prepared, and commit answered 'committed'"),
+    (LooksForRowsOnly, TAKEN, "a reader took them away, and commit answers 'lost'"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "message"), ABOUT_TRACES)
+def test_a_sink_that_is_wrong_about_what_has_no_trace_is_told_what_is_wrong(
+    kind: type[Claiming], name: str, message: str
+) -> None:
+    with pytest.raises(AssertionError, match=message):
+        getattr(SinkConformance(), name)(SinkCase(sink_under_test_of(kind)))
+
+
+def test_lost_is_a_proof_which_a_sink_must_let_the_suite_try() -> None:
+    """Whether the target would remember a commit cannot be seen from a transaction that was never there."""
+    unproven = replace(sink_under_test_of(Claiming), take_away=None)
+    with pytest.raises(AssertionError, match=r"That is a proof.*give SinkUnderTest\.take_away"):
+        getattr(SinkConformance(), NEVER)(SinkCase(unproven))
 
 
 def test_rows_that_are_in_memory_only_do_not_survive_sigkill(

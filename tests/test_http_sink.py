@@ -33,7 +33,7 @@ from onceward.sinks import Guarantee
 from onceward.testing.conformance import SinkConformance, SinkUnderTest
 
 from .http_kit import DROP, LOSE_ANSWER, TAKE, Inbox, Plan
-from .sink_kit import commit_in_child, prepared
+from .sink_kit import commit_in_child, delete_files_of, prepared
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,6 +73,8 @@ class TestConformance(SinkConformance):
             kill=True,
             refused=lambda numbers: pa.RecordBatch.from_pydict({"n": [float("nan")] * len(numbers)}),
             misfit=pa.schema([("n", pa.int64()), ("text", pa.month_day_nano_interval())]),
+            take_away=inbox.take_away,
+            delete_prepared=lambda committable: delete_files_of(tmp_path, committable),
         )
 
 
@@ -82,7 +84,12 @@ class TestConformanceWithoutKeys(SinkConformance):
     @pytest.fixture
     def sink_under_test(self, tmp_path: Path, inbox: Inbox) -> SinkUnderTest:
         inbox.honors_keys = False
-        return SinkUnderTest(make=lambda: make(tmp_path, inbox, rows_per_send=3), read=lambda: inbox.numbers)
+        return SinkUnderTest(
+            make=lambda: make(tmp_path, inbox, rows_per_send=3),
+            read=lambda: inbox.numbers,
+            take_away=inbox.take_away,
+            delete_prepared=lambda committable: delete_files_of(tmp_path, committable),
+        )
 
 
 # What is sent

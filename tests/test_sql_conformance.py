@@ -34,10 +34,16 @@ class TestSqlAlchemySinkOnSqlite(SinkConformance):
             with closing(sqlite3.connect(path)) as connection:
                 return [n for (n,) in connection.execute("SELECT n FROM conformance")]
 
+        def run(statement: str, *values: str) -> None:
+            with closing(sqlite3.connect(path)) as connection, connection:
+                connection.execute(statement, values)
+
         return SinkUnderTest(
             make=lambda: SqlAlchemySink("conformance", url=f"sqlite:///{path}", table="conformance"),
             read=read,
             kill=True,
             refused=against_the_check,
             misfit=pa.schema([("n", pa.int64()), ("text", pa.string()), ("more", pa.string())]),
+            take_away=lambda: run("DELETE FROM conformance"),
+            delete_prepared=lambda one: run("DELETE FROM onceward_staged_rows WHERE name = ?", one.transaction),
         )
