@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from onceward.core.errors import ConfigurationError
 from onceward.core.steps import Step
 from onceward.testing.judge import Comparison, Kind, Record, Verdict, compare
 from onceward.testing.pipeline.driver import arguments_of
-from onceward.testing.pipeline.faults import FAULTS, planned_faults
+from onceward.testing.pipeline.faults import FAULTS, NothingToHitError, NotReachedError, PlannedFault, planned_faults
+from onceward.testing.sink_case import ALWAYS
 
 SOURCE = Path(__file__).parent.parent / "src"
 
@@ -186,10 +188,82 @@ class TestSilent(TestExact):
 class TestSlow(TestSilent):
     command = ["sh", "-c", "mkdir \\"$PIPELINE_FOLDER/begun\\" && exit 7; sleep 60"]
 
+def copy_into_own_table():
+    database = sqlite3.connect(Path(os.environ["PIPELINE_FOLDER"]) / "out.db", timeout=30)
+    time.sleep(0.5)  # the kit reads the output before there is a table
+    database.execute("CREATE TABLE IF NOT EXISTS copies (id int, value text)")
+    copy(True)
+
+class TestOwnTable(TestExact):
+    command = copy_into_own_table
+    outputs = [
+        Table("copies", url=URL),
+        Table("view", query="SELECT id, value FROM copies WHERE id >= 0", url=URL),
+    ]
+    faults = {"clean": FAULTS["clean"]}
+
+class TestWrongQuery(TestOwnTable):
+    outputs = [Table("copies", query="SELECT no_such_column FROM copies", url=URL)]
+    timeout = 3.0
+
+def crash_soon():
+    step, _, count = os.environ.pop("ONCEWARD_CRASH_AT", "").partition(":")
+    if step in ("decide.after", "sink.commit.after"):  # the others are never passed
+        import threading, signal
+        wait = 0.5 if step == "decide.after" else 2.0  # the second time after the last row was fed
+        threading.Timer(wait, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+    copy(True)
+
+class TestCrash(TestExact):
+    command = crash_soon
+    faults = {}
+    uses_onceward = True
+    quiet = 2.5
+
 class TestBroken(TestExact):
     command = ["python", "-c", "import sys; sys.exit('no such table')"]
     faults = {"clean": FAULTS["clean"]}
 """
+
+
+def test_a_table_that_the_pipeline_makes_is_empty_until_then(tmp_path: Path) -> None:
+    """With a query, too; any other error of a query is reported."""
+    done = run_cases(tmp_path, "OwnTable or WrongQuery")
+    for line in (
+        "PASSED test_files.py::TestOwnTable::test_exactly_once[clean-1]",
+        "nothing came out of TestWrongQuery within 3 s, before any fault, and the driver runs; table copies:",
+        "no such column: no_such_column",
+        "1 failed, 1 passed",
+    ):
+        assert line in done, f"{line}\n{done}"
+
+
+@pytest.mark.slow
+def test_a_crash_that_never_happened_fails_and_says_what_to_raise(tmp_path: Path) -> None:
+    """It used to be skipped, so a test of the moment after the decision was green without having shown anything."""
+    done = run_cases(tmp_path, "TestCrash")
+    for line in (
+        "PASSED test_files.py::TestCrash::test_exactly_once[crash-at-decide.after-1]",
+        "PASSED test_files.py::TestCrash::test_exactly_once[crash-at-sink.commit.after-1]",
+        "the driver did not crash, because it did not pass the step complete.before",
+        "Raise feed_seconds (and row_count)",
+        "2 failed, 2 passed",
+    ):
+        assert line in done, f"{line}\n{done}"
+
+
+def test_the_steps_that_every_driver_passes_must_be_reached() -> None:
+    passed = {fault.name for fault in planned_faults("full", {}, frozenset(), steps=True) if not _skips(fault)}
+    assert passed >= {f"crash-at-{step}" for step in ALWAYS - {Step.ACKNOWLEDGED}}
+    assert f"crash-at-{Step.SEND_AFTER}" not in passed
+
+
+def _skips(fault: PlannedFault) -> bool:
+    """Whether a case in which the step was not passed is skipped."""
+    scene: Any = SimpleNamespace(supervisor=SimpleNamespace(exit_codes=[]), until=0.0)
+    with pytest.raises((NothingToHitError, NotReachedError)) as caught:
+        fault.inject(scene)
+    return caught.type is NothingToHitError
 
 
 def run_cases(folder: Path, selection: str) -> str:
@@ -200,7 +274,7 @@ def run_cases(folder: Path, selection: str) -> str:
 
 
 def test_cases_on_files_and_sqlite_say_what_is_wrong(tmp_path: Path) -> None:
-    done = run_cases(tmp_path, "not Reference and not Random and not Blocked")
+    done = run_cases(tmp_path, "TestExact or TestLoose or TestLossy or TestSilent or TestSlow or TestBroken")
     for line in (
         "PASSED test_files.py::TestExact::test_exactly_once[kill-driver-1]",
         "test_files.py::TestExact: there is nothing",

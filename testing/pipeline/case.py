@@ -27,7 +27,7 @@ from ..judge import Verdict, compare
 from ..machine import end_of
 from .driver import Start, Supervisor, arguments_of
 from .endpoints import KAFKA, POSTGRES, Addresses, Endpoint, UnreadableError
-from .faults import NothingToHitError, PlannedFault, Scene
+from .faults import NothingToHitError, NotReachedError, PlannedFault, Scene
 from .servers import empty_kafka, new_database
 from .spec import ReferenceRun, counted, from_function
 
@@ -85,6 +85,7 @@ class Case:
         self._began = time.monotonic()
         self.verdict: Verdict | None = None
         self.nothing_hit = ""
+        self._not_reached = ""
 
     def _set_up(self, folder: Path, stack: ExitStack) -> Addresses:
         bootstrap_servers = dsn = ""
@@ -132,8 +133,13 @@ class Case:
                 problem = self._other_inputs()
                 if not problem and not self._settled(self._spec.quiet, lambda verdict: not verdict.may_improve):
                     problem = f"{self._name} is not exactly once, {self._spec.timeout:g} s after the last row was fed"
+            if not problem and not self._supervisor.exit_codes:  # it may have crashed in the last epochs
+                problem = self._not_reached
         self._supervisor.stop(self._spec.stop_seconds)
-        self.verdict = self._judged()
+        try:
+            self.verdict = self._judged()
+        except UnreadableError as error:
+            return problem or str(error)
         if problem or not self.verdict.exact:
             return problem or f"{self._name} is not exactly once"
         if limit is not None and blocked.longest > limit:
@@ -207,18 +213,26 @@ class Case:
             self._fault.inject(scene)
         except NothingToHitError as error:
             self.nothing_hit = str(error)
+        except NotReachedError as error:
+            self._not_reached = str(error)
 
     def _wait_for_output(self) -> str:
-        deadline = time.monotonic() + self._spec.timeout
+        deadline, unreadable = time.monotonic() + self._spec.timeout, ""
         while True:
-            verdict = self._judged()
-            if any(comparison.found for comparison in verdict.comparisons) or verdict.exact:
-                return ""
+            try:
+                verdict = self._judged()
+            except UnreadableError as error:
+                unreadable = f"; {error}"
+            else:
+                if any(comparison.found for comparison in verdict.comparisons) or verdict.exact:
+                    return ""
+                unreadable = ""
             lives = len(self._supervisor.exit_codes)
             if lives > _LIVES_BEFORE_OUTPUT and any(self._supervisor.exit_codes):
                 return f"{self._name} does not work without faults: the driver ended {lives} times before any output"
             if time.monotonic() > deadline:
-                return f"nothing came out of {self._name} within {self._spec.timeout:g} s, {self._before_output()}"
+                nothing = f"nothing came out of {self._name} within {self._spec.timeout:g} s"
+                return f"{nothing}, {self._before_output()}{unreadable}"
             time.sleep(_POLL_SECONDS)
 
     def _before_output(self) -> str:

@@ -41,6 +41,10 @@ _PREPARED: Final = {
 }
 
 
+_NO_TABLE: Final = ("42P01", "3F000", 1146)
+"""PostgreSQL's codes for a missing table or schema, and MariaDB's for a missing table."""
+
+
 class UnreadableError(ExternalError):
     """An input or output does not answer now; it may later."""
 
@@ -243,8 +247,8 @@ class Table(Endpoint):
     Args:
         name: Name of the table.
         columns: Column definitions, as in CREATE TABLE; a table of this name is dropped first. "": the pipeline makes
-            the table.
-        query: What is read; default all columns of the table.
+            the table; until then it is empty.
+        query: What is read; default all columns of the table. It may read tables that the pipeline makes.
         url: SQLAlchemy's URL of another database, in which `{folder}` is the case's folder; default: the case's own
             PostgreSQL database.
     """
@@ -269,7 +273,8 @@ class Table(Endpoint):
         import sqlalchemy as sa  # noqa: PLC0415 - optional dependency
 
         names = list(rows[0]) if rows else []
-        table = sa.table(self.name, *map(sa.column, names))
+        schema, _, name = self.name.rpartition(".")
+        table = sa.table(name, *map(sa.column, names), schema=schema or None)
         with self._connection(addresses) as connection:
             if rows:
                 connection.execute(sa.insert(table), rows)
@@ -278,9 +283,12 @@ class Table(Endpoint):
         import sqlalchemy as sa  # noqa: PLC0415 - optional dependency
 
         with self._connection(addresses) as connection:
-            if not self.query and not sa.inspect(connection).has_table(self.name):
-                return []
-            rows = connection.exec_driver_sql(self.query or f"SELECT * FROM {self.name}").mappings()  # noqa: S608
+            try:
+                rows = connection.exec_driver_sql(self.query or f"SELECT * FROM {self.name}").mappings()  # noqa: S608
+            except sa.exc.DBAPIError as error:
+                if self.columns or not _is_missing_table(error.orig):
+                    raise
+                return []  # the pipeline has not made it yet
             return [Record(dict(row), f"{self.name}@{number}") for number, row in enumerate(rows)]
 
     def left_open(self, addresses: Addresses) -> list[str]:
@@ -299,6 +307,12 @@ class Table(Endpoint):
                 yield connection
         except sa.exc.DBAPIError as error:
             raise UnreadableError(f"table {self.name}: {error}") from error
+
+
+def _is_missing_table(error: object) -> bool:
+    """Whether a database refused a statement because a table does not exist: PostgreSQL, MariaDB, or SQLite."""
+    code = getattr(error, "sqlstate", None) or next(iter(getattr(error, "args", ())), "")
+    return code in _NO_TABLE or str(code).startswith("no such table")
 
 
 @contextmanager

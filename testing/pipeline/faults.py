@@ -31,6 +31,10 @@ class NothingToHitError(Exception):
     """The fault does not apply to this pipeline: the case has shown no more than a clean run."""
 
 
+class NotReachedError(Exception):
+    """The fault applies to this pipeline, but the run was too short for it: the case fails unless it happens later."""
+
+
 @dataclass
 class Scene:
     """What a fault can hit.
@@ -190,6 +194,15 @@ FAULTS: Final[Mapping[str, Inject]] = {
 
 _NOT_IN_SMOKE: Final = frozenset({"pause-worker", "pause-jvm", "pause-kafka", "pause-postgres", "delete-newest-commit"})
 _SMOKE_STEPS: Final = (Step.PRE_COMMIT_AFTER, Step.DECIDE_AFTER, Step.COMMIT_AFTER, Step.COMPLETE_BEFORE)
+_AT_TIMES: Final = frozenset(
+    {
+        *(Step.LOG_DELETE_BEFORE, Step.LOG_DELETE_AFTER, Step.ABORT_BEFORE, Step.ABORT_AFTER, Step.ACKNOWLEDGED),
+        *(Step.SWEEP_BEFORE, Step.SWEEP_AFTER, Step.SEND_BEFORE, Step.SEND_AFTER, Step.MARK_AFTER),
+    }
+)
+"""Steps that a run may never pass: some sinks and drivers do not have them, or there was nothing to do."""
+_ONCE: Final = frozenset({Step.START_BEFORE, Step.START_AFTER, Step.SWEEP_BEFORE, Step.SWEEP_AFTER})
+"""Steps that a driver may pass only when it starts."""
 _SEEDS: Final = {"smoke": 1, "full": 3, "hours": 100}
 
 
@@ -247,12 +260,19 @@ def planned_faults(
 
 
 def _crash_at(step: Step, seed: int) -> PlannedFault:
-    count = Random(f"{step}-{seed}").randint(1, 3)  # noqa: S311 - repeatable on purpose
+    count = 1 if step in _ONCE else Random(f"{step}-{seed}").randint(1, 3)  # noqa: S311 - repeatable on purpose
+    often = "" if count == 1 else f" {count} times"
 
     def wait(scene: Scene) -> None:
         while not scene.supervisor.exit_codes:
+            if time.monotonic() > scene.until and step in _AT_TIMES:
+                raise NothingToHitError(f"the driver did not pass the step {step}{often}")
             if time.monotonic() > scene.until:
-                raise NothingToHitError(f"the driver did not pass the step {step} {count} times")
+                raise NotReachedError(
+                    f"the driver did not crash, because it did not pass the step {step}{often}. Raise feed_seconds "
+                    "(and row_count), or shorten the driver's trigger, so that it has more epochs while rows are fed; "
+                    "set uses_onceward = False if it does not write through onceward"
+                )
             time.sleep(0.05)
         scene.note(f"SIGKILL by itself at step {step} (pass {count})")
 
