@@ -22,7 +22,8 @@ def parse(batch: pa.RecordBatch) -> pa.RecordBatch:
     text = b"\n".join(batch["value"].to_pylist())
     read = json.ReadOptions(use_threads=False, block_size=len(text) + 1)
     only = json.ParseOptions(explicit_schema=ORDER, unexpected_field_behavior="ignore")
-    return json.read_json(pa.BufferReader(text), read, only).to_batches()[0]
+    [orders] = json.read_json(pa.BufferReader(text), read, only).to_batches()  # one block, one batch
+    return orders
 
 
 def messages(totals: pa.RecordBatch) -> pa.RecordBatch:

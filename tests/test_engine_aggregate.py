@@ -96,7 +96,7 @@ def cut(table: pa.Table, chance: random.Random) -> Iterator[pa.RecordBatch]:
     at = 0
     while at < table.num_rows:
         size = chance.choice([1, 1, 2, 5, 30])
-        yield table.slice(at, size).combine_chunks().to_batches()[0]
+        yield from table.slice(at, size).combine_chunks().to_batches()
         at += size
 
 

@@ -72,6 +72,25 @@ def test_57_what_waits_behind_a_barrier_is_bounded_by_its_channel():
     assert event.buffered == 3 * batch(1).nbytes
 
 
+def test_a_channel_is_bounded_in_bytes_and_takes_a_batch_of_any_size_alone():
+    rows = pa.RecordBatch.from_pydict({"n": [0] * 100})
+    channel = Channel(8, most_bytes=2 * rows.nbytes)
+    woken: list[int] = []
+    channel.wake_writer = lambda: woken.append(1)
+    assert [channel.offer(rows) for _ in range(3)] == [True, True, False]
+    assert channel.offer(Barrier(1))  # it has no bytes, and the reader waits for it
+    assert not woken
+    assert channel.take() is rows
+    assert woken
+    assert channel.buffered_bytes == rows.nbytes
+    assert channel.offer(rows)
+    narrow = Channel(8, most_bytes=1)
+    assert narrow.offer(rows)
+    assert not narrow.offer(rows)
+    assert narrow.take() is rows
+    assert narrow.offer(rows)
+
+
 def test_57_a_single_channel_needs_no_alignment():
     g = gate(1)
     feed(g, 0, 1, Barrier(1), 2)

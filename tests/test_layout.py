@@ -145,6 +145,73 @@ def _imported(module: str, path: Path, known: Collection[str]) -> set[str]:
     return found
 
 
+PARTS = {"to_batches", "chunks", "iterchunks"}
+"""What gives one part or several, depending on the number of bytes."""
+
+
+def firsts_of_several(text: str) -> list[int]:
+    """Return the lines of a program that take the first of several parts and forget the others."""
+    tree = ast.parse(text)
+    named = {
+        target.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and _is_parts(node.value)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    return [node.lineno for node in ast.walk(tree) if _takes_first(node, named)]
+
+
+def _takes_first(node: ast.AST, named: Collection[str]) -> bool:
+    match node:
+        case ast.Subscript(value=parts, slice=ast.Constant(value=0), ctx=ast.Load()):
+            return _is_parts(parts) or (isinstance(parts, ast.Name) and parts.id in named)
+        case ast.Call(func=ast.Name(id="next"), args=[parts, *_]):
+            return any(_is_parts(part) for part in ast.walk(parts))
+        case ast.Call(func=ast.Attribute(attr="chunk"), args=[ast.Constant(value=0)]):
+            return True
+        case ast.Assign(targets=[ast.Tuple(elts=[*_, ast.Starred()]) | ast.List(elts=[*_, ast.Starred()])]):
+            return _is_parts(node.value)
+        case _:
+            return False
+
+
+def _is_parts(node: ast.AST) -> bool:
+    match node:
+        case ast.Call(func=called):
+            return _is_parts(called)
+        case ast.Attribute(attr=name):
+            return name in PARTS
+        case ast.BoolOp(values=[first, *_]):
+            return _is_parts(first)
+        case _:
+            return False
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "table.to_batches()[0]",
+        "table.to_batches(10)[0]",
+        "column.chunks[0]",
+        "column.chunk(0)",
+        "next(iter(table.to_batches()))",
+        "first, *_ = table.to_batches()",
+        "parts = table.to_batches() or [none]\nreturned(parts[0])",
+    ],
+)
+def test_the_first_of_several_parts_is_recognized(wrong: str) -> None:
+    assert firsts_of_several(wrong)
+    assert not firsts_of_several("[only] = table.to_batches()\nmany = [*table.to_batches()]\ncounts[0] = many[0]")
+
+
+def test_nothing_keeps_the_first_of_what_may_be_several_parts() -> None:
+    """A table of more than 2 GiB has several batches: what kept the first one dropped rows without an error."""
+    everywhere = python_files(*FOLDERS, "src", "tests", "integration", "benchmarks", "examples", "scripts")
+    found = [f"{path}:{line}" for path in everywhere for line in firsts_of_several(path.read_text())]
+    assert not found, "\n".join(found)
+
+
 @pytest.mark.slow
 def test_the_wheel_made_from_the_source_distribution_has_all_and_only_our_names(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]

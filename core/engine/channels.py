@@ -25,12 +25,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..kit.pieces import PIECE_BYTES
 from .state.keys import Memo, group_of, subtask_of
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ class End(msgspec.Struct, frozen=True):
 
 
 Element: TypeAlias = pa.RecordBatch | Barrier | Cancel | End
+CHANNEL_BYTES: Final = 2 * PIECE_BYTES
+"""One batch of the largest usual size is worked on, and the next one waits."""
 
 
 class TaskId(NamedTuple):
@@ -90,29 +93,46 @@ class TaskId(NamedTuple):
 
 
 class Channel:
-    """From one subtask to another, first in, first out. One reader, one writer."""
+    """From one subtask to another, first in, first out. One reader, one writer.
 
-    def __init__(self, capacity: int) -> None:
+    Args:
+        capacity: Maximum number of elements.
+        most_bytes: Maximum bytes of the batches among them, unless it is one batch: rows may have 10 bytes or 50 MB.
+    """
+
+    def __init__(self, capacity: int, most_bytes: int = CHANNEL_BYTES) -> None:
         self._elements: deque[Element] = deque()
         self._capacity = capacity
+        self._most_bytes = most_bytes
+        # Two counts, because the writer alone changes one and the reader the other: a common one would need a lock.
+        self._bytes_in = self._bytes_out = 0
         self._refused = False
         self.wake_reader: Callable[[], object] = bool  # nobody waits
         self.wake_writer: Callable[[], object] = bool
 
     def offer(self, element: Element) -> bool:
         """Append; False if it is full."""
-        if len(self._elements) >= self._capacity:
+        size = _bytes_of(element)
+        if self._is_full(size):
             self._refused = True
-            if len(self._elements) >= self._capacity:
+            if self._is_full(size):  # else the reader has just made room, and may not have seen `_refused`
                 return False
+        self._bytes_in += size
         self._elements.append(element)
         self.wake_reader()
         return True
+
+    def _is_full(self, size: int) -> bool:
+        """Whether an element of `size` bytes must wait; a barrier has none, and waits for the number alone."""
+        if len(self._elements) >= self._capacity:
+            return True
+        return size > 0 and bool(self._elements) and self.buffered_bytes + size > self._most_bytes
 
     def take(self) -> Element | None:
         if not self._elements:
             return None
         element = self._elements.popleft()
+        self._bytes_out += _bytes_of(element)
         if self._refused:
             self._refused = False
             self.wake_writer()
@@ -124,7 +144,11 @@ class Channel:
 
     @property
     def buffered_bytes(self) -> int:
-        return sum(e.nbytes for e in list(self._elements) if isinstance(e, pa.RecordBatch))
+        return self._bytes_in - self._bytes_out
+
+
+def _bytes_of(element: Element) -> int:
+    return int(element.nbytes) if isinstance(element, pa.RecordBatch) else 0
 
 
 Partitioner: TypeAlias = Callable[[pa.RecordBatch, int], list[tuple[int, pa.RecordBatch]]]
