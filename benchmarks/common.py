@@ -53,12 +53,17 @@ class Bench:
         """PostgreSQL's connection URI."""
         return self.services.dsn
 
-    def topic(self, partitions: int = PARTITIONS) -> str:
+    def topic(self, partitions: int = PARTITIONS, **config: str) -> str:
         """A new topic."""
         name = f"bench-{uuid.uuid4().hex[:8]}"
         admin = AdminClient({"bootstrap.servers": self.servers})
-        admin.create_topics([NewTopic(name, partitions, 1)])[name].result(30)
+        admin.create_topics([NewTopic(name, partitions, 1, config=config)])[name].result(30)
         return name
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic, so that the disk holds one at a time."""
+        admin = AdminClient({"bootstrap.servers": self.servers})
+        admin.delete_topics([name])[name].result(30)
 
     def table(self) -> str:
         """A new table (key text, value text)."""
