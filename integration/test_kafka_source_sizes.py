@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -91,3 +93,32 @@ def test_each_record_arrives_whatever_the_size_of_the_backlog(
             assert zlib.crc32(value.as_buffer()) == zlib.crc32(backlog.value(number)), number
             number += 1
     assert number == backlog.records
+
+
+READER = """
+import sys
+from onceward import KafkaSource
+source = KafkaSource(bootstrap_servers=sys.argv[1], topics=[sys.argv[2]], include_headers=sys.argv[3] == "True")
+position = source.start()
+rows = 0
+for split in source.splits(position, source.latest(position)):
+    for piece in source.read(split):
+        rows += piece.batch.num_rows
+[peak] = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]
+print(rows, int(peak) // 1024)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
+@pytest.mark.parametrize("headers", [False, True], ids=["arrays", "objects"])
+def test_a_backlog_is_read_in_little_memory_however_well_it_is_compressed(
+    kafka: KafkaServer, topic: Callable[..., str], driver_environment: dict[str, str], headers: bool
+):
+    """librdkafka decompresses an answer of a broker whole: these records are 1 GB, and were one answer of 100 kB."""
+    name, backlog = topic(max_message_bytes=str(LARGEST)), Backlog(1_000, (MB,), "zstd")
+    backlog.write(kafka.bootstrap_servers, name)
+    command = [sys.executable, "-c", READER, kafka.bootstrap_servers, name, str(headers)]
+    done = subprocess.run(command, env=driver_environment, capture_output=True, text=True, timeout=60, check=True)
+    rows, peak = map(int, done.stdout.split())
+    assert rows == backlog.records
+    assert peak < 600, f"{peak} MiB"  # 1,111 before

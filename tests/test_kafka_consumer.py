@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onceward.connectors.kafka import consumer
-from onceward.connectors.kafka.consumer import ROWS, RangeConsumer, _Range
+from onceward.connectors.kafka.consumer import FETCH_SIZES, FITS, NARROW_BYTES, ROWS, WIDE_BYTES, RangeConsumer, _Range
 from onceward.connectors.kafka.positions import Partition
 from onceward.connectors.kafka.received import NOTHING, PLAIN, Event, Received, cuts
 from onceward.connectors.kafka.settings import KafkaSettings
@@ -103,24 +103,74 @@ def test_what_was_not_asked_for_or_is_not_in_order_is_an_error(wrong: pa.RecordB
 class Client:
     """Delivers batches as librdkafka does, and nothing after them."""
 
-    batches: ClassVar[list[pa.RecordBatch]] = []
+    left: ClassVar[list[Received]] = []
+    fetches: ClassVar[list[Any]] = []
+    """The size of the answers that each client asked for when it began to read, and from which offset."""
 
-    def __init__(self, *_: Any) -> None:
-        self.left = list(self.batches)
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.size = config.get("fetch.message.max.bytes")
 
-    def read_from(self, *_: Any) -> None:
-        """Nothing to do."""
+    def read_from(self, _topic: str, _partition: int, offset: int) -> None:
+        self.fetches.append((self.size, offset))
 
     def receive(self, *_: Any) -> Received:
-        return came(self.left.pop(0)) if self.left else NOTHING
+        return self.left.pop(0) if self.left else NOTHING
+
+    def unassign(self) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Nothing to do."""
 
 
-def read(monkeypatch: pytest.MonkeyPatch, *batches: pa.RecordBatch, end: int) -> list[pa.RecordBatch]:
+def read(
+    monkeypatch: pytest.MonkeyPatch, *batches: pa.RecordBatch | Received, end: int, **config: Any
+) -> list[pa.RecordBatch]:
     """What a consumer makes of these."""
-    monkeypatch.setattr(Client, "batches", batches)
+    monkeypatch.setattr(Client, "left", [one if isinstance(one, Received) else came(one) for one in batches])
+    monkeypatch.setattr(Client, "fetches", [])
     monkeypatch.setattr(consumer, "ArrayClient", Client)
-    reader = RangeConsumer(KafkaSettings("localhost:1"))
-    return list(reader.read(MINE, 0, end, retry_seconds=0.0, is_there=lambda: True))
+    reader = RangeConsumer(KafkaSettings("localhost:1", config))
+    return list(reader.read(MINE, 0, end, retry_seconds=5.0, is_there=lambda: True))
+
+
+SMALL = records(MINE, 0, 1, value=bytes(1_000))
+DENSE = records(MINE, 0, 1, value=bytes(FITS))
+LATER = records(MINE, 9_999)
+WIDENED = [(NARROW_BYTES, 0), (WIDE_BYTES, 2)]
+
+
+@pytest.mark.parametrize(
+    ("received", "fetches"),
+    [
+        pytest.param([SMALL], WIDENED, id="small"),
+        pytest.param([came(), SMALL], WIDENED, id="after-nothing"),
+        pytest.param([DENSE], WIDENED[:1], id="dense"),
+        pytest.param([Received([SMALL], [], 2, capped=True)], WIDENED[:1], id="not-all-of-it"),
+        pytest.param(
+            [Received([SMALL.slice(0, 1)], [], 1, capped=True), came(SMALL.slice(1))], WIDENED[:1], id="the-rest-of-it"
+        ),
+    ],
+)
+def test_larger_answers_are_asked_for_only_if_they_fit_into_memory(
+    monkeypatch: pytest.MonkeyPatch, received: list[Any], fetches: list[Any]
+):
+    """librdkafka decompresses an answer whole: 1 MiB of records of zeros became several GB."""
+    found = read(monkeypatch, *received, LATER, end=10_000)
+    assert [offset for batch in found for offset in batch["offset"].to_pylist()] == [0, 1, 9_999]
+    assert Client.fetches == fetches
+
+
+def test_a_short_range_needs_no_larger_answers(monkeypatch: pytest.MonkeyPatch):
+    read(monkeypatch, SMALL, records(MINE, 99), end=100)
+    assert Client.fetches == WIDENED[:1]
+
+
+@pytest.mark.parametrize("name", FETCH_SIZES)
+def test_an_answer_has_the_size_that_the_user_says(monkeypatch: pytest.MonkeyPatch, name: str):
+    read(monkeypatch, SMALL, LATER, end=10_000, **{name: 100_000})
+    assert len(Client.fetches) == 1
+    assert Client.fetches[0][0] in (None, "100000")
 
 
 def test_batches_are_bounded_in_bytes_and_in_rows(monkeypatch: pytest.MonkeyPatch):
@@ -136,17 +186,12 @@ def test_batches_are_bounded_in_bytes_and_in_rows(monkeypatch: pytest.MonkeyPatc
 
 def test_a_kept_consumer_that_hears_nothing_is_replaced_before_an_error_is_raised(monkeypatch: pytest.MonkeyPatch):
     """Whatever its client waits for, a new one may hear it: the records of a topic that was made anew."""
-    made = iter([[], [records(MINE, 0, 1)]])
+    made = iter([[], [came(records(MINE, 0, 1))]])
 
     class Reader(Client):
-        def __init__(self, *_: Any) -> None:
-            self.left = list(next(made))
-
-        def unassign(self) -> None:
-            """Nothing to do."""
-
-        def close(self) -> None:
-            """Nothing to do."""
+        def __init__(self, config: dict[str, Any]) -> None:
+            super().__init__(config)
+            self.left = list(next(made))  # type: ignore[misc]
 
     monkeypatch.setattr(consumer, "ArrayClient", Reader)
     reader = RangeConsumer(KafkaSettings("localhost:1"))

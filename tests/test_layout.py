@@ -159,7 +159,8 @@ def firsts_of_several(text: str) -> list[int]:
         for target in node.targets
         if isinstance(target, ast.Name)
     }
-    return [node.lineno for node in ast.walk(tree) if _takes_first(node, named)]
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.expr | ast.stmt)]
+    return [node.lineno for node in statements if _takes_first(node, named)]
 
 
 def _takes_first(node: ast.AST, named: Collection[str]) -> bool:

@@ -13,6 +13,11 @@ seen, and a topic that was deleted and recreated begins at epoch 0: after a rest
 a kept consumer waits for the old topic's leader for ever (measured). So a consumer belongs to the ids of the topics
 that it has read. Whoever plans a range knows them; where they are not known, or a topic changes later, a kept consumer
 that hears nothing is replaced.
+
+librdkafka decompresses each of a broker's answers whole, whatever its queue may hold: 1 MiB, its default, of records of
+zeros can become 10 GB. So a range begins with small answers (NARROW_BYTES). If what such an answer becomes shows that a
+larger one (WIDE_BYTES) fits into memory, the range goes on with these, from a second client, which may then need fewer
+round trips. If it does not fit, small answers become so many bytes that round trips do not matter.
 """
 
 from __future__ import annotations
@@ -50,6 +55,13 @@ UNASSIGNED: Final = -1
 """The partition of an event that is about a whole topic."""
 KEPT: Final = 8
 """Idle consumers that a process keeps for one cluster."""
+NARROW_BYTES: Final = 16 * 2**10
+WIDE_BYTES: Final = 256 * 2**10
+"""How large an answer may be before it is decompressed. The broker gives at least one batch of a producer's."""
+FITS: Final = 8 * 2**20
+"""Bytes that NARROW_BYTES may become for WIDE_BYTES to be asked for; those become 16 times as many, then."""
+FETCH_SIZES: Final = ("fetch.message.max.bytes", "max.partition.fetch.bytes")
+"""Two names of one setting."""
 FIXED: Final = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
@@ -65,6 +77,8 @@ DEFAULTS: Final = {
     "fetch.queue.backoff.ms": 1,
     # What is fetched beyond a range is thrown away: little is enough to keep one fetch ahead.
     "queued.min.messages": 2000,
+    # One batch is made while the next one comes.
+    "queued.max.messages.kbytes": 2 * PIECE_BYTES // 2**10,
     "log_level": 0,
 }
 
@@ -88,19 +102,34 @@ class RangeConsumer:
         self._config = {**DEFAULTS, **settings.for_librdkafka(), **FIXED}
         self._include_headers = include_headers
         self._servers = settings["bootstrap.servers"]
-        self._ids: dict[str, str] = {}
-        """Ids of the topics that the client has read, as far as they are known."""
-        self._kept = False
-        """Whether the client has read a range before this one."""
-        self._client = self._new_client()
+        self._open()
 
-    def _new_client(self) -> ArrayClient | ObjectClient:
-        if self._include_headers or not librdkafka.usable(self._config):
-            return made(ObjectClient, self._config, include_headers=self._include_headers)
-        return made(ArrayClient, self._config)
+    def _open(self) -> None:
+        self._ids: dict[str, str] = {}
+        """Ids of the topics that the clients have read, as far as they are known."""
+        self._kept = False
+        """Whether the clients have read a range before this one."""
+        size = None if any(name in self._config for name in FETCH_SIZES) else NARROW_BYTES
+        self._narrow = self._client = self._new_client(size)
+        self._wide = self._narrow if size is None else None
+
+    def _new_client(self, fetch_bytes: int | None) -> ArrayClient | ObjectClient:
+        """Make a client that asks for so many bytes at once; None: for as many as the settings say."""
+        config = self._config if fetch_bytes is None else {**self._config, FETCH_SIZES[0]: fetch_bytes}
+        if self._include_headers or not librdkafka.usable(config):
+            return made(ObjectClient, config, include_headers=self._include_headers)
+        return made(ArrayClient, config)
+
+    def _widen(self, partition: Partition, offset: int) -> None:
+        """Go on from this offset with larger answers."""
+        self._client.unassign()
+        if self._wide is None:
+            self._wide = self._new_client(WIDE_BYTES)
+        self._client = self._wide
+        self._client.read_from(*partition, offset)
 
     def takes(self, topic: str, topic_id: str) -> bool:
-        """Return whether the client has read no other topic of this name; from now on it belongs to this one.
+        """Return whether the clients have read no other topic of this name; from now on they belong to this one.
 
         An unknown id (empty) fits each: then only silence shows that the topic is another one.
         """
@@ -122,8 +151,9 @@ class RangeConsumer:
             Gone: The next offset is not there: deleted, or behind the partition's end.
             SourceError: Nothing came for `retry_seconds` seconds, or the brokers refuse.
         """
+        self._client = self._narrow
         self._client.read_from(*partition, start)
-        reading = _Range(partition, start, end)
+        reading, look = _Range(partition, start, end), _Look()
         patience = min(ASK_AFTER_SECONDS, retry_seconds / 2)
         heard = asked = time.monotonic()
         while reading.at < end:
@@ -132,6 +162,8 @@ class RangeConsumer:
             yield from reading.take(came)
             if reading.rows >= ROWS or reading.gone:
                 yield from reading.ready()
+            if self._client is not self._wide and look.fits(came, end - reading.at) and not reading.gone:
+                self._widen(partition, reading.at)
             now = time.monotonic()
             if reading.at > before:  # it counts from here, for whoever takes the rows may take his time
                 heard = now
@@ -150,8 +182,8 @@ class RangeConsumer:
         reading.check_count()
 
     def _replace_client(self, reading: _Range) -> None:
-        self._client.close()
-        self._client, self._ids, self._kept = self._new_client(), {}, False
+        self.close()
+        self._open()
         self._client.read_from(*reading.partition, reading.at)
 
     def _too_late(self, reading: _Range, retry_seconds: float) -> SourceError:
@@ -164,7 +196,7 @@ class RangeConsumer:
 
     def put_back(self, idle: deque[RangeConsumer]) -> None:
         """Stop fetching, and wait among the idle ones; close if there are enough."""
-        self._client.unassign()
+        self._client.unassign()  # the other one is
         self._kept = True
         if len(idle) < KEPT:
             idle.append(self)
@@ -173,7 +205,25 @@ class RangeConsumer:
 
     def close(self) -> None:
         """Close the connections."""
-        self._client.close()
+        self._narrow.close()
+        if self._wide is not None and self._wide is not self._narrow:
+            self._wide.close()
+
+
+class _Look:
+    """What the answers of a narrow client become.
+
+    All records of an answer are queued at once. So what comes between two moments at which the queue is empty is one
+    answer or several, each of them whole.
+    """
+
+    def __init__(self) -> None:
+        self._whole = True
+
+    def fits(self, came: Received, left: int) -> bool:
+        """Return whether this shows that larger answers fit into memory, and the `left` offsets are worth them."""
+        whole, self._whole = self._whole and not came.capped, not came.capped
+        return whole and 0 < came.size <= FITS and left * came.size > came.records * WIDE_BYTES
 
 
 class _Range:

@@ -56,6 +56,9 @@ PLAIN: Final = pa.schema(
 HEADERS: Final = pa.list_(pa.field("element", pa.struct({"key": pa.string(), "value": pa.binary()})))
 WITH_HEADERS: Final = PLAIN.append(pa.field("headers", HEADERS))
 
+_OF_A_MESSAGE: Final = 200
+"""Bytes that librdkafka needs for a message beside its key and value, about."""
+
 
 class Event(NamedTuple):
     """What a client tells that is no record; topic and partition are None and -1 if it is about neither."""
@@ -74,6 +77,13 @@ class Received(NamedTuple):
     events: Sequence[Event]
     records: int
     """How many librdkafka delivered: `batches` must have as many."""
+    capped: bool = False
+    """Whether as many came as could be taken, so that there may be more."""
+
+    @property
+    def size(self) -> int:
+        """About how many bytes of memory librdkafka needed for these records."""
+        return sum(int(batch.nbytes) for batch in self.batches) + _OF_A_MESSAGE * self.records
 
 
 NOTHING: Final = Received((), (), 0)
@@ -102,6 +112,7 @@ class ObjectClient(Consumer):
             return NOTHING
         more = min(count - 1, size // max(1, _size_of(first)))
         messages: list[Any] = [first, *self.consume(more, 0)] if more else [first]
+        capped = len(messages) > more
         events: list[Event] = []
         if any(map(type(first).error, messages)):
             told = [message for message in messages if message.error() is not None]
@@ -114,7 +125,7 @@ class ObjectClient(Consumer):
             to_batch(partition, messages[first:behind], include_headers=self._include_headers)
             for first, behind in cuts(np.array(list(map(_size_of, messages)), np.int64), size)
         ]
-        return Received(batches, events, len(messages))
+        return Received(batches, events, len(messages), capped)
 
 
 class ArrayClient(librdkafka.BatchConsumer):
@@ -137,11 +148,11 @@ class ArrayClient(librdkafka.BatchConsumer):
             taken += self.consume(self._addresses[1:behind], 0)
         addresses = self._addresses[:taken]
         try:
-            return self._received(addresses, size)
+            return self._received(addresses, size, capped=taken >= behind)
         finally:
             self.destroy(addresses.tolist())
 
-    def _received(self, addresses: Words, size: int) -> Received:
+    def _received(self, addresses: Words, size: int, *, capped: bool) -> Received:
         found = _gathered(addresses, _CONSUMED.itemsize).view(_CONSUMED)[:, 0]
         wrong = found["message"]["err"] != 0
         events: list[Event] = []
@@ -151,7 +162,7 @@ class ArrayClient(librdkafka.BatchConsumer):
             addresses, found = addresses[~wrong], found[~wrong]
         sizes = (found["message"]["key_len"] + found["message"]["len"]).astype(np.int64)
         batches = [self._batch(addresses[a:b], found[a:b]) for a, b in cuts(sizes, size)]
-        return Received(batches, events, len(found))
+        return Received(batches, events, len(found), capped)
 
     def _batch(self, addresses: Words, found: npt.NDArray[np.void]) -> pa.RecordBatch:
         messages = found["message"]
