@@ -87,7 +87,7 @@ def once(python: str, script: str, servers: str, source: str, rows: int) -> tupl
 def main() -> None:
     """Compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("quix", help="a Python that has quixstreams")
+    parser.add_argument("quix", nargs="?", help="a Python that has quixstreams; without it nothing is compared")
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--repeats", type=int, default=3)
     given = parser.parse_args()
@@ -96,8 +96,9 @@ def main() -> None:
     jobs = {
         "onceward": (sys.executable, "engine_job.py"),
         "onceward, batches": (sys.executable, "engine_job_batches.py"),
-        PEER: (given.quix, "engine_job_quix.py"),
     }
+    if given.quix is not None:
+        jobs[PEER] = (given.quix, "engine_job_quix.py")
     with tempfile.TemporaryDirectory(prefix="onceward-bench-") as folder, dev_services(Path(folder) / "s") as services:
         servers = services.bootstrap_servers
         source = topic(servers, given.rows)
@@ -110,7 +111,7 @@ def main() -> None:
                     found[name].append(seconds)
     for name, runs in found.items():
         print(f"{name:18} {given.rows / statistics.median(whole for _, whole in runs):10,.0f} rows/s, start included")
-    for name in (name for name in jobs if name != PEER):
+    for name in (name for name in jobs if PEER in jobs and name != PEER):
         for which, text in ((0, "first to last result"), (1, "start included")):
             ratios = [b[which] / a[which] for a, b in zip(found[name], found[PEER], strict=True)]
             middle = statistics.median(ratios)

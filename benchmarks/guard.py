@@ -33,7 +33,7 @@ def cpu(run: Run) -> float:
     return run.cpu / run.rows
 
 
-def measure(repeats: int) -> dict[str, float]:
+def measure(repeats: int, many: int) -> dict[str, float]:
     """Each figure of the guard."""
     figures: dict[str, float] = {}
     with bench() as lab:
@@ -43,9 +43,9 @@ def measure(repeats: int) -> dict[str, float]:
             for peer in (SPARKS, FLOOR):
                 ratios = [p50(run) / p50(other) for run, other in zip(small[name], small[peer], strict=True)]
                 figures[f"epoch: {name} / {peer}"] = median(ratios)
-        topic = lab.filled_topic(MANY, throughput.SIZE)
+        topic = lab.filled_topic(many, throughput.SIZE)
         for make in (throughput.kafka_variants, throughput.postgres_variants):
-            big = compare(make(lab, topic, MANY), repeats)
+            big = compare(make(lab, topic, many), repeats)
             [peer] = [name for name in big if name.startswith("Spark")]
             ratios = [cpu(run) / cpu(other) for run, other in zip(big["onceward"], big[peer], strict=True)]
             figures[f"CPU: onceward / {peer}"] = median(ratios)
@@ -68,11 +68,12 @@ def main() -> int:
     parser.add_argument("--history", type=Path, default=HISTORY)
     parser.add_argument("--tolerance", type=float, default=1.25)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rows", type=int, default=MANY, help="of the large epochs")
     arguments = parser.parse_args()
     lines = arguments.history.read_text().splitlines() if arguments.history.exists() else []
     here = machine()
     earlier = [line["figures"] for line in map(json.loads, lines) if line["machine"] == here]
-    figures = {name: round(figure, 3) for name, figure in measure(arguments.repeats).items()}
+    figures = {name: round(figure, 3) for name, figure in measure(arguments.repeats, arguments.rows).items()}
     show(
         "Against peers in the same run",
         ["| figure | now | median before |", "|---|---|---|"]

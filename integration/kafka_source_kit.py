@@ -86,11 +86,17 @@ class Writer:
     def delete_topic(self, topic: str) -> None:
         self.admin.delete_topics([topic])[topic].result(90)
 
-    def create_topic(self, topic: str, partitions: int = 1) -> None:
-        self.admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(90)
+    def create_topic(self, topic: str, partitions: int = 1, **config: str) -> None:
+        settings = {key.replace("_", "."): value for key, value in config.items()}
+        self.admin.create_topics([NewTopic(topic, partitions, 1, config=settings)])[topic].result(90)
 
     def add_partitions(self, topic: str, total: int) -> None:
         self.admin.create_partitions([NewPartitions(topic, total)])[topic].result(90)
+
+    def partitions_of(self, topic: str) -> int:
+        """How many there are, as the broker knows; 0 if there is no such topic."""
+        found = self.admin.list_topics(timeout=30).topics.get(topic)
+        return len(found.partitions) if found is not None and found.error is None else 0
 
 
 class Ended:

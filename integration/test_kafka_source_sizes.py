@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 from confluent_kafka import Producer
 
-from onceward.core.kit.pieces import PIECE_BYTES
+from onceward.core.kit.pieces import PIECE_BYTES, size_of
 from onceward.core.source import read_split
 
 from .kafka_source_kit import Writer
@@ -93,6 +93,18 @@ def test_each_record_arrives_whatever_the_size_of_the_backlog(
             assert zlib.crc32(value.as_buffer()) == zlib.crc32(backlog.value(number)), number
             number += 1
     assert number == backlog.records
+
+
+def test_batches_are_bounded_with_the_bytes_of_headers(kafka: KafkaServer, topic: Callable[..., str]):
+    """300 records with small values and headers of 100 kB were one batch of 30 MB."""
+    name, size = topic(), 100 * KB
+    Writer(kafka.bootstrap_servers).send(name, range(300), headers=[("h", bytes(size))])
+    source = Writer(kafka.bootstrap_servers).source(name, include_headers=True)
+    position = source.start()
+    [split] = source.splits(position, source.latest(position))
+    batches = [piece.batch for piece in read_split(source, split)]
+    assert [len(header[0]["value"].as_py()) for batch in batches for header in batch["headers"]] == [size] * 300
+    assert max(size_of(batch) for batch in batches) <= PIECE_BYTES
 
 
 READER = """

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from confluent_kafka import Consumer, TopicPartition
 
 from onceward.core.errors import SourceError
+from onceward.core.kit.pieces import pieces
 
 from . import librdkafka
 from .positions import Partition
@@ -110,7 +111,7 @@ class ObjectClient(Consumer):
         first: Any = self.poll(seconds)
         if first is None:
             return NOTHING
-        more = min(count - 1, size // max(1, _size_of(first)))
+        more = min(count - 1, size // max(1, _size_of(first) + self._headers_size(first)))
         messages: list[Any] = [first, *self.consume(more, 0)] if more else [first]
         capped = len(messages) > more
         events: list[Event] = []
@@ -122,10 +123,21 @@ class ObjectClient(Consumer):
             return Received((), events, 0)
         partition = Partition(messages[-1].topic(), messages[-1].partition())
         batches = [
-            to_batch(partition, messages[first:behind], include_headers=self._include_headers)
+            piece
             for first, behind in cuts(np.array(list(map(_size_of, messages)), np.int64), size)
+            # In pieces, because only a batch tells cheaply how large headers are.
+            for piece in pieces(
+                to_batch(partition, messages[first:behind], include_headers=self._include_headers), size
+            )
         ]
         return Received(batches, events, len(messages), capped)
+
+    def _headers_size(self, message: Any) -> int:
+        """Bytes of the headers of a record, if they are read."""
+        if not self._include_headers or message.error() is not None:
+            return 0
+        headers = _headers_of(Partition(message.topic(), message.partition()), message) or ()
+        return sum(len(name) + len(value or b"") for name, value in headers)
 
 
 class ArrayClient(librdkafka.BatchConsumer):
