@@ -11,11 +11,12 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from pyspark.errors import PySparkException, StreamingQueryException
 
-from onceward import KafkaSink
+from onceward import KafkaSink, ProgressListener
 from onceward.connectors.spark import exactly_once, register
 from onceward.connectors.spark.any_source import LIMITS, BeforeLimits
 from onceward.connectors.spark.kafka import stream_source
 from onceward.core.errors import SourceError
+from onceward.core.events import QueryProgressed, observe
 from onceward.core.steps import Step
 
 from .kafka_source_kit import Writer, values, wait_until
@@ -216,6 +217,24 @@ def test_68_offsets_below_retention_stop_the_query_with_words(bench: Bench, topi
         bench.run(bench.stream(name))
     seen = bench.run(bench.stream(name, failOnDataLoss="false"))
     assert seen.values == texts(20, 30)
+
+
+@limits
+def test_the_progress_of_a_listener_says_how_far_the_source_is_behind(bench: Bench, topic: Callable[..., str]):
+    name = topic(2)
+    bench.writer.send(name, range(30), partition=0)
+    bench.writer.send(name, range(30, 40), partition=1)
+    listener, reports = ProgressListener(), []
+    observe(reports.append)
+    bench.spark.streams.addListener(listener)
+    try:
+        bench.run(bench.stream(name, maxOffsetsPerTrigger=20))
+        wait_until(lambda: len([report for report in reports if isinstance(report, QueryProgressed)]) > 1)
+    finally:
+        bench.spark.streams.removeListener(listener)
+    found = [report.progress["sources"][0]["metrics"] for report in reports if isinstance(report, QueryProgressed)]
+    assert found[0] == {f"{kind}OffsetsBehindLatest": n for kind, n in (("avg", "10.0"), ("min", "5"), ("max", "15"))}
+    assert found[1] == {f"{kind}OffsetsBehindLatest": n for kind, n in (("avg", "0.0"), ("min", "0"), ("max", "0"))}
 
 
 @limits

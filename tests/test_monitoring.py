@@ -522,6 +522,26 @@ class TestSparkProgress:
         assert registry.value("onceward_spark_batch_duration_seconds_sum") == 1.5
         assert registry.value("onceward_spark_state_rows") == 4
 
+    def test_a_report_says_how_far_a_kafka_source_is_behind_as_that_of_sparks_own_source_does(
+        self, registry: Registry
+    ) -> None:
+        from onceward import ProgressListener
+
+        listener = ProgressListener()
+        kafka = {"endOffset": {"t": {"0": 10, "1": 3}}, "latestOffset": {"t": {"0": 15, "1": 3, "2": 4}}, "metrics": {}}
+        own = {**kafka, "metrics": {"maxOffsetsBehindLatest": "7"}}
+        files = {"endOffset": {"logOffset": 1}, "latestOffset": None}
+        listener.onQueryProgress(self.report(name="p", sources=[kafka, own, files, {**kafka, "latestOffset": None}]))
+        progress: Any = listener.last_progress("q")
+        first, *others = progress["sources"]
+        assert first["metrics"] == {
+            "avgOffsetsBehindLatest": "3.0",
+            "minOffsetsBehindLatest": "0",
+            "maxOffsetsBehindLatest": "5",
+        }
+        assert others == [own, files, {**kafka, "latestOffset": None}]
+        assert registry.value("onceward_spark_offsets_behind_latest") == 7
+
     def test_a_report_of_another_query_stays_as_it_is(self, told: list[Event]) -> None:
         from onceward import ProgressListener
 

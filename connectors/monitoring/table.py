@@ -9,7 +9,7 @@ go on telling an old age (after "Instrumentation: timestamps, not time since", P
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from onceward.core.events import (
     CheckpointEnded,
@@ -28,7 +28,7 @@ from onceward.core.events import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 
 class Kind(StrEnum):
@@ -42,6 +42,8 @@ class Kind(StrEnum):
 _UNITS: Final = {"s": "_seconds", "By": "_bytes"}
 BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """Of all histograms, in seconds."""
+BEHIND: Final = "maxOffsetsBehindLatest"
+"""What Spark calls it in the metrics of a Kafka source."""
 
 
 class Metric(NamedTuple):
@@ -145,6 +147,13 @@ SIZE = _metric("checkpoint.size", Kind.GAUGE, "By", "State of the newest complet
 SPARK_ROWS = _metric("spark.input.rows", Kind.COUNTER, "{row}", "Input rows of micro-batches, as Spark counts them.")
 SPARK_BATCH = _metric("spark.batch.duration", Kind.HISTOGRAM, "s", "Spark's triggerExecution of micro-batches.")
 SPARK_STATE = _metric("spark.state.rows", Kind.GAUGE, "{row}", "Rows in the query's state stores.")
+SPARK_BEHIND = _metric(
+    "spark.offsets.behind.latest",
+    Kind.GAUGE,
+    "{offset}",
+    "Offsets between the end of the newest micro-batch and the end of the topic, in the Kafka partition that is "
+    "furthest behind.",
+)
 
 
 class Sample(NamedTuple):
@@ -180,10 +189,17 @@ def samples(event: Event) -> Iterator[Sample]:  # noqa: C901 - one case for each
         case CheckpointEnded():
             yield from _checkpoint(event)
         case QueryProgressed(_, progress):
-            yield Sample(SPARK_ROWS, progress.get("numInputRows") or 0, one)
-            took = progress.get("durationMs", {}).get("triggerExecution", 0)
-            yield Sample(SPARK_BATCH, took / 1000, one)
-            yield Sample(SPARK_STATE, sum(o.get("numRowsTotal", 0) for o in progress.get("stateOperators", [])), one)
+            yield from _progressed(one, progress)
+
+
+def _progressed(one: tuple[str], progress: Mapping[str, Any]) -> Iterator[Sample]:
+    yield Sample(SPARK_ROWS, progress.get("numInputRows") or 0, one)
+    yield Sample(SPARK_BATCH, progress.get("durationMs", {}).get("triggerExecution", 0) / 1000, one)
+    yield Sample(SPARK_STATE, sum(o.get("numRowsTotal", 0) for o in progress.get("stateOperators", [])), one)
+    metrics = [source.get("metrics") or {} for source in progress.get("sources", ())]
+    behind = [int(of_source[BEHIND]) for of_source in metrics if BEHIND in of_source]
+    if behind:
+        yield Sample(SPARK_BEHIND, max(behind), one)
 
 
 def _started(event: Started) -> Iterator[Sample]:

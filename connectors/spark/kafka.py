@@ -211,6 +211,19 @@ def _is_kafka(text: str) -> bool:
     return True
 
 
+def with_lag(source: dict[str, Any]) -> dict[str, Any]:
+    """Add the metrics of Spark's own Kafka source to a report of a source, if it has Kafka's offsets and no metrics."""
+    try:
+        read, there = from_json(source.get("endOffset")), from_json(source.get("latestOffset"))
+    except ConfigurationError:  # another source, or pyspark before 4.2, which does not report the newest offset
+        return source
+    behind = [max(0, offset - read.get(partition, 0)) for partition, offset in there.items()]
+    if not behind or source.get("metrics"):
+        return source
+    lag = {"avg": sum(behind) / len(behind), "min": min(behind), "max": max(behind)}
+    return {**source, "metrics": {f"{name}OffsetsBehindLatest": str(value) for name, value in lag.items()}}
+
+
 def publisher_from_options(options: Mapping[str, str]) -> OnComplete | None:
     """What the options `offsets.kafka.group.id` and `offsets.kafka.bootstrap.servers` of a format ask for, if given.
 

@@ -7,6 +7,10 @@ Spark's progress says `numOutputRows: -1` for foreachBatch: it takes the number 
 interface only, and overwrites what a function might have set. `DataFrame.observe` would count the rows that the plan
 produced, before `where` of a sink, and again for each time that a stage runs again. The rows of the epoch's committed
 transactions are what was written.
+
+A source's `metrics` in the progress come from its MicroBatchStream, if that implements `ReportsSourceMetrics`. Spark's
+Kafka source does (KafkaMicroBatchStream); PythonMicroBatchStreamBase, which stands for every Python source, does not
+(pyspark 4.2). But a Python source can report its newest offset, and both offsets are in the progress.
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ from onceward.core.errors import ConfigurationError, StateError
 from onceward.core.events import EpochCompleted, Event, QueryProgressed, observe, tell
 from onceward.core.kit.options import check_type
 from onceward.core.log import EpochInput
+
+from .kafka import with_lag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -254,9 +260,10 @@ def _reading(folder: str, read: Callable[[CheckpointStorage], T]) -> T:
 
 
 class ProgressListener(StreamingQueryListener):
-    """Listener for `spark.streams.addListener`: adds Spark's progress to the metrics, and output rows to the progress.
+    """Listener for `spark.streams.addListener`: adds Spark's progress to the metrics, and completes the progress.
 
-    Of queries that `exactly_once` made in this process; for the formats Spark counts the rows itself.
+    The progress gets the output rows of queries that `exactly_once` made in this process (for the formats Spark counts
+    them itself), and how far Kafka sources are behind.
     """
 
     def __init__(self) -> None:
@@ -266,14 +273,15 @@ class ProgressListener(StreamingQueryListener):
         observe(self._remember)
 
     def last_progress(self, query: str) -> dict[str, Any] | None:
-        """Spark's newest report of a query, with the rows that were written.
+        """Return Spark's newest report of a query, with the rows that were written and the lag of Kafka sources.
 
         Args:
             query: The query's id (`query.id`).
 
         Returns:
             The report as JSON values. `sink.numOutputRows` is the number of rows that all sinks together have
-            committed, `sink.onceward` has it for each sink. None if there was no report yet.
+            committed, `sink.onceward` has it for each sink. `metrics` of a Kafka source has `avg`, `min` and
+            `maxOffsetsBehindLatest`, as with Spark's own source. None if there was no report yet.
         """
         with self._lock:
             return self._newest.get(str(query))
@@ -282,6 +290,7 @@ class ProgressListener(StreamingQueryListener):
         """Called by Spark after each micro-batch."""
         progress: dict[str, Any] = json.loads(event.progress.json)
         query = str(progress["id"])
+        progress["sources"] = [with_lag(source) for source in progress.get("sources", ())]
         with self._lock:
             pipeline, rows = self._epochs.get((query, progress["batchId"]), ("", None))
             if rows is not None:
