@@ -137,6 +137,10 @@ class RetryableSinkError(SinkError):
     retryable = True
 
 
+class TargetWentBackError(RetryableSinkError):
+    """A target went back to an older state, and what it has prepared again was committed again; start again."""
+
+
 class ProtocolError(OncewardError):
     """A promise of the commit protocol cannot be kept by this process."""
 

@@ -7,7 +7,7 @@ settings, which name both servers.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -19,7 +19,7 @@ from onceward.connectors.database.engines import close_idle
 from onceward.core import CheckpointConfig, Pipeline, RestartStrategy
 from onceward.core.checkpoint import CommitPolicy, Coordinator, OnLost
 from onceward.core.checkpoint.subtask import SubtaskEpoch
-from onceward.core.errors import DataLossError, StoreError
+from onceward.core.errors import DataLossError, SinkError, StoreError, TargetWentBackError
 from onceward.core.log import EpochInput, open_store
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import Acknowledgement, CommitStatus
@@ -141,6 +141,26 @@ class Driven:
         ]
         coordinator.commit(epoch, acks, about)
 
+    def go_on(self, coordinator: Coordinator, epoch: int, *, rows: bool = True) -> None:
+        """Run an epoch after a failover, the first connections of which may still be those to the old primary."""
+        about = EpochInput(query="q", start=epoch, end=epoch + 1)
+        coordinator.admit(epoch, about)
+        prepared: list[Committable] = []
+        while rows and not prepared:
+            with suppress(SinkError):
+                prepared = self.prepare(coordinator, epoch)
+        acks = [
+            Acknowledgement(
+                epoch=epoch,
+                subtask=subtask,
+                attempt=0,
+                sinks=("words",),
+                committables=tuple(c for c in prepared if c.subtask == subtask),
+            )
+            for subtask in range(SUBTASKS)
+        ]
+        coordinator.commit(epoch, acks, about, sweep_after=True)
+
 
 def once(epochs: int) -> list[int]:
     return list(range(epochs * SUBTASKS * ROWS))
@@ -243,6 +263,41 @@ def test_with_asynchronous_replication_a_lost_commit_is_made_again_or_is_a_loud_
     driven.run(coordinator, 3)
     assert set(coordinator.view.skipped) == set()  # they are in the audit records now
     assert set(pair.rows()) == set(once(4)) - set(range(SUBTASKS * ROWS, 3 * SUBTASKS * ROWS))
+
+
+@pytest.mark.parametrize("rows", [True, False], ids=["rows", "no rows"])
+@pytest.mark.parametrize("seen", ["prepared", "nothing"])
+@pytest.mark.parametrize("how", ["prepared", pytest.param("staging", marks=pytest.mark.nightly)])
+def test_a_failover_in_mid_run_loses_no_completed_epoch_silently(
+    pair: Pair, tmp_path: Path, how: str, seen: str, rows: bool
+) -> None:
+    """The same run goes on, on a standby that has not heard of the epoch before, or has it prepared."""
+    driven = Driven(pair, how, f"file://{tmp_path}/log")
+    coordinator = driven.open()
+    driven.run(coordinator, 0)
+    pair.catch_up()
+
+    def stop_replication(step: Step) -> None:
+        if step is Step.COMMIT_BEFORE and pair.standby.running:
+            pair.catch_up()
+            pair.standby.stop()
+
+    if seen == "nothing":
+        pair.standby.stop()
+    with hooked(stop_replication):
+        driven.run(coordinator, 1)
+    pair.fail_over()
+    if seen == "prepared":
+        with pytest.raises(TargetWentBackError, match="committed again"):
+            driven.go_on(coordinator, 2, rows=rows)
+        driven.go_on(driven.open(), 2, rows=rows)
+        assert pair.rows() == once(3 if rows else 2)
+        assert pair.left() == (0, 0)
+        return
+    for run in (coordinator, None):  # the same run, and the next one
+        with pytest.raises(DataLossError, match=r"epoch 1.*standby|standby.*epoch 1"):
+            driven.go_on(run or driven.open(), 2, rows=rows)
+    assert pair.rows() == once(1)
 
 
 def test_prepared_transactions_that_others_use_up_fail_checkpoints_before_their_decision_and_lose_nothing(

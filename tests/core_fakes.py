@@ -127,6 +127,7 @@ class FakeSink(TwoPhaseCommitSink[Any]):
         outcome = CommitOutcome(answer, "scripted")
         if outcome.settled:
             self.committed.append(committable.transaction)
+            self.states.pop(committable.transaction, None)
         return outcome
 
     def abort(self, committable: Committable) -> AbortOutcome:
@@ -142,7 +143,8 @@ class FakeSink(TwoPhaseCommitSink[Any]):
         return listed
 
     def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
-        return [self.states.get(c.transaction, Observation.PREPARED) for c in committables]
+        done = dict.fromkeys(self.committed, Observation.COMMITTED)
+        return [{**done, **self.states}.get(c.transaction, Observation.PREPARED) for c in committables]
 
     def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:
         return [c for c in self.elsewhere if (c.pipeline, c.log) == (pipeline, log)]

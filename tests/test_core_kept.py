@@ -19,7 +19,13 @@ from onceward.cli.options import open_log, sinks_target
 from onceward.connectors.database.engines import engine_of
 from onceward.core.checkpoint import Coordinator, OnLost
 from onceward.core.checkpoint.subtask import SubtaskEpoch
-from onceward.core.errors import CommitPendingError, DataLossError, LifecycleError, RetryableSinkError
+from onceward.core.errors import (
+    CommitPendingError,
+    DataLossError,
+    LifecycleError,
+    RetryableSinkError,
+    TargetWentBackError,
+)
 from onceward.core.log import DirectoryStore, EpochInput, Resolved
 from onceward.core.names import NOTHING, Progress, Remembered, Scope
 from onceward.core.steps import Step, hooked
@@ -244,7 +250,9 @@ class Disk:
         self.coordinator = Coordinator("p", store, [self.sink], policy(**changes))
         self.coordinator.open()
 
-    def run(self, epoch: int, *rows: int, prepared: Callable[[], object] = lambda: None) -> None:
+    def run(
+        self, epoch: int, *rows: int, prepared: Callable[[], object] = lambda: None, sweep_after: bool = False
+    ) -> None:
         about = EpochInput(query="q", start=epoch, end=epoch + 1)
         self.coordinator.admit(epoch, about)
         subtask = SubtaskEpoch(self.sink, self.coordinator.context("s", epoch, subtask=0))
@@ -253,7 +261,8 @@ class Disk:
         committable = subtask.pre_commit()
         prepared()
         done = [committable] if committable is not None else []
-        self.coordinator.commit(epoch, [acknowledgement(*done, sinks=("s",), epoch=epoch)], about)
+        acks = [acknowledgement(*done, sinks=("s",), epoch=epoch)]
+        self.coordinator.commit(epoch, acks, about, sweep_after=sweep_after)
 
     def keep(self) -> None:
         shutil.copytree(self.place, self.folder / "copy")
@@ -293,19 +302,25 @@ def test_an_older_copy_is_noticed_whatever_came_last(disk: Disk, last: tuple[int
 
 
 def restored_while_a_decision_waits(disk: Disk) -> None:
-    """Invariant 8. With the next epoch in it, the target would look as it should."""
+    """Invariant 8. With the next epoch in it, the target would look as it should. No run decides it any more."""
     disk.run(0, 1)
     disk.keep()
     disk.run(1, 2)
     disk.bring_back()
-    with hooked(dying), pytest.raises(Crash):
-        disk.run(2, 3)
+    with pytest.MonkeyPatch().context() as patch:
+        patch.setattr(Coordinator, "_check_kept", lambda *_: 0.0)
+        with hooked(dying), pytest.raises(Crash):
+            disk.run(2, 3)
+
+
+def unanswered(*_: object) -> None:
+    raise RetryableSinkError("no answer in time")
 
 
 def test_a_loss_is_told_at_each_start_also_if_a_decision_waits(disk: Disk):
     restored_while_a_decision_waits(disk)
     for _ in range(2):
-        with pytest.raises(DataLossError, match="Epoch 1 is missing"):
+        with pytest.raises(DataLossError, match=r"the target no longer has it.*epoch 1"):
             disk.begin()
     disk.begin(on_lost=OnLost.SKIP)
     disk.begin()
@@ -318,12 +333,12 @@ def test_a_loss_is_told_to_an_operator_who_commits_the_decision_that_waits(disk:
     waiting = log.view.undone
     assert waiting is not None
     for _ in range(2):
-        with pytest.raises(DataLossError, match="Epoch 1 is missing"):
+        with pytest.raises(DataLossError, match=r"the target no longer has it.*epoch 1"):
             commit_decided(log, waiting, survey([log], [target]))
     assert log.view.completed == 1
     assert commit_decided(log, waiting, survey([log], [target]), skip_lost="the backup was all there is") == (2, 1, 0)
     [record] = [entry for entry in log.view.entries if isinstance(entry, Resolved)]
-    assert record.why.startswith("the backup was all there is; sink s: ")
+    assert record.why.startswith("the backup was all there is; lost: it was committed, but the target no longer has it")
     disk.begin()
 
 
@@ -335,10 +350,6 @@ def test_a_check_that_is_not_answered_keeps_no_operator_from_committing(disk: Di
     log, target = open_log(str(disk.folder / "log")), sinks_target([disk.sink], "the sinks")
     waiting = log.view.undone
     assert waiting is not None
-
-    def unanswered(*_: object) -> None:
-        raise RetryableSinkError("no answer in time")
-
     monkeypatch.setattr(disk.sink, "check_claim", unanswered)
     assert commit_decided(log, waiting, survey([log], [target])) == (1, 1, 0)
 
@@ -365,6 +376,23 @@ def test_what_an_older_copy_has_prepared_is_not_aborted(disk: Disk):
     assert [c.epoch for c in disk.sink.lingering(Scope("p", "s", disk.coordinator.view.log))] == [1]
 
 
+def test_what_a_target_has_prepared_again_after_a_decision_is_not_swept(disk: Disk):
+    """The log has been pruned of the decision that named it."""
+    disk.run(0, 1)
+    disk.run(1, 2, prepared=disk.keep)
+    disk.run(2, 3)
+
+    def go_back(step: Step) -> None:
+        if step is Step.DECIDE_AFTER:
+            disk.bring_back()
+
+    with hooked(go_back):
+        disk.run(3, sweep_after=True)
+    assert [c.epoch for c in disk.sink.lingering(Scope("p", "s", disk.coordinator.view.log))] == [1]
+    with pytest.raises(DataLossError):
+        disk.run(4)
+
+
 def test_a_disk_that_is_not_mounted_at_the_start_is_noticed(disk: Disk):
     for epoch in range(2):
         disk.run(epoch, epoch)
@@ -380,11 +408,53 @@ def test_a_folder_that_is_no_longer_mounted_while_the_pipeline_runs_is_noticed(t
     disk = Disk(tmp_path, "files")
     disk.run(0, 0)
     disk.unmount()
-    with pytest.raises(CommitPendingError, match="is it the right folder, and mounted"):
+    with pytest.raises(DataLossError, match="is a disk not mounted"):
         disk.run(1, 1)
     disk.mount()
-    with pytest.raises(CommitPendingError, match="is not the folder in which the transaction was prepared"):
-        disk.begin()
+    disk.begin()
+    disk.run(1, 1)
+
+
+def test_a_folder_that_is_no_longer_mounted_after_a_decision_is_noticed(tmp_path: Path):
+    disk = Disk(tmp_path, "files")
+    disk.run(0, 0)
+
+    def unmount(step: Step) -> None:
+        if step is Step.DECIDE_AFTER:
+            disk.unmount()
+
+    with hooked(unmount), pytest.raises(CommitPendingError, match="is it the right folder, and mounted"):
+        disk.run(1, 1)
+    disk.mount()
+    disk.begin()
+    assert disk.coordinator.view.completed == 1
+
+
+@pytest.mark.parametrize("rows", [(), (3,)], ids=["an epoch without rows", "an epoch with rows"])
+def test_a_target_that_goes_back_while_the_pipeline_runs_is_noticed_before_the_next_decision(
+    disk: Disk, rows: tuple[int, ...]
+):
+    disk.run(0, 1)
+    disk.keep()
+    disk.run(1, 2)
+    disk.bring_back()
+    with pytest.raises(DataLossError):
+        disk.run(2, *rows)
+    assert disk.coordinator.view.decided == 1
+    disk.begin(on_lost=OnLost.SKIP)
+    disk.run(2, *rows)
+
+
+def test_what_a_target_has_prepared_again_while_the_pipeline_runs_is_committed_again(disk: Disk):
+    disk.run(0, 1)
+    disk.run(1, 2, prepared=disk.keep)
+    disk.bring_back()
+    with pytest.raises(TargetWentBackError, match="is committed again"):
+        disk.run(2, 3)
+    assert disk.coordinator.view.decided == 1
+    disk.begin()
+    disk.run(2, 3)
+    assert list(disk.sink.lingering(Scope("p", "s", disk.coordinator.view.log))) == []
 
 
 def test_a_folder_that_is_gone_for_good_while_a_decision_waits_can_be_gone_on_without(tmp_path: Path):

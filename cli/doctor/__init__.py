@@ -11,7 +11,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from onceward.core.checkpoint.losses import forgotten
+from onceward.core.checkpoint.kept import forgotten
 from onceward.core.checkpoint.recovery import Action, action
 from onceward.core.errors import (
     ConfigurationError,

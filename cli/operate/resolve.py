@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from onceward.core.checkpoint import CommitPolicy, OnLost, finish, sweep
-from onceward.core.checkpoint.losses import check_kept
+from onceward.core.checkpoint.kept import check_kept
 from onceward.core.checkpoint.recovery import TransactionStatus
 from onceward.core.errors import (
     ConfigurationError,

@@ -60,20 +60,17 @@ def commit_staged(target: Target, committables: Sequence[Committable]) -> list[C
         SqlError: The table refuses the rows (a constraint, a missing table): the decision stands.
     """
     try:
-        moved = _merge(target, committables)
-        outcomes = dict.fromkeys(moved, CommitOutcome(CommitStatus.COMMITTED))
-        left = [c for c in committables if c.transaction not in outcomes]
-        if left:
-            with reading(target, "cannot ask the ledger") as connection:
-                facts = ledger.facts(target, connection, left)
-            outcomes |= {c.transaction: facts.commit_outcome(c) for c in left}
+        outcomes = _merge(target, committables)
     except RetryableSinkError as error:
         return [CommitOutcome(CommitStatus.RETRY_LATER, str(error))] * len(committables)
     return [outcomes[c.transaction] for c in committables]
 
 
-def _merge(target: Target, committables: Sequence[Committable]) -> list[str]:
-    """The names of the transactions that this call moved."""
+def _merge(target: Target, committables: Sequence[Committable]) -> dict[str, CommitOutcome]:
+    """What became of each; of those that are not staged, the ledger is asked on the same connection.
+
+    Another one may lead to a standby that was promoted meanwhile, which has them staged and not in its ledger.
+    """
     slowest = sum(c.rows for c in committables) / SLOWEST
     heads: list[Any] = []
     try:
@@ -85,15 +82,25 @@ def _merge(target: Target, committables: Sequence[Committable]) -> list[str]:
                 _delete(connection, tables_of(target).staged, heads)
                 _move(target, connection, heads)
                 _remove(target, connection, heads)
+            moved = {head.name: CommitOutcome(CommitStatus.COMMITTED) for head in heads}
+            return {**moved, **_by_ledger(target, connection, [c for c in committables if c.transaction not in moved])}
     except RetryableSinkError:
         raise
     except OncewardError as error:
         forget(target)
         with reading(target, "cannot merge") as connection:
             if not exists(target, connection):
-                return []
+                return _by_ledger(target, connection, committables)
         raise _refused(target, error, committables[0], heads) from error.__cause__
-    return [head.name for head in heads]
+
+
+def _by_ledger(
+    target: Target, connection: sa.Connection, committables: Sequence[Committable]
+) -> dict[str, CommitOutcome]:
+    if not committables:
+        return {}
+    facts = ledger.facts(target, connection, committables)
+    return {c.transaction: facts.commit_outcome(c) for c in committables}
 
 
 def _lock(target: Target, connection: sa.Connection, committables: Sequence[Committable]) -> list[Any]:
@@ -231,9 +238,8 @@ def abort_staged(target: Target, committable: Committable) -> AbortOutcome:
             taken = _lock(target, connection, [committable])
             _delete(connection, tables_of(target).staged, taken)
             _remove(target, connection, taken)
-        if taken:
-            return AbortOutcome(AbortStatus.ABORTED)
-        with reading(target, "cannot ask the ledger") as connection:
+            if taken:
+                return AbortOutcome(AbortStatus.ABORTED)
             return ledger.facts(target, connection, [committable]).abort_outcome(committable)
     except RetryableSinkError as error:
         return AbortOutcome(AbortStatus.RETRY_LATER, str(error))

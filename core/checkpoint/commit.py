@@ -134,7 +134,7 @@ def _commit_round(
 def _commit_in_order(shares: Sequence[Share], active: Sequence[Share], policy: CommitPolicy) -> None:
     policy.make_all([share.ask for share in active if share.waits and share.expires])  # (1)
     unfinished = [share for share in shares if share.expires and not share.ended]
-    lasting = [share for share in active if share.waits and not share.expires]
+    lasting = [share for share in active if share.waits and not (share.expires or share.unseen)]
     if unfinished:
         for share in lasting:
             share.detail = f"not asked before {', '.join(one.sink.name for one in unfinished)}, which can expire"

@@ -13,6 +13,7 @@ barriers and acknowledgements differs.
 from __future__ import annotations
 
 import logging
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from ..errors import (
@@ -23,7 +24,9 @@ from ..errors import (
     EpochVoidedError,
     ExternalError,
     FencedError,
+    OncewardError,
     StoreError,
+    TargetWentBackError,
 )
 from ..events import EpochAbandoned, EpochBegan, EpochCompleted, LostRewritten, Started, Took, moment, tell, wall_clock
 from ..kit.options import check_type
@@ -38,7 +41,7 @@ from ..transaction import Acknowledgement, Committable, WriteContext
 from .admission import Admission, admission, check_age, check_query, gather, goes_back, with_earlier
 from .commit import check_sinks, finish
 from .healing import Lost, check_same_rows
-from .losses import check_kept
+from .kept import check_kept
 from .recovery import Swept, sweep
 from .taking_back import end_taken_back
 
@@ -143,7 +146,7 @@ class Coordinator:
         back = goes_back(self.view, wanted, epoch_input)
         self.lost = self._torn = None
         unowned = self._own_names(release=back or self.view.rewound)
-        unswept = self._sweep_now(abandoned=True, skip=unowned)
+        unswept = self._sweep_now(abandoned=True, rewinding=back, skip=unowned)
         hold = {name for name, error in unowned.items() if isinstance(error, DataLossError)}
         finished = self._go_back(wanted, hold) if back and wanted is not None else self._finish_decided(hold)
         if self.view.taken_back is not None:
@@ -152,7 +155,7 @@ class Coordinator:
         if unowned and finished:
             unowned, unasked = self._ask_again(unowned), unowned
             if unasked.keys() - unowned.keys():  # they were not swept, because they had not said whose they are
-                unswept = self._sweep_now(abandoned=True, skip=unowned) or unswept
+                unswept = self._sweep_now(abandoned=True, rewinding=back, skip=unowned) or unswept
         for error in (*unowned.values(), unswept):
             if error is not None:
                 raise error
@@ -248,7 +251,9 @@ class Coordinator:
 
         Raises:
             ProtocolError: The acknowledgements are not those of this writer and epoch; nothing was decided.
-            DataLossError: A transaction ended before it was decided; nothing was decided.
+            DataLossError: A transaction ended before it was decided, or a target no longer has what was committed to it
+                earlier; nothing was decided.
+            EpochConflictError: Another log owns the names in a target now; nothing was decided.
             FencedError: A newer writer has started.
             DecisionInDoubtError: The store did not answer; a restart finds out.
             CommitPendingError: Decided, not yet committed everywhere; a restart finishes it.
@@ -257,7 +262,8 @@ class Coordinator:
         sinks = {name: sink for name, sink in self.sinks.items() if self.lost is None or name in self.lost.sinks}
         epochs = range(before + 1 if self.gaps else epoch, epoch + 1)
         committables = gather(self.writer, sinks, epochs, acknowledgements)
-        old = self.policy.monotonic() - self._began if age is None else age
+        waited = self._check_kept(epoch)
+        old = self.policy.monotonic() - self._began if age is None else age + waited
         self._check_age(epoch, committables, old)
         acknowledged = self.policy.monotonic()
         crash_point(Step.ACKNOWLEDGED)
@@ -341,6 +347,26 @@ class Coordinator:
                 raise FencedError("a newer writer of this pipeline has started", pipeline=self.pipeline) from error
             raise
 
+    def _check_kept(self, epoch: int) -> float:
+        """See, once the epoch is prepared, that no target has gone back to an older state since the epochs before.
+
+        A target that does not answer is waited for, as when it is told to commit.
+
+        Returns:
+            How long that took, in seconds.
+        """
+        began = self.policy.monotonic()
+        used = {name: sink for name, sink in self.sinks.items() if name in self.view.claimed}
+        for attempt in count():
+            errors = sorted(check_kept(self.writer, used).values(), key=_may_be_answered)
+            if not errors:
+                break
+            left = began + self.policy.commit_timeout - self.policy.monotonic()
+            if not _may_be_answered(errors[0]) or not self.policy.commits.pause(attempt, left):
+                raise errors[0]
+            _log.warning("epoch %s is not decided yet: %s", epoch, errors[0], extra=self._fields(epoch))
+        return self.policy.monotonic() - began
+
     def _fields(self, epoch: int | None, **more: Any) -> dict[str, Any]:
         return {"pipeline": self.pipeline, "epoch": epoch, **more}
 
@@ -353,7 +379,7 @@ class Coordinator:
             other way round. One that has lost something gets no commits either.
         """
         if not release:
-            return check_kept(self.writer, self.sinks)
+            return {**check_kept(self.writer, self.sinks, starting=True)}
         unanswered: dict[str, Exception] = {}
         for sink in self.sinks.values():
             try:
@@ -387,10 +413,10 @@ class Coordinator:
         if not silent:
             return unowned
         others = {name: error for name, error in unowned.items() if name not in silent}
-        return {**others, **check_kept(self.writer, {name: self.sinks[name] for name in silent})}
+        return {**others, **check_kept(self.writer, {name: self.sinks[name] for name in silent}, starting=True)}
 
     def _sweep_now(
-        self, *, busy: bool = False, abandoned: bool = False, skip: Collection[str] = ()
+        self, *, busy: bool = False, abandoned: bool = False, rewinding: bool = False, skip: Collection[str] = ()
     ) -> Exception | None:
         """Sweep; what a sink raised, if one did.
 
@@ -398,7 +424,9 @@ class Coordinator:
         """
         self._swept, self._left_behind = self.policy.monotonic(), True
         try:
-            self._last_sweep = sweep(self.writer, self.sinks.values(), busy=busy, abandoned=abandoned, skip=skip)
+            self._last_sweep = sweep(
+                self.writer, self.sinks.values(), busy=busy, abandoned=abandoned, rewinding=rewinding, skip=skip
+            )
         except StoreError:
             raise
         except Exception as error:  # noqa: BLE001 - a sink's
@@ -450,3 +478,7 @@ class Coordinator:
             return ()
         self._tell_completed(permit.decision)
         return permit.decision.committables
+
+
+def _may_be_answered(error: OncewardError) -> bool:
+    return error.retryable and not isinstance(error, TargetWentBackError)

@@ -1,147 +1,24 @@
-"""What a target has lost: seen at a start, or when a commit cannot be made, and settled as the user's policy says.
-
-A target no longer has what was committed to it if it is another target, or was replaced by an older copy of itself: a
-standby that lagged was promoted, or a backup was restored. docs/design/2026-11-25-what-a-target-remembers.md says what
-can be told of each target. The policy says whether to fail, to write the epoch again, or to skip what is lost.
-"""
+"""What can no longer be committed, settled as the policy says: fail, write the epoch again, or skip what is lost."""
 
 from __future__ import annotations
 
 import logging
 from enum import StrEnum
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
-from .. import answers
-from ..errors import DataLossError, EpochTornError, ExternalError, FencedError, RetryableSinkError
+from ..errors import DataLossError, EpochTornError, FencedError
 from ..events import about
-from ..names import NOTHING, Remembered
 from ..outcome import PROVEN_NOT_COMMITTED
 from ..policy import OnLost
-from ..transaction import CommitOutcome, CommitStatus, Observation
 from .replay import withdraw
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from ..log import Decide, LogView, LogWriter
-    from ..sink import TwoPhaseCommitSink
+    from ..log import Decide, LogWriter
     from .share import Failures, Share
 
 _log = logging.getLogger("onceward.commit")
-
-TAKEN_BACK: Final = (
-    "it was committed, but the target no longer has it: was a lagging standby promoted, or a backup restored? "
-    "Then earlier epochs may be missing, too"
-)
-
-
-def check_kept(writer: LogWriter, sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> dict[str, Exception]:
-    """See that each target knows no other log, and still has what was committed, as far as it can tell.
-
-    All are asked at once: one that does not answer keeps none waiting whose transactions may expire.
-
-    Returns:
-        Of each sink whose target has lost something that the policy does not say to skip, a DataLossError, and of each
-        whose target did not answer, what it raised.
-
-    Raises:
-        EpochConflictError: A target knows the names from another decision log, or from a newer state of this one.
-        FencedError: A newer writer has started.
-    """
-    errors: dict[str, Exception] = {}
-    remembered: dict[str, Remembered | None] = {}
-    progress = writer.view.progress
-
-    def ask(sink: TwoPhaseCommitSink[Any]) -> None:
-        try:
-            answer = sink.check_claim(writer.scope(sink.name), progress)
-            remembered[sink.name] = None if answer is None else answers.one(sink, "check_claim", answer, Remembered)
-        except Exception as error:  # noqa: BLE001 - raised below, when all were asked
-            errors[sink.name] = error
-
-    writer.policy.make_all([partial(ask, sink) for sink in sinks.values()])
-    for name, sink in sinks.items():
-        try:
-            if name in errors:
-                raise errors[name]
-            _check_kept(writer, sink, remembered[name])
-        except (ExternalError, DataLossError) as error:
-            errors[name] = error
-    return errors
-
-
-def _check_kept(writer: LogWriter, sink: TwoPhaseCommitSink[Any], remembered: Remembered | None) -> None:
-    """See that the target still has what was committed.
-
-    A ledger is asked for each transaction of the newest completed decision, and what is prepared there again is
-    committed again, as the decision says. Of earlier epochs the log knows the newest.
-    """
-    view = writer.view
-    done = view.newest.committables if view.newest is not None and view.undone is None and sink.keeps_ledger else ()
-    mine = [c for c in done if c.sink == sink.name and c.transaction not in view.skipped]
-    if why := forgotten(view, sink.name, remembered, told_apart=bool(mine)):
-        _go_on_without(writer, sink.name, why)
-        return
-    if view.newest is None or not mine:
-        return
-    seen = answers.of_each(sink, "inspect_many", mine, sink.inspect_many(mine), Observation)
-    failures: Failures = [
-        (c, CommitOutcome(CommitStatus.LOST, TAKEN_BACK)) for c, at in seen if at is Observation.ABORTED
-    ]
-    again = [c for c, at in seen if at is Observation.PREPARED]
-    outcomes = answers.of_each(sink, "commit", again, sink.commit_many(again), CommitOutcome) if again else []
-    for committable, outcome in outcomes:
-        if outcome.status is CommitStatus.RETRY_LATER:
-            raise RetryableSinkError(f"cannot commit again what the target has lost: {outcome.detail}", sink=sink.name)
-        if not outcome.settled:
-            failures.append((committable, outcome))
-        _log.warning(
-            "%s was committed, and was prepared again: the target went back to an older state. Committing it again: %s",
-            committable.transaction,
-            outcome.status,
-            extra=about(committable),
-        )
-    if failures:
-        resolve(view.newest, failures, writer)
-
-
-def forgotten(view: LogView, sink: str, remembered: Remembered | None, *, told_apart: bool = False) -> str:
-    """What a sink's target must have forgotten, by what it remembers of this log; empty if nothing says so.
-
-    With `told_apart`, the target is asked for each transaction of the sink's newest epoch.
-    """
-    if remembered is None:
-        return ""
-    if sink in view.claimed and not remembered.owned:
-        return (
-            "this pipeline has used it before, but it does not know this pipeline and sink. Is it another target, or "
-            "was it emptied or replaced, or is a disk not mounted? Bring back the right one; or, to begin with a new "
-            "target, give the sink another name (in tests: delete the checkpoint together with the services)"
-        )
-    reached = view.reached.get(sink, NOTHING)
-    if told_apart or remembered.progress >= reached:
-        return ""
-    known = f"ends at epoch {remembered.progress.epoch}" if remembered.progress != NOTHING else "is empty"
-    return f"what it knows of this pipeline and sink {known}. Epoch {reached.epoch} is missing: {TAKEN_BACK}"
-
-
-def _go_on_without(writer: LogWriter, sink: str, why: str) -> None:
-    """Accept what a target has, if the policy says so; otherwise, and if another writer has started, raise."""
-    check_newest(writer)
-    view, policy = writer.view, writer.policy
-    if policy.on_lost is not OnLost.SKIP or CommitStatus.LOST not in policy.skips:
-        raise DataLossError(
-            f"the target is not as it was left: {why}. Choices: bring back what is missing; rewind='why', with an "
-            "older checkpoint, writes again what comes after it; on_lost='skip' continues with the target as it is and "
-            "leaves an audit record",
-            pipeline=view.pipeline,
-            sink=sink,
-            epoch=view.completed,
-        )
-    why = f"{policy.skipped_why}; sink {sink}: {why}" if policy.skipped_why else f"sink {sink}: {why}"
-    _log.error("continuing with a target as it is: %s", why, extra={"pipeline": view.pipeline, "sink": sink})
-    writer.resolve(view.completed, "", action="skip", who=policy.skipped_by, why=why, sink=sink)
 
 
 class Verdict(StrEnum):
@@ -212,7 +89,8 @@ def resolve(decision: Decide, failures: Failures, writer: LogWriter) -> None:
     check_newest(writer)
     policy = writer.policy
     if policy.on_lost is not OnLost.SKIP or not all(outcome.status in policy.skips for _, outcome in failures):
-        raise _data_loss(decision, failures, waits=writer.view.undone is not None)
+        waits = writer.view.undone is not None and writer.view.undone.epoch == decision.epoch
+        raise _data_loss(decision, failures, waits=waits)
     for committable, outcome in failures:
         seen = f"{outcome.status}: {outcome.detail}; {committable.rows} rows"
         why = f"{policy.skipped_why}; {seen}" if policy.skipped_why else seen

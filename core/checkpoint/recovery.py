@@ -4,12 +4,14 @@ The sweep runs on the table, and the operator's commands read their advice from 
 prepared, and certainly named by no decision.
 
 Invariant 4: a transaction named by no decision is aborted only by a writer that has made it impossible for any
-decision naming it to be written. A sweep therefore takes three looks, in this order:
+decision naming it to be written. A sweep therefore takes four steps, in this order:
 
 1. list the exact handles in the target;
-2. see that the own START is still the newest in the log (so whoever made the listed ones before is fenced, and
+2. see that the target has what was committed to it: one that went back to an older state may have prepared again what a
+   completed decision named, and the log may have been pruned of that decision since;
+3. see that the own START is still the newest in the log (so whoever made the listed ones before is fenced, and
    whoever starts from now on was not listed);
-3. abort exactly the listed handles, never "whatever the name holds now".
+4. abort exactly the listed handles, never "whatever the name holds now".
 
 What the own writer made is swept only for epochs that are decided: its live epoch is left alone. What says no epoch
 is not of a live one: a sweep that is not `busy` comes when no subtask of the own writer is at work. While one is, only
@@ -31,6 +33,7 @@ from ..events import about
 from ..sink import by_urgency
 from ..steps import Step, crash_point
 from ..transaction import ANY_EPOCH, AbortOutcome, Committable, Observation
+from .kept import check_kept
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -168,6 +171,7 @@ def sweep(
     only: Collection[tuple[str, str, str]] | None = None,
     busy: bool = False,
     abandoned: bool = False,
+    rewinding: bool = False,
     skip: Collection[str] = (),
 ) -> Swept:
     """Abort what lingers; a sweeper that is fenced aborts nothing.
@@ -178,6 +182,7 @@ def sweep(
         only: Identities of the transactions that are meant; None: all.
         busy: Subtasks of this writer are at work: touch only what names an older writer.
         abandoned: Also what sinks have left behind that this pipeline had once.
+        rewinding: The targets are taken as they are.
         skip: Names of sinks that are left alone.
 
     Raises:
@@ -196,12 +201,13 @@ def sweep(
             found = sink.lingering(writer.scope(sink.name))
             listed = answers.many(sink, "lingering", found, Committable)
             listed += _abandoned(sink, writer, names) if abandoned else ()
+            listed = [c for c in listed if only is None or c.identity() in only]
+            listed = [c for c in listed if not busy or ANY_EPOCH < c.writer < writer.token.start]
+            if not listed:
+                continue
+            _check_kept(sink, writer, rewinding=rewinding)
         except Exception as error:  # noqa: BLE001 - whatever one sink raises, the others are swept
             errors.append(error)
-            continue
-        listed = [c for c in listed if only is None or c.identity() in only]
-        listed = [c for c in listed if not busy or ANY_EPOCH < c.writer < writer.token.start]
-        if not listed:
             continue
         if not writer.still_newest():
             break
@@ -221,6 +227,11 @@ def sweep(
     if errors:
         raise errors[0]
     return Swept(tuple(aborted), tuple(reported), tuple(left))
+
+
+def _check_kept(sink: TwoPhaseCommitSink[Any], writer: LogWriter, *, rewinding: bool) -> None:
+    for error in check_kept(writer, {} if rewinding else {sink.name: sink}).values():
+        raise error
 
 
 def _abandoned(sink: TwoPhaseCommitSink[Any], writer: LogWriter, names: Collection[str]) -> Iterable[Committable]:

@@ -46,6 +46,7 @@ class Share:
         visible: Whether readers see any of its rows that nobody may write again.
         seconds: How long its commit took.
         detail: Why it waits.
+        unseen: Whether its target gave no answer to a look; then it gets no commits now.
         owns: Whether the sink owns its names in its target once its share has ended.
     """
 
@@ -59,6 +60,7 @@ class Share:
         self.visible = False
         self.seconds = 0.0
         self.detail = ""
+        self.unseen = False
         mine = [c for c in permit.committables(sink.name) if c.transaction not in writer.view.skipped]
         mine.sort(key=lambda c: c.epoch)
         self.committables = tuple(mine)
@@ -93,16 +95,18 @@ class Share:
     def look(self) -> None:
         """Ask the target what has become of the pending transactions, without committing any.
 
-        A target that does not answer tells nothing: its answer to the commit will.
+        A target that does not answer is asked again, before it is told to commit.
         """
-        pending = self.pending
+        pending, self.unseen = self.pending, False
         if not pending:
             return
         try:
             seen = answers.of_each(self.sink, "inspect_many", pending, self.sink.inspect_many(pending), Observation)
         except FencedError:
             raise
-        except Exception:  # noqa: BLE001 - the commit that follows raises it again
+        except Exception as error:  # noqa: BLE001 - what is final, the commit that follows raises again
+            self.unseen = isinstance(error, ExternalError) and error.retryable
+            self.detail = f"{type(error).__name__}: {error}"
             return
         lost = [(c, at) for c, at in seen if at in LOST_STATES]
         if lost:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 PIPELINE = "orders"
 read_entry = lru_cache(512)(decode)
 """Entries never change, and are read much more often than written."""
+GONE_BACK = "failover"
+"""The cause of whatever a standby lacks, or has prepared again."""
 BY_THE_LIBRARY = frozenset({"sink", "init", "discard"})
 """Who may have ended a transaction on the library's side; everybody else is the outside world."""
 
@@ -128,6 +130,11 @@ class Audit:
         if txn.decision is None:
             raise Violation("1", f"committed without a durable decision that names it: {txn}")
         self._check_whole(txn, txn.decision)
+        if (
+            txn.skipped and txn.cause == GONE_BACK and log is not None
+        ):  # a standby had it, though others were lost there
+            txn.skipped = False
+            log.skipped.remove(txn)
         txn.state, txn.ended = "committed", self.world.tick
         txn.by = self.world.current.process if self.world.current is not None else None
 
@@ -135,8 +142,10 @@ class Audit:
         """The first commit of a decision: nothing else that it names was lost before, or a replay is spoiled."""
         named = [self.prepared[c.identity()] for c in decision.committables]
         lost = [one for one in named if one.state == "aborted" and not one.skipped]
-        if not lost or any(one.state == "committed" for one in named):
-            return
+        if not lost or txn.cause == GONE_BACK or any(one.state == "committed" for one in named):
+            return  # what was committed before is committed again, whatever else a standby lacks
+        if any(self._lacks_an_older_epoch(one) for one in lost):
+            return  # nothing of that sink is settled before a person decides, and to write one epoch again helps nobody
         log = self.log_of(txn)
         starter = log is not None and self.world.current is not None and self.world.current.process is log.starter
         known = starter and not self.world.landing and log is not None and min(one.ended for one in lost) < log.started
@@ -144,6 +153,20 @@ class Audit:
             raise Violation("torn", f"committed, though what can expire of its epoch is lost: {txn}, {lost}")
         if known:
             raise Violation("torn", f"a start committed this, though of its epoch this was lost before: {txn}, {lost}")
+
+    def _lacks_an_older_epoch(self, lost: Txn) -> bool:
+        older = (txn for txn in self.prepared.values() if txn.sink == lost.sink and txn.epoch < lost.epoch)
+        return any(txn.cause == GONE_BACK and txn.decision is not None and txn.state != "committed" for txn in older)
+
+    def on_gone_back(self, txn: Txn, state: str) -> None:
+        """Its target is as it was before: the transaction is prepared again, or has never been."""
+        if txn.state == state:
+            return
+        if txn.state == "committed":
+            self.visible[target_of(txn)] -= Counter(txn.rows)
+        self.world.note(f"GONE BACK {txn}, now {state}")
+        txn.state, txn.cause, txn.ended, txn.shown = state, GONE_BACK, self.world.tick, 0
+        self.lost.add(target_of(txn))
 
     def on_visible(self, txn: Txn, rows: list[int]) -> None:
         """These of the transaction's rows can be read now."""
@@ -271,7 +294,8 @@ class LogAudit:
         found = self.undone_at.get(txn.writer)
         if found is None or found.epoch != txn.epoch:
             return False
-        return any(one.state == "aborted" and one.sink == txn.sink for one in self._named(found))
+        lost = [one for one in self._named(found) if one.state == "aborted" or one.cause == GONE_BACK]
+        return any(one.sink == txn.sink for one in lost)
 
     def may_heal(self, txn: Txn) -> bool:
         """Whether the transaction may still replace one of the decision that waits."""
@@ -370,7 +394,8 @@ class LogAudit:
         if self.undone is None or self.undone.epoch != entry.epoch:
             raise Violation("7", f"epoch {entry.epoch} is completed, but undone is {self.undone}")
         for txn in self._named(self.undone):
-            if txn.shown < len(set(txn.rows) - set(txn.gone)) and not txn.skipped:
+            hidden = txn.shown < len(set(txn.rows) - set(txn.gone)) and txn.cause != GONE_BACK
+            if hidden and not txn.skipped:
                 raise Violation("7", f"epoch {entry.epoch} is recorded as completed before its rows are visible: {txn}")
         if entry.floor > self.undone.position:
             raise Violation("log", f"the floor {entry.floor} is above the newest decision {self.undone.position}")
@@ -382,7 +407,7 @@ class LogAudit:
             raise Violation("rewind", f"epoch {entry.epoch} is voided, but {self.taken_back} was taken back")
         named = self._named(self.taken_back)
         for txn in named:
-            if txn.state in ("open", "prepared"):
+            if txn.state in ("open", "prepared") and txn.cause != GONE_BACK:
                 raise Violation("rewind", f"epoch {entry.epoch} was taken back, and this can still be committed: {txn}")
             if txn.state != "committed":
                 txn.decision = None
@@ -397,13 +422,13 @@ class LogAudit:
         for txn in named:
             if txn.state == "committed":
                 raise Violation("8", f"epoch {entry.epoch} is voided, but this was committed: {txn}")
-            if txn.state in ("open", "prepared"):
+            if txn.state in ("open", "prepared") and txn.cause != GONE_BACK:
                 raise Violation("8", f"epoch {entry.epoch} is voided, and this can still be committed: {txn}")
             txn.decision = None
         self.audit.voids += 1
         self._promise(self.undone, -1)
         self.end, self.decided = at(self.undone.input.start), entry.epoch - 1
-        self.known_at[self.start] = self.decided
+        self.known_at[self.start] = min(self.decided, self.known_at.get(self.start, self.decided))
         self.undone = self.newest = None
 
     def _replace(self, entry: Replace) -> None:
@@ -412,7 +437,7 @@ class LogAudit:
             raise Violation("heal", f"replaces transactions of epoch {entry.epoch}, but undone is {self.undone}")
         lost = [c for c in self.undone.committables if (c.sink, c.transaction) in entry.lost]
         for txn in map(self._txn, lost):
-            if txn.state != "aborted" or txn.shown or txn.skipped:
+            if (txn.state != "aborted" and txn.cause != GONE_BACK) or txn.shown or txn.skipped:
                 raise Violation("heal", f"replaced, though it is not lost: {txn}")
         for sink in {c.sink for c in (*lost, *entry.committables)}:
             before, after = (
@@ -461,12 +486,20 @@ class LogAudit:
         self.newest = None
 
     def _resolve(self, entry: Resolved) -> None:
-        named = self._named(self.undone) if self.undone is not None else []
-        for txn in (txn for txn in named if txn.name == entry.transaction):
+        named = [txn for txn in (self._named(self.undone) if self.undone else []) if txn.name == entry.transaction]
+        older = [
+            txn for txn in self.audit.prepared.values() if txn.name == entry.transaction and txn.cause == GONE_BACK
+        ]
+        sinks = {entry.sink} if entry.sink else {txn.sink for txn in older if not named}
+        if sinks:  # their target is taken as it is
+            decided = [txn for txn in self.audit.prepared.values() if txn.sink in sinks and txn.decision is not None]
+            named = [txn for txn in decided if txn.decision is not self.undone and txn.state != "committed"]
+        for txn in named:
             if txn.state == "committed":
                 raise Violation("8", f"given up, but it was committed: {txn}")
+            if not txn.skipped:
+                self.skipped.append(txn)
             txn.skipped = True
-            self.skipped.append(txn)
 
     def _move(self, position: int) -> None:
         """The log goes on in a copy, which lacks this entry."""

@@ -8,14 +8,15 @@ What is nasty, all of it measured on the real one and compared again by integrat
 - Prepared rows keep their locks for ever: a retry that writes the same key fails by lock_timeout.
 - A restart ends open sessions; what is prepared or staged stays.
 - It may be away for longer than another target's transactions live, and refuse to merge rows for as long.
+- A standby that takes its place has all that was done up to some moment, and nothing that was done since.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from onceward.core.errors import PostgresError
 from onceward.core.names import NOTHING, Progress, parse_transaction_name
@@ -23,7 +24,7 @@ from onceward.core.names import NOTHING, Progress, parse_transaction_name
 from .audit import target_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from onceward.core.names import Scope
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from .world import Process, World
 
 DONE, BUSY, MISSING = "done", "55000", "42704"
+LONGEST_LAG = 8
+"""Commits and preparations that a standby may lack."""
 LOCK_TIMEOUT = 3
 """Turns that a statement waits for somebody else's lock."""
 
@@ -57,6 +60,16 @@ class Held:
     busy: bool = False
 
 
+class Past(NamedTuple):
+    """All that the database had at some moment."""
+
+    prepared: dict[str, tuple[Txn, tuple[str, str, str]]]
+    staged: dict[str, tuple[Txn, tuple[str, str, str]]]
+    ledger: dict[str, tuple[str, str, str]]
+    owners: dict[tuple[str, str], str]
+    rows: dict[str, set[int]]
+
+
 @dataclass
 class Database:
     """Tables, locks, prepared transactions, staged rows, the ledger."""
@@ -71,6 +84,12 @@ class Database:
     committed_rows: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     away_until: int = -1
     refuses_until: int = -1
+    known: dict[str, Txn] = field(default_factory=dict)
+    """Whatever was prepared or staged here."""
+    past: list[Past] = field(default_factory=list)
+    """What a standby may have, oldest first."""
+    promoted: int = 0
+    """How many standbys have taken its place."""
 
     def insert(self, session: Session, rows: list[int], *, unique: bool) -> None:
         """INSERT into the table itself.
@@ -107,6 +126,18 @@ class Database:
         if self._fault() is not None:
             raise PostgresError("no answer")
 
+    @contextmanager
+    def connected(self) -> Iterator[None]:
+        """All statements inside go over one connection, which ends with the server that it leads to.
+
+        Raises:
+            NoAnswerError: Another server has taken its place meanwhile.
+        """
+        server = self.promoted
+        yield
+        if server != self.promoted:
+            raise NoAnswerError
+
     def progress(self, scope: Scope) -> Progress:
         """Generation and epoch of the newest commit of this log that the ledger knows."""
         mine = (parse_transaction_name(gid) for gid, whose in self.ledger.items() if whose == scope)
@@ -125,6 +156,8 @@ class Database:
         txn = session.txn
         txn.state = "prepared"
         where[gid] = Held(txn, (txn.pipeline, txn.sink, txn.log))
+        self.known[gid] = txn
+        self.keep()
         self.sessions.remove(session)
         if fault is not None:
             raise PostgresError("no answer")
@@ -149,6 +182,7 @@ class Database:
         self._work([held], "ending")
         del self.prepared[gid]
         self._ended(gid, held, commit=commit)
+        self.keep()
         return DONE
 
     def merge(self, gids: Sequence[str]) -> list[str]:
@@ -185,6 +219,7 @@ class Database:
         for gid, held in there.items():
             del self.staged[gid]
             self._ended(gid, held, commit=commit)
+        self.keep()
         return list(there)
 
     def committed(self, gid: str) -> bool:
@@ -227,6 +262,51 @@ class Database:
         for session in self.sessions:
             session.broken = True
 
+    def keep(self) -> None:
+        """A standby may have come as far as this. Before that it may know nothing of the pipeline."""
+        if not self.owners:
+            return
+        held = [{gid: (one.txn, one.scope) for gid, one in of.items()} for of in (self.prepared, self.staged)]
+        rows = {target: set(rows) for target, rows in self.committed_rows.items()}
+        self.past.append(Past(held[0], held[1], dict(self.ledger), dict(self.owners), rows))
+
+    def fail_over(self, number: int) -> None:
+        """A standby takes its place, which lacks the newest commits, or has all of them."""
+        if not self.past:
+            return
+        lag = number % min(len(self.past), LONGEST_LAG)
+        while lag < len(self.past) and self._splits_an_older_epoch(self.past[-1 - lag]):
+            lag += 1
+        if lag == len(self.past):
+            return
+        del self.past[len(self.past) - lag :]
+        now, self.promoted = self.past[-1], self.promoted + 1
+        self.audit.lost |= {"prepared", "staged"}
+        self.restart()
+        for gid, txn in self.known.items():
+            if gid in now.prepared or gid in now.staged:
+                self.audit.on_gone_back(txn, "prepared")
+            elif gid not in now.ledger and txn.state in ("prepared", "committed"):
+                self.audit.on_gone_back(txn, "aborted")
+        self.prepared = {gid: Held(*one) for gid, one in now.prepared.items()}
+        self.staged = {gid: Held(*one) for gid, one in now.staged.items()}
+        self.ledger, self.owners = dict(now.ledger), dict(now.owners)
+        self.committed_rows = defaultdict(set, {target: set(rows) for target, rows in now.rows.items()})
+
+    def _splits_an_older_epoch(self, past: Past) -> bool:
+        """Whether it has some commits of an epoch and lacks others, while the log has pruned that epoch's decision.
+
+        Nobody could tell, because a target remembers the newest epoch, and not how many transactions that had.
+        """
+        newest = {id(log.newest) for log in self.audit.logs.values()} | {
+            id(log.undone) for log in self.audit.logs.values()
+        }
+        there: defaultdict[tuple[str, int], set[bool]] = defaultdict(set)
+        for gid, txn in self.known.items():
+            if txn.state == "committed" and txn.decision is not None and id(txn.decision) not in newest:
+                there[txn.sink, id(txn.decision)].add(gid in past.ledger)
+        return any(len(found) > 1 for found in there.values())
+
     def rollback(self, number: int) -> None:
         """An operator rolls back some prepared transaction of the pipeline by hand."""
         for where in (self.prepared, self.staged):
@@ -255,9 +335,14 @@ class Database:
             self.audit.on_abort(held.txn, "sink")
 
     def _work(self, held: list[Held], what: str) -> None:
-        """The server takes its time, and finishes though its client dies; others meet it at work."""
+        """The server takes its time, and finishes though its client dies; others meet it at work.
+
+        Raises:
+            NoAnswerError: It died meanwhile.
+        """
         from .world import Killed
 
+        server = self.promoted
         try:
             if self.world.current is not None:
                 self.world.point(what)
@@ -266,6 +351,8 @@ class Database:
         finally:
             for one in held:
                 one.busy = one.txn.ending = False
+        if server != self.promoted:
+            raise NoAnswerError
 
     def _fault(self) -> int | None:
         if self.world.tick < self.away_until:
@@ -283,7 +370,8 @@ class Database:
         if fault == 1:
             call()
         elif fault == 2:
-            self.world.later(what, lambda: _quietly(call))
+            server = self.promoted
+            self.world.later(what, lambda: _quietly(call) if server == self.promoted else None)
         self.world.note(f"{what} gets no answer ({('not done', 'answer lost', 'arrives late')[fault]})")
         raise NoAnswerError
 

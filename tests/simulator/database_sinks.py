@@ -120,9 +120,10 @@ class DatabaseSink:
 
     def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
         """What is held under its name, and what the ledger says."""
-        held = {gid for gid, _ in self.database.list_held()}
         try:
-            return [self._seen(committable.transaction, held) for committable in committables]
+            with self.database.connected():
+                held = {gid for gid, _ in self.database.list_held()}
+                return [self._seen(committable.transaction, held) for committable in committables]
         except NoAnswerError:
             raise PostgresError("no answer") from None
 
@@ -132,7 +133,7 @@ class DatabaseSink:
         return Observation.COMMITTED if self.database.committed(gid) else Observation.ABORTED
 
     def check_claim(self, scope: Scope, newest: Progress) -> Remembered:
-        """The owner, and how far it had come. This database never goes back: no start may be refused for that."""
+        """The owner, and how far it had come."""
         self.database.ask("check claim")
         owner = self.database.owners.get(scope[:2])
         if owner not in (None, scope.log):
@@ -150,6 +151,7 @@ class DatabaseSink:
         if scope[:2] not in self.database.owners:
             self._refuse_rivals(scope)
         owner = self.database.owners.setdefault(scope[:2], scope.log)
+        self.database.keep()
         if owner != scope.log:
             raise other_log(scope, owner, "the database")
 
@@ -177,12 +179,13 @@ class PreparedSink(DatabaseSink):
     def commit(self, committable: Committable) -> CommitOutcome:
         """COMMIT PREPARED; if the name is gone, the ledger tells."""
         try:
-            answer = self.database.end(committable.transaction, commit=True)
-            if answer == DONE:
-                return CommitOutcome(CommitStatus.COMMITTED)
-            if answer == BUSY:
-                return CommitOutcome(CommitStatus.RETRY_LATER, BUSY)
-            known = self.database.committed(committable.transaction)
+            with self.database.connected():
+                answer = self.database.end(committable.transaction, commit=True)
+                if answer == DONE:
+                    return CommitOutcome(CommitStatus.COMMITTED)
+                if answer == BUSY:
+                    return CommitOutcome(CommitStatus.RETRY_LATER, BUSY)
+                known = self.database.committed(committable.transaction)
         except NoAnswerError:
             return CommitOutcome(CommitStatus.RETRY_LATER, "no answer")
         return CommitOutcome(CommitStatus.ALREADY_COMMITTED if known else CommitStatus.LOST, answer)
@@ -190,12 +193,13 @@ class PreparedSink(DatabaseSink):
     def abort(self, committable: Committable) -> AbortOutcome:
         """ROLLBACK PREPARED; if the name is gone, the ledger tells who won."""
         try:
-            answer = self.database.end(committable.transaction, commit=False)
-            if answer == DONE:
-                return AbortOutcome(AbortStatus.ABORTED)
-            if answer == BUSY:
-                return AbortOutcome(AbortStatus.RETRY_LATER, BUSY)
-            known = self.database.committed(committable.transaction)
+            with self.database.connected():
+                answer = self.database.end(committable.transaction, commit=False)
+                if answer == DONE:
+                    return AbortOutcome(AbortStatus.ABORTED)
+                if answer == BUSY:
+                    return AbortOutcome(AbortStatus.RETRY_LATER, BUSY)
+                known = self.database.committed(committable.transaction)
         except NoAnswerError:
             return AbortOutcome(AbortStatus.RETRY_LATER, "no answer")
         return AbortOutcome(AbortStatus.COMMITTED if known else AbortStatus.ABORTED, answer)
@@ -209,8 +213,9 @@ class StagedSink(DatabaseSink):
     def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
         """One merge for all; what was not staged any more is looked up."""
         try:
-            merged = self.database.merge([c.transaction for c in committables])
-            return [self._outcome(c, merged) for c in committables]
+            with self.database.connected():
+                merged = self.database.merge([c.transaction for c in committables])
+                return [self._outcome(c, merged) for c in committables]
         except NoAnswerError:
             return [CommitOutcome(CommitStatus.RETRY_LATER, "no answer") for _ in committables]
 
@@ -223,9 +228,10 @@ class StagedSink(DatabaseSink):
     def abort(self, committable: Committable) -> AbortOutcome:
         """Delete the staged rows; the ledger tells who won if there are none."""
         try:
-            if self.database.unstage(committable.transaction):
-                return AbortOutcome(AbortStatus.ABORTED)
-            known = self.database.committed(committable.transaction)
+            with self.database.connected():
+                if self.database.unstage(committable.transaction):
+                    return AbortOutcome(AbortStatus.ABORTED)
+                known = self.database.committed(committable.transaction)
         except NoAnswerError:
             return AbortOutcome(AbortStatus.RETRY_LATER, "no answer")
         return AbortOutcome(AbortStatus.COMMITTED if known else AbortStatus.ABORTED)

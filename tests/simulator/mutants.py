@@ -26,11 +26,22 @@ from onceward.connectors.spark import query
 from onceward.connectors.spark import writer as writer_module
 from onceward.connectors.spark.exactly_once import EpochHandler
 from onceward.connectors.spark.query import epoch_input
-from onceward.core.checkpoint import Admission, Coordinator, admission, commit, coordinator, losses, replay, sweep
+from onceward.core.checkpoint import (
+    Admission,
+    Coordinator,
+    admission,
+    commit,
+    coordinator,
+    kept,
+    losses,
+    recovery,
+    replay,
+    sweep,
+)
 from onceward.core.checkpoint.healing import Lost
 from onceward.core.checkpoint.losses import settle
 from onceward.core.checkpoint.share import Share
-from onceward.core.errors import DecisionInDoubtError, EpochConflictError
+from onceward.core.errors import DecisionInDoubtError, EpochConflictError, TargetWentBackError
 from onceward.core.log import LogView, LogWriter, WriterToken, reader, writer
 from onceward.core.log.entries import decode
 from onceward.core.names import Scope, parse_pooled_name
@@ -567,6 +578,20 @@ def _laws(*laws: str) -> frozenset[str]:
 
 K = Kind
 
+
+def _checks_who_answers(self: Coordinator, _: int) -> float:
+    for error in kept.check_kept(self.writer, self.sinks).values():
+        if not error.retryable or isinstance(error, TargetWentBackError):
+            raise error
+    return 0.0
+
+
+def _checks_as_at_a_start(self: Coordinator, _: int) -> float:
+    for error in kept.check_kept(self.writer, self.sinks, starting=True).values():
+        raise error
+    return 0.0
+
+
 MUTANTS: dict[str, Mutant] = {
     "skip the fence": Mutant(
         "A writer appends behind whatever is the tail, not behind its own last entry.",
@@ -605,7 +630,7 @@ MUTANTS: dict[str, Mutant] = {
         "A put that wins is believed, though the slot had been pruned and re-opened.",
         _laws("1"),
         patches=((LogWriter, "_look_at_tail", _believe_the_put),),
-        narrow=with_kinds(K.TWIN, K.NAP, style="batch"),
+        narrow=crowded(K.TWIN, K.NAP, within=250, style="batch"),
     ),
     "prune before the floor is durable": Mutant(
         "Entries are deleted before COMPLETED carries the floor above them.",
@@ -915,6 +940,32 @@ MUTANTS: dict[str, Mutant] = {
         _laws("8"),
         Parts(coordinator=TakesASweepForALoss),
         narrow=crowded(K.NAP, K.SWITCH, within=300, sinks=("kafka",), style="batch", timeout=400),
+    ),
+    "targets are looked at only when a run starts": Mutant(
+        "A run goes on where a standby was promoted that lacks what the run had completed.",
+        _laws("8", "4"),
+        patches=((Coordinator, "_check_kept", lambda *_: 0.0),),
+        narrow=with_kinds(K.FAIL_OVER, K.SWITCH, sinks=("prepared",), style="batch", records=4, steps=(1,)),
+    ),
+    "a sweep believes a target that went back": Mutant(
+        "A sweep aborts what a completed decision named, where a standby has it prepared again.",
+        _laws("4"),
+        patches=((recovery, "_check_kept", lambda *_, **__: None),),
+        narrow=with_kinds(K.FAIL_OVER, K.CRASH, sinks=("prepared",), style="format", records=4, steps=(1,)),
+    ),
+    "a target that does not answer has lost nothing": Mutant(
+        "An epoch is decided although a target did not say whether it went back before the epoch was prepared.",
+        _laws("8", "4"),
+        patches=((Coordinator, "_check_kept", _checks_who_answers),),
+        narrow=with_kinds(K.FAIL_OVER, K.TARGET_FAULT, sinks=("staged",), style="batch", records=4, steps=(1,)),
+    ),
+    "what was committed again counts at once": Mutant(
+        "An epoch is decided that was prepared before the one before it was committed again.",
+        _laws("8", "4"),
+        patches=((Coordinator, "_check_kept", _checks_as_at_a_start),),
+        narrow=crowded(
+            K.FAIL_OVER, within=250, sinks=("prepared",), style="batch", records=4, steps=(1,), on_lost="fail"
+        ),
     ),
     "an outdated copy of the log": Mutant(
         "Targets are told that the log knows everything.",

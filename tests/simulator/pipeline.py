@@ -16,6 +16,7 @@ from onceward.core.checkpoint import Backoff, CommitPolicy, OnLost
 from onceward.core.errors import OncewardError
 
 from .audit import PIPELINE
+from .plan import Kind
 from .spark import SCHEMA, Cluster, Frame, QueryStoppedError, Session, SimulatedFormat, Stage, dumps, loads
 from .world import Process, Violation
 
@@ -230,6 +231,8 @@ class Driver:
         when, disturbed, start = self.collected
         if disturbed != self.world.disturbed or self.world.troubled_until >= when or not self.coordinators:
             return
+        if any(event.kind is Kind.FAIL_OVER for event in self.world.plan.events):
+            return  # what has lost something is not swept
         if failed and self.config.style == "format":
             return  # Spark tells its abort() of answers that counted; the next START looks for the rest
         log, token = self.store.audit, self.coordinators[-1].writer.token

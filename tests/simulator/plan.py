@@ -69,6 +69,8 @@ class Kind(StrEnum):
     """A driver starts on a checkpoint folder that came back from a backup together with its log."""
     MOVE = "move"
     """A savepoint ends the log, and the pipeline goes on where it is restored."""
+    FAIL_OVER = "fail over"
+    """The database dies, and a standby takes its place that lags behind by some commits."""
 
 
 NO_EXCUSE = frozenset(
@@ -80,6 +82,7 @@ NO_EXCUSE = frozenset(
         Kind.OUTAGE,
         Kind.REFUSE,
         Kind.DELETE_TOPIC,
+        Kind.FAIL_OVER,
     }
 )
 """For a decided transaction that its timeout ends. Where these are a fault of its own target, that one says so."""
@@ -121,6 +124,7 @@ _WEIGHTS: dict[Kind, int] = {
     Kind.RENAME: 2,
     Kind.RESTORE: 2,
     Kind.MOVE: 2,
+    Kind.FAIL_OVER: 2,
 }
 
 

@@ -141,6 +141,7 @@ class Simulation:
             Kind.RENAME: self._rename,
             Kind.RESTORE: self._restore,
             Kind.MOVE: lambda _: self._move(),
+            Kind.FAIL_OVER: self._fail_over,
         }
         self.operators: list[Task] = []
         self.retirements: list[Retirement] = []
@@ -227,10 +228,13 @@ class Simulation:
         """At the end: everything once, nothing lingers, nobody else was touched."""
         if self.stopped:
             return
-        self.audit.check_end(self.store.audit)
         look = self._last_look()
         if look.error is not None and self._is_told_what_to_do(look.error):
             look = self._last_look()
+        if isinstance(look.error, DataLossError) and self.database.promoted:  # since the newest epoch
+            self.stopped = True
+            return
+        self.audit.check_end(self.store.audit)
         if look.error is not None:
             raise Violation("progress", f"the last start failed: {look.error!r}")
         self.world.tick += MARKERS_TAKE
@@ -356,6 +360,13 @@ class Simulation:
         if any(self.database.progress(scope) > backup.progress for scope in scopes):
             folder = backup.folder.older(0, self._root(), self.store.restored(backup))
             self._start_driver(self._add(folder), rewind=False)
+
+    def _fail_over(self, arg: int) -> None:
+        """Not where a target is taken as it is on purpose, or what it has is all that unmasks an older log."""
+        kinds = {event.kind for event in self.world.plan.events}
+        accepted = self.config.on_lost == "skip" and self.database.promoted
+        if not accepted and not kinds & {Kind.REWIND, Kind.RENAME, Kind.RESTORE, Kind.IMPOSTOR}:
+            self.database.fail_over(arg)
 
     def _task_fails(self, arg: int) -> None:
         task = self.world.current

@@ -1,0 +1,180 @@
+"""See that each target still has what was committed to it: at each start, before each decision, before each sweep.
+
+A target no longer has it if it is another target, or was replaced by an older copy of itself: a standby that lagged was
+promoted, or a backup was restored. docs/design/2026-11-25-what-a-target-remembers.md says what can be told of each
+target. That may happen at any moment of a run, so a start's look is not enough. What was prepared before a target went
+back is gone with what was committed before; so a target that has everything once the epoch is prepared lost nothing
+that this epoch could hide (docs/design/2026-11-27-a-failover-in-mid-run.md).
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from .. import answers
+from ..errors import DataLossError, ExternalError, OncewardError, RetryableSinkError, TargetWentBackError
+from ..events import about
+from ..log import Resolved, Rewind
+from ..log.view import NONE
+from ..names import NOTHING, Remembered
+from ..policy import OnLost
+from ..transaction import CommitOutcome, CommitStatus, Observation
+from .losses import check_newest, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..log import Decide, LogView, LogWriter
+    from ..sink import TwoPhaseCommitSink
+    from .share import Failures
+
+_log = logging.getLogger("onceward.commit")
+
+TAKEN_BACK: Final = (
+    "it was committed, but the target no longer has it: was a lagging standby promoted, or a backup restored? "
+    "Then earlier epochs may be missing, too"
+)
+
+
+def check_kept(
+    writer: LogWriter, sinks: Mapping[str, TwoPhaseCommitSink[Any]], *, starting: bool = False
+) -> dict[str, OncewardError]:
+    """See that each target knows no other log, and still has what was committed, as far as it can tell.
+
+    All are asked at once: one that does not answer keeps none waiting whose transactions may expire.
+
+    Args:
+        writer: The newest writer.
+        sinks: Those whose targets are asked.
+        starting: Nothing of a new epoch is prepared yet, and nothing was listed to be aborted. Otherwise what was
+            committed again is an error, too: a second failover could undo that and leave the rest as it was seen.
+
+    Returns:
+        Of each sink whose target has lost something that the policy does not say to skip, a DataLossError, and of each
+        whose target did not answer, what it raised.
+
+    Raises:
+        EpochConflictError: A target knows the names from another decision log, or from a newer state of this one.
+        FencedError: A newer writer has started.
+    """
+    errors: dict[str, OncewardError] = {}
+    unanswered: dict[str, Exception] = {}
+    remembered: dict[str, Remembered | None] = {}
+    progress = writer.view.progress
+
+    def ask(sink: TwoPhaseCommitSink[Any]) -> None:
+        try:
+            answer = sink.check_claim(writer.scope(sink.name), progress)
+            remembered[sink.name] = None if answer is None else answers.one(sink, "check_claim", answer, Remembered)
+        except Exception as error:  # noqa: BLE001 - raised below, when all were asked
+            unanswered[sink.name] = error
+
+    writer.policy.make_all([partial(ask, sink) for sink in sinks.values()])
+    for name, sink in sinks.items():
+        try:
+            if name in unanswered:
+                raise unanswered[name]
+            _check_kept(writer, sink, remembered[name], starting=starting)
+        except (ExternalError, DataLossError) as error:
+            errors[name] = error
+    return errors
+
+
+def _check_kept(
+    writer: LogWriter, sink: TwoPhaseCommitSink[Any], remembered: Remembered | None, *, starting: bool
+) -> None:
+    """See that the target still has what was committed.
+
+    A ledger is asked for each transaction of the newest completed decision, and what is prepared there again is
+    committed again, as the decision says. Of earlier epochs the log knows the newest.
+    """
+    view = writer.view
+    done = _newest_completed(view) if sink.keeps_ledger else None
+    mine = [c for c in done.committables if c.sink == sink.name] if done is not None else []
+    if why := forgotten(view, sink.name, remembered, told_apart=bool(mine)):
+        _go_on_without(writer, sink.name, why)
+        return
+    if done is None or not mine:
+        return
+    seen = answers.of_each(sink, "inspect_many", mine, sink.inspect_many(mine), Observation)
+    failures: Failures = [
+        (c, CommitOutcome(CommitStatus.LOST, TAKEN_BACK)) for c, at in seen if at is Observation.ABORTED
+    ]
+    again = [c for c, at in seen if at is Observation.PREPARED]
+    outcomes = answers.of_each(sink, "commit", again, sink.commit_many(again), CommitOutcome) if again else []
+    for committable, outcome in outcomes:
+        if outcome.status is CommitStatus.RETRY_LATER:
+            raise RetryableSinkError(f"cannot commit again what the target has lost: {outcome.detail}", sink=sink.name)
+        if not outcome.settled:
+            failures.append((committable, outcome))
+        _log.warning(
+            "%s was committed, and was prepared again: the target went back to an older state. Committing it again: %s",
+            committable.transaction,
+            outcome.status,
+            extra=about(committable),
+        )
+    if failures:
+        resolve(done, failures, writer)
+    if again and not starting:
+        raise TargetWentBackError(
+            "the target went back to an older state (was a lagging standby promoted?). What was committed before is "
+            "committed again; a restart writes the newest epoch again",
+            pipeline=view.pipeline,
+            sink=sink.name,
+            epoch=done.epoch,
+        )
+
+
+def _newest_completed(view: LogView) -> Decide | None:
+    """The newest completed decision since a rewind, without what was given up of it afterwards."""
+    rewound = max((entry.position for entry in view.entries if isinstance(entry, Rewind)), default=NONE)
+    for decision, completed in reversed(view.decisions):
+        if completed is None or completed.position < rewound:
+            continue
+        later = [e for e in view.entries if isinstance(e, Resolved) and e.position > decision.position]
+        names, sinks = {e.transaction for e in later}, {e.sink for e in later}
+        kept = [c for c in decision.committables if c.transaction not in names and c.sink not in sinks]
+        return msgspec.structs.replace(decision, committables=tuple(kept))
+    return None
+
+
+def forgotten(view: LogView, sink: str, remembered: Remembered | None, *, told_apart: bool = False) -> str:
+    """What a sink's target must have forgotten, by what it remembers of this log; empty if nothing says so.
+
+    With `told_apart`, the target is asked for each transaction of the sink's newest epoch.
+    """
+    if remembered is None:
+        return ""
+    if sink in view.claimed and not remembered.owned:
+        return (
+            "this pipeline has used it before, but it does not know this pipeline and sink. Is it another target, or "
+            "was it emptied or replaced, or is a disk not mounted? Bring back the right one; or, to begin with a new "
+            "target, give the sink another name (in tests: delete the checkpoint together with the services)"
+        )
+    reached = view.reached.get(sink, NOTHING)
+    if told_apart or remembered.progress >= reached:
+        return ""
+    known = f"ends at epoch {remembered.progress.epoch}" if remembered.progress != NOTHING else "is empty"
+    return f"what it knows of this pipeline and sink {known}. Epoch {reached.epoch} is missing: {TAKEN_BACK}"
+
+
+def _go_on_without(writer: LogWriter, sink: str, why: str) -> None:
+    """Accept what a target has, if the policy says so; otherwise, and if another writer has started, raise."""
+    check_newest(writer)
+    view, policy = writer.view, writer.policy
+    if policy.on_lost is not OnLost.SKIP or CommitStatus.LOST not in policy.skips:
+        raise DataLossError(
+            f"the target is not as it was left: {why}. Choices: bring back what is missing; rewind='why', with an "
+            "older checkpoint, writes again what comes after it; on_lost='skip' continues with the target as it is and "
+            "leaves an audit record",
+            pipeline=view.pipeline,
+            sink=sink,
+            epoch=view.completed,
+        )
+    why = f"{policy.skipped_why}; sink {sink}: {why}" if policy.skipped_why else f"sink {sink}: {why}"
+    _log.error("continuing with a target as it is: %s", why, extra={"pipeline": view.pipeline, "sink": sink})
+    writer.resolve(view.completed, "", action="skip", who=policy.skipped_by, why=why, sink=sink)
