@@ -322,7 +322,7 @@ def test_71_used_up_prepared_transactions_are_a_clear_error() -> None:
         words_table(database)
         sink = make_sink(database, "prepared")
         kept = [write(sink, context(subtask=n), words(10 * n)) for n in range(2)]
-        with pytest.raises(RetryableSinkError, match=r"2 of them are of this pipeline.*Raise max_prepared"):
+        with pytest.raises(RetryableSinkError, match=r"allows 2 .*, and 2 of them are of this pipeline.*coalesce\(1\)"):
             write(sink, context(subtask=2), words(20))
         assert [o.status for o in sink.commit_many(kept)] == [CommitStatus.COMMITTED] * 2
 

@@ -154,3 +154,19 @@ def test_complete_mode_into_files_is_refused(spark: SparkSession, tmp_path: Path
     with pytest.raises(StreamingQueryException, match="output mode complete"):
         writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start().awaitTermination()
     assert FileSink("files", tmp_path / "out").format == "parquet"
+
+
+def test_spark_keeps_its_own_partition_by_from_python_data_sources(spark: SparkSession, tmp_path: Path) -> None:
+    """docs/files.md says so: if this fails, Spark has learned to hand it over, and the format can take it."""
+    rows = spark.range(4).selectExpr("id", "id % 2 AS half")
+    batch = rows.write.format("onceward-files").mode("append").option("fileFormat", "jsonl").partitionBy("half")
+    with pytest.raises(PySparkException, match=r"partitioning .* do not match"):
+        batch.save(str(tmp_path / "batch"))
+    feed = Feed(tmp_path)
+    feed.add(4)
+    stream = feed.stream(spark).writeStream.format("onceward-files").option("fileFormat", "jsonl")
+    stream = stream.option("checkpointLocation", str(tmp_path / "checkpoint")).partitionBy("word")
+    query = stream.option("path", str(tmp_path / "stream")).trigger(availableNow=True).start()
+    query.awaitTermination()
+    written = list((tmp_path / "stream").rglob("onceward~*.jsonl"))
+    assert {path.parent for path in written} == {tmp_path / "stream"}

@@ -725,7 +725,11 @@ def test_the_commands_show_what_they_would_do_and_do_it_when_told(case: Case, mo
     said = cli("restore", case.place, "--checkpoint", new)
     assert f"would restore epoch 2 of pipeline orders to {new}; the query can no longer be started from {old}" in said
     assert not case.new.folder.exists()
-    assert f"start the query with checkpoint {new}" in cli("restore", case.place, "--checkpoint", new, "--yes")
+    again = ["restore", case.place, "--checkpoint", new, "--yes", "--pipeline"]
+    refused = CliRunner().invoke(app, ["savepoint", *again, "orders-eu"])
+    assert isinstance(refused.exception, ConfigurationError)
+    assert "is a savepoint of pipeline 'orders', not of 'orders-eu'" in str(refused.exception)
+    assert f"start the query with checkpoint {new}" in cli(*again, "orders")
     assert f"restored to {new}" in cli("list", case.place)
     case.new.run(1)
     assert "would delete" in cli("delete", case.place)

@@ -115,6 +115,7 @@ def restore_(
     *,
     checkpoint: Annotated[str, typer.Option(help="New checkpoint folder for the query; it must be empty or missing.")],
     store: Store = None,
+    pipeline: Pipeline = None,
     rewind: Annotated[
         str | None,
         typer.Option(metavar="WHY", help="Go back although epochs were written since, and record this reason."),
@@ -134,6 +135,11 @@ def restore_(
             f"pipeline.run(restore={found.place!r})"
         )
     saved = manifest.Savepoint.load(folder)
+    if pipeline not in {None, saved.manifest.pipeline}:
+        raise ConfigurationError(
+            f"{saved.storage.root} is a savepoint of pipeline {saved.manifest.pipeline!r}, not of {pipeline!r}: give "
+            "the folder of the right savepoint, or leave out --pipeline"
+        )
     asked = restore.examine(saved, checkpoint, store, rewind)
     if not yes:
         show.would(asked.describe())

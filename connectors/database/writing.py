@@ -198,12 +198,15 @@ class HeldWriting(Writing):
         if known == _DISABLED and what == "cannot prepare":
             return ConfigurationError(f"{error.message}: {read_server(self.target).why_none}")
         if known == _USED_UP and what == "cannot prepare":
-            return RetryableSinkError(
-                f"{error.message}. {len(self._own_prepared())} of them are of this pipeline and sink. Raise "
-                "max_prepared_transactions to at least twice the number of parallel subtasks, look in "
-                "pg_prepared_xacts for orphaned ones, or use commit='staging'"
-            )
+            return RetryableSinkError(f"{error.message}{self._used_up()}")
         return error
+
+    def _used_up(self) -> str:
+        """Return what to do about a server that holds as many prepared transactions as it allows."""
+        own, most = len(self._own_prepared()), 0
+        with suppress(OncewardError):
+            most = read_server(self.target).max_prepared
+        return _USED_UP_ADVICE.format(most=most or "so many", own=own, half=max(most // 2, 1))
 
     def _own_prepared(self) -> list[str]:
         scope = self.context.scope
@@ -212,6 +215,13 @@ class HeldWriting(Writing):
         return []
 
 
+_USED_UP_ADVICE: Final = (
+    ". The server allows {most} (max_prepared_transactions), and {own} of them are of this pipeline and sink. An epoch "
+    "needs one for each subtask, which on Spark is each partition that is written, until it is committed, and one more "
+    "for each task that Spark repeats. Write fewer partitions (through a format: df.coalesce({half}) before the write; "
+    "with exactly_once: writers={half}), raise max_prepared_transactions to twice the number of partitions, look in "
+    "pg_prepared_xacts for orphaned ones, or use commit='staging', which needs none"
+)
 _BY_ANOTHER_ATTEMPT: Final = (
     ", probably by another attempt's prepared transaction over the same keys ({}). It ends with its epoch's decision, "
     "or when the pipeline starts again and sweeps; this attempt must not end it. commit='staging' does not have this "

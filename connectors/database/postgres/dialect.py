@@ -62,7 +62,7 @@ _BUSY: Final = "55000"
 _OTHER_DATABASE: Final = "0A000"
 HOW_TO_ENABLE: Final = (
     "set max_prepared_transactions in postgresql.conf (for example ALTER SYSTEM SET max_prepared_transactions = 64; "
-    f"at least twice the number of parallel subtasks) and restart the server, {HOW_TO_STAGE}"
+    f"at least twice the number of partitions that an epoch writes) and restart the server, {HOW_TO_STAGE}"
 )
 _CONNECT_SECONDS: Final = 10
 _FRESH: Final = "onceward_fresh"
