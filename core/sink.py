@@ -262,6 +262,13 @@ class TwoPhaseCommitSink(Sink, Generic[Txn]):
     def completed(self, scope: Scope, epoch: int) -> None:
         """Do housekeeping after an epoch's COMPLETED entry is durable, for example prune the ledger. May be skipped."""
 
+    def forget(self, scope: Scope) -> None:
+        """Delete what the target remembers of a decision log that was deleted. Default: nothing. May be skipped.
+
+        Called after a batch write without `runKey`, when everything that its log decided is committed. The pipeline's
+        name was random, so nobody will ask for it again. Data must stay, and so must whatever `lingering` lists.
+        """
+
     def warm_up(self, context: WriteContext) -> None:
         """Prepare the next epoch's resources, in the worker, after pre_commit. Must not block for long."""
 

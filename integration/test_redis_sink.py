@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from onceward.cli.main import app
 from onceward.connectors.redis.client import connect
-from onceward.connectors.redis.script import PRUNE
+from onceward.connectors.redis.script import PRUNE, marker_key
 from onceward.connectors.redis.sink import RedisSink
 from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator
 from onceward.core.checkpoint.recovery import sweep
@@ -958,3 +958,14 @@ def test_a_list_whose_elements_are_no_text_is_compared_without_a_traceback(tmp_p
 
 def only_numbers(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.select(["n"]).cast(pa.schema([("n", pa.string())]))
+
+
+def test_what_a_log_that_was_deleted_has_left_goes_in_a_week(tmp_path: Path, valkey: Valkey) -> None:
+    """Until then, the marker keeps a delivery that arrives late from being written again."""
+    sink = claimed(tmp_path, valkey)
+    client, marker = valkey.client(), marker_key(SCOPE)
+    sink.forget(SCOPE._replace(log="another"))
+    assert client.ttl(marker) == -1
+    sink.forget(SCOPE)
+    assert 604_000 < client.ttl(marker) <= 604_800
+    assert [path.name for path in (tmp_path / "log").iterdir() if path.name.endswith(".claim")] == []

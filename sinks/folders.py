@@ -222,6 +222,14 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
                 self._forget(name, give_up=name in released)
                 self._release_mark(name).unlink(missing_ok=True)
 
+    @with_file_errors
+    def forget(self, scope: Scope) -> None:
+        """Delete the proofs of its commits, and the claim."""
+        for name in self._proven_of(scope):
+            self._forget(name, give_up=False)
+            self._release_mark(name).unlink(missing_ok=True)
+        FolderClaims(self._place).forget(scope)
+
     def _proven_of(self, scope: Scope) -> set[TransactionName]:
         return {name for name in self._proven() if name.scope == scope}
 
@@ -316,6 +324,11 @@ class FolderClaims:
         """The log that owns the names, if one has claimed them."""
         path = self._path(scope)
         return _text(path) if path.exists() else None
+
+    def forget(self, scope: Scope) -> None:
+        """Delete this log's claim on the names."""
+        if self.known(scope) == scope.log:
+            self._path(scope).unlink(missing_ok=True)
 
     def release(self, scope: Scope, *, own: bool = False) -> None:
         """Forget other logs' claims on the pipeline; this one's too if the target itself has forgotten it."""

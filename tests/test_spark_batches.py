@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.dataset
 import pytest
+import sqlalchemy as sa
 
-from onceward import FileSink
+from onceward import FileSink, SqlAlchemySink
 from onceward.connectors.spark.options import FormatOptions
 from onceward.connectors.spark.task import Place
 from onceward.connectors.spark.writer import BatchWriter
@@ -98,6 +99,48 @@ def test_a_run_that_was_given_up_leaves_nothing(tmp_path: Path, temporary: Path)
     run.abort(run.write(1), None)
     assert list(temporary.iterdir()) == []
     assert list((tmp_path / "out").rglob("*.pending")) == []
+
+
+def test_runs_without_a_key_leave_no_bookkeeping_in_a_folder(tmp_path: Path, temporary: Path) -> None:
+    out = tmp_path / "out"
+    for number in range(3):
+        run = Run(out)
+        run.commit(run.write(number))
+    failed = Run(out)
+    failed.abort(failed.write(3), None)
+    kept = Run(out, pipeline="days", runKey="monday", store=str(tmp_path / "log"))
+    kept.commit(kept.write(3))
+    again = Run(out, pipeline="days", runKey="monday", store=str(tmp_path / "log"))
+    again.commit(again.write(3))
+    assert again.shown() == [0, 1, 2, 3]
+    left = sorted(path.name for path in out.rglob("*") if not path.name.endswith(".parquet"))
+    assert [name.split("~")[0] for name in left if "days" not in name] == [".identity", "_onceward"]
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.usefixtures("temporary")
+def test_runs_without_a_key_leave_no_bookkeeping_in_a_database(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/target.db"
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE words (n bigint)"))
+
+    def run(number: int, **options: str) -> None:
+        sink = SqlAlchemySink("words", url=url, table="words")
+        pickled = pickle.dumps(BatchWriter(sink, FormatOptions.parse(options)))
+        message = pickle.loads(pickled).write(iter([pa.RecordBatch.from_pydict({"n": [number]})]))
+        pickle.loads(pickled).commit([message])
+
+    for number in range(3):
+        run(number)
+    for _ in range(2):
+        run(3, pipeline="days", runKey="monday", store=str(tmp_path / "log"))
+    with engine.connect() as connection:
+        assert sorted(connection.scalars(sa.text("SELECT n FROM words"))) == [0, 1, 2, 3]
+        for table in ("ledger", "pipelines", "logs"):
+            pipelines = list(connection.scalars(sa.text(f"SELECT pipeline FROM onceward_{table}")))
+            assert [name.split(".")[0] for name in pipelines] == ["days"], table
+    engine.dispose()
 
 
 class Refuses(FileSink):

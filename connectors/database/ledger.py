@@ -263,6 +263,21 @@ def prune(target: Target, scope: Scope, below: int) -> None:
             connection.execute(table.delete().where(*old))
 
 
+def forget(target: Target, scope: Scope) -> None:
+    """Delete all rows of a decision log that was deleted.
+
+    Where transactions' identifiers hold a digest of the names, the row in `logs` stays: without it, nobody could find
+    what a task that was thought dead has prepared since.
+    """
+    dialect, tables = dialect_for(target), tables_of(target)
+    with reading(target, "cannot forget") as connection:
+        if not exists(target, connection):
+            return
+    with transaction(target, "cannot forget") as connection:
+        for table in (tables.ledger, tables.pipelines, *([tables.logs] if dialect.tells_names else [])):
+            connection.execute(table.delete().where(*_mine(table, scope)))
+
+
 def _of(table: sa.Table, pipeline: str, sink: str) -> list[sa.ColumnElement[bool]]:
     return [table.c.pipeline == pipeline, table.c.sink == sink]
 

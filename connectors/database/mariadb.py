@@ -163,6 +163,7 @@ class MariaDb(RowDialect):
     """MariaDB, through PyMySQL, which has its own time limits."""
 
     title = "MariaDB"
+    tells_names = False
     two_phase: TwoPhase | None = XaTransactions()
     asks_with_lock = True
     trial_needs = "CREATE TEMPORARY TABLES on the table's database, and SELECT on the table"

@@ -243,6 +243,9 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         if epoch % ledger.PRUNE_EVERY == 0 and epoch > self.ledger_epochs:
             ledger.prune(self.target, scope, epoch - self.ledger_epochs + 1)
 
+    def forget(self, scope: Scope) -> None:
+        ledger.forget(self.target, scope)
+
 
 def choose_path(requested: CommitPath, target: Target, facts: ServerFacts | None = None) -> CommitPath:
     """How rows wait.

@@ -166,6 +166,12 @@ return #ARGV - 3
 """
 """KEYS: the marker. ARGV: log, START and epoch of the floor, the fields to delete."""
 
+EXPIRE: Final = """
+if redis.call('HGET', KEYS[1], 'log') ~= ARGV[1] then return 0 end
+return redis.call('EXPIRE', KEYS[1], 604800)
+"""
+"""KEYS: the marker. ARGV: log. Deletes the log's marker in a week."""
+
 
 def marker_key(scope: Scope) -> bytes:
     """Where the marker of a sink of a pipeline is."""
@@ -173,7 +179,7 @@ def marker_key(scope: Scope) -> bytes:
 
 
 def change_marker(settings: RedisSettings, script: str, scope: Scope, *arguments: object) -> Any:
-    """Run CLAIM, RELEASE or PRUNE.
+    """Run CLAIM, RELEASE, PRUNE or EXPIRE.
 
     Raises:
         RetryableSinkError: No answer, or the server cannot just now.

@@ -21,7 +21,7 @@ from onceward.sinks.write_ahead import ROWS_PER_SEND, WriteAheadLogSink
 
 from .client import RedisSettings, asking, check_facts, read_facts
 from .forms import FORMS, KeyTemplate, check_form, hashed, written
-from .script import CLAIM, GO_ON, PRUNE, RELEASE, Loss, change_marker, deliver, marker_key
+from .script import CLAIM, EXPIRE, GO_ON, PRUNE, RELEASE, Loss, change_marker, deliver, marker_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -217,6 +217,14 @@ class RedisSink(WriteAheadLogSink):
         if ended:
             floor = newest_of(ended - _released(marker))
             change_marker(self.settings, PRUNE, scope, *floor, *map(str, ended))
+
+    def forget(self, scope: Scope) -> None:
+        """Let the marker expire, and delete what is in the folder.
+
+        The marker outlives any delivery that may still arrive: without it, the server would write those rows again.
+        """
+        change_marker(self.settings, EXPIRE, scope)
+        super().forget(scope)
 
     def _check_owner(self, scope: Scope, known: str | None) -> None:
         if known not in (None, scope.log):

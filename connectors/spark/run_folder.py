@@ -31,6 +31,7 @@ from onceward.core.checkpoint.recovery import sweep
 from onceward.core.errors import OncewardError
 from onceward.core.folders import sole
 from onceward.core.log import DirectoryStore, LogWriter, read
+from onceward.core.names import Scope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,10 +106,18 @@ def mark_failed(folder: Path, pipeline: str, sink: TwoPhaseCommitSink[Any]) -> N
     (folder / _FAILED).write_bytes(msgspec.json.encode(mark))
 
 
-def delete_folder(folder: Path) -> None:
-    """Delete the folder, unless something in it is decided and not completed."""
-    if read(DirectoryStore(folder)).undone is None:
-        shutil.rmtree(folder, ignore_errors=True)
+def delete_folder(folder: Path, sink: TwoPhaseCommitSink[Any]) -> None:
+    """Delete the folder, and what the target remembers of it, unless something in it is decided and not completed."""
+    view = read(DirectoryStore(folder))
+    if view.undone is not None:
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    if not view.log or not view.pipeline:
+        return
+    try:  # after the log: while there is one, the target must know it
+        sink.forget(Scope(view.pipeline, sink.name, view.log))
+    except OncewardError as error:
+        _log.warning("bookkeeping of a batch write that has ended stays in the target of sink %s: %s", sink.name, error)
 
 
 def end_folder(folder: Path, pipeline: str, sink: TwoPhaseCommitSink[Any]) -> None:
@@ -116,7 +125,7 @@ def end_folder(folder: Path, pipeline: str, sink: TwoPhaseCommitSink[Any]) -> No
     if _is_busy(folder):
         mark_failed(folder, pipeline, sink)
     else:
-        delete_folder(folder)
+        delete_folder(folder, sink)
 
 
 def sweep_failed_runs(sink: TwoPhaseCommitSink[Any], policy: CommitPolicy) -> None:
@@ -142,7 +151,7 @@ def _sweep(mark: Path, sink: TwoPhaseCommitSink[Any], policy: CommitPolicy) -> N
         aborted = sweep(writer, [sink]).aborted
         _log.info("aborted %s transactions of a failed run, whose log was in %s", len(aborted), mark.parent)
         if ended:
-            delete_folder(mark.parent)
+            delete_folder(mark.parent, sink)
 
 
 def _tasks(folder: Path) -> list[Path]:

@@ -299,7 +299,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         except FencedError:  # decided, or another run has started, whose sweep may have come too early
             self._abort_fenced(coordinator, messages)
         if folder is not None and run_folder.has_ended(folder):
-            run_folder.delete_folder(folder)
+            run_folder.delete_folder(folder, self.sink)
 
     def _abort_fenced(self, coordinator: Coordinator, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Abort what this run's tasks have prepared, if another START has made its decision impossible."""
