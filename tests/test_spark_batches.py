@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import tempfile
 import threading
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -12,16 +15,18 @@ import pyarrow.dataset
 import pytest
 import sqlalchemy as sa
 
-from onceward import FileSink, SqlAlchemySink
+from onceward import FileSink, HttpSink, SqlAlchemySink
+from onceward.connectors.spark import run_folder
 from onceward.connectors.spark.options import FormatOptions
 from onceward.connectors.spark.task import Place
 from onceward.connectors.spark.writer import BatchWriter
 from onceward.core.errors import CommitPendingError, EpochConflictError, FencedError
 from onceward.core.steps import Step, hooked
 
+from .spark_kit import SparkSink
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from onceward.core.names import Scope
     from onceward.core.transaction import Progress
@@ -42,7 +47,7 @@ class Run:
     def __init__(self, out: Path, **options: str) -> None:
         writer = BatchWriter(FileSink("files", out), FormatOptions.parse(options))
         self._pickled = pickle.dumps(writer)
-        self.out = out
+        self.out, self.folder = out, Path(writer.temporary)
 
     def write(self, *numbers: int, meanwhile: Callable[[], object] = lambda: None) -> Any:
         """What a task does; `meanwhile` happens before it has its first row."""
@@ -239,18 +244,31 @@ def test_a_task_that_is_killed_after_it_has_prepared_is_swept_without_any_answer
     assert list(temporary.iterdir()) == []
 
 
+@pytest.fixture
+def on_another_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Run, int], Any]:
+    """Run a task where the run's folder cannot be seen, and nobody can wait for it."""
+
+    def write(run: Run, number: int) -> Any:
+        folder, hidden = run.folder, tmp_path / "hidden"
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr("onceward.connectors.spark.writer.place", lambda: Place(0, 0, -1, "spark://master:7077"))
+            if folder.exists():
+                folder.rename(hidden)
+            message = run.write(number)
+            if hidden.exists():
+                hidden.rename(folder)
+        return message
+
+    return write
+
+
 def test_what_a_task_prepares_on_another_machine_is_swept_by_the_next_run_into_the_same_target(
-    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, temporary: Path, on_another_machine: Callable[[Run, int], Any]
 ) -> None:
-    """There the run's folder cannot be seen, and nobody can wait for the task."""
     run = Run(tmp_path / "out")
     run.abort(None)
     [folder] = temporary.iterdir()
-    with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("onceward.connectors.spark.writer.place", lambda: Place(0, 0, -1, "spark://master:7077"))
-        folder.rename(tmp_path / "hidden")
-        run.write(1)
-        (tmp_path / "hidden").rename(folder)
+    on_another_machine(run, 1)
     assert len(run.pending()) == 1
     other = Run(tmp_path / "elsewhere")
     other.commit(other.write(2))
@@ -260,6 +278,40 @@ def test_what_a_task_prepares_on_another_machine_is_swept_by_the_next_run_into_t
     following.commit(following.write(3))
     assert following.shown() == [3]
     assert list(temporary.iterdir()) == [folder]  # such a task may still be alive
+
+
+def test_what_an_attempt_that_lost_prepares_on_another_machine_after_the_run_succeeded_is_swept_too(
+    tmp_path: Path, temporary: Path, on_another_machine: Callable[[Run, int], Any]
+) -> None:
+    run = Run(tmp_path / "out")
+    run.commit(on_another_machine(run, 1))
+    [folder] = temporary.iterdir()
+    on_another_machine(run, 1)
+    assert len(run.pending()) == 1
+    following = Run(tmp_path / "out")
+    assert run.pending() == []
+    following.commit(following.write(2))
+    tail = len(list(folder.glob("[0-9]*")))
+    again = Run(tmp_path / "out")
+    again.commit(again.write(3))
+    assert len(list(folder.glob("[0-9]*"))) == tail, "swept at each run: a thousand such runs would take minutes"
+    long_ago = time.time() - 700
+    os.utime(folder / ".failed", (long_ago, long_ago))
+    last = Run(tmp_path / "out")
+    last.commit(last.write(4))
+    assert last.shown() == [1, 2, 3, 4]
+    assert list(temporary.iterdir()) == []
+    assert [path for path in (tmp_path / "out").rglob("*") if path.name.endswith((".claim", ".commit"))] == []
+
+
+def test_a_sink_that_sends_is_known_by_its_folder_and_any_other_without_a_dataset_is_reported(
+    tmp_path: Path, temporary: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sends = HttpSink("http", tmp_path / "log", url="http://localhost/rows")
+    assert sends.dataset() is None
+    assert run_folder.target_of(sends) == f"HttpSink {tmp_path / 'log'}"
+    run_folder.mark_failed(temporary, "batch.x", SparkSink("key"))
+    assert f"onceward txn abort --store {temporary}" in caplog.text
 
 
 def test_two_runs_with_one_key_that_fail_together_leave_nothing(tmp_path: Path, temporary: Path) -> None:

@@ -9,7 +9,9 @@ this log can end these, so the folder outlives every task that can still prepare
    for a START. So one of them sees the other: a task that finds the START rolls back its own transaction, and the abort
    waits for tasks that hold locks, and sweeps again.
 3. The folder is deleted if no lock is left after the START, and all tasks ran on this machine. Otherwise it is kept and
-   marked as failed: the next run into the same target sweeps it, or `onceward txn` does.
+   marked: the next run into the same target sweeps it, or `onceward txn` does.
+4. A run that succeeds may have lost attempts on other machines, too (speculation, an executor that was taken for dead).
+   They may prepare after the sweep that follows COMPLETED, so its folder is kept in the same way, but not as long.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from onceward.core.errors import OncewardError
 from onceward.core.folders import sole
 from onceward.core.log import DirectoryStore, LogWriter, read
 from onceward.core.names import Scope
+from onceward.sinks.folders import FolderSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,21 +45,24 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("onceward.spark")
 PREFIX: Final = "onceward-batch-"
-_TASKS, _FAILED = ".tasks", ".failed"  # a store does not list names with a dot
+_TASKS, _FAILED, _SWEPT = ".tasks", ".failed", ".swept"  # a store does not list names with a dot
 _POLL_SECONDS: Final = 0.05
 WAIT_SECONDS: Final = 10.0
 """How long an abort waits for tasks: Spark gives a Python worker 2 seconds (spark.python.task.killTimeout)."""
 _OLD_SECONDS: Final = 86400.0
 """Age at which no task of a failed run is taken for alive on another machine."""
+_SETTLED_SECONDS: Final = 600.0
+"""The same for a run that succeeded: Spark kills attempts that lost at once, and a lost executor ends by itself."""
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """The mark of a failed run."""
+    """The mark of a run that failed, or that succeeded with attempts that may still be at work."""
 
     pipeline: str
     sink: str
     target: str
     """Kind and dataset of the sink."""
+    succeeded: bool = False
 
 
 def new_folder() -> str:
@@ -65,9 +71,12 @@ def new_folder() -> str:
 
 
 def target_of(sink: TwoPhaseCommitSink[Any]) -> str:
-    """Return what tells the target of a sink from others; empty if the sink does not say."""
-    dataset = sink.dataset()
-    return "" if dataset is None else " ".join((type(sink).__name__, *dataset))
+    """Return what tells the target of a sink from others; empty if the sink does not say.
+
+    Sinks that send prepare in a folder, which is what a sweep cleans up.
+    """
+    place = (sink.directory,) if isinstance(sink, FolderSink) else sink.dataset()
+    return "" if place is None else " ".join((type(sink).__name__, *place))
 
 
 @contextmanager
@@ -100,9 +109,16 @@ def has_ended(folder: Path) -> bool:
     return bool(masters) and all(master.startswith("local") for master in masters) and not _is_busy(folder)
 
 
-def mark_failed(folder: Path, pipeline: str, sink: TwoPhaseCommitSink[Any]) -> None:
+def mark_failed(folder: Path, pipeline: str, sink: TwoPhaseCommitSink[Any], *, succeeded: bool = False) -> None:
     """Let the next run into the same target sweep the rest of this one, which will decide nothing any more."""
-    mark = Failed(pipeline, sink.name, target_of(sink))
+    mark = Failed(pipeline, sink.name, target_of(sink), succeeded)
+    if not mark.target:
+        _log.warning(
+            "sink %s does not say what its target is (dataset), so no later run ends what tasks on other machines may "
+            "still prepare. End it with `onceward txn abort --store %s`, and delete that folder",
+            sink.name,
+            folder,
+        )
     (folder / _FAILED).write_bytes(msgspec.json.encode(mark))
 
 
@@ -121,11 +137,11 @@ def delete_folder(folder: Path, sink: TwoPhaseCommitSink[Any]) -> None:
 
 
 def end_folder(folder: Path, pipeline: str, sink: TwoPhaseCommitSink[Any]) -> None:
-    """Delete the folder of a run that has ended; keep it for the next run if an attempt that lost is still at work."""
-    if _is_busy(folder):
-        mark_failed(folder, pipeline, sink)
-    else:
+    """Delete the folder of a run that succeeded; keep it for the next run if an attempt may still be at work."""
+    if has_ended(folder):
         delete_folder(folder, sink)
+    else:
+        mark_failed(folder, pipeline, sink, succeeded=True)
 
 
 def sweep_failed_runs(sink: TwoPhaseCommitSink[Any], policy: CommitPolicy) -> None:
@@ -145,11 +161,15 @@ def _sweep(mark: Path, sink: TwoPhaseCommitSink[Any], policy: CommitPolicy) -> N
         store = DirectoryStore(mark.parent) if mine else None
         if failed is None or store is None or read(store).undone is not None:
             return
-        ended = has_ended(mark.parent) or time.time() - mark.stat().st_mtime > _OLD_SECONDS
+        age, swept = time.time() - mark.stat().st_mtime, mark.with_name(_SWEPT)
+        ended = has_ended(mark.parent) or age > (_SETTLED_SECONDS if failed.succeeded else _OLD_SECONDS)
+        if failed.succeeded and swept.exists() and not ended:
+            return  # once now and once at the end, however many such runs there are
         writer = LogWriter(store, failed.pipeline, policy)
         writer.start()
         aborted = sweep(writer, [sink]).aborted
-        _log.info("aborted %s transactions of a failed run, whose log was in %s", len(aborted), mark.parent)
+        _log.info("aborted %s transactions of a run that has ended, with its log in %s", len(aborted), mark.parent)
+        swept.touch()
         if ended:
             delete_folder(mark.parent, sink)
 

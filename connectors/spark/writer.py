@@ -280,7 +280,8 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             if self.temporary:
                 error.add_note(f"The decision log of this run is in {self.temporary}, under the name {self.name}.")
             raise
-        self._delete_temporary_log()
+        if self.temporary:
+            run_folder.end_folder(Path(self.temporary), self.name, self.sink)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803 - Spark's name
         """Abort what is not decided, what tasks prepare from now on included. Spark has not waited for its tasks."""
@@ -350,14 +351,14 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         try:
             return super()._open()
         except EpochConflictError as error:
-            self._delete_temporary_log()
+            self._delete_unused_log()
             error.add_note(
                 "A batch write takes no rewind. Restore the store that held the decision of this runKey; or give "
                 "another runKey, which writes the rows again."
             )
             raise
         except OncewardError:
-            self._delete_temporary_log()
+            self._delete_unused_log()
             raise
 
     def _offered(self) -> tuple[int, EpochInput]:
@@ -386,9 +387,9 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             store = f"{store.rstrip('/')}/{pipeline}"
         return open_store(store, pipeline=pipeline, existing=existing)
 
-    def _delete_temporary_log(self) -> None:
+    def _delete_unused_log(self) -> None:
         if self.temporary:
-            run_folder.end_folder(Path(self.temporary), self.name, self.sink)
+            run_folder.delete_folder(Path(self.temporary), self.sink)
 
 
 def committables_of(messages: Sequence[WriterCommitMessage | None]) -> list[Committable]:
