@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 import pgpq
 import pyarrow as pa
 import pytest
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
 
-from onceward.connectors.database.conversions import UnfitError
+from onceward.connectors.database.conversions import UnfitError, as_read_back, read_back
+from onceward.connectors.database.conversions import conversion as database_conversion
 from onceward.connectors.database.plan import split_changes, without_change
 from onceward.connectors.database.postgres.catalog import PgType
 from onceward.connectors.database.postgres.conversions import conversion as postgres_conversion
@@ -157,6 +160,32 @@ def _encode(array: pa.Array, step: Any) -> None:
         encoder: Any = pgpq.ArrowToPostgresBinaryEncoder.new_with_encoders(schema, {"c": step.builder(schema.field(0))})
         encoder.write_header()
         encoder.write_batch(pa.RecordBatch.from_arrays([made], schema=schema))
+
+
+COLUMNS: Final = (
+    *(kind(unsigned=unsigned) for kind in (mysql.TINYINT, mysql.SMALLINT, mysql.INTEGER) for unsigned in (False, True)),
+    *(mysql.BIGINT(unsigned=unsigned) for unsigned in (False, True)),
+    *(mysql.FLOAT(), mysql.DOUBLE(), mysql.DECIMAL(10, 2), mysql.DECIMAL(65, 0)),
+    *(mysql.VARCHAR(3), mysql.CHAR(3), mysql.TEXT(), mysql.TINYTEXT(), mysql.LONGTEXT(), mysql.ENUM("c", "d")),
+    *(mysql.VARBINARY(3), mysql.BINARY(1), mysql.BLOB(), mysql.LONGBLOB(), mysql.JSON(), mysql.BIT(1), mysql.YEAR()),
+    *(mysql.DATE(), mysql.DATETIME(), mysql.DATETIME(fsp=6), mysql.TIMESTAMP(fsp=6), mysql.TIME(), mysql.TIME(fsp=6)),
+    *(sa.types.NullType(), sa.TEXT(), sa.INTEGER(), sa.REAL(), sa.BLOB(), sa.NUMERIC(10, 2), sa.BOOLEAN()),
+    *(sa.DATE(), sa.DATETIME(), sa.TIME()),
+)
+"""As reflection makes them on MariaDB; the last ones are SQLite's."""
+
+
+@each_type
+@pytest.mark.parametrize("backend", ["mariadb", "sqlite"])
+def test_of_databases_that_take_rows_as_python_values(array: pa.Array, backend: str):
+    for column in COLUMNS:
+        with suppress(UnfitError):
+            step = database_conversion(array.type, column, backend)
+            made = step.prepare(array)
+            assert len(step.python(made)) == len(array)
+            kind = read_back(column, backend)
+            if kind is not None and not pa.types.is_null(made.type):
+                as_read_back(made, kind)
 
 
 @each_type

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.sql.dml import Insert
 
+    from .conversions import SqlType
     from .dialect import RowDialect
     from .target import TableName
 
@@ -245,7 +246,7 @@ class Plan:
             into: Another table with the same columns.
         """
         # The table by its names only: no defaults of SQLAlchemy's, and nothing to return.
-        columns = [sa.column(name, self.table.c[name].type) for name in self.schema.names]
+        columns = [sa.column(name, _null_as_null(self.table.c[name].type)) for name in self.schema.names]
         schema, name = (self.table.schema, self.table.name) if into is None else into
         table = sa.table(name, *columns, schema=schema)
         values = {c.name: sa.bindparam(f"c{number}", type_=c.type) for number, c in enumerate(columns)}
@@ -316,3 +317,8 @@ def _needs_value(column: sa.Column[Any], backend: str) -> bool:
 def _numbers_rows(column: sa.Column[Any], backend: str) -> bool:
     """Whether it is SQLite's INTEGER PRIMARY KEY, the number of the row."""
     return backend == "sqlite" and column.primary_key and isinstance(column.type, sa.INTEGER)
+
+
+def _null_as_null(kind: SqlType) -> SqlType:
+    """The type, except that SQLAlchemy would store the JSON text `null` for a null in a JSON column."""
+    return sa.JSON(none_as_null=True) if isinstance(kind, sa.JSON) else kind

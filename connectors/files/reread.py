@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -22,6 +21,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from onceward.core.errors import ConfigurationError
+from onceward.core.kit.pieces import PIECE_BYTES
 from onceward.core.kit.rows import decoded
 from onceward.core.names import parse_file_name
 from onceward.core.proof import JSON_LINE, PARTITION, Piece, Reread
@@ -156,7 +156,10 @@ def _pieces(files: Sequence[_File], left_out: list[str]) -> Iterator[Piece]:
 
 def _parquet(path: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     file = pyarrow.parquet.ParquetFile(path)
-    return file.schema_arrow, file.iter_batches(batch_size=_ROWS_AT_ONCE)
+    groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+    row_bytes = max((group.total_byte_size / group.num_rows for group in groups if group.num_rows), default=0.0)
+    rows = min(_ROWS_AT_ONCE, int(PIECE_BYTES / max(row_bytes, 1.0)))
+    return file.schema_arrow, file.iter_batches(batch_size=max(rows, 1))
 
 
 def _arrow(path: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
@@ -178,11 +181,21 @@ def _csv(path: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
 def _json_lines(path: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     def batches() -> Iterator[pa.RecordBatch]:
         with path.open("rb") as file:
-            while lines := list(islice(file, _ROWS_AT_ONCE)):
+            while lines := _lines(file):
                 texts = pa.array([line.removesuffix(b"\n") for line in lines], pa.binary())
                 yield pa.RecordBatch.from_arrays([texts], names=[JSON_LINE])
 
     return pa.schema([(JSON_LINE, pa.string())]), batches()
+
+
+def _lines(file: IO[bytes]) -> list[bytes]:
+    """Read the next lines, up to a number of lines and of bytes; none at the end."""
+    some: list[bytes] = []
+    size = 0
+    while len(some) < _ROWS_AT_ONCE and size < PIECE_BYTES and (line := file.readline()):
+        some.append(line)
+        size += len(line)
+    return some
 
 
 _PARSED: Final = pyarrow.csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)

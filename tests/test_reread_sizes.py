@@ -1,0 +1,35 @@
+"""Rows that are read back come in pieces of a bounded number of bytes, whatever the number of rows."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from onceward import FileSink
+from onceward.connectors.files.reread import reread
+from onceward.core.kit.pieces import PIECE_BYTES
+from onceward.core.transaction import CommitStatus
+
+from .sink_kit import context
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ROW = 2**20
+
+
+@pytest.mark.parametrize("format_", ["parquet", "jsonl", "arrow", "csv"])
+def test_rows_of_a_megabyte_are_read_back_a_few_at_a_time(tmp_path: Path, format_: str) -> None:
+    sink = FileSink("files", tmp_path, format=format_)
+    transaction = sink.begin(context("files"))
+    count = 3 * PIECE_BYTES // ROW
+    for number in range(count):
+        text = os.urandom(ROW // 2).hex()
+        sink.write(transaction, pa.record_batch({"n": [number], "text": [text]}))
+    assert sink.commit(sink.pre_commit(transaction)).status is CommitStatus.COMMITTED
+    sizes = [(piece.rows.num_rows, piece.rows.nbytes) for piece in reread(str(tmp_path), None).pieces]
+    assert sum(rows for rows, _ in sizes) == count
+    assert max(size for _, size in sizes) <= PIECE_BYTES + 2 * ROW, sizes
