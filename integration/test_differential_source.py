@@ -12,21 +12,23 @@ import os
 import random
 import time
 import uuid
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import OffsetSpec
+from confluent_kafka import IsolationLevel, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import OffsetSpec, ResourceType
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from onceward.connectors.spark import register
 from onceward.testing.services.jars import PEER_JARS, ensure_jars
 
-from .kafka_source_kit import Writer, wait_until
+from .kafka_source_kit import Writer, rows, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
@@ -38,6 +40,9 @@ OURS, SPARKS = "onceward-kafka", "kafka"
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 LARGEST = 8 * 2**20
 SEED = os.environ.get("ONCEWARD_SOURCE_SEED")
+FAULTS = (PySparkException, Py4JJavaError)
+"""Spark gives some faults of tasks as they are."""
+COMPACTED = {"cleanup.policy": "compact", "segment.ms": "100", "min.cleanable.dirty.ratio": "0.001"}
 COLUMNS = (
     "key",
     "length(value) AS bytes",
@@ -72,12 +77,12 @@ class Answer(NamedTuple):
 def answer(frames: list[DataFrame]) -> Answer:
     """Collect the rows of frames that have the same columns."""
     columns: tuple[str, ...] = ()
-    rows: list[Any] = []
+    found: list[Any] = []
     for frame in frames:
         columns = tuple(f"{field.name} {field.dataType.simpleString()}" for field in frame.schema)
         headers = ["headers"] if "headers" in frame.columns else []
-        rows += [as_tuple(row) for row in frame.selectExpr(*COLUMNS, *headers).collect()]
-    return Answer(columns, tuple(sorted(rows)))
+        found += [as_tuple(row) for row in frame.selectExpr(*COLUMNS, *headers).collect()]
+    return Answer(columns, tuple(sorted(found)))
 
 
 def as_tuple(row: Any) -> tuple[Any, ...]:
@@ -86,6 +91,12 @@ def as_tuple(row: Any) -> tuple[Any, ...]:
     texts = repr([(header.key, header.value) for header in headers]) if headers is not None else "none"
     rest = (repr(row.key), row.bytes, row.hash, row.time, row.timestampType, texts)
     return row.topic, row.partition, row.offset, *map(repr, rest)
+
+
+def said(error: Exception) -> str:
+    """What a fault says, without the stacks."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return " / ".join(line[:300] for line in lines if line and not line.startswith(("at ", "File ", "...")))[:1500]
 
 
 class World:
@@ -100,8 +111,31 @@ class World:
         self.settings: dict[str, dict[str, str]] = {}
         self.open = ExitStack()
         """Transactions that are open while the topics are read."""
+        self._busy: set[str] = set()
+        """Topics that have open transactions."""
         for _ in range(self.chance.choice([1, 1, 2])):
             self._create(f"diff-{seed}-{uuid.uuid4().hex[:6]}", self.chance.randint(1, 3))
+        if self.chance.random() < 0.5:
+            self._create_compacted(f"diff-{seed}-{uuid.uuid4().hex[:6]}")
+
+    def _create_compacted(self, topic: str) -> None:
+        """Make a topic of which compaction has removed records, and which is not compacted any further.
+
+        Compaction must not go on between the two reads that are compared.
+        """
+        self.writer.alter(ResourceType.BROKER, "1", {"log.cleaner.backoff.ms": "100"})
+        self.settings[topic] = {"max.message.bytes": str(LARGEST), **COMPACTED}
+        self._create(topic, 1)
+        for _ in range(4):
+            self.writer.send(topic, range(30), key=self.chance.choice([b"a", b"b", b"c"]))
+            time.sleep(0.15)  # more than segment.ms: only older segments are compacted
+        source = self.writer.source(topic)
+        wait_until(lambda: len(rows(source, source.splits(source.start(), source.end()))) < 120)
+        plain = {"cleanup.policy": "delete", "message.timestamp.after.max.ms": str(2**63 - 1)}
+        self.writer.alter(ResourceType.TOPIC, topic, plain)
+        self.settings[topic] = {"max.message.bytes": str(LARGEST), **plain}
+        time.sleep(0.5)  # for a cleaning that has begun
+        self.told(f"compact {topic}")
 
     def _create(self, topic: str, partitions: int) -> None:
         settings = {"max.message.bytes": str(LARGEST), "message.timestamp.after.max.ms": str(2**63 - 1)}
@@ -127,6 +161,7 @@ class World:
             self.delete: 1,
             self.add_partition: 1,
             self.open_transaction: 1,
+            self.make_again: 1,
         }
         for _ in range(count):
             self.chance.choices(list(kinds), list(kinds.values()))[0]()
@@ -151,7 +186,8 @@ class World:
     def open_transaction(self) -> None:
         topic, partition = self.any_partition()
         producer = self.open.enter_context(self._transaction(topic, partition))
-        self.open.callback(producer.abort_transaction, 30)
+        self.open.callback(suppressing_faults(producer.abort_transaction), 30)
+        self._busy.add(topic)
         self.told(f"leave a transaction open in {topic}-{partition}")
 
     def delete(self) -> None:
@@ -172,16 +208,28 @@ class World:
     def make_again(self) -> None:
         """Delete a topic and create it under the same name, with other records."""
         topic, _ = self.any_partition()
+        if topic in self._busy:
+            return
         self.writer.delete_topic(topic)
         wait_until(lambda: self.writer.partitions_of(topic) == 0)
         self._create(topic, self.partitions[topic])
         wait_until(lambda: self.writer.partitions_of(topic) == self.partitions[topic])
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
+        """The first offset, and the one behind the last stable one: both sources wait for what lies behind it."""
         place = TopicPartition(topic, partition)
-        asked = [self.writer.admin.list_offsets({place: spec}) for spec in (OffsetSpec.earliest(), OffsetSpec.latest())]
-        first, end = (int(next(iter(one.values())).result(60).offset) for one in asked)
-        return first, end
+        ask = partial(self.writer.admin.list_offsets, isolation_level=IsolationLevel.READ_COMMITTED)
+        found: list[int] = []
+
+        def known() -> bool:
+            """A broker learns a moment later that it leads a new partition."""
+            with suppress(KafkaException):
+                asked = [ask({place: spec}) for spec in (OffsetSpec.earliest(), OffsetSpec.latest())]
+                found[:] = [int(next(iter(one.values())).result(60).offset) for one in asked]
+            return bool(found)
+
+        wait_until(known)
+        return found[0], found[1]
 
     def _producer(self, codec: str, **more: Any) -> Producer:
         config = {"bootstrap.servers": self.writer.servers, "linger.ms": 5, "log_level": 0, **more}
@@ -193,7 +241,10 @@ class World:
     @contextmanager
     def _transaction(self, topic: str, partition: int) -> Iterator[Producer]:
         """A transaction that holds records of one partition, and is still open."""
-        producer = self._producer(self.chance.choice(CODECS), **{"transactional.id": f"diff-{uuid.uuid4().hex}"})
+        producer = self._producer(
+            self.chance.choice(CODECS),
+            **{"transactional.id": f"diff-{uuid.uuid4().hex}", "transaction.timeout.ms": 900_000},
+        )
         producer.init_transactions(30)
         producer.begin_transaction()
         self._produce(producer, topic, partition)
@@ -221,6 +272,16 @@ class World:
         return [(self.chance.choice(names), self.chance.choice(values)) for _ in range(self.chance.randint(0, 4))]
 
 
+def suppressing_faults(call: Callable[..., None]) -> Callable[..., None]:
+    """End a transaction whose end no test depends on."""
+
+    def suppressed(*arguments: Any) -> None:
+        with suppress(KafkaException):
+            call(*arguments)
+
+    return suppressed
+
+
 class Side:
     """One of the two sources, over batches and over one query that is started again and again."""
 
@@ -232,19 +293,19 @@ class Side:
         """Read once."""
         try:
             return answer([self._spark.read.format(self._form).options(**self._options(options)).load()])
-        except PySparkException as error:
-            return Answer((), (), str(error)[:500])
+        except FAULTS as error:
+            return Answer((), (), said(error))
 
     def run(self, options: dict[str, str]) -> Answer:
         """Run the query over all there is."""
         found: list[Answer] = []
         frame = self._spark.readStream.format(self._form).options(**self._options(options)).load()
-        writer = frame.writeStream.foreachBatch(lambda rows, _: found.append(answer([rows])))
+        writer = frame.writeStream.foreachBatch(lambda batch, _: found.append(answer([batch])))
         query = writer.option("checkpointLocation", self._checkpoint).trigger(availableNow=True).start()
         try:
             assert query.awaitTermination(120), "the query did not end"
-        except PySparkException as error:
-            return Answer((), (), str(error)[:500])
+        except FAULTS as error:
+            return Answer((), (), said(error))
         finally:
             query.stop()
         columns = {one.columns for one in found}
