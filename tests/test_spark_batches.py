@@ -45,7 +45,7 @@ class Run:
     """A batch write as Spark drives it: the writer is pickled in one process, used and completed in others."""
 
     def __init__(self, out: Path, **options: str) -> None:
-        writer = BatchWriter(FileSink("files", out), FormatOptions.parse(options))
+        writer = BatchWriter(FileSink(options.pop("name", "files"), out), FormatOptions.parse(options))
         self._pickled = pickle.dumps(writer)
         self.out, self.folder = out, Path(writer.temporary)
 
@@ -189,6 +189,50 @@ def test_a_log_that_somebody_chose_is_never_deleted(tmp_path: Path, temporary: P
     assert [path for path in (tmp_path / "log").rglob("*") if path.is_file()] != []
     assert list(temporary.iterdir()) == []
     assert run.shown() == ([1] if name == "runKey" else [1, 1])
+
+
+def of_monday(out: Path, log: Path, *, name: str = "files", pipeline: str = "days") -> Run:
+    return Run(out, name=name, store=str(log), pipeline=pipeline, runKey="monday")
+
+
+def test_each_target_of_a_job_has_a_run_of_its_own(tmp_path: Path) -> None:
+    """One pipeline, one runKey and one store for all that a job writes."""
+    shown = {}
+    for target, name in (("a", "files"), ("b", "files"), ("a", "files"), ("b", "others")):
+        run = of_monday(tmp_path / target, tmp_path / "log", name=name)
+        run.commit(run.write(1))
+        shown[target] = run.shown()
+    assert shown == {"a": [1], "b": [1, 1]}
+
+
+def test_pipelines_whose_long_names_begin_alike_have_runs_of_their_own(tmp_path: Path) -> None:
+    for number in range(2):
+        run = of_monday(tmp_path / f"{number}", tmp_path / "log", pipeline=f"{'p' * 60}{number}")
+        run.commit(run.write(number))
+        assert run.shown() == [number]
+
+
+class Somewhere(FileSink):
+    """A target that has an address."""
+
+    address = "first"
+
+    def dataset(self) -> tuple[str, str]:
+        return self.address, "table"
+
+
+def test_a_target_of_the_same_name_at_another_address_is_no_replay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = FormatOptions.parse({"store": str(tmp_path / "log"), "pipeline": "days", "runKey": "monday"})
+    for expected in (False, True):
+        writer = pickle.loads(pickle.dumps(BatchWriter(Somewhere("files", tmp_path), options)))
+        assert writer.opened.replay is expected
+        writer.commit([writer.write(iter([pa.RecordBatch.from_pydict({"n": [1]})]))])
+    monkeypatch.setattr(Somewhere, "address", "second")
+    with pytest.raises(EpochConflictError) as caught:
+        pickle.dumps(BatchWriter(Somewhere("files", tmp_path), options))
+    assert "at another address: nothing was written here" in caught.value.__notes__[0]
 
 
 def test_a_task_that_prepares_after_its_run_was_given_up_is_waited_for_and_swept(

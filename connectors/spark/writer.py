@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -251,8 +252,13 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     def __init__(self, sink: TwoPhaseCommitSink[Any], options: FormatOptions) -> None:
         super().__init__(sink, msgspec.structs.replace(options, rewind=None, adopt=False))  # a run has one epoch
         self.run = options.run_key or uuid.uuid4().hex
-        digest = hashlib.sha256(self.run.encode()).hexdigest()[:_DIGEST]
-        self.name = f"{(options.pipeline or 'batch')[: PIPELINE_LENGTH - _DIGEST - 1]}.{digest}"
+        dataset = sink.dataset()
+        self.place = dataset[0] if dataset is not None else ""
+        """Where the target is, by the address that was given."""
+        pipeline, target = options.pipeline or "batch", dataset[1] if dataset is not None else ""
+        identity = json.dumps([pipeline, self.run, sink.name, target])
+        digest = hashlib.sha256(identity.encode()).hexdigest()[:_DIGEST]
+        self.name = f"{pipeline[: PIPELINE_LENGTH - _DIGEST - 1]}.{digest}"
         self.temporary = ""
         """Folder of the decision log if only this run uses it: known to whoever has this writer."""
         self._sees_folder = False
@@ -353,6 +359,10 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         except EpochConflictError as error:
             self._delete_unused_log()
             error.add_note(
+                "If this runKey was written before to a target of the same name at another address: nothing was "
+                "written here. Give the address that was used then, or, for another server, another runKey."
+            )
+            error.add_note(
                 "A batch write takes no rewind. Restore the store that held the decision of this runKey; or give "
                 "another runKey, which writes the rows again."
             )
@@ -362,7 +372,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             raise
 
     def _offered(self) -> tuple[int, EpochInput]:
-        return 0, EpochInput(query=self.run)  # the caller says by the run key that it is the same
+        return 0, EpochInput(query=self.run, end=self.place)  # the caller says by the run key that it is the same
 
     def _pipeline(self) -> str:
         return self.name
