@@ -334,6 +334,15 @@ class TestOpening:
         assert view.claimed == {"a"}
         assert bench.opened(FakeSink("b")).view.claimed == {"a"}
 
+    def test_a_sink_that_joins_before_a_replay_is_refused(self):
+        """It would never get the rows of that epoch."""
+        bench = Bench()
+        bench.run(bench.opened(), 0)
+        with pytest.raises(EpochConflictError, match=r"decided before b took part.*with the sinks as they were \(a\)"):
+            bench.opened(FakeSink("b")).admit(0, about(0))
+        assert bench.opened().admit(0, about(0)) is Admission.REPLAY
+        assert bench.opened(FakeSink("b")).admit(1, about(1)) is Admission.NEW
+
     def test_a_sink_that_joins_later_claims_its_names(self):
         bench = Bench()
         bench.run(bench.opened(), 0)

@@ -19,7 +19,7 @@ from ..log.view import NONE, check_next, may_follow
 from ..transaction import Acknowledgement, Committable, Observation
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from ..log import EpochInput, LogView, LogWriter, Rewound
     from ..sink import TwoPhaseCommitSink
@@ -67,6 +67,20 @@ def admission(
     check_next(view, epoch, view.decided if gaps else None)
     check_continues(view, epoch, epoch_input, gaps=gaps)
     return Admission.NEW
+
+
+def check_no_sink_joined(view: LogView, sinks: Collection[str]) -> None:
+    """Refuse the replay of an epoch that was decided before one of the sinks was there: it would never get its rows."""
+    joined = sorted(set(sinks) - set(view.newest.sinks)) if view.newest is not None else []
+    if joined:
+        raise EpochConflictError(
+            f"this epoch was decided before {', '.join(joined)} took part, and is only recorded as done now, so "
+            f"{', '.join(joined)} would never get its rows. Start once more with the sinks as they were "
+            f"({', '.join(sorted(view.newest.sinks)) if view.newest is not None else ''}) and let one micro-batch end; "
+            "then change them",
+            pipeline=view.pipeline,
+            epoch=view.decided,
+        )
 
 
 def check_continues(view: LogView, epoch: int, epoch_input: EpochInput, *, gaps: bool) -> None:

@@ -38,7 +38,16 @@ from ..names import check_pipeline_name
 from ..policy import CommitPolicy
 from ..steps import Step, crash_point
 from ..transaction import Acknowledgement, Committable, WriteContext
-from .admission import Admission, admission, check_age, check_query, gather, goes_back, with_earlier
+from .admission import (
+    Admission,
+    admission,
+    check_age,
+    check_no_sink_joined,
+    check_query,
+    gather,
+    goes_back,
+    with_earlier,
+)
 from .commit import check_sinks, finish
 from .healing import Lost, check_same_rows
 from .kept import check_kept
@@ -197,7 +206,7 @@ class Coordinator:
             adopt: Accept any first epoch of an empty log (the query ran with another sink before).
 
         Raises:
-            EpochConflictError: Neither.
+            EpochConflictError: Neither, or a replay of which a sink would get nothing.
         """
         if self.lost is not None:
             if epoch != self.lost.decision.epoch or not self.lost.decision.input.same_as(epoch_input):
@@ -209,6 +218,8 @@ class Coordinator:
             self._began = self.policy.monotonic()
             return Admission.HEAL
         admitted = admission(self.view, epoch, epoch_input, adopt=adopt, gaps=self.gaps)
+        if admitted is Admission.REPLAY:
+            check_no_sink_joined(self.view, self.sinks)
         if admitted is Admission.NEW:
             self._began = self.policy.monotonic()
         if admitted is Admission.NEW and not self.gaps:

@@ -270,7 +270,7 @@ class Simulation:
     def _is_told_what_to_do(self, error: BaseException) -> bool:
         """A person does what the message says."""
         message = error.message if isinstance(error, EpochConflictError) else ""
-        if "no longer has" in message:
+        if "no longer has" in message or "with the sinks as they were" in message:
             self.renamed = not self.renamed
             return True
         if "give another reason" in message and self.rewind is not None:
