@@ -124,7 +124,15 @@ class KafkaError(SinkError):
 
 
 class SqlError(SinkError):
-    """A database refused or failed an operation."""
+    """A database refused or failed an operation.
+
+    Attributes:
+        remedy: What to change so that the table takes refused rows, as far as the database's code tells; else empty.
+        of_rows: Whether correcting the rows would help, too.
+    """
+
+    remedy: str = ""
+    of_rows: bool = True
 
 
 class PostgresError(SqlError):

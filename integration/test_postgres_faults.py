@@ -327,6 +327,43 @@ def test_71_used_up_prepared_transactions_are_a_clear_error() -> None:
         assert [o.status for o in sink.commit_many(kept)] == [CommitStatus.COMMITTED] * 2
 
 
+def test_a_full_table_of_locks_is_not_taken_for_used_up_prepared_transactions() -> None:
+    few = {"max_locks_per_transaction": "10", "max_connections": "20", "max_prepared_transactions": "2"}
+    with running_server(**few, fsync="off") as other, fresh_database(other) as database:
+        database.run("CREATE TABLE words (id bigint PRIMARY KEY, word text) PARTITION BY LIST (id)")
+        for n in range(600):
+            database.run(f"CREATE TABLE part_{n} PARTITION OF words FOR VALUES IN ({n})")
+        make_sink(database, "prepared").validate(SCHEMA)
+        with pytest.raises(RetryableSinkError, match=r"SQLSTATE 53200.*Raise max_locks_per_tr.*restart") as caught:
+            write(make_sink(database, "prepared"), context(), words(0, 600))
+        assert "max_prepared" not in str(caught.value)
+
+
+NOTIFY = "PERFORM pg_notify('words', '')"
+TEMPORARY = "CREATE TEMPORARY TABLE IF NOT EXISTS seen (id bigint) ON COMMIT DROP"
+
+
+@pytest.mark.parametrize("does", [NOTIFY, TEMPORARY])
+def test_a_trigger_that_no_prepared_transaction_allows_is_said_to_need_staging(database: Database, does: str) -> None:
+    words_table(database)
+    body = f"BEGIN {does}; RETURN NULL; END"
+    database.run(f"CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS $$ {body} $$")
+    database.run("CREATE TRIGGER tell AFTER INSERT ON words FOR EACH STATEMENT EXECUTE FUNCTION tell()")
+    with pytest.raises(ConfigurationError, match=r"SQLSTATE 0A000\).*a trigger.*use commit='staging'"):
+        write(make_sink(database, "prepared"), context(), words(1))
+    staging = make_sink(database, "staging")
+    assert staging.commit(write(staging, context(2), words(1))).status is CommitStatus.COMMITTED
+
+
+def test_an_error_of_a_trigger_is_not_taken_for_disabled_prepared_transactions(database: Database) -> None:
+    words_table(database)
+    body = "BEGIN RAISE EXCEPTION 'closed' USING ERRCODE = '55000'; END"
+    database.run(f"CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ {body} $$")
+    database.run("CREATE TRIGGER refuse AFTER INSERT ON words FOR EACH STATEMENT EXECUTE FUNCTION refuse()")
+    with pytest.raises(PostgresError, match="closed"):
+        write(make_sink(database, "prepared"), context(), words(1))
+
+
 def test_72_foreign_prepared_transactions_are_never_touched(sink: PostgresSink, database: Database) -> None:
     foreign = ["batch-7", f"onceward:1:orders:words:{SCOPE.log}", f"onceward:1:orders:words:{SCOPE.log}:3:1:0:0:XYZ"]
     for number, gid in enumerate(foreign):
@@ -491,11 +528,41 @@ def test_what_another_role_prepared_cannot_be_ended_and_the_error_says_so(databa
         make_sink(database, dsn=restricted).commit(committable)
 
 
+def test_a_right_that_is_missing_at_a_merge_is_to_be_granted(database: Database, restricted: str) -> None:
+    database.run("CREATE TABLE words (id bigint PRIMARY KEY, word text)")
+    database.run("GRANT CREATE ON DATABASE " + database.name + " TO limited")
+    database.run("GRANT INSERT ON words TO limited")
+    sink = make_sink(database, "staging", dsn=restricted)
+    sink.validate(SCHEMA)
+    committable = write(sink, context(), words(1))
+    database.run("REVOKE INSERT ON words FROM limited")
+    with pytest.raises(PostgresError, match=r"SQLSTATE 42501.*GRANT the missing right.*start again") as caught:
+        sink.commit(committable)
+    assert "delete" not in str(caught.value)
+    database.run("GRANT INSERT ON words TO limited")
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+
+
 def test_a_wrong_password_is_a_clear_error_without_it(database: Database) -> None:
     dsn = psycopg.conninfo.make_conninfo(database.dsn, password="not the right one")
-    with pytest.raises((PostgresError, RetryableSinkError), match="password authentication failed") as caught:
+    with pytest.raises(PostgresError, match="password authentication failed") as caught:
         make_sink(database, dsn=dsn).validate(SCHEMA)
     assert "not the right one" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"password": ""}, "no password supplied"),
+        ({"dbname": "nowhere"}, 'database "nowhere" does not exist'),
+        ({"host": "127.0.0.1,127.0.0.1", "password": "wrong"}, "password authentication failed"),
+        ({"options": "-c nonsense=1"}, 'unrecognized configuration parameter "nonsense"'),
+        ({"sslmode": "require"}, "server does not support SSL, but SSL was required"),
+    ],
+)
+def test_a_login_that_is_refused_does_not_pass_by_itself(database: Database, change: dict[str, str], says: str) -> None:
+    with pytest.raises(PostgresError, match=says):
+        make_sink(database, dsn=psycopg.conninfo.make_conninfo(database.dsn, **change)).validate(SCHEMA)
 
 
 def test_many_processes_may_create_the_ledger_at_once(database: Database) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from sqlalchemy import exc
 from onceward.connectors.database import ledger
 from onceward.connectors.database.dialect import Answer, Movement
 from onceward.connectors.database.engines import transaction
-from onceward.connectors.database.failures import may_pass
+from onceward.connectors.database.failures import may_pass, translate
 from onceward.connectors.database.ledger import Facts
 from onceward.connectors.database.mariadb import XaTransactions, Xid
 from onceward.connectors.database.own_tables import identity_row, tables_of
@@ -360,6 +361,57 @@ def test_what_mariadb_says_of_an_identifier(number: int | None, listed: bool, an
 )
 def test_what_may_pass_by_itself_is_told_from_what_will_not(error: Exception, passes: bool) -> None:
     assert may_pass(exc.OperationalError("INSERT", None, error)) is passes
+
+
+FAILED = 'connection failed: connection to server at "127.0.0.1", port 5432 failed: '
+DOWN = FAILED + "Connection refused\n\tIs the server running on that host and accepting TCP/IP connections?"
+WRONG = FAILED + 'FATAL:  password authentication failed for user "dev"'
+
+
+def several(**attempts: str) -> str:
+    found = "".join(f"\n- host: '{host}', port: '5432': {said}" for host, said in attempts.items())
+    return f"{DOWN}\nMultiple connection attempts failed. All failures were:{found}"
+
+
+@pytest.mark.parametrize(
+    ("said", "passes"),
+    [
+        (DOWN, True),
+        (FAILED + "FATAL:  the database system is starting up", True),
+        (FAILED + "FATAL:  sorry, too many clients already", True),
+        (FAILED + 'FATAL:  database "shop" is not currently accepting connections', True),
+        ("connection is bad: could not translate host name", True),
+        (WRONG, False),
+        (FAILED + 'FATAL:  role "dev" does not exist', False),
+        (FAILED + 'FATAL:  no pg_hba.conf entry for host "10.0.0.1", user "dev", database "shop"', False),
+        (several(a=DOWN, b=WRONG), True),
+        (several(a=WRONG, b=WRONG), False),
+        (several(a=DOWN) + f"\n- host: 'a', port: '5432': {WRONG}", False),
+    ],
+)
+def test_a_server_that_refuses_a_login_is_told_from_one_that_is_down(said: str, passes: bool) -> None:
+    """Of several hosts each must refuse; of one name's addresses, one is enough."""
+    assert may_pass(exc.OperationalError(None, None, psycopg.OperationalError(said))) is passes
+
+
+@pytest.mark.parametrize(
+    ("state", "says", "of_rows"),
+    [
+        ("42501", "GRANT", False),
+        ("23505", "delete the rows", True),
+        ("23503", "insert the rows that they refer to", True),
+        ("23514", "create a partition", True),
+        ("22012", "generated column", True),
+        ("42P01", "create again", False),
+        ("XX000", "change the table", False),
+    ],
+)
+def test_the_advice_after_a_merge_that_was_refused_fits_its_reason(state: str, says: str, of_rows: bool) -> None:
+    error = translate(exc.DBAPIError("INSERT", None, refused(state)), "cannot merge", POSTGRES)
+    assert isinstance(error, PostgresError)
+    assert says in error.remedy
+    assert error.of_rows is of_rows
+    assert pickle.loads(pickle.dumps(error)).remedy == error.remedy
 
 
 def test_a_name_of_another_sink_or_pipeline_is_not_ours() -> None:

@@ -6,12 +6,15 @@ Codes". SQLAlchemy's own message is never repeated: it holds the statement and r
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import exc
 
 from onceward.core.errors import PostgresError, RetryableSinkError, SinkError, SqlError
+
+from .remedies import are_rows_to_blame, remedy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,13 +35,23 @@ _MARIADB_CODES: Final = frozenset(
 )
 _SQLITE_CODES: Final = frozenset({5, 6, 10, 13})
 """Busy, locked, input or output error, disk full."""
+_SEVERAL: Final = "\nMultiple connection attempts failed."
+_REFUSED_LOGIN: Final = re.compile(
+    r"(?:Peer|certificate) authentication failed for user|password authentication failed for user"
+    r"|fe_sendauth: no password supplied"
+    r'|FATAL:  (database|role) ".*" does not exist|role ".*" is not permitted to log in'
+    r"|no pg_hba\.conf entry for|pg_hba\.conf rejects connection|FATAL:  permission denied for database"
+    r"|FATAL:  (no such (user|database)|unrecognized configuration parameter|invalid value for parameter)"
+    r"|certificate verify failed|does not match host name|server does not support SSL, but SSL was required"
+    r'|certificate file ".*" does not exist'
+)
 _PRIMARY: Final = 0xFF
 """SQLite's extended codes hold the primary one in the lowest byte."""
 
 
 def code(error: exc.SQLAlchemyError) -> str | int | None:
     """SQLSTATE on PostgreSQL, the server's number on MariaDB, the primary result code on SQLite; None if unknown."""
-    cause = _cause(error)
+    cause = cause_of(error)
     driver = _driver(cause)
     if driver == "psycopg":
         return getattr(cause, "sqlstate", None)
@@ -57,13 +70,32 @@ def may_pass(error: exc.SQLAlchemyError) -> bool:
     if isinstance(known, str):
         return known[:2] in _POSTGRES_CLASSES or known in _POSTGRES_STATES
     if known:
-        return known in (_SQLITE_CODES if _driver(_cause(error)) == "sqlite3" else _MARIADB_CODES)
+        return known in (_SQLITE_CODES if _driver(cause_of(error)) == "sqlite3" else _MARIADB_CODES)
+    if _is_refused_login(cause_of(error)):
+        return False
     return isinstance(error, exc.OperationalError | exc.InterfaceError | exc.TimeoutError)
+
+
+def _is_refused_login(error: BaseException) -> bool:
+    """Whether a server, or libpq itself, has refused to open a connection until somebody changes something.
+
+    psycopg knows no SQLSTATE of a connection that failed, so the text tells: the C locale's, which servers use where
+    nobody chose another; any other text counts as an outage. Of several hosts, each must have refused: behind one that
+    is down there may be the one that takes the password.
+    """
+    first, _, rest = str(error).partition(_SEVERAL)
+    hosts: dict[str, bool] = {}
+    for attempt in rest.split("\n- host: ")[1:]:
+        host = attempt.partition(",")[0]
+        hosts[host] = hosts.get(host, False) or bool(_REFUSED_LOGIN.search(attempt))
+    if hosts:
+        return all(hosts.values())
+    return getattr(getattr(error, "pgconn", None), "needs_password", False) or bool(_REFUSED_LOGIN.search(first))
 
 
 def words(error: exc.SQLAlchemyError) -> str:
     """What the database said, on one line, with its code."""
-    cause, known = _cause(error), code(error)
+    cause, known = cause_of(error), code(error)
     if isinstance(known, str):
         return f"{_postgres_words(cause)} (SQLSTATE {known})"
     said = cause.args[1] if isinstance(known, int) and _driver(cause) != "sqlite3" and len(cause.args) > 1 else cause
@@ -78,7 +110,8 @@ def _postgres_words(error: Any) -> str:
     return ". ".join(part.rstrip(".") for part in parts)
 
 
-def _cause(error: exc.SQLAlchemyError) -> BaseException:
+def cause_of(error: exc.SQLAlchemyError) -> Any:
+    """Return the driver's own error, where there is one."""
     orig = error.orig if isinstance(error, exc.StatementError) else None
     return error if orig is None else orig
 
@@ -94,8 +127,12 @@ def refusal(target: Target) -> type[SqlError]:
 
 def translate(error: exc.SQLAlchemyError, what: str, target: Target) -> SinkError:
     """Onceward's error for SQLAlchemy's: RetryableSinkError if it may pass."""
-    kind = RetryableSinkError if may_pass(error) else refusal(target)
-    return kind(f"{what} ({target.url}): {target.url.redact(words(error))}")
+    said = f"{what} ({target.url}): {target.url.redact(words(error))}"
+    if may_pass(error):
+        return RetryableSinkError(said)
+    refused, known = refusal(target)(said), code(error)
+    refused.remedy, refused.of_rows = remedy(known, cause_of(error)), are_rows_to_blame(known)
+    return refused
 
 
 @contextmanager

@@ -214,11 +214,9 @@ def _refused(target: Target, error: OncewardError, first: Committable, heads: li
         )
     else:
         stages = sorted({str(TableName(target.ledger_schema, head.stage)) for head in heads if head.stage})
-        change = "change the table so that it takes them, "
-        ways = "delete its rows that conflict with them, or correct the rows in the staging table"
         todo = (
             f"They are safe in the staging table {', '.join(stages) or tables.pieces} and the decision remains valid: "
-            f"{change}{ways if stages else 'or delete its rows that conflict with them'}; then start again"
+            f"{_remedy(error, correctable=bool(stages))}; then start again"
         )
     return refusal(target)(
         f"the decided rows of this epoch cannot be moved into the table: {error.message}. {todo}",
@@ -226,6 +224,12 @@ def _refused(target: Target, error: OncewardError, first: Committable, heads: li
         sink=first.sink,
         epoch=first.epoch,
     )
+
+
+def _remedy(error: OncewardError, *, correctable: bool) -> str:
+    remedy, of_rows = (error.remedy, error.of_rows) if isinstance(error, SqlError) else ("", True)
+    change = remedy or "change the table so that it takes them"
+    return f"{change}, or correct the rows in the staging table" if correctable and of_rows else change
 
 
 def abort_staged(target: Target, committable: Committable) -> AbortOutcome:

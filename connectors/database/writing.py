@@ -13,9 +13,10 @@ from onceward.core.errors import ConfigurationError, OncewardError, RetryableSin
 from . import ledger
 from .dialect import RowDialect, no_such_table
 from .engines import autocommitting, dialect_for, read_server, reading
-from .failures import code, translate
+from .failures import cause_of, code, translate
 from .own_tables import tables_of
 from .plan import InsertWriter
+from .remedies import refuses_prepare, used_up
 from .tables import create_table, forget, plan_for
 
 if TYPE_CHECKING:
@@ -36,7 +37,9 @@ SLOWEST: Final = 500
 """Rows per second below which writing or merging rows is taken for hanging."""
 _LOCK_TIMEOUTS: Final = ("55P03", 1205)
 _DISABLED: Final = "55000"
+_NOT_SUPPORTED: Final = "0A000"
 _USED_UP: Final = "53200"
+_PREPARED_LIMIT: Final = "max_prepared_transactions"
 
 
 class Writing(ABC):
@@ -195,11 +198,21 @@ class HeldWriting(Writing):
             another = _BY_ANOTHER_ATTEMPT.format(", ".join(own[:3])) if own else ""
             held = f"a lock was held for more than {self.target.lock_timeout:g} s (lock_timeout)"
             return RetryableSinkError(f"{error.message}: {held}{another}")
-        if known == _DISABLED and what == "cannot prepare":
-            return ConfigurationError(f"{error.message}: {read_server(self.target).why_none}")
-        if known == _USED_UP and what == "cannot prepare":
-            return RetryableSinkError(f"{error.message}{self._used_up()}")
+        if known == _USED_UP and (advice := self._raise_limit(used_up(cause_of(cause)))):
+            return RetryableSinkError(f"{error.message}{advice}")
+        if what != "cannot prepare":
+            return error
+        if known == _NOT_SUPPORTED and refuses_prepare(cause_of(cause)):
+            return ConfigurationError(f"{error.message}. {_REFUSES_PREPARE}")
+        if known == _DISABLED and (why := self._why_none()):
+            return ConfigurationError(f"{error.message}: {why}")
         return error
+
+    def _raise_limit(self, setting: str) -> str:
+        """Say how to raise the limit that PostgreSQL named, or how to do with less."""
+        if setting == _PREPARED_LIMIT:
+            return self._used_up()
+        return _LOCKS_ARE_USED_UP.format(setting) if setting else ""
 
     def _used_up(self) -> str:
         """Return what to do about a server that holds as many prepared transactions as it allows."""
@@ -207,6 +220,12 @@ class HeldWriting(Writing):
         with suppress(OncewardError):
             most = read_server(self.target).max_prepared
         return _USED_UP_ADVICE.format(most=most or "so many", own=own, half=max(most // 2, 1))
+
+    def _why_none(self) -> str:
+        """Why the server prepares nothing; a trigger's error may have the same code."""
+        with suppress(OncewardError):
+            return read_server(self.target).why_none
+        return ""
 
     def _own_prepared(self) -> list[str]:
         scope = self.context.scope
@@ -226,6 +245,17 @@ _BY_ANOTHER_ATTEMPT: Final = (
     ", probably by another attempt's prepared transaction over the same keys ({}). It ends with its epoch's decision, "
     "or when the pipeline starts again and sweeps; this attempt must not end it. commit='staging' does not have this "
     "wait"
+)
+
+_LOCKS_ARE_USED_UP: Final = (
+    ". Transactions of all sessions share this memory, and each partition and index that a transaction writes to takes a "
+    "place in it until the transaction ends. Raise {} and restart the server, or let an epoch's rows go into fewer "
+    "partitions; with commit='staging' no place is kept until the decision"
+)
+_REFUSES_PREPARE: Final = (
+    "Something that runs with the rows, such as a trigger, does what PostgreSQL does not allow in a prepared "
+    "transaction (NOTIFY, LISTEN, temporary tables, session-level advisory locks): use commit='staging', or change the "
+    "trigger"
 )
 
 
