@@ -105,12 +105,26 @@ def test_a_log_that_is_lost_is_told(dsn: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.postgres
-def test_a_timeout_that_cuts_writers_off_is_told(dsn: str) -> None:
+def test_timeouts_are_harmless(dsn: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as connection:
         name = sql.Identifier(connection.info.dbname)
         setting = sql.SQL("ALTER DATABASE {} SET idle_in_transaction_session_timeout = '30s'")
         connection.execute(setting.format(name))
-    assert by_check(run_checks(Access(dsn=dsn)))["session timeouts"].found == "idle_in_transaction_session_timeout 30 s"
+    seen = by_check(run_checks(Access(dsn=dsn)))["session timeouts"]
+    assert seen.health is Health.OK
+    assert seen.found.startswith("idle_in_transaction_session_timeout 30 s; harmless")
+
+
+@pytest.mark.postgres
+def test_a_table_with_more_partitions_than_the_server_has_room_for_is_named(dsn: str) -> None:
+    assert by_check(run_checks(Access(dsn=dsn)))["max_locks_per_transaction"].health is Health.OK
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE many (id bigint PRIMARY KEY) PARTITION BY LIST (id)")
+        for n in range(600):
+            connection.execute(f"CREATE TABLE many_{n} PARTITION OF many FOR VALUES IN ({n})".encode())
+    seen = by_check(run_checks(Access(dsn=dsn)))["max_locks_per_transaction"]
+    assert seen.health is Health.WARNING
+    assert "writes to all 600 partitions of many takes 1202" in seen.found
 
 
 @pytest.mark.postgres

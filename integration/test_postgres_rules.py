@@ -223,6 +223,30 @@ def test_a_trigger_that_is_disabled_fills_nothing(database: Database, how: str) 
         write(sink, context(), pair(1, None))
 
 
+def test_constraints_of_single_partitions_are_said_at_the_start(
+    database: Database, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    database.run("CREATE TABLE words (id bigint PRIMARY KEY, word text, CHECK (id > -9)) PARTITION BY RANGE (id)")
+    database.run("CREATE TABLE inner_ PARTITION OF words FOR VALUES FROM (0) TO (10) PARTITION BY RANGE (id)")
+    database.run("CREATE TABLE leaf PARTITION OF inner_ FOR VALUES FROM (0) TO (5)")
+    sink = make_sink(database, how)
+    sink.validate(SCHEMA)
+    assert "constraints" not in caplog.text
+    database.run("ALTER TABLE inner_ ALTER word SET NOT NULL")
+    database.run("ALTER TABLE leaf ADD CONSTRAINT short CHECK (length(word) < 9)")
+    with psycopg.connect(database.dsn) as maintenance:
+        maintenance.execute("LOCK TABLE leaf IN ACCESS EXCLUSIVE MODE")
+        sink.validate(SCHEMA)
+    warned = "inner_: NOT NULL of word, leaf: NOT NULL of word, leaf: short" in caplog.text
+    assert warned == (how != "prepared")
+    if how == "prepared":
+        with pytest.raises(PostgresError, match="SQLSTATE 23502"):
+            write(sink, context(), pair(1, None))
+    else:
+        with pytest.raises(PostgresError, match=r"SQLSTATE 23502.*drop the NOT NULL, or correct the rows"):
+            sink.commit(write(sink, context(), pair(1, None)))
+
+
 # Row-level security
 
 

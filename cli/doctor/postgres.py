@@ -32,10 +32,25 @@ FROM pg_stat_replication
 """Only a superuser or a member of pg_read_all_stats sees sync_state."""
 _TIMEOUTS: Final = """
 SELECT name, setting::bigint / 1000 FROM pg_settings
-WHERE name IN ('transaction_timeout', 'idle_in_transaction_session_timeout') AND setting::bigint > 0
+WHERE name IN ('statement_timeout', 'transaction_timeout', 'idle_in_transaction_session_timeout')
+      AND setting::bigint > 0
+ORDER BY name
 """
+_LOCKS: Final = """
+SELECT current_setting('max_locks_per_transaction')::int
+       * (current_setting('max_connections')::int + current_setting('max_prepared_transactions')::int),
+       (SELECT count(*) FROM pg_locks WHERE NOT fastpath AND mode <> 'SIReadLock')
+"""
+_PARTITIONS: Final = """
+WITH RECURSIVE part(root, oid) AS (
+  SELECT oid, oid FROM pg_class WHERE relkind = 'p' AND NOT relispartition
+  UNION ALL SELECT root, inhrelid FROM part JOIN pg_inherits ON inhparent = part.oid
+)
+SELECT root::regclass::text, count(DISTINCT oid), count(DISTINCT oid) + count(indexrelid)
+FROM part LEFT JOIN pg_index ON indrelid = oid GROUP BY root ORDER BY 3 DESC LIMIT 1
+"""
+"""The table with the most partitions and indexes, and how many locks a transaction takes that writes to all of them."""
 _OLD_SECONDS: Final = 3600
-_SHORT_SECONDS: Final = 900
 _FEW: Final = 16
 
 
@@ -45,7 +60,7 @@ def target_of(url: Url, ledger_schema: str | None = None) -> Target:
 
 
 def check_postgres(target: Target) -> list[Finding]:
-    """Server reachable and writable, durable, its timeouts, max_prepared_transactions, rights, old transactions."""
+    """Check that the server can be reached and written, is durable, and has room; its rights and old transactions."""
     try:
         with reading(target, "cannot look") as connection:
             facts = dialect_for(target).read_server(connection)
@@ -57,6 +72,7 @@ def check_postgres(target: Target) -> list[Finding]:
             return [
                 *found,
                 _prepared_slots(facts),
+                _locks(connection),
                 _schema(connection, target.ledger_schema or LEDGER_SCHEMA),
                 _old(connection),
             ]
@@ -99,17 +115,23 @@ def _durability(facts: ServerFacts, connection: sa.Connection) -> Finding:
 
 
 def _timeouts(connection: sa.Connection) -> Finding:
-    """Prepared transactions have no timeout; what a task is still writing may."""
-    name = "session timeouts"
-    short = {setting: s for setting, s in connection.exec_driver_sql(_TIMEOUTS) if s < _SHORT_SECONDS}
-    if not short:
-        return ok(name, "none is shorter than 15 minutes")
-    told = ", ".join(f"{setting} {s} s" for setting, s in short.items())
-    advice = (
-        "a task that writes an epoch for longer is cut off, and the epoch fails again and again; nothing is lost. Set "
-        "it to 0 for this role (ALTER ROLE … SET …)"
-    )
-    return warning(name, told, advice)
+    """Say that they are harmless: no transaction of a sink is subject to them."""
+    limits = ", ".join(f"{setting} {s} s" for setting, s in connection.exec_driver_sql(_TIMEOUTS))
+    harmless = f"{limits}; harmless, because the sink sets them to 0 in its own transactions"
+    return ok("session timeouts", harmless if limits else "none")
+
+
+def _locks(connection: sa.Connection) -> Finding:
+    """Compare the room in the server's table of locks with what is held, and with the table of most partitions."""
+    name = "max_locks_per_transaction"
+    room, held = connection.exec_driver_sql(_LOCKS).one()
+    table, partitions, needed = connection.exec_driver_sql(_PARTITIONS).one_or_none() or ("", 0, 0)
+    seen = f"room for about {room} locks, {held} are held"
+    advice = "raise it and restart the server, or let the rows of an epoch go into fewer partitions"
+    if needed * _FEW > room:
+        many = f"{seen}; one transaction that writes to all {partitions - 1} partitions of {table} takes {needed}"
+        return warning(name, many, advice)
+    return warning(name, seen, advice) if held * 2 > room else ok(name, seen)
 
 
 def _standbys(connection: sa.Connection) -> Finding:

@@ -155,6 +155,24 @@ Where there is no ON CONFLICT, those by which an INSERT does something else inst
 """
 
 
+_OF_PARTITIONS: Final = """
+WITH RECURSIVE part(oid) AS (
+  SELECT inhrelid FROM pg_catalog.pg_inherits WHERE inhparent = %(oid)s
+  UNION ALL SELECT i.inhrelid FROM part JOIN pg_catalog.pg_inherits i ON i.inhparent = part.oid
+)
+SELECT c.relname::text || ': ' || k.conname::text
+FROM part JOIN pg_catalog.pg_class c USING (oid) JOIN pg_catalog.pg_constraint k ON k.conrelid = c.oid
+WHERE k.contype = 'c' AND k.coninhcount = 0
+UNION ALL
+SELECT c.relname::text || ': NOT NULL of ' || a.attname::text
+FROM part JOIN pg_catalog.pg_class c USING (oid) JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid
+JOIN pg_catalog.pg_attribute p ON p.attrelid = %(oid)s AND p.attname = a.attname
+WHERE a.attnum > 0 AND a.attnotnull AND NOT p.attnotnull
+ORDER BY 1 LIMIT 4
+"""
+"""Constraints that single partitions have and the table has not. Catalog rows only: no partition is locked."""
+
+
 def check_writable(connection: Session, target: Target, path: CommitPath) -> Table:
     """Read the target's table, and see that it is one that can be written exactly once, by this role and this key.
 
@@ -191,6 +209,14 @@ def check_writable(connection: Session, target: Target, path: CommitPath) -> Tab
             f"table {target.table} has rules {rules}, by which PostgreSQL does something else instead of INSERT: "
             "staged rows would be lost. Drop them, use triggers, or commit='prepared', whose COPY no rule changes"
         )
+    _say_deferred(connection, target, table, path)
+    if table.kind == _PARTITIONED and path is not CommitPath.PREPARED:
+        _warn_of_partitions(connection, target, table)
+    return table
+
+
+def _say_deferred(connection: Session, target: Target, table: Table, path: CommitPath) -> None:
+    """Say when deferred constraints are checked."""
     deferred = [row[0] for row in connection.execute(_DEFERRED, {"oid": table.oid}).fetchall()]
     if deferred and path is CommitPath.PREPARED:
         _log.info("deferred constraints %s are checked when an epoch is prepared, and fail the epoch there", deferred)
@@ -201,7 +227,20 @@ def check_writable(connection: Session, target: Target, path: CommitPath) -> Tab
             deferred,
             target.table,
         )
-    return table
+
+
+def _warn_of_partitions(connection: Session, target: Target, table: Table) -> None:
+    """Say which constraints are met only at the merge, where each row is sent to its partition."""
+    found = [row[0] for row in connection.execute(_OF_PARTITIONS, {"oid": table.oid}).fetchall()]
+    if found:
+        shown = ", ".join([*found[:3], *(["…"] if len(found) > 3 else [])])  # noqa: PLR2004 - a few are enough
+        _log.warning(
+            "partitions of %s have constraints that the table itself does not have (%s): they are checked only when an "
+            "epoch's decided rows are merged, and rows that break them stop the pipeline then. Add them to the table, "
+            "too, or write with commit='prepared', which finds out before the decision",
+            target.table,
+            shown,
+        )
 
 
 def check_policies(table: Table) -> None:
