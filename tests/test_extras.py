@@ -63,3 +63,28 @@ def test_every_module_of_the_command_line_imports_only_what_its_extra_installs(e
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     )
     assert done.returncode == 0, done.stderr
+
+
+OLD = """
+import importlib.metadata as metadata
+import onceward
+version = metadata.version
+metadata.version = lambda package: "3.5.1" if package == "pyspark" else version(package)
+def old(*_):
+    module = "pyspark.sql.streaming.readwriter"
+    raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+onceward.import_module = old
+try:
+    onceward.exactly_once
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_a_package_that_is_too_old_is_told_from_one_that_is_missing() -> None:
+    done = subprocess.run([sys.executable, "-c", OLD], capture_output=True, text=True, check=True)
+    assert re.fullmatch(
+        r"ConfigurationError exactly_once needs pyspark(<5,>=4.0|>=4.0,<5), and pyspark 3.5.1 is installed: "
+        r"pip install 'onceward\[spark\]'\n",
+        done.stdout,
+    ), done.stdout + done.stderr

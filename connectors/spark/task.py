@@ -188,6 +188,9 @@ def _part(column: Any) -> pa.RecordBatch:
     return pa.RecordBatch.from_struct_array(array)
 
 
+_MISSING_GROUP_BY: Final = "[MISSING_GROUP_BY]"
+
+
 def schema_for(frame: DataFrame, sink: Sink) -> pa.Schema:
     """Arrow schema of what a sink gets.
 
@@ -203,17 +206,23 @@ def schema_for(frame: DataFrame, sink: Sink) -> pa.Schema:
         chosen = projected(frame, [sink])
     except AnalysisException as error:
         why = str(error).strip().splitlines()[0].partition(" SQLSTATE")[0]
+        if _MISSING_GROUP_BY in why:  # "Add GROUP BY", says Spark, to an expression that may have none
+            raise _not_row_by_row(sink) from None
         raise SchemaError(f"Spark cannot compute its select or where: {why}", sink=sink.name) from None
     # An aggregate or a window would be computed for each micro-batch by itself, or drop and multiply other sinks' rows.
     plan, given = ([node.nodeName() for node in nodes(analyzed(each))] for each in (chosen, frame))
     if plan != ["Project", *given]:
-        raise ConfigurationError(
-            "select and where are computed row by row: aggregates, window functions, time windows and "
-            "functions such as explode belong in the query",
-            sink=sink.name,
-        )
+        raise _not_row_by_row(sink)
     kind: Any = chosen.schema[0].dataType
     return arrow_schema(kind)
+
+
+def _not_row_by_row(sink: Sink) -> ConfigurationError:
+    return ConfigurationError(
+        "select and where are computed row by row: aggregates, window functions, time windows and functions such as "
+        "explode belong in the query",
+        sink=sink.name,
+    )
 
 
 def in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:

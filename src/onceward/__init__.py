@@ -4,7 +4,7 @@ Everything that a user needs is here, and imported when it is asked for: `import
 any client of an external system.
 """
 
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -153,15 +153,32 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         value = getattr(import_module(_HOMES[name], __name__), name)
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         missing = (error.name or "").partition(".")[0]
-        if name not in _EXTRAS or missing == "onceward":
+        if name not in _EXTRAS or missing in ("", "onceward"):
             raise
         from .core.errors import ConfigurationError  # noqa: PLC0415 - `import onceward` loads nothing else
 
-        raise ConfigurationError(f"{name} needs {missing}: pip install 'onceward[{_EXTRAS[name]}]'") from None
+        needs = f"{name} needs {_requirement(missing, _EXTRAS[name])}"
+        raise ConfigurationError(f"{needs}: pip install 'onceward[{_EXTRAS[name]}]'") from None
     globals()[name] = value
     return value
+
+
+def _requirement(package: str, extra: str) -> str:
+    """Say which package is missing, or which of its versions are needed instead of the one that is installed."""
+    try:
+        __import__(package)  # which works if it is a part of it that is missing
+        installed = metadata.version(package)
+        required = [each for each in metadata.requires("onceward") or [] if f"extra == '{extra}'" in _quoted(each)]
+    except ImportError:  # PackageNotFoundError is one, too
+        return package
+    needed = next((each.partition(";")[0].strip() for each in required if each.startswith(package)), package)
+    return f"{needed}, and {package} {installed} is installed"
+
+
+def _quoted(marker: str) -> str:
+    return marker.replace('"', "'")
 
 
 def __dir__() -> list[str]:
