@@ -301,7 +301,8 @@ def test_a_roles_limits_of_time_do_not_end_an_epoch(database: Database, how: str
     )
     database.run("CREATE TRIGGER slow BEFORE INSERT ON words FOR EACH STATEMENT EXECUTE FUNCTION slow()")
     name = database.name
-    for setting in ("transaction_timeout", "statement_timeout", "idle_in_transaction_session_timeout"):
+    limits = ("transaction_timeout", "statement_timeout", "idle_in_transaction_session_timeout")
+    for (setting,) in database.run("SELECT name FROM pg_settings WHERE name = ANY (%s)", list(limits)):
         database.run(f"ALTER DATABASE {name} SET {setting} = '300ms'")
     try:
         sink = make_sink(database, how)
