@@ -248,8 +248,8 @@ _BY_ANOTHER_ATTEMPT: Final = (
 )
 
 _LOCKS_ARE_USED_UP: Final = (
-    ". Transactions of all sessions share this memory, and each partition and index that a transaction writes to takes a "
-    "place in it until the transaction ends. Raise {} and restart the server, or let an epoch's rows go into fewer "
+    ". Transactions of all sessions share this memory, and each partition and index that a transaction writes to takes "
+    "a place in it until the transaction ends. Raise {} and restart the server, or let an epoch's rows go into fewer "
     "partitions; with commit='staging' no place is kept until the decision"
 )
 _REFUSES_PREPARE: Final = (
