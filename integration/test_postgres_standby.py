@@ -318,7 +318,7 @@ def test_prepared_transactions_that_others_use_up_fail_checkpoints_before_their_
         source = SequenceSource(pa.Table.from_batches([words(0, 2 * ROWS)]), units=2)
         pipeline.source(source, uid="words").sink(PostgresSink("out", dsn=server.dsn, table="words", commit="prepared"))
         pipeline.start()
-        eventually(lambda: caplog.text.count("Raise max_prepared_transactions") >= 2, "it was said twice")
+        eventually(lambda: caplog.text.count("raise max_prepared_transactions") >= 2, "it was said twice")
         assert other.execute("SELECT count(*) FROM words").fetchone() == (0,)
         foreign = "SELECT gid FROM pg_prepared_xacts WHERE gid LIKE 'batch-%' ORDER BY gid"
         assert other.execute(foreign).fetchall() == [("batch-0",), ("batch-1",)]
