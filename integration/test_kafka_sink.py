@@ -10,6 +10,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from onceward.connectors.kafka import commits
 from onceward.connectors.kafka.admin import cluster_of
+from onceward.connectors.kafka.errors import Code
 from onceward.connectors.kafka.sink import KafkaSink
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, KafkaError, SchemaError
 from onceward.core.names import NOTHING, Scope
@@ -56,8 +57,42 @@ def test_22_markers_written_behind_the_coordinators_back_are_found_out(bench, ka
     inspector = commits.Inspector(bench.client)
     eventually(lambda: inspector.inspect([prepared_of(committable)])[0].behind, "the marker is there")
     assert bench.state_of(committable) == "Ongoing"
-    assert bench.sink.inspect_many([committable]) == [Observation.ABORTED]
+    # It does not tell the two apart: a coordinator that was deposed while it was open also says Ongoing.
+    assert bench.sink.inspect_many([committable]) == [Observation.PREPARED]
+    began = time.monotonic()
+    outcome = bench.sink.commit(committable)
+    assert (outcome.status, "kafka-transactions abort" in outcome.detail) == (CommitStatus.LOST, True)
+    assert time.monotonic() - began >= commits.PROOF_SECONDS
+    assert bench.state_of(committable) == "CompleteAbort"
+    assert bench.sink.inspect_many([committable]) == [Observation.EXPIRED]
     assert bench.sink.commit(committable).status is CommitStatus.LOST
+
+
+def test_8_what_a_deposed_coordinator_calls_open_is_never_lost_once_it_was_committed(bench, monkeypatch):
+    """The partitions are real and have the markers; what the old coordinator says comes from before the commit."""
+    committable = bench.write(rows("kept"))
+    before = bench.describe(committable.transaction)
+    bench.client.end_many([handle_of(committable)], commit=True)
+    eventually(lambda: bench.state_of(committable) == "CompleteCommit", "the markers are written")
+    client = bench.sink._client.within(commits.CALL_SECONDS)
+    asked, sent = client.describe, []
+
+    def describe(names, **more):
+        return asked(names, **more) and {committable.transaction: before}
+
+    def fence(*_, once):
+        assert once
+        sent.append("fence")
+        return Code.NOT_COORDINATOR  # as a deposed coordinator answers
+
+    monkeypatch.setattr(client, "describe", describe)
+    monkeypatch.setattr(client, "fence", fence)
+    monkeypatch.setattr(commits, "PROOF_SECONDS", 0.2)
+    [outcome] = commits.commit(client, [prepared_of(committable)])
+    assert outcome.status is CommitStatus.RETRY_LATER
+    assert sent
+    assert bench.sink.commit(committable).status is CommitStatus.ALREADY_COMMITTED
+    assert bench.values() == [b"kept"]
 
 
 def write_abort_marker(servers, topic, handle):

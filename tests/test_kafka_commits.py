@@ -10,7 +10,7 @@ import pytest
 from onceward.connectors.kafka import commits
 from onceward.connectors.kafka.errors import Code
 from onceward.connectors.kafka.transaction import Description, Handle, Prepared
-from onceward.core.transaction import AbortStatus, CommitStatus
+from onceward.core.transaction import AbortStatus, CommitStatus, Observation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -35,10 +35,14 @@ class Client:
         self.silent: set[Partition] = set()
         self.ids: dict[str, str | None] = dict(IDS)
         self.tells_age = True
+        self.deposed = 0
+        """Look-ups until the successor is found of a coordinator that was deposed while the transaction was open."""
         self.sent: list[str] = []
 
     def describe(self, names: Iterable[str], *, topics: Collection[str]) -> dict[str, Description]:
         assert set(topics) == {"a", "b"}
+        if self.deposed:
+            return {name: Description(Code.NONE, "Ongoing", MINE, TIMEOUT) for name in names}
         handle = MINE._replace(producer_epoch=self.epoch)
         return {name: Description(Code.NONE, self.state, handle, TIMEOUT) for name in names}
 
@@ -65,9 +69,17 @@ class Client:
         self.open &= self.silent
         return [Code.NONE]
 
-    def fence(self, name: str, producer_id: int, producer_epoch: int) -> int:
+    def look_up_again(self, names: Iterable[str]) -> None:
+        assert list(names) == [MINE.transactional_id]
+        self.deposed = max(0, self.deposed - 1)
+
+    def fence(self, name: str, producer_id: int, producer_epoch: int, *, once: bool = False) -> int:
         assert (name, producer_id, producer_epoch) == MINE[:3]
-        self.sent.append("fence")
+        self.sent.append("fence once" if once else "fence")
+        if self.deposed:
+            self.deposed -= 1
+            return Code.NOT_COORDINATOR  # its log takes no more entries
+        assert self.state != "CompleteCommit", "the coordinator would forget that it has committed"
         self.state, self.epoch = "CompleteAbort", self.epoch + 1
         self.open &= self.silent
         return Code.CONCURRENT_TRANSACTIONS
@@ -96,6 +108,7 @@ def between(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
                 happenings.pop(0)()
 
     monkeypatch.setattr(commits, "Retries", rounds)
+    monkeypatch.setattr(commits, "PROOF_SECONDS", 0)
     return happenings
 
 
@@ -173,8 +186,10 @@ def test_a_partition_that_has_ended_it_is_never_overruled(client: Client):
     client.open, client.silent, client.age = {A, B0}, {A}, TIMEOUT - 1
     assert commit(client).status is CommitStatus.RETRY_LATER
     client.silent = set()
-    assert commit(client).status is CommitStatus.LOST
-    assert client.sent == []
+    outcome = commit(client)
+    assert outcome.status is CommitStatus.LOST
+    assert "kafka-transactions abort" in outcome.detail
+    assert client.sent == ["fence once"]
 
 
 @pytest.mark.parametrize("deleted", [{"a"}, {"a", "b"}])
@@ -213,7 +228,7 @@ def test_a_topic_counts_as_deleted_only_where_that_is_certain(client: Client, id
     client.ids = {**IDS, **ids}
     client.topic_ids = lambda *_, **__: ids  # type: ignore[method-assign]
     assert commit(client, transaction).status is CommitStatus.LOST
-    assert client.sent == []
+    assert client.sent == ["fence once"]
 
 
 def test_another_topic_under_the_name_is_not_believed_while_its_partition_is_silent(client: Client):
@@ -252,6 +267,40 @@ def test_an_abort_does_not_wait_for_deleted_topics(client: Client):
     client.ids |= {"a": None, "b": None}
     assert abort(client).status is AbortStatus.ABORTED
     assert client.sent == ["fence"]
+
+
+@pytest.mark.parametrize("deposed", [1, 2, 3, ROUNDS * 2])
+def test_8_a_deposed_coordinator_that_calls_it_open_proves_nothing(client: Client, deposed: int):
+    """Its successor has committed the transaction, and the partitions have the markers."""
+    client.state, client.open, client.deposed = "CompleteCommit", set(), deposed
+    seen = commit(client)
+    assert seen.status in (CommitStatus.ALREADY_COMMITTED, CommitStatus.RETRY_LATER)
+    if seen.status is CommitStatus.RETRY_LATER:
+        assert "its coordinator calls it open, and its partitions have ended it" in seen.detail
+    client.deposed = 0
+    assert commit(client).status is CommitStatus.ALREADY_COMMITTED
+
+
+def test_8_what_only_partitions_have_ended_is_not_lost_before_seconds_have_passed(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(commits, "PROOF_SECONDS", 60)
+    client.open = set()
+    outcome = commit(client)
+    assert outcome.status is CommitStatus.RETRY_LATER
+    assert "its coordinator calls it open, and its partitions have ended it" in outcome.detail
+    assert commits.look_at(client, [PREPARED]) == [Observation.PREPARED]  # type: ignore[arg-type]
+    assert client.sent == []
+
+
+def test_8_a_partition_that_had_not_heard_of_the_transaction_is_asked_again(
+    client: Client, between: list[Callable[[], object]]
+):
+    """A leader that was deposed, too, says that nothing is open: its successor knows better."""
+    client.open = {B0, B1}
+    between += [lambda: client.open.add(A)]
+    assert commit(client).status is CommitStatus.COMMITTED
+    assert client.sent == ["commit"]
 
 
 def test_somebody_elses_commit_between_two_questions_is_neither_an_abort_nor_left_out(client: Client):

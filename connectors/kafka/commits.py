@@ -23,6 +23,14 @@ So, with the numbers and letters of ARCHITECTURE.md:
 - "Committed" is said only when the coordinator shows exactly this transaction complete, and no partition has it open
   any more (invariant 7). A partition that was skipped gets its marker from here: as the coordinator ended it, never
   otherwise.
+- "Lost" is said only of what a coordinator has written down (PrepareAbort, CompleteAbort): that is on the replicas of
+  its log and final, however old the answer is. "Ongoing" is not: a coordinator that was deposed, and does not know it
+  yet, says so while its successor has committed and the partitions have the markers. Partitions that have ended what a
+  coordinator calls open were therefore ended by an operator, or by another coordinator. So the coordinator is looked up
+  again, and if the newly found one still says "open" PROOF_SECONDS later, the transaction is fenced. A deposed
+  coordinator cannot do that: its log takes no more entries. The successor refuses it, or does not abort what it has
+  committed. The abort that the fence has written is the proof. Nothing is taken from anybody by that: partitions that
+  have ended a transaction never hold its rows again.
 - The same holds for aborts, except that they have the time to wait for partitions. And the pool never uses a producer
   id again unless its last transaction was committed.
 
@@ -62,9 +70,13 @@ _log = logging.getLogger("onceward.kafka")
 CALL_SECONDS: Final = 5.0
 """Seconds that one call takes at most, with all that is asked in it; then an outcome is "retry later". Kafka answers
 EndTxn before all markers are written, so a commit that succeeds also looks a few times until they are."""
+PROOF_SECONDS: Final = 2.0
+"""Seconds for which partitions must show a transaction ended, while its coordinator calls it open, before it is fenced
+to prove that it is lost. Shorter than a call."""
 WAIT_IF_AGELESS: Final = 2.5
 """Seconds after which a silent partition is not waited for, where the brokers cannot tell a transaction's age."""
 BEHIND: Final = "aborted in its partitions, without the coordinator (kafka-transactions abort)"
+DOUBTFUL: Final = "its coordinator calls it open, and its partitions have ended it"
 FEW: Final = 3
 """Partitions that a message names."""
 
@@ -74,7 +86,7 @@ class Inspection(NamedTuple):
 
     seen: Observation
     behind: bool
-    """Whether it was aborted in its partitions alone, without the coordinator (kafka-transactions abort)."""
+    """Whether it was ended in its partitions, as far as they say, and its coordinator called it open before that."""
     inside: Inside
     complete: bool
     """Whether the coordinator has finished ending it."""
@@ -94,12 +106,17 @@ class Inspection(NamedTuple):
     @property
     def stuck(self) -> bool:
         """Whether it is open, and nothing but a silent partition says that it might not be."""
-        return self.seen is Observation.PREPARED and self.inside is Inside.SILENT
+        return self.seen is Observation.PREPARED and self.inside is Inside.SILENT and not self.behind
 
     @property
     def ended(self) -> bool:
         """Whether coordinator and partitions are done with it."""
         return self.complete and self.inside in (Inside.ENDED, Inside.GONE)
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether its coordinator calls it open, and partitions have ended it for more than one look."""
+        return self.behind and self.seen is Observation.PREPARED and self.inside in (Inside.ENDED, Inside.MIXED)
 
 
 class Inspector:
@@ -107,13 +124,14 @@ class Inspector:
 
     Coordinators are asked first and partitions afterwards. So a partition that has ended what its coordinator calls
     complete is no race; but one that has ended what its coordinator called open may be: somebody else committed in
-    between. That is believed only when the coordinator still says so the next time.
+    between, or this coordinator has been deposed. That is doubtful when the coordinator still says so the next time.
     """
 
     def __init__(self, client: TransactionCoordinatorClient) -> None:
         self._client = client
         self._producers: dict[Partition, OpenProducers | None] = {}
-        self._ended_before: set[Prepared] = set()
+        self._ended_since: dict[Prepared, float] = {}
+        self._looked_up: set[Prepared] = set()
         self._deleted: dict[Prepared, frozenset[str]] = {}
 
     def inspect(self, transactions: Sequence[Prepared]) -> list[Inspection]:
@@ -130,12 +148,14 @@ class Inspector:
         seen = judge(transaction.handle, description)
         deleted = self._deleted.get(transaction, frozenset())
         inside = judge_partitions(transaction, self._producers, deleted)
-        behind = seen is Observation.PREPARED and transaction in self._ended_before
+        if inside in (Inside.OPEN, Inside.GONE):
+            self._ended_since.pop(transaction, None)
+        behind = transaction in self._ended_since
         if inside in (Inside.ENDED, Inside.MIXED):
-            self._ended_before.add(transaction)
+            self._ended_since.setdefault(transaction, time.monotonic())
         silent = sorted(p for p in transaction.partitions if self._producers.get(p) is None and p[0] not in deleted)
         return Inspection(
-            seen=Observation.ABORTED if behind else seen,
+            seen=seen,
             behind=behind,
             inside=inside,
             complete=not description.state.startswith("Prepare"),
@@ -167,6 +187,21 @@ class Inspector:
         nowhere = all(open_ is not None and transaction.producer not in open_ for open_ in told)
         return now is None or (was not in (None, now) and nowhere)
 
+    def prove_lost(self, transactions: Collection[Prepared]) -> None:
+        """Look up the coordinators of doubtful transactions, and fence those that were doubtful for PROOF_SECONDS.
+
+        The next look shows what the fence did, whether it was answered or not.
+        """
+        for transaction in transactions:
+            handle = transaction.handle
+            waited = time.monotonic() - self._ended_since[transaction]
+            if waited < PROOF_SECONDS or transaction not in self._looked_up:
+                self._looked_up.add(transaction)
+                self._client.look_up_again([handle.transactional_id])
+            else:
+                _log.warning("%s is fenced, to prove that it is lost: %s", handle.transactional_id, DOUBTFUL)
+                self._client.fence(handle.transactional_id, handle.producer_id, handle.producer_epoch, once=True)
+
     def finish_partitions(self, transaction: Prepared, *, commit: bool) -> int:
         """Write the markers that the coordinator left out; the last code that is not NONE."""
         last: int = Code.NONE
@@ -185,7 +220,7 @@ def look_at(client: TransactionCoordinatorClient, transactions: Sequence[Prepare
     inspector = Inspector(client)
     for _ in Retries(CALL_SECONDS):
         found = inspector.inspect(transactions)
-        if all(one.seen is not Observation.PREPARED or one.whole for one in found):
+        if all(one.seen is not Observation.PREPARED or one.whole or one.doubtful for one in found):
             break
     return [one.seen for one in found]
 
@@ -202,6 +237,7 @@ def commit(client: TransactionCoordinatorClient, transactions: Sequence[Prepared
         for transaction, one in found.items():
             outcomes[transaction] = _outcome(inspector, transaction, one, codes.get(transaction))
         send = [t for t, one in found.items() if one.whole]
+        inspector.prove_lost([t for t, one in found.items() if one.doubtful])
         send += _overdue(client, {t: one for t, one in found.items() if one.stuck}, time.monotonic() - began)
         if send:
             codes |= zip(send, client.end_many([t.handle for t in send], commit=True), strict=True)
@@ -256,7 +292,7 @@ def abort(client: TransactionCoordinatorClient, transaction: Prepared) -> AbortO
     for _ in Retries(CALL_SECONDS):
         [found] = inspector.inspect([transaction])
         outcome = abort_outcome(found.seen, _words(found, found.code))
-        if found.behind or found.whole:
+        if found.doubtful or found.whole:
             code = client.fence(handle.transactional_id, handle.producer_id, handle.producer_epoch)
             outcome = AbortOutcome(AbortStatus.RETRY_LATER, f"fencing was answered with {code_name(code)}")
             if code in FORBIDDEN:
@@ -271,13 +307,16 @@ def abort(client: TransactionCoordinatorClient, transaction: Prepared) -> AbortO
 
 def _words(found: Inspection, code: int) -> str:
     """What became of it, and the code that says why nothing else is known."""
-    words = BEHIND if found.behind else WORDS[found.seen]
+    is_lost = found.seen in (Observation.ABORTED, Observation.EXPIRED)
+    words = BEHIND if found.behind and is_lost else WORDS[found.seen]
     return f"{words}; the coordinator answered {code_name(code)}" if code != Code.NONE else words
 
 
 def _why_open(found: Inspection, sent: int | None) -> str:
     if found.stuck:
         return f"open, but {_names(found)} does not answer; it is not waited for after half of the timeout"
+    if found.doubtful:
+        return DOUBTFUL
     return _words(found, sent or Code.NONE) if found.whole else f"open, but {found.inside.value}"
 
 

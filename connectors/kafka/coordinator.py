@@ -100,7 +100,7 @@ class TransactionCoordinatorClient:
         codes = self._ask_each(requests, ASK_AGAIN)
         return [codes[handle] for handle in handles]
 
-    def fence(self, transactional_id: str, producer_id: int, producer_epoch: int) -> int:
+    def fence(self, transactional_id: str, producer_id: int, producer_epoch: int, *, once: bool = False) -> int:
         """Raise the producer epoch, so that the producer which holds it can do nothing any more.
 
         An open transaction is aborted by that, and the answer is CONCURRENT_TRANSACTIONS while the markers are being
@@ -108,8 +108,22 @@ class TransactionCoordinatorClient:
         wipe out the proof that this transaction was aborted. Look at the description right before: the coordinator
         compares the epoch in every state except Ongoing, where a transaction of a NEWER epoch of the same producer id
         would be aborted (measured).
+
+        Args:
+            transactional_id: Of the producer.
+            producer_id: The one that was described.
+            producer_epoch: Likewise.
+            once: Send it to the coordinator that gave the description, and to no other: the successor of a deposed
+                coordinator may have committed the transaction, and would forget that.
         """
-        return self._init_producer_id(Handle(transactional_id, producer_id, producer_epoch, NOBODY), PASSING)
+        handle = Handle(transactional_id, producer_id, producer_epoch, NOBODY)
+        return self._init_producer_id(handle, () if once else PASSING)
+
+    def look_up_again(self, ids: Iterable[str]) -> None:
+        """Ask any broker again which one coordinates these transactional ids, before the next request."""
+        with self._lock:
+            for name in ids:
+                self._nodes.pop(name, None)
 
     def register(self, transactional_id: str) -> int:
         """Make a transactional id known to its coordinator, as a producer's start does."""

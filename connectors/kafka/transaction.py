@@ -204,14 +204,19 @@ WORDS: Final = {
     Observation.NO_ANSWER: "its state cannot be read now",
 }
 """What became of a transaction, as a coordinator says."""
-_ABORTS: Final = frozenset({"PrepareAbort", "CompleteAbort", "PrepareEpochFence"})
+_ABORTS: Final = ("PrepareAbort", "CompleteAbort")
+"""States that a coordinator shows once they are in its log. PrepareEpochFence is in its memory only: it proves nothing
+yet, and passes."""
 _SAME: Final = {
     "Ongoing": Observation.PREPARED,
     "PrepareCommit": Observation.COMMITTED,
     "CompleteCommit": Observation.COMMITTED,
     **dict.fromkeys(_ABORTS, Observation.ABORTED),
+    "PrepareEpochFence": Observation.NO_ANSWER,
 }
 """What the coordinator's states mean for the transaction that the handle names."""
+_NEXT: Final = {**dict.fromkeys(_ABORTS, Observation.EXPIRED), "PrepareEpochFence": Observation.NO_ANSWER}
+"""And if its producer epoch was raised by one since."""
 
 
 def judge(handle: Handle, description: Description) -> Observation:
@@ -223,8 +228,8 @@ def judge(handle: Handle, description: Description) -> Observation:
         return Observation.NO_ANSWER
     if now == handle:
         return _SAME.get(description.state, Observation.UNKNOWN)
-    if now == handle._replace(producer_epoch=handle.producer_epoch + 1) and description.state in _ABORTS:
-        return Observation.EXPIRED
+    if now == handle._replace(producer_epoch=handle.producer_epoch + 1):
+        return _NEXT.get(description.state, Observation.UNKNOWN)
     return Observation.UNKNOWN
 
 

@@ -10,12 +10,13 @@ What is nasty, all of it measured on the real one; integration/test_differential
 - `kafka-transactions abort` ends a transaction in its partitions alone: the coordinator goes on to say Ongoing.
 - A partition without a leader is left out when markers are written (KAFKA-20734): committed rows stay invisible, and
   aborted ones become visible with the next commit of the same producer id.
+- A coordinator that was deposed goes on to describe transactions as they were; it changes none any more.
 - The timeout runs whoever is away. A topic may be deleted while rows in it wait, and be created again with another id.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -89,6 +90,9 @@ class Broker:
         self.timeout = timeout
         """Ticks after which an open transaction is aborted; None for never."""
         self._away_until = -1
+        self.depositions = 0
+        self._deposed: dict[str, TransactionalId] = {}
+        self._found_from = self._deposed_until = -1
         self.ids: dict[str, TransactionalId] = {}
         self.partitions = [PartitionLog() for _ in range(PARTITIONS)]
         self.swept: set[tuple[str, int, int]] = set()
@@ -163,6 +167,26 @@ class Broker:
         if known is not None:
             self.settle(known)
         return known
+
+    def look_at_deposed(self, name: str) -> TransactionalId | None:
+        """DescribeTransactions, as a deposed coordinator answers it; None if it knows only earlier ones than there are.
+
+        Those it would call unknown, and the pipeline would stop: see docs/simulator.md, what is left out.
+        """
+        known, before = self.ids.get(name), self._deposed.get(name)
+        if known is None or before is None or (before.key, before.started) != (known.key, known.started):
+            return None
+        return before
+
+    @property
+    def has_deposed(self) -> bool:
+        """Whether a deposed coordinator still answers those who do not look it up again."""
+        return self._world.tick < self._deposed_until
+
+    @property
+    def finds_deposed(self) -> bool:
+        """Whether who looks the coordinator up is still sent to the deposed one."""
+        return self._world.tick < self._found_from
 
     def settle(self, known: TransactionalId, *, at_once: bool = False) -> None:
         """The markers are written after a while, where there is a leader; then the coordinator is done with it."""
@@ -284,6 +308,13 @@ class Broker:
             ticks = number % 197 if number % 3 else number % 1997
             self.partitions[number % PARTITIONS].leaderless_until = self._world.trouble(ticks)
 
+    def depose(self, number: int) -> None:
+        """Another broker coordinates all transactions from now on."""
+        self.depositions += 1
+        self._deposed = {name: replace(known, partitions=set(known.partitions)) for name, known in self.ids.items()}
+        self._deposed_until = self._world.trouble(number % 97)
+        self._found_from = self._world.tick + number % 13
+
     def delete_topic(self, number: int) -> None:
         """A topic is deleted with all its rows; one of them always stays. Some are created again at once.
 
@@ -311,7 +342,7 @@ class Broker:
 
     def recover(self) -> None:
         """Every partition has a leader again."""
-        self._away_until = -1
+        self._away_until = self._deposed_until = self._found_from = -1
         for partition in self.partitions:
             partition.leaderless_until = 0
 

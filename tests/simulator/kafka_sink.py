@@ -8,6 +8,7 @@ one of the project's own) and the producer.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -51,6 +52,27 @@ class SimulatedClient:
     def __init__(self, world: World, broker: Broker) -> None:
         self._world = world
         self._broker = broker
+        self._looked_up = 0
+
+    @property
+    def _is_at_deposed(self) -> bool:
+        return self._broker.has_deposed and self._looked_up < self._broker.depositions
+
+    def look_up_again(self, _ids: Iterable[str] = ()) -> None:
+        """FindCoordinator: the broker that is asked may not have heard of the successor yet."""
+        if not self._broker.finds_deposed:
+            self._looked_up = self._broker.depositions
+
+    def _changing(self, call: Callable[[], int]) -> Callable[[], int]:
+        """A request that a deposed coordinator refuses, so that it is looked up again."""
+
+        def called() -> int:
+            if not self._is_at_deposed:
+                return call()
+            self.look_up_again()
+            return Code.NOT_COORDINATOR
+
+        return called
 
     def within(self, _seconds: float) -> SimulatedClient:
         return self
@@ -62,14 +84,13 @@ class SimulatedClient:
     def end_one(self, handle: Handle, *, commit: bool) -> int:
         """EndTxn."""
         what = f"{'commit' if commit else 'abort'} {handle.transactional_id[-6:]} epoch {handle.producer_epoch}"
-        return self._patiently(what, lambda: self._broker.end(*handle[:3], commit=commit))
+        return self._patiently(what, self._changing(lambda: self._broker.end(*handle[:3], commit=commit)))
 
-    def fence(self, transactional_id: str, producer_id: int, producer_epoch: int) -> int:
+    def fence(self, transactional_id: str, producer_id: int, producer_epoch: int, *, once: bool = False) -> int:
         """InitProducerId by handle; 51 is an answer here."""
-        return self._once(
-            f"fence {transactional_id[-6:]} epoch {producer_epoch}",
-            lambda: self._broker.fence(transactional_id, producer_id, producer_epoch),
-        )
+        what = f"fence {transactional_id[-6:]} epoch {producer_epoch}"
+        fence = partial(self._broker.fence, transactional_id, producer_id, producer_epoch)
+        return self._once(what, self._changing(fence))
 
     def register(self, transactional_id: str) -> int:
         """InitProducerId of a name that only serves as a note."""
@@ -82,6 +103,8 @@ class SimulatedClient:
     def _describe(self, name: str) -> Description:
         code = self._patiently(f"describe {name[-6:]}", lambda: NONE)
         known = self._broker.look(name)
+        if self._is_at_deposed and (known := self._broker.look_at_deposed(name)) is None:
+            return Description(Code.NO_ANSWER)
         if code != NONE or known is None:
             return Description(code or NOT_FOUND)
         handle = Handle(name, known.pid, known.epoch, known.started)
@@ -135,7 +158,7 @@ class SimulatedClient:
             if number:
                 self._world.sleep()
             code = self._once(what, call)
-            if code not in (Code.NO_ANSWER, CONCURRENT):
+            if code not in (Code.NO_ANSWER, Code.NOT_COORDINATOR, CONCURRENT):
                 break
         return code
 
@@ -361,5 +384,6 @@ def kafka_in(world: World, broker: Broker) -> Iterator[None]:
         patch.object(pool, "cluster_of", lambda _: cluster),
         patch.object(pool, "TransactionalProducer", SimpleNamespace(open=opened)),
         patch.object(commits, "Retries", rounds),
+        patch.object(commits, "PROOF_SECONDS", 0),
     ):
         yield

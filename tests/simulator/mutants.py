@@ -476,7 +476,7 @@ class ReusesInstances(KafkaLikeSink):
 class EndsInsteadOfFencing(SimulatedClient):
     """Its fence is EndTxn(abort) alone."""
 
-    def fence(self, transactional_id: str, producer_id: int, producer_epoch: int) -> int:
+    def fence(self, transactional_id: str, producer_id: int, producer_epoch: int, *, once: bool = False) -> int:
         """Nothing is fenced."""
         return self.end_one(Handle(transactional_id, producer_id, producer_epoch, -1), commit=False)
 
@@ -515,6 +515,14 @@ def _abort_believing(client: Any, transaction: Prepared) -> AbortOutcome:
 
 
 _REAL_ABORT = commits.abort
+
+
+def _inspection_believing(inspector: commits.Inspector, transaction: Prepared, description: Any) -> commits.Inspection:
+    found = _REAL_INSPECTION(inspector, transaction, description)
+    return found._replace(seen=Observation.ABORTED) if found.doubtful else found
+
+
+_REAL_INSPECTION = commits.Inspector._inspection
 
 
 class KafkaByPrefix(KafkaLikeSink):
@@ -703,6 +711,14 @@ MUTANTS: dict[str, Mutant] = {
         _laws("sweep"),
         patches=((commits, "abort", _abort_believing),),
         narrow=crowded(K.LOSE_LEADER, K.TASK_FAILS, K.CRASH, within=200, sinks=("kafka",), speculate=(0, 1, 2, 3)),
+    ),
+    "a deposed coordinator's word": Mutant(
+        "A coordinator that calls open what its partitions have ended is believed at the second look.",
+        _laws("8", "2", "3"),
+        patches=((commits.Inspector, "_inspection", _inspection_believing),),
+        narrow=crowded(
+            *(K.DEPOSE, K.TWIN, K.NAP, K.SWITCH), within=150, sinks=("kafka",), subtasks=1, on_lost="replay"
+        ),
     ),
     "two transactions on one instance": Mutant(
         "A producer instance is used again after another process has ended its transaction.",

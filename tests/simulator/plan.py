@@ -57,6 +57,8 @@ class Kind(StrEnum):
     """A target is away, often for longer than the other one's transaction timeout."""
     REFUSE = "refuse"
     """The database refuses to merge for a while, as for a row that breaks a constraint."""
+    DEPOSE = "depose"
+    """The coordinator of all transactions is another broker from now on, and the old one does not know it yet."""
     DELETE_TOPIC = "delete topic"
     """A topic is deleted, for good or to be created again at once."""
     FULL_STORE = "full store"
@@ -79,6 +81,7 @@ NO_EXCUSE = frozenset(
         Kind.TASK_FAILS,
         Kind.TARGET_FAULT,
         Kind.LOSE_LEADER,
+        Kind.DEPOSE,
         Kind.OUTAGE,
         Kind.REFUSE,
         Kind.DELETE_TOPIC,
@@ -125,6 +128,7 @@ _WEIGHTS: dict[Kind, int] = {
     Kind.RESTORE: 2,
     Kind.MOVE: 2,
     Kind.FAIL_OVER: 2,
+    Kind.DEPOSE: 2,
 }
 
 

@@ -132,6 +132,7 @@ class Simulation:
             Kind.ROLLBACK: self._rollback,
             Kind.OPERATOR: self._operator,
             Kind.LOSE_LEADER: self.broker.lose_leader,
+            Kind.DEPOSE: self.broker.depose,
             Kind.RESTART_TARGET: lambda _: self.database.restart(),
             Kind.OUTAGE: self._outage,
             Kind.REFUSE: lambda arg: self.database.refuse(arg % 997),
