@@ -13,9 +13,11 @@ import pytest
 from confluent_kafka import Producer
 
 from onceward.connectors.kafka.coordinator import InitProducerIdRequest
-from onceward.connectors.kafka.pool import Former, pool_of
+from onceward.connectors.kafka.ownership import never_committed
+from onceward.connectors.kafka.pool import RETIRED_EPOCH, Former, pool_of
 from onceward.core.checkpoint.subtask import SubtaskEpoch
-from onceward.core.names import PooledName
+from onceward.core.errors import EpochConflictError
+from onceward.core.names import NOTHING, PooledName
 from onceward.core.transaction import CommitStatus
 
 from .kafka_kit import Bench, handle_of, numbered, rows
@@ -42,7 +44,6 @@ if child == 0:
     os._exit(0)
 os.waitpid(child, 0)
 """
-LAST_PRODUCER_EPOCH = 2**15 - 2
 
 
 @pytest.fixture
@@ -298,12 +299,15 @@ def raised(bench, name, times):
 
 
 @pytest.mark.slow
-def test_80_after_the_last_producer_epoch_the_id_gets_a_new_producer_and_all_goes_on(bench):
-    """The producer epoch is 16 bits; at its end the coordinator gives the transactional id another producer id."""
+def test_80_an_id_is_retired_before_its_producer_epochs_are_used_up(bench):
+    """The producer epoch is 16 bits; after the last one the coordinator gives the id another producer id, at epoch 0.
+
+    Then it would look as if nothing had ever been committed under it, and another decision log would be let in.
+    """
     first = run(bench, 0)
     assert bench.sink.commit(first).status is CommitStatus.COMMITTED
     name = first.transaction
-    while (missing := LAST_PRODUCER_EPOCH - 3 - bench.describe(name).handle.producer_epoch) > 0:
+    while (missing := RETIRED_EPOCH - 3 - bench.describe(name).handle.producer_epoch) > 0:
         assert raised(bench, name, min(missing, 2000)) == {0}
     waiting, done = pool(bench), [first]
     for ready in waiting._ready:
@@ -318,6 +322,9 @@ def test_80_after_the_last_producer_epoch_the_id_gets_a_new_producer_and_all_goe
         assert bench.sink.commit(prepared).status is CommitStatus.COMMITTED
         done.append(prepared)
     used = [handle_of(committable) for committable in done if committable.transaction == name]
-    assert len({handle.producer_id for handle in used}) == 2
-    assert max(handle.producer_epoch for handle in used) > LAST_PRODUCER_EPOCH - 3
-    assert used[-1].producer_epoch < 100
+    assert len({handle.producer_id for handle in used}) == 1
+    assert RETIRED_EPOCH - 3 < max(handle.producer_epoch for handle in used) <= RETIRED_EPOCH
+    assert len({committable.transaction for committable in done}) > 2
+    assert not never_committed(bench.describe(name))
+    with pytest.raises(EpochConflictError):
+        bench.sink.check_claim(bench.scope._replace(log="ffffffff"), NOTHING)

@@ -68,7 +68,7 @@ def test_22_markers_written_behind_the_coordinators_back_are_found_out(bench, ka
     assert bench.sink.commit(committable).status is CommitStatus.LOST
 
 
-def test_8_what_a_deposed_coordinator_calls_open_is_never_lost_once_it_was_committed(bench, monkeypatch):
+def test_23_what_a_deposed_coordinator_calls_open_is_never_lost_once_it_was_committed(bench, monkeypatch):
     """The partitions are real and have the markers; what the old coordinator says comes from before the commit."""
     committable = bench.write(rows("kept"))
     before = bench.describe(committable.transaction)

@@ -270,7 +270,7 @@ def test_an_abort_does_not_wait_for_deleted_topics(client: Client):
 
 
 @pytest.mark.parametrize("deposed", [1, 2, 3, ROUNDS * 2])
-def test_8_a_deposed_coordinator_that_calls_it_open_proves_nothing(client: Client, deposed: int):
+def test_23_a_deposed_coordinator_that_calls_it_open_proves_nothing(client: Client, deposed: int):
     """Its successor has committed the transaction, and the partitions have the markers."""
     client.state, client.open, client.deposed = "CompleteCommit", set(), deposed
     seen = commit(client)
@@ -281,7 +281,7 @@ def test_8_a_deposed_coordinator_that_calls_it_open_proves_nothing(client: Clien
     assert commit(client).status is CommitStatus.ALREADY_COMMITTED
 
 
-def test_8_what_only_partitions_have_ended_is_not_lost_before_seconds_have_passed(
+def test_23_what_only_partitions_have_ended_is_not_lost_before_seconds_have_passed(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(commits, "PROOF_SECONDS", 60)
@@ -293,7 +293,7 @@ def test_8_what_only_partitions_have_ended_is_not_lost_before_seconds_have_passe
     assert client.sent == []
 
 
-def test_8_a_partition_that_had_not_heard_of_the_transaction_is_asked_again(
+def test_23_a_partition_that_had_not_heard_of_the_transaction_is_asked_again(
     client: Client, between: list[Callable[[], object]]
 ):
     """A leader that was deposed, too, says that nothing is open: its successor knows better."""

@@ -76,7 +76,7 @@ def test_fencing_is_not_repeated_while_markers_are_written(codes: tuple[int, ...
     assert len(brokers.asked) == len(codes)
 
 
-def test_8_a_fence_that_proves_a_loss_is_sent_to_no_other_coordinator():
+def test_23_a_fence_that_proves_a_loss_is_sent_to_no_other_coordinator():
     """Its successor may have committed the transaction, and would forget that."""
     brokers = Brokers()
     asking = client(brokers)
@@ -86,7 +86,7 @@ def test_8_a_fence_that_proves_a_loss_is_sent_to_no_other_coordinator():
     assert brokers.asked == [1, 1]
 
 
-def test_8_a_coordinator_is_looked_up_again_when_its_word_is_in_doubt():
+def test_23_a_coordinator_is_looked_up_again_when_its_word_is_in_doubt():
     brokers = Brokers()
     asking = client(brokers)
     asking.fence(NAME, 7, 3)

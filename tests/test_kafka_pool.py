@@ -168,6 +168,20 @@ def test_from_its_second_transaction_on_an_id_is_beyond_producer_epoch_1(cluster
         ids.keep(name, about, cluster.end(name, COMMITTED))
 
 
+@pytest.mark.parametrize("rows", [True, False])
+def test_80_an_id_is_retired_before_its_producer_epochs_are_used_up(cluster: Cluster, rows: bool):
+    """With another producer id it would begin at epoch 0, as if nothing had ever been committed under it."""
+    ids = a_pool()
+    name = ids.take(context(0, 0)).name
+    for epoch in range(2):
+        cluster.states[str(name)] = pool.RETIRED_EPOCH - 2 + epoch, "Empty"
+        ids.keep(name, context(epoch, epoch), cluster.end(name, COMMITTED) if rows else None)
+        assert ids.take(context(epoch + 1, epoch + 1)).name == name
+    ids.keep(name, context(2, 2), cluster.end(name, COMMITTED) if rows else None)
+    assert cluster.states[str(name)][0] == pool.RETIRED_EPOCH
+    assert ids.take(context(3, 3)).name != name
+
+
 def test_an_id_that_cannot_be_brought_there_is_not_used_again(cluster: Cluster):
     ids = a_pool()
     first = run(ids, cluster, context(0, 0))

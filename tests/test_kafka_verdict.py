@@ -91,7 +91,7 @@ def test_a_raised_epoch_is_an_abort_only_if_the_coordinator_says_that_it_aborted
     assert all(seen(state, NEXT) is Observation.UNKNOWN for state in set(STATES) - aborts - {"PrepareEpochFence"})
 
 
-def test_8_a_state_that_only_the_coordinators_memory_has_proves_nothing():
+def test_23_a_state_that_only_the_coordinators_memory_has_proves_nothing():
     """PrepareEpochFence precedes the entry that aborts: a coordinator that is deposed then never writes it."""
     assert seen("PrepareEpochFence") is seen("PrepareEpochFence", NEXT) is Observation.NO_ANSWER
 

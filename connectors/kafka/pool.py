@@ -10,6 +10,8 @@ Why it is safe to use an id again (the numbers are those of ARCHITECTURE.md):
 3. And only when the coordinator shows that the former transaction was committed. An aborted one may still be open in a
    partition that had no leader at the time (KAFKA-20734, see commits.py): the next commit of the same producer id would
    make it visible (invariant 1). So the ids of attempts that failed or lost are never used again.
+   And only below RETIRED_EPOCH: after producer epoch 32,766 the coordinator gives the id another producer id, at epoch
+   0 again. Such an id would look as if it had never been committed, and let another decision log in (ownership.py).
 4. An id is used by the process that made it, and by no other: the unique part of its name is random and made after
    fork. A process serves no START older than the newest that it has served. So no late attempt initialises an id under
    a newer one's transaction. (This is why ids cannot be handed on from a process that is gone: nobody can prove that.)
@@ -66,6 +68,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger("onceward.kafka")
 
 UNIQUE_BYTES: Final = 6
+RETIRED_EPOCH: Final = 32_000
+"""Producer epoch from which on an id is not used again. What is left suffices for those that fence its last
+transaction."""
 
 
 class Former(NamedTuple):
@@ -174,10 +179,11 @@ class ProducerPool:
         return Offer(self._names)
 
     def _committed(self, name: PooledName, prepared: Prepared | None) -> bool:
-        if prepared is None:
-            return True
-        described = cluster_of(self._settings).transactions.describe([str(name)])
-        return judge(prepared.handle, described[str(name)]) is Observation.COMMITTED
+        """Whether the coordinator shows the former transaction committed, if there was one, and no last epoch."""
+        described = cluster_of(self._settings).transactions.describe([str(name)])[str(name)]
+        if described.handle is None or described.handle.producer_epoch >= RETIRED_EPOCH:
+            return False
+        return prepared is None or judge(prepared.handle, described) is Observation.COMMITTED
 
     def _raised(self, name: PooledName, prepared: Prepared | None) -> bool:
         """Raise the producer epoch once more before an id's second transaction: see ownership.never_committed."""

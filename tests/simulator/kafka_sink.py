@@ -24,7 +24,7 @@ from onceward.core.proof import Proof
 from onceward.core.transaction import ANY_EPOCH, AbortOutcome, AbortStatus, Committable
 
 from .audit import Txn, hash_of
-from .broker import CONCURRENT, NONE, NOT_FOUND, ONGOING, PARTITIONS
+from .broker import CONCURRENT, LAST_EPOCH, NONE, NOT_FOUND, ONGOING, PARTITIONS
 from .world import Violation
 
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ class SimulatedClient:
     def _describe(self, name: str) -> Description:
         code = self._patiently(f"describe {name[-6:]}", lambda: NONE)
         known = self._broker.look(name)
+        self._world.disturbed += self._is_at_deposed
         if self._is_at_deposed and (known := self._broker.look_at_deposed(name)) is None:
             return Description(Code.NO_ANSWER)
         if code != NONE or known is None:
@@ -381,6 +382,7 @@ def kafka_in(world: World, broker: Broker) -> Iterator[None]:
     with (
         patch.object(pool, "threading", _Threading(world)),
         patch.object(pool, "secrets", SimpleNamespace(token_hex=lambda _: world.token()[:8])),
+        patch.object(pool, "RETIRED_EPOCH", LAST_EPOCH - 1),
         patch.object(pool, "cluster_of", lambda _: cluster),
         patch.object(pool, "TransactionalProducer", SimpleNamespace(open=opened)),
         patch.object(commits, "Retries", rounds),
