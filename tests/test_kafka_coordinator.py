@@ -31,6 +31,7 @@ class Brokers:
         self.coordinator = 1
         self.asked: list[int] = []
         self.listings: dict[int, Callable[[], Any]] = {}
+        self.offline: list[int] = []
 
     def coordinators(self, names: Sequence[str], *, seconds: float) -> dict[str, wire.Answer]:  # noqa: ARG002
         return {name: wire.Answer(Code.NONE, self.coordinator) for name in names}
@@ -46,6 +47,10 @@ class Brokers:
 
     def nodes(self, *, seconds: float) -> list[int]:  # noqa: ARG002
         return [1, 2]
+
+    def leaderless(self, topic: str, *, seconds: float) -> list[int]:  # noqa: ARG002
+        assert topic == "__transaction_state"
+        return self.offline
 
     def forget(self) -> None:
         """Addresses are looked up again."""
@@ -121,6 +126,24 @@ def test_a_listing_in_which_a_broker_is_missing_is_an_error():
     brokers.listings = {1: lambda: listing("a"), 2: lambda: listing(code=Code.COORDINATOR_LOAD_IN_PROGRESS)}
     with pytest.raises(KafkaError, match="COORDINATOR_LOAD_IN_PROGRESS"):
         client(brokers, retry_seconds=0.02).list_transactions()
+
+
+def test_a_listing_is_an_error_while_a_part_of_the_coordinators_topic_has_no_leader():
+    """Every broker answers, and nobody lists what is in that part."""
+    brokers = Brokers()
+    brokers.listings = {1: lambda: listing("a"), 2: listing}
+    brokers.offline = [3, 17]
+    with pytest.raises(KafkaError, match="__transaction_state has no leader for partition 3, 17") as caught:
+        client(brokers, retry_seconds=0.2).list_transactions()
+    assert caught.value.retryable
+
+
+def test_a_listing_waits_for_a_leader_of_the_coordinators_topic():
+    brokers = Brokers()
+    waits = [[3], [3], []]
+    brokers.leaderless = lambda *_, **__: waits.pop(0)  # type: ignore[method-assign]
+    brokers.listings = {1: lambda: listing("a"), 2: listing}
+    assert client(brokers).list_transactions() == ["a"]
 
 
 def test_a_broker_that_is_loading_is_asked_again():

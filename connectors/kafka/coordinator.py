@@ -49,6 +49,8 @@ NOBODY: Final = -1
 """The producer id and epoch of a client that has none yet."""
 FRESH_SECONDS: Final = 0.1
 """Leaders that were looked up together with a description are asked for again if its answer took longer."""
+STATE_TOPIC: Final = "__transaction_state"
+"""Topic in which coordinators keep the state of transactions."""
 FENCED_TIMEOUT_MS: Final = 60_000
 """Of transactions under an id that is initialised here; nobody opens one."""
 
@@ -151,11 +153,12 @@ class TransactionCoordinatorClient:
             prefix: Beginning of the id; a filter that spares the wire, no proof of anything: parse the names.
 
         Raises:
-            KafkaError: Not every broker answered, so the list would not be complete.
+            KafkaError: Not every broker answered, or a part of the coordinators' own topic has no leader, so the list
+                would not be complete.
         """
 
         def ask(_: Sequence[str], retries: Retries) -> dict[str, list[wire.Answer]]:
-            return {prefix: self._list_once(states, prefix, retries.left)}
+            return {prefix: [*self._list_once(states, prefix, retries.left), *self._unlisted(retries.left)]}
 
         unanswered: list[wire.Answer] = []
         answers = self._repeat([prefix], ask, lambda found: _worst(found).code, unanswered)[prefix]
@@ -163,6 +166,15 @@ class TransactionCoordinatorClient:
             raise kafka_error("cannot list transactions", worst.code, worst.detail or self._wire.last_fault)
         ids: list[str] = [row.transactional_id for answer in answers for row in answer.response.transaction_states]
         return [name for name in ids if name.startswith(prefix)]
+
+    def _unlisted(self, seconds: float) -> list[wire.Answer]:
+        """An answer in the name of those partitions of the coordinators' topic that have no leader, if there are any.
+
+        Nobody lists their transactions. A client that may not describe the topic is told of none.
+        """
+        offline = self._wire.leaderless(STATE_TOPIC, seconds=seconds)
+        why = f"{STATE_TOPIC} has no leader for partition {', '.join(map(str, offline))}"
+        return [wire.Answer(Code.COORDINATOR_NOT_AVAILABLE, detail=why)] if offline else []
 
     def running_longer(self, ids: Collection[str], milliseconds: int) -> set[str] | None:
         """Which of these ids have a transaction that has been open for longer.

@@ -148,6 +148,13 @@ class Wire:
         self._meet_brokers(answer)
         return [] if answer.code else [broker.node_id for broker in answer.response.brokers]
 
+    def leaderless(self, topic: str, *, seconds: float) -> list[int]:
+        """Partitions of a topic that have no leader, as one broker says; empty if it shows none of the topic."""
+        [answer] = self.exchange([(ANY_NODE, metadata_request([topic]))], seconds=seconds)
+        self._meet_brokers(answer)
+        found = answer.response.topics if answer.code == Code.NONE else ()
+        return sorted(p.partition_index for row in found for p in row.partitions if p.leader_id < 0)
+
     def topics(self, names: Sequence[str], *, seconds: float) -> Topics:
         """What one broker says of these topics."""
         [answer] = self.exchange([(ANY_NODE, metadata_request(names))], seconds=seconds)

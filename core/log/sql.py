@@ -99,6 +99,7 @@ class SqlStore:
             sa.event.listen(self._engine, "connect", _sync_every_commit)
         else:
             sa.event.listen(self._engine, "connect", _keep_warnings)
+            sa.event.listen(self._engine, "connect", _prepare_nothing)
         try:
             self._check_there() if existing else self._create()
         except OncewardError:
@@ -205,6 +206,15 @@ class SqlStore:
             said = error.orig if isinstance(error, exc.StatementError) else None
             # Without the cause and the statement: SQLAlchemy's error holds the statement's parameters.
             raise StoreError(f"cannot {what} {self.describe()}: {' '.join(str(said or error).split())}") from None
+
+
+def _prepare_nothing(connection: Any, _: object) -> None:
+    """Keep psycopg from preparing a statement that it executes for the sixth time.
+
+    Behind PgBouncer (transaction pooling, before 1.21) the next transaction has another server, which does not know it.
+    """
+    if hasattr(connection, "prepare_threshold"):
+        connection.prepare_threshold = None
 
 
 def _keep_warnings(connection: object, record: ConnectionPoolEntry) -> None:
