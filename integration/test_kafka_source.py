@@ -437,6 +437,20 @@ def test_starting_points(writer: Writer, topic: Callable[..., str]):
     assert writer.source(name, starting=AtTime(2_200_000, or_latest=True)).start() == {name: {"0": 6, "1": 0}}
 
 
+def test_a_start_beyond_the_end_is_told_as_that_or_begins_at_the_end(writer: Writer, topic: Callable[..., str]):
+    name = topic()
+    writer.commit(name, range(3))
+    with writer.transaction(name, range(3, 5)) as transaction:  # offsets 4 and 5: they exist, and may be given
+        assert writer.source(name, starting={name: {"0": 6}}).start() == {name: {"0": 6}}
+        with pytest.raises(ConfigurationError, match=rf"{name}-0 ends at offset 6, and 7 was given"):
+            writer.source(name, starting={name: {"0": 7}}).start()
+        lenient = writer.source(name, starting={name: {"0": 7}}, fail_on_data_loss=False)
+        start = lenient.start()
+        assert start == {name: {"0": 4}}
+        transaction.commit()
+    assert values(lenient, start, lenient.latest(start)) == texts(3, 5)
+
+
 def test_offsets_that_leave_partitions_out_are_refused(writer: Writer, topic: Callable[..., str]):
     name = topic(2)
     with pytest.raises(ConfigurationError, match=f"not given: {name}-1"):

@@ -151,7 +151,12 @@ def test_a_batch_reads_from_starting_to_ending_offsets(bench: Bench, topic: Call
     starts = {"startingOffsets": json.dumps({name: {"0": 5, "1": -2}})}
     rows = bench.batch(name, **starts, **ends).selectExpr("CAST(value AS string)").collect()
     assert sorted(int(row[0]) for row in rows) == [*range(5, 15), *range(20, 30)]
-    assert bench.batch(name, startingOffsets="latest").count() == 0
+    with pytest.raises(PySparkException, match="startingOffsets cannot be latest"):
+        bench.batch(name, startingOffsets="latest").count()
+    late = {**starts, "endingOffsets": json.dumps({name: {"0": 99, "1": -1}})}
+    with pytest.raises(PySparkException, match=rf"{name}-0 ends at offset 21, and 99 was given"):
+        bench.batch(name, **late).count()
+    assert bench.batch(name, failOnDataLoss="false", **late).count() == 25
     assert bench.batch(name, minPartitions=7).rdd.getNumPartitions() == 7
     assert bench.batch(name, minPartitions=7).count() == 30
 

@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException
 from onceward import KafkaSource
 from onceward.connectors.kafka import admin
 from onceward.connectors.kafka import lookup as lookups
-from onceward.connectors.kafka.lookup import Found, Lookup
+from onceward.connectors.kafka.lookup import Found, Lookup, resolve
 from onceward.connectors.kafka.positions import EARLIEST, LATEST, AtOffsets, AtTime, Held, Partition, bound, spread
 from onceward.connectors.kafka.received import to_batch
 from onceward.connectors.kafka.settings import KafkaSettings
@@ -151,6 +151,13 @@ def test_an_end_of_earliest_is_refused():
         batch_source({**ORDERS, "endingOffsets": '{"orders": {"0": -2}}'})
 
 
+@pytest.mark.parametrize("start", ["latest", "LATEST ", '{"orders": {"0": 5, "1": -1}}'])
+def test_a_batch_that_starts_at_the_end_is_refused_as_by_sparks_own_source(start: str):
+    with pytest.raises(ConfigurationError, match="startingOffsets cannot be latest"):
+        batch_source({**ORDERS, "startingOffsets": start})
+    stream_source({**ORDERS, "startingOffsets": start})
+
+
 def test_sparks_order_of_starting_points_is_time_then_times_then_offsets():
     options = {**ORDERS, "startingOffsets": "earliest", "startingOffsetsByTimestamp": '{"orders": {"0": 5}}'}
     assert stream_source(options).starting == AtTime(of=((Partition("orders", 0), 5),))
@@ -168,6 +175,36 @@ def test_offsets_must_name_every_partition():
     given = bound({"a": {"0": 1, "5": 2}}, "starting")
     with pytest.raises(ConfigurationError, match=r"not given: a-1; not subscribed or not there: a-5"):
         spread(given, [Partition("a", 0), Partition("a", 1)], "startingOffsets")
+
+
+@pytest.mark.parametrize("option", ["startingOffsetsByTimestamp", "endingOffsetsByTimestamp"])
+def test_a_time_that_is_missing_is_called_as_its_option(option: str):
+    given: Any = AtTime(of=((Partition("a", 0), 5),))
+    with pytest.raises(ConfigurationError, match=rf"^{option} must name .*not given: a-1\)\. Give each a time"):
+        resolve(given, [Partition("a", 0), Partition("a", 1)], None, start=option[0] == "s")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("starting", ["earliest", "latest", {"t": {"0": 50}}, {"t": {"0": -1}}])
+def test_a_first_start_is_within_what_there_is(monkeypatch: pytest.MonkeyPatch, starting: Any):
+    assert a_source(monkeypatch, "id", starting=starting).start()["t"]["0"] in {0, 50}
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"starting": {"t": {"0": 51}}}, r"startingOffsets \(starting\) .*t-0 ends at offset 50, and 51 was given"),
+        ({"ending": {"t": {"0": 99}}}, r"endingOffsets \(ending\) .*t-0 ends at offset 50, and 99 was given"),
+    ],
+)
+def test_an_offset_beyond_the_end_is_no_lost_record(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, options: dict[str, Any], told: str
+):
+    """It was called a topic that was recreated, or waited for and called a broker that is down."""
+    with pytest.raises(ConfigurationError, match=told):
+        a_source(monkeypatch, "id", **{"ending": "latest", **options}).range()
+    start, end = a_source(monkeypatch, "id", fail_on_data_loss=False, **{"ending": "latest", **options}).range()
+    assert (start, end) == ({"t": {"0": 50 if "starting" in options else 0}}, {"t": {"0": 50}})
+    assert re.search(told, caplog.text)
 
 
 def test_a_source_survives_pickling_and_shows_no_password():
@@ -191,7 +228,11 @@ def a_source(monkeypatch: pytest.MonkeyPatch, id_: str, **options: Any) -> Kafka
     source = KafkaSource(bootstrap_servers="b:1", topics=["t"], **options)
     found = Found((Partition("t", 0),), {"t": id_}, ())
     monkeypatch.setattr(KafkaSource, "_find", lambda _: found)
-    lookup = SimpleNamespace(held=lambda *_: {Partition("t", 0): Held(0, 50, 50)})
+    named = {EARLIEST: 0, LATEST: 50}
+    lookup = SimpleNamespace(
+        held=lambda *_: {Partition("t", 0): Held(0, 50, 50)},
+        offsets=lambda asked: [{partition: named.get(offset, offset) for partition, offset in asked.items()}],
+    )
     monkeypatch.setattr(KafkaSource, "_lookup", lambda _: lookup)
     return source
 

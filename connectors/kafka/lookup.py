@@ -221,7 +221,8 @@ def resolve(given: Bound, partitions: Iterable[Partition], lookup: Lookup, *, st
         ConfigurationError: Offsets are given, and not for exactly these partitions.
         SourceError: Reading should start at a time that is later than all records of a partition.
     """
-    numbers = spread(given, partitions, "startingOffsets" if start else "endingOffsets")
+    what = ("startingOffsets" if start else "endingOffsets") + ("ByTimestamp" if isinstance(given, AtTime) else "")
+    numbers = spread(given, partitions, what)
     if isinstance(given, AtTime):
         found = lookup.at_times(numbers)
         late = [str(partition) for partition, offset in sorted(found.items()) if offset < 0]

@@ -170,7 +170,7 @@ def check_end(end: Bound) -> Bound:
         ConfigurationError: It is one.
     """
     if isinstance(end, AtOffsets) and (end.default == EARLIEST or any(o == EARLIEST for _, o in end.offsets)):
-        raise ConfigurationError("the end cannot be earliest (-2): nothing would be read")
+        raise ConfigurationError("endingOffsets (ending) cannot be earliest (-2): nothing would be read")
     return end
 
 
@@ -189,9 +189,12 @@ def spread(given: Bound, partitions: Iterable[Partition], what: str) -> dict[Par
     if missing or foreign:
         words = [f"not given: {missing}"] if missing else []
         words += [f"not subscribed or not there: {foreign}"] if foreign else []
-        raise ConfigurationError(
-            f"{what} must name each partition that is read ({'; '.join(words)}). Use -2 for earliest, -1 for latest"
+        advice = (
+            "Give each a time in milliseconds since 1970, or one to all (startingTimestamp, endingTimestamp)"
+            if isinstance(given, AtTime)
+            else "Use -2 for earliest, -1 for latest"
         )
+        raise ConfigurationError(f"{what} must name each partition that is read ({'; '.join(words)}). {advice}")
     return {partition: listed[partition] for partition in sorted(wanted)}
 
 
@@ -204,6 +207,11 @@ class Held(NamedTuple):
     """End of what no longer changes: the last stable offset, or with read_uncommitted the end."""
     end: int
     """Where the next record goes; `stable` if that was not asked for."""
+
+
+def beyond(offsets: Mapping[Partition, int], held: Mapping[Partition, Held]) -> Offsets:
+    """Return the offsets that lie beyond the end of what is held of their partitions."""
+    return {p: offsets[p] for p, there in held.items() if offsets[p] > max(there.stable, there.end)}
 
 
 class Loss(NamedTuple):

@@ -20,6 +20,7 @@ from .consumer import Gone, RangeConsumer, borrowed
 from .lookup import Found, Lookup, Selection, find, resolve
 from .positions import (
     FROM_LATEST,
+    AtOffsets,
     Bound,
     Offsets,
     Partition,
@@ -170,7 +171,8 @@ class KafkaSource(ResettableSource):
     def start(self) -> Position:
         found = self._complete()
         self._ids |= found.ids
-        return self._own(resolve(self.starting, found.partitions, self._lookup(), start=True), found.ids)
+        start = resolve(self.starting, found.partitions, self._lookup(), start=True)
+        return self._own(self._within(self.starting, start, "startingOffsets (starting)"), found.ids)
 
     def end(self) -> Position:
         ending = self.ending or FROM_LATEST
@@ -193,9 +195,11 @@ class KafkaSource(ResettableSource):
         """Start and end of a bounded read, both resolved now.
 
         Raises:
-            ConfigurationError: It ends before it starts.
+            ConfigurationError: It ends before it starts, or starts or ends beyond the end of a partition.
         """
         start, end = self.start(), self.end()
+        if self.ending is not None:
+            end = self._position(self._within(self.ending, _offsets(end), "endingOffsets (ending)"), {})
         ends = _offsets(end)
         wrong = [f"{p}: {o} to {ends[p]}" for p, o in _offsets(start).items() if p in ends and o > ends[p]]
         if wrong:
@@ -252,6 +256,21 @@ class KafkaSource(ResettableSource):
 
     def _is_own(self, partition: Partition) -> bool:
         return self._share is None or in_share(partition, *self._share)
+
+    def _within(self, given: Bound, offsets: Offsets, what: str) -> Offsets:
+        """Refuse offsets of the user's beyond the ends of their partitions; where losses are allowed, take the ends."""
+        held = self._lookup().held(offsets, offsets) if isinstance(given, AtOffsets) and given.offsets else {}
+        wrong = positions.beyond(offsets, held)
+        if not wrong:
+            return offsets
+        told = ", ".join(f"{p} ends at offset {held[p].end}, and {offset} was given" for p, offset in wrong.items())
+        if self.fail_on_data_loss:
+            raise ConfigurationError(
+                f"{what} is beyond the end of a partition: {told}. Give an offset that is not, or -1 (latest). With "
+                "failOnDataLoss=false (fail_on_data_loss=False) the end is taken instead"
+            )
+        _log.warning("%s is beyond the end of a partition: %s. The end is taken, as failOnDataLoss=false", what, told)
+        return {**offsets, **{partition: held[partition].stable for partition in wrong}}
 
     def _own(self, offsets: Offsets, ids: Mapping[str, str] | None = None) -> Position:
         mine = {partition: offset for partition, offset in offsets.items() if self._is_own(partition)}

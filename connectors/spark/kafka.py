@@ -18,7 +18,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from onceward.connectors.kafka.positions import AtTime, bound, from_json, to_json
+from onceward.connectors.kafka.positions import LATEST, AtOffsets, AtTime, bound, from_json, to_json
 from onceward.connectors.kafka.settings import CONNECTION_OPTIONS, PREFIX, KafkaSettings, split_options
 from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.core.kit.options import arguments, distinct
@@ -87,7 +87,14 @@ def batch_source(options: Mapping[str, str]) -> KafkaSource:
     Raises:
         ConfigurationError: An option is unknown or wrong; the message names it.
     """
-    return _source(options, "earliest", ONLY_STREAM, "batch", ending="latest")
+    source = _source(options, "earliest", ONLY_STREAM, "batch", ending="latest")
+    start = source.starting
+    if isinstance(start, AtOffsets) and LATEST in (start.default, *(offset for _, offset in start.offsets)):
+        raise ConfigurationError(
+            "startingOffsets cannot be latest (-1) in a batch query, as with Spark's own source: nothing would be "
+            "read. Give earliest (-2), offsets, or a time (startingTimestamp)"
+        )
+    return source
 
 
 def checked_source(options: Mapping[str, str]) -> KafkaSource:
