@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,9 +12,19 @@ from hypothesis import strategies as st
 from pyspark.sql.types import LongType, StructType
 
 import onceward
-from onceward import FileSink, KafkaSink, KafkaSource, PostgresSink
+from onceward import FileSink, KafkaSink, KafkaSource, PostgresSink, exactly_once
 from onceward.cli.main import check_words
 from onceward.connectors.spark.formats import FORMATS, FilesFormat, SinkFormat
+from onceward.connectors.spark.kafka import (
+    ELSEWHERE,
+    ONLY_BATCH,
+    SELECTIONS,
+    STARTS,
+    STRATEGY,
+    TIMEOUT,
+    batch_source,
+    stream_source,
+)
 from onceward.connectors.spark.options import FormatOptions
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.options import OF_FORMATS, option_names
@@ -56,6 +68,94 @@ def test_an_empty_option_is_refused_whatever_the_format(choice: Any, text: str, 
         ConfigurationError, match=rf"option {option} is empty|unknown options|needs the options|two spellings"
     ):
         use(kind, {**others, spelling(option): text})
+
+
+SOURCE = {"kafka.bootstrap.servers": "b:9092", "subscribe": "t"}
+OF_SOURCE = [
+    *option_names(KafkaSource, aliases={TIMEOUT: "timeout"}, omit=ELSEWHERE),
+    *(*SELECTIONS, *STARTS, *ONLY_BATCH, STRATEGY),
+    *("kafka.bootstrap.servers", "kafka.group.id", "kafka.isolation.level", "kafka.sasl.password", "kafka.client.rack"),
+]
+
+
+def source(options: dict[str, str], *, stream: bool) -> KafkaSource:
+    return (stream_source if stream else batch_source)(options)
+
+
+@settings(deadline=None)  # the machine may be busy
+@given(
+    option=st.sampled_from(OF_SOURCE),
+    text=st.text(" \t\n\u00a0", max_size=3),
+    spelling=st.sampled_from((str, str.lower)),
+    stream=st.booleans(),
+)
+def test_an_empty_option_of_the_source_is_refused(option: str, text: str, spelling: Any, *, stream: bool) -> None:
+    others = {k: v for k, v in SOURCE.items() if k != option and not (k == "subscribe" and option in SELECTIONS)}
+    with pytest.raises(
+        ConfigurationError,
+        match=rf"{option.removeprefix('kafka.')} is empty|are not for|servers\) is (missing|not host)",
+    ):
+        source({**others, spelling(option): text}, stream=stream)
+
+
+@settings(deadline=None)
+@given(option=st.sampled_from(OF_SOURCE), stream=st.booleans())
+def test_an_option_of_the_source_takes_no_value_of_another_kind(option: str, *, stream: bool) -> None:
+    """Neither a number nor a word nor JSON of what is expected anywhere; where any text will do, it is taken."""
+    others = {k: v for k, v in SOURCE.items() if k != option and not (k == "subscribe" and option in SELECTIONS)}
+    taken = {"subscribe", "subscribePattern", "kafka.group.id", "kafka.sasl.password", "kafka.client.rack"}
+    try:
+        source({**others, option: '["?", 1.5]'}, stream=stream)
+    except ConfigurationError:
+        return
+    assert option in taken
+
+
+@settings(deadline=None)
+@given(option=st.from_regex(r"\A[a-z]{1,12}x{3}\Z"), stream=st.booleans())
+def test_an_unknown_option_of_the_source_is_refused(option: str, *, stream: bool) -> None:
+    with pytest.raises(ConfigurationError, match="unknown options"):
+        source({**SOURCE, option: "1"}, stream=stream)
+
+
+ARGUMENTS = {"bootstrap_servers": "b:1", "topics": ["t"]}
+WRONG = ("", " ", 5, -1, 1.5, b"x", [], {}, object(), [""], [5], {"a": 5}, float("nan"), float("inf"), 1j)
+
+
+@pytest.mark.parametrize("name", list(inspect.signature(KafkaSource).parameters))
+def test_an_argument_of_the_source_of_any_type_is_taken_or_refused_in_words(name: str) -> None:
+    """Never a traceback of something else; and nothing that is empty or no number is taken."""
+    others = {k: v for k, v in ARGUMENTS.items() if not (k == "topics" and name in {"pattern", "assign"})}
+    for wrong in WRONG:
+        try:
+            KafkaSource(**{**others, name: wrong})  # type: ignore[arg-type]
+        except ConfigurationError:
+            continue
+        assert (name, wrong) in [
+            *((name, 5) for name in ("min_partitions", "max_offsets_per_trigger", "timeout")),
+            *((f"{name}_records_per_partition", 5) for name in ("min", "max")),
+            *(("timeout", 1.5), ("config", {}), ("config", {"a": 5})),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("pipeline", ["", " ", 5, b"x", []]),
+        ("writers", ["", "many", 0, -1, 1.5, True, []]),
+        ("commit_timeout", ["", "x", None, True, [], -1, float("nan"), float("inf")]),
+        ("commit_backoff", ["", "x", None, True, [], 0, -1, float("nan"), float("inf")]),
+        ("on_lost", ["", " ", "x", None, 5, True]),
+        ("adopt", ["", "true", None, 1, []]),
+        ("rewind", ["", " ", 5, True, []]),
+        ("on_complete", ["", 5, True]),
+    ],
+)
+def test_an_argument_of_exactly_once_is_refused_before_spark_or_a_target_is_asked(name: str, values: list[Any]) -> None:
+    frame: Any = SimpleNamespace(isStreaming=True)  # anything more that is asked of it is an AttributeError
+    for value in values:
+        with pytest.raises(ConfigurationError, match=name.replace("pipeline", "pipeline name")):
+            exactly_once(frame, FileSink("files", "/tmp/out"), **{name: value})
 
 
 @settings(deadline=None)  # the machine may be busy

@@ -74,7 +74,8 @@ class HttpSink(WriteAheadLogSink):
         key_header: Name of the header that holds the key.
         key_format: "quoted", a quoted string, as in the draft (RFC 9651); "plain", without the quotes; "uuid", a UUID
             (version 5) made from it. Keys have at most 230 characters.
-        headers: Headers of each request, which are treated as secrets. As an option, one `header.X-Name` for each.
+        headers: Headers of each request, which are treated as secrets. As an option, one `header.X-Name` for each. An
+            empty value is sent as it is, because HTTP allows it.
         username: User name for Basic authentication.
         password: Password for Basic authentication.
         token: Bearer token.

@@ -159,10 +159,8 @@ class Selection(msgspec.Struct, frozen=True):
             raise ConfigurationError(
                 "select what to read with exactly one of topics (subscribe), pattern (subscribePattern) and assign"
             )
-        if isinstance(assign, str):
-            return cls(assign=assignment_from_json(assign))
         if assign is not None:
-            return cls(assign=assignment_from_json({topic: list(numbers) for topic, numbers in assign.items()}))
+            return cls(assign=assignment_from_json(assign))
         if pattern is not None:
             try:
                 re.compile(pattern)
@@ -173,6 +171,8 @@ class Selection(msgspec.Struct, frozen=True):
             return cls(pattern=pattern)
         if isinstance(topics, str) or not topics:
             raise ConfigurationError(f"topics (subscribe) must be a list with at least one name, not {topics!r}")
+        if not all(name.strip() for name in topics):
+            raise ConfigurationError(f"topics (subscribe) has an empty name: {topics}")
         return cls(topics=tuple(sorted(set(topics))))
 
     def takes(self, partition: Partition) -> bool:

@@ -11,6 +11,7 @@ is left out in silence: what a position needs and the brokers no longer hold is 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from heapq import heapify, heapreplace
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
@@ -24,7 +25,7 @@ from onceward.core.sealed import UNREADABLE
 from onceward.core.source import Split
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
 EARLIEST: Final = -2
 """As an offset: the first one there is (Kafka's own number)."""
@@ -79,6 +80,8 @@ def assignment_from_json(value: Any) -> tuple[Partition, ...]:
     Raises:
         ConfigurationError: It has another shape, or names no partition.
     """
+    if isinstance(value, Mapping):  # any collection of numbers will do
+        value = {topic: list(found) if isinstance(found, Collection) else found for topic, found in value.items()}
     given = _shaped(value, dict[_Topic, list[_Number]], "assign", '{"topic": [0, 1]}')
     found = {Partition(topic, number) for topic, numbers in given.items() for number in numbers}
     if not found:

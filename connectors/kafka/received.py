@@ -352,7 +352,8 @@ def check_timestamps(batch: pa.RecordBatch, partition: Partition) -> None:
         raise SourceError(
             f"the record at offset {batch.column('offset')[at]} of {partition} has a timestamp that no column can "
             "hold, more than 292,000 years from 1970: did its producer give nanoseconds as milliseconds? Set "
-            "invalidTimestamps=null (invalid_timestamps='null') to read such timestamps as null"
+            "invalidTimestamps=null (invalid_timestamps='null') to read such timestamps as null. A query that does not "
+            "use the column needs that, too: Spark does not tell a Python source which columns it uses"
         )
 
 

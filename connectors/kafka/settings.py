@@ -283,6 +283,9 @@ def _read_jaas(values: dict[str, Any]) -> None:
 
 
 def _check(name: str, value: Any) -> None:
+    if isinstance(value, str) and not value.strip():  # as an unset variable of a template leaves it
+        advice = " ('none' turns the check off)" if name == "ssl.endpoint.identification.algorithm" else ""
+        raise ConfigurationError(f"Kafka setting {name} is empty: give it a value{advice}, or leave it out")
     why = next((why for start, why in REFUSED.items() if name.startswith(start)), None)
     if why is None and name not in SECURITY and name.startswith(SECURITY_PREFIXES):
         why = (

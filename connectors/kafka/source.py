@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -87,7 +88,8 @@ class KafkaSource(ResettableSource):
         timeout: Seconds (as an option: milliseconds) for which the brokers may deliver none of the records that they
             hold, or not answer at all. The first answer must come within 10 s.
         invalid_timestamps: What to make of a record's timestamp that is more than 292,000 years from 1970, as
-            nanoseconds given as milliseconds are: "error", or "null" in the column `timestamp`.
+            nanoseconds given as milliseconds are: "error", or "null" in the column `timestamp`. A query that does not
+            use the column fails, too: a Python source is not told which columns Spark needs.
 
     Raises:
         ConfigurationError: A setting is wrong.
@@ -347,5 +349,5 @@ def _check_numbers(source: KafkaSource) -> None:
         value = getattr(source, name)
         if value is not None and value < 1:
             raise ConfigurationError(f"{name} ({spelled(name)}) must be 1 or more, not {value}")
-    if source.timeout <= 0:
+    if not 0 < source.timeout < math.inf:
         raise ConfigurationError(f"timeout must be more than 0 s, not {source.timeout}")

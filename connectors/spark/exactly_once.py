@@ -121,6 +121,9 @@ def exactly_once(
     _check(df, sinks, pipeline)
     check_type("adopt", adopt, bool)
     check_type("rewind", rewind, str | None)
+    if rewind is not None and not rewind.strip():
+        raise ConfigurationError("rewind is empty: say why the pipeline goes back, or leave it out")
+    writers = checked_writers(writers)  # before a sink is validated, which may create its table
     if on_complete is not None and not callable(on_complete):
         raise ConfigurationError(f"on_complete must be a function, not {_given(on_complete)}")
     policy = CommitPolicy.of(on_lost, commit_timeout, commit_backoff)
@@ -150,7 +153,7 @@ def exactly_once(
         policy=policy,
         adopt=adopt,
         rewind=rewind,
-        writers=checked_writers(writers),
+        writers=writers,
         cheap=only_writes(df),
         row_size=row_size(df.schema),
         on_complete=with_publication(df, on_complete),

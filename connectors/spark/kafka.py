@@ -125,6 +125,8 @@ def _source(
         raise ConfigurationError(f"options {', '.join(wrong)} are not for {where} queries")
     special = {name: rest.pop(name.lower(), None) for name in (*SELECTIONS, *STARTS, *ONLY_BATCH, STRATEGY)}
     given = {name: text for name, text in special.items() if text is not None}
+    if empty := [name for name, text in given.items() if not text.strip()]:
+        raise ConfigurationError(f"option {empty[0]} is empty: give it a value, or leave it out")
     also = (*CONNECTION_OPTIONS, *SELECTIONS, *STARTS, *ONLY_BATCH, STRATEGY)
     plain = arguments(KafkaSource, rest, aliases={TIMEOUT: "timeout"}, omit=ELSEWHERE, also=also)
     if "timeout" in plain:
