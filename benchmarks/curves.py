@@ -327,7 +327,7 @@ def main() -> None:
     parser.add_argument("curves", nargs="*", help="default: all")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--page", action="store_true", help="only the page and its pictures")
-    parser.add_argument("--quick", action="store_true", help="the first point of each curve; nothing is kept")
+    parser.add_argument("--quick", action="store_true", help="only the first point of each curve; saves nothing")
     given = parser.parse_args()
     if given.page:
         page()

@@ -87,7 +87,7 @@ def once(python: str, script: str, servers: str, source: str, rows: int) -> tupl
 def main() -> None:
     """Compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("quix", nargs="?", help="a Python that has quixstreams; without it nothing is compared")
+    parser.add_argument("quix", nargs="?", help="a Python that has quixstreams; without it, onceward runs alone")
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--repeats", type=int, default=3)
     given = parser.parse_args()

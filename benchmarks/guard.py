@@ -68,7 +68,7 @@ def main() -> int:
     parser.add_argument("--history", type=Path, default=HISTORY)
     parser.add_argument("--tolerance", type=float, default=1.25)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--rows", type=int, default=MANY, help="of the large epochs")
+    parser.add_argument("--rows", type=int, default=MANY, help="rows of the large epochs")
     arguments = parser.parse_args()
     lines = arguments.history.read_text().splitlines() if arguments.history.exists() else []
     here = machine()

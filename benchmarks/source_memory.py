@@ -1,10 +1,10 @@
-"""How much memory a backlog of records of any size takes: KafkaSource against Spark's own Kafka source.
+"""Measure how much memory it takes to read a backlog, by size of its records: KafkaSource against Spark's own source.
 
     python benchmarks/source_memory.py [--sizes 10 1000 100000 1000000 10000000 50000000] [--megabytes 5000]
         [--codec zstd] [--noise 0.1]
 
 One partition, read by one query with the trigger availableNow, all columns, into the noop sink, on a driver with 1 GiB
-of heap. Each query runs in a process of its own, because a peak of memory (VmHWM) never becomes less.
+of heap. Each query runs in a process of its own, because a peak of memory (VmHWM) never decreases.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LOOK_SECONDS = 0.2
 
 
 class Peaks(threading.Thread):
-    """The largest resident memory that each process below this one has ever had, in bytes."""
+    """The largest resident memory that this process and each one below it has ever had, in bytes."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -93,7 +93,7 @@ def read(form: str, servers: str, topic: str) -> dict[str, Any]:
 
 
 def measured(form: str, servers: str, topic: str) -> dict[str, Any]:
-    """Do the same in a new process; a read that failed has its last words instead."""
+    """Read the topic in a new process; if that fails, return the last line of its errors instead."""
     environment = {"PYSPARK_PYTHON": sys.executable, **os.environ}
     command = [sys.executable, __file__, "--read", form, servers, topic]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -108,8 +108,8 @@ class Backlog(NamedTuple):
 
     Attributes:
         size: Bytes of a record's value.
-        rows: How many.
-        codec: How they are compressed.
+        rows: Number of records.
+        codec: Compression codec of the producer.
         noise: Share of a value that cannot be compressed.
     """
 
@@ -155,7 +155,7 @@ def main() -> None:
     """Measure both sources with each size, in turn."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes of a record's value")
-    parser.add_argument("--megabytes", type=int, default=5_000, help="of the backlog of each size")
+    parser.add_argument("--megabytes", type=int, default=5_000, help="of the backlog, for each size of records")
     parser.add_argument("--codec", default="none")
     parser.add_argument("--noise", type=float, default=1.0, help="share of a value that cannot be compressed")
     parser.add_argument("--repeats", type=int, default=1)

@@ -127,7 +127,7 @@ class SqlError(SinkError):
     """A database refused or failed an operation.
 
     Attributes:
-        remedy: What to change so that the table takes refused rows, as far as the database's code tells; else empty.
+        remedy: What to change so that the table takes refused rows; empty if the database's error code does not tell.
         of_rows: Whether correcting the rows would help, too.
     """
 
@@ -146,7 +146,7 @@ class RetryableSinkError(SinkError):
 
 
 class TargetWentBackError(RetryableSinkError):
-    """A target went back to an older state, and what it has prepared again was committed again; start again."""
+    """A target went back to an older state, and what it had as prepared again was committed again; restart the run."""
 
 
 class ProtocolError(OncewardError):

@@ -263,7 +263,7 @@ class TwoPhaseCommitSink(Sink, Generic[Txn]):
         """Do housekeeping after an epoch's COMPLETED entry is durable, for example prune the ledger. May be skipped."""
 
     def forget(self, scope: Scope) -> None:
-        """Delete what the target remembers of a decision log that was deleted. Default: nothing. May be skipped.
+        """Delete what the target remembers of a decision log that was deleted. By default, do nothing. May be skipped.
 
         Called after a batch write without `runKey`, when everything that its log decided is committed. The pipeline's
         name was random, so nobody will ask for it again. Data must stay, and so must whatever `lingering` lists.

@@ -103,7 +103,7 @@ class Writer:
         self.admin.create_partitions([NewPartitions(topic, total)])[topic].result(90)
 
     def alter(self, kind: ResourceType, name: str, settings: dict[str, str]) -> None:
-        """Change settings of a topic, or of a broker, whose name is its number."""
+        """Change settings of a topic or a broker; the name of a broker is its number."""
         entries = [
             ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET) for key, value in settings.items()
         ]

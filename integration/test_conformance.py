@@ -47,7 +47,7 @@ class TestKafkaSink(SinkConformance):
                 writer.delete_before(name, partition, writer.end_of(name, partition))
 
         def delete_prepared(committable: Committable) -> None:
-            """As another program does that uses the transactional id."""
+            """Do what another program does that uses the transactional id."""
             Producer(
                 {"bootstrap.servers": servers, "transactional.id": committable.transaction, "log_level": 0}
             ).init_transactions(30)

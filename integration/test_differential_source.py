@@ -1,4 +1,4 @@
-"""KafkaSource beside Spark's own Kafka source: the same topics, options and restarts give the same columns and rows.
+"""Compare KafkaSource with Spark's own source: the same topics, options and restarts give the same columns and rows.
 
 A seed makes the topics and what happens to them: records of any size and codec, null keys and values, headers,
 transactions that end either way or stay open, retention, compaction, more partitions, topics that are made again. Each
@@ -41,7 +41,7 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 LARGEST = 8 * 2**20
 SEED = os.environ.get("ONCEWARD_SOURCE_SEED")
 FAULTS = (PySparkException, Py4JJavaError)
-"""Spark gives some faults of tasks as they are."""
+"""Errors of a read: Spark passes some errors of tasks on as they are."""
 COMPACTED = {"cleanup.policy": "compact", "segment.ms": "100", "min.cleanable.dirty.ratio": "0.001"}
 COLUMNS = (
     "key",
@@ -56,7 +56,7 @@ COLUMNS = (
 
 
 class Answer(NamedTuple):
-    """What a reader gives: columns with their types, and rows in order; or that it fails."""
+    """The result of a reader: columns with their types, and rows in order; or the failure."""
 
     columns: tuple[str, ...]
     rows: tuple[Any, ...]
@@ -94,7 +94,7 @@ def as_tuple(row: Any) -> tuple[Any, ...]:
 
 
 def said(error: Exception) -> str:
-    """What a fault says, without the stacks."""
+    """Return the message of an error without its stack traces."""
     lines = [line.strip() for line in str(error).splitlines()]
     return " / ".join(line[:300] for line in lines if line and not line.startswith(("at ", "File ", "...")))[:1500]
 
@@ -216,13 +216,13 @@ class World:
         wait_until(lambda: self.writer.partitions_of(topic) == self.partitions[topic])
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
-        """The first offset, and the one behind the last stable one: both sources wait for what lies behind it."""
+        """Return the first offset, and the one after the last stable one; both sources wait for what lies beyond it."""
         place = TopicPartition(topic, partition)
         ask = partial(self.writer.admin.list_offsets, isolation_level=IsolationLevel.READ_COMMITTED)
         found: list[int] = []
 
         def known() -> bool:
-            """A broker learns a moment later that it leads a new partition."""
+            """A broker learns only a moment later that it leads a new partition."""
             with suppress(KafkaException):
                 asked = [ask({place: spec}) for spec in (OffsetSpec.earliest(), OffsetSpec.latest())]
                 found[:] = [int(next(iter(one.values())).result(60).offset) for one in asked]
@@ -409,7 +409,7 @@ NIGHTS = [pytest.param(number, marks=pytest.mark.nightly) for number in range(2,
 def test_columns_and_rows_are_those_of_sparks_own_source(
     both: SparkSession, kafka: KafkaServer, tmp_path: Path, number: int
 ):
-    """By day the same seed, and one restart of the queries; each night other seeds, and more."""
+    """By day the same seed and one restart of the queries; each night other seeds and more restarts."""
     night = int(time.time()) // 86_400 * 100
     seed, rounds = (1, 1) if number == 1 else (night + number, 4)
     check(both, kafka.bootstrap_servers, tmp_path, int(SEED or seed), rounds)

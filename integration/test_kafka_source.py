@@ -171,7 +171,7 @@ def test_a_kept_consumer_does_not_wait_for_a_topic_that_was_made_anew(
     recreate(writer, name)
     writer.send(name, range(10))
     again = writer.source(name, include_headers=headers, timeout=16.0)
-    if planned:  # otherwise, as where Spark replays a batch, nobody has looked the id up: silence tells
+    if planned:  # else the id is unknown, as in Spark's replay of a batch: only missing records show the change
         again.start()
     began = time.monotonic()
     assert values(again, {name: {"0": 0}}, {name: {"0": 10}}) == texts(10)

@@ -126,7 +126,7 @@ print(rows, int(peak) // 1024)
 def test_a_backlog_is_read_in_little_memory_however_well_it_is_compressed(
     kafka: KafkaServer, topic: Callable[..., str], driver_environment: dict[str, str], headers: bool
 ):
-    """librdkafka decompresses an answer of a broker whole: these records are 1 GB, and were one answer of 100 kB."""
+    """librdkafka decompresses a response as a whole: these records are 1 GB, and came in one response of 100 kB."""
     name, backlog = topic(max_message_bytes=str(LARGEST)), Backlog(1_000, (MB,), "zstd")
     backlog.write(kafka.bootstrap_servers, name)
     command = [sys.executable, "-c", READER, kafka.bootstrap_servers, name, str(headers)]

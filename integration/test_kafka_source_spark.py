@@ -247,7 +247,7 @@ def test_the_progress_of_a_listener_says_how_far_the_source_is_behind(bench: Ben
 def test_68_a_topic_made_anew_in_a_running_query_after_a_restart_of_its_broker(
     bench: Bench, kafka: KafkaServer, topic: Callable[..., str], *, lenient: bool
 ):
-    """The new topic is as long as the old one was and longer: nothing but its id tells them apart."""
+    """The new topic is at least as long as the old one was: nothing but its id tells them apart."""
     name = topic()
     bench.writer.send(name, range(5))
     seen = Observation()

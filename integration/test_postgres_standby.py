@@ -142,7 +142,7 @@ class Driven:
         coordinator.commit(epoch, acks, about)
 
     def go_on(self, coordinator: Coordinator, epoch: int, *, rows: bool = True) -> None:
-        """Run an epoch after a failover, the first connections of which may still be those to the old primary."""
+        """Run an epoch after a failover; its first connections may still lead to the old primary."""
         about = EpochInput(query="q", start=epoch, end=epoch + 1)
         coordinator.admit(epoch, about)
         prepared: list[Committable] = []
@@ -271,7 +271,7 @@ def test_with_asynchronous_replication_a_lost_commit_is_made_again_or_is_a_loud_
 def test_a_failover_in_mid_run_loses_no_completed_epoch_silently(
     pair: Pair, tmp_path: Path, how: str, seen: str, rows: bool
 ) -> None:
-    """The same run goes on, on a standby that has not heard of the epoch before, or has it prepared."""
+    """The same run continues on a standby that lacks the previous epoch, or still has it as prepared."""
     driven = Driven(pair, how, f"file://{tmp_path}/log")
     coordinator = driven.open()
     driven.run(coordinator, 0)

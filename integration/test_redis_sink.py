@@ -86,7 +86,7 @@ def streamed(valkey: Valkey, key: str = "rows") -> list[int]:
 
 
 def delete_rows(valkey: Valkey) -> None:
-    """As a reader does who takes them out; markers stay."""
+    """Remove the entries, as a reader does that consumes them; markers stay."""
     client = valkey.client()
     for key in client.scan_iter(count=1000):
         if not key.startswith("onceward:"):

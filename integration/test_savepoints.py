@@ -147,7 +147,7 @@ def test_the_recipes_of_the_page_are_exact(shop: Shop, monkeypatch: pytest.Monke
 def test_a_format_query_that_was_idle_goes_on_at_one_checkpoint_only(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, *, store: bool
 ) -> None:
-    """Each of its micro-batches puts a START, so that of `create` does not end it; what `restore` leaves does."""
+    """Each of its micro-batches appends a START, so that of `create` does not stop it; the mark of `restore` does."""
     monkeypatch.setattr(copies, "QUIET_SECONDS", 0.1)
     log = {"store": str(shop.folder / "log"), "pipeline": "orders"} if store else {}
     flags = ["--store", log["store"]] if store else []

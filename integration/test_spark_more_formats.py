@@ -157,7 +157,7 @@ def test_complete_mode_into_files_is_refused(spark: SparkSession, tmp_path: Path
 
 
 def test_spark_keeps_its_own_partition_by_from_python_data_sources(spark: SparkSession, tmp_path: Path) -> None:
-    """docs/files.md says so: if this fails, Spark has learned to hand it over, and the format can take it."""
+    """docs/files.md says so. If this test fails, Spark now passes the columns on, and the format can use them."""
     rows = spark.range(4).selectExpr("id", "id % 2 AS half")
     batch = rows.write.format("onceward-files").mode("append").option("fileFormat", "jsonl").partitionBy("half")
     with pytest.raises(PySparkException, match=r"partitioning .* do not match"):

@@ -146,7 +146,7 @@ def test_a_loss_in_a_running_query_is_healed_without_a_restart(job: TornJob, mon
 
 
 class FormatJob:
-    """A query through a format whose driver has died after the decision: then the same query in the tests' session."""
+    """A query through a format whose driver died after the decision; the same query then runs in the tests' session."""
 
     def __init__(self, job: TornJob, environment: dict[str, str], form: str, **options: str) -> None:
         self.job, self.environment, self.form = job, environment, f"onceward-{form}"

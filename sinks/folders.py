@@ -224,7 +224,7 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
 
     @with_file_errors
     def forget(self, scope: Scope) -> None:
-        """Delete the proofs of its commits, and the claim."""
+        """Delete the proofs of the log's commits, and its claim."""
         for name in self._proven_of(scope):
             self._forget(name, give_up=False)
             self._release_mark(name).unlink(missing_ok=True)

@@ -84,7 +84,7 @@ class SinkUnderTest:
         remembers: Whether the target can tell how far a decision log had come when it last committed; Kafka cannot.
         secret: A password that the sink is given; nothing may show it.
         take_away: Removes all visible rows from the target, as its readers or its retention may; what the sink itself
-            keeps of its commits stays. Needed where `commit` answers LOST or FENCED.
+            remembers of its commits stays. Needed where `commit` answers LOST or FENCED.
         delete_prepared: Deletes the prepared rows of this transaction in the target, behind the sink's back.
     """
 

@@ -1,9 +1,10 @@
 """Cases of the conformance suite about transactions that have left no trace in the target.
 
-"I cannot find it" has three reasons: it was never prepared; its prepared data are gone; or it was committed, and what
-showed that is gone. A sink that takes one of them for another loses rows silently, or writes them twice:
+"I cannot find it" can have three reasons: the transaction was never prepared; its prepared data is gone; or it was
+committed, and what showed that is gone. A sink that takes one of them for another loses rows silently, or writes them
+twice:
 
-1. COMMITTED or ALREADY_COMMITTED for the first two: the epoch is completed without its rows, and nobody is told.
+1. COMMITTED or ALREADY_COMMITTED for the first two: the epoch is completed without its rows, and no error says so.
 2. LOST or FENCED for the third: with `on_lost="replay"` the rows are written a second time.
 
 So a commit that finds nothing answers UNKNOWN, or LOST if the target remembers what it committed for longer than
@@ -28,20 +29,20 @@ if TYPE_CHECKING:
     from onceward.core.transaction import CommitOutcome
 
 SILENT: Final = (
-    "{what}, and commit answered {status!r}. Such an epoch would be completed without its rows, and nobody would be "
-    "told. Answer UNKNOWN for a transaction of which the target has no trace; answer LOST only if the target would "
+    "{what}, and commit answered {status!r}. Such an epoch would be completed without its rows, and no error would "
+    "say so. Answer UNKNOWN for a transaction of which the target has no trace; answer LOST only if the target would "
     "remember its commit"
 )
 ENDLESS: Final = (
-    "{what}, and commit still answers {status!r}. That is for temporary faults: nothing comes back here, so the "
-    "pipeline would wait until its commit_timeout and never say what was lost. Answer UNKNOWN, or LOST if the target "
-    "would remember its commit"
+    "{what}, and commit still answers {status!r}. That is for temporary faults: this transaction will not come back, "
+    "so the pipeline would wait until its commit_timeout and never say what was lost. Answer UNKNOWN, or LOST if the "
+    "target would remember its commit"
 )
 UNPROVEN: Final = (
     "commit answers {status!r} for a transaction that was never prepared. That is a proof: with on_lost='replay' its "
-    "rows are written again. It is one only if the target remembers what it committed after readers have taken the "
-    "rows away: give SinkUnderTest.take_away, which removes all visible rows, so that the suite can try it; or answer "
-    "UNKNOWN"
+    "rows are written again. It is a proof only if the target still remembers what it committed after readers have "
+    "taken the rows away: give SinkUnderTest.take_away, which removes all visible rows, so that the suite can try it; "
+    "or answer UNKNOWN"
 )
 
 
@@ -102,7 +103,7 @@ class TraceCases:
 
     @staticmethod
     def _commit(case: SinkCase, committable: Committable) -> CommitOutcome | None:
-        """The outcome; None if the sink refuses the committable with an error, which is loud, too."""
+        """Return the outcome; None if the sink refuses the committable with an error, which is loud, too."""
         try:
             return case.commit(committable)
         except OncewardError:
@@ -110,9 +111,9 @@ class TraceCases:
 
 
 def never_prepared(committable: Committable) -> Committable:
-    """Return a committable as this one would be, of a transaction that nobody ever prepared.
+    """Return a committable like this one, but of a transaction that was never prepared.
 
-    The part of its name that makes it unique is another one, in the handle, too.
+    It has another value in the part of the name that makes it unique, in the handle, too.
     """
     name = parse_transaction_name(committable.transaction) or parse_pooled_name(committable.transaction)
     unique = committable.transaction if name is None else name.unique

@@ -75,7 +75,7 @@ class Inbox:
 
     @property
     def numbers(self) -> list[int]:
-        """Column n of all rows that were taken and are still there, in order."""
+        """Return column n of all rows that were taken and are still there, in order."""
         return [row["n"] for request in self.taken[self.seen :] for row in request.rows]
 
     def take_away(self) -> None:

@@ -90,7 +90,7 @@ def crash_at(step: Step, count: int, sink: TwoPhaseCommitSink[Any], committable:
 
 
 def delete_files_of(folder: Path, committable: Committable) -> None:
-    """Delete every file and folder below that carries the transaction's name."""
+    """Delete every file and folder below `folder` that carries the transaction's name."""
     found = [path for path in folder.rglob("*") if file_name(committable.transaction) in path.name]
     assert found, f"nothing in {folder} carries the name of {committable.transaction}"
     for path in found:

@@ -373,11 +373,11 @@ def test_a_wrong_sink_fails_the_case_that_is_about_its_fault(
         case(SinkCase(sink_under_test_of(kind)), **arguments)
 
 
-# Sinks that are wrong about transactions without a trace, and right otherwise
+# Sinks that are wrong only about transactions without a trace
 
 
 class NoTrace(Claiming):
-    """It knows what it aborted and what it committed; of anything else it says what a subclass says."""
+    """A sink that knows what it aborted and committed; for other transactions, a subclass chooses the answer."""
 
     says = CommitStatus.COMMITTED
 
@@ -396,7 +396,7 @@ class WaitsForEver(NoTrace):
 
 
 class VouchesForTheBatch(Claiming):
-    """As a sink does that counts the statements of a batch and not their rows."""
+    """A sink that counts the statements of a batch and not the rows that they changed."""
 
     def commit_many(self, committables: Any) -> Any:
         outcomes = [self.commit(committable) for committable in committables]
@@ -404,7 +404,7 @@ class VouchesForTheBatch(Claiming):
 
 
 class LooksForRowsOnly(Claiming):
-    """It takes rows that a reader has removed for rows that were never committed."""
+    """A sink that takes rows that a reader has removed for rows that were never committed."""
 
     def commit(self, committable: Committable) -> CommitOutcome:
         if self.target.committed.get(committable.transaction) == []:

@@ -302,7 +302,7 @@ def test_an_older_copy_is_noticed_whatever_came_last(disk: Disk, last: tuple[int
 
 
 def restored_while_a_decision_waits(disk: Disk) -> None:
-    """Invariant 8. With the next epoch in it, the target would look as it should. No run decides it any more."""
+    """Invariant 8. If it had the next epoch, the target would look intact; so no run decides that epoch any more."""
     disk.run(0, 1)
     disk.keep()
     disk.run(1, 2)

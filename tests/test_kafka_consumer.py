@@ -105,7 +105,7 @@ class Client:
 
     left: ClassVar[list[Received]] = []
     fetches: ClassVar[list[Any]] = []
-    """The size of the answers that each client asked for when it began to read, and from which offset."""
+    """The size of responses that each client asked for when it began to read, and the offset from which it read."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.size = config.get("fetch.message.max.bytes")
@@ -155,7 +155,7 @@ WIDENED = [(NARROW_BYTES, 0), (WIDE_BYTES, 2)]
 def test_larger_answers_are_asked_for_only_if_they_fit_into_memory(
     monkeypatch: pytest.MonkeyPatch, received: list[Any], fetches: list[Any]
 ):
-    """librdkafka decompresses an answer whole: 1 MiB of records of zeros became several GB."""
+    """librdkafka decompresses a response as a whole: 1 MiB of records of zeros became several GB."""
     found = read(monkeypatch, *received, LATER, end=10_000)
     assert [offset for batch in found for offset in batch["offset"].to_pylist()] == [0, 1, 9_999]
     assert Client.fetches == fetches
@@ -185,7 +185,7 @@ def test_batches_are_bounded_in_bytes_and_in_rows(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_kept_consumer_that_hears_nothing_is_replaced_before_an_error_is_raised(monkeypatch: pytest.MonkeyPatch):
-    """Whatever its client waits for, a new one may hear it: the records of a topic that was made anew."""
+    """A new client may receive what the kept one waits for in vain: the records of a recreated topic."""
     made = iter([[], [came(records(MINE, 0, 1))]])
 
     class Reader(Client):

@@ -146,7 +146,7 @@ def _imported(module: str, path: Path, known: Collection[str]) -> set[str]:
 
 
 PARTS = {"to_batches", "chunks", "iterchunks"}
-"""What gives one part or several, depending on the number of bytes."""
+"""Calls that return one part or several, depending on the number of bytes."""
 
 
 def firsts_of_several(text: str) -> list[int]:
@@ -207,7 +207,7 @@ def test_the_first_of_several_parts_is_recognized(wrong: str) -> None:
 
 
 def test_nothing_keeps_the_first_of_what_may_be_several_parts() -> None:
-    """A table of more than 2 GiB has several batches: what kept the first one dropped rows without an error."""
+    """A table of more than 2 GiB has several batches: code that kept only the first dropped rows without an error."""
     everywhere = python_files(*FOLDERS, "src", "tests", "integration", "benchmarks", "examples", "scripts")
     found = [f"{path}:{line}" for path in everywhere for line in firsts_of_several(path.read_text())]
     assert not found, "\n".join(found)

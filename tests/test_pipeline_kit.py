@@ -240,7 +240,7 @@ def test_a_table_that_the_pipeline_makes_is_empty_until_then(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_a_crash_that_never_happened_fails_and_says_what_to_raise(tmp_path: Path) -> None:
-    """It used to be skipped, so a test of the moment after the decision was green without having shown anything."""
+    """It used to be skipped, so a test of the moment after the decision passed without having shown anything."""
     done = run_cases(tmp_path, "TestCrash")
     for line in (
         "PASSED test_files.py::TestCrash::test_exactly_once[crash-at-decide.after-1]",
@@ -259,7 +259,7 @@ def test_the_steps_that_every_driver_passes_must_be_reached() -> None:
 
 
 def _skips(fault: PlannedFault) -> bool:
-    """Whether a case in which the step was not passed is skipped."""
+    """Return whether a case in which the step was not passed is skipped."""
     scene: Any = SimpleNamespace(supervisor=SimpleNamespace(exit_codes=[]), until=0.0)
     with pytest.raises((NothingToHitError, NotReachedError)) as caught:
         fault.inject(scene)

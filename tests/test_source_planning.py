@@ -111,7 +111,7 @@ def test_where_losses_are_allowed_reading_goes_on_past_them():
 
 
 def test_a_topic_made_anew_is_read_from_its_beginning_whether_it_is_longer_or_shorter_than_the_old_one():
-    """Spark's offsets have no id of the topic: an end before the start says it, and the next step reads the rest."""
+    """Spark's offsets hold no topic id: an end before the start marks a new topic, and the next step reads the rest."""
     for length in range(13):
         at, read = {A: 5}, []
         for step in range(3):

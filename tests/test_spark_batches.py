@@ -290,7 +290,7 @@ def test_a_task_that_is_killed_after_it_has_prepared_is_swept_without_any_answer
 
 @pytest.fixture
 def on_another_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Run, int], Any]:
-    """Run a task where the run's folder cannot be seen, and nobody can wait for it."""
+    """Run a task on a machine that does not see the run's folder, so that nobody can wait for the task."""
 
     def write(run: Run, number: int) -> Any:
         folder, hidden = run.folder, tmp_path / "hidden"

@@ -60,7 +60,7 @@ def target_of(url: Url, ledger_schema: str | None = None) -> Target:
 
 
 def check_postgres(target: Target) -> list[Finding]:
-    """Check that the server can be reached and written, is durable, and has room; its rights and old transactions."""
+    """Check that the server is reachable, writable and durable, and has room; check rights and old transactions."""
     try:
         with reading(target, "cannot look") as connection:
             facts = dialect_for(target).read_server(connection)
@@ -115,19 +115,19 @@ def _durability(facts: ServerFacts, connection: sa.Connection) -> Finding:
 
 
 def _timeouts(connection: sa.Connection) -> Finding:
-    """Say that they are harmless: no transaction of a sink is subject to them."""
+    """Report session timeouts as harmless: no transaction of a sink is subject to them."""
     limits = ", ".join(f"{setting} {s} s" for setting, s in connection.exec_driver_sql(_TIMEOUTS))
     harmless = f"{limits}; harmless, because the sink sets them to 0 in its own transactions"
     return ok("session timeouts", harmless if limits else "none")
 
 
 def _locks(connection: sa.Connection) -> Finding:
-    """Compare the room in the server's table of locks with what is held, and with the table of most partitions."""
+    """Compare the server's room for locks with those held, and with the needs of the table with the most partitions."""
     name = "max_locks_per_transaction"
     room, held = connection.exec_driver_sql(_LOCKS).one()
     table, partitions, needed = connection.exec_driver_sql(_PARTITIONS).one_or_none() or ("", 0, 0)
     seen = f"room for about {room} locks, {held} are held"
-    advice = "raise it and restart the server, or let the rows of an epoch go into fewer partitions"
+    advice = "raise it and restart the server, or write the rows of an epoch into fewer partitions"
     if needed * _FEW > room:
         many = f"{seen}; one transaction that writes to all {partitions - 1} partitions of {table} takes {needed}"
         return warning(name, many, advice)

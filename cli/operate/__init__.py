@@ -222,7 +222,7 @@ def _abort_undecided(log: Log, meant: list[Found]) -> list[str]:
 def checkpoints(search: Search, *, as_json: AsJson = False) -> None:
     """List the epochs in a decision log, the engine's checkpoints, and every transaction that was ever skipped.
 
-    If targets are given, they say how long what waits for its commit can still be committed.
+    If targets are given, the list also shows how many seconds are left to commit an epoch that waits for its commit.
     """
     log = one_log(search.store, search.pipeline)
     search.pipeline = log.pipeline

@@ -270,8 +270,8 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True):
     retained: tuple[str, ...]
     """Earlier checkpoints beside it, from which a run can be restored too."""
     expires_in: int | None = None
-    """Seconds until the first of its transactions that wait is ended by its target; None if none of the targets given
-    ends one."""
+    """Seconds until a target ends the first of the transactions that wait for their commit; None if no target that was
+    given will end one."""
 
 
 class GivenUp(msgspec.Struct, frozen=True, kw_only=True):
@@ -295,11 +295,11 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def history(log: Log, found: Sequence[Found] = ()) -> History:
-    """What a decision log tells of the past. It is pruned at each completion, so there are few epochs.
+    """Return what a decision log says about the past. It is pruned at each completion, so there are few epochs.
 
     Args:
         log: The log.
-        found: What the targets show now of the epoch that waits for its commit.
+        found: Transactions that the targets show now; they say when those of the waiting epoch expire.
     """
     epochs = {decision.epoch: _epoch(log.pipeline, decision, done) for decision, done in log.view.decisions}
     waiting = [one for one in found if one.status is TransactionStatus.DECIDED and one.expires_in is not None]

@@ -1,8 +1,8 @@
-"""Leaving a checkpoint whose decision log is in a store of its own, and admits the restored checkpoint just as well.
+"""Leave a checkpoint whose decision log is in a store of its own, and would accept the old checkpoint like the new one.
 
 MOVED ends a whole log, so it cannot be used here. Instead, a mark in the old checkpoint names the new one. A query
-looks for the mark when it puts a START. The mark is written before the START of `restore`: whoever has put a START
-before the mark is fenced by that one, and nobody puts one after the mark.
+looks for the mark before it appends a START. `restore` writes the mark before it appends a START of its own, which
+fences every driver that appended one before the mark was written; after that, no driver appends one.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _log = logging.getLogger("onceward.savepoint")
 
 
 class Departure(NamedTuple):
-    """A checkpoint that the query leaves, and the one where it goes on.
+    """The checkpoint that a query leaves, and the one from which it continues.
 
     Attributes:
-        old: The savepoint's checkpoint, or the one that it was restored to since.
+        old: The checkpoint that the savepoint was made of, or the one to which it has been restored since.
         into: The new checkpoint.
         left: The old checkpoint, if it can be reached and holds this query.
     """
@@ -45,7 +45,7 @@ class Departure(NamedTuple):
                 seen.add(place)
                 there = CheckpointStorage(place)
                 if there.root == into.root or not _holds_query(there, m.query):
-                    break  # a restore that was interrupted, or this one, once more
+                    break  # the first: an earlier restore into this folder was interrupted, or is repeated
                 left = there
                 place = there.read_if_there(MOVED_MARK).decode()
         except (OSError, OncewardError):
@@ -53,7 +53,7 @@ class Departure(NamedTuple):
         return cls(m.checkpoint if left is None else left.root, into, left)
 
     def mark(self) -> None:
-        """Let no query start from the old checkpoint, or warn that it cannot be kept from it."""
+        """Keep queries from starting from the old checkpoint, or warn that it cannot be marked."""
         self.into.delete([MOVED_MARK])
         try:
             if self.left is not None:
@@ -64,7 +64,7 @@ class Departure(NamedTuple):
         except (OSError, OncewardError) as error:
             why = str(error)
         if self.old != self.into.root:
-            _log.warning("cannot mark the old checkpoint %s (%s): start no query from it", self.old, why)
+            _log.warning("cannot mark the old checkpoint %s (%s): do not start a query from it", self.old, why)
 
     def unmark(self) -> None:
         """Let the query start from the old checkpoint again."""

@@ -11,8 +11,8 @@ finishes it:
 5. The file with the query's id.
 
 If the log in use is the one that the restored query will use (a database), it stays: there is nothing to copy or to
-end. It would admit the old checkpoint as well as the new one, so the old one is marked first (departure.py), and then a
-START fences a driver that opened an epoch before that.
+end. It would accept the old checkpoint as well as the new one, so the old one is marked first (departure.py), and then
+a START fences any driver that opened an epoch before that.
 
 If the log in use cannot be found, nobody knows what was written since: a reason is needed, and a new log begins, which
 the targets accept in place of the lost one as after any rewind.
@@ -77,7 +77,7 @@ class Restoration:
         back: How the pipeline goes back; None if it does not.
         place: Where the log will be, for people and for the next restore.
         current: The log in use; None if it cannot be found.
-        departure: The checkpoint that the query leaves, if the log will be in a store of its own, and is known.
+        departure: The checkpoint that the query leaves; None unless the log is known and will be in a store of its own.
     """
 
     saved: Savepoint
@@ -171,7 +171,7 @@ def restore(asked: Restoration, policy: CommitPolicy) -> None:
 
 
 def _fence_and_copy(asked: Restoration, target: LogStore, place: str, policy: CommitPolicy) -> LogWriter | None:
-    """Fence whoever is at work, and put the log where it will be; return the writer that is to end the old log."""
+    """Fence a driver that is running, and put the log in its new place; return the writer that will end the old log."""
     saved, current, back, pipeline = asked.saved, asked.current, asked.back, asked.saved.manifest.pipeline
     if current is None and back is not None:
         _go_back(LogWriter(target, pipeline, policy), back)
@@ -182,13 +182,13 @@ def _fence_and_copy(asked: Restoration, target: LogStore, place: str, policy: Co
         old = LogWriter(current.store, pipeline, policy)
         _put_all(target, entries_of(current.store, _started(old, asked)), place)
         return old
-    elif asked.departure is not None and back is None:  # a rewind is going to fence by itself
+    elif asked.departure is not None and back is None:  # a rewind fences with a START of its own
         _started(LogWriter(target, pipeline, policy), asked)
     return None
 
 
 def _started(writer: LogWriter, asked: Restoration) -> LogView:
-    """Append a START to the log in use, unless the log is no longer as it was when it was examined."""
+    """Append a START to the log in use; raise if the log is no longer as it was when it was examined."""
     view = writer.start()
     if _is_at(view, asked.saved) != (asked.back is None) or view.undone is not None:
         where = asked.current.place if asked.current is not None else asked.place

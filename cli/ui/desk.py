@@ -62,11 +62,11 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """What the targets show."""
+    """The transactions that the targets show, and the errors of targets that did not answer."""
 
     transactions: list[dict[str, Any]]
     unanswered: dict[str, str]
-    """Targets that did not answer, with what they raised; of their transactions, it is known what the log says."""
+    """Targets that did not answer, with their errors; their transactions are shown as the decision log knows them."""
 
 
 class Unsynced(DirectoryStore):
@@ -189,7 +189,7 @@ class Desk:
             return self._state
 
     def look(self) -> Look:
-        """What the targets show now, as `txn list --json` and `txn inspect --json` print it.
+        """Return what the targets show now, as `txn list --json` and `txn inspect --json` print it.
 
         Raises:
             OncewardError: No target was given, or a store did not answer.

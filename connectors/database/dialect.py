@@ -144,7 +144,7 @@ class Dialect(ABC):
     asks_with_lock = False
     """Whether a look into the ledger must wait for transactions that are just ending."""
     tells_names = True
-    """Whether a prepared transaction's identifier tells the names of its pipeline and sink."""
+    """Whether a prepared transaction's identifier contains the names of its pipeline and sink."""
     trial_needs = ""
     """What a role must be allowed for a trial; empty if writing needs no less."""
 

@@ -77,11 +77,11 @@ def may_pass(error: exc.SQLAlchemyError) -> bool:
 
 
 def _is_refused_login(error: BaseException) -> bool:
-    """Whether a server, or libpq itself, has refused to open a connection until somebody changes something.
+    """Return whether a server, or libpq itself, will refuse connections until somebody changes something.
 
-    psycopg knows no SQLSTATE of a connection that failed, so the text tells: the C locale's, which servers use where
-    nobody chose another; any other text counts as an outage. Of several hosts, each must have refused: behind one that
-    is down there may be the one that takes the password.
+    psycopg has no SQLSTATE for a connection that failed, so only the text tells. The English texts are known, which
+    servers use unless another language was chosen; any other text counts as an outage. If there are several hosts, each
+    must have refused: a host that is down may be the one that takes the password.
     """
     first, _, rest = str(error).partition(_SEVERAL)
     hosts: dict[str, bool] = {}

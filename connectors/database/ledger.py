@@ -266,8 +266,8 @@ def prune(target: Target, scope: Scope, below: int) -> None:
 def forget(target: Target, scope: Scope) -> None:
     """Delete all rows of a decision log that was deleted.
 
-    Where transactions' identifiers hold a digest of the names, the row in `logs` stays: without it, nobody could find
-    what a task that was thought dead has prepared since.
+    Where transactions' identifiers contain only a digest of the names, the row in `logs` stays: without it, the
+    transactions that a task presumed dead has prepared since could not be found.
     """
     dialect, tables = dialect_for(target), tables_of(target)
     with reading(target, "cannot forget") as connection:

@@ -67,9 +67,10 @@ def commit_staged(target: Target, committables: Sequence[Committable]) -> list[C
 
 
 def _merge(target: Target, committables: Sequence[Committable]) -> dict[str, CommitOutcome]:
-    """What became of each; of those that are not staged, the ledger is asked on the same connection.
+    """Move what is staged, and return the outcome of each transaction; for the others, ask the ledger.
 
-    Another one may lead to a standby that was promoted meanwhile, which has them staged and not in its ledger.
+    The same connection is used, because another one may lead to a standby that was promoted meanwhile, and that has the
+    rows staged but not in its ledger.
     """
     slowest = sum(c.rows for c in committables) / SLOWEST
     heads: list[Any] = []

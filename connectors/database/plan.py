@@ -320,5 +320,5 @@ def _numbers_rows(column: sa.Column[Any], backend: str) -> bool:
 
 
 def _null_as_null(kind: SqlType) -> SqlType:
-    """The type, except that SQLAlchemy would store the JSON text `null` for a null in a JSON column."""
+    """Return the type, but for JSON one that stores NULL for a null, where SQLAlchemy would store the text `null`."""
     return sa.JSON(none_as_null=True) if isinstance(kind, sa.JSON) else kind

@@ -1,4 +1,4 @@
-"""What a user can change so that a database takes what it has refused: by code, in words for a message."""
+"""Advice for error messages: what a user can change so that a database takes what it has refused, by error code."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ _REMEDIES: Final[dict[str | int, str]] = {
 _DATA: Final = "change the generated column, index or trigger that cannot take their values"
 _ANY: Final = "change the table so that it takes them"
 _OF_ROWS: Final = ("22", "23", "54", "P0")
-"""SQLSTATE classes of what the rows themselves are to blame for."""
+"""SQLSTATE classes of errors for which the rows themselves may be to blame."""
 
 
 LIMITS: Final = ("max_prepared_transactions", "max_pred_locks_per_transaction", "max_locks_per_transaction")
-"""PostgreSQL's settings whose tables of fixed size may be full: all of these errors have SQLSTATE 53200."""
+"""Settings of PostgreSQL that size its fixed tables in memory; when one is full, the SQLSTATE is 53200."""
 
 
 def remedy(code: str | int | None, driver_error: object) -> str:
     """Say what to change so that a table takes the rows that it has refused at a merge.
 
     Args:
-        code: Of failures.code.
+        code: The error's code, as failures.code returns it.
         driver_error: The driver's own error.
     """
     if code == "23514" and not _diagnostic(driver_error, "constraint_name"):  # no partition, or not the right one
@@ -68,23 +68,23 @@ def remedy(code: str | int | None, driver_error: object) -> str:
 
 
 def are_rows_to_blame(code: str | int | None) -> bool:
-    """Whether correcting values of the rows would help, too."""
+    """Return whether correcting values of the rows would help, too."""
     return not isinstance(code, str) or code[:2] in _OF_ROWS
 
 
 def used_up(driver_error: object) -> str:
-    """Return the setting that limits what PostgreSQL has used up; "" if it is memory.
+    """Return the setting that limits what PostgreSQL has used up; "" if memory itself has run out.
 
-    The hint names it, in every language of the server.
+    The error's hint contains the setting's name, whatever the language of the server.
     """
     hint = _diagnostic(driver_error, "message_hint")
     return next((name for name in LIMITS if name in hint), "")
 
 
 def refuses_prepare(driver_error: object) -> bool:
-    """Whether the transaction did what PREPARE TRANSACTION does not allow, such as NOTIFY (SQLSTATE 0A000).
+    """Return whether the transaction did what PREPARE TRANSACTION does not allow, such as NOTIFY (SQLSTATE 0A000).
 
-    The keyword stands in the message in every language of the server.
+    The message contains the keyword PREPARE, whatever the language of the server.
     """
     return "PREPARE" in _diagnostic(driver_error, "message_primary")
 

@@ -209,7 +209,7 @@ class HeldWriting(Writing):
         return error
 
     def _raise_limit(self, setting: str) -> str:
-        """Say how to raise the limit that PostgreSQL named, or how to do with less."""
+        """Return how to raise the limit that PostgreSQL named, or how to need less; "" if it named none."""
         if setting == _PREPARED_LIMIT:
             return self._used_up()
         return _LOCKS_ARE_USED_UP.format(setting) if setting else ""
@@ -219,10 +219,10 @@ class HeldWriting(Writing):
         own, most = len(self._own_prepared()), 0
         with suppress(OncewardError):
             most = read_server(self.target).max_prepared
-        return _USED_UP_ADVICE.format(most=most or "so many", own=own, half=max(most // 2, 1))
+        return _USED_UP_ADVICE.format(most=most or "only so many", own=own, half=max(most // 2, 1))
 
     def _why_none(self) -> str:
-        """Why the server prepares nothing; a trigger's error may have the same code."""
+        """Return why the server prepares nothing; "" if it does, because a trigger's error may have the same code."""
         with suppress(OncewardError):
             return read_server(self.target).why_none
         return ""
@@ -236,8 +236,8 @@ class HeldWriting(Writing):
 
 _USED_UP_ADVICE: Final = (
     ". The server allows {most} (max_prepared_transactions), and {own} of them are of this pipeline and sink. An epoch "
-    "needs one for each subtask, which on Spark is each partition that is written, until it is committed, and one more "
-    "for each task that Spark repeats. Write fewer partitions (through a format: df.coalesce({half}) before the write; "
+    "needs one for each subtask (on Spark, for each partition that is written) until it is committed, and one more for "
+    "each task that Spark repeats. Write fewer partitions (through a format: df.coalesce({half}) before the write; "
     "with exactly_once: writers={half}), raise max_prepared_transactions to twice the number of partitions, look in "
     "pg_prepared_xacts for orphaned ones, or use commit='staging', which needs none"
 )

@@ -189,7 +189,7 @@ def _json_lines(path: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
 
 
 def _lines(file: IO[bytes]) -> list[bytes]:
-    """Read the next lines, up to a number of lines and of bytes; none at the end."""
+    """Read the next lines, up to a limit of lines and of bytes; return none at the end of the file."""
     some: list[bytes] = []
     size = 0
     while len(some) < _ROWS_AT_ONCE and size < PIECE_BYTES and (line := file.readline()):

@@ -23,14 +23,14 @@ So, with the numbers and letters of ARCHITECTURE.md:
 - "Committed" is said only when the coordinator shows exactly this transaction complete, and no partition has it open
   any more (invariant 7). A partition that was skipped gets its marker from here: as the coordinator ended it, never
   otherwise.
-- "Lost" is said only of what a coordinator has written down (PrepareAbort, CompleteAbort): that is on the replicas of
-  its log and final, however old the answer is. "Ongoing" is not: a coordinator that was deposed, and does not know it
-  yet, says so while its successor has committed and the partitions have the markers. Partitions that have ended what a
-  coordinator calls open were therefore ended by an operator, or by another coordinator. So the coordinator is looked up
-  again, and if the newly found one still says "open" PROOF_SECONDS later, the transaction is fenced. A deposed
-  coordinator cannot do that: its log takes no more entries. The successor refuses it, or does not abort what it has
-  committed. The abort that the fence has written is the proof. Nothing is taken from anybody by that: partitions that
-  have ended a transaction never hold its rows again.
+- "Lost" is said only if a coordinator has written the abort down (PrepareAbort, CompleteAbort): that is on the replicas
+  of its log and final, however old the answer is. "Ongoing" is not: a deposed coordinator that does not know it yet
+  says so although its successor has committed and the partitions have the markers. So if partitions have ended what a
+  coordinator calls open, either an operator or another coordinator has done it. The coordinator is looked up again, and
+  if the one found then still says "open" PROOF_SECONDS later, the transaction is fenced. A deposed coordinator cannot
+  do that, because its log takes no more entries. The successor refuses it, or does not abort what it has committed. The
+  abort that the fence has written is the proof. The fence destroys nothing: partitions that have ended a transaction
+  never hold its rows again.
 - The same holds for aborts, except that they have the time to wait for partitions. And the pool never uses a producer
   id again unless its last transaction was committed.
 
@@ -86,7 +86,7 @@ class Inspection(NamedTuple):
 
     seen: Observation
     behind: bool
-    """Whether it was ended in its partitions, as far as they say, and its coordinator called it open before that."""
+    """Whether an earlier look found it ended in its partitions, as far as they say, and open at its coordinator."""
     inside: Inside
     complete: bool
     """Whether the coordinator has finished ending it."""
@@ -188,9 +188,9 @@ class Inspector:
         return now is None or (was not in (None, now) and nowhere)
 
     def prove_lost(self, transactions: Collection[Prepared]) -> None:
-        """Look up the coordinators of doubtful transactions, and fence those that were doubtful for PROOF_SECONDS.
+        """Look up the coordinators of doubtful transactions, and fence those that have been doubtful for PROOF_SECONDS.
 
-        The next look shows what the fence did, whether it was answered or not.
+        The next look shows what the fence did, whether or not it was answered.
         """
         for transaction in transactions:
             handle = transaction.handle

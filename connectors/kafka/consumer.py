@@ -10,14 +10,15 @@ by hand and never join a group.
 
 A consumer must not outlive the topic that it read. librdkafka ignores metadata with an older leader epoch than it has
 seen, and a topic that was deleted and recreated begins at epoch 0: after a restart of a broker, which raises the epoch,
-a kept consumer waits for the old topic's leader for ever (measured). So a consumer belongs to the ids of the topics
-that it has read. Whoever plans a range knows them; where they are not known, or a topic changes later, a kept consumer
-that hears nothing is replaced.
+a kept consumer waits for the old topic's leader forever (measured). So a consumer is bound to the ids of the topics
+that it has read. The driver usually knows the ids when it plans a range; if it does not, or if a topic changes later, a
+kept consumer that receives nothing is replaced.
 
-librdkafka decompresses each of a broker's answers whole, whatever its queue may hold: 1 MiB, its default, of records of
-zeros can become 10 GB. So a range begins with small answers (NARROW_BYTES). If what such an answer becomes shows that a
-larger one (WIDE_BYTES) fits into memory, the range goes on with these, from a second client, which may then need fewer
-round trips. If it does not fit, small answers become so many bytes that round trips do not matter.
+librdkafka decompresses each response of a broker as a whole, whatever the limit of its queue: 1 MiB, the default size
+of a response, can become 10 GB if the records are all zeros. So a range begins with small responses (NARROW_BYTES). If
+their decompressed size shows that larger ones (WIDE_BYTES) fit into memory, the range continues with those, from a
+second client, and may then need fewer round trips. If larger ones do not fit, even small responses become so many bytes
+that round trips do not matter.
 """
 
 from __future__ import annotations
@@ -50,16 +51,17 @@ ROWS: Final = 10_000
 """Rows of one batch: Spark's default of spark.sql.execution.arrow.maxRecordsPerBatch."""
 POLL_SECONDS: Final = 1.0
 ASK_AFTER_SECONDS: Final = 5.0
-"""Of silence: then the brokers are asked whether the partition is still there, and a kept consumer is replaced."""
+"""Seconds without records after which the brokers are asked whether the partition is still there, and a kept consumer
+is replaced."""
 UNASSIGNED: Final = -1
 """The partition of an event that is about a whole topic."""
 KEPT: Final = 8
 """Idle consumers that a process keeps for one cluster."""
 NARROW_BYTES: Final = 16 * 2**10
 WIDE_BYTES: Final = 256 * 2**10
-"""How large an answer may be before it is decompressed. The broker gives at least one batch of a producer's."""
+"""Limits of a response before it is decompressed. A broker sends at least one of a producer's batches, of any size."""
 FITS: Final = 8 * 2**20
-"""Bytes that NARROW_BYTES may become for WIDE_BYTES to be asked for; those become 16 times as many, then."""
+"""Bytes that NARROW_BYTES may become if WIDE_BYTES are to be asked for, which then become 16 times as many."""
 FETCH_SIZES: Final = ("fetch.message.max.bytes", "max.partition.fetch.bytes")
 """Two names of one setting."""
 FIXED: Final = {
@@ -77,7 +79,7 @@ DEFAULTS: Final = {
     "fetch.queue.backoff.ms": 1,
     # What is fetched beyond a range is thrown away: little is enough to keep one fetch ahead.
     "queued.min.messages": 2000,
-    # One batch is made while the next one comes.
+    # One batch is built while the next one arrives.
     "queued.max.messages.kbytes": 2 * PIECE_BYTES // 2**10,
     "log_level": 0,
 }
@@ -114,14 +116,14 @@ class RangeConsumer:
         self._wide = self._narrow if size is None else None
 
     def _new_client(self, fetch_bytes: int | None) -> ArrayClient | ObjectClient:
-        """Make a client that asks for so many bytes at once; None: for as many as the settings say."""
+        """Make a client that asks for `fetch_bytes` bytes at once; None: for as many as the settings say."""
         config = self._config if fetch_bytes is None else {**self._config, FETCH_SIZES[0]: fetch_bytes}
         if self._include_headers or not librdkafka.usable(config):
             return made(ObjectClient, config, include_headers=self._include_headers)
         return made(ArrayClient, config)
 
     def _widen(self, partition: Partition, offset: int) -> None:
-        """Go on from this offset with larger answers."""
+        """Continue from this offset with larger responses."""
         self._client.unassign()
         if self._wide is None:
             self._wide = self._new_client(WIDE_BYTES)
@@ -129,9 +131,9 @@ class RangeConsumer:
         self._client.read_from(*partition, offset)
 
     def takes(self, topic: str, topic_id: str) -> bool:
-        """Return whether the clients have read no other topic of this name; from now on they belong to this one.
+        """Return whether the clients have read no other topic of this name, and bind them to this one.
 
-        An unknown id (empty) fits each: then only silence shows that the topic is another one.
+        An unknown id (empty) fits any topic: then only missing records show that the topic is another one.
         """
         return self._ids.setdefault(topic, topic_id) == topic_id or not topic_id
 
@@ -196,7 +198,7 @@ class RangeConsumer:
 
     def put_back(self, idle: deque[RangeConsumer]) -> None:
         """Stop fetching, and wait among the idle ones; close if there are enough."""
-        self._client.unassign()  # the other one is
+        self._client.unassign()  # the other client has no partition now
         self._kept = True
         if len(idle) < KEPT:
             idle.append(self)
@@ -211,17 +213,17 @@ class RangeConsumer:
 
 
 class _Look:
-    """What the answers of a narrow client become.
+    """The decompressed size of a narrow client's responses.
 
-    All records of an answer are queued at once. So what comes between two moments at which the queue is empty is one
-    answer or several, each of them whole.
+    librdkafka queues all records of a response at once. So the records that arrive between two moments at which the
+    queue is empty belong to one or more complete responses.
     """
 
     def __init__(self) -> None:
         self._whole = True
 
     def fits(self, came: Received, left: int) -> bool:
-        """Return whether this shows that larger answers fit into memory, and the `left` offsets are worth them."""
+        """Return whether `came` shows that larger responses fit into memory, and the `left` offsets are worth them."""
         whole, self._whole = self._whole and not came.capped, not came.capped
         return whole and 0 < came.size <= FITS and left * came.size > came.records * WIDE_BYTES
 
@@ -326,7 +328,7 @@ def borrowed(settings: KafkaSettings, topic: str, topic_id: str, *, include_head
     """Lend a consumer for one range: an idle one of this process, or a new one. After a fault it is not used again.
 
     Args:
-        settings: Of the client.
+        settings: Settings of the client.
         topic: Name of the topic.
         topic_id: Its id; empty if it is not known.
         include_headers: Whether batches have the column `headers`.
@@ -348,7 +350,7 @@ def borrowed(settings: KafkaSettings, topic: str, topic_id: str, *, include_head
 
 
 def _idle_for(idle: deque[RangeConsumer], topic: str, topic_id: str) -> RangeConsumer | None:
-    """Take an idle consumer; those that have read an older topic of this name are closed."""
+    """Take an idle consumer, and close those that have read another topic of this name; None if no consumer is left."""
     while True:
         try:
             consumer = idle.pop()

@@ -168,9 +168,9 @@ class TransactionCoordinatorClient:
         return [name for name in ids if name.startswith(prefix)]
 
     def _unlisted(self, seconds: float) -> list[wire.Answer]:
-        """An answer in the name of those partitions of the coordinators' topic that have no leader, if there are any.
+        """Return an error in the name of partitions of the coordinators' topic that have no leader, if there are any.
 
-        Nobody lists their transactions. A client that may not describe the topic is told of none.
+        No broker lists their transactions. A client that may not describe the topic sees no such partition.
         """
         offline = self._wire.leaderless(STATE_TOPIC, seconds=seconds)
         why = f"{STATE_TOPIC} has no leader for partition {', '.join(map(str, offline))}"

@@ -69,7 +69,7 @@ _log = logging.getLogger("onceward.kafka")
 
 UNIQUE_BYTES: Final = 6
 RETIRED_EPOCH: Final = 32_000
-"""Producer epoch from which on an id is not used again. What is left suffices for those that fence its last
+"""Producer epoch from which on an id is not used again. The epochs that are left suffice for fencing its last
 transaction."""
 
 
@@ -179,7 +179,7 @@ class ProducerPool:
         return Offer(self._names)
 
     def _committed(self, name: PooledName, prepared: Prepared | None) -> bool:
-        """Whether the coordinator shows the former transaction committed, if there was one, and no last epoch."""
+        """Return whether the coordinator shows the former transaction (if any) as committed, and epochs are left."""
         described = cluster_of(self._settings).transactions.describe([str(name)])[str(name)]
         if described.handle is None or described.handle.producer_epoch >= RETIRED_EPOCH:
             return False

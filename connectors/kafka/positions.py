@@ -80,7 +80,7 @@ def assignment_from_json(value: Any) -> tuple[Partition, ...]:
     Raises:
         ConfigurationError: It has another shape, or names no partition.
     """
-    if isinstance(value, Mapping):  # any collection of numbers will do
+    if isinstance(value, Mapping):  # a collection of any kind will do
         value = {topic: list(found) if isinstance(found, Collection) else found for topic, found in value.items()}
     given = _shaped(value, dict[_Topic, list[_Number]], "assign", '{"topic": [0, 1]}')
     found = {Partition(topic, number) for topic, numbers in given.items() for number in numbers}
@@ -213,7 +213,7 @@ class Held(NamedTuple):
 
 
 def beyond(offsets: Mapping[Partition, int], held: Mapping[Partition, Held]) -> Offsets:
-    """Return the offsets that lie beyond the end of what is held of their partitions."""
+    """Return the offsets that lie beyond the end of what the brokers hold of their partitions."""
     return {p: offsets[p] for p, there in held.items() if offsets[p] > max(there.stable, there.end)}
 
 
@@ -259,7 +259,7 @@ def losses(position: Mapping[Partition, int], held: Mapping[Partition, Held], an
 
 
 def begin(wanted: int, held: Held, *, anew: bool = False) -> int:
-    """Where reading a partition can go on: where it was, or past what is lost; a new topic from its beginning."""
+    """Return where to continue reading: where it was, or past what is lost; for a new topic, at its beginning."""
     if anew or wanted > max(held.stable, held.end):
         return held.earliest
     return max(wanted, held.earliest)
@@ -280,7 +280,7 @@ def reach(
         held: What the brokers hold; a partition that is not in it is dropped.
         limit: Go at most about this many offsets further.
         until: Do not go beyond; a partition that is not in it stays where it is.
-        anew: Topics that are known to be others than those of the position: they are read from their beginning.
+        anew: Topics that are known to have been recreated since: they are read from their beginning.
     """
     start = {p: begin(position.get(p, 0), there, anew=p.topic in anew) for p, there in held.items()}
     end: Offsets = {}
@@ -293,7 +293,7 @@ def reach(
         end[partition] = max(start[partition], stop)
     end = end if limit is None else limited(start, end, limit)
     for partition, wanted in position.items():
-        # Offsets have no place for a topic's id, so only an end before the start says that reading starts anew (see
+        # Offsets have no place for a topic's id, so only an end before the start says that reading starts over (see
         # `ranges`). The rest follows in the next step.
         if partition.topic in anew and start.get(partition, wanted) < wanted:
             end[partition] = min(end[partition], wanted - 1)
@@ -318,9 +318,9 @@ def limited(start: Mapping[Partition, int], end: Mapping[Partition, int], limit:
 
 
 def ranges(start: Mapping[Partition, int], end: Mapping[Partition, int]) -> list[tuple[Partition, int, int]]:
-    """The non-empty ranges between two positions, in order.
+    """Return the non-empty ranges between two positions, in order.
 
-    An end before the start says that a topic was made anew, where losses are allowed: it is read from its beginning.
+    An end before the start says that the topic was recreated, and losses are allowed: it is read from its beginning.
     """
     found = []
     for partition in sorted(end):
@@ -333,8 +333,8 @@ class TopicSplit(Split, frozen=True):
     """A range of a partition's offsets.
 
     Attributes:
-        topic_id: The id of the topic for which the range was planned; empty if it is not known. Whoever reads needs it
-            to notice that another topic has the name now.
+        topic_id: The id of the topic for which the range was planned; empty if it is not known. The reader
+            needs it to notice that another topic has the name now.
     """
 
     topic_id: str = ""

@@ -58,7 +58,7 @@ HEADERS: Final = pa.list_(pa.field("element", pa.struct({"key": pa.string(), "va
 WITH_HEADERS: Final = PLAIN.append(pa.field("headers", HEADERS))
 
 _OF_A_MESSAGE: Final = 200
-"""Bytes that librdkafka needs for a message beside its key and value, about."""
+"""Approximate number of bytes that librdkafka needs for a message in addition to its key and value."""
 
 
 class Event(NamedTuple):
@@ -79,11 +79,11 @@ class Received(NamedTuple):
     records: int
     """How many librdkafka delivered: `batches` must have as many."""
     capped: bool = False
-    """Whether as many came as could be taken, so that there may be more."""
+    """Whether as many were taken as was allowed, so that more may be waiting."""
 
     @property
     def size(self) -> int:
-        """About how many bytes of memory librdkafka needed for these records."""
+        """Approximate memory that librdkafka needed for these records, in bytes."""
         return sum(int(batch.nbytes) for batch in self.batches) + _OF_A_MESSAGE * self.records
 
 
@@ -125,7 +125,7 @@ class ObjectClient(Consumer):
         batches = [
             piece
             for first, behind in cuts(np.array(list(map(_size_of, messages)), np.int64), size)
-            # In pieces, because only a batch tells cheaply how large headers are.
+            # Cut again, because the size of headers is cheap to know only from a finished batch.
             for piece in pieces(
                 to_batch(partition, messages[first:behind], include_headers=self._include_headers), size
             )
@@ -133,7 +133,7 @@ class ObjectClient(Consumer):
         return Received(batches, events, len(messages), capped)
 
     def _headers_size(self, message: Any) -> int:
-        """Bytes of the headers of a record, if they are read."""
+        """Return the size of a record's headers in bytes; 0 if headers are not read."""
         if not self._include_headers or message.error() is not None:
             return 0
         headers = _headers_of(Partition(message.topic(), message.partition()), message) or ()

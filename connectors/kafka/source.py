@@ -260,7 +260,7 @@ class KafkaSource(ResettableSource):
         return self._share is None or in_share(partition, *self._share)
 
     def _within(self, given: Bound, offsets: Offsets, what: str) -> Offsets:
-        """Refuse offsets of the user's beyond the ends of their partitions; where losses are allowed, take the ends."""
+        """Refuse offsets that the user gave beyond the ends of partitions; if losses are allowed, take the ends."""
         held = self._lookup().held(offsets, offsets) if isinstance(given, AtOffsets) and given.offsets else {}
         wrong = positions.beyond(offsets, held)
         if not wrong:
@@ -271,7 +271,7 @@ class KafkaSource(ResettableSource):
                 f"{what} is beyond the end of a partition: {told}. Give an offset that is not, or -1 (latest). With "
                 "failOnDataLoss=false (fail_on_data_loss=False) the end is taken instead"
             )
-        _log.warning("%s is beyond the end of a partition: %s. The end is taken, as failOnDataLoss=false", what, told)
+        _log.warning("%s is beyond the end of a partition: %s. The end is taken (failOnDataLoss=false)", what, told)
         return {**offsets, **{partition: held[partition].stable for partition in wrong}}
 
     def _own(self, offsets: Offsets, ids: Mapping[str, str] | None = None) -> Position:
@@ -299,7 +299,7 @@ class KafkaSource(ResettableSource):
         return Lookup(self.settings.connection(), committed=self._committed, retry_seconds=retry_seconds)
 
     def _is_there(self, partition: Partition, topic_id: str = "") -> bool:
-        """Whether the brokers know the partition, of the topic with this id; True if they do not answer."""
+        """Return whether the brokers know the partition of the topic with this id; True if they do not answer."""
         try:
             found, count = self._lookup(retry_seconds=0).partitions_of([partition.topic]).get(partition.topic, ("", 0))
         except SourceError:

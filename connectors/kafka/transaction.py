@@ -205,8 +205,8 @@ WORDS: Final = {
 }
 """What became of a transaction, as a coordinator says."""
 _ABORTS: Final = ("PrepareAbort", "CompleteAbort")
-"""States that a coordinator shows once they are in its log. PrepareEpochFence is in its memory only: it proves nothing
-yet, and passes."""
+"""States that a coordinator shows only once they are in its log. PrepareEpochFence is only in its memory: it proves
+nothing yet, and is temporary."""
 _SAME: Final = {
     "Ongoing": Observation.PREPARED,
     "PrepareCommit": Observation.COMMITTED,
@@ -216,7 +216,7 @@ _SAME: Final = {
 }
 """What the coordinator's states mean for the transaction that the handle names."""
 _NEXT: Final = {**dict.fromkeys(_ABORTS, Observation.EXPIRED), "PrepareEpochFence": Observation.NO_ANSWER}
-"""And if its producer epoch was raised by one since."""
+"""What they mean if the producer epoch was raised by one since."""
 
 
 def judge(handle: Handle, description: Description) -> Observation:

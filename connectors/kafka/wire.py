@@ -149,7 +149,7 @@ class Wire:
         return [] if answer.code else [broker.node_id for broker in answer.response.brokers]
 
     def leaderless(self, topic: str, *, seconds: float) -> list[int]:
-        """Partitions of a topic that have no leader, as one broker says; empty if it shows none of the topic."""
+        """Return the partitions of a topic that have no leader, as one broker shows them; empty if it shows none."""
         [answer] = self.exchange([(ANY_NODE, metadata_request([topic]))], seconds=seconds)
         self._meet_brokers(answer)
         found = answer.response.topics if answer.code == Code.NONE else ()

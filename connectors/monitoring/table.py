@@ -43,7 +43,7 @@ _UNITS: Final = {"s": "_seconds", "By": "_bytes"}
 BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """Of all histograms, in seconds."""
 BEHIND: Final = "maxOffsetsBehindLatest"
-"""What Spark calls it in the metrics of a Kafka source."""
+"""Spark's name for the lag of the partition that is furthest behind, in the metrics of a Kafka source."""
 
 
 class Metric(NamedTuple):

@@ -170,7 +170,7 @@ EXPIRE: Final = """
 if redis.call('HGET', KEYS[1], 'log') ~= ARGV[1] then return 0 end
 return redis.call('EXPIRE', KEYS[1], 604800)
 """
-"""KEYS: the marker. ARGV: log. Deletes the log's marker in a week."""
+"""KEYS: the marker. ARGV: log. Lets the log's marker expire in a week."""
 
 
 def marker_key(scope: Scope) -> bytes:

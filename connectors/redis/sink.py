@@ -219,9 +219,9 @@ class RedisSink(WriteAheadLogSink):
             change_marker(self.settings, PRUNE, scope, *floor, *map(str, ended))
 
     def forget(self, scope: Scope) -> None:
-        """Let the marker expire, and delete what is in the folder.
+        """Let the marker expire, and delete the proofs and the claim in the folder.
 
-        The marker outlives any delivery that may still arrive: without it, the server would write those rows again.
+        The marker must outlive any delivery that may still arrive: without it, the server would write those rows again.
         """
         change_marker(self.settings, EXPIRE, scope)
         super().forget(scope)

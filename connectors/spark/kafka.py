@@ -221,7 +221,7 @@ def _is_kafka(text: str) -> bool:
 
 
 def with_lag(source: dict[str, Any]) -> dict[str, Any]:
-    """Add the metrics of Spark's own Kafka source to a report of a source, if it has Kafka's offsets and no metrics."""
+    """Add the metrics of Spark's own Kafka source to the report of a source that has Kafka offsets but no metrics."""
     try:
         read, there = from_json(source.get("endOffset")), from_json(source.get("latestOffset"))
     except ConfigurationError:  # another source, or pyspark before 4.2, which does not report the newest offset

@@ -176,19 +176,19 @@ def check_log(
 
 
 def check_not_moved(checkpoint: str, pipeline: str, read_file: Callable[[str], str | None] | None = None) -> None:
-    """Refuse a checkpoint that a savepoint was restored from, where a log in a store of its own cannot tell.
+    """Refuse a checkpoint that a restored savepoint has replaced; a log in a store of its own would accept it.
 
     Args:
-        checkpoint: The query's.
-        pipeline: Its name.
+        checkpoint: Location of the query's checkpoint.
+        pipeline: The pipeline's name.
         read_file: Reads a small text file; by default without a JVM.
 
     Raises:
-        EpochConflictError: The query goes on elsewhere.
+        EpochConflictError: The query continues from another checkpoint.
     """
     try:
         place = (read_file or read_text)(f"{checkpoint.rstrip('/')}/{MOVED_MARK}")
-    except ConfigurationError:  # nothing can read it here, so no savepoint was made of it here
+    except ConfigurationError:  # it cannot be read from here, so no savepoint was made of it here
         return
     if place:
         raise EpochConflictError(

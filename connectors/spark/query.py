@@ -260,10 +260,10 @@ def _reading(folder: str, read: Callable[[CheckpointStorage], T]) -> T:
 
 
 class ProgressListener(StreamingQueryListener):
-    """Listener for `spark.streams.addListener`: adds Spark's progress to the metrics, and completes the progress.
+    """Listener for `spark.streams.addListener`: adds Spark's progress to the metrics, and adds to it what Spark lacks.
 
-    The progress gets the output rows of queries that `exactly_once` made in this process (for the formats Spark counts
-    them itself), and how far Kafka sources are behind.
+    The progress gets the output rows of queries that `exactly_once` made in this process (for the formats, Spark counts
+    them itself) and the lag of Kafka sources.
     """
 
     def __init__(self) -> None:
@@ -280,8 +280,9 @@ class ProgressListener(StreamingQueryListener):
 
         Returns:
             The report as JSON values. `sink.numOutputRows` is the number of rows that all sinks together have
-            committed, `sink.onceward` has it for each sink. `metrics` of a Kafka source has `avg`, `min` and
-            `maxOffsetsBehindLatest`, as with Spark's own source. None if there was no report yet.
+            committed, `sink.onceward` has it for each sink. `metrics` of a Kafka source has
+            `avgOffsetsBehindLatest`, `minOffsetsBehindLatest` and `maxOffsetsBehindLatest`, as with Spark's own source.
+            None if there was no report yet.
         """
         with self._lock:
             return self._newest.get(str(query))

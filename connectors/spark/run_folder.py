@@ -10,8 +10,9 @@ this log can end these, so the folder outlives every task that can still prepare
    waits for tasks that hold locks, and sweeps again.
 3. The folder is deleted if no lock is left after the START, and all tasks ran on this machine. Otherwise it is kept and
    marked: the next run into the same target sweeps it, or `onceward txn` does.
-4. A run that succeeds may have lost attempts on other machines, too (speculation, an executor that was taken for dead).
-   They may prepare after the sweep that follows COMPLETED, so its folder is kept in the same way, but not as long.
+4. A run that succeeds may leave superseded attempts on other machines, too (speculation, an executor presumed dead).
+   They may prepare after the sweep that follows COMPLETED, so the run's folder is kept in the same way, but for a
+   shorter time.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ WAIT_SECONDS: Final = 10.0
 _OLD_SECONDS: Final = 86400.0
 """Age at which no task of a failed run is taken for alive on another machine."""
 _SETTLED_SECONDS: Final = 600.0
-"""The same for a run that succeeded: Spark kills attempts that lost at once, and a lost executor ends by itself."""
+"""The same for a run that succeeded: Spark kills superseded attempts at once, and a lost executor exits by itself."""
 
 
 class Failed(msgspec.Struct, frozen=True):
@@ -71,9 +72,9 @@ def new_folder() -> str:
 
 
 def target_of(sink: TwoPhaseCommitSink[Any]) -> str:
-    """Return what tells the target of a sink from others; empty if the sink does not say.
+    """Return a text that identifies the target of a sink; empty if the sink does not say.
 
-    Sinks that send prepare in a folder, which is what a sweep cleans up.
+    If a sink prepares in a folder, the text names that folder, because it is what a sweep cleans up.
     """
     place = (sink.directory,) if isinstance(sink, FolderSink) else sink.dataset()
     return "" if place is None else " ".join((type(sink).__name__, *place))
@@ -110,12 +111,12 @@ def has_ended(folder: Path) -> bool:
 
 
 def mark_failed(folder: Path, pipeline: str, sink: TwoPhaseCommitSink[Any], *, succeeded: bool = False) -> None:
-    """Let the next run into the same target sweep the rest of this one, which will decide nothing any more."""
+    """Mark a run that will decide nothing more, so that the next run into the same target sweeps what it has left."""
     mark = Failed(pipeline, sink.name, target_of(sink), succeeded)
     if not mark.target:
         _log.warning(
-            "sink %s does not say what its target is (dataset), so no later run ends what tasks on other machines may "
-            "still prepare. End it with `onceward txn abort --store %s`, and delete that folder",
+            "sink %s does not say what its target is (dataset), so no later run will end the transactions that tasks "
+            "on other machines may still prepare. End them with `onceward txn abort --store %s`, then delete it",
             sink.name,
             folder,
         )
@@ -123,17 +124,17 @@ def mark_failed(folder: Path, pipeline: str, sink: TwoPhaseCommitSink[Any], *, s
 
 
 def delete_folder(folder: Path, sink: TwoPhaseCommitSink[Any]) -> None:
-    """Delete the folder, and what the target remembers of it, unless something in it is decided and not completed."""
+    """Delete the folder, and what the target remembers of its log, unless a decision in it is not completed."""
     view = read(DirectoryStore(folder))
     if view.undone is not None:
         return
     shutil.rmtree(folder, ignore_errors=True)
     if not view.log or not view.pipeline:
         return
-    try:  # after the log: while there is one, the target must know it
+    try:  # after the log, which the target must know as long as it exists
         sink.forget(Scope(view.pipeline, sink.name, view.log))
     except OncewardError as error:
-        _log.warning("bookkeeping of a batch write that has ended stays in the target of sink %s: %s", sink.name, error)
+        _log.warning("cannot delete a finished batch write's records in the target of sink %s: %s", sink.name, error)
 
 
 def end_folder(folder: Path, pipeline: str, sink: TwoPhaseCommitSink[Any]) -> None:
@@ -164,11 +165,11 @@ def _sweep(mark: Path, sink: TwoPhaseCommitSink[Any], policy: CommitPolicy) -> N
         age, swept = time.time() - mark.stat().st_mtime, mark.with_name(_SWEPT)
         ended = has_ended(mark.parent) or age > (_SETTLED_SECONDS if failed.succeeded else _OLD_SECONDS)
         if failed.succeeded and swept.exists() and not ended:
-            return  # once now and once at the end, however many such runs there are
+            return  # such a run is swept only twice: once now, and once when its folder is deleted
         writer = LogWriter(store, failed.pipeline, policy)
         writer.start()
         aborted = sweep(writer, [sink]).aborted
-        _log.info("aborted %s transactions of a run that has ended, with its log in %s", len(aborted), mark.parent)
+        _log.info("aborted %s transactions of a run that has ended, whose log is in %s", len(aborted), mark.parent)
         swept.touch()
         if ended:
             delete_folder(mark.parent, sink)

@@ -206,7 +206,7 @@ def schema_for(frame: DataFrame, sink: Sink) -> pa.Schema:
         chosen = projected(frame, [sink])
     except AnalysisException as error:
         why = str(error).strip().splitlines()[0].partition(" SQLSTATE")[0]
-        if _MISSING_GROUP_BY in why:  # "Add GROUP BY", says Spark, to an expression that may have none
+        if _MISSING_GROUP_BY in why:  # Spark's advice is to add GROUP BY, which is impossible here
             raise _not_row_by_row(sink) from None
         raise SchemaError(f"Spark cannot compute its select or where: {why}", sink=sink.name) from None
     # An aggregate or a window would be computed for each micro-batch by itself, or drop and multiply other sinks' rows.

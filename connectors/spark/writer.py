@@ -254,7 +254,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         self.run = options.run_key or uuid.uuid4().hex
         dataset = sink.dataset()
         self.place = dataset[0] if dataset is not None else ""
-        """Where the target is, by the address that was given."""
+        """Address of the target, as it was given."""
         pipeline, target = options.pipeline or "batch", dataset[1] if dataset is not None else ""
         identity = json.dumps([pipeline, self.run, sink.name, target])
         digest = hashlib.sha256(identity.encode()).hexdigest()[:_DIGEST]
@@ -360,7 +360,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             self._delete_unused_log()
             error.add_note(
                 "If this runKey was written before to a target of the same name at another address: nothing was "
-                "written here. Give the address that was used then, or, for another server, another runKey."
+                "written here. Give the address that was used then, or another runKey if this is another server."
             )
             error.add_note(
                 "A batch write takes no rewind. Restore the store that held the decision of this runKey; or give "

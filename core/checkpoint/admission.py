@@ -70,7 +70,7 @@ def admission(
 
 
 def check_no_sink_joined(view: LogView, sinks: Collection[str]) -> None:
-    """Refuse the replay of an epoch that was decided before one of the sinks was there: it would never get its rows."""
+    """Refuse the replay of an epoch that was decided before a sink was added: that sink would never get its rows."""
     joined = sorted(set(sinks) - set(view.newest.sinks)) if view.newest is not None else []
     if joined:
         raise EpochConflictError(

@@ -206,7 +206,7 @@ class Coordinator:
             adopt: Accept any first epoch of an empty log (the query ran with another sink before).
 
         Raises:
-            EpochConflictError: Neither, or a replay of which a sink would get nothing.
+            EpochConflictError: It is none of these, or it is a replay of which a sink would get nothing.
         """
         if self.lost is not None:
             if epoch != self.lost.decision.epoch or not self.lost.decision.input.same_as(epoch_input):
@@ -359,9 +359,9 @@ class Coordinator:
             raise
 
     def _check_kept(self, epoch: int) -> float:
-        """See, once the epoch is prepared, that no target has gone back to an older state since the epochs before.
+        """Check, once the epoch is prepared, that no target has gone back to an older state since earlier epochs.
 
-        A target that does not answer is waited for, as when it is told to commit.
+        A target that does not answer is asked again until `commit_timeout`, as in a commit.
 
         Returns:
             How long that took, in seconds.
@@ -429,7 +429,7 @@ class Coordinator:
     def _sweep_now(
         self, *, busy: bool = False, abandoned: bool = False, rewinding: bool = False, skip: Collection[str] = ()
     ) -> Exception | None:
-        """Sweep; what a sink raised, if one did.
+        """Sweep, and return what a sink raised, if one did.
 
         What a target did not abort now holds locks and readers; the next epoch's end tries again.
         """

@@ -1,10 +1,11 @@
-"""See that each target still has what was committed to it: at each start, before each decision, before each sweep.
+"""Check that each target still has what was committed to it: at each start, before each decision, in each sweep.
 
-A target no longer has it if it is another target, or was replaced by an older copy of itself: a standby that lagged was
-promoted, or a backup was restored. docs/design/2026-11-25-what-a-target-remembers.md says what can be told of each
-target. That may happen at any moment of a run, so a start's look is not enough. What was prepared before a target went
-back is gone with what was committed before; so a target that has everything once the epoch is prepared lost nothing
-that this epoch could hide (docs/design/2026-11-27-a-failover-in-mid-run.md).
+A target no longer has it if it is another target, or was replaced by an older copy of itself: a lagging standby was
+promoted, or a backup was restored. docs/design/2026-11-25-what-a-target-remembers.md says what each target can tell.
+
+A target may go back at any moment of a run, so a check at the start is not enough. Going back, it loses the end of its
+history: whatever it has prepared after a commit is lost with that commit. So if a target has all earlier commits once
+an epoch is prepared, committing the epoch cannot hide a loss (docs/design/2026-11-27-a-failover-in-mid-run.md).
 """
 
 from __future__ import annotations
@@ -43,19 +44,20 @@ TAKEN_BACK: Final = (
 def check_kept(
     writer: LogWriter, sinks: Mapping[str, TwoPhaseCommitSink[Any]], *, starting: bool = False
 ) -> dict[str, OncewardError]:
-    """See that each target knows no other log, and still has what was committed, as far as it can tell.
+    """Check that each target knows no other log, and still has what was committed, as far as it can tell.
 
-    All are asked at once: one that does not answer keeps none waiting whose transactions may expire.
+    All are asked at once, so that one that does not answer delays no other whose transactions may expire.
 
     Args:
         writer: The newest writer.
         sinks: Those whose targets are asked.
-        starting: Nothing of a new epoch is prepared yet, and nothing was listed to be aborted. Otherwise what was
-            committed again is an error, too: a second failover could undo that and leave the rest as it was seen.
+        starting: Nothing of a new epoch is prepared yet, and nothing was listed to be aborted. Otherwise it is
+            an error, too, if something had to be committed again: a second failover could undo that commit, and leave
+            the rest as it was seen.
 
     Returns:
-        Of each sink whose target has lost something that the policy does not say to skip, a DataLossError, and of each
-        whose target did not answer, what it raised.
+        Errors by name of the sink: a DataLossError if its target has lost something that the policy does not say to
+        skip, and what the sink raised if its target did not answer.
 
     Raises:
         EpochConflictError: A target knows the names from another decision log, or from a newer state of this one.
@@ -87,10 +89,10 @@ def check_kept(
 def _check_kept(
     writer: LogWriter, sink: TwoPhaseCommitSink[Any], remembered: Remembered | None, *, starting: bool
 ) -> None:
-    """See that the target still has what was committed.
+    """Check that the target still has what was committed.
 
-    A ledger is asked for each transaction of the newest completed decision, and what is prepared there again is
-    committed again, as the decision says. Of earlier epochs the log knows the newest.
+    A ledger is asked for each transaction of the newest completed decision. Transactions that are prepared again are
+    committed again, as the decision says. Of earlier epochs, the log knows only the newest one of each sink.
     """
     view = writer.view
     done = _newest_completed(view) if sink.keeps_ledger else None
@@ -130,7 +132,7 @@ def _check_kept(
 
 
 def _newest_completed(view: LogView) -> Decide | None:
-    """The newest completed decision since a rewind, without what was given up of it afterwards."""
+    """Return the newest completed decision since a rewind, without the transactions that were given up later."""
     rewound = max((entry.position for entry in view.entries if isinstance(entry, Rewind)), default=NONE)
     for decision, completed in reversed(view.decisions):
         if completed is None or completed.position < rewound:
@@ -143,7 +145,7 @@ def _newest_completed(view: LogView) -> Decide | None:
 
 
 def forgotten(view: LogView, sink: str, remembered: Remembered | None, *, told_apart: bool = False) -> str:
-    """What a sink's target must have forgotten, by what it remembers of this log; empty if nothing says so.
+    """Return what a sink's target must have forgotten, judging by what it remembers of this log; empty if nothing.
 
     With `told_apart`, the target is asked for each transaction of the sink's newest epoch.
     """

@@ -1,4 +1,4 @@
-"""What can no longer be committed, settled as the policy says: fail, write the epoch again, or skip what is lost."""
+"""Settle what can no longer be committed, as the policy says: fail, write the epoch again, or skip what is lost."""
 
 from __future__ import annotations
 

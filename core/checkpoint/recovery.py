@@ -7,10 +7,10 @@ Invariant 4: a transaction named by no decision is aborted only by a writer that
 decision naming it to be written. A sweep therefore takes four steps, in this order:
 
 1. list the exact handles in the target;
-2. see that the target has what was committed to it: one that went back to an older state may have prepared again what a
-   completed decision named, and the log may have been pruned of that decision since;
-3. see that the own START is still the newest in the log (so whoever made the listed ones before is fenced, and
-   whoever starts from now on was not listed);
+2. check that the target still has what was committed to it: a target that went back to an older state may again show
+   as prepared what a completed decision named, and that decision may have been pruned from the log since;
+3. check that this writer's START is still the newest in the log (so whoever prepared the listed transactions is fenced,
+   and those of writers that start from now on were not listed);
 4. abort exactly the listed handles, never "whatever the name holds now".
 
 What the own writer made is swept only for epochs that are decided: its live epoch is left alone. What says no epoch
@@ -182,7 +182,7 @@ def sweep(
         only: Identities of the transactions that are meant; None: all.
         busy: Subtasks of this writer are at work: touch only what names an older writer.
         abandoned: Also what sinks have left behind that this pipeline had once.
-        rewinding: The targets are taken as they are.
+        rewinding: The pipeline goes back, so the targets are taken as they are.
         skip: Names of sinks that are left alone.
 
     Raises:

@@ -46,7 +46,7 @@ class Share:
         visible: Whether readers see any of its rows that nobody may write again.
         seconds: How long its commit took.
         detail: Why it waits.
-        unseen: Whether its target gave no answer to a look; then it gets no commits now.
+        unseen: Whether its target did not answer `look`; then it gets no commits in this round.
         owns: Whether the sink owns its names in its target once its share has ended.
     """
 
@@ -104,7 +104,7 @@ class Share:
             seen = answers.of_each(self.sink, "inspect_many", pending, self.sink.inspect_many(pending), Observation)
         except FencedError:
             raise
-        except Exception as error:  # noqa: BLE001 - what is final, the commit that follows raises again
+        except Exception as error:  # noqa: BLE001 - the commit that follows raises a final error again
             self.unseen = isinstance(error, ExternalError) and error.retryable
             self.detail = f"{type(error).__name__}: {error}"
             return

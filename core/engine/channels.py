@@ -79,7 +79,7 @@ class End(msgspec.Struct, frozen=True):
 
 Element: TypeAlias = pa.RecordBatch | Barrier | Cancel | End
 CHANNEL_BYTES: Final = 2 * PIECE_BYTES
-"""One batch of the largest usual size is worked on, and the next one waits."""
+"""Room for two batches of the usual largest size: while one is worked on, the next one waits."""
 
 
 class TaskId(NamedTuple):
@@ -97,14 +97,14 @@ class Channel:
 
     Args:
         capacity: Maximum number of elements.
-        most_bytes: Maximum bytes of the batches among them, unless it is one batch: rows may have 10 bytes or 50 MB.
+        most_bytes: Maximum bytes of the batches among them. A larger batch enters an empty channel: a row may be large.
     """
 
     def __init__(self, capacity: int, most_bytes: int = CHANNEL_BYTES) -> None:
         self._elements: deque[Element] = deque()
         self._capacity = capacity
         self._most_bytes = most_bytes
-        # Two counts, because the writer alone changes one and the reader the other: a common one would need a lock.
+        # Two counts, because only the writer changes one, and only the reader the other: one count would need a lock.
         self._bytes_in = self._bytes_out = 0
         self._refused = False
         self.wake_reader: Callable[[], object] = bool  # nobody waits
@@ -123,7 +123,7 @@ class Channel:
         return True
 
     def _is_full(self, size: int) -> bool:
-        """Whether an element of `size` bytes must wait; a barrier has none, and waits for the number alone."""
+        """Return whether an element of `size` bytes must wait. A barrier has none: for it, only the number counts."""
         if len(self._elements) >= self._capacity:
             return True
         return size > 0 and bool(self._elements) and self.buffered_bytes + size > self._most_bytes

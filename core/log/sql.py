@@ -209,9 +209,10 @@ class SqlStore:
 
 
 def _prepare_nothing(connection: Any, _: object) -> None:
-    """Keep psycopg from preparing a statement that it executes for the sixth time.
+    """Keep psycopg from preparing a statement on the server after it has executed it several times.
 
-    Behind PgBouncer (transaction pooling, before 1.21) the next transaction has another server, which does not know it.
+    Behind PgBouncer before 1.21 with transaction pooling, the next transaction may use another server connection, where
+    the prepared statement does not exist.
     """
     if hasattr(connection, "prepare_threshold"):
         connection.prepare_threshold = None

@@ -33,7 +33,7 @@ EXPLAINING: Final = ContextVar("EXPLAINING", default=False)
 IN_CHECKPOINT: Final = "onceward"
 """Folder of the decision log inside a Spark checkpoint, so that it is copied and moved with it."""
 MOVED_MARK: Final = f"{IN_CHECKPOINT}/.moved"
-"""File in a checkpoint that a savepoint has moved, whose log is elsewhere: where the query goes on."""
+"""File in a checkpoint that a restored savepoint has replaced, if the log is elsewhere: it names the new checkpoint."""
 _SQL: Final = ("sqlite", "postgresql", "mariadb", "mysql")
 
 

@@ -166,9 +166,9 @@ def __getattr__(name: str) -> Any:
 
 
 def _requirement(package: str, extra: str) -> str:
-    """Say which package is missing, or which of its versions are needed instead of the one that is installed."""
+    """Return the package that is missing, or the version that is needed and the one that is installed."""
     try:
-        __import__(package)  # which works if it is a part of it that is missing
+        __import__(package)  # succeeds if only a part of the package is missing
         installed = metadata.version(package)
         required = [each for each in metadata.requires("onceward") or [] if f"extra == '{extra}'" in _quoted(each)]
     except ImportError:  # PackageNotFoundError is one, too

@@ -247,7 +247,7 @@ class Table(Endpoint):
     Args:
         name: Name of the table.
         columns: Column definitions, as in CREATE TABLE; a table of this name is dropped first. "": the pipeline makes
-            the table; until then it is empty.
+            the table, which counts as empty until then.
         query: What is read; default all columns of the table. It may read tables that the pipeline makes.
         url: SQLAlchemy's URL of another database, in which `{folder}` is the case's folder; default: the case's own
             PostgreSQL database.
@@ -310,7 +310,7 @@ class Table(Endpoint):
 
 
 def _is_missing_table(error: object) -> bool:
-    """Whether a database refused a statement because a table does not exist: PostgreSQL, MariaDB, or SQLite."""
+    """Return whether PostgreSQL, MariaDB or SQLite refused a statement because a table does not exist."""
     code = getattr(error, "sqlstate", None) or next(iter(getattr(error, "args", ())), "")
     return code in _NO_TABLE or str(code).startswith("no such table")
 

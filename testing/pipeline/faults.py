@@ -200,7 +200,7 @@ _AT_TIMES: Final = frozenset(
         *(Step.SWEEP_BEFORE, Step.SWEEP_AFTER, Step.SEND_BEFORE, Step.SEND_AFTER, Step.MARK_AFTER),
     }
 )
-"""Steps that a run may never pass: some sinks and drivers do not have them, or there was nothing to do."""
+"""Steps that a run need not pass: some sinks and drivers do not have them, or there is nothing to do."""
 _ONCE: Final = frozenset({Step.START_BEFORE, Step.START_AFTER, Step.SWEEP_BEFORE, Step.SWEEP_AFTER})
 """Steps that a driver may pass only when it starts."""
 _SEEDS: Final = {"smoke": 1, "full": 3, "hours": 100}

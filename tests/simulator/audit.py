@@ -33,7 +33,7 @@ PIPELINE = "orders"
 read_entry = lru_cache(512)(decode)
 """Entries never change, and are read much more often than written."""
 GONE_BACK = "failover"
-"""The cause of whatever a standby lacks, or has prepared again."""
+"""Cause that is noted for transactions that a standby lacks, or has as prepared again."""
 BY_THE_LIBRARY = frozenset({"sink", "init", "discard"})
 """Who may have ended a transaction on the library's side; everybody else is the outside world."""
 
@@ -145,7 +145,7 @@ class Audit:
         if not lost or txn.cause == GONE_BACK or any(one.state == "committed" for one in named):
             return  # what was committed before is committed again, whatever else a standby lacks
         if any(self._lacks_an_older_epoch(one) for one in lost):
-            return  # nothing of that sink is settled before a person decides, and to write one epoch again helps nobody
+            return  # nothing of that sink is settled before a person decides, and writing one epoch again helps nobody
         log = self.log_of(txn)
         starter = log is not None and self.world.current is not None and self.world.current.process is log.starter
         known = starter and not self.world.landing and log is not None and min(one.ended for one in lost) < log.started

@@ -128,7 +128,7 @@ class Database:
 
     @contextmanager
     def connected(self) -> Iterator[None]:
-        """All statements inside go over one connection, which ends with the server that it leads to.
+        """Run all statements inside over one connection, which ends with the server that it leads to.
 
         Raises:
             NoAnswerError: Another server has taken its place meanwhile.
@@ -263,7 +263,7 @@ class Database:
             session.broken = True
 
     def keep(self) -> None:
-        """A standby may have come as far as this. Before that it may know nothing of the pipeline."""
+        """Note that a standby may have come this far. Before that, it may know nothing of the pipeline."""
         if not self.owners:
             return
         held = [{gid: (one.txn, one.scope) for gid, one in of.items()} for of in (self.prepared, self.staged)]
@@ -271,7 +271,7 @@ class Database:
         self.past.append(Past(held[0], held[1], dict(self.ledger), dict(self.owners), rows))
 
     def fail_over(self, number: int) -> None:
-        """A standby takes its place, which lacks the newest commits, or has all of them."""
+        """Put a standby in its place, which lacks the newest commits, or has all of them."""
         if not self.past:
             return
         lag = number % min(len(self.past), LONGEST_LAG)
@@ -294,7 +294,7 @@ class Database:
         self.committed_rows = defaultdict(set, {target: set(rows) for target, rows in now.rows.items()})
 
     def _splits_an_older_epoch(self, past: Past) -> bool:
-        """Whether it has some commits of an epoch and lacks others, while the log has pruned that epoch's decision.
+        """Return whether it has some commits of an epoch but not others, and the log has pruned that epoch's decision.
 
         Nobody could tell, because a target remembers the newest epoch, and not how many transactions that had.
         """

@@ -363,7 +363,7 @@ class Simulation:
             self._start_driver(self._add(folder), rewind=False)
 
     def _fail_over(self, arg: int) -> None:
-        """Not where a target is taken as it is on purpose, or what it has is all that unmasks an older log."""
+        """Fail the database over, unless its state is accepted on purpose, or only its data can unmask an older log."""
         kinds = {event.kind for event in self.world.plan.events}
         accepted = self.config.on_lost == "skip" and self.database.promoted
         if not accepted and not kinds & {Kind.REWIND, Kind.RENAME, Kind.RESTORE, Kind.IMPOSTOR}:

@@ -366,7 +366,7 @@ function doubt(one) {
       : h("p", { class: "soft" }, "The decision log has no decision that waits for its commit."),
     waits && state.actions ? h("div", { class: "row" }, h("button", { type: "button", "data-key": "commit", onclick: () => confirmCommit(one, waits) }, `Commit epoch ${waits.epoch} …`)) : null,
     found?.error ? h("p", { class: "note", role: "alert" }, found.error) : null,
-    Object.entries(found?.unanswered ?? {}).map(([target, error]) => h("p", { class: "note warn", role: "alert" }, `${target} did not answer, so only what the decision log says of it is shown: ${error}`)),
+    Object.entries(found?.unanswered ?? {}).map(([target, error]) => h("p", { class: "note warn", role: "alert" }, `${target} did not answer, so its transactions are shown as the decision log knows them: ${error}`)),
     found?.rows ? h("p", { class: "small soft" }, `${rows.length ? "" : "No open, prepared or waiting transactions. "}Asked ${ago(found.at)}: ${state.targets}`) : null,
     rows.length ? h("ul", { class: "found" }, rows.map((tx) => transaction(one, tx))) : null,
     chosen.length && state.actions ? h("div", { class: "row" }, h("button", { type: "button", class: "danger", "data-key": "abort", onclick: () => confirmAbort(one, chosen) }, `Abort ${chosen.length} …`)) : null,

@@ -170,7 +170,7 @@ JOIN pg_catalog.pg_attribute p ON p.attrelid = %(oid)s AND p.attname = a.attname
 WHERE a.attnum > 0 AND a.attnotnull AND NOT p.attnotnull
 ORDER BY 1 LIMIT 4
 """
-"""Constraints that single partitions have and the table has not. Catalog rows only: no partition is locked."""
+"""Constraints that single partitions have but the table does not. It reads only the catalog, and locks no partition."""
 
 
 def check_writable(connection: Session, target: Target, path: CommitPath) -> Table:
@@ -230,7 +230,7 @@ def _say_deferred(connection: Session, target: Target, table: Table, path: Commi
 
 
 def _warn_of_partitions(connection: Session, target: Target, table: Table) -> None:
-    """Say which constraints are met only at the merge, where each row is sent to its partition."""
+    """Warn of constraints that are checked only at the merge, where each row is sent to its partition."""
     found = [row[0] for row in connection.execute(_OF_PARTITIONS, {"oid": table.oid}).fetchall()]
     if found:
         shown = ", ".join([*found[:3], *(["…"] if len(found) > 3 else [])])  # noqa: PLR2004 - a few are enough
