@@ -337,7 +337,7 @@ def test_a_loss_is_told_to_an_operator_who_commits_the_decision_that_waits(disk:
             commit_decided(log, waiting, survey([log], [target]))
     assert log.view.completed == 1
     assert commit_decided(log, waiting, survey([log], [target]), skip_lost="the backup was all there is") == (2, 1, 0)
-    [record] = [entry for entry in log.view.entries if isinstance(entry, Resolved)]
+    record, *_ = [entry for entry in log.view.entries if isinstance(entry, Resolved)]
     assert record.why.startswith("the backup was all there is; lost: it was committed, but the target no longer has it")
     disk.begin()
 

@@ -179,10 +179,13 @@ class RedisSink(WriteAheadLogSink):
         remembered = super().check_claim(scope, newest)
         marker = self._marker(scope)
         self._check_owner(scope, marker.get("log"))
+        self._check_marker(scope, marker.get("log"))
         reached = self._reached(scope, marker)
         if reached > newest:
             raise outdated_log(scope, reached, newest, self.settings.shown)
-        return remembered
+        if remembered is None or not self.durable:
+            return remembered
+        return remembered._replace(progress=min(remembered.progress, reached))
 
     def claim(self, scope: Scope) -> None:
         """Note the decision log that owns the names in the server, then in the folder.

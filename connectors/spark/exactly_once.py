@@ -20,7 +20,13 @@ import pyarrow as pa
 
 from onceward.core.checkpoint import Admission, CommitPolicy, Coordinator, OnLost
 from onceward.core.checkpoint.subtask import DirectlyWritten
-from onceward.core.errors import ConfigurationError, EpochTornError, EpochVoidedError, OncewardError
+from onceward.core.errors import (
+    ConfigurationError,
+    DecisionInDoubtError,
+    EpochTornError,
+    EpochVoidedError,
+    OncewardError,
+)
 from onceward.core.events import EpochFailed, EpochReplayed, tell
 from onceward.core.kit.options import check_type
 from onceward.core.log.store import EXPLAINING
@@ -302,7 +308,8 @@ class EpochHandler:
             copies = 1 if share_batches(self.sinks) else len(self.sinks)
             limit = driver_limit(self.writers, about, self._row_bytes, cheap=cheap, copies=copies)
             acks, lost = self._write(frame if tasks is None else frame.coalesce(tasks), coordinator, batch, limit)
-            coordinator.commit(batch, acks, about, sweep_after=lost)
+            with self._giving_up(coordinator, unless_decided=batch):
+                coordinator.commit(batch, acks, about, sweep_after=lost)
         if self.on_complete is not None:
             self.on_complete(batch, about)
 
@@ -396,10 +403,13 @@ class EpochHandler:
         return [Acknowledgement.from_json(row[ACK_COLUMN]) for row in rows], lost
 
     @contextlib.contextmanager
-    def _giving_up(self, coordinator: Coordinator) -> Iterator[None]:
+    def _giving_up(self, coordinator: Coordinator, unless_decided: int | None = None) -> Iterator[None]:
         try:
             yield
-        except BaseException:
+        except BaseException as error:
+            view = coordinator.view
+            if isinstance(error, DecisionInDoubtError) or view.undone is not None or view.decided == unless_decided:
+                raise
             # Partitions that were through hold locks and readers: end them now, not at the next start.
             self._coordinator = None
             with contextlib.suppress(OncewardError):

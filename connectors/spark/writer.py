@@ -255,7 +255,8 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         dataset = sink.dataset()
         self.place = dataset[0] if dataset is not None else ""
         """Address of the target, as it was given."""
-        pipeline, target = options.pipeline or "batch", dataset[1] if dataset is not None else ""
+        pipeline = options.pipeline or "batch"
+        target = dataset[1] if dataset is not None else run_folder.target_of(sink)
         identity = json.dumps([pipeline, self.run, sink.name, target])
         digest = hashlib.sha256(identity.encode()).hexdigest()[:_DIGEST]
         self.name = f"{pipeline[: PIPELINE_LENGTH - _DIGEST - 1]}.{digest}"

@@ -98,6 +98,7 @@ class Coordinator:
         self.lost: Lost | None = None
         """What is lost of the decision that waits, and shall be written again."""
         self._torn: EpochTornError | None = None
+        self._went_back: TargetWentBackError | None = None
         self.policy = policy or CommitPolicy()
         self.writer = LogWriter(store, pipeline, self.policy)
         self._began = self.policy.monotonic()
@@ -215,6 +216,7 @@ class Coordinator:
                     pipeline=self.pipeline,
                     epoch=epoch,
                 )
+            check_no_sink_joined(self.view, self.sinks)
             self._began = self.policy.monotonic()
             return Admission.HEAL
         admitted = admission(self.view, epoch, epoch_input, adopt=adopt, gaps=self.gaps)
@@ -367,7 +369,9 @@ class Coordinator:
             How long that took, in seconds.
         """
         began = self.policy.monotonic()
-        used = {name: sink for name, sink in self.sinks.items() if name in self.view.claimed}
+        if self._went_back is not None:
+            raise self._went_back
+        used = {name: sink for name, sink in self.sinks.items() if name in {*self.view.claimed, *self.view.reached}}
         for attempt in count():
             errors = sorted(check_kept(self.writer, used).values(), key=_may_be_answered)
             if not errors:
@@ -451,6 +455,8 @@ class Coordinator:
             error = self._sweep_now(busy=self.gaps)
         except StoreError as unanswered:
             error = unanswered
+        if self.gaps and isinstance(error, TargetWentBackError):
+            self._went_back = error  # the next epoch may have been prepared before that
         if error is not None:
             _log.warning(
                 "the sweep after epoch %s failed and will be repeated after the next one: %s",

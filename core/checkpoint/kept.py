@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from .. import answers
-from ..errors import DataLossError, ExternalError, OncewardError, RetryableSinkError, TargetWentBackError
+from ..errors import (
+    DataLossError,
+    EpochConflictError,
+    FencedError,
+    OncewardError,
+    RetryableSinkError,
+    SinkError,
+    TargetWentBackError,
+)
 from ..events import about
 from ..log import Resolved, Rewind
 from ..log.view import NONE
@@ -75,14 +83,22 @@ def check_kept(
         except Exception as error:  # noqa: BLE001 - raised below, when all were asked
             unanswered[sink.name] = error
 
+    def answer_of(name: str) -> Remembered | None:
+        if name in unanswered:
+            raise unanswered[name]
+        return remembered[name]
+
     writer.policy.make_all([partial(ask, sink) for sink in sinks.values()])
     for name, sink in sinks.items():
         try:
-            if name in unanswered:
-                raise unanswered[name]
-            _check_kept(writer, sink, remembered[name], starting=starting)
-        except (ExternalError, DataLossError) as error:
+            _check_kept(writer, sink, answer_of(name), starting=starting)
+        except (EpochConflictError, FencedError):
+            raise
+        except OncewardError as error:
             errors[name] = error
+        except Exception as error:  # noqa: BLE001 - whatever one sink raises, the others are asked
+            errors[name] = SinkError(f"asked what it remembers, it raised {error!r}", sink=name)
+            errors[name].__cause__ = error
     return errors
 
 
@@ -103,15 +119,17 @@ def _check_kept(
     if done is None or not mine:
         return
     seen = answers.of_each(sink, "inspect_many", mine, sink.inspect_many(mine), Observation)
+    if not starting and any(at is Observation.NO_ANSWER for _, at in seen):
+        raise RetryableSinkError("it does not say whether it still has what was committed", sink=sink.name)
     failures: Failures = [
         (c, CommitOutcome(CommitStatus.LOST, TAKEN_BACK)) for c, at in seen if at is Observation.ABORTED
     ]
     again = [c for c, at in seen if at is Observation.PREPARED]
     outcomes = answers.of_each(sink, "commit", again, sink.commit_many(again), CommitOutcome) if again else []
     for committable, outcome in outcomes:
-        if outcome.status is CommitStatus.RETRY_LATER:
+        if outcome.status is CommitStatus.RETRY_LATER and starting:
             raise RetryableSinkError(f"cannot commit again what the target has lost: {outcome.detail}", sink=sink.name)
-        if not outcome.settled:
+        if not outcome.settled and outcome.status is not CommitStatus.RETRY_LATER:
             failures.append((committable, outcome))
         _log.warning(
             "%s was committed, and was prepared again: the target went back to an older state. Committing it again: %s",
@@ -121,6 +139,8 @@ def _check_kept(
         )
     if failures:
         resolve(done, failures, writer)
+        if writer.view.undone is not None:  # the log no longer knows by the transaction's name which sink it was
+            _go_on_without(writer, sink.name, TAKEN_BACK)
     if again and not starting:
         raise TargetWentBackError(
             "the target went back to an older state (was a lagging standby promoted?). What was committed before is "

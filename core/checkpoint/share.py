@@ -108,6 +108,8 @@ class Share:
             self.unseen = isinstance(error, ExternalError) and error.retryable
             self.detail = f"{type(error).__name__}: {error}"
             return
+        if any(at is Observation.NO_ANSWER for _, at in seen):
+            self.unseen, self.detail = True, "the target does not answer"
         lost = [(c, at) for c, at in seen if at in LOST_STATES]
         if lost:
             self.failures += [(c, CommitOutcome(CommitStatus.LOST, f"the target shows it {at}")) for c, at in lost]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..sink import TwoPhaseCommitSink
     from ..transaction import Committable
 
-_HELD: Final = frozenset({Observation.PREPARED, Observation.OPEN})
+_ENDED: Final = frozenset({Observation.COMMITTED, Observation.ABORTED, Observation.EXPIRED})
 _NO_ANSWER: Final = "the target does not say what became of its transactions"
 
 
@@ -75,7 +75,7 @@ def _end(sink: TwoPhaseCommitSink[Any], committables: Sequence[Committable]) -> 
         seen = answers.of_each(sink, "inspect_many", committables, sink.inspect_many(committables), Observation)
         if any(state is Observation.NO_ANSWER for _, state in seen):
             return _NO_ANSWER
-        for committable in (c for c, state in seen if state in _HELD):
+        for committable in (c for c, state in seen if state not in _ENDED):
             crash_point(Step.ABORT_BEFORE)
             outcome = answers.one(sink, "abort", sink.abort(committable), AbortOutcome, epoch=committable.epoch)
             crash_point(Step.ABORT_AFTER)
