@@ -21,8 +21,8 @@ export PYTHONDONTWRITEBYTECODE :=
 # Each process that imports NumPy would start threads of OpenBLAS, and nothing here needs them.
 export OPENBLAS_NUM_THREADS := 1
 PYTEST = TMPDIR=$(SCRATCH) $(BIN)/python -m pytest -q
-# A test that hangs in C code is not ended by its own timeout: after this many seconds, its process shows what each thread
-# does and exits. A scope of tests is begun anew in a new process, once.
+# A test's own timeout cannot end it while it hangs in C code. After this many seconds, its process prints what each thread is
+# doing and exits; the test's scope is restarted once in a new process.
 HUNG ?= 400
 ENDED = -o faulthandler_timeout=$(HUNG) -o faulthandler_exit_on_timeout=true --max-worker-restart=1
 

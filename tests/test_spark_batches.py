@@ -232,7 +232,7 @@ def test_a_target_of_the_same_name_at_another_address_is_no_replay(
     monkeypatch.setattr(Somewhere, "address", "second")
     with pytest.raises(EpochConflictError) as caught:
         pickle.dumps(BatchWriter(Somewhere("files", tmp_path), options))
-    assert "at another address: nothing was written here" in caught.value.__notes__[0]
+    assert "at another address, nothing was written here" in caught.value.__notes__[0]
 
 
 def test_a_task_that_prepares_after_its_run_was_given_up_is_waited_for_and_swept(

@@ -360,7 +360,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         except EpochConflictError as error:
             self._delete_unused_log()
             error.add_note(
-                "If this runKey was written before to a target of the same name at another address: nothing was "
+                "If this runKey was already used for a target of the same name at another address, nothing was "
                 "written here. Give the address that was used then, or another runKey if this is another server."
             )
             error.add_note(
