@@ -16,6 +16,7 @@ from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.errors import (
     DataLossError,
     EpochConflictError,
+    FencedError,
     OncewardError,
     RetryableSinkError,
     SinkError,
@@ -283,3 +284,14 @@ def test_a_redis_server_that_went_back_is_told_before_a_decision_and_at_a_start(
     assert read(store).decided == 1
     with pytest.raises(DataLossError):
         Coordinator("p", store, [sink], policy()).open()
+
+
+def test_a_fenced_driver_is_told_that_it_is_fenced_and_not_that_its_log_is_outdated():
+    bench = Bench(COMMITTED)
+    coordinator = bench.open()
+    coordinator.admit(1, about(1))
+    now = prepared(coordinator.context("a", 1, subtask=0))
+    bench.open()
+    bench.sink.claim_error = EpochConflictError("this decision log is an outdated copy")
+    with pytest.raises(FencedError, match="a newer writer of this pipeline has started"):
+        coordinator.commit(1, [acknowledgement(now, epoch=1)], about(1))

@@ -373,7 +373,12 @@ class Coordinator:
             raise self._went_back
         used = {name: sink for name, sink in self.sinks.items() if name in {*self.view.claimed, *self.view.reached}}
         for attempt in count():
-            errors = sorted(check_kept(self.writer, used).values(), key=_may_be_answered)
+            try:
+                errors = sorted(check_kept(self.writer, used).values(), key=_may_be_answered)
+            except EpochConflictError as error:
+                if not self.writer.still_newest():  # then a target knows more because of the newer writer
+                    raise FencedError("a newer writer of this pipeline has started", pipeline=self.pipeline) from error
+                raise
             if not errors:
                 break
             left = began + self.policy.commit_timeout - self.policy.monotonic()

@@ -857,7 +857,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "prepared without asking the partitions": Mutant(
         "Pre-commit believes the coordinator alone, and a topic's new id is taken for that of the deleted rows.",
-        _laws("sweep"),
+        _laws("sweep", "4"),
         patches=((sink_module, "judge_partitions", lambda *_: Inside.OPEN),),
         narrow=crowded(K.DELETE_TOPIC, within=200, sinks=("kafka",), on_lost="skip"),
     ),
