@@ -408,7 +408,10 @@ class EpochHandler:
             yield
         except BaseException as error:
             view = coordinator.view
-            if isinstance(error, DecisionInDoubtError) or view.undone is not None or view.decided == unless_decided:
+            decided = (
+                isinstance(error, DecisionInDoubtError) or view.undone is not None or view.decided == unless_decided
+            )
+            if unless_decided is not None and decided:
                 raise
             # Partitions that were through hold locks and readers: end them now, not at the next start.
             self._coordinator = None
