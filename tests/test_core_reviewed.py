@@ -148,10 +148,12 @@ def test_a_sink_that_comes_back_is_asked_before_its_first_decision():
         done = [prepared(coordinator.context(sink.name, epoch, subtask=0)) for sink in writes]
         return coordinator, [acknowledgement(*done, epoch=epoch, sinks=tuple(sink.name for sink in sinks))]
 
-    for epoch, sinks in enumerate(([first, second], [second], [second])):
-        coordinator, acks = run(sinks, epoch, *sinks)
-        coordinator.commit(epoch, acks, about(epoch))
+    coordinator, acks = run([first, second], 0, first, second)
+    coordinator.commit(0, acks, about(0))
     first.remembered = Remembered(owned=True, progress=coordinator.view.reached["a"])
+    for epoch in (1, 2):
+        coordinator, acks = run([second], epoch, second)
+        coordinator.commit(epoch, acks, about(epoch))
     coordinator, acks = run([first, second], 3, first)
     first.remembered = Remembered(owned=True, progress=NOTHING)
     with pytest.raises(DataLossError):
