@@ -41,7 +41,7 @@ from onceward.core.checkpoint import (
 from onceward.core.checkpoint.healing import Lost
 from onceward.core.checkpoint.losses import settle
 from onceward.core.checkpoint.share import Share
-from onceward.core.errors import DecisionInDoubtError, EpochConflictError, TargetWentBackError
+from onceward.core.errors import DecisionInDoubtError, EpochConflictError
 from onceward.core.log import LogView, LogWriter, WriterToken, reader, writer
 from onceward.core.log.entries import decode
 from onceward.core.names import Scope, parse_pooled_name
@@ -587,13 +587,6 @@ def _laws(*laws: str) -> frozenset[str]:
 K = Kind
 
 
-def _checks_who_answers(self: Coordinator, _: int) -> float:
-    for error in kept.check_kept(self.writer, self.sinks).values():
-        if not error.retryable or isinstance(error, TargetWentBackError):
-            raise error
-    return 0.0
-
-
 def _checks_as_at_a_start(self: Coordinator, _: int) -> float:
     for error in kept.check_kept(self.writer, self.sinks, starting=True).values():
         raise error
@@ -968,12 +961,6 @@ MUTANTS: dict[str, Mutant] = {
         _laws("4"),
         patches=((recovery, "_check_kept", lambda *_, **__: None),),
         narrow=with_kinds(K.FAIL_OVER, K.CRASH, sinks=("prepared",), style="format", records=4, steps=(1,)),
-    ),
-    "a target that does not answer has lost nothing": Mutant(
-        "An epoch is decided although a target did not say whether it went back before the epoch was prepared.",
-        _laws("8", "4"),
-        patches=((Coordinator, "_check_kept", _checks_who_answers),),
-        narrow=with_kinds(K.FAIL_OVER, K.TARGET_FAULT, sinks=("staged",), style="batch", records=4, steps=(1,)),
     ),
     "what was committed again counts at once": Mutant(
         "An epoch is decided that was prepared before the one before it was committed again.",
