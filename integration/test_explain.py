@@ -234,5 +234,6 @@ def normal(text: str) -> str:
     text = re.sub(r"brokers: \d+, topics: \d+", "brokers", text)
     text = re.sub(r"\(\d+ ok, \d+ warning\)", "", text)
     text = re.sub(r"\w+ +(open transactions|prepared transactions)\b.*", r"\1", text)
+    text = re.sub(r"room for about \d+ locks, \d+ are held", "room for locks", text)
     text = re.sub(r"version:? .*", "version", text)
     return re.sub(r"/\S*checkpoints/paid", "checkpoints/paid", text)
