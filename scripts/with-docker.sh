@@ -11,24 +11,39 @@ fail() {
 if docker info >/dev/null 2>&1; then exec "$@"; fi
 
 [[ $(id -u) == 0 ]] || fail "no Docker engine answers, and only root can start one"
-if ! command -v dockerd >/dev/null || ! command -v iptables >/dev/null; then
+if ! command -v dockerd >/dev/null || ! command -v iptables >/dev/null || ! command -v ip >/dev/null; then
   command -v apt-get >/dev/null || fail "no Docker engine is installed"
   echo "installing a Docker engine"
   apt-get update -qq
-  DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends docker.io iptables >/dev/null
+  DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends docker.io iptables iproute2 >/dev/null
 fi
 
 state=$(mktemp -d)
 engine=
+# A bridge and addresses of its own: on Docker's usual ones, an engine of somebody else, or containers that outlived theirs,
+# would have the same addresses as ours, and take our connections.
+bridge=once$$
+network=10.$((RANDOM % 128 + 64))
 stop() {
-  if [[ -n $engine ]] && kill -TERM "$engine" 2>/dev/null; then wait "$engine" || true; fi
+  local containers
+  if [[ -n $engine ]]; then
+    # First, since containers that do not end in time would outlive their engine.
+    containers=$(timeout 20 docker ps --quiet) && [[ -z $containers ]] ||
+      timeout 60 xargs docker rm --force --volumes <<<"$containers" >/dev/null 2>&1 || true
+    timeout 20 docker network prune --force >/dev/null 2>&1 || true
+    if kill -TERM "$engine" 2>/dev/null; then wait "$engine" || true; fi
+  fi
+  ip link delete "$bridge" 2>/dev/null || true
   rm -rf "$state"
 }
 trap stop EXIT
 
+ip link add "$bridge" type bridge
+ip address add "$network.0.1/24" dev "$bridge"
+ip link set "$bridge" up
 export DOCKER_HOST=unix://$state/docker.sock
 dockerd --data-root "$state/data" --exec-root "$state/exec" --pidfile "$state/pid" --host "$DOCKER_HOST" \
-  >"$state/log" 2>&1 &
+  --bridge "$bridge" --default-address-pool "base=$network.128.0/17,size=24" >"$state/log" 2>&1 &
 engine=$!
 for _ in {1..300}; do
   docker info >/dev/null 2>&1 && break
@@ -37,4 +52,10 @@ for _ in {1..300}; do
 done
 docker info >/dev/null 2>&1 || fail "the Docker engine does not answer: $(tail -n 20 "$state/log")"
 
-"$@"
+"$@" || {
+  status=$?
+  echo "the containers, and the end of the engine's log:"
+  docker ps --all --format '{{.Status}}: {{.Image}} {{.Ports}}' | head -n 20 || true
+  tail -n 10 "$state/log" | cut -c 1-200
+  exit "$status"
+}
