@@ -342,7 +342,7 @@ def test_fields_that_only_some_records_have_are_kept():
     p = pipeline()
     p.source(SequenceSource([{"n": 1}])).flat_map(lambda _: [{"a": 1}, {"a": 2, "b": 3}]).sink(TargetSink(target))
     p.run()
-    assert target.rows == [{"a": 1, "b": None}, {"a": 2, "b": 3}]
+    assert target.rows == [{"a": 1}, {"a": 2, "b": 3}]
 
 
 class Appends(ProcessFunction):

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from ..errors import OncewardError, OperatorError
 from ..kit.rows import in_python
+from .records import batches
 from .state.handles import SubtaskState
 
 if TYPE_CHECKING:
@@ -112,29 +113,19 @@ class Guarded:
             f"operator {self.task.uid}, subtask {self.task.subtask}: {type(error).__name__}: {error}; at {shown}"
         )
 
-    def batch(self, records: list[Record]) -> list[pa.RecordBatch]:
-        """Records as a batch, if there are any; an OperatorError if they do not fit together, or not the schema."""
-        if not records:
-            return []
+    def batch(self, records: Sequence[Record]) -> list[pa.RecordBatch]:
+        """Records as batches; an OperatorError names the first record that cannot be converted."""
         try:
-            return [self._batch(records)]
-        except (pa.ArrowException, TypeError, AttributeError) as error:
-            for other in (record for record in records if not isinstance(record, Mapping)):
-                no_record = TypeError(f"a record must be a dictionary, not {type(other).__name__}")
-                raise self.failed(other, no_record) from error
-            raise self.failed(records[0], error) from error
+            return list(batches(records, self._schema))
+        except (pa.ArrowException, TypeError, AttributeError, ValueError, OverflowError):
+            for record in records:
+                self.call(record, self._alone, record)
+            raise
 
-    def _batch(self, records: list[Record]) -> pa.RecordBatch:
-        """All fields of all records; pyarrow itself takes the first one's, and drops what it does not know."""
-        names = records[0].keys()
-        if any(record.keys() != names for record in records):
-            names = dict.fromkeys(name for record in records for name in record).keys()
-        if self._schema is None:
-            return pa.RecordBatch.from_pydict({name: [record.get(name) for record in records] for name in names})
-        unknown = names - set(self._schema.names)
-        if unknown:
-            raise TypeError(f"fields {sorted(unknown)} are not in the schema {self._schema.names}")
-        return pa.RecordBatch.from_pylist(records, schema=self._schema)
+    def _alone(self, record: Record) -> None:
+        if not isinstance(record, Mapping):
+            raise TypeError(f"a record must be a dictionary, not {type(record).__name__}")
+        list(batches([record], self._schema))
 
 
 class RecordLogic(Logic):

@@ -1,0 +1,148 @@
+"""Records as record batches, so that what is read from a batch never depends on which records travel in it.
+
+Arrow gives a column one type, and would make 3 beside 3.5 into 3.0, "a" beside b"a" into bytes, and a field that one
+record lacks into a null. So only records of one shape share a batch: the same fields, each with the same kind of value
+in all of them. Where the shape changes, the next batch begins. None, and an empty list, fit with everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from itertools import chain
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+Record: TypeAlias = Mapping[str, Any]
+Shape: TypeAlias = Any
+"""What of a value decides how it is read back: compared by `_merged`. None fits with everything."""
+
+_PLAIN: Final = frozenset({int, float, str, bool, bytes, date, timedelta})
+"""Types whose values all have one shape."""
+_LISTS: Final = (list, tuple, set, frozenset)
+_NONE_FITS: Final = object()
+"""No shape: of values that none fits."""
+
+
+class UnreadableError(ValueError):
+    """One value would not be read as it is: elements of a list that have no common shape."""
+
+
+def batches(records: Sequence[Record], schema: pa.Schema | None) -> Iterator[pa.RecordBatch]:
+    """Record batches of all these records, in their order.
+
+    Raises:
+        pa.ArrowException, TypeError, ValueError, OverflowError: Some of them cannot be converted.
+    """
+    if schema is not None:
+        if records:
+            yield _of_schema(records, schema)
+        return
+    for run in runs(records):
+        yield _of_one_shape(run)
+
+
+def runs(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
+    """Stretches of records of one shape, as long as possible."""
+    if not records:
+        return
+    if isinstance(records[0], dict) and _have_one_shape(records):
+        yield records
+        return
+    begin, shape = 0, _NONE_FITS
+    for at, record in enumerate(records):
+        own = _shape_of_fields(record)
+        both = own if shape is _NONE_FITS else _merged(shape, own)
+        if both is _NONE_FITS:
+            yield records[begin:at]
+            begin, both = at, own
+        shape = both
+    yield records[begin:]
+
+
+def _have_one_shape(values: Sequence[Any]) -> bool:
+    """Whether all these values have one shape. Quick, and therefore false for types that are rare, too."""
+    kinds = set(map(type, values)) - {type(None)}
+    if len(kinds) != 1:
+        return not kinds
+    (kind,) = kinds
+    if kind in _PLAIN:
+        return True
+    present = [value for value in values if value is not None]
+    if kind is dict:
+        names = present[0].keys()
+        same = all(value.keys() == names for value in present)
+        return same and all(_have_one_shape([value[name] for value in present]) for name in names)
+    if kind is list:
+        return _have_one_shape([*chain.from_iterable(present)])
+    if kind is datetime:
+        return len({str(value.tzinfo) for value in present}) == 1
+    return False
+
+
+def _shape_of_fields(record: Record) -> Shape:
+    return {name: _shape(value, name) for name, value in record.items()}
+
+
+def _shape(value: Any, field: str) -> Shape:
+    """The shape of a value that lies in this field."""
+    if isinstance(value, dict):
+        return {name: _shape(inner, f"{field}.{name}") for name, inner in value.items()}
+    if isinstance(value, _LISTS):
+        return (type(value), _shape_of_elements(value, field))
+    if isinstance(value, datetime):
+        return (type(value), str(value.tzinfo))
+    if isinstance(value, Decimal):
+        return (type(value), value.as_tuple().exponent)
+    if isinstance(value, np.ndarray):
+        return (type(value), str(value.dtype))
+    return None if value is None else type(value)
+
+
+def _shape_of_elements(elements: Iterable[Any], field: str) -> Shape:
+    shape: Shape = None
+    for element in elements:
+        before, shape = shape, _merged(shape, _shape(element, field))
+        if shape is _NONE_FITS:
+            raise UnreadableError(
+                f"field {field!r} has a list whose elements differ in type, such as {element!r} "
+                f"after {_called(before)}: without a schema they would be altered, so give schema="
+            )
+    return shape
+
+
+def _called(shape: Shape) -> str:
+    kind = shape[0] if isinstance(shape, tuple) else shape
+    return kind.__name__ if isinstance(kind, type) else "a dictionary of other fields or types"
+
+
+def _merged(left: Shape, right: Shape) -> Shape:
+    """The shape of both; `_NONE_FITS` if they have none."""
+    if left == right or right is None:
+        return left
+    if left is None:
+        return right
+    if isinstance(left, dict) and isinstance(right, dict) and left.keys() == right.keys():
+        merged = {name: _merged(shape, right[name]) for name, shape in left.items()}
+        return _NONE_FITS if any(shape is _NONE_FITS for shape in merged.values()) else merged
+    if isinstance(left, tuple) and isinstance(right, tuple) and left[0] == right[0] and issubclass(left[0], _LISTS):
+        inner = _merged(left[1], right[1])
+        return _NONE_FITS if inner is _NONE_FITS else (left[0], inner)
+    return _NONE_FITS
+
+
+def _of_one_shape(records: Sequence[Record]) -> pa.RecordBatch:
+    if not records[0]:  # a batch without columns still has rows
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * len(records), pa.struct([])))
+    return pa.RecordBatch.from_pydict({name: [record[name] for record in records] for name in records[0]})
+
+
+def _of_schema(records: Sequence[Record], schema: pa.Schema) -> pa.RecordBatch:
+    known = set(schema.names)
+    unknown = {name for record in records if not record.keys() <= known for name in record} - known
+    if unknown:
+        raise TypeError(f"fields {sorted(unknown)} are not in the schema {schema.names}")
+    return pa.RecordBatch.from_pylist(records, schema=schema)

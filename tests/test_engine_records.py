@@ -1,0 +1,125 @@
+"""A record is read as it was returned, whatever travels with it, and however the stream is cut into batches."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onceward.core import ProcessFunction, ValueState
+from onceward.core.engine.channels import TaskId
+from onceward.core.engine.logic import Guarded
+from onceward.core.errors import OperatorError
+from onceward.sources import SequenceSource
+
+from .engine_kit import Target, TargetSink, pipeline
+
+EAST = timezone(timedelta(hours=5))
+EARLIEST, LATEST = datetime(1900, 1, 1), datetime(2200, 1, 1)  # noqa: DTZ001
+TIMES = st.datetimes(EARLIEST, LATEST) | st.datetimes(EARLIEST, LATEST, timezones=st.sampled_from([UTC, EAST]))
+PLAIN = (
+    st.none()
+    | st.booleans()
+    | st.integers(-5, 5)
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False)
+    | st.text(st.characters(exclude_categories=["Cs"]), max_size=3)
+    | st.binary(max_size=3)
+    | st.dates()
+    | TIMES.map(lambda time: time.replace(fold=0))
+    | st.decimals(-1000, 1000, allow_nan=False, places=2)
+    | st.decimals(-1000, 1000, allow_nan=False, places=4)
+)
+NAMES = st.sampled_from(["a", "b", "c"])
+ONE_TYPE = st.lists(st.none() | st.integers(-5, 5)) | st.lists(st.none() | st.text("ab", max_size=2))
+VALUES = st.recursive(PLAIN | ONE_TYPE, lambda inner: st.dictionaries(NAMES, inner, max_size=2), max_leaves=4)
+RECORDS = st.lists(st.dictionaries(NAMES, VALUES, max_size=3), max_size=12)
+guarded = Guarded(TaskId("map", 0), None)
+
+
+def typed(value: Any) -> Any:
+    """The value with the types of all that is in it: 3 == 3.0, and True == 1."""
+    if isinstance(value, dict):
+        return {name: typed(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [typed(inner) for inner in value]
+    if isinstance(value, datetime):
+        return (datetime, value, value.utcoffset())
+    return (type(value), str(value) if isinstance(value, Decimal | float) else value)
+
+
+def read(records: list[dict[str, Any]]) -> list[Any]:
+    return [typed(record) for batch in guarded.batch(records) for record in batch.to_pylist()]
+
+
+@given(RECORDS)
+def test_each_record_is_read_as_it_was_returned(records: list[dict[str, Any]]) -> None:
+    assert read(records) == [typed(record) for record in records]
+
+
+@given(RECORDS, st.data())
+def test_any_cut_into_batches_gives_the_same(records: list[dict[str, Any]], data: st.DataObject) -> None:
+    cut = data.draw(st.integers(0, len(records)))
+    assert read(records[:cut]) + read(records[cut:]) == read(records)
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [{"v": 3}, {"v": 3.5}],
+        [{"v": "a"}, {"v": b"b"}],
+        [{"v": True}, {"v": 2}],
+        [{"v": 2**62 + 1}, {"v": 0.5}],
+        [{"tags": {"a": 1}}, {"tags": {"b": 2}}],
+        [{"a": 1}, {"a": 1, "b": 2}, {}],
+        [{}],
+        [{"v": []}, {"v": [1]}, {"v": None}, {"v": [None, 2]}, {"v": [2.5]}],
+        [{"v": datetime(2026, 1, 1)}, {"v": datetime(2026, 1, 1, tzinfo=EAST)}, {"v": date(2026, 1, 1)}],  # noqa: DTZ001
+        [{"v": Decimal("1.5")}, {"v": Decimal("1.25")}],
+    ],
+)
+def test_what_one_arrow_type_would_alter_is_kept(records: list[dict[str, Any]]) -> None:
+    assert read(records) == [typed(record) for record in records]
+
+
+def test_records_of_one_shape_share_a_batch() -> None:
+    assert [batch.num_rows for batch in guarded.batch([{"v": n if n % 3 else None} for n in range(100)])] == [100]
+    assert [batch.num_rows for batch in guarded.batch([{"v": [n] if n % 3 else []} for n in range(100)])] == [100]
+
+
+@pytest.mark.parametrize("bad", [{"n": 1, "v": [1, 2.5]}, {"n": 1, "v": {"w": [{"a": 1}, {"b": 2}]}}])
+def test_a_list_that_would_be_altered_is_refused_with_its_record_and_field(bad: dict[str, Any]) -> None:
+    with pytest.raises(OperatorError, match=r"field 'v.*schema=.*'n': 1"):
+        guarded.batch([{"n": 0, "v": [1]}, bad])
+
+
+@pytest.mark.parametrize("bad", [{"n": 7, "v": 2**64}, {"n": 7, "v": object()}, {"n": 7, "v": "\ud800"}])
+@pytest.mark.parametrize("schema", [None, pa.schema({"n": pa.int64(), "v": pa.int64()})])
+def test_the_record_that_cannot_be_converted_is_named(bad: dict[str, Any], schema: pa.Schema | None) -> None:
+    with pytest.raises(OperatorError, match="'n': 7"):
+        Guarded(TaskId("map", 0), schema).batch([{"n": 0, "v": 1}, bad, {"n": 8, "v": 2}])
+
+
+class Counts(ProcessFunction):
+    seen = ValueState(0)
+
+    def process(self, record: dict[str, Any], context: Any) -> list[dict[str, Any]]:  # noqa: ARG002 - signature
+        self.seen.set(self.seen.get() + 1)
+        return [{"key": repr(context.key), "seen": self.seen.get()}]
+
+
+@settings(max_examples=15)
+@given(st.lists(st.sampled_from([3, 3.5, "3", 4]), min_size=1, max_size=8), st.integers(1, 5))
+def test_state_is_found_under_the_key_that_was_returned(keys: list[Any], batch_rows: int) -> None:
+    target, p = Target(), pipeline()
+    source = SequenceSource([{"n": n} for n in range(len(keys))], batch_rows=batch_rows)
+    keyed = p.source(source).map(lambda record: {"k": keys[record["n"]]}).key_by("k")
+    keyed.process(Counts(), uid="count").sink(TargetSink(target))
+    p.run()
+    expected = [{"key": repr(key), "seen": keys[: at + 1].count(key)} for at, key in enumerate(keys)]
+    assert sorted(target.rows, key=repr) == sorted(expected, key=repr)
