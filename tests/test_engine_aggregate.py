@@ -231,7 +231,6 @@ def test_what_cannot_be_aggregated_is_refused_when_the_pipeline_is_built(totals:
     [
         ({"w": [1]}, r"aggregate names columns \['v', 'v'\]; the rows have \['k', 'w'\]"),
         ({"v": ["text"]}, r"cannot compute sum\(v\): the column is string. Cast it before"),
-        ({"v": [None]}, r"cannot compute sum\(v\): the column is null"),
     ],
 )
 def test_columns_that_cannot_be_aggregated_are_named(column: dict[str, Any], said: str):
@@ -252,6 +251,51 @@ def test_state_of_one_type_is_not_read_as_that_of_another():
         ConfigurationError, match=r"state of \['max\(v\) timestamp\[ms\]'\]; these rows .*timestamp\[us\]"
     ):
         logic.rows(pa.RecordBatch.from_pydict({"k": [1], "v": pa.array([at], pa.timestamp("us"))}))
+
+
+@pytest.mark.parametrize("restored", [False, True])
+@pytest.mark.parametrize(
+    "value", [5, 2.5, "x", Decimal("1.25"), datetime(2026, 1, 1, tzinfo=UTC), date(2026, 1, 1), timedelta(seconds=3)]
+)
+def test_columns_of_nulls_and_missing_ones_count_as_nulls_whatever_the_batch(value: Any, restored: bool):
+    """A batch whose values are all null has no type: it is that of the state, or of the first value."""
+    totals: Totals = {"known": ("v", "count"), "least": ("v", "min"), "n": ("*", "count")}
+    if isinstance(value, int | float | Decimal):
+        totals |= {"total": ("v", "sum"), "mean": ("v", "mean")}
+    logic, n, seen = a_logic(["k"], totals), 0, 0
+    batches = [{"k": [1], "v": [None]}, {"k": [1], "v": [value]}, {"k": [1, 1], "v": [None, None]}, {"k": [1]}]
+    for values in batches:
+        (made,) = logic.rows(pa.RecordBatch.from_pydict(values))
+        n, seen = n + len(values["k"]), seen + sum(v is not None for v in values.get("v", []))
+        (row,) = made.to_pylist()
+        assert row["n"] == n
+        assert row["known"] == seen
+        assert row["least"] == (value if seen else None)
+        assert made.schema.field("least").type == (pa.array([value]).type if seen else pa.null())
+        assert row.get("total") == (value if seen and "total" in totals else None)
+        if restored:
+            state, _ = logic.freeze(Barrier(n)).write(None, "")
+            table = logic._scope.table if logic._scope is not None else None
+            logic = a_logic(["k"], totals, table=table, lists={"types": state.lists["types"].items * 2})
+
+
+def test_what_subtasks_know_of_types_is_put_together():
+    logic = a_logic(["k"], {"most": ("v", "max"), "least": ("w", "min")})
+    logic.rows(pa.RecordBatch.from_pydict({"k": [1], "v": [3], "w": [None]}))
+    one, _ = logic.freeze(Barrier(1)).write(None, "")
+    logic = a_logic(["k"], {"most": ("v", "max"), "least": ("w", "min")})
+    logic.rows(pa.RecordBatch.from_pydict({"k": [2], "v": [None], "w": ["a"]}))
+    other, _ = logic.freeze(Barrier(1)).write(None, "")
+    items = [*one.lists["types"].items, *other.lists["types"].items]
+    logic = a_logic(["k"], {"most": ("v", "max"), "least": ("w", "min")}, lists={"types": items})
+    with pytest.raises(ConfigurationError, match=r"has state of .*max\(v\) int64.*these rows make it .*double"):
+        logic.rows(pa.RecordBatch.from_pydict({"k": [1], "v": [3.5], "w": ["b"]}))
+
+
+def test_a_column_that_no_record_has_is_a_mistake_until_it_was_seen():
+    logic = a_logic(["k"], {"most": ("v", "max")})
+    with pytest.raises(ConfigurationError, match=r"aggregate names columns \['v'\]"):
+        logic.rows(pa.RecordBatch.from_pydict({"k": [1]}))
 
 
 def test_it_runs_as_process_does():

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onceward.core import ProcessFunction, ValueState
+from onceward.core import ListState, MemoryBackend, ProcessFunction, ValueState
 from onceward.core.engine.channels import TaskId
 from onceward.core.engine.logic import Guarded
+from onceward.core.engine.state.keyed import KeyScope
+from onceward.core.engine.state.keys import encode_key
 from onceward.core.errors import OperatorError
 from onceward.sources import SequenceSource
 
@@ -123,3 +125,15 @@ def test_state_is_found_under_the_key_that_was_returned(keys: list[Any], batch_r
     p.run()
     expected = [{"key": repr(key), "seen": keys[: at + 1].count(key)} for at, key in enumerate(keys)]
     assert sorted(target.rows, key=repr) == sorted(expected, key=repr)
+
+
+@pytest.mark.parametrize("before", [0, 1, 15, 16, 65_535, 65_536])
+def test_an_item_is_appended_to_a_list_of_any_length(before: int) -> None:
+    scope = KeyScope(MemoryBackend().open(TaskId("list", 0), range(8), [], None), range(8), 8)
+    scope.enter("k", encode_key("k"))
+    state = ListState().bound(scope)
+    if before:
+        state.set(list(range(before)))
+    for item in range(before, before + 3):
+        state.append(item)
+    assert state.get() == list(range(before + 3))

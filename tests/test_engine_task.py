@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from onceward.core import MemoryBackend, ProcessFunction
 from onceward.core.engine.channels import Barrier, Cancel, Channel, End, Gate, Kind, Output, TaskId, forward
 from onceward.core.engine.events import Acknowledged, Confirm, Declined, Event, Finished, GiveUp, Trigger
-from onceward.core.engine.logic import Frozen, Logic
+from onceward.core.engine.functions import ProcessLogic
+from onceward.core.engine.logic import Frozen, Guarded, Logic
 from onceward.core.engine.state.handles import SubtaskState
+from onceward.core.engine.state.keyed import KeyScope
+from onceward.core.engine.state.keys import KeyEncoder, encode_key
 from onceward.core.engine.task import Task, TaskWorld
 from onceward.core.errors import StateError
 
@@ -192,3 +196,70 @@ def test_a_full_channel_holds_its_producer_back():
     assert rig.sent() == [0]
     rig.work()
     assert rig.notes == ["row 0", "row 1", "row 2"]
+
+
+class Ringing(Recording):
+    """There is always a timer that is due, and each gives a row."""
+
+    def timers(self, now: float, enough: Callable[[], bool]) -> Sequence[pa.RecordBatch]:  # noqa: ARG002 - signature
+        return [batch(7)]
+
+    def next_timer(self) -> float:
+        return 0.0
+
+
+def test_a_barrier_passes_although_timers_are_always_due():
+    rig = Rig(capacity=1000)
+    rig.task.logic = Ringing(rig.notes)
+    for channel in rig.inputs:
+        channel.offer(batch(2))
+        channel.offer(Barrier(1))
+    for _ in range(50):
+        rig.task.step()
+    sent = rig.sent()
+    assert Barrier(1) in sent
+    assert sent.index(Barrier(1)) < 10
+
+
+def test_a_task_whose_outputs_are_full_is_not_woken_by_timers():
+    rig = Rig(capacity=1)
+    rig.task.logic = Ringing(rig.notes)
+    while rig.task.step():
+        pass
+    assert rig.task.wake_at() is None
+    rig.sent()
+    rig.work()
+    assert rig.sent() == [7]
+
+
+class Rings(ProcessFunction):
+    """Each timer gives a row, and is noted in FIRED."""
+
+    def on_timer(self, at: float, context: Any) -> Sequence[Any]:
+        FIRED.append(at)
+        return [{"key": context.key, "at": at}]
+
+
+FIRED: list[float] = []
+
+
+def ringing(timers: int) -> ProcessLogic:
+    scope = KeyScope(MemoryBackend().open(TaskId("it", 0), range(8), [], None), range(8), 8)
+    for number in range(timers):
+        scope.enter(number % 10, encode_key(number % 10))
+        scope.set_timer(float(number))
+    keys, guarded = KeyEncoder(["k"]), Guarded(TaskId("it", 0), None)
+    return ProcessLogic(Rings(), guarded, keys=keys, scope=scope, parallelism=1, lists={}, now=lambda: 0.0)
+
+
+def test_timers_that_are_due_are_handled_together_for_a_while():
+    logic = ringing(1000)
+    made = logic.timers(899.5, lambda: False)
+    assert made is not None
+    assert [part.num_rows for part in made] == [900]
+    assert made[0].column("at").to_pylist() == [float(number) for number in range(900)]
+    assert logic.timers(899.5, lambda: False) is None
+    few = logic.timers(2000.0, lambda: len(FIRED) % 10 == 0)
+    assert few is not None
+    assert [part.num_rows for part in few] == [10]
+    assert logic.next_timer() == 910.0

@@ -8,6 +8,7 @@ its Arrow type is found and is an error.
 from __future__ import annotations
 
 import operator
+import re
 import zlib
 from decimal import Context, Decimal
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -94,10 +95,12 @@ class AggregateLogic(ProcessLogic):
         self._totals, self._parts, self._state = function.totals, function.parts, _state(function.parts)
         self._schema: pa.Schema | None = None
         self._types: dict[Part, pa.DataType] = {}
+        """Of each part; null while all values of its column have been null."""
 
     def open(self) -> None:
         known = self._lists["types"]
-        known.set([list(types) for types in dict.fromkeys(map(tuple, known.get()))])  # of all subtasks, each once
+        of_subtasks = [list(types) for types in dict.fromkeys(map(tuple, known.get()))]  # each once
+        known.set([merged] if (merged := _merged(of_subtasks)) else of_subtasks)
 
     def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         return [self._guarded.call(batch.schema.names, self._aggregated, batch)] if batch.num_rows else []
@@ -109,6 +112,7 @@ class AggregateLogic(ProcessLogic):
             raise ConfigurationError("aggregate needs keys: call key_by first")
         if batch.schema != self._schema:
             self._set_types(batch.schema)
+        batch = self._with_all_columns(batch)
         found = keys.distinct(batch)
         grouped = self._grouped(batch, found.codes)
         rows = [*map(scope.rows[self._state].__getitem__, found.encoded)]
@@ -159,20 +163,74 @@ class AggregateLogic(ProcessLogic):
                     raise self._guarded.failed({"key": key}, error) from None
             raise
 
+    def _with_all_columns(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The batch, with a column of nulls for each that has no type in it, or is missing in all of its records."""
+        for column in dict.fromkeys(part.column for part in self._parts if part.column != "*"):
+            if _type_in(batch.schema, column) is None:
+                nulls = pa.nulls(batch.num_rows, pa.int64())  # any type: nothing but their number is read
+                at = batch.schema.get_field_index(column)
+                batch = batch.append_column(column, nulls) if at < 0 else batch.set_column(at, column, nulls)
+        return batch
+
     def _set_types(self, schema: pa.Schema) -> None:
-        """The parts' types for rows of this schema, which must be those of the state."""
-        missing = [column for column, _ in self._parts if column not in {*schema.names, "*"}]
+        """The parts' types for rows of this schema, which must be those of the state where both have one."""
+        known = self._lists["types"]
+        before = self._known_types(known.get())
+        typed = {part: type_ for part, type_ in (before or {}).items() if not pa.types.is_null(type_)}
+        missing = [
+            column for column, _ in self._parts if column not in {*schema.names, *(p.column for p in typed), "*"}
+        ]
         if missing:
             raise ConfigurationError(f"aggregate names columns {missing}; the rows have {schema.names}")
-        types = {part: _type_of(part, schema) for part in self._parts}
-        known, mine = self._lists["types"], [f"{part} {type_}" for part, type_ in types.items()]
-        if known.get() and known.get() != [mine]:
+        types = {part: _type_of(part, schema, typed.get(part, pa.null())) for part in self._parts}
+        mine = [f"{part} {type_}" for part, type_ in types.items()]
+        if before is None or any(types[part] != type_ for part, type_ in typed.items()):
             raise ConfigurationError(
                 f"operator {self._guarded.task.uid} has state of {known.get()[0]}; these rows make it {mine}: give the "
                 "column the type that it had (schema= of the operator before), or begin without this state"
             )
         known.set([mine])
         self._schema, self._types = schema, types
+
+    def _known_types(self, of_state: Sequence[Sequence[str]]) -> dict[Part, pa.DataType] | None:
+        """The types in this operator's state; None if it has several, or those of other parts."""
+        if len(of_state) > 1 or any(len(types) != len(self._parts) for types in of_state):
+            return None
+        return {
+            part: named_type(text.removeprefix(f"{part} "))
+            for types in of_state
+            for part, text in zip(self._parts, types, strict=True)
+        }
+
+
+def _merged(of_subtasks: Sequence[Sequence[str]]) -> list[str]:
+    """What all subtasks know of their parts' types; nothing if they contradict each other."""
+    merged: list[str] = []
+    for texts in zip(*of_subtasks, strict=False):
+        typed = {text for text in texts if not text.endswith(" null")} or set(texts)
+        if len(typed) > 1:
+            return []
+        merged += typed
+    return merged
+
+
+def named_type(text: str) -> pa.DataType:
+    """The Arrow type that has this text form, if aggregates can have it.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if number := re.fullmatch(r"decimal128\((\d+), (-?\d+)\)", text):
+        return pa.decimal128(int(number[1]), int(number[2]))
+    if time := re.fullmatch(r"timestamp\[(\w+), tz=(.+)\]", text):
+        return pa.timestamp(time[1], time[2])
+    return pa.type_for_alias(text)
+
+
+def _type_in(schema: pa.Schema, column: str) -> pa.DataType | None:
+    """A column's type; None if it has none, because all its values are null or missing."""
+    at = schema.get_field_index(column)
+    return None if at < 0 or pa.types.is_null(schema.field(at).type) else schema.field(at).type
 
 
 def _unpack(stored: Sequence[bytes | None], parts: int) -> list[list[Any]]:
@@ -183,11 +241,14 @@ def _unpack(stored: Sequence[bytes | None], parts: int) -> list[list[Any]]:
     return [values[part::parts] for part in range(parts)]
 
 
-def _type_of(part: Part, schema: pa.Schema) -> pa.DataType:
+def _type_of(part: Part, schema: pa.Schema, known: pa.DataType) -> pa.DataType:
+    """Of a part; the known one where the rows leave it open."""
     is_ = pa.types
     if part.function == "count":
         return pa.int64()
-    type_ = schema.field(part.column).type
+    type_ = _type_in(schema, part.column)
+    if type_ is None:
+        return known
     if is_.is_integer(type_):
         return pa.int64() if part.function == "sum" else type_
     if is_.is_float32(type_) or is_.is_float64(type_):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import ConfigurationError, OncewardError, StateError
 from ..kit.rows import in_python
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from .logic import Record
     from .state.keys import KeyEncoder
     from .state.storage import CheckpointStorage
+
+_TIMERS_AT_ONCE: Final = 10_000
+"""What they give becomes one batch."""
 
 
 class FunctionContext:
@@ -159,13 +162,19 @@ class ProcessLogic(Logic):
         self._scope.leave()
         return self._guarded.batch(made)
 
-    def timer(self, now: float) -> Sequence[pa.RecordBatch] | None:
-        at = self._scope.enter_due(now) if self._scope is not None else None
-        if at is None or self._scope is None:
+    def timers(self, now: float, enough: Callable[[], bool]) -> Sequence[pa.RecordBatch] | None:
+        scope = self._scope
+        made: list[Record] = []
+        if scope is None:
             return None
-        where = {"timer": at, "key": self._scope.key}
-        made = self._guarded.listed(where, self._function.on_timer, at, self._context)
-        self._scope.leave()
+        for number in range(_TIMERS_AT_ONCE):
+            at = scope.enter_due(now)
+            if at is None:
+                return self._guarded.batch(made) if number else None
+            made += self._guarded.listed({"timer": at, "key": scope.key}, self._function.on_timer, at, self._context)
+            scope.leave()
+            if enough():
+                break
         return self._guarded.batch(made)
 
     def next_timer(self) -> float | None:

@@ -53,8 +53,8 @@ class Logic:
         """Handle rows; what follows from them."""
         return [batch]
 
-    def timer(self, now: float) -> Sequence[pa.RecordBatch] | None:  # noqa: ARG002 - for subclasses
-        """Handle the next timer that is due; None if there is none."""
+    def timers(self, now: float, enough: Callable[[], bool]) -> Sequence[pa.RecordBatch] | None:  # noqa: ARG002 - for subclasses
+        """Handle timers that are due until it is enough, at least one; None if none is due."""
         return None
 
     def next_timer(self) -> float | None:

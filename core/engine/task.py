@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..errors import OncewardError, StateError
 from .channels import Aligned, Barrier, Cancel, Element, End, Gate, TaskId
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from .state.storage import CheckpointStorage
 
 _log = logging.getLogger("onceward.engine")
+TIMERS_SECONDS: Final = 0.05
+"""For how long timers that are due are handled before the input gets its turn."""
 
 
 class TaskWorld(NamedTuple):
@@ -67,6 +69,7 @@ class Task:
         self._exhausted = False
         self._drained = False
         self._ending = False
+        self._timers_were_last = False
         self._source = logic if isinstance(logic, SourceLogic) else None
 
     def post(self, message: ToTask) -> None:
@@ -85,15 +88,28 @@ class Task:
             return True
         if self.done or self._suspended is not None:
             return False
-        timed = self.logic.timer(self._world.now())
+        return self._work()
+
+    def _work(self) -> bool:
+        # After timers it is the input's turn: a barrier does not wait until all timers that are due have been handled.
+        if self._timers_were_last:
+            self._timers_were_last = False
+            if self._read():
+                return True
+        until = self._world.monotonic() + TIMERS_SECONDS
+        timed = self.logic.timers(self._world.now(), lambda: self._world.monotonic() >= until)
         if timed is not None:
+            self._timers_were_last = True
             self._emit(timed)
             return True
-        return self._read_source(self._source) if self._source is not None else self._read_gate()
+        return self._read()
 
     def wake_at(self) -> float | None:
-        """Processing time at which there is something to do, whatever happens."""
-        return self.logic.next_timer() if self._suspended is None else None
+        """Processing time at which there is something to do, whatever happens; None also while outputs are full."""
+        return self.logic.next_timer() if self._suspended is None and not self._outbox else None
+
+    def _read(self) -> bool:
+        return self._read_source(self._source) if self._source is not None else self._read_gate()
 
     def _send(self) -> bool:
         sent = False

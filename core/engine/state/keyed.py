@@ -183,8 +183,19 @@ class ListState(ValueState):
         return super().get() or []
 
     def append(self, value: Any) -> None:
-        """Add an item."""
-        self.set([*self.get(), value])
+        """Add an item, without reading the others."""
+        table, row = self._place()
+        number, items = _items(table.get(row))
+        table.put(row, b"\xdd" + (number + 1).to_bytes(4, "big") + items + pack(value))
+
+
+def _items(data: bytes | None) -> tuple[int, bytes | memoryview]:
+    """How many items a packed list has, and their bytes; MessagePack has three forms of its first bytes."""
+    if data is None:
+        return 0, b""
+    header = {0xDD: 5, 0xDC: 3}.get(data[0], 1)
+    number = data[0] & 0x0F if header == 1 else int.from_bytes(data[1:header], "big")
+    return number, memoryview(data)[header:]
 
 
 class ReducingState(ValueState):
