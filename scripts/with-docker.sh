@@ -23,7 +23,14 @@ engine=
 # A bridge and addresses of its own: on Docker's usual ones, an engine of somebody else, or containers that outlived theirs,
 # would have the same addresses as ours, and take our connections.
 bridge=once$$
-network=10.$((RANDOM % 128 + 64))
+network=
+for number in $(shuf --input-range 64-191); do  # 10.64 to 10.191: the first to which this machine has no route yet
+  if [[ -z $(ip route show root "10.$number.0.0/16"; ip route show match "10.$number.0.0/16" | grep -v ^default) ]]; then
+    network=10.$number
+    break
+  fi
+done
+[[ -n $network ]] || fail "this machine has routes to all of 10.64.0.0 to 10.191.0.0: no addresses are left for containers"
 stop() {
   local containers
   if [[ -n $engine ]]; then
@@ -38,7 +45,7 @@ stop() {
 }
 trap stop EXIT
 
-ip link add "$bridge" type bridge
+ip link add "$bridge" type bridge || fail "cannot make a network bridge for the Docker engine"
 ip address add "$network.0.1/24" dev "$bridge"
 ip link set "$bridge" up
 export DOCKER_HOST=unix://$state/docker.sock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -12,14 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onceward.core import ListState, MemoryBackend, ProcessFunction, ValueState
+from onceward.core.engine import logic
 from onceward.core.engine.channels import TaskId
 from onceward.core.engine.logic import Guarded
+from onceward.core.engine.records import batches
 from onceward.core.engine.state.keyed import KeyScope
 from onceward.core.engine.state.keys import encode_key
 from onceward.core.errors import OperatorError
 from onceward.sources import SequenceSource
 
 from .engine_kit import Target, TargetSink, pipeline
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 EAST = timezone(timedelta(hours=5))
 EARLIEST, LATEST = datetime(1900, 1, 1), datetime(2200, 1, 1)  # noqa: DTZ001
@@ -105,6 +110,37 @@ def test_a_list_that_would_be_altered_is_refused_with_its_record_and_field(bad: 
 def test_the_record_that_cannot_be_converted_is_named(bad: dict[str, Any], schema: pa.Schema | None) -> None:
     with pytest.raises(OperatorError, match="'n': 7"):
         Guarded(TaskId("map", 0), schema).batch([{"n": 0, "v": 1}, bad, {"n": 8, "v": 2}])
+
+
+def test_what_is_too_much_for_one_batch_becomes_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with more than 2 GiB of text, of which Arrow makes several arrays."""
+
+    def few(records: Sequence[Any], schema: pa.Schema | None) -> Iterator[pa.RecordBatch]:
+        if len(records) > 3:
+            raise TypeError("Cannot convert pyarrow.lib.ChunkedArray to pyarrow.lib.Array")
+        return batches(records, schema)
+
+    monkeypatch.setattr(logic, "batches", few)
+    records = [{"n": n} for n in range(10)]
+    assert read(records) == [typed(record) for record in records]
+
+
+class Validates(TargetSink):
+    asked = 0
+
+    def validate(self, schema: pa.Schema) -> None:
+        self.asked += 1
+        super().validate(schema)
+
+
+def test_a_sink_is_asked_once_for_each_shape_of_records() -> None:
+    target, p = Target(), pipeline()
+    sink = Validates(target)
+    source = SequenceSource([{"n": n} for n in range(100)])
+    p.source(source).map(lambda r: r if r["n"] % 2 else {"n": r["n"], "m": 1}).sink(sink)
+    p.run()
+    assert [row.get("m") for row in sorted(target.rows, key=lambda row: row["n"])] == [1, None] * 50
+    assert sink.asked == 2
 
 
 class Counts(ProcessFunction):

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound="Source")
 _log = logging.getLogger("onceward.engine")
+_MOST_SCHEMAS: Final = 20
 EXHAUSTED: Final = object()
 """What `poll` gives at the end of a bounded source."""
 
@@ -140,7 +141,8 @@ class SinkLogic(Logic):
         self._context = context
         self._epoch = epoch
         self._lock = lock
-        self._valid: pa.Schema | None = None
+        self._valid: list[pa.Schema] = []
+        """Schemas that the sink has accepted, the newest last: records of several shapes come in turns."""
         self._project = projection_of(sink)
         self._writing: SubtaskEpoch | None = None
         self._prepared: dict[int, Committable] = {}
@@ -152,10 +154,10 @@ class SinkLogic(Logic):
         return []
 
     def _write(self, batch: pa.RecordBatch) -> None:
-        if self._valid is None or not self._valid.equals(batch.schema):
+        if not any(valid.equals(batch.schema) for valid in reversed(self._valid)):
             with self._lock:  # it may create what is missing in the target: one subtask at a time
                 self._sink.validate(batch.schema)
-            self._valid = batch.schema
+            self._valid = [*self._valid[1 - _MOST_SCHEMAS :], batch.schema]
         if batch.num_rows:
             if self._writing is None:
                 self._writing = SubtaskEpoch(self._sink, self._context(self._epoch))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from .channels import Barrier
     from .graph import Operator
-    from .logic import Record
+    from .records import Record
     from .state.keys import KeyEncoder
     from .state.storage import CheckpointStorage
 

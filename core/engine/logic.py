@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from ..errors import OncewardError, OperatorError
 from ..kit.rows import in_python
-from .records import batches
+from .records import Record, batches
 from .state.handles import SubtaskState
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Record = dict[str, Any]
 _LONGEST = 500
 
 
@@ -114,18 +113,25 @@ class Guarded:
         )
 
     def batch(self, records: Sequence[Record]) -> list[pa.RecordBatch]:
-        """Records as batches; an OperatorError names the first record that cannot be converted."""
+        """Convert records to batches.
+
+        What cannot be converted together is tried in halves. This finds the record that cannot be converted, and makes
+        several batches of values that have more bytes than one Arrow array can hold (2 GiB).
+
+        Raises:
+            OperatorError: A record cannot be converted; it names the first one.
+        """
         try:
             return list(batches(records, self._schema))
-        except (pa.ArrowException, TypeError, AttributeError, ValueError, OverflowError):
-            for record in records:
-                self.call(record, self._alone, record)
-            raise
-
-    def _alone(self, record: Record) -> None:
-        if not isinstance(record, Mapping):
-            raise TypeError(f"a record must be a dictionary, not {type(record).__name__}")
-        list(batches([record], self._schema))
+        except (pa.ArrowException, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
+            if len(records) > 1:
+                half = len(records) // 2
+                return self.batch(records[:half]) + self.batch(records[half:])
+            (record,) = records
+            if isinstance(record, Mapping):
+                raise self.failed(record, error) from error
+            no_record = TypeError(f"a record must be a dictionary, not {type(record).__name__}")
+            raise self.failed(record, no_record) from error
 
 
 class RecordLogic(Logic):

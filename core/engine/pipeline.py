@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from .events import CheckpointRecord
-    from .logic import Record
+    from .records import Record
 
 _log = logging.getLogger("onceward.engine")
 

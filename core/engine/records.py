@@ -7,18 +7,21 @@ in all of them. Where the shape changes, the next batch begins. None, and an emp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import reprlib
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from itertools import chain
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-Record: TypeAlias = Mapping[str, Any]
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+Record = dict[str, Any]
 Shape: TypeAlias = Any
-"""What of a value decides how it is read back: compared by `_merged`. None fits with everything."""
+"""What of a value decides how it is read back. The shape of None fits with every other one."""
 
 _PLAIN: Final = frozenset({int, float, str, bool, bytes, date, timedelta})
 """Types whose values all have one shape."""
@@ -27,12 +30,8 @@ _NONE_FITS: Final = object()
 """No shape: of values that none fits."""
 
 
-class UnreadableError(ValueError):
-    """One value would not be read as it is: elements of a list that have no common shape."""
-
-
 def batches(records: Sequence[Record], schema: pa.Schema | None) -> Iterator[pa.RecordBatch]:
-    """Record batches of all these records, in their order.
+    """Make record batches of all these records, in their order.
 
     Raises:
         pa.ArrowException, TypeError, ValueError, OverflowError: Some of them cannot be converted.
@@ -46,16 +45,16 @@ def batches(records: Sequence[Record], schema: pa.Schema | None) -> Iterator[pa.
 
 
 def runs(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
-    """Stretches of records of one shape, as long as possible."""
+    """Cut records into stretches of one shape, as long as possible."""
     if not records:
         return
     if isinstance(records[0], dict) and _have_one_shape(records):
         yield records
         return
-    begin, shape = 0, _NONE_FITS
+    begin, shape = 0, _shape_of_fields(records[0])
     for at, record in enumerate(records):
         own = _shape_of_fields(record)
-        both = own if shape is _NONE_FITS else _merged(shape, own)
+        both = _merged(shape, own)
         if both is _NONE_FITS:
             yield records[begin:at]
             begin, both = at, own
@@ -64,7 +63,7 @@ def runs(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
 
 
 def _have_one_shape(values: Sequence[Any]) -> bool:
-    """Whether all these values have one shape. Quick, and therefore false for types that are rare, too."""
+    """Return whether all these values have one shape. To be quick, it returns False for rare types without a look."""
     kinds = set(map(type, values)) - {type(None)}
     if len(kinds) != 1:
         return not kinds
@@ -88,7 +87,7 @@ def _shape_of_fields(record: Record) -> Shape:
 
 
 def _shape(value: Any, field: str) -> Shape:
-    """The shape of a value that lies in this field."""
+    """Return the shape of a value that lies in this field, whose name is for errors."""
     if isinstance(value, dict):
         return {name: _shape(inner, f"{field}.{name}") for name, inner in value.items()}
     if isinstance(value, _LISTS):
@@ -105,22 +104,17 @@ def _shape(value: Any, field: str) -> Shape:
 def _shape_of_elements(elements: Iterable[Any], field: str) -> Shape:
     shape: Shape = None
     for element in elements:
-        before, shape = shape, _merged(shape, _shape(element, field))
+        shape = _merged(shape, _shape(element, field))
         if shape is _NONE_FITS:
-            raise UnreadableError(
-                f"field {field!r} has a list whose elements differ in type, such as {element!r} "
-                f"after {_called(before)}: without a schema they would be altered, so give schema="
+            raise TypeError(
+                f"field {field!r} has a list in which {reprlib.repr(element)} has another type, or other fields, than "
+                "the elements before it. Without a schema one of them would be altered: give schema="
             )
     return shape
 
 
-def _called(shape: Shape) -> str:
-    kind = shape[0] if isinstance(shape, tuple) else shape
-    return kind.__name__ if isinstance(kind, type) else "a dictionary of other fields or types"
-
-
 def _merged(left: Shape, right: Shape) -> Shape:
-    """The shape of both; `_NONE_FITS` if they have none."""
+    """Return the shape that both have; `_NONE_FITS` if there is none."""
     if left == right or right is None:
         return left
     if left is None:
