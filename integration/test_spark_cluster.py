@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from .batch_driver import slow_table
 from .cluster_driver import STRIKES
 from .spark_kit import Feed, ids_in_table, make_table, once, prepared_in
 
@@ -16,6 +17,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.postgres, pytest.mark.slow]
 UNEXPECTED = re.compile(r"onceward\.core\.errors\.(?!FencedError|EpochConflictError)\w+")
 """Spark itself may stumble over the shared checkpoint; an error of ours must say that one was overtaken."""
 DRIVER = Path(__file__).with_name("cluster_driver.py")
+BATCHES = Path(__file__).with_name("batch_driver.py")
 
 
 def start(master: str, folder: Path, dsn: str, fault: str, environment: dict[str, str]) -> subprocess.Popen[str]:
@@ -80,4 +82,17 @@ def test_36_one_query_started_twice_duplicates_and_loses_nothing(
     said = last.communicate(timeout=240)[1]
     assert last.returncode == 0, said[-3000:]
     assert ids_in_table(dsn) == once(feed.rows)
+    assert prepared_in(dsn) == 0
+
+
+def test_batch_writes_that_fail_on_a_cluster_leave_nothing_prepared(
+    tmp_path: Path, dsn: str, driver_environment: dict[str, str]
+) -> None:
+    make_table(dsn)
+    slow_table(dsn)
+    command = [sys.executable, BATCHES, "local-cluster[2,1,1024]", tmp_path, dsn]
+    driver = subprocess.run(command, env=driver_environment, capture_output=True, text=True, timeout=240, check=False)
+    assert driver.returncode == 0, driver.stderr[-3000:]
+    assert "prepared after the failures: 0" in driver.stderr
+    assert ids_in_table(dsn) == once(50)
     assert prepared_in(dsn) == 0

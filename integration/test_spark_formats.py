@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psycopg
 import pytest
 from pyspark import TaskContext
 from pyspark.errors import AnalysisException, StreamingQueryException
@@ -15,6 +14,7 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 from onceward.connectors.spark.options import FormatOptions
 from onceward.core.log import open_store, read
 
+from .batch_driver import LONGER_THAN_SPARK_WAITS, fail_beside_slow_tasks, slow_beside_a_failure, slow_table, write
 from .spark_kit import Feed, ids_in_table, ids_in_topic, make_table, once, prepared_in
 
 if TYPE_CHECKING:
@@ -136,38 +136,11 @@ def test_a_batch_without_a_run_key_is_atomic(spark: SparkSession, dsn: str) -> N
     assert ids_in_table(dsn) == once(50)
 
 
-def slow_beside_a_failure(spark: SparkSession, folder: Path) -> DataFrame:
-    """Two partitions: one fails as soon as the other's writer has all its rows."""
-    started = folder / "started"
-
-    def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        context = TaskContext.get()
-        assert context is not None
-        if context.partitionId() == 0:
-            while not started.exists():
-                time.sleep(0.002)
-            raise ValueError("a bad row")
-        yield from batches
-        started.touch()
-
-    ids = spark.range(0, 40_000, 1, 2)
-    return ids.mapInArrow(rows, "id long").selectExpr("id", "cast(id as string) AS word")
-
-
 def test_slow_tasks_beside_one_that_fails_leave_nothing_prepared(spark: SparkSession, tmp_path: Path, dsn: str) -> None:
     """Spark does not wait for them: they prepare before, while or after it aborts, or are killed after two seconds."""
     make_table(dsn)
-    with psycopg.connect(dsn) as connection:
-        body = "BEGIN IF NEW.id = 39999 THEN PERFORM pg_sleep((SELECT s FROM pause)); END IF; RETURN NEW; END"
-        connection.execute(f"CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $${body}$$".encode())
-        connection.execute("CREATE TRIGGER slow BEFORE INSERT ON words FOR EACH ROW EXECUTE FUNCTION slow()")
-        connection.execute("CREATE TABLE pause AS SELECT 0.0::float8 AS s")
-    for seconds in (0.2, 0.6, 1.2, 1.8, 3.0):
-        with psycopg.connect(dsn) as connection:
-            connection.execute("UPDATE pause SET s = %s", [seconds])
-        (tmp_path / str(seconds)).mkdir()
-        with pytest.raises(Exception, match="a bad row"):
-            write(slow_beside_a_failure(spark, tmp_path / str(seconds)), dsn)
+    slow_table(dsn)
+    fail_beside_slow_tasks(spark, tmp_path, dsn, [0.2, 0.6, 1.2, 1.8, LONGER_THAN_SPARK_WAITS])
     time.sleep(2)
     assert prepared_in(dsn) == 0
     write(spark.range(50).selectExpr("id", "cast(id as string) AS word"), dsn)
@@ -189,10 +162,6 @@ def test_what_a_slow_task_has_produced_beside_one_that_fails_holds_no_reader_bac
         else:
             made.option("topic", copies).save()
     assert ids_in_topic(kafka.bootstrap_servers, copies) == once(20)
-
-
-def write(frame: DataFrame, dsn: str) -> None:
-    frame.write.format("onceward-postgres").option("dsn", dsn).option("dbtable", "words").mode("append").save()
 
 
 def test_complete_mode_upserts_the_whole_result(spark: SparkSession, feed: Feed, tmp_path: Path, dsn: str) -> None:

@@ -19,15 +19,16 @@ import os
 import struct
 import zlib
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 import pyarrow as pa
 
 from onceward.core.errors import DataLossError
-from onceward.core.folders import make_folder, sync_folder
+from onceward.core.folders import file_errors, make_folder, sync_folder
 from onceward.core.names import file_name
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from onceward.core.row_hash import RowHash
@@ -76,32 +77,48 @@ class Segment:
         self._path.unlink(missing_ok=True)
 
 
-def read_segment(path: Path, sha256: str) -> list[pa.RecordBatch]:
-    """All batches of a segment; a DataLossError if it is not what was written."""
-    data = path.read_bytes()
-    if hashlib.sha256(data).hexdigest() != sha256:
-        raise DataLossError(f"segment {path} is damaged: {_damage(data)}")
-    batches: list[pa.RecordBatch] = []
-    at = 0
-    while at < len(data):
-        length, _ = _HEADER.unpack_from(data, at)
-        at += _HEADER.size
-        batches += pa.ipc.open_stream(data[at : at + length])
-        at += length
-    return batches
+def read_segment(path: Path, sha256: str, sink: str) -> Iterator[pa.RecordBatch]:
+    """Check a whole segment, and return its batches, which are read one at a time.
+
+    Args:
+        path: File of the segment.
+        sha256: Digest of the file, from the committable.
+        sink: Name of the sink, for errors.
+
+    Raises:
+        DataLossError: The file is not as it was written.
+        RetryableSinkError: The file cannot be read.
+    """
+    with file_errors(sink, path), path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+            raise DataLossError(f"segment {path} is damaged: {_damage(path)}")
+    return _batches(path, sink)
 
 
-def _damage(data: bytes) -> str:
-    """Which batch of a damaged segment is the first that is not what was written."""
+def _batches(path: Path, sink: str) -> Iterator[pa.RecordBatch]:
+    with file_errors(sink, path), path.open("rb") as file:
+        for _, body in _frames(file):
+            yield from pa.ipc.open_stream(body)
+
+
+def _frames(file: BinaryIO) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the recorded SHA-256 and the bytes of each frame; a damaged one may end where the file ends."""
+    size = os.fstat(file.fileno()).st_size
+    while len(header := file.read(_HEADER.size)) == _HEADER.size:
+        length, digest = _HEADER.unpack(header)
+        yield digest, file.read(min(length, size))
+
+
+def _damage(path: Path) -> str:
+    """Return which batch of a damaged segment is the first that is not as it was written."""
     at = number = 0
-    while at + _HEADER.size <= len(data):
-        length, digest = _HEADER.unpack_from(data, at)
-        body = data[at + _HEADER.size : at + _HEADER.size + length]
-        if hashlib.sha256(body).digest() != digest:
-            break
-        at += _HEADER.size + length
-        number += 1
-    return f"batch {number}, at byte {at} of {len(data)}"
+    with path.open("rb") as file:
+        for digest, body in _frames(file):
+            if hashlib.sha256(body).digest() != digest:
+                break
+            at += _HEADER.size + len(body)
+            number += 1
+    return f"batch {number}, at byte {at} of {path.stat().st_size}"
 
 
 class Marks:

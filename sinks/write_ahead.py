@@ -23,6 +23,8 @@ import pyarrow as pa
 from onceward.core.errors import ConfigurationError, DataLossError
 from onceward.core.folders import file_errors, sole, sync_folder
 from onceward.core.kit.options import check_types
+from onceward.core.kit.pieces import PIECE_BYTES, pieces, size_of
+from onceward.core.kit.rows import decoded, is_view, with_leaves
 from onceward.core.names import file_name
 from onceward.core.row_hash import RowHash, covers, proof_of
 from onceward.core.sink import Guarantee
@@ -41,7 +43,7 @@ from .folders import FolderSink, names_of, with_file_errors
 from .segments import DONE, MARKS, PARTIAL, SEGMENT, Marks, Segment, read_segment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from onceward.core.names import TransactionName
     from onceward.core.transaction import WriteContext
@@ -89,7 +91,7 @@ class WriteAheadLogSink(FolderSink[Segment]):
             name, so it must not change between runs.
         directory: Folder of the segments. All processes that write or commit must be able to reach it, and it must
             survive whatever the pipeline must survive.
-        rows_per_send: Maximum number of rows in one delivery.
+        rows_per_send: Maximum number of rows in one delivery, which has at most 16 MiB, or one row.
         proof: Record a hash of the rows of each epoch in the decision log.
         select: SQL expressions that make this sink's columns out of the pipeline's. Default: all columns.
         where: SQL condition; the sink takes only the rows for which it is true. Default: all rows.
@@ -165,7 +167,8 @@ class WriteAheadLogSink(FolderSink[Segment]):
                 transaction.hash.add(self.hashed(batch))
             except (pa.ArrowException, KeyError):  # such as a date that is none, or two columns of one name
                 transaction.hash = None
-        transaction.write(batch)
+        for piece in _cut(batch):
+            transaction.write(piece)
 
     @with_file_errors
     def pre_commit(self, transaction: Segment) -> Committable:
@@ -255,8 +258,8 @@ class WriteAheadLogSink(FolderSink[Segment]):
 
     def _send(self, committable: Committable, segment: Path) -> None:
         """Send what is not marked as sent. What `send` raises is left as it is."""
+        batches = read_segment(segment, committable.handle["sha256"], self.name)
         with file_errors(self.name, segment):
-            batches = read_segment(segment, committable.handle["sha256"])
             again = segment.with_suffix(MARKS).exists()
             marks = Marks(segment.with_suffix(MARKS))
         try:
@@ -288,8 +291,30 @@ class WriteAheadLogSink(FolderSink[Segment]):
         return names_of(path.stem for suffix in suffixes for path in sorted(self._place.glob(f"*{suffix}")))
 
 
-def _slices(batches: list[pa.RecordBatch], size: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Rows of each delivery and the number of the first; `size` is that of when they were written."""
+def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield a batch in pieces of a bounded number of bytes.
+
+    Dictionaries and views are replaced first: each piece would be stored with all values that the batch refers to.
+    """
+    if size_of(batch) > PIECE_BYTES:
+        columns = [decoded(column) for column in batch.columns]
+        columns = [column.cast(with_leaves(column.type, _plain)) for column in columns]
+        batch = pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+    return pieces(batch)
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    if is_view(kind):
+        return pa.large_string() if pa.types.is_string_view(kind) else pa.large_binary()
+    return kind.value_type if pa.types.is_dictionary(kind) and not is_view(kind.value_type) else kind
+
+
+def _slices(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the rows of each delivery and the number of the first; `size` is that of when they were written.
+
+    No delivery has rows of two batches, which were cut by bytes when they were written. So deliveries are the same in
+    each attempt, whatever a later version takes for the size of a row.
+    """
     at = 0
     for batch in batches:
         for first in range(0, batch.num_rows, size):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 Row: TypeAlias = dict[str, Any]
 
 _SHOWN: Final = 10
+_LONGEST: Final = 1_000
+"""Characters of a value that a finding shows."""
 
 
 class Record(NamedTuple):
@@ -44,8 +47,46 @@ class Finding(NamedTuple):
 
 
 def text_of(row: Row) -> str:
-    """A row in one line, the same for the same content."""
+    """Return a row in one line, the same for the same content."""
     return json.dumps(row, sort_keys=True, default=str, ensure_ascii=False)
+
+
+def _clipped(row: Row) -> Row:
+    """Return a row whose long values are cut, since all rows of an output are kept until they have been compared."""
+    return {name: _clip(value) for name, value in row.items()}
+
+
+def _clip(value: Any) -> Any:
+    if isinstance(value, (str, bytes)) and len(value) > _LONGEST:
+        text = value if isinstance(value, str) else str(value[:_LONGEST])
+        return f"{text[:_LONGEST]}… ({len(value)} {'characters' if isinstance(value, str) else 'bytes'})"
+    if isinstance(value, (dict, list)) and len(text := json.dumps(value, default=str)) > _LONGEST:
+        return f"{text[:_LONGEST]}… ({len(text)} characters)"
+    return value
+
+
+class _Copies(NamedTuple):
+    """Equal rows of one side, of which one is kept."""
+
+    row: Row
+    positions: list[str]
+
+
+class _Side:
+    """Rows of one side of a comparison, by a digest of their content."""
+
+    def __init__(self, rows: Iterable[tuple[Row, str]]) -> None:
+        self.copies: dict[bytes, _Copies] = {}
+        self.rows = 0
+        for row, position in rows:
+            digest = hashlib.blake2b(text_of(row).encode(errors="surrogatepass"), digest_size=16).digest()
+            if digest not in self.copies:
+                self.copies[digest] = _Copies(_clipped(row), [])
+            self.copies[digest].positions.append(position)
+            self.rows += 1
+
+    def count(self, digest: bytes) -> int:
+        return len(self.copies[digest].positions) if digest in self.copies else 0
 
 
 @dataclass(frozen=True)
@@ -77,38 +118,34 @@ class Comparison:
 def compare(output: str, expected: Iterable[Row], found: Iterable[Record], key: str | None = None) -> Comparison:
     """Compare an output with what must be in it.
 
+    Rows are compared whole, by a digest. Findings show the first 1,000 characters of a value.
+
     Args:
         output: Its name.
         expected: The rows that must be in it, in any order.
         found: What is in it.
         key: Column that identifies a row: a row of another content then counts as wrong, and not also as missing.
     """
-    wanted: dict[str, list[Row]] = defaultdict(list)
-    present: dict[str, list[Record]] = defaultdict(list)
-    for row in expected:
-        wanted[text_of(row)].append(row)
-    for record in found:
-        present[text_of(record.row)].append(record)
+    wanted = _Side((row, "") for row in expected)
+    present = _Side(found)
     findings: list[Finding] = []
     replaced: Counter[Any] = Counter()
-    for text, records in present.items():
-        extra = len(records) - len(wanted.get(text, ()))
+    for digest, (row, positions) in present.copies.items():
+        extra = len(positions) - wanted.count(digest)
         if extra > 0:
-            kind = Kind.DUPLICATED if text in wanted else Kind.WRONG
-            row = records[0].row
-            findings.append(Finding(kind, row, extra, tuple(record.position for record in records)))
+            kind = Kind.DUPLICATED if digest in wanted.copies else Kind.WRONG
+            findings.append(Finding(kind, row, extra, tuple(positions)))
             if kind is Kind.WRONG and key in row:
                 replaced[str(row[key])] += extra
-    for text, rows in wanted.items():
-        lacking = len(rows) - len(present.get(text, ()))
+    for digest, (row, positions) in wanted.copies.items():
+        lacking = len(positions) - present.count(digest)
         if lacking > 0:
-            name = str(rows[0].get(key)) if key else None
+            name = str(row.get(key)) if key else None
             covered = min(lacking, replaced[name])
             replaced[name] -= covered
             if lacking > covered:
-                findings.append(Finding(Kind.MISSING, rows[0], lacking - covered, ()))
-    counts = [sum(map(len, side.values())) for side in (wanted, present)]
-    return Comparison(output, *counts, tuple(findings))
+                findings.append(Finding(Kind.MISSING, row, lacking - covered, ()))
+    return Comparison(output, wanted.rows, present.rows, tuple(findings))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from pyspark.sql.types import LongType, StructType
 
 import onceward
-from onceward import FileSink, KafkaSink, KafkaSource, PostgresSink, exactly_once
+from onceward import (
+    FileSink,
+    HttpSink,
+    KafkaSink,
+    KafkaSource,
+    PostgresSink,
+    RedisSink,
+    SqlAlchemySink,
+    exactly_once,
+)
 from onceward.cli.main import check_words
 from onceward.connectors.spark.formats import FORMATS, FilesFormat, SinkFormat
 from onceward.connectors.spark.kafka import (
@@ -111,6 +120,25 @@ def test_an_option_of_the_source_takes_no_value_of_another_kind(option: str, *, 
     assert option in taken
 
 
+TEXTS = {
+    *("store", "checkpointLocation", "runKey", "rewind", "topic", "key", "ledgerSchema", "path", "partitionBy"),
+    *("directory", "token", "username", "password", "caFile", "clientCert"),
+}
+"""Options of sinks for which any text will do, until a server or a schema is asked."""
+
+
+@pytest.mark.parametrize(("kind", "option"), OPTIONS)
+def test_an_option_of_a_sink_takes_no_value_of_another_kind(kind: type[SinkFormat], option: str) -> None:
+    others = {k: v for k, v in GOOD[kind.name()].items() if k.lower() != option.lower()}
+    for text in ('["?", 1.5]', "nan", "-inf", "1e400", "-1", "yes!", "\u0663"):
+        try:
+            use(kind, {**others, option: text})
+        except ConfigurationError:
+            continue
+        named = option in {"name", "dbtable", "pipeline", "keyHeader"} and text not in ('["?", 1.5]', "\u0663", "yes!")
+        assert option in TEXTS or named, text
+
+
 @settings(deadline=None)
 @given(option=st.from_regex(r"\A[a-z]{1,12}x{3}\Z"), stream=st.booleans())
 def test_an_unknown_option_of_the_source_is_refused(option: str, *, stream: bool) -> None:
@@ -136,6 +164,34 @@ def test_an_argument_of_the_source_of_any_type_is_taken_or_refused_in_words(name
             *((f"{name}_records_per_partition", 5) for name in ("min", "max")),
             *(("timeout", 1.5), ("config", {}), ("config", {"a": 5})),
         ]
+
+
+SINKS: dict[Any, dict[str, Any]] = {
+    PostgresSink: {"name": "t", "dsn": "postgresql://h/db", "table": "t"},
+    SqlAlchemySink: {"name": "t", "url": "sqlite:////tmp/db", "table": "t"},
+    KafkaSink: {"name": "t", "bootstrap_servers": "b:9092", "topic": "t"},
+    FileSink: {"name": "t", "directory": "/tmp/out"},
+    HttpSink: {"name": "t", "directory": "/tmp/wal", "url": "http://h/"},
+    RedisSink: {"name": "t", "directory": "/tmp/wal", "url": "redis://h", "key": "k"},
+}
+WHOLE = {
+    *("ledger_epochs", "create_topic", "roll_bytes", "rows_per_send", "maxlen", "replicas"),
+}
+SECONDS = {"lock_timeout", "answer_within", "transaction_timeout", "timeout", "connect_timeout", "longest_wait"}
+
+
+@pytest.mark.parametrize(
+    ("sink", "name"), [(sink, name) for sink in SINKS for name in inspect.signature(sink).parameters]
+)
+def test_an_argument_of_a_sink_of_any_type_is_taken_or_refused_in_words(sink: Any, name: str) -> None:
+    for wrong in WRONG:
+        try:
+            sink(**{**SINKS[sink], name: wrong})
+        except ConfigurationError:
+            continue
+        may_be_empty = {"config": {}, "headers": {}, "partition_by": [], "retry_statuses": []}
+        number = (wrong == 5 and name in WHOLE | SECONDS) or (wrong == 1.5 and name in SECONDS)
+        assert number or may_be_empty.get(name) == wrong or (name, wrong) == ("config", {"a": 5})
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_what_did_not_happen_is_told():
 
 
 def test_a_call_that_no_network_repeats_is_not_made_twice_and_counts_as_left():
-    sink = Mock(select=(), where=None)
+    sink = Mock(select=None, where=None)
     sink.name = "s"
     faults = Faults(duplicate("begin"))
     FaultySink(sink, faults).begin(None)  # type: ignore[arg-type]

@@ -470,7 +470,6 @@ def test_a_setting_without_sense_is_refused(tmp_path: Path, options: dict[str, A
             {"l": pa.scalar([Decimal("1E+2")], pa.list_(pa.decimal128(5, -2)))},
             r"column 'l'.*negative scale.*cast it",
         ),
-        ({"select": []}, {}, "there are no columns"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused_before_anything_is_written(

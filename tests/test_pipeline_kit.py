@@ -73,6 +73,17 @@ def test_the_evidence_names_the_rows_their_positions_and_their_source() -> None:
     assert not Verdict((judged(rows(1), rows(1)),), ("t1 is prepared",)).exact
 
 
+def test_long_values_are_compared_whole_and_shown_in_part() -> None:
+    long = "x" * 5_000
+    right, wrong = [{"id": 1, "text": f"{long}a"}], [{"id": 1, "text": f"{long}b"}]
+    assert judged(right, [{"id": 1, "text": f"{long}a"}]).exact
+    [finding] = judged(right, wrong).findings
+    assert (finding.kind, finding.row["text"]) == (Kind.WRONG, f"{'x' * 1_000}… (5001 characters)")
+    nested = judged([], [{"id": 1, "data": b"x" * 5_000, "tags": [long, "y"]}])
+    assert "(5000 bytes)" in str(nested.findings[0].row["data"])
+    assert "(5009 characters)" in nested.findings[0].row["tags"]
+
+
 def test_only_rows_that_can_still_come_or_change_are_waited_for() -> None:
     assert Verdict((judged(rows(1), []),)).may_improve
     assert Verdict((judged(rows(1), rows(1, value="other")),)).may_improve

@@ -124,7 +124,7 @@ def test_a_batch_has_no_trigger():
     [
         ({"subscribe": "a", "assign": '{"a": [0]}'}, "exactly one of"),
         ({}, "exactly one of"),
-        ({"subscribe": " , "}, "at least one name"),
+        ({"subscribe": " , "}, "topics is empty"),
         ({"subscribePattern": "("}, "not a valid regular expression"),
         ({"assign": '{"a": 1}'}, "shape"),
         ({"assign": "{}"}, "no partition"),

@@ -17,6 +17,7 @@ import pytest
 
 from onceward.core import CheckpointConfig, FileBackend
 from onceward.core.errors import RetryableSinkError, SinkError
+from onceward.core.kit.pieces import PIECE_BYTES, size_of
 from onceward.core.log import MemoryStore
 from onceward.core.names import Scope, file_name, parse_file_name
 from onceward.core.steps import Step, hooked
@@ -321,3 +322,40 @@ def test_in_a_pipeline_killed_between_delivery_and_mark_it_is_what_it_says(tmp_p
 def test_rows_that_cannot_be_hashed_are_written_without_a_proof(tmp_path: Path, batch: pa.RecordBatch):
     committable = prepared(Mailbox(tmp_path), batch)
     assert (committable.rows, committable.proof) == (1, None)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.string(),
+        pa.string_view(),
+        pa.dictionary(pa.int32(), pa.string()),
+        pa.list_(pa.string_view()),
+        pa.struct([("a", pa.dictionary(pa.int32(), pa.string()))]),
+    ],
+    ids=str,
+)
+def test_a_delivery_is_bounded_by_bytes_and_a_segment_by_its_rows(tmp_path: Path, kind: pa.DataType):
+    """A slice of views or of a dictionary refers to all values: 8 of them would take 8 times as much of the disk."""
+
+    class Recording(Mailbox):
+        def send(self, rows: pa.RecordBatch, delivery: Delivery) -> None:
+            sizes.append(size_of(rows))
+            texts.update(zip(rows["n"].to_pylist(), rows["text"].to_pylist(), strict=True))
+            super().send(rows, delivery)
+
+    def value(text: str) -> Any:
+        return [text] if pa.types.is_list(kind) else {"a": text} if pa.types.is_struct(kind) else text
+
+    sizes: list[int] = []
+    texts: dict[int, Any] = {}
+    values = [value(f"{number:06}" * 50_000) for number in range(200)]  # 60 MB
+    sink = Recording(tmp_path, rows_per_send=500, remembers=True)
+    batch = pa.RecordBatch.from_pydict({"n": range(200), "text": pa.array(values, kind)})
+    committable = prepared(sink, batch, [{"n": 200, "text": value("last")}])
+    assert next(tmp_path.glob("*.segment")).stat().st_size < 70_000_000
+    crash_at(Step.SEND_AFTER, 2, sink, committable)
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    assert sink.rows == list(range(201))
+    assert [texts[number] for number in range(201)] == [*values, value("last")]
+    assert max(sizes) <= PIECE_BYTES

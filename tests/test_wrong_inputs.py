@@ -129,7 +129,7 @@ UNTYPED: Any = SimpleNamespace(**{each.__name__: each for each in _TAKE})
         ),
         (
             lambda: UNTYPED.HttpSink("h", "x", url="http://x", longest_wait=float("nan")),
-            "longest_wait must be 0 seconds or more, not nan",
+            "longest_wait must be 0 seconds or more and at most a day, not nan",
         ),
         (
             lambda: UNTYPED.HttpSink("h", "x", url="http://x", rows_per_send=2**63),

@@ -93,7 +93,7 @@ class TableName(NamedTuple):
 
 def unusable(name: str, backend: str) -> str:
     """Why a database cannot take a name as it is; empty if it can. PostgreSQL cuts longer ones, and says nothing."""
-    if not name or "\0" in name:
+    if not name.strip() or "\0" in name:
         return "is empty or holds a NUL"
     longer = backend == "postgresql" and len(name.encode()) > _LONGEST
     return f"is longer than {_LONGEST} bytes, which is all PostgreSQL keeps of a name" if longer else ""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 import msgspec
 
 from onceward.core.errors import ConfigurationError, LogDamagedError, RetryableSinkError
-from onceward.core.kit.options import OF_FORMATS, arguments, check_choice, check_types
+from onceward.core.kit.options import MOST_SECONDS, OF_FORMATS, arguments, check_choice, check_types
 from onceward.core.kit.rows import check_columns, json_rows
 from onceward.sinks.write_ahead import ROWS_PER_SEND, WriteAheadLogSink
 
@@ -67,7 +67,7 @@ class HttpSink(WriteAheadLogSink):
         url: `http://` or `https://`. It must not contain a user or a password. Do not put a token into it either: other
             programs log URLs.
         body: What a request holds: "json", an array of objects; "jsonl", one object per line.
-        rows_per_send: Maximum number of rows in one request.
+        rows_per_send: Maximum number of rows in one request, which has at most about 16 MiB, or one row.
         proof: Record a hash of the rows of each epoch in the decision log.
         server_honors_keys: Whether the server accepts each key once, however often it is sent, and remembers it for
             longer than any outage that must be survived. Only then is the sink exactly once.
@@ -146,8 +146,8 @@ class HttpSink(WriteAheadLogSink):
             raise ConfigurationError(
                 f"key_header {key_header!r} is not a valid header name, or is also given in headers"
             )
-        if not longest_wait >= 0:
-            raise ConfigurationError(f"longest_wait must be 0 seconds or more, not {longest_wait}")
+        if not 0 <= longest_wait <= MOST_SECONDS:
+            raise ConfigurationError(f"longest_wait must be 0 seconds or more and at most a day, not {longest_wait}")
         wrong = sorted(status for status in self.retry_statuses if status not in range(300, 500))
         if wrong:
             raise ConfigurationError(f"retry_statuses {wrong}: give statuses from 300 to 499")

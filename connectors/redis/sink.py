@@ -55,8 +55,8 @@ class RedisSink(WriteAheadLogSink):
         durable: Wait until each delivery is in the append-only file (WAITAOF), and refuse a server that has none or
             that evicts keys. If False, a server that crashes may lose rows, and the guarantee is at most once.
         replicas: Number of replicas that must have each delivery in their append-only files.
-        rows_per_send: Maximum number of rows in one delivery. No other client is served while its script runs (500 rows
-            take a few milliseconds).
+        rows_per_send: Maximum number of rows in one delivery, which has at most about 16 MiB, or one row. No other
+            client is served while its script runs (500 rows take a few milliseconds).
         proof: Hash the rows, so that `onceward verify` can tell whether streams and lists still hold them. Not for form
             "hash" or with `maxlen`, which do not keep all rows.
         username: User of the server's access control list, if it is not in the URL.

@@ -148,7 +148,7 @@ def check_types(make: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Refuse arguments whose types differ from the signature's.
 
     Only text, numbers, booleans and lists are checked, and of mappings that their keys are text. Empty text is refused
-    where no default is text.
+    where no default is text, an empty list where the default is None, and a list with empty text everywhere.
 
     Args:
         make: The class or function that takes the arguments.
@@ -166,8 +166,15 @@ def check_types(make: Callable[..., Any], given: Mapping[str, Any]) -> None:
             _check_mapping(name, given[name])
     for name, parameter in parameters.items():
         value, may_lack = given[name], parameter.default is None
-        if isinstance(value, str) and not value.strip() and (may_lack or parameter.default is parameter.empty):
+        may_be_empty = not may_lack and parameter.default is not parameter.empty
+        if _is_empty(value) and not may_be_empty:
             raise ConfigurationError(f"{name} is empty: give it a value{', or leave it out' if may_lack else ''}")
+        if isinstance(value, list | tuple) and any(isinstance(part, str) and not part.strip() for part in value):
+            raise ConfigurationError(f"{name} is a list with an empty part: take that part out")
+
+
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, str | list | tuple) and not (value.strip() if isinstance(value, str) else value)
 
 
 def _check_mapping(name: str, value: Any) -> None:
