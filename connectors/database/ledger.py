@@ -21,15 +21,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import sqlalchemy as sa
-from sqlalchemy import exc
 
 from onceward.core.errors import SinkError
 from onceward.core.names import NOTHING, Progress, Remembered, Scope, other_log, outdated_log
 from onceward.core.transaction import Observation, abort_outcome, commit_outcome
 
 from .engines import dialect_for, reading, transaction
-from .failures import may_pass
-from .own_tables import ensure, exists, parts, tables_of
+from .own_tables import ask, ensure, exists, parts, tables_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -56,10 +54,10 @@ class Facts:
 
     behind: str
     """Why this server may lag behind another one; empty if it does not."""
-    logs: Mapping[str, int]
+    logs: Mapping[str, int] = field(default_factory=dict)
     """Decision logs whose writers noted that they write here, and the newest epoch of which each one's ledger rows may
-    have been pruned."""
-    committed: frozenset[str]
+    have been pruned. Not asked for where all transactions are committed."""
+    committed: frozenset[str] = frozenset()
     """Which of the transactions that were asked for are in the ledger."""
     set_aside: Mapping[str, int] = field(default_factory=dict)
     """Decision logs that were rewound, and the newest writer of each one's ledger rows from before that."""
@@ -96,28 +94,29 @@ def facts(target: Target, connection: sa.Connection, committables: Sequence[Comm
     `connection` must see the newest state in each statement, as those of `reading` do.
     """
     if not committables:
-        return Facts("", {}, frozenset())
+        return Facts("")
+    behind = dialect_for(target).behind(connection)
+    return ask(target, connection, lambda: _facts(target, connection, committables, behind), Facts(behind))
+
+
+def _facts(target: Target, connection: sa.Connection, committables: Sequence[Committable], behind: str) -> Facts:
     dialect, tables = dialect_for(target), tables_of(target)
     committed: set[str] = set()
-    behind = dialect.behind(connection)
-    try:
-        for part in parts([c.transaction for c in committables]):
-            query = sa.select(tables.ledger.c.name).where(tables.ledger.c.name.in_(part))
-            committed |= set(connection.scalars(query))
-            # A row that is there is proof. Asking for others with a lock waits for whoever prepared rows beside them.
-            if dialect.asks_with_lock and (left := [name for name in part if name not in committed]):
-                query = sa.select(tables.ledger.c.name).where(tables.ledger.c.name.in_(left))
-                committed |= set(connection.scalars(query.with_for_update(read=True)))
-        mine = _of(tables.logs, committables[0].pipeline, committables[0].sink)
-        query_logs = sa.select(tables.logs.c.log, tables.logs.c.pruned).where(*mine)
-        logs = {row.log: row.pruned for row in connection.execute(query_logs)}
-        mine = [*_of(tables.ledger, committables[0].pipeline, committables[0].sink), tables.ledger.c.rewound == 1]
-        newest = sa.select(tables.ledger.c.log, sa.func.max(tables.ledger.c.writer).label("newest")).where(*mine)
-        set_aside = {row.log: row.newest for row in connection.execute(newest.group_by(tables.ledger.c.log))}
-    except exc.DBAPIError as error:
-        if may_pass(error) or exists(target, connection):
-            raise
-        return Facts(behind, {}, frozenset())
+    for part in parts([c.transaction for c in committables]):
+        query = sa.select(tables.ledger.c.name).where(tables.ledger.c.name.in_(part))
+        committed |= set(connection.scalars(query))
+        # A row that is there is proof. Asking for others with a lock waits for whoever prepared rows beside them.
+        if dialect.asks_with_lock and (left := [name for name in part if name not in committed]):
+            query = sa.select(tables.ledger.c.name).where(tables.ledger.c.name.in_(left))
+            committed |= set(connection.scalars(query.with_for_update(read=True)))
+    if committed.issuperset(c.transaction for c in committables):
+        return Facts(behind, committed=frozenset(committed))
+    mine = _of(tables.logs, committables[0].pipeline, committables[0].sink)
+    query_logs = sa.select(tables.logs.c.log, tables.logs.c.pruned).where(*mine)
+    logs = {row.log: row.pruned for row in connection.execute(query_logs)}
+    mine = [*_of(tables.ledger, committables[0].pipeline, committables[0].sink), tables.ledger.c.rewound == 1]
+    newest = sa.select(tables.ledger.c.log, sa.func.max(tables.ledger.c.writer).label("newest")).where(*mine)
+    set_aside = {row.log: row.newest for row in connection.execute(newest.group_by(tables.ledger.c.log))}
     return Facts(behind, logs, frozenset(committed), set_aside)
 
 
@@ -199,10 +198,11 @@ def check(target: Target, scope: Scope, newest: Progress) -> Remembered | None:
     """
     with reading(target, "cannot check who owns the names") as connection:
         behind = dialect_for(target).behind(connection)
-        if not exists(target, connection):
-            return None if behind else Remembered(owned=False, progress=NOTHING)
-        owner = _owned(target, connection, scope).owner
-        known = _progress(target, connection, scope)
+
+        def owner_and_progress() -> tuple[str | None, Progress]:
+            return _owned(target, connection, scope).owner, _progress(target, connection, scope)
+
+        owner, known = ask(target, connection, owner_and_progress, (None, NOTHING))
     if known > newest:
         raise outdated_log(scope, known, newest, _PLACE)
     return None if behind else Remembered(owner == scope.log, known)

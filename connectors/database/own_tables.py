@@ -11,19 +11,21 @@ import functools
 import hashlib
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import sqlalchemy as sa
+from sqlalchemy import exc
 
 from onceward.core.errors import ConfigurationError, SinkError
 from onceward.core.log.sql import BYTES, name_type
 from onceward.core.names import PIPELINE_LENGTH, SINK_LENGTH
 
 from .engines import engine_of, reading
+from .failures import may_pass
 from .tables import INNODB, create, creation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from sqlalchemy.sql.dml import Insert
 
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
     from .target import Target
 
 _log = logging.getLogger("onceward.database")
+
+T = TypeVar("T")
+M = TypeVar("M")
 
 _IN: Final = 500
 """Names in one IN list: SQLite allows as few as 999 parameters."""
@@ -145,6 +150,20 @@ def exists(target: Target, connection: sa.Connection) -> bool:
     """Whether all tables are there."""
     inspector, tables = sa.inspect(connection), tables_of(target).metadata.sorted_tables
     return all(inspector.has_table(table.name, schema=table.schema) for table in tables)
+
+
+def ask(target: Target, connection: sa.Connection, question: Callable[[], T], missing: M) -> T | M:
+    """Return the answer to a question to the tables; `missing` if they are not there.
+
+    Looking for the tables first would take a statement for each of them, in every epoch. `connection` must not be in a
+    transaction that a failed statement would end.
+    """
+    try:
+        return question()
+    except exc.DBAPIError as error:
+        if may_pass(error) or exists(target, connection):
+            raise
+        return missing
 
 
 def ensure(target: Target) -> None:

@@ -17,7 +17,7 @@ from . import ledger
 from .dialect import RowDialect
 from .engines import dialect_for, read_server, reading
 from .merging import abort_staged, commit_staged
-from .own_tables import ensure, exists, staged_handle, tables_of
+from .own_tables import ask, ensure, exists, staged_handle, tables_of
 from .prepared import PreparedWriting, abort_prepared, commit_prepared
 from .staging import PieceWriting
 from .tables import check_table
@@ -206,13 +206,12 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         two_phase = dialect_for(self.target).two_phase
         prepared = two_phase.waiting(connection, pipeline, sink) if two_phase is not None else []
         found = [Committable.named(PREPARED, name) for name in prepared]
-        if exists(self.target, connection):
-            of = tables_of(self.target).staged.c
-            columns = (of.name, of.row_count, of.stage, of.movement)
-            query = sa.select(*columns).where(of.pipeline == pipeline, of.sink == sink).order_by(of.name)
-            for text, *said in connection.execute(query):
-                if (name := own_name(text, pipeline, sink)) is not None:
-                    found.append(Committable.named(STAGED, name, rows=said[0], handle=staged_handle(*said)))
+        of = tables_of(self.target).staged.c
+        columns = (of.name, of.row_count, of.stage, of.movement)
+        query = sa.select(*columns).where(of.pipeline == pipeline, of.sink == sink).order_by(of.name)
+        for text, *said in ask(self.target, connection, lambda: connection.execute(query).all(), ()):
+            if (name := own_name(text, pipeline, sink)) is not None:
+                found.append(Committable.named(STAGED, name, rows=said[0], handle=staged_handle(*said)))
         return found
 
     def open_names(self) -> set[Scope]:
