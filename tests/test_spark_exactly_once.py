@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import traceback
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -147,6 +149,21 @@ def test_a_batch_of_the_same_number_from_other_input_is_no_replay(query: Query, 
     with pytest.raises(EpochConflictError, match="decided with other input"):
         query.driver()(Frame([5]), 0)  # type: ignore[arg-type]
     assert query.shown() == [0]
+
+
+def test_an_error_that_says_what_to_do_reaches_spark_without_our_frames(query: Query, caplog: pytest.LogCaptureFixture):
+    query.run(0)
+    query.checkpoint.plan(0, end=11)
+    caplog.set_level(logging.DEBUG, "onceward.spark")
+    with pytest.raises(EpochConflictError) as raised:
+        query.driver()(Frame([5]), 0)  # type: ignore[arg-type]
+    frames = [frame.name for frame in traceback.extract_tb(raised.tb)]
+    assert frames[1:] == ["__call__"]
+    [record] = [record for record in caplog.records if record.exc_info]
+    assert "admit" in "".join(traceback.format_tb(record.exc_info[2]))  # type: ignore[index]
+    with pytest.raises(OSError, match="the executor is lost") as other:
+        query.run(1, [1], [2], fails=1)
+    assert len(traceback.extract_tb(other.tb)) > 3
 
 
 def test_a_batch_begins_where_the_one_before_ended(query: Query):

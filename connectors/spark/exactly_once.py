@@ -17,6 +17,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import pyarrow as pa
+from pyspark.errors import PySparkException
 
 from onceward.core.checkpoint import Admission, CommitPolicy, Coordinator, OnLost
 from onceward.core.checkpoint.subtask import DirectlyWritten
@@ -267,13 +268,20 @@ class EpochHandler:
         self._row_bytes: float | None = None
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
-        """Run one micro-batch as one epoch."""
+        """Run one micro-batch as one epoch.
+
+        Spark logs the traceback of an error twice, and raises it once more where the query is awaited. An error that
+        says what to do, or that Spark has logged where it was raised, loses the frames below this function.
+        """
         try:
             self._epoch(frame, batch)
         except BaseException as error:
             name = self.pipeline or (self._run.query if self._run is not None else "")
             tell(EpochFailed(name, batch, reason(error)))
-            raise
+            if not isinstance(error, OncewardError | PySparkException):
+                raise
+            _log.debug("epoch %s of pipeline %s failed", batch, name, exc_info=True)
+            raise error.with_traceback(None) from None
 
     def _epoch(self, frame: DataFrame, batch: int) -> None:
         """Write the epoch; again, in whole or in part, if the policy says so and it is proven to be right."""
