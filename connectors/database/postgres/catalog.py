@@ -27,7 +27,7 @@ Session: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 """See session.py."""
 _log = logging.getLogger("onceward.database")
 
-_ORDINARY, _PARTITIONED = "r", "p"
+_ORDINARY, PARTITIONED = "r", "p"
 _KINDS: Final = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence", "i": "an index"}
 
 
@@ -155,24 +155,6 @@ Where there is no ON CONFLICT, those by which an INSERT does something else inst
 """
 
 
-_OF_PARTITIONS: Final = """
-WITH RECURSIVE part(oid) AS (
-  SELECT inhrelid FROM pg_catalog.pg_inherits WHERE inhparent = %(oid)s
-  UNION ALL SELECT i.inhrelid FROM part JOIN pg_catalog.pg_inherits i ON i.inhparent = part.oid
-)
-SELECT c.relname::text || ': ' || k.conname::text
-FROM part JOIN pg_catalog.pg_class c USING (oid) JOIN pg_catalog.pg_constraint k ON k.conrelid = c.oid
-WHERE k.contype = 'c' AND k.coninhcount = 0
-UNION ALL
-SELECT c.relname::text || ': NOT NULL of ' || a.attname::text
-FROM part JOIN pg_catalog.pg_class c USING (oid) JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid
-JOIN pg_catalog.pg_attribute p ON p.attrelid = %(oid)s AND p.attname = a.attname
-WHERE a.attnum > 0 AND a.attnotnull AND NOT p.attnotnull
-ORDER BY 1 LIMIT 4
-"""
-"""Constraints that single partitions have but the table does not. It reads only the catalog, and locks no partition."""
-
-
 def check_writable(connection: Session, target: Target, path: CommitPath) -> Table:
     """Read the target's table, and see that it is one that can be written exactly once, by this role and this key.
 
@@ -183,7 +165,7 @@ def check_writable(connection: Session, target: Target, path: CommitPath) -> Tab
     table = read_table(connection, target.table)
     if table is None:
         raise no_such_table(target.table)
-    if table.kind not in (_ORDINARY, _PARTITIONED):
+    if table.kind not in (_ORDINARY, PARTITIONED):
         kind = _KINDS.get(table.kind, "no table")
         raise ConfigurationError(f"{target.table} is {kind}: only a table can be written exactly once")
     if table.persistence == "t":
@@ -210,8 +192,6 @@ def check_writable(connection: Session, target: Target, path: CommitPath) -> Tab
             "staged rows would be lost. Drop them, use triggers, or commit='prepared', whose COPY no rule changes"
         )
     _say_deferred(connection, target, table, path)
-    if table.kind == _PARTITIONED and path is not CommitPath.PREPARED:
-        _warn_of_partitions(connection, target, table)
     return table
 
 
@@ -226,20 +206,6 @@ def _say_deferred(connection: Session, target: Target, table: Table, path: Commi
             "the pipeline then (commit='prepared' finds out before the decision)",
             deferred,
             target.table,
-        )
-
-
-def _warn_of_partitions(connection: Session, target: Target, table: Table) -> None:
-    """Warn of constraints that are checked only at the merge, where each row is sent to its partition."""
-    found = [row[0] for row in connection.execute(_OF_PARTITIONS, {"oid": table.oid}).fetchall()]
-    if found:
-        shown = ", ".join([*found[:3], *(["…"] if len(found) > 3 else [])])  # noqa: PLR2004 - a few are enough
-        _log.warning(
-            "partitions of %s have constraints that the table itself does not have (%s): they are checked only when an "
-            "epoch's decided rows are merged, and rows that break them stop the pipeline then. Add them to the table, "
-            "too, or write with commit='prepared', which finds out before the decision",
-            target.table,
-            shown,
         )
 
 

@@ -19,6 +19,7 @@ from ..failures import code, words
 from ..plan import without_change
 from ..target import CommitPath, TableName, own_name
 from .catalog import TRIGGERS, check_own_tables, check_writable, read_checks, read_table
+from .partitions import partition_checks, warn_of_partitions
 from .session import (
     CONFIRM,
     DURABLE,
@@ -256,6 +257,9 @@ class PostgreSql(Dialect):
             table = check_writable(lent, target, path)
             conversions_for(without_change(schema, target.change), table, target.key)
             checks = read_checks(lent, table)
+            if path is CommitPath.STAGING:
+                checks += partition_checks(target, lent, table)
+                warn_of_partitions(lent, table, checks)
         if path is CommitPath.STAGING:
             for epoch in range(TURNS):
                 create_stage(connection, target, stage_name(target, sink, table, checks, epoch), table, checks)

@@ -17,7 +17,7 @@ import psycopg
 
 from onceward.core.errors import ConfigurationError, SchemaError
 
-from ..target import TableName, quoted
+from ..target import TableName, quoted, unusable
 from .catalog import Table, read_table, read_unique_key
 from .session import session
 
@@ -215,7 +215,10 @@ def _definition(stage: TableName, table: Table, checks: Checks, *, deletes: bool
         parts.append(f"{name} {column.declared}{collation}{' NOT NULL' if needed and not deletes else ''}")
         if needed and deletes:
             parts.append(f"CHECK ({spared}{name} IS NOT NULL)")
-    parts += [f"CONSTRAINT {quoted(title)} CHECK ({spared}({check}))" for title, check in checks]
+    for number, (title, check) in enumerate(checks):
+        # PostgreSQL cuts longer names, and then takes two for one.
+        name = title if not unusable(title, "postgresql") else f"{number}: {title}"
+        parts.append(f"CONSTRAINT {quoted(name)} CHECK ({spared}({check}))")
     return f"CREATE TABLE IF NOT EXISTS {stage.quoted} ({', '.join(parts)})"
 
 

@@ -26,6 +26,7 @@ from ..target import STAGED, TableName
 from ..writing import HeldWriting
 from .catalog import check_key, check_policies, read_checks, read_table
 from .dialect import PostgreSql
+from .partitions import partition_checks
 from .session import DURABLE, CopyWriter, compiled, conversions_for, session
 from .stage import DELETE, ID, ROW, create_stage, merge_statements, stage_name
 
@@ -59,7 +60,7 @@ class TableWriting(HeldWriting):
     def _find_stage(self) -> Table:
         with session(self.connection) as lent:
             check_key(lent, self.target)
-            checks = read_checks(lent, self.table)
+            checks = read_checks(lent, self.table) + partition_checks(self.target, lent, self.table)
             self.stage = stage_name(self.target, self.context.sink, self.table, checks, self.context.epoch)
             found = read_table(lent, self.stage)
         if found is not None:
