@@ -13,6 +13,7 @@ from onceward.core.engine.reference import Decided, resolve
 from onceward.core.engine.state.keys import key_in
 from onceward.core.engine.state.store import decode_cells
 from onceward.core.log import read
+from onceward.core.row_hash import RowHash, covers, proof_of
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, WriteContext
 from onceward.sinks import TwoPhaseCommitSink
 from onceward.sources import SequenceSource
@@ -70,13 +71,15 @@ class Transaction:
         self.context = context
         self.name = str(context.transaction_name())
         self.rows: list[dict[str, Any]] = []
+        self.hash = RowHash()
 
 
 class TargetSink(TwoPhaseCommitSink[Transaction]):
     """Writes to a Target."""
 
-    def __init__(self, target: Target, name: str = "target") -> None:
+    def __init__(self, target: Target, name: str = "target", *, proves: bool = True) -> None:
         super().__init__(name)
+        self.proves = proves
         self.target = target
 
     def begin(self, context: WriteContext) -> Transaction:
@@ -84,11 +87,15 @@ class TargetSink(TwoPhaseCommitSink[Transaction]):
 
     def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
         transaction.rows += batch.to_pylist()
+        if self.proves and all(covers(field.type) for field in batch.schema):
+            transaction.hash.add(batch)
         self.target.written += batch.num_rows
 
     def pre_commit(self, transaction: Transaction) -> Committable:
         rows = len(transaction.rows)
-        committable = transaction.context.committable(kind="target", transaction=transaction.name, rows=rows)
+        committable = transaction.context.committable(
+            kind="target", transaction=transaction.name, rows=rows, proof=proof_of(rows, transaction.hash)
+        )
         with self.target.lock:
             self.target.prepared[transaction.name] = (committable, transaction.rows)
         return committable

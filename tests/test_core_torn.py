@@ -365,7 +365,7 @@ class TestHealing:
 
     def test_a_driver_that_cannot_compute_the_epoch_again_is_told_the_choices(self):
         case, _ = self.torn()
-        with pytest.raises(DataLossError, match="only a Spark query"):
+        with pytest.raises(DataLossError, match="only a pipeline whose sources can be read again"):
             case.opened(heals=False)
 
     @pytest.mark.parametrize("changes", [{"digest": "other"}, {"end": [11]}, {"query": "another"}])

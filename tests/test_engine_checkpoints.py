@@ -366,7 +366,9 @@ class Shell(Attempt):
         coordinator = SimpleNamespace(pipeline="p")
         config, store = CheckpointConfig().checked(), MemoryStore()
         setup = SimpleNamespace(graph=Graph(1), config=config, world=EngineWorld(), store=store, policy=CommitPolicy())
-        started: Any = SimpleNamespace(setup=setup, backend=MemoryBackend(), coordinator=coordinator, next_id=5)
+        started: Any = SimpleNamespace(
+            setup=setup, backend=MemoryBackend(), coordinator=coordinator, next_id=5, again=None
+        )
         super().__init__(started)
 
     def tell(self, event: Event) -> None:

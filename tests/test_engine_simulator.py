@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onceward.core import Mode
-from onceward.core.engine import attempt, channels, completion, ends, origin, start, task
+from onceward.core.checkpoint import coordinator
+from onceward.core.engine import again, attempt, channels, completion, ends, origin, start, task
 from onceward.core.engine.events import Completed, Confirm
 from onceward.core.engine.logic import Frozen, nothing_to_write
+from onceward.core.engine.reference import Decided
 from onceward.core.engine.state import memory
 from onceward.core.errors import OncewardError
 
@@ -242,7 +244,40 @@ def keys_are_distributed_in_the_order_of_their_batch(patch: pytest.MonkeyPatch) 
     patch.setattr(channels, "subtask_of", lambda _group, parallelism, _most: next(turns) % parallelism)
 
 
+def an_epoch_is_computed_again_from_its_own_state(patch: pytest.MonkeyPatch) -> None:
+    def of(graph: Any, coordinator: Any) -> again.Again:
+        found = right(graph, coordinator)
+        own = Decided.of(found.lost.decision)
+        assert own is not None
+        return found._replace(before=own)
+
+    right = again.Again.of
+    patch.setattr(again.Again, "of", of)
+
+
+def an_epoch_that_is_computed_again_has_no_end(patch: pytest.MonkeyPatch) -> None:
+    """And nobody compares the rows."""
+    right = ends.ResettableLogic.open
+
+    def unbounded(self: ends.ResettableLogic) -> None:
+        self._again = False
+        right(self)
+
+    patch.setattr(ends.ResettableLogic, "open", unbounded)
+    patch.setattr(coordinator, "check_same_rows", lambda _lost, _again: None)
+
+
+def what_was_not_lost_is_written_again_too(patch: pytest.MonkeyPatch) -> None:
+    """By a writer that checks neither whose transactions it is given, nor their rows."""
+    patch.setattr(again.Again, "writes", lambda _self, _sink, _subtask: True)
+    patch.setattr(coordinator, "check_same_rows", lambda _lost, _again: None)
+    patch.setattr(coordinator, "gather", lambda _w, _s, _e, acks: [c for ack in acks for c in ack.committables])
+
+
 MUTANTS = [
+    an_epoch_is_computed_again_from_its_own_state,
+    an_epoch_that_is_computed_again_has_no_end,
+    what_was_not_lost_is_written_again_too,
     totals_are_written_with_the_next_batch,
     totals_begin_at_nothing_after_a_restore,
     keys_are_distributed_in_the_order_of_their_batch,

@@ -273,7 +273,7 @@ class Coordinator:
         """
         before = self.view.decided
         sinks = {name: sink for name, sink in self.sinks.items() if self.lost is None or name in self.lost.sinks}
-        epochs = range(before + 1 if self.gaps else epoch, epoch + 1)
+        epochs = range(before + 1 if self.gaps and self.lost is None else epoch, epoch + 1)
         committables = gather(self.writer, sinks, epochs, acknowledgements)
         waited = self._check_kept(epoch)
         old = self.policy.monotonic() - self._began if age is None else age + waited

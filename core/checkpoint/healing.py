@@ -70,9 +70,9 @@ def check_same_rows(lost: Lost, again: Collection[Committable]) -> None:
                 f"the rows that sink {sink} lost cannot be written again: the decision recorded {before.rows} rows "
                 f"with hash {before.hash}, and computing the epoch again gave {after.rows} rows with hash "
                 f"{after.hash or 'unknown'}. Nothing more was committed. Does the query depend on the time, on random "
-                "numbers, on the order of its input or on a table that has changed? Choices: make it compute the same "
-                "rows and start again; on_lost='skip' continues without them and leaves an audit record; rewind='why', "
-                "with an older checkpoint, writes everything after it again",
+                "numbers, on the order of its input, on the number of subtasks or on a table that has changed? "
+                "Choices: make it compute the same rows and start again; on_lost='skip' continues without them and "
+                "leaves an audit record; rewind='why', with an older checkpoint, writes everything after it again",
                 pipeline=lost.decision.pipeline,
                 sink=sink,
                 epoch=lost.decision.epoch,

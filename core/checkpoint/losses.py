@@ -121,7 +121,8 @@ def torn(decision: Decide, failures: Failures, *, heals: bool, obstacle: str = "
     """
     if not obstacle and not heals:
         obstacle = (
-            "some of the epoch is visible already, and only a Spark query can compute the rest again, when it starts"
+            "some of the epoch is visible already, and only a pipeline whose sources can be read again can compute the "
+            "rest, when it starts"
         )
     unproven = sorted({c.sink for c, _ in failures if not c.wrote().hash})
     if not obstacle and unproven:
@@ -134,7 +135,7 @@ def torn(decision: Decide, failures: Failures, *, heals: bool, obstacle: str = "
     lost = sorted(f"{c.sink} subtask {c.subtask} ({c.rows} rows)" for c, _ in failures)
     error = EpochTornError(
         f"{len(lost)} decided transactions were lost while others of the epoch were committed: {', '.join(lost[:5])}. "
-        "The query's next attempt computes the epoch again, and writes and commits exactly these if the rows are the "
+        "The next attempt computes the epoch again, and writes and commits exactly these if the rows are the "
         "same",
         pipeline=decision.pipeline,
         sink=failures[0][0].sink,

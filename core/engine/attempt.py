@@ -12,13 +12,13 @@ from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..events import CheckpointEnded, tell
 from ..log.notes import note
 from ..source import ResettableSource
 from .aggregate import AggregateLogic, Aggregation
-from .channels import Channel, Gate, Output, by_key, forward, rebalance
+from .channels import Channel, Gate, Kind, Output, by_key, forward, rebalance
 from .checkpoints import State, advance, initial
 from .config import Mode
 from .ends import LiveLogic, ResettableLogic, SinkLogic
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ..errors import OncewardError
+    from ..sink import TwoPhaseCommitSink
     from .channels import Barrier, TaskId
     from .graph import Operator
     from .start import Started
@@ -83,6 +84,7 @@ class Attempt(ABC):
             next_id=started.next_id,
             now=self.monotonic(),
             between=self.world.between,
+            last=Kind.FINAL if started.again is None else Kind.AGAIN,
         )
 
     @abstractmethod
@@ -214,16 +216,24 @@ class Attempt(ABC):
             case "union":
                 return Logic()
             case "sink":
-                context = partial(self._started.coordinator.context, what.name, subtask=task.subtask)
-                return SinkLogic(what, context, self._started.next_id, self._locks[what.name])
+                return self._sink(what, task)
             case _:
                 return RecordLogic(operator.kind, guarded, what)
 
     def _source(self, operator: Operator, task: TaskId) -> Logic:
         if isinstance(operator.what, ResettableSource):
             share = operator.what.share(task.subtask, operator.parallelism)
-            return ResettableLogic(share, task.subtask, self._started.positions[task])
+            again = self._started.again
+            until = again.ends[task] if again is not None else None
+            return ResettableLogic(share, task.subtask, self._started.positions[task], until)
         return LiveLogic(operator.what, task.subtask, operator.parallelism)
+
+    def _sink(self, sink: TwoPhaseCommitSink[Any], task: TaskId) -> Logic:
+        again = self._started.again
+        if again is not None and not again.writes(sink.name, task.subtask):
+            return Logic()
+        context = partial(self._started.coordinator.context, sink.name, subtask=task.subtask)
+        return SinkLogic(sink, context, self._started.next_id, self._locks[sink.name])
 
     def _process(self, operator: Operator, task: TaskId, guarded: Guarded) -> Logic:
         started, most = self._started, self._graph.max_parallelism

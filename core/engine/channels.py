@@ -45,6 +45,8 @@ class Kind(Enum):
     """A periodic one."""
     FINAL = (True, False, True, True)
     """The last one of a job whose input has ended."""
+    AGAIN = (True, False, True, False)
+    """The end of a decided epoch that is computed again, because some of it was lost. It keeps no state."""
     SAVEPOINT = (False, True, False, False)
     """An intermediate savepoint: it commits nothing, so sinks need not prepare."""
     SUSPEND = (True, True, True, False)

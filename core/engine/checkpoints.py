@@ -68,6 +68,8 @@ class State(msgspec.Struct, frozen=True):
     """All tasks; they acknowledge, and are told of the completion."""
     next_id: int
     """Id of the next checkpoint: beyond all that were ever decided or restored."""
+    last: Kind = Kind.FINAL
+    """The checkpoint at the end of the input."""
     due: float | None = None
     """When the next periodic one begins; None: there are none."""
     opened: frozenset[TaskId] = frozenset()
@@ -113,12 +115,23 @@ def initial(
     next_id: int,
     now: float,
     between: Callable[[float, float], float],
+    last: Kind = Kind.FINAL,
 ) -> State:
-    """The state of an attempt that begins now; `between` chooses the first periodic checkpoint's delay."""
+    """Return the state of an attempt that begins now.
+
+    Args:
+        config: Of the run.
+        sources: Tasks that inject barriers.
+        tasks: All tasks.
+        next_id: Id of the next checkpoint.
+        now: Seconds on the job's clock.
+        between: Chooses the first periodic checkpoint's delay.
+        last: The checkpoint at the end of the input; with AGAIN it is the only one.
+    """
     due = None
-    if config.interval is not None:
+    if config.interval is not None and last is not Kind.AGAIN:
         due = now + between(min(config.min_pause, config.interval), config.interval)
-    return State(config, sources, tasks, next_id, due)
+    return State(config, sources, tasks, next_id, last, due)
 
 
 def deadline(state: State, now: float) -> float | None:
@@ -186,6 +199,9 @@ class _Step:
     def request(self, request: Requested) -> None:
         if self.state.stopped:
             self.answer(request.answer, error=CheckpointFailedError("the pipeline is stopping"))
+        elif self.state.last is Kind.AGAIN is not request.kind:
+            why = "a decided epoch is computed again, because some of it was lost: ask again when that is done"
+            self.answer(request.answer, error=CheckpointFailedError(why))
         else:
             self.set(queue=(*self.state.queue, request))
             self.pass_time()
@@ -195,7 +211,7 @@ class _Step:
         state = self.state
         if state.exhausted == state.sources and state.opened == state.tasks and not state.ending:
             self.set(ending=True)
-            self.request(Requested(Kind.FINAL))
+            self.request(Requested(state.last))
 
     def pass_time(self) -> None:
         timeout = self.state.config.timeout
@@ -297,8 +313,8 @@ class _Step:
         self.end(pending, Status.FAILED, reason)
         self.effects.append(GiveUp(pending.checkpoint))
         what = f"checkpoint {pending.checkpoint}"
-        if pending.barrier.kind.drains:
-            # Operators have given what they held back: only a restart gets them back to where they were.
+        if pending.barrier.kind.drains or pending.barrier.kind is Kind.AGAIN:
+            # Operators have given what they held back, or all there is: only a restart goes on from here.
             self.fail(CheckpointFailedError(f"{what}, which was to end the run, {reason}"))
         if pending.barrier.kind.savepoint or self.state.stopped:
             return  # whoever asked for a savepoint is told; it is no sign of the run's health

@@ -16,6 +16,7 @@ from ..errors import CheckpointFailedError, OncewardError, OperatorError
 from ..events import EpochBegan, tell, wall_clock
 from ..log import EpochInput
 from ..transaction import Acknowledgement
+from .channels import Barrier, Kind
 from .events import Completed, NotCompleted
 from .functions import kinds_of
 from .reference import Decided, Reference, Restored, inline, prove, resolve
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from ..checkpoint import Coordinator
     from ..transaction import Committable, Written
-    from .channels import Barrier, TaskId
+    from .channels import TaskId
     from .events import Pending
     from .graph import Graph
     from .retained import Retained
@@ -53,6 +54,8 @@ class Completer:
     def complete(self, pending: Pending, under_way: Collection[int] = ()) -> Completed | NotCompleted:
         """Make a checkpoint durable and commit it; `under_way` are others that are in progress."""
         barrier = pending.barrier
+        if barrier.kind is Kind.AGAIN:
+            return self._complete_again(pending)
         metadata = self.metadata(barrier, {task: ack.state for task, (ack, _) in pending.acks.items()})
         try:
             reference = _write_savepoint(barrier.target, metadata) if barrier.target else self.retained.write(metadata)
@@ -75,6 +78,25 @@ class Completer:
         # A savepoint belongs to the user: the pipeline's own checkpoints stay as they are.
         self.retained.keep(None if barrier.target else barrier.checkpoint, under_way)
         return Completed(barrier.target or barrier.checkpoint)
+
+    def _complete_again(self, pending: Pending) -> Completed | NotCompleted:
+        """Commit what was lost of a decided epoch, and is written again."""
+        coordinator, lost = self._coordinator, self._coordinator.lost
+        assert lost is not None  # noqa: S101 - the attempt was begun for it
+        ack = Acknowledgement(
+            epoch=lost.decision.epoch,
+            subtask=0,
+            attempt=0,
+            sinks=tuple(lost.sinks),
+            committables=tuple(pending.committables()),
+            written=pending.written(),
+        )
+        age = coordinator.policy.monotonic() - self._since
+        try:
+            coordinator.commit(lost.decision.epoch, [ack], lost.decision.input, age=age)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a sink does, the replacement may stand
+            return NotCompleted(unexpected("commit", error), in_doubt=True)
+        return Completed(lost.decision.epoch)
 
     def drop_state(self, why: str) -> None:
         """Decide that the pipeline has no state, only positions: then its checkpoints are not needed any more.

@@ -14,7 +14,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from ..checkpoint.subtask import SubtaskEpoch
-from ..errors import OncewardError
+from ..errors import OncewardError, SourceError
 from ..source import read_split
 from .logic import Frozen, Logic, nothing_to_write
 from .projection import projection_of
@@ -58,17 +58,27 @@ class SourceLogic(Logic, Generic[S]):
 
 
 class ResettableLogic(SourceLogic["ResettableSource"]):
-    """One subtask of a resettable source."""
+    """One subtask of a resettable source.
 
-    def __init__(self, source: ResettableSource, subtask: int, position: Position) -> None:
+    Args:
+        source: Its share of the source.
+        subtask: Its number.
+        position: Where it begins.
+        until: Where it ends, if a decided epoch is computed again; else None.
+    """
+
+    def __init__(
+        self, source: ResettableSource, subtask: int, position: Position, until: Position | None = None
+    ) -> None:
         super().__init__(source, subtask)
         self._position = position
-        self._until: Position | None = None
+        self._again = until is not None
+        self._until = until
         self._reading: Generator[pa.RecordBatch] | None = None
         self._stored: dict[int, Position] = {}
 
     def open(self) -> None:
-        if self._source.bounded:
+        if self._source.bounded and not self._again:
             self._until = self._source.end()
 
     def poll(self) -> Any:
@@ -76,12 +86,21 @@ class ResettableLogic(SourceLogic["ResettableSource"]):
             if self._reading is None:
                 end = self._source.latest(self._position, until=self._until)
                 if end == self._position:
-                    return EXHAUSTED if self._source.bounded else None
+                    self._check_reached()
+                    return EXHAUSTED if self._again or self._source.bounded else None
                 self._reading = self._ranges(end)
             batch = next(self._reading, None)
             if batch is not None:
                 return batch
             self._reading = None
+
+    def _check_reached(self) -> None:
+        if self._again and (left := self._source.splits(self._position, self._until)):
+            missing = ", ".join(f"{split.unit} from {split.start} to {split.end}" for split in left)
+            raise SourceError(
+                f"the source no longer gives rows that were read before, and are read again because some of an epoch "
+                f"was lost: {missing}"
+            )
 
     def _ranges(self, end: Position) -> Generator[pa.RecordBatch]:
         """What lies between here and there; the position is ahead of each batch that was given."""

@@ -221,8 +221,9 @@ class Job:
         self.state = JobState.STARTING
         try:
             started = start(self._setup, self._restore, again=self._started is not None)
-            # It is decided now: from here on a restart goes on from the newest decision.
-            self._restore = Restore(allow_non_restored=self._restore.allow_non_restored)
+            if started.again is None:
+                # It is decided now: from here on a restart goes on from the newest decision.
+                self._restore = Restore(allow_non_restored=self._restore.allow_non_restored)
             attempt = ThreadedAttempt(started)
         except Exception as error:  # noqa: BLE001 - whatever it is, the restart strategy decides
             return unexpected("the pipeline could not be started", error)
@@ -231,15 +232,19 @@ class Job:
             self._attempt = attempt
             if self._cancel.is_set():
                 attempt.stop()
-        self.state = JobState.RUNNING
-        self._begun.set()
-        self._started = started
+        if started.again is None:
+            self.state = JobState.RUNNING
+            self._begun.set()
+            self._started = started
         try:
-            return attempt.run()
+            failure = attempt.run()
         finally:
             with self._lock:
                 self._past += attempt.history
                 self._attempt = None
+        if started.again is not None and failure is None and not self._cancel.is_set():
+            return self._one_attempt()  # the epoch is completed
+        return failure
 
     def _drop_state(self) -> None:
         """As on_cancel or on_failure asks for."""

@@ -23,12 +23,13 @@ from ..errors import ConfigurationError
 from ..events import EpochBegan, tell, wall_clock
 from ..log import LogWriter
 from ..source import ResettableSource
+from .again import Again, can_be_read_again
 from .channels import Barrier
 from .completion import Completer
 from .config import Mode
 from .functions import kinds_of
 from .origin import find_origin
-from .reference import Reference, inline, prove_newest
+from .reference import Reference, inline, prove_newest, resolve
 from .retained import Retained
 from .state.handles import Metadata, OperatorRecord, SubtaskState
 from .state.keys import groups_of
@@ -106,6 +107,8 @@ class Started(NamedTuple):
     """Id of the next checkpoint; epoch of the first rows."""
     restored: int | None
     """Id of the checkpoint that was restored; None for a fresh start."""
+    again: Again | None = None
+    """The decided epoch that the attempt computes again; then it ends."""
 
 
 def start(setup: Setup, restore: Restore, *, again: bool = False) -> Started:
@@ -115,7 +118,8 @@ def start(setup: Setup, restore: Restore, *, again: bool = False) -> Started:
         OncewardError: Nothing was begun, or the next start with the same `restore` goes on from here.
     """
     sinks = [operator.what for operator in setup.graph.of_kind("sink")]
-    coordinator = Coordinator(setup.pipeline, setup.store, sinks, setup.policy, gaps=True)
+    heals = can_be_read_again(setup.graph)
+    coordinator = Coordinator(setup.pipeline, setup.store, sinks, setup.policy, gaps=True, heals=heals)
     while True:
         log = LogWriter(setup.store, setup.pipeline, setup.policy)
         origin, assigned, positions = _find(setup, log.look(), restore, again=again)
@@ -126,9 +130,28 @@ def start(setup: Setup, restore: Restore, *, again: bool = False) -> Started:
         else:
             coordinator.open()
         prove_newest(coordinator.view)
+        if coordinator.lost is not None:
+            return _begin_again(setup, coordinator, restore)
         if origin.goes_back or coordinator.view.decided == origin.decided:
             _log.info("pipeline %s begins with %s", setup.pipeline, origin, extra={"pipeline": setup.pipeline})
             return _begin(setup, coordinator, origin, assigned, positions)
+
+
+def _begin_again(setup: Setup, coordinator: Coordinator, restore: Restore) -> Started:
+    """Begin an attempt that computes the newest decided epoch once more."""
+    again = Again.of(setup.graph, coordinator)
+    epoch = again.lost.decision.epoch
+    coordinator.admit(epoch, again.lost.decision.input)
+    metadata, storage = resolve(again.before.checkpoint)
+    check_fits(setup.graph, metadata, allow_non_restored=restore.allow_non_restored)
+    assigned = assign(setup.graph, metadata)
+    positions = start_positions(setup.graph, assigned, skip=False)
+    backend = setup.backend.bind(coordinator.writer.token.log)
+    retained = Retained(backend.storage, setup.config.retained, coordinator.writer.token.start)
+    completer = Completer(setup.graph, coordinator, retained)
+    name, before = setup.pipeline, metadata.checkpoint
+    _log.info("pipeline %s computes epoch %s again, from checkpoint %s", name, epoch, before, extra={"pipeline": name})
+    return Started(setup, coordinator, completer, backend, storage, assigned, positions, epoch, before, again)
 
 
 def _find(

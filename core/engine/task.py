@@ -13,9 +13,10 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..errors import OncewardError, StateError
-from .channels import Aligned, Barrier, Cancel, Element, End, Gate, TaskId
+from .channels import Aligned, Barrier, Cancel, Element, End, Gate, Kind, TaskId
 from .ends import EXHAUSTED, SourceLogic
 from .events import Acknowledged, Confirm, Declined, Event, Exhausted, Finished, GiveUp, TaskRecord, ToTask, Trigger
+from .state.handles import SubtaskState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from .channels import Channel, Output
     from .logic import Frozen, Logic
-    from .state.handles import SubtaskState
     from .state.storage import CheckpointStorage
 
 _log = logging.getLogger("onceward.engine")
@@ -218,6 +218,8 @@ class Task:
         )
 
     def _written(self, barrier: Barrier, frozen: Frozen) -> tuple[SubtaskState, int]:
+        if barrier.kind is Kind.AGAIN:  # the decision has its state already
+            return SubtaskState(), 0
         storage, folder = self._world.storage(barrier)
         state, written = frozen.write(storage, folder)
         if storage is None and self._world.most is not None and state.size > self._world.most:

@@ -100,7 +100,8 @@ class RandomGraph:
         counted = branch.stream.key_by("k").process(Counting(), uid="count", parallelism=self._many())
         totals = Counter(row["k"] for row in branch.rows)
         rows = [{"k": k, "seen": n + 1, "total": 0} for k, total in totals.items() for n in range(total)]
-        return Branch(counted.map(lambda row: {**row, "total": 0}), rows)
+        # Without the record's number: which number a record of a key gets depends on the order of the sources.
+        return Branch(counted.map(lambda row: {"k": row["k"], "seen": row["seen"], "total": 0}), rows)
 
     def _aggregated(self, branch: Branch) -> Branch:
         """Batch by batch."""

@@ -139,6 +139,7 @@ class Simulation:
         self.operator = Operator(self.random, self.random.choice([0, 2, 4]) if mode is Mode.EXACTLY_ONCE else 0)
         self.crashes += self.operator.changes  # a command line that is not repeated shows little
         self.zombie: Machine | None = None
+        self.torn = self.healed = 0
 
     def pass_time(self, seconds: float) -> None:
         self.time += seconds
@@ -177,9 +178,17 @@ class Simulation:
             self.crash(f"at {step}")
 
     def forget_decided(self) -> None:
-        """The target loses all that was just decided: a replay is sound only if none of it can be committed."""
+        """The target loses what was just decided, or what was decided of one sink.
+
+        A replay is sound only if none of it can be committed; else the part that is lost must be computed again.
+        """
         decision = read(self.graph.pipeline.setup.store).newest
-        names = {c.transaction for c in decision.committables} if decision is not None else set()
+        decided = decision.committables if decision is not None else ()
+        sinks = sorted({c.sink for c in decided})
+        if len(sinks) > 1 and self.random.random() < 0.7:
+            sinks = [self.random.choice(sinks)]
+            self.torn += 1
+        names = {c.transaction for c in decided if c.sink in sinks}
         self.note(f"the target forgets {len(names)} decided transactions")
         for name in names:
             self.target.prepared.pop(name, None)
@@ -237,6 +246,7 @@ class Simulation:
             if machine.all_finished:
                 kind = next(r.kind for r in reversed(machine.history) if r.status == Status.COMPLETED)
                 self.note(f"finished with a {kind} checkpoint")
+                self.healed += kind == Kind.AGAIN.name.lower()
                 if kind == Kind.SUSPEND.name.lower():
                     self.operator.change(Restore(path=self.suspended_into))
                 return kind == Kind.FINAL.name.lower()

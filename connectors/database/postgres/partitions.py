@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Final
 
 import psycopg
 
-from ..engines import reading
 from ..target import quoted
 from .catalog import PARTITIONED, TRIGGERS
-from .session import session
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
     from ..target import Access, Target
     from .catalog import Session, Table
     from .stage import Checks
@@ -91,13 +92,16 @@ or if they are divided by an expression."""
 _known: Final[dict[tuple[Access, int], tuple[str, Checks]]] = {}
 
 
-def partition_checks(target: Target, connection: Session, table: Table) -> Checks:
+def partition_checks(
+    target: Target, connection: Session, table: Table, other: Callable[[], AbstractContextManager[Session]]
+) -> Checks:
     """Return the constraints of single partitions that can be checked on the rows as they come.
 
     Args:
         target: Of the sink.
         connection: Of the transaction that writes, or any other.
         table: The target's table.
+        other: Lends a connection that is in no transaction, for questions that lock partitions.
     """
     if table.kind != PARTITIONED:
         return ()
@@ -107,7 +111,7 @@ def partition_checks(target: Target, connection: Session, table: Table) -> Check
     known, checks = _known.get((target.access, table.oid), ("", ()))
     if known == state:
         return checks
-    with reading(target, "cannot read the constraints of partitions") as other, session(other) as lent:
+    with other() as lent:
         try:
             checks = _read(lent, table)
         except psycopg.errors.LockNotAvailable:

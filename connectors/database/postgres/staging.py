@@ -7,6 +7,7 @@ be emptied by a crash of the server after the subtask had acknowledged.
 from __future__ import annotations
 
 import secrets
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -31,8 +32,10 @@ from .session import DURABLE, CopyWriter, compiled, conversions_for, session
 from .stage import DELETE, ID, ROW, create_stage, merge_statements, stage_name
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ..dialect import RowWriter
-    from .catalog import Table
+    from .catalog import Session, Table
 
 _OWN_FIELDS: Final = (pa.field(ID, pa.int64()), pa.field(ROW, pa.int64()))
 
@@ -60,7 +63,8 @@ class TableWriting(HeldWriting):
     def _find_stage(self) -> Table:
         with session(self.connection) as lent:
             check_key(lent, self.target)
-            checks = read_checks(lent, self.table) + partition_checks(self.target, lent, self.table)
+            checks = read_checks(lent, self.table)
+            checks += partition_checks(self.target, lent, self.table, self._other_session)
             self.stage = stage_name(self.target, self.context.sink, self.table, checks, self.context.epoch)
             found = read_table(lent, self.stage)
         if found is not None:
@@ -73,6 +77,11 @@ class TableWriting(HeldWriting):
         if found is None:
             raise ConfigurationError(f"the staging table {self.stage} was dropped while it was created")
         return found
+
+    @contextmanager
+    def _other_session(self) -> Iterator[Session]:
+        with reading(self.target, "cannot read the constraints of partitions") as other, session(other) as lent:
+            yield lent
 
     def send(self, batch: pa.RecordBatch) -> int:
         if self.writer is None:

@@ -1,0 +1,80 @@
+"""Compute a decided epoch again, because some of it was lost; see core/checkpoint/healing.py for why that is sound.
+
+The attempt begins with the checkpoint before the epoch, which is kept until the epoch is completed. Sources end where
+the decision says that the epoch ends. Then comes a barrier that keeps no state, and at it the subtasks of sinks that
+lost something prepare; all others compute and write nothing. The next attempt goes on from the decision's own state.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..errors import DataLossError
+from ..source import ResettableSource
+from .reference import Decided
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..checkpoint import Coordinator
+    from ..checkpoint.healing import Lost
+    from ..log import Decide
+    from .channels import TaskId
+    from .graph import Graph
+
+
+class Again(NamedTuple):
+    """A decided epoch that is computed again.
+
+    Attributes:
+        lost: What is lost of it.
+        before: What the decision before it says.
+        ends: Where each subtask of a source ends.
+    """
+
+    lost: Lost
+    before: Decided
+    ends: Mapping[TaskId, Any]
+
+    @classmethod
+    def of(cls, graph: Graph, coordinator: Coordinator) -> Again:
+        """Return how the epoch is computed that has lost something.
+
+        Raises:
+            DataLossError: The decision before it, or a source that it read, is not there any more.
+        """
+        lost = coordinator.lost
+        assert lost is not None  # noqa: S101 - the caller has looked
+        before = next((d for d, done in reversed(coordinator.view.decisions) if done is not None), None)
+        state = Decided.of(before)
+        if state is None:
+            raise _refused(lost.decision, "the decision log no longer has the decision before it")
+        ends: dict[TaskId, Any] = {}
+        for operator in graph.of_kind("source"):
+            stored = lost.decision.input.end.get(operator.uid)
+            if not isinstance(operator.what, ResettableSource) or not stored:
+                raise _refused(lost.decision, f"source {operator.uid} cannot be read again, or is a new one")
+            for task in operator.tasks():
+                share = operator.what.share(task.subtask, operator.parallelism)
+                ends[task] = share.merge([position for position in stored if position is not None])
+        return cls(lost, state, ends)
+
+    def writes(self, sink: str, subtask: int) -> bool:
+        """Return whether a subtask of a sink writes again."""
+        only = self.lost.writes(sink)
+        return sink in self.lost.sinks and (only is None or subtask in only)
+
+
+def can_be_read_again(graph: Graph) -> bool:
+    """Return whether all sources can be."""
+    return all(isinstance(operator.what, ResettableSource) for operator in graph.of_kind("source"))
+
+
+def _refused(decision: Decide, why: str) -> DataLossError:
+    return DataLossError(
+        f"some of the epoch was lost, and it cannot be computed again: {why}. Choices: bring that back; "
+        "on_lost='skip' continues without what is lost and leaves an audit record; why='…' with an older checkpoint "
+        "writes everything after it again",
+        pipeline=decision.pipeline,
+        epoch=decision.epoch,
+    )

@@ -1,0 +1,238 @@
+"""A decided checkpoint some of which is lost: the embedded engine computes it again, and writes what is lost alone."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from onceward.core import CheckpointConfig, FileBackend, MemoryBackend, RestartStrategy, RocksDBBackend
+from onceward.core.errors import DataLossError, OncewardError, SourceError
+from onceward.core.log import MemoryStore, Replace, read
+from onceward.core.outcome import OUTCOMES
+from onceward.core.steps import Step, hooked
+from onceward.core.transaction import CommitOutcome, Committable, Observation
+from onceward.sources import LiveSource, SequenceSource
+
+from .engine_kit import RunningSum, Target, TargetSink, numbers, pipeline, sums
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from onceward.core import Pipeline
+    from onceward.core.engine.state.store import StateBackend
+
+PAUSE = 0.004
+ROWS = numbers(600, keys=60)
+EPOCH = 3
+"""The checkpoint that loses something."""
+
+
+class Expiring(TargetSink):
+    """A sink whose target forgets a prepared transaction at its commit, if `forgets` says so."""
+
+    def __init__(self, target: Target, name: str, forgets: Callable[[Committable], bool]) -> None:
+        super().__init__(target, name)
+        self.forgets = forgets
+
+    @property
+    def transaction_timeout(self) -> float:
+        return 60.0
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        if self.forgets(committable) and committable.transaction in self.target.prepared:
+            self.target.delete_prepared(committable.transaction)
+        if committable.transaction not in {*self.target.prepared, *self.target.committed}:
+            return CommitOutcome(OUTCOMES[Observation.EXPIRED][0], "the target has ended it")
+        return super().commit(committable)
+
+    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
+        prepared, committed = self.target.prepared, self.target.committed
+        return [
+            Observation.COMMITTED
+            if c.transaction in committed
+            else Observation.PREPARED
+            if c.transaction in prepared
+            else Observation.EXPIRED
+            for c in committables
+        ]
+
+    def __deepcopy__(self, memo: Any) -> Expiring:
+        return self
+
+
+class Case:
+    """A stateful pipeline that writes each row to two sinks, of which the second one loses part of a checkpoint."""
+
+    def __init__(self, backend: StateBackend | None = None, *, lost: tuple[int, ...] = (1,), times: int = 1) -> None:
+        self.store, self.backend = MemoryStore(), backend or MemoryBackend()
+        self.first, self.second = Target(), Target()
+        self.left = times
+        self.lost = lost
+        self.proves = True
+
+    def forgets(self, committable: Committable) -> bool:
+        """Lose some subtasks of the first checkpoint from EPOCH on that has rows of all of them."""
+        named = [c for c in self.decided() if c.sink == "second"]
+        if self.left <= 0 or committable.epoch < EPOCH or len(named) < 2 or committable.subtask not in self.lost:
+            return False
+        self.left -= committable.subtask == max(self.lost)
+        return True
+
+    def decided(self) -> Sequence[Committable]:
+        newest = read(self.store).newest
+        return newest.committables if newest is not None else ()
+
+    def pipeline(self, *, source: Any = None, function: Any = None, **options: Any) -> Pipeline:
+        options.setdefault("checkpoint", CheckpointConfig(interval=0.02))
+        p = pipeline(store=self.store, backend=self.backend, **options)
+        second = Expiring(self.second, "second", self.forgets)
+        second.proves = self.proves
+        stream = p.source(source or Trickle(ROWS, batch_rows=10), uid="in").key_by("k")
+        summed = stream.process(function or RunningSum(), uid="sum", parallelism=2)
+        summed.sink(Expiring(self.first, "first", lambda _: False))
+        summed.sink(second, parallelism=2)
+        return p
+
+    @property
+    def replaced(self) -> list[Replace]:
+        return [entry for entry in read(self.store).entries if isinstance(entry, Replace)]
+
+    def check(self) -> None:
+        expected = sums(ROWS)
+        for target in (self.first, self.second):
+            assert {row["n"]: row["sum"] for row in target.rows} == expected
+            assert set(target.counts("n").values()) == {1}
+            assert not target.prepared
+
+
+class Trickle(SequenceSource):
+    """A sequence that gives few rows at a time, so that there are many checkpoints."""
+
+    def latest(self, position: Any, limit: int | None = 10, until: Any = None) -> Any:
+        time.sleep(PAUSE)
+        return super().latest(position, limit, until)
+
+
+@pytest.mark.parametrize("backend", ["memory", "files", "rocksdb"])
+@pytest.mark.parametrize("lost", [(1,), (0, 1)], ids=["one subtask", "the whole sink"])
+def test_what_a_checkpoint_lost_is_written_again_and_nothing_else(
+    tmp_path: Path, backend: str, lost: tuple[int, ...]
+) -> None:
+    case = Case(backend_of(backend, tmp_path), lost=lost)
+    job = case.pipeline().start()
+    assert job.wait(60)
+    assert job.error is None, job.error
+    assert case.left == 0
+    case.check()
+    assert job.restarts == 1
+
+
+def backend_of(name: str, folder: Path) -> StateBackend:
+    if name == "memory":
+        return MemoryBackend()
+    return FileBackend(folder) if name == "files" else RocksDBBackend(folder)
+
+
+@pytest.mark.parametrize(
+    "step", [Step.DECIDE_BEFORE, Step.DECIDE_AFTER, Step.COMPLETE_BEFORE, Step.COMPLETE_AFTER], ids=str
+)
+def test_a_crash_while_it_is_written_again_changes_nothing(step: Step) -> None:
+    """Each crash ends the whole run, so the next one begins with what is in the log."""
+    case = Case(times=1)
+    passed = itertools.count()
+
+    def hook(reached: Step) -> None:
+        if reached is step and case.left == 0 and next(passed) == 0:
+            raise ConnectionError("the process is gone")
+
+    once = RestartStrategy.none()
+    with hooked(hook):
+        ended = [ran(case.pipeline(restart=once)) for _ in range(4)]
+    assert ended[-1] is None
+    assert len(case.replaced) <= 1
+    case.check()
+
+
+def ran(p: Pipeline) -> BaseException | None:
+    """Run it to its end; what it failed with."""
+    try:
+        job = p.start()
+    except OncewardError as error:
+        return error
+    assert job.wait(60)
+    return job.error
+
+
+def test_other_rows_than_before_are_refused_with_both_sums() -> None:
+    class Counting(RunningSum):
+        calls = 0
+
+        def process(self, record: dict[str, Any], context: Any) -> Iterator[dict[str, Any]]:
+            type(self).calls += 1
+            yield from ({**row, "sum": type(self).calls} for row in super().process(record, context))
+
+    case = Case()
+    job = case.pipeline(function=Counting()).start()
+    assert job.wait(60)
+    assert isinstance(job.error, DataLossError)
+    assert "the rows that sink second lost cannot be written again: the decision recorded" in str(job.error)
+    assert case.replaced == []
+    assert set(case.second.counts("n").values()) <= {1}
+    assert not case.second.prepared
+
+
+def test_without_a_proof_nothing_is_computed_again() -> None:
+    case = Case()
+    case.proves = False
+    job = case.pipeline().start()
+    assert job.wait(60)
+    assert isinstance(job.error, DataLossError)
+    assert "holds no hash of the rows of second" in str(job.error)
+
+
+def test_rows_that_the_source_no_longer_has_are_named() -> None:
+    class Forgetful(Trickle):
+        def latest(self, position: Any, limit: int | None = 10, until: Any = None) -> Any:
+            if case.left == 0 and not self.gone:
+                return position
+            return super().latest(position, limit, until)
+
+        gone = False
+
+    case = Case()
+    job = case.pipeline(source=Forgetful(ROWS, batch_rows=10), restart=RestartStrategy.fixed_delay(1, 0)).start()
+    assert job.wait(60)
+    assert isinstance(job.error, SourceError)
+    assert "no longer gives rows that were read before" in str(job.error)
+    Forgetful.gone = True
+    again = case.pipeline(source=Forgetful(ROWS, batch_rows=10)).start()
+    assert again.wait(60)
+    assert again.error is None
+    case.check()
+
+
+def test_a_source_that_cannot_be_read_again_is_said_at_once() -> None:
+    class Live(LiveSource):
+        @property
+        def schema(self) -> pa.Schema:
+            return pa.Table.from_pylist(ROWS).schema
+
+        @property
+        def bounded(self) -> bool:
+            return True
+
+        def listen(self, subtask: int, parallelism: int) -> Iterator[pa.RecordBatch | None]:  # noqa: ARG002 - signature
+            for start in range(0, len(ROWS), 10):
+                time.sleep(PAUSE)
+                yield pa.RecordBatch.from_pylist(ROWS[start : start + 10], schema=self.schema)
+
+    case = Case()
+    job = case.pipeline(source=Live()).start()
+    assert job.wait(60)
+    assert isinstance(job.error, OncewardError)
+    assert "only a pipeline whose sources can be read again" in str(job.error)
