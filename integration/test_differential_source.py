@@ -112,6 +112,8 @@ class World:
         self.open = ExitStack()
         """Transactions that are open while the topics are read."""
         self._busy: set[str] = set()
+        self.made_again: set[str] = set()
+        """Topics, since the last run of the streams."""
         """Topics that have open transactions."""
         for _ in range(self.chance.choice([1, 1, 2])):
             self._create(f"diff-{seed}-{uuid.uuid4().hex[:6]}", self.chance.randint(1, 3))
@@ -213,6 +215,7 @@ class World:
         self.writer.delete_topic(topic)
         wait_until(lambda: self.writer.partitions_of(topic) == 0)
         self._create(topic, self.partitions[topic])
+        self.made_again.add(topic)
         wait_until(lambda: self.writer.partitions_of(topic) == self.partitions[topic])
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
@@ -370,7 +373,13 @@ class Comparison:
     def stream(self) -> None:
         """Let both queries read what they have not read yet."""
         self._world.told(f"run {self._stream}")
-        self._compare([side.run(self._stream) for side in self._sides])
+        ours, theirs = (side.run(self._stream) for side in self._sides)
+        # If a topic was made again and is shorter than what was read of the old one, Spark's source skips what is in it.
+        seen, again = set(theirs.rows), self._world.made_again
+        alike = tuple(row for row in ours.rows if row in seen or row[0] not in again)
+        columns = ours.columns if alike or theirs.columns else ()
+        self._compare([Answer(columns, alike, ours.failure), theirs])
+        again.clear()
 
     def _compare(self, answers: list[Answer]) -> None:
         ours, theirs = answers

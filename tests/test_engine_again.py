@@ -17,7 +17,7 @@ from onceward.core.steps import Step, hooked
 from onceward.core.transaction import CommitOutcome, Committable, Observation
 from onceward.sources import LiveSource, SequenceSource
 
-from .engine_kit import RunningSum, Target, TargetSink, numbers, pipeline, sums
+from .engine_kit import RunningSum, Slowly, Target, TargetSink, numbers, pipeline, reach, sums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -73,12 +73,13 @@ class Case:
         self.first, self.second = Target(), Target()
         self.left = times
         self.lost = lost
+        self.since = EPOCH
         self.proves = True
 
     def forgets(self, committable: Committable) -> bool:
         """Lose some subtasks of the first checkpoint from EPOCH on that has rows of all of them."""
         named = [c for c in self.decided() if c.sink == "second"]
-        if self.left <= 0 or committable.epoch < EPOCH or len(named) < 2 or committable.subtask not in self.lost:
+        if self.left <= 0 or committable.epoch < self.since or len(named) < 2 or committable.subtask not in self.lost:
             return False
         self.left -= committable.subtask == max(self.lost)
         return True
@@ -166,6 +167,48 @@ def ran(p: Pipeline) -> BaseException | None:
         return error
     assert job.wait(60)
     return job.error
+
+
+class Last(RunningSum):
+    """Gives all rows when its input ends, and none before."""
+
+    def process(self, record: dict[str, Any], context: Any) -> Iterator[dict[str, Any]]:
+        for row in super().process(record, context):
+            self.kept.append(row)
+            yield from ()
+
+    def open(self, context: Any) -> None:  # noqa: ARG002 - signature
+        self.kept: list[dict[str, Any]] = []
+
+    def finish(self, context: Any) -> Iterator[dict[str, Any]]:  # noqa: ARG002 - signature
+        yield from self.kept
+
+
+def test_what_operators_gave_at_the_end_of_the_input_is_part_of_the_epoch() -> None:
+    case = Case()
+    case.since = 1
+    job = case.pipeline(function=Last(), checkpoint=CheckpointConfig()).start()
+    assert job.wait(60)
+    assert job.error is None
+    assert case.left == 0
+    case.check()
+
+
+@pytest.mark.parametrize("drain", [True, False], ids=["drain", "suspend"])
+def test_a_savepoint_that_ended_the_run_is_written_again_as_it_was(tmp_path: Path, drain: bool) -> None:
+    case = Case(FileBackend(tmp_path / "state"))
+    case.since = 1
+    source = Slowly(ROWS, batch_rows=300)
+    once = RestartStrategy.none()
+    job = case.pipeline(source=source, checkpoint=CheckpointConfig(), restart=once).start()
+    reach(source, job, 1)
+    with pytest.raises(OncewardError, match="were lost while others"):
+        job.stop_with_savepoint(tmp_path / "save", drain=drain, timeout=30)
+    assert job.wait(30)
+    source.let(9)
+    assert ran(case.pipeline(source=source)) is None
+    assert case.left == 0
+    case.check()
 
 
 def test_other_rows_than_before_are_refused_with_both_sums() -> None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import DataLossError
 from ..source import ResettableSource
-from .reference import Decided
+from .channels import Kind
+from .reference import Decided, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,11 +31,13 @@ class Again(NamedTuple):
         lost: What is lost of it.
         before: What the decision before it says.
         ends: Where each subtask of a source ends.
+        kind: Of the barrier at its end.
     """
 
     lost: Lost
     before: Decided
     ends: Mapping[TaskId, Any]
+    kind: Kind = Kind.AGAIN
 
     @classmethod
     def of(cls, graph: Graph, coordinator: Coordinator) -> Again:
@@ -42,6 +45,7 @@ class Again(NamedTuple):
 
         Raises:
             DataLossError: The decision before it, or a source that it read, is not there any more.
+        StateDamagedError: The checkpoint that was decided is damaged.
         """
         lost = coordinator.lost
         assert lost is not None  # noqa: S101 - the caller has looked
@@ -57,12 +61,21 @@ class Again(NamedTuple):
             for task in operator.tasks():
                 share = operator.what.share(task.subtask, operator.parallelism)
                 ends[task] = share.merge([position for position in stored if position is not None])
-        return cls(lost, state, ends)
+        return cls(lost, state, ends, Kind.AGAIN_DRAINED if _was_drained(lost.decision) else Kind.AGAIN)
 
     def writes(self, sink: str, subtask: int) -> bool:
         """Return whether a subtask of a sink writes again."""
         only = self.lost.writes(sink)
         return sink in self.lost.sinks and (only is None or subtask in only)
+
+
+def _was_drained(decision: Decide) -> bool:
+    """Return whether operators gave what they held back at the end of an epoch."""
+    state = Decided.of(decision)
+    if state is None:
+        return False
+    metadata, _ = resolve(state.checkpoint)
+    return metadata.drained or (metadata.terminal and not metadata.savepoint)  # an older version did not note it
 
 
 def can_be_read_again(graph: Graph) -> bool:

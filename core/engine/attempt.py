@@ -84,7 +84,7 @@ class Attempt(ABC):
             next_id=started.next_id,
             now=self.monotonic(),
             between=self.world.between,
-            last=Kind.FINAL if started.again is None else Kind.AGAIN,
+            last=Kind.FINAL if started.again is None else started.again.kind,
         )
 
     @abstractmethod

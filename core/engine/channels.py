@@ -39,14 +39,19 @@ if TYPE_CHECKING:
 
 
 class Kind(Enum):
-    """What a checkpoint is for. Values: (pre-commits sinks, belongs to the user, ends the job, drains it first)."""
+    """What a checkpoint is for.
+
+    Values: (pre-commits sinks, belongs to the user, ends the job, drains it first, is that of a decided epoch).
+    """
 
     CHECKPOINT = (True, False, False, False)
     """A periodic one."""
     FINAL = (True, False, True, True)
     """The last one of a job whose input has ended."""
-    AGAIN = (True, False, True, False)
+    AGAIN = (True, False, True, False, True)
     """The end of a decided epoch that is computed again, because some of it was lost. It keeps no state."""
+    AGAIN_DRAINED = (True, False, True, True, True)
+    """The same, if operators gave what they held back at the end of that epoch."""
     SAVEPOINT = (False, True, False, False)
     """An intermediate savepoint: it commits nothing, so sinks need not prepare."""
     SUSPEND = (True, True, True, False)
@@ -54,11 +59,12 @@ class Kind(Enum):
     DRAIN = (True, True, True, True)
     """Stop with a savepoint, and first let operators give what they hold back."""
 
-    def __init__(self, commits: bool, savepoint: bool, terminal: bool, drains: bool) -> None:
+    def __init__(self, commits: bool, savepoint: bool, terminal: bool, drains: bool, again: bool = False) -> None:
         self.commits = commits
         self.savepoint = savepoint
         self.terminal = terminal
         self.drains = drains
+        self.again = again
 
 
 class Barrier(msgspec.Struct, frozen=True):

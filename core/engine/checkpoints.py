@@ -126,10 +126,10 @@ def initial(
         next_id: Id of the next checkpoint.
         now: Seconds on the job's clock.
         between: Chooses the first periodic checkpoint's delay.
-        last: The checkpoint at the end of the input; with AGAIN it is the only one.
+        last: The checkpoint at the end of the input; if that of a decided epoch, it is the only one.
     """
     due = None
-    if config.interval is not None and last is not Kind.AGAIN:
+    if config.interval is not None and not last.again:
         due = now + between(min(config.min_pause, config.interval), config.interval)
     return State(config, sources, tasks, next_id, last, due)
 
@@ -199,7 +199,7 @@ class _Step:
     def request(self, request: Requested) -> None:
         if self.state.stopped:
             self.answer(request.answer, error=CheckpointFailedError("the pipeline is stopping"))
-        elif self.state.last is Kind.AGAIN is not request.kind:
+        elif self.state.last.again and not request.kind.again:
             why = "a decided epoch is computed again, because some of it was lost: ask again when that is done"
             self.answer(request.answer, error=CheckpointFailedError(why))
         else:
@@ -313,7 +313,7 @@ class _Step:
         self.end(pending, Status.FAILED, reason)
         self.effects.append(GiveUp(pending.checkpoint))
         what = f"checkpoint {pending.checkpoint}"
-        if pending.barrier.kind.drains or pending.barrier.kind is Kind.AGAIN:
+        if pending.barrier.kind.drains or pending.barrier.kind.again:
             # Operators have given what they held back, or all there is: only a restart goes on from here.
             self.fail(CheckpointFailedError(f"{what}, which was to end the run, {reason}"))
         if pending.barrier.kind.savepoint or self.state.stopped:

@@ -16,7 +16,6 @@ from ..errors import CheckpointFailedError, OncewardError, OperatorError
 from ..events import EpochBegan, tell, wall_clock
 from ..log import EpochInput
 from ..transaction import Acknowledgement
-from .channels import Barrier, Kind
 from .events import Completed, NotCompleted
 from .functions import kinds_of
 from .reference import Decided, Reference, Restored, inline, prove, resolve
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
     from ..checkpoint import Coordinator
     from ..transaction import Committable, Written
-    from .channels import TaskId
+    from .channels import Barrier, TaskId
     from .events import Pending
     from .graph import Graph
     from .retained import Retained
@@ -54,7 +53,7 @@ class Completer:
     def complete(self, pending: Pending, under_way: Collection[int] = ()) -> Completed | NotCompleted:
         """Make a checkpoint durable and commit it; `under_way` are others that are in progress."""
         barrier = pending.barrier
-        if barrier.kind is Kind.AGAIN:
+        if barrier.kind.again:
             return self._complete_again(pending)
         metadata = self.metadata(barrier, {task: ack.state for task, (ack, _) in pending.acks.items()})
         try:
@@ -127,6 +126,7 @@ class Completer:
             savepoint=barrier.target is not None,
             commits=barrier.kind.commits,
             terminal=barrier.kind.terminal,
+            drained=barrier.kind.drains,
             max_parallelism=self._graph.max_parallelism,
             operators={
                 operator.uid: OperatorRecord(

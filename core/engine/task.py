@@ -13,7 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..errors import OncewardError, StateError
-from .channels import Aligned, Barrier, Cancel, Element, End, Gate, Kind, TaskId
+from .channels import Aligned, Barrier, Cancel, Element, End, Gate, TaskId
 from .ends import EXHAUSTED, SourceLogic
 from .events import Acknowledged, Confirm, Declined, Event, Exhausted, Finished, GiveUp, TaskRecord, ToTask, Trigger
 from .state.handles import SubtaskState
@@ -218,7 +218,7 @@ class Task:
         )
 
     def _written(self, barrier: Barrier, frozen: Frozen) -> tuple[SubtaskState, int]:
-        if barrier.kind is Kind.AGAIN:  # the decision has its state already
+        if barrier.kind.again:  # the decision has its state already
             return SubtaskState(), 0
         storage, folder = self._world.storage(barrier)
         state, written = frozen.write(storage, folder)

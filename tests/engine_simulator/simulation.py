@@ -246,7 +246,7 @@ class Simulation:
             if machine.all_finished:
                 kind = next(r.kind for r in reversed(machine.history) if r.status == Status.COMPLETED)
                 self.note(f"finished with a {kind} checkpoint")
-                self.healed += kind == Kind.AGAIN.name.lower()
+                self.healed += kind in {Kind.AGAIN.name.lower(), Kind.AGAIN_DRAINED.name.lower()}
                 if kind == Kind.SUSPEND.name.lower():
                     self.operator.change(Restore(path=self.suspended_into))
                 return kind == Kind.FINAL.name.lower()

@@ -96,6 +96,8 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
     """Whether what was written before it is committed with it."""
     terminal: bool = False
     """Whether the run ended with it."""
+    drained: bool = False
+    """Whether operators gave what they held back before it."""
     dropped: str = ""
     """Why there is no state in it, only positions; empty if there is."""
     max_parallelism: int
