@@ -5,15 +5,22 @@ from __future__ import annotations
 import json
 import resource
 import sys
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from onceward import FileSink, KafkaSink, PostgresSink, SqlAlchemySink
+from onceward import FileSink, FileSource, HttpSink, KafkaSink, PostgresSink, RedisSink, SqlAlchemySink
+from onceward.core import FileBackend, Pipeline, ProcessFunction, ValueState
 from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.log import DirectoryStore
+from onceward.core.names import Scope
 from onceward.core.row_hash import RowHash
 from onceward.core.transaction import WriteContext
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def batch_of(rows: int, size: int) -> pa.RecordBatch:
@@ -34,6 +41,10 @@ def sink_of(kind: str, address: str, name: str) -> Any:
             return PostgresSink("s", dsn=address, table=name, commit=kind)
         case "sqlite":
             return SqlAlchemySink("s", url=f"sqlite:///{address}", table=name, create_table=True)
+        case "http":
+            return HttpSink("s", name, url=address, server_honors_keys=True)
+        case "redis":
+            return RedisSink("s", name, url=address, key="large")
         case _:
             return FileSink("s", address, format=kind)
 
@@ -59,6 +70,36 @@ def peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
+def through_the_engine(dsn: str, folder: str, rows: int, size: int) -> None:
+    """Write a file of as many rows, and have a pipeline of the embedded engine write them into the table."""
+    source = Path(folder) / "in"
+    source.mkdir()
+    with pa.OSFile(str(source / "rows.arrow"), "wb") as file:
+        one = batch_of(1, size)
+        with pa.ipc.new_file(file, one.schema) as stream:
+            for number in range(rows):
+                stream.write_batch(one.set_column(0, "id", pa.array([number])))
+    del one
+    before = peak()
+    pipeline = Pipeline("large", store=DirectoryStore(f"{folder}/log"), backend=FileBackend(f"{folder}/state"))
+    stream = pipeline.source(FileSource(str(source), format="arrow", bounded=True), uid="in").key_by("id")
+    stream.process(Seen(), uid="seen").sink(PostgresSink("s", dsn=dsn, table="large"))
+    pipeline.run()
+    print(json.dumps({"committed": peak() - before}))
+
+
+class Seen(ProcessFunction):
+    """Passes on each row that it has not seen."""
+
+    before = ValueState(default=False)
+
+    def process(self, record: dict[str, Any], context: Any) -> Iterator[dict[str, Any]]:
+        del context
+        if not self.before.get():
+            self.before.set(True)
+            yield record
+
+
 def main(kind: str, address: str, name: str, rows: int, size: int) -> None:
     batch = batch_of(rows, size)
     sink = sink_of(kind, address, name)
@@ -71,7 +112,9 @@ def main(kind: str, address: str, name: str, rows: int, size: int) -> None:
     committable = attempt.pre_commit()
     assert committable is not None
     written = peak() - before
+    sink.claim(Scope("large", "s", "0" * 8))
     outcome = str(sink.commit(committable).status)
+    committed = peak() - before
     del batch, attempt
     found = RowHash()
     if kind in {"kafka", "prepared", "staging", "sqlite"}:
@@ -79,9 +122,21 @@ def main(kind: str, address: str, name: str, rows: int, size: int) -> None:
             found.add(piece.rows)
     same = committable.proof is not None and found.proof().hash == committable.proof.hash
     print(
-        json.dumps({"written": written, "read": peak() - before, "same": same, "outcome": outcome, "rows": found.rows})
+        json.dumps(
+            {
+                "written": written,
+                "committed": committed,
+                "read": peak() - before,
+                "same": same,
+                "outcome": outcome,
+                "rows": found.rows,
+            }
+        )
     )
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4], *map(int, sys.argv[4:]))  # type: ignore[arg-type]
+    if sys.argv[1] == "engine":
+        through_the_engine(*sys.argv[2:4], *map(int, sys.argv[4:]))  # type: ignore[arg-type]
+    else:
+        main(*sys.argv[1:4], *map(int, sys.argv[4:]))  # type: ignore[arg-type]

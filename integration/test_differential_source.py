@@ -374,7 +374,7 @@ class Comparison:
         """Let both queries read what they have not read yet."""
         self._world.told(f"run {self._stream}")
         ours, theirs = (side.run(self._stream) for side in self._sides)
-        # If a topic was made again and is shorter than what was read of the old one, Spark's source skips what is in it.
+        # If a topic was made again and is shorter than what was read of the old one, Spark's source skips its rows.
         seen, again = set(theirs.rows), self._world.made_again
         alike = tuple(row for row in ours.rows if row in seen or row[0] not in again)
         columns = ours.columns if alike or theirs.columns else ()

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.http_kit import Inbox
 
 from .postgres_kit import fresh_database
+from .redis_kit import running_valkey
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,3 +76,34 @@ def test_of_files(tmp_path: Path, format_: str, rows: int, megabytes: int):
     answer = _measured(format_, str(tmp_path / "out"), "", rows, megabytes)
     assert answer["outcome"] == "committed"
     assert answer["written"] < 150 + 6 * megabytes
+
+
+@pytest.mark.parametrize(("rows", "megabytes"), SIZES)
+def test_of_http(tmp_path: Path, rows: int, megabytes: int):
+    """A request was bounded by its number of rows alone."""
+    inbox = Inbox()
+    with inbox.up():
+        answer = _measured("http", inbox.url, str(tmp_path / "log"), rows, megabytes)
+    assert answer["outcome"] == "committed"
+    assert [len(request.rows) for request in inbox.taken] == [1] * rows
+    assert answer["committed"] < 450 + 8 * megabytes  # Base64 in a text, in a body, and in what is sent
+
+
+@pytest.mark.parametrize(("rows", "megabytes"), SIZES)
+def test_of_redis(tmp_path: Path, rows: int, megabytes: int):
+    with running_valkey() as valkey:
+        answer = _measured("redis", valkey.url, str(tmp_path / "log"), rows, megabytes)
+        assert valkey.client().xlen("large") == rows
+    assert answer["outcome"] == "committed"
+    assert answer["committed"] < 150 + 8 * megabytes
+
+
+@pytest.mark.parametrize(("rows", "megabytes"), SIZES)
+def test_of_the_engine(postgres: PostgresServer, tmp_path: Path, rows: int, megabytes: int):
+    """From a file through keyed state into a table."""
+    with fresh_database(postgres) as database:
+        database.run("CREATE TABLE large (id bigint, value bytea)")
+        answer = _measured("engine", database.dsn, str(tmp_path), rows, megabytes)
+        [(count, distinct, size)] = database.run("SELECT count(*), count(DISTINCT id), sum(length(value)) FROM large")
+    assert (count, distinct, size) == (rows, rows, rows * megabytes * MEGABYTE)
+    assert answer["committed"] < 300 + 12 * megabytes
