@@ -1,15 +1,18 @@
 """Latency of an epoch with small batches, against Spark's own Kafka sink and against an empty writer.
 
-    python benchmarks/latency.py [--partitions 4 16 64] [--rows 100] [--batches 30] [--repeats 5]
+    python benchmarks/latency.py [--partitions 4 16 64] [--rows 100] [--batches 30] [--repeats 5] [--order]
 
 The floor is Spark's own cost of a Python writer: foreachBatch with mapInArrow and collect, by as many tasks as
-`writers="auto"` chooses.
+`writers="auto"` chooses. With `--order`, only the two sinks together are measured, once as they are (PostgreSQL is
+committed after Kafka, so that an epoch of which Kafka's part has expired can still be taken back), and once committed
+at the same time.
 """
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import pyarrow as pa
 from common import Bench, Run, bench, compare, machine, median, show, timed
@@ -17,6 +20,7 @@ from common import Bench, Run, bench, compare, machine, median, show, timed
 from onceward import KafkaSink, PostgresSink
 from onceward.connectors.spark import exactly_once
 from onceward.connectors.spark.writers import ROWS_PER_TASK
+from onceward.core.checkpoint import share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
     from onceward.sinks import TwoPhaseCommitSink
 
 WARM_UP = 5
+AT_ONCE = "both at the same time"
 FLOOR = "empty writer (the floor)"
 SPARKS = "Spark's Kafka sink (at least once)"
 
@@ -72,6 +77,27 @@ def variants(lab: Bench, topic: str, partitions: int, rows: int) -> dict[str, Ca
     }
 
 
+def orders(lab: Bench, topic: str, partitions: int, rows: int) -> dict[str, Callable[[], Run]]:
+    """Return both sinks together, one committed after the other, and both at the same time."""
+    both = variants(lab, topic, partitions, rows)["onceward, both"]
+
+    def at_once() -> Run:
+        with patch.object(share, "_expires", lambda _sink: False):
+            return both()
+
+    return {AT_ONCE: at_once, "one after the other": both}
+
+
+def order_table(found: dict[str, list[Run]]) -> list[str]:
+    """Return the result of `orders` as Markdown."""
+    lines = ["| commits | p50 ms | times both at the same time (median of the repeats) |", "|---|---|---|"]
+    for name, runs in found.items():
+        times = [p50(run) / p50(peer) for run, peer in zip(runs, found[AT_ONCE], strict=True)]
+        spread = f"{median(times):.3f} ({min(times):.3f} to {max(times):.3f})"
+        lines.append(f"| {name} | {median([p50(run) for run in runs]):.0f} | {spread} |")
+    return lines
+
+
 def p50(run: Run) -> float:
     """Median milliseconds of a run's batches, the first ones left out."""
     return median([float(batch) for batch in run.batches[WARM_UP:]])
@@ -102,12 +128,14 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, nargs="+", default=[4, 16, 64])
     parser.add_argument("--rows", type=int, default=100, help="of an epoch, for each partition")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--order", action="store_true", help="compare the orders of commits alone")
     arguments = parser.parse_args()
     with bench() as lab:
         for partitions in arguments.partitions:
             rows = arguments.rows * partitions
             topic = lab.filled_topic(arguments.batches * rows, 100, partitions)
-            found = compare(variants(lab, topic, partitions, rows), arguments.repeats)
+            ways = orders if arguments.order else variants
+            found = compare(ways(lab, topic, partitions, rows), arguments.repeats)
             facts = {
                 "machine": machine(),
                 "partitions": partitions,
@@ -115,7 +143,7 @@ def main() -> None:
                 "epochs": arguments.batches - WARM_UP,
                 "repeats": arguments.repeats,
             }
-            show("Latency of an epoch", table(found), facts)
+            show("Latency of an epoch", order_table(found) if arguments.order else table(found), facts)
 
 
 if __name__ == "__main__":

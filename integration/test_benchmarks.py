@@ -22,6 +22,7 @@ COMMANDS = {
     "guard.py": (*FEW, HISTORY),
     "kafka_sink.py": FEW,
     "latency.py": ("--batches=7", "--partitions=2", "--rows=10", "--repeats=1"),
+    "latency.py --order": ("--batches=7", "--partitions=2", "--rows=10", "--repeats=1"),
     "proof.py": FEW,
     "source.py": FEW,
     "source_memory.py": ("--megabytes=2", "--sizes", "10", "1000000"),
