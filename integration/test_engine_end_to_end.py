@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -21,9 +22,13 @@ import psycopg
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
+from onceward.core.log import open_store, read
+from onceward.core.steps import CRASH_VARIABLE, Step
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from onceward.core.transaction import Committable
     from onceward.testing.services import KafkaServer
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(0)]
@@ -93,11 +98,15 @@ def start(
 ) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     started: list[subprocess.Popen[str]] = []
 
-    def begin(topics: tuple[str, str], table: str, parallelism: int) -> subprocess.Popen[str]:
+    def begin(topics: tuple[str, str], table: str, parallelism: int, crash: str = "") -> subprocess.Popen[str]:
         arguments = [kafka.bootstrap_servers, *topics, dsn, table, str(tmp_path), str(parallelism)]
         with (tmp_path / "driver.log").open("a") as log:
             process = subprocess.Popen(
-                [sys.executable, str(DRIVER), *arguments], env=driver_environment, stdout=log, stderr=log, text=True
+                [sys.executable, str(DRIVER), *arguments],
+                env={**driver_environment, **({CRASH_VARIABLE: crash} if crash else {})},
+                stdout=log,
+                stderr=log,
+                text=True,
             )
         started.append(process)
         return process
@@ -133,18 +142,57 @@ def test_killed_again_and_again_nothing_is_missing_or_duplicated(
     orders.stopping.set()
     orders.join()
     last = start(topics, "totals", 2)
+    check(kafka, topics[1], dsn, orders, last=last, folder=tmp_path)
+
+
+def check(
+    kafka: KafkaServer, topic: str, dsn: str, orders: Orders, *, last: subprocess.Popen[str], folder: Path
+) -> None:
+    """Wait until both targets have all rows, and see that they have each once."""
     expected = Counter(dict.fromkeys(orders.totals.items(), 1))
-    seen = InTopic(kafka.bootstrap_servers, topics[1])
+    seen = InTopic(kafka.bootstrap_servers, topic)
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and (
         len(seen.rows) < len(expected) or len(in_table(dsn, "totals")) < len(expected)
     ):
         seen.read(1.0)
-        assert last.poll() is None, (tmp_path / "driver.log").read_text()[-3000:]
+        assert last.poll() is None, (folder / "driver.log").read_text()[-3000:]
     time.sleep(1.0)
     seen.read(2.0)
     report("kafka", expected, Counter(seen.rows))
     report("postgres", expected, Counter(in_table(dsn, "totals")))
+
+
+def test_14_what_a_table_lost_of_a_visible_checkpoint_is_written_again(
+    kafka: KafkaServer,
+    topic: Callable[..., str],
+    dsn: str,
+    start: Callable[..., subprocess.Popen[str]],
+    tmp_path: Path,
+):
+    """Killed when the topic has its part; then somebody rolls back what is prepared in the table."""
+    topics = (topic(partitions=PARTITIONS), topic(partitions=PARTITIONS))
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TABLE totals (n bigint, user_name text, total bigint)")
+    orders = Orders(kafka.bootstrap_servers, topics[0])
+    orders.start()
+    store = open_store(str(tmp_path / "log"), pipeline=f"endured-{topics[0]}")
+    lost: list[Committable] = []
+    for crash in range(1, 8):  # in some of these checkpoints, there are rows for the table
+        first = start(topics, "totals", 2, crash=f"{Step.COMMIT_AFTER}:{2 * crash + 1}")
+        assert first.wait(60) == -signal.SIGKILL
+        undone = read(store).undone
+        lost = [c for c in undone.committables if c.sink == "rows"] if undone is not None else []
+        if lost:
+            break
+    orders.stopping.set()
+    orders.join()
+    assert lost
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for committable in lost:
+            connection.execute(f"ROLLBACK PREPARED '{committable.transaction}'".encode())
+    check(kafka, topics[1], dsn, orders, last=start(topics, "totals", 2), folder=tmp_path)
+    assert "lost transactions were written again with the same rows, in rows" in (tmp_path / "driver.log").read_text()
 
 
 def report(target: str, expected: Counter[Any], seen: Counter[Any]) -> None:

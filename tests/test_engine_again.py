@@ -238,6 +238,16 @@ def test_without_a_proof_nothing_is_computed_again() -> None:
     assert "holds no hash of the rows of second" in str(job.error)
 
 
+@pytest.mark.parametrize("backend", ["memory", "rocksdb"])
+def test_a_loss_of_what_was_written_again_is_healed_too(tmp_path: Path, backend: str) -> None:
+    case = Case(backend_of(backend, tmp_path), times=3)
+    job = case.pipeline().start()
+    assert job.wait(60)
+    assert job.error is None
+    assert case.left == 0
+    case.check()
+
+
 def test_rows_that_the_source_no_longer_has_are_named() -> None:
     class Forgetful(Trickle):
         def latest(self, position: Any, limit: int | None = 10, until: Any = None) -> Any:
