@@ -294,13 +294,15 @@ class WriteAheadLogSink(FolderSink[Segment]):
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Yield a batch in pieces of a bounded number of bytes.
 
-    Dictionaries and views are replaced first: each piece would be stored with all values that the batch refers to.
+    Dictionaries and views of a piece are replaced: it would be stored with all values that the batch refers to.
     """
-    if size_of(batch) > PIECE_BYTES:
-        columns = [decoded(column) for column in batch.columns]
+    if size_of(batch) <= PIECE_BYTES:
+        yield batch
+        return
+    for piece in pieces(batch):
+        columns = [decoded(column) for column in piece.columns]
         columns = [column.cast(with_leaves(column.type, _plain)) for column in columns]
-        batch = pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
-    return pieces(batch)
+        yield pa.RecordBatch.from_arrays(columns, names=piece.schema.names)
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
