@@ -21,6 +21,7 @@ from onceward.core.log import (
     LogWriter,
     Resolved,
     Rewound,
+    RunWriters,
     Start,
     Void,
     audit_records,
@@ -399,6 +400,74 @@ class TestFencing:
         store.entries["not a key"] = b"kept"
         run_epochs(writer, 1)
         assert sorted(store.entries) == [key_of(3), key_of(4), "not a key"]
+
+
+class TestARunThatStartsAgain:
+    """It must not drive out a run that has started since."""
+
+    def again(self, store: MemoryStore, run: RunWriters) -> LogWriter:
+        return LogWriter(store, "p", quick(), run)
+
+    def test_it_starts_again_and_again_if_it_is_alone(self):
+        store, run = MemoryStore(), RunWriters()
+        run_epochs(started(writer_on(store)), 0)  # of an older run
+        for epoch in range(1, 4):
+            writer = started(self.again(store, run))
+            run_epochs(writer, epoch)
+        assert read(store).decided == 3
+
+    @pytest.mark.parametrize("epochs", [0, 1, 5], ids="{} epochs".format)
+    @pytest.mark.parametrize("own", [0, 1, 5], ids="after {} of its own".format)
+    def test_it_does_not_start_after_another_run(self, own: int, epochs: int):
+        """Whether the other one's START is still in the log, or pruned."""
+        store, run = MemoryStore(), RunWriters()
+        run_epochs(started(self.again(store, run)), *range(own))
+        other = started(writer_on(store))
+        run_epochs(other, *range(own, own + epochs))
+        before = dict(store.entries)
+        with pytest.raises(FencedError, match="of another run, which has started since"):
+            self.again(store, run).start()
+        assert store.entries == before
+        run_epochs(other, own + epochs)
+
+    @pytest.mark.parametrize("own", [0, 1, 5])
+    def test_it_goes_on_after_an_operator_has_ended_its_transactions(self, own: int):
+        store, run = MemoryStore(), RunWriters()
+        writer = started(self.again(store, run))
+        run_epochs(writer, *range(own))
+        writer.decide(own, [], sinks=["a"], epoch_input=EpochInput())
+        tool = writer_on(store)
+        tool.start("txn commit")
+        tool.complete(own)
+        run_epochs(started(self.again(store, run)), own + 1)
+        assert read(store).completed == own + 1
+
+    def test_nor_after_another_run_and_an_operator(self):
+        store, run = MemoryStore(), RunWriters()
+        started(self.again(store, run))
+        started(writer_on(store))
+        writer_on(store).start("txn abort")
+        with pytest.raises(FencedError, match="of another run"):
+            self.again(store, run).start()
+
+    def test_a_start_that_may_not_have_been_written_is_no_reason_to_stop(self):
+        store, run = MemoryStore(), RunWriters()
+        run_epochs(started(writer_on(store)), 0, 1)  # of an older run
+        store.put_faults = [not_written] * 20
+        with pytest.raises(StoreError):
+            self.again(store, run).start()
+        store.put_faults = []
+        run_epochs(started(self.again(store, run)), 2)
+
+    def test_it_may_start_again_after_it_has_barred_its_own_decision(self):
+        store, run = MemoryStore(), RunWriters()
+        started(self.again(store, run)).bar()
+        run_epochs(started(self.again(store, run)), 0)
+
+
+def started(writer: LogWriter) -> LogWriter:
+    writer.start()
+    return writer
 
 
 class TestPutsInDoubt:

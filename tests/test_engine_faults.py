@@ -651,6 +651,36 @@ def test_a_fenced_run_says_so():
         p.wait(20)
 
 
+def test_a_run_that_fails_does_not_drive_out_a_newer_run():
+    """Its restart would append a START, and the newer run's next one, in turns for as long as both fail."""
+    target, store, source = Target(), MemoryStore(), Slowly(ROWS, batch_rows=100)
+    fails = threading.Event()
+
+    class Failing(RunningSum):
+        def process(self, record: dict[str, Any], context: Any) -> Iterator[dict[str, Any]]:
+            if fails.is_set():
+                raise ConnectionError("the service is away")
+            yield from super().process(record, context)
+
+    old = pipeline(store=store, checkpoint=CheckpointConfig())
+    old.source(source, uid="numbers").key_by("k").process(Failing(), uid="sum").sink(TargetSink(target))
+    job = old.start()
+    reach(source, job, 1)
+    new_source = Slowly(ROWS, batch_rows=100)
+    new = totals(target, new_source, store=store, checkpoint=CheckpointConfig())
+    newer = new.start()
+    reach(new_source, newer, 1)
+    fails.set()
+    source.let(1)
+    with pytest.raises(FencedError, match="of another run, which has started since"):
+        old.wait(20)
+    assert job.restarts == 1
+    newer.checkpoint(timeout=10)
+    new_source.let(100)
+    assert new.wait(20)
+    exact(target)
+
+
 def test_a_source_that_is_not_the_same_again_weakens_the_guarantee():
     p = pipeline()
     source = KafkaSource(bootstrap_servers="localhost:1", topics=["t"], isolation="read_uncommitted")

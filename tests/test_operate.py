@@ -39,7 +39,7 @@ from onceward.testing.sink_case import SinkCase, SinkUnderTest, numbered
 from .engine_kit import pipeline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from typer.testing import Result
 
@@ -660,10 +660,10 @@ def test_a_driver_that_starts_meanwhile_wins(case: Case, monkeypatch: pytest.Mon
     """The operator's START is fenced by the driver's before anything is aborted."""
     case.sink_case.prepare()
     found = case.survey()
-    start: Callable[[LogWriter], LogView] = LogWriter.start
+    start = LogWriter.start
 
-    def overtaken(writer: LogWriter) -> LogView:
-        view = start(writer)
+    def overtaken(writer: LogWriter, tool: str = "") -> LogView:
+        view = start(writer, tool)
         monkeypatch.undo()
         LogWriter(case.log.store, "orders", writer.policy).start()
         return view

@@ -102,7 +102,7 @@ def commit_decided(
             policy, on_lost=OnLost.SKIP, skips=PROVEN_NOT_COMMITTED, skipped_by=_who(), skipped_why=skip_lost
         )
     writer = LogWriter(log.store, log.pipeline, policy)
-    permit = writer.start().permit()
+    permit = writer.start("txn commit").permit()
     _check_same(log, decision, permit.decision if permit is not None else None)
     if permit is None:
         return None
@@ -237,7 +237,7 @@ def abort_undecided(log: Log, found: Sequence[Found], *, policy: CommitPolicy | 
     """
     targets = dict.fromkeys((one.committable.sink, one.target) for one in found if one.target is not None)
     writer = LogWriter(log.store, log.pipeline, (policy or CommitPolicy()))
-    writer.start()
+    writer.start("txn abort")
     meant = {one.committable.identity() for one in found}
     swept = sweep(writer, [target.sink(sink) for sink, target in targets], only=meant)
     if not swept.aborted and not writer.still_newest():

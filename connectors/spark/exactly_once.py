@@ -30,6 +30,7 @@ from onceward.core.errors import (
 )
 from onceward.core.events import EpochFailed, EpochReplayed, tell
 from onceward.core.kit.options import check_type
+from onceward.core.log import RunWriters
 from onceward.core.log.store import EXPLAINING
 from onceward.core.names import check_pipeline_name
 from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST
@@ -265,6 +266,7 @@ class EpochHandler:
         self._elastic = conf.get("spark.dynamicAllocation.enabled", "false").lower() == "true"
         self._run: QueryRun | None = None
         self._coordinator: Coordinator | None = None
+        self._run_writers = RunWriters()
         self._row_bytes: float | None = None
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
@@ -299,6 +301,7 @@ class EpochHandler:
     def _attempt(self, frame: DataFrame, batch: int) -> None:
         run = current_run(self.spark, self._run)
         if self._run != run:
+            self._run_writers = RunWriters()
             self._coordinator, self._read_text, self._row_bytes = None, checkpoint_reader(self.spark), None
         about = epoch_input(self._read_text, run.checkpoint, run.query, batch)
         coordinator = self._coordinator or self._open(run, batch, about)
@@ -341,7 +344,7 @@ class EpochHandler:
             check_not_moved(run.checkpoint, name, self._read_text)
         store = open_log(self.store, run.checkpoint, name)
         check_store(local_store(store), self.spark.sparkContext.master)
-        coordinator = Coordinator(name, store, self.sinks, self.policy, heals=True)
+        coordinator = Coordinator(name, store, self.sinks, self.policy, heals=True, run_writers=self._run_writers)
         coordinator.open(rewind=self.rewind, first_epoch=batch, query=run.query, epoch_input=about)
         for sink in self.sinks:
             if sink.name in self.unvalidated:

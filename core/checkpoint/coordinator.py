@@ -30,7 +30,7 @@ from ..errors import (
 )
 from ..events import EpochAbandoned, EpochBegan, EpochCompleted, LostRewritten, Started, Took, moment, tell, wall_clock
 from ..kit.options import check_type
-from ..log import EpochInput, LogStore, LogView, LogWriter, Rewound, WriterToken
+from ..log import EpochInput, LogStore, LogView, LogWriter, Rewound, RunWriters, WriterToken
 from ..log.notes import note_epoch, note_start
 from ..log.view import NONE
 from ..log.writer import check_owner
@@ -77,6 +77,7 @@ class Coordinator:
             time, so a sweep between two starts touches only what older writers left. There may be no sink that takes
             part.
         heals: Whether the driver can compute a decided epoch again from the same input, to write what is lost of it.
+        run_writers: The run, if it starts again after failures by itself; see LogWriter.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Coordinator:
         *,
         gaps: bool = False,
         heals: bool = False,
+        run_writers: RunWriters | None = None,
     ) -> None:
         self.pipeline = check_pipeline_name(pipeline)
         self.sinks = {sink.name: sink for sink in sinks}
@@ -100,7 +102,7 @@ class Coordinator:
         self._torn: EpochTornError | None = None
         self._went_back: TargetWentBackError | None = None
         self.policy = policy or CommitPolicy()
-        self.writer = LogWriter(store, pipeline, self.policy)
+        self.writer = LogWriter(store, pipeline, self.policy, run_writers)
         self._began = self.policy.monotonic()
         self._left_behind = False
         self._swept, self._last_sweep = self._began, Swept()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import CheckpointFailedError, ConfigurationError, OncewardError, ProtocolError, StoreError
 from ..events import EpochFailed, tell
-from ..log import MemoryStore
+from ..log import MemoryStore, RunWriters
 from .channels import Kind
 from .completion import unexpected
 from .config import Retention
@@ -70,6 +70,7 @@ class Job:
         """Nobody waits for commands any more."""
         self._past: list[CheckpointRecord] = []
         self._started: Started | None = None
+        self._writers = RunWriters()
         self.state = JobState.CREATED
         self.restarts = 0
         self.failure: OncewardError | None = None
@@ -220,7 +221,7 @@ class Job:
     def _one_attempt(self) -> OncewardError | None:
         self.state = JobState.STARTING
         try:
-            started = start(self._setup, self._restore, again=self._started is not None)
+            started = start(self._setup, self._restore, again=self._started is not None, run_writers=self._writers)
             if started.again is None:
                 # It is decided now: from here on a restart goes on from the newest decision.
                 self._restore = Restore(allow_non_restored=self._restore.allow_non_restored)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ..checkpoint import CommitPolicy
-    from ..log import LogStore, LogView
+    from ..log import LogStore, LogView, RunWriters
     from .channels import TaskId
     from .config import CheckpointConfig, RestartStrategy
     from .graph import Graph, Operator
@@ -111,17 +111,24 @@ class Started(NamedTuple):
     """The decided epoch that the attempt computes again; then it ends."""
 
 
-def start(setup: Setup, restore: Restore, *, again: bool = False) -> Started:
+def start(setup: Setup, restore: Restore, *, again: bool = False, run_writers: RunWriters | None = None) -> Started:
     """Begin an attempt; `again` after a failure, when what was decided is restored.
+
+    Args:
+        setup: What the pipeline runs with.
+        restore: The restore that was asked for.
+        again: Whether an attempt of this run was begun before.
+        run_writers: The run.
 
     Raises:
         OncewardError: Nothing was begun, or the next start with the same `restore` goes on from here.
     """
     sinks = [operator.what for operator in setup.graph.of_kind("sink")]
     heals = can_be_read_again(setup.graph)
-    coordinator = Coordinator(setup.pipeline, setup.store, sinks, setup.policy, gaps=True, heals=heals)
+    name, store, policy = setup.pipeline, setup.store, setup.policy
+    coordinator = Coordinator(name, store, sinks, policy, gaps=True, heals=heals, run_writers=run_writers)
     while True:
-        log = LogWriter(setup.store, setup.pipeline, setup.policy)
+        log = LogWriter(store, name, policy, run_writers)
         origin, assigned, positions = _find(setup, log.look(), restore, again=again)
         if origin.goes_back:  # behind all that an older run has decided until it is fenced: numbers never go back
             origin, assigned, positions = _find(setup, log.start(), restore, again=again)

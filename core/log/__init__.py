@@ -4,7 +4,7 @@ from .entries import Completed, Decide, Entry, EpochInput, Moved, Replace, Resol
 from .reader import audit_records, read
 from .store import DirectoryStore, LogStore, MemoryStore, open_store
 from .view import CommitPermit, LogView, fold
-from .writer import LogWriter, WriterToken
+from .writer import LogWriter, RunWriters, WriterToken
 
 __all__ = [
     "CommitPermit",
@@ -22,6 +22,7 @@ __all__ = [
     "Resolved",
     "Rewind",
     "Rewound",
+    "RunWriters",
     "Start",
     "Void",
     "WriterToken",

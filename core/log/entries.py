@@ -71,6 +71,9 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="entry"):
 class Start(_Entry, frozen=True, kw_only=True, tag="START"):
     """A new writer: from here on every older writer's next put fails."""
 
+    tool: str = ""
+    """Which command of an operator wrote it, to end older writers; empty for a run, which goes on to decide epochs."""
+
 
 class Decide(_Entry, frozen=True, kw_only=True, tag="DECIDE"):
     """The epoch will commit: every committable, the input, the state handles."""

@@ -14,6 +14,7 @@ the position after the tail, makes every older writer's next put fail at that in
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -86,33 +87,79 @@ def check_owner(view: LogView, pipeline: str, store: LogStore) -> None:
         )
 
 
-class LogWriter:
-    """One writer of one pipeline's decision log, from its START until it is fenced."""
+@dataclass
+class RunWriters:
+    """The writers of one run that starts again after failures.
 
-    def __init__(self, store: LogStore, pipeline: str, policy: CommitPolicy) -> None:
+    Attributes:
+        writers: Their identities.
+        since: Position of the log's tail when the first of them started; None before that.
+    """
+
+    writers: set[str] = field(default_factory=set)
+    since: int | None = None
+
+    def overtaken(self, view: LogView) -> str:
+        """Return why the run must not start again: another one has started since it did; empty if none has.
+
+        A START that a tool has put does not count (an operator ends transactions in doubt, for example): a run goes on
+        after it.
+        """
+        since = -1 if self.since is None else self.since
+        tools = {entry.writer for entry in view.entries if isinstance(entry, Start) and entry.tool}
+        for entry in reversed(view.entries):
+            if entry.position <= since or entry.writer in self.writers:
+                return ""
+            if entry.writer not in tools:
+                return f"entry {entry.position} is of another run, which has started since"
+        return ""
+
+
+class LogWriter:
+    """One writer of one pipeline's decision log, from its START until it is fenced.
+
+    Args:
+        store: Where the log is.
+        pipeline: Its name.
+        policy: How to behave.
+        run_writers: The run to which this writer belongs. It does not start if another run has started since: each
+            would drive out the other. Without it, a writer starts in any case.
+    """
+
+    def __init__(
+        self, store: LogStore, pipeline: str, policy: CommitPolicy, run_writers: RunWriters | None = None
+    ) -> None:
         self.store = store
         self.pipeline = pipeline
         self.policy = policy
         self.token = WriterToken("", policy.token(), -1, -1)
         self.view = LogView()
+        self._run_writers = run_writers
         self._pending: tuple[int, bytes] | None = None
         self._barring: tuple[WriterToken, bytes] | None = None
 
-    def start(self) -> LogView:
+    def start(self, tool: str = "") -> LogView:
         """Become the newest writer: put START behind the tail, and return what the log says.
+
+        Args:
+            tool: Command of an operator that does this, and decides nothing.
 
         Raises:
             StoreError: The store did not give a definite answer.
-            FencedError: Yet another writer started in between.
+            FencedError: Yet another writer started in between, or another run since this one started before.
             EpochConflictError: The log is another pipeline's, or goes on elsewhere.
         """
+        again = self._run_writers if self._run_writers is not None and self._run_writers.since is not None else None
         for attempt in count():
             self.view = read(self.store)
             check_owner(self.view, self.pipeline, self.store)
+            if again is not None and (other := again.overtaken(self.view)):
+                raise self._fenced(other)
             position = self.view.tail + 1
             log = self.view.log or self.policy.token()[:8]
             token = WriterToken(log, self.token.writer, position, position)
-            if self._offer(key_of(position), encode(Start(**self._fields(token, position)))):
+            self._note_writer(token)  # before the put: its answer may be lost
+            if self._offer(key_of(position), encode(Start(**self._fields(token, position), tool=tool))):
                 break
             if not self.policy.puts.pause(attempt):
                 raise FencedError(f"another writer started first, {attempt + 1} times in a row", pipeline=self.pipeline)
@@ -253,12 +300,19 @@ class LogWriter:
             self._check_last()
         if self._barring is None or self._barring[0].start != position:
             token = WriterToken(self.token.log, self.policy.token(), position, position)
+            self._note_writer(token)
             self._barring = token, encode(Start(**self._fields(token, position)))
         token, data = self._barring
         if not self._offer(key_of(position), data):
             raise self._fenced(f"entry {position} was there before")
         self.token, self._pending, self._barring = token, None, None  # the START took the slot of what was in doubt
         self._look_at_tail(position)
+
+    def _note_writer(self, token: WriterToken) -> None:
+        if self._run_writers is not None:
+            self._run_writers.writers.add(token.writer)
+            if self._run_writers.since is None:
+                self._run_writers.since = self.view.tail
 
     def scope(self, sink: str) -> Scope:
         """Whose transactions a sink's are under this log."""
