@@ -41,7 +41,7 @@ class Again(NamedTuple):
 
     @classmethod
     def of(cls, graph: Graph, coordinator: Coordinator) -> Again:
-        """Return how the epoch is computed that has lost something.
+        """Return how to compute the epoch that has lost something.
 
         Raises:
             DataLossError: The decision before it, or a source that it read, is not there any more.
@@ -79,7 +79,7 @@ def _was_drained(decision: Decide) -> bool:
 
 
 def can_be_read_again(graph: Graph) -> bool:
-    """Return whether all sources can be."""
+    """Return whether all sources can be read again."""
     return all(isinstance(operator.what, ResettableSource) for operator in graph.of_kind("source"))
 
 

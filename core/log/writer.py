@@ -89,7 +89,7 @@ def check_owner(view: LogView, pipeline: str, store: LogStore) -> None:
 
 @dataclass
 class RunWriters:
-    """The writers of one run that starts again after failures.
+    """Writers of one run, which starts again after failures.
 
     Attributes:
         writers: Their identities.
