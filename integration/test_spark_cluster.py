@@ -85,6 +85,7 @@ def test_36_one_query_started_twice_duplicates_and_loses_nothing(
     assert prepared_in(dsn) == 0
 
 
+@pytest.mark.nightly  # by day on one machine: test_spark_formats.py
 def test_batch_writes_that_fail_on_a_cluster_leave_nothing_prepared(
     tmp_path: Path, dsn: str, driver_environment: dict[str, str]
 ) -> None:
