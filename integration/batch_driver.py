@@ -1,8 +1,7 @@
 """A driver of its own process, for tests of batch writes on clusters, whose writes fail while some tasks are slow.
 
-Run as `python batch_driver.py MASTER FOLDER DSN`. It writes three times into the table `words`: each time one task
-fails, and the database keeps the other one waiting for as many seconds as the table `pause` says. The fourth write
-succeeds.
+Run as `python batch_driver.py MASTER FOLDER DSN SECONDS…`. It writes into the table `words` once for each number of
+seconds: one task fails, and the database keeps the other one waiting for so long. The last write succeeds.
 """
 
 from __future__ import annotations
@@ -75,12 +74,12 @@ def write(frame: DataFrame, dsn: str) -> None:
     frame.write.format("onceward-postgres").option("dsn", dsn).option("dbtable", "words").mode("append").save()
 
 
-def main(master: str, folder: str, dsn: str) -> None:
+def main(master: str, folder: str, dsn: str, *pauses: str) -> None:
     builder = SparkSession.builder.master(master).config("spark.ui.enabled", "false")
     spark = builder.config("spark.executor.memory", "512m").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     register(spark)
-    fail_beside_slow_tasks(spark, Path(folder), dsn, [0.2, 1.2, LONGER_THAN_SPARK_WAITS])
+    fail_beside_slow_tasks(spark, Path(folder), dsn, [float(pause) for pause in pauses])
     time.sleep(2)
     print("prepared after the failures:", _prepared(dsn), file=sys.stderr)
     write(spark.range(50).selectExpr("id", "cast(id as string) AS word"), dsn)
@@ -94,4 +93,4 @@ def _prepared(dsn: str) -> int:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4])
+    main(*sys.argv[1:])

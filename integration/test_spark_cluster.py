@@ -85,13 +85,13 @@ def test_36_one_query_started_twice_duplicates_and_loses_nothing(
     assert prepared_in(dsn) == 0
 
 
-@pytest.mark.nightly  # by day on one machine: test_spark_formats.py
+@pytest.mark.parametrize("pauses", ["1.2", pytest.param("0.2 1.2 3.0", marks=pytest.mark.nightly)])
 def test_batch_writes_that_fail_on_a_cluster_leave_nothing_prepared(
-    tmp_path: Path, dsn: str, driver_environment: dict[str, str]
+    tmp_path: Path, dsn: str, driver_environment: dict[str, str], pauses: str
 ) -> None:
     make_table(dsn)
     slow_table(dsn)
-    command = [sys.executable, BATCHES, "local-cluster[2,1,1024]", tmp_path, dsn]
+    command = [sys.executable, BATCHES, "local-cluster[2,1,1024]", tmp_path, dsn, *pauses.split()]
     driver = subprocess.run(command, env=driver_environment, capture_output=True, text=True, timeout=240, check=False)
     assert driver.returncode == 0, driver.stderr[-3000:]
     assert "prepared after the failures: 0" in driver.stderr

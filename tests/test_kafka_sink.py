@@ -76,7 +76,7 @@ def test_no_producer_lets_a_broker_create_topics():
         ({"createtopic": "true"}, "create_topic needs topic"),
         ({"topic": " "}, "topic is empty"),
         ({"kafka.allow.auto.create.topics": "true"}, "createTopic"),
-        ({"transactiontimeout": "0.5"}, "from 1 to 2147483 s"),
+        ({"transactiontimeout": "0.5"}, "at least 1 s"),
         ({"name": "a:b"}, "a:b"),
     ],
 )

@@ -8,8 +8,9 @@ survive the producer's process and the broker's restart; what can end them early
 from __future__ import annotations
 
 import logging
+import math
 import time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from onceward.core.errors import ConfigurationError, KafkaError
 from onceward.core.kit.options import OF_FORMATS, arguments, check_types
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("onceward.kafka")
 
 NOTHING_WRITTEN = "nothing was written"
-_LONGEST_TIMEOUT: Final = (2**31 - 1) // 1000
-"""Seconds: the protocol has 32 bits for the milliseconds."""
 FLUSH_SHARE = 0.5
 """Share of the transaction's timeout that a flush may take."""
 
@@ -110,9 +109,9 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         settings = KafkaSettings(bootstrap_servers, config)
         if transaction_timeout is None and (given := settings.get("transaction.timeout.ms")) is not None:
             transaction_timeout = _seconds(given)
-        if transaction_timeout is not None and not 1 <= transaction_timeout <= _LONGEST_TIMEOUT:
+        if transaction_timeout is not None and not 1 <= transaction_timeout < math.inf:
             raise ConfigurationError(
-                f"transaction_timeout must be from 1 to {_LONGEST_TIMEOUT} s, not {transaction_timeout} s", sink=name
+                f"transaction_timeout must be at least 1 s, and finite, not {transaction_timeout} s", sink=name
             )
         if topic is not None and not topic.strip():
             raise ConfigurationError(
