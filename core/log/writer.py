@@ -153,9 +153,9 @@ class LogWriter:
         for attempt in count():
             self.view = read(self.store)
             check_owner(self.view, self.pipeline, self.store)
+            position = self.view.tail + 1
             if again is not None and (other := again.overtaken(self.view)):
                 raise self._fenced(other)
-            position = self.view.tail + 1
             log = self.view.log or self.policy.token()[:8]
             token = WriterToken(log, self.token.writer, position, position)
             self._note_writer(token)  # before the put: its answer may be lost
