@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,8 +65,9 @@ def pieces_of(kind: str, address: str, name: str, sink: Any) -> Any:
 
 
 def peak() -> int:
-    """Megabytes that this process has had at most."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    """Megabytes that this program has had at most; `getrusage` would count those of the process that started it."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) // 1024
 
 
 def through_the_engine(dsn: str, folder: str, rows: int, size: int) -> None:
