@@ -43,10 +43,10 @@ RATE = 400
 class Orders(threading.Thread):
     """Produces orders until it is told to stop; each user's into one partition, in order."""
 
-    def __init__(self, servers: str, topic: str) -> None:
+    def __init__(self, servers: str, topics: tuple[str, str]) -> None:
         super().__init__(daemon=True)
+        self.topics = topics
         self._producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True, "linger.ms": 5})
-        self._topic = topic
         self.stopping = threading.Event()
         self.totals: dict[int, int] = {}
 
@@ -57,7 +57,7 @@ class Orders(threading.Thread):
                 n, user, amount = len(self.totals), f"user{chance.randrange(USERS)}", chance.randint(1, 100)
                 sums[user] += amount
                 value = json.dumps({"n": n, "user": user, "amount": amount})
-                self._producer.produce(self._topic, value.encode(), key=user.encode(), partition=hash_of(user))
+                self._producer.produce(self.topics[0], value.encode(), key=user.encode(), partition=hash_of(user))
                 self.totals[n] = sums[user]
             self._producer.poll(0)
         assert self._producer.flush(30) == 0
@@ -117,32 +117,39 @@ def start(
         process.wait()
 
 
+@pytest.fixture
+def orders(kafka: KafkaServer, topic: Callable[..., str], dsn: str) -> Iterator[Orders]:
+    """Orders that are sent to a topic, with the table for their totals."""
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TABLE totals (n bigint, user_name text, total bigint)")
+    orders = Orders(kafka.bootstrap_servers, (topic(partitions=PARTITIONS), topic(partitions=PARTITIONS)))
+    orders.start()
+    yield orders
+    orders.stopping.set()
+    orders.join()
+
+
 @pytest.mark.parametrize("kills", [A_FEW_KILLS, pytest.param(KILLS, marks=pytest.mark.nightly)])
 def test_killed_again_and_again_nothing_is_missing_or_duplicated(
     kafka: KafkaServer,
-    topic: Callable[..., str],
+    orders: Orders,
     dsn: str,
     start: Callable[..., subprocess.Popen[str]],
     tmp_path: Path,
     *,
     kills: int,
 ):
-    topics = (topic(partitions=PARTITIONS), topic(partitions=PARTITIONS))
-    with psycopg.connect(dsn) as connection:
-        connection.execute("CREATE TABLE totals (n bigint, user_name text, total bigint)")
-    orders = Orders(kafka.bootstrap_servers, topics[0])
-    orders.start()
     chance = random.Random(os.environ.get("ONCEWARD_SEED", "11"))
     for _ in range(kills):
-        process = start(topics, "totals", chance.choice([1, 2, 3, 4]))
+        process = start(orders.topics, "totals", chance.choice([1, 2, 3, 4]))
         time.sleep(chance.uniform(0.8, 5.0))
         assert process.poll() is None, (tmp_path / "driver.log").read_text()[-3000:]
         process.kill()
         process.wait()
     orders.stopping.set()
     orders.join()
-    last = start(topics, "totals", 2)
-    check(kafka, topics[1], dsn, orders, last=last, folder=tmp_path)
+    last = start(orders.topics, "totals", 2)
+    check(kafka, orders.topics[1], dsn, orders, last=last, folder=tmp_path)
 
 
 def check(
@@ -165,21 +172,16 @@ def check(
 
 def test_14_what_a_table_lost_of_a_visible_checkpoint_is_written_again(
     kafka: KafkaServer,
-    topic: Callable[..., str],
+    orders: Orders,
     dsn: str,
     start: Callable[..., subprocess.Popen[str]],
     tmp_path: Path,
 ):
     """Killed when the topic has its part; then somebody rolls back what is prepared in the table."""
-    topics = (topic(partitions=PARTITIONS), topic(partitions=PARTITIONS))
-    with psycopg.connect(dsn) as connection:
-        connection.execute("CREATE TABLE totals (n bigint, user_name text, total bigint)")
-    orders = Orders(kafka.bootstrap_servers, topics[0])
-    orders.start()
-    store = open_store(str(tmp_path / "log"), pipeline=f"endured-{topics[0]}")
+    store = open_store(str(tmp_path / "log"), pipeline=f"endured-{orders.topics[0]}")
     lost: list[Committable] = []
     for crash in range(1, 8):  # in some of these checkpoints, there are rows for the table
-        first = start(topics, "totals", 2, crash=f"{Step.COMMIT_AFTER}:{2 * crash + 1}")
+        first = start(orders.topics, "totals", 2, crash=f"{Step.COMMIT_AFTER}:{2 * crash + 1}")
         assert first.wait(60) == -signal.SIGKILL
         undone = read(store).undone
         lost = [c for c in undone.committables if c.sink == "rows"] if undone is not None else []
@@ -191,7 +193,7 @@ def test_14_what_a_table_lost_of_a_visible_checkpoint_is_written_again(
     with psycopg.connect(dsn, autocommit=True) as connection:
         for committable in lost:
             connection.execute(f"ROLLBACK PREPARED '{committable.transaction}'".encode())
-    check(kafka, topics[1], dsn, orders, last=start(topics, "totals", 2), folder=tmp_path)
+    check(kafka, orders.topics[1], dsn, orders, last=start(orders.topics, "totals", 2), folder=tmp_path)
     assert "lost transactions were written again with the same rows, in rows" in (tmp_path / "driver.log").read_text()
 
 

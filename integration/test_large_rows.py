@@ -106,4 +106,4 @@ def test_of_the_engine(postgres: PostgresServer, tmp_path: Path, rows: int, mega
         answer = _measured("engine", database.dsn, str(tmp_path), rows, megabytes)
         [(count, distinct, size)] = database.run("SELECT count(*), count(DISTINCT id), sum(length(value)) FROM large")
     assert (count, distinct, size) == (rows, rows, rows * megabytes * MEGABYTE)
-    assert answer["committed"] < 300 + 20 * megabytes  # channels, records as Python objects, and the table
+    assert answer["committed"] < 300 + 12 * megabytes  # channels, records as Python objects, and the table

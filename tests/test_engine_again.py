@@ -289,3 +289,62 @@ def test_a_source_that_cannot_be_read_again_is_said_at_once() -> None:
     assert job.wait(60)
     assert isinstance(job.error, OncewardError)
     assert "only a pipeline whose sources can be read again" in str(job.error)
+
+
+@pytest.mark.parametrize("policy", [{"on_failure": "delete"}, {"on_cancel": "delete"}], ids=["on_failure", "on_cancel"])
+def test_what_was_lost_is_written_again_also_where_checkpoints_are_deleted_at_the_end(policy: dict[str, str]) -> None:
+    case = Case()
+    checkpoint = CheckpointConfig(interval=0.02, **policy)  # type: ignore[arg-type]
+    assert ran(case.pipeline(checkpoint=checkpoint)) is None
+    assert case.left == 0
+    case.check()
+
+
+def test_a_run_that_is_stopped_while_it_computes_a_checkpoint_again_leaves_it_to_the_next() -> None:
+    case = Case()
+    job = case.pipeline().start()
+    deadline = time.monotonic() + 30
+    while case.left and time.monotonic() < deadline:
+        time.sleep(0.001)
+    job.stop()
+    assert ran(case.pipeline()) is None
+    case.check()
+
+
+def test_a_lost_checkpoint_with_another_parallelism_is_refused_and_healed_with_the_old_one() -> None:
+    case = Case(lost=(1,))
+    assert ran(case.pipeline(restart=RestartStrategy.none())) is not None
+    other = pipeline(store=case.store, backend=case.backend, restart=RestartStrategy.none())
+    second = Expiring(case.second, "second", case.forgets)
+    stream = other.source(Trickle(ROWS, batch_rows=10), uid="in").key_by("k")
+    summed = stream.process(RunningSum(), uid="sum", parallelism=3)
+    summed.sink(Expiring(case.first, "first", lambda _: False))
+    summed.sink(second, parallelism=3)
+    assert isinstance(ran(other), DataLossError)
+    assert case.replaced == []
+    assert ran(case.pipeline()) is None
+    case.check()
+
+
+def test_several_checkpoints_at_once_are_no_hindrance() -> None:
+    case = Case()
+    assert ran(case.pipeline(checkpoint=CheckpointConfig(interval=0.02, max_concurrent=3))) is None
+    assert case.left == 0
+    case.check()
+
+
+def test_one_retained_checkpoint_is_enough_after_a_crash_behind_the_replacement(tmp_path: Path) -> None:
+    case = Case(RocksDBBackend(tmp_path))
+    once, retained = RestartStrategy.none(), CheckpointConfig(interval=0.02, retained=1)
+
+    def hook(reached: Step) -> None:
+        if reached is Step.COMPLETE_BEFORE and case.replaced and not crashed:
+            crashed.append(reached)
+            raise ConnectionError("the process is gone")
+
+    crashed: list[Step] = []
+    with hooked(hook):
+        ended = [ran(case.pipeline(restart=once, checkpoint=retained)) for _ in range(4)]
+    assert crashed
+    assert ended[-1] is None
+    case.check()

@@ -13,7 +13,7 @@ from onceward.connectors.spark.exactly_once import EpochHandler, check_pickles, 
 from onceward.connectors.spark.options import check_log
 from onceward.connectors.spark.query import any_stage_failed, epoch_input, read_text, reason
 from onceward.connectors.spark.writers import TOO_LARGE
-from onceward.core.errors import ConfigurationError, EpochConflictError
+from onceward.core.errors import ConfigurationError, EpochConflictError, SinkError
 from onceward.core.log import DirectoryStore, LogWriter, MemoryStore, Rewind, read
 
 from .core_fakes import FakeSink, policy
@@ -164,6 +164,23 @@ def test_an_error_that_says_what_to_do_reaches_spark_without_our_frames(query: Q
     with pytest.raises(OSError, match="the executor is lost") as other:
         query.run(1, [1], [2], fails=1)
     assert len(traceback.extract_tb(other.tb)) > 3
+
+
+def test_an_error_that_a_mistake_in_code_caused_keeps_its_frames(query: Query, monkeypatch: pytest.MonkeyPatch):
+    handler = query.driver()
+    sink: Any = handler.sinks[0]
+
+    def write(*_: object) -> None:
+        try:
+            {}["order"]
+        except KeyError as error:
+            raise SinkError("cannot write row 3") from error
+
+    monkeypatch.setattr(sink, "write", write)
+    with pytest.raises(SinkError, match="row 3") as raised:
+        query.run(0, handler=handler)
+    assert "write" in [frame.name for frame in traceback.extract_tb(raised.tb)]
+    assert isinstance(raised.value.__cause__, KeyError)
 
 
 def test_a_batch_begins_where_the_one_before_ended(query: Query):

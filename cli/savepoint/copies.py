@@ -65,7 +65,7 @@ def create(
     _begin(into, log.pipeline)
     writer = LogWriter(log.store, log.pipeline, policy)
     ended = bool(log.view.moved)  # by an earlier try
-    view = log.view if ended else writer.start("savepoint create")
+    view = log.view if ended else writer.start()
     decision, before = newest_decision(source, log, view), _stamps(source)
     files = [into.write(f"{FILES}/{path}", source.chunks(path, "the checkpoint's file")) for path in sorted(before)]
     entries = [into.write(f"{ENTRIES}/{key}", [data]) for key, data in entries_of(log.store, view)]

@@ -189,7 +189,7 @@ def _fence_and_copy(asked: Restoration, target: LogStore, place: str, policy: Co
 
 def _started(writer: LogWriter, asked: Restoration) -> LogView:
     """Append a START to the log in use; raise if the log is no longer as it was when it was examined."""
-    view = writer.start("savepoint restore")
+    view = writer.start()
     if _is_at(view, asked.saved) != (asked.back is None) or view.undone is not None:
         where = asked.current.place if asked.current is not None else asked.place
         raise EpochConflictError(f"the query was started at {where} meanwhile: repeat this")
@@ -206,7 +206,7 @@ def _mark_restored(saved: Savepoint, place: str) -> None:
 
 
 def _go_back(writer: LogWriter, wanted: Rewound) -> None:
-    view = writer.start("savepoint restore")
+    view = writer.start()
     if goes_back(view, wanted, None):
         writer.rewind(with_earlier(wanted, view.rewind))
 

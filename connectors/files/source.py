@@ -33,7 +33,16 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-_BATCH_ROWS: Final = 10_000
+_LARGE_ROW: Final = 64 << 10
+"""Average bytes of a file's rows from which on they are read in small batches, one after another."""
+_AHEAD: Final[dict[str, Any]] = {"batch_size": 10_000}
+_ONE_BY_ONE: Final[dict[str, Any]] = {
+    "batch_size": 100,
+    "batch_readahead": 0,
+    "fragment_readahead": 0,
+    "use_threads": False,
+}
+"""How pyarrow.dataset scans files of small and of large rows."""
 _TEXTS: Final = ("csv", "jsonl")
 _DATASETS: Final[dict[str, Callable[[Path, int], Any]]] = {
     "parquet": lambda *_: "parquet",
@@ -140,7 +149,8 @@ class FileSource(ResettableSource):
         at = 0
         name, size, changed = _of_unit(split.unit)
         try:
-            for batch in batches_with_blocks(lambda block: self._batches(name, block)):
+            scan = _AHEAD if size < split.end * _LARGE_ROW else _ONE_BY_ONE
+            for batch in batches_with_blocks(lambda block: self._batches(name, block, scan)):
                 first, last = max(split.start - at, 0), min(split.end - at, batch.num_rows)
                 at += batch.num_rows
                 stat = (self.directory / name).stat()
@@ -222,14 +232,14 @@ class FileSource(ResettableSource):
 
     def _count_rows(self, name: str, block: int) -> int:
         if self.format == "jsonl":
-            return sum(batch.num_rows for batch in self._batches(name, block))
+            return sum(batch.num_rows for batch in self._batches(name, block, _AHEAD))
         return int(self._dataset(name, block, self._schema).count_rows())
 
-    def _batches(self, name: str, block: int) -> Iterator[pa.RecordBatch]:
+    def _batches(self, name: str, block: int, scan: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
         """The rows. Of JSON lines not by pyarrow.dataset (26.0), which makes nulls of a row whose line does not end."""
         dataset = self._dataset(name, block, self._schema)
         if self.format != "jsonl":
-            yield from dataset.to_batches(batch_size=_BATCH_ROWS)
+            yield from dataset.to_batches(**scan)
             return
         folders = pyarrow.dataset.get_partition_keys(next(dataset.get_fragments()).partition_expression)
         known = pyarrow.json.ParseOptions(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
+from pyspark.errors.exceptions.captured import CapturedException
 
 from onceward.core.checkpoint import Admission, CommitPolicy, Coordinator, OnLost
 from onceward.core.checkpoint.subtask import DirectlyWritten
@@ -241,6 +242,13 @@ def _given(what: Any) -> str:
     return f"the class {what.__name__} (give an instance)" if isinstance(what, type) else type(what).__name__
 
 
+def _explains_itself(error: BaseException) -> bool:
+    """Return whether the message says all: what to do, or what Spark has logged already."""
+    cause = error.__cause__
+    mistake = cause is not None and type(cause).__module__ == "builtins" and not isinstance(cause, OSError)
+    return isinstance(error, OncewardError | CapturedException) and not mistake
+
+
 @dataclass
 class EpochHandler:
     """Function that Spark calls with each micro-batch; it keeps one coordinator per run of the query."""
@@ -273,14 +281,15 @@ class EpochHandler:
         """Run one micro-batch as one epoch.
 
         Spark logs the traceback of an error twice, and raises it once more where the query is awaited. An error that
-        says what to do, or that Spark has logged where it was raised, loses the frames below this function.
+        says what to do, or that Spark has logged where it was raised, loses the frames below this function, unless a
+        mistake in somebody's Python code has caused it.
         """
         try:
             self._epoch(frame, batch)
         except BaseException as error:
             name = self.pipeline or (self._run.query if self._run is not None else "")
             tell(EpochFailed(name, batch, reason(error)))
-            if not isinstance(error, OncewardError | PySparkException):
+            if not _explains_itself(error):
                 raise
             _log.debug("epoch %s of pipeline %s failed", batch, name, exc_info=True)
             raise error.with_traceback(None) from None
@@ -378,8 +387,6 @@ class EpochHandler:
 
         That is a null struct or variant whose fields are declared never null: pyspark 4.2 casts it, and Arrow refuses.
         """
-        from pyspark.errors import PySparkException  # noqa: PLC0415 - needs a Spark installation
-
         try:
             if limit != math.inf:
                 frame = frame.where(f"if({self.row_size} <= {limit}, true, raise_error('{TOO_LARGE}'))")
