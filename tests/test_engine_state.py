@@ -22,10 +22,11 @@ from onceward.core.engine import completion
 from onceward.core.engine.channels import Barrier, TaskId, by_key
 from onceward.core.engine.completion import Completer
 from onceward.core.engine.events import Pending
+from onceward.core.engine.fits import check_fits
 from onceward.core.engine.graph import Graph
 from onceward.core.engine.reference import Reference, load, prove
 from onceward.core.engine.retained import Retained, SharedFiles
-from onceward.core.engine.start import assign, check_fits
+from onceward.core.engine.start import assign
 from onceward.core.engine.state import keys, rocksdb
 from onceward.core.engine.state.handles import (
     KeyedHandle,

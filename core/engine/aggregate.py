@@ -113,7 +113,7 @@ class AggregateLogic(ProcessLogic):
         if batch.schema != self._schema:
             self._set_types(batch.schema)
         batch = self._with_all_columns(batch)
-        found = keys.distinct(batch)
+        found = self._distinct(keys, batch)
         grouped = self._grouped(batch, found.codes)
         rows = [*map(scope.rows[self._state].__getitem__, found.encoded)]
         before = _unpack(scope.table.get_many(rows), len(self._parts))
@@ -201,6 +201,42 @@ class AggregateLogic(ProcessLogic):
             for types in of_state
             for part, text in zip(self._parts, types, strict=True)
         }
+
+
+def types_of_totals(function: Aggregation, columns: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
+    """Return the types of the totals, as far as those of the columns are known."""
+    schema = pa.schema(list(columns.items()))
+    found = {
+        name: pa.float64() if part.function == "mean" else _type_of(part, schema, pa.null())
+        for name, part in function.totals.items()
+    }
+    return {name: type_ for name, type_ in found.items() if not pa.types.is_null(type_)}
+
+
+def check_types(
+    function: Aggregation, uid: str, where: str, of_state: Sequence[Sequence[str]], columns: Mapping[str, pa.DataType]
+) -> None:
+    """Check that the types of the parts in a checkpoint are those that these columns make.
+
+    Args:
+        function: The totals.
+        uid: The operator.
+        where: The checkpoint.
+        of_state: For each subtask, the parts and their types.
+        columns: The types of columns that are known before a row has been read.
+
+    Raises:
+        ConfigurationError: They are others.
+    """
+    schema = pa.schema(list(columns.items()))
+    now = [f"{part} {_type_of(part, schema, pa.null())}" for part in function.parts]
+    for known, text in zip(_merged(of_state), now, strict=False):
+        if known != text and not known.endswith(" null") and not text.endswith(" null"):
+            raise ConfigurationError(
+                f"operator {uid} has in {where} state of {known}; the columns make it {text} now. Give the column the "
+                "type that it had (schema= of the operator before); or give the operator another uid to begin without "
+                "this state, and pass allow_non_restored_state=True"
+            )
 
 
 def _merged(of_subtasks: Sequence[Sequence[str]]) -> list[str]:

@@ -39,6 +39,7 @@ from .events import (
 )
 from .functions import ProcessLogic
 from .logic import BatchLogic, Guarded, Logic, RecordLogic, Selection
+from .state.key_types import KeyTypes
 from .state.keyed import KeyScope
 from .state.keys import groups_of
 from .state.storage import CheckpointStorage, folder_of
@@ -237,8 +238,10 @@ class Attempt(ABC):
 
     def _process(self, operator: Operator, task: TaskId, guarded: Guarded) -> Logic:
         started, most = self._started, self._graph.max_parallelism
-        assigned, scope = started.assigned[task], None
+        assigned, scope, key_types = started.assigned[task], None, None
         if operator.keys is not None:
+            types, all_new = assigned.key_types, assigned.all_new_types
+            key_types = KeyTypes(task.uid, operator.keys.columns, types, all_new=all_new)
             groups = groups_of(task.subtask, operator.parallelism, most)
             writer = started.coordinator.writer.token.start
             table = started.backend.open(task, groups, assigned.keyed, started.restored_storage, writer)
@@ -252,4 +255,5 @@ class Attempt(ABC):
             parallelism=operator.parallelism,
             lists=assigned.lists,
             now=self.world.now,
+            key_types=key_types,
         )

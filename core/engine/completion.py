@@ -134,6 +134,7 @@ class Completer:
                     subtasks=[states[task] for task in operator.tasks()],
                     states=sorted(kinds_of(operator)),
                     kinds=kinds_of(operator),
+                    keys=list(operator.keys.columns) if operator.kind == "process" and operator.keys else [],
                 )
                 for operator in self._graph.operators
             },

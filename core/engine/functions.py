@@ -9,6 +9,7 @@ from ..errors import ConfigurationError, OncewardError, StateError
 from ..kit.rows import in_python
 from .logic import Frozen, Guarded, Logic
 from .state.handles import ListHandle, SubtaskState
+from .state.key_types import KeyTypes
 from .state.keyed import NO_KEY, KeyedState, KeyScope, OperatorState, State, pack, unpack
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from .channels import Barrier
     from .graph import Operator
     from .records import Record
-    from .state.keys import KeyEncoder
+    from .state.keys import Distinct, KeyEncoder
     from .state.storage import CheckpointStorage
 
 _TIMERS_AT_ONCE: Final = 10_000
@@ -132,11 +133,13 @@ class ProcessLogic(Logic):
         parallelism: int,
         lists: Mapping[str, list[bytes]],
         now: Callable[[], float],
+        key_types: KeyTypes | None = None,
     ) -> None:
         self._function = copy.deepcopy(function)
         self._guarded = guarded
         self._keys = keys
         self._scope = scope
+        self._key_types = key_types or KeyTypes(guarded.task.uid, keys.columns if keys is not None else ())
         self._lists = self._bind(lists)
         self._context = FunctionContext(guarded.task.uid, guarded.task.subtask, parallelism, scope, now)
 
@@ -151,7 +154,7 @@ class ProcessLogic(Logic):
                 for record in in_python(batch).to_pylist():
                     made += process(record, context) or ()
                 return self._guarded.batch(made)
-            found, enter = self._keys.distinct(batch), self._scope.enter
+            found, enter = self._distinct(self._keys, batch), self._scope.enter
             for record, code in zip(in_python(batch).to_pylist(), found.codes.to_pylist(), strict=True):
                 enter(found.values[code], found.encoded[code])
                 made += process(record, context) or ()
@@ -161,6 +164,11 @@ class ProcessLogic(Logic):
             raise self._guarded.failed(record, error) from error
         self._scope.leave()
         return self._guarded.batch(made)
+
+    def _distinct(self, keys: KeyEncoder, batch: pa.RecordBatch) -> Distinct:
+        found = keys.distinct(batch)
+        self._key_types.learn(found.types)
+        return found
 
     def timers(self, now: float, enough: Callable[[], bool]) -> Sequence[pa.RecordBatch] | None:
         scope = self._scope
@@ -192,11 +200,12 @@ class ProcessLogic(Logic):
         lists = {name: self._handle(name, state) for name, state in self._lists.items()}
         if self._scope is None:
             return Frozen(lambda _storage, _folder: (SubtaskState(lists=lists), 0))
+        key_types = self._key_types.stored()
         freezing = self._scope.table.freeze(barrier.checkpoint, full=barrier.kind.savepoint)
 
         def write(storage: CheckpointStorage | None, folder: str) -> tuple[SubtaskState, int]:
             handle, written = freezing.write(storage, folder)
-            return SubtaskState(keyed=handle, lists=lists), written
+            return SubtaskState(keyed=handle, lists=lists, key_types=key_types), written
 
         return Frozen(write, discard=freezing.discard)
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from ..checkpoint import Coordinator
-from ..errors import ConfigurationError
 from ..events import EpochBegan, tell, wall_clock
 from ..log import LogWriter
 from ..source import ResettableSource
@@ -27,11 +26,12 @@ from .again import Again, can_be_read_again
 from .channels import Barrier
 from .completion import Completer
 from .config import Mode
-from .functions import kinds_of
+from .fits import check_fits
 from .origin import find_origin
 from .reference import Reference, inline, prove_newest, resolve
 from .retained import Retained
-from .state.handles import Metadata, OperatorRecord, SubtaskState
+from .state.handles import Metadata, SubtaskState
+from .state.key_types import merged
 from .state.keys import groups_of
 
 if TYPE_CHECKING:
@@ -88,6 +88,10 @@ class Assigned(NamedTuple):
     """Handles that overlap its key groups."""
     lists: Mapping[str, list[bytes]] = {}
     """Its items of each operator state."""
+    key_types: Sequence[Sequence[str]] = ()
+    """Types of the keys that the operator's state is under, column by column."""
+    all_new_types: bool = True
+    """Whether keys of other types are accepted from the first row on."""
 
 
 class Started(NamedTuple):
@@ -168,7 +172,9 @@ def _find(
     origin = find_origin(view, restore, setup.pipeline)
     if origin.metadata is not None:
         check_fits(setup.graph, origin.metadata, allow_non_restored=restore.allow_non_restored)
-    assigned = assign(setup.graph, origin.metadata)
+    assigned: Mapping[TaskId, Assigned] = assign(setup.graph, origin.metadata)
+    if not (again or restore.allow_non_restored):  # after a failure, the program is the one that made the checkpoint
+        assigned = {task: each._replace(all_new_types=False) for task, each in assigned.items()}
     orderly = origin.metadata is None or origin.metadata.terminal
     skip = setup.config.mode is Mode.AT_MOST_ONCE and (again or not orderly)
     return origin, assigned, start_positions(setup.graph, assigned, skip=skip)
@@ -218,52 +224,6 @@ def _beginning(
     return whole, inline(whole, origin.storage)
 
 
-def check_fits(graph: Graph, metadata: Metadata, *, allow_non_restored: bool) -> None:
-    """Check that a checkpoint's state has a place in the graph, before anything is changed."""
-    where = f"checkpoint {metadata.checkpoint}"
-    if metadata.max_parallelism != graph.max_parallelism:
-        raise ConfigurationError(
-            f"{where} was made with max_parallelism {metadata.max_parallelism}, the pipeline has "
-            f"{graph.max_parallelism}: it cannot change while there is state"
-        )
-    operators = {operator.uid: operator for operator in graph.operators}
-    stored = {uid: r for uid, r in metadata.operators.items() if not all(state.empty for state in r.subtasks)}
-    unclaimed = sorted(stored.keys() - operators)
-    if unclaimed and not allow_non_restored:
-        raise ConfigurationError(
-            f"{where} holds state of operators that the pipeline does not have: {', '.join(unclaimed)}. Give an "
-            "operator its uid, or drop the state on purpose with allow_non_restored_state=True"
-        )
-    for uid, record in stored.items():
-        if uid in operators and not allow_non_restored:
-            _check_states(operators[uid], record, where)
-    for uid, record in metadata.operators.items():
-        if uid in operators and operators[uid].kind != record.kind:
-            raise ConfigurationError(f"operator {uid} is a {operators[uid].kind}; in {where} it was a {record.kind}")
-
-
-def _check_states(operator: Operator, record: OperatorRecord, where: str) -> None:
-    """Refuse to drop a state that a function no longer declares, or the keyed state of a stream without keys."""
-    if operator.kind != "process":
-        return
-    keyed = any(state.keyed is not None for state in record.subtasks)
-    now = kinds_of(operator)
-    gone = sorted({*record.states, *record.kinds} - now.keys())
-    other = [f"{name} (a {kind})" for name, kind in record.kinds.items() if now.get(name, kind) != kind]
-    if other:
-        raise ConfigurationError(
-            f"operator {operator.uid} has in {where} states of another kind than it declares now: "
-            f"{', '.join(other)}. Declare the new ones under other names, and drop the old ones on purpose with "
-            "allow_non_restored_state=True"
-        )
-    if gone or (keyed and operator.keys is None):
-        what = f"states {', '.join(gone)}" if gone else "keyed state, and its stream has no keys now"
-        raise ConfigurationError(
-            f"operator {operator.uid} has in {where} {what}: it would be lost. Declare it again, or drop it on purpose "
-            "with allow_non_restored_state=True"
-        )
-
-
 def assign(graph: Graph, metadata: Metadata | None) -> dict[TaskId, Assigned]:
     """What each subtask starts from; nothing without a checkpoint."""
     records = metadata.operators if metadata is not None else {}
@@ -284,6 +244,7 @@ def _assigned(operator: Operator, subtask: int, states: Sequence[SubtaskState], 
         positions=[state.position for state in states if state.position is not None] or None,
         keyed=tuple(handle for handle in keyed if handle.first < mine.stop and mine.start < handle.end),
         lists={name: _items(states, name, how, subtask, operator.parallelism) for name, how in names.items()},
+        key_types=merged(state.key_types for state in states),
     )
 
 

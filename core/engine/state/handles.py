@@ -56,6 +56,8 @@ class SubtaskState(msgspec.Struct, frozen=True, kw_only=True):
     position: Any = None
     keyed: KeyedHandle | None = None
     lists: dict[str, ListHandle] = {}
+    key_types: list[list[str]] = []
+    """Types of the keys that its keyed state is under, column by column; none if it has read no row."""
 
     @property
     def files(self) -> tuple[FileRef, ...]:
@@ -81,6 +83,8 @@ class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Names of the states: earlier versions write and read nothing else of them."""
     kinds: dict[str, str] = {}
     """Layouts of the states, by their names."""
+    keys: list[str] = []
+    """Names of the columns that its keyed state is keyed by; none if it has no keyed state, or in earlier versions."""
 
 
 class Metadata(msgspec.Struct, frozen=True, kw_only=True):

@@ -99,6 +99,8 @@ class Distinct(NamedTuple):
     encoded: list[bytes]
     codes: pa.Array
     """For each row, where its key is in those lists."""
+    types: tuple[pa.DataType, ...]
+    """Of the key's columns."""
 
 
 class KeyEncoder:
@@ -122,8 +124,8 @@ class KeyEncoder:
             values, codes = rows[0] if len(rows) == 1 else list(zip(*rows, strict=True)), None
         types = tuple(column.type for column in columns)
         if codes is not None and all(map(_is_plain, types)):
-            return Distinct(values, [*map(self._memos[types].__getitem__, values)], codes)
-        return _merged(values, [*map(_encoded, values)], codes)
+            return Distinct(values, [*map(self._memos[types].__getitem__, values)], codes, types)
+        return _merged(values, [*map(_encoded, values)], codes, types)
 
 
 def _dictionary(columns: Sequence[pa.Array]) -> tuple[list[Any], pa.Array]:
@@ -153,12 +155,15 @@ def _is_plain(type_: pa.DataType) -> bool:
     return any(kind(type_) for kind in (is_.is_integer, is_.is_string, is_.is_large_string, is_.is_binary))
 
 
-def _merged(values: list[Any], encoded: list[bytes], codes: pa.Array | None) -> Distinct:
+def _merged(
+    values: list[Any], encoded: list[bytes], codes: pa.Array | None, types: tuple[pa.DataType, ...]
+) -> Distinct:
     """Make one key of those that are encoded alike, such as 0.0 and -0.0."""
     numbers: dict[bytes, int] = {}
     of_each = pa.array([numbers.setdefault(data, len(numbers)) for data in encoded], pa.int32())
     first = dict(zip(reversed(encoded), reversed(values), strict=True))
-    return Distinct([first[data] for data in numbers], list(numbers), of_each if codes is None else of_each.take(codes))
+    found = [first[data] for data in numbers]
+    return Distinct(found, list(numbers), of_each if codes is None else of_each.take(codes), types)
 
 
 def _encoded(key: Any) -> bytes:
