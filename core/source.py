@@ -14,17 +14,19 @@ one place, read in many.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import msgspec
 
 from .errors import SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
     import pyarrow as pa
 
+ROWS_PER_TURN: Final = 20_000
+"""So that a unit waits for its turn about as long as a checkpoint's interval at most, and reopening costs little."""
 Position = Any
 """How far a source was read: a dict that JSON can hold, opaque to the code that stores it."""
 
@@ -139,6 +141,15 @@ class ResettableSource(Source):
         """Minimum number of rows that a Spark task reads, from several splits one after another; 1: one split each."""
         return 1
 
+    @property
+    def rows_per_turn(self) -> int | None:
+        """Number of rows, about, that the embedded engine reads of one unit before it turns to the next.
+
+        16 MiB of rows end a turn, too. At its next turn, the unit is read on from `Piece.next`. None: units are read
+        one after another, in the order of `splits`.
+        """
+        return ROWS_PER_TURN
+
     @abstractmethod
     def start(self) -> Position:
         """Return the position at which a new pipeline begins. Called once; the caller stores the answer."""
@@ -193,7 +204,7 @@ class ResettableSource(Source):
         """Publish how far the source was read. Called after the epoch is completed, never before; may be skipped."""
 
 
-def read_split(source: ResettableSource, split: Split) -> Iterator[Piece]:
+def read_split(source: ResettableSource, split: Split) -> Generator[Piece]:
     """Read a range to its end, and check that each piece continues where the one before ended, without a missing row.
 
     Whoever reads a source (the engine, Spark's tasks, the conformance suite) calls this rather than `read`.

@@ -84,6 +84,30 @@ def the_source_stores_where_it_will_be(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ends.ResettableLogic, "_ranges", ranges)
 
 
+def a_unit_begins_its_next_turn_where_it_began_the_one_before(patch: pytest.MonkeyPatch) -> None:
+    """Instead of where it ended: its rows come again."""
+    turn = ends.ResettableLogic._turn
+
+    def again(self: Any, split: Any, *, alone: bool) -> Any:
+        rest = yield from turn(self, split, alone=alone)
+        again = rest is not None and not vars(self).setdefault("again", False)
+        self.again = again
+        return split if again else rest
+
+    patch.setattr(ends.ResettableLogic, "_turn", again)
+
+
+def what_a_turn_leaves_of_a_unit_is_dropped(patch: pytest.MonkeyPatch) -> None:
+    """And the position says that it was read."""
+    turn = ends.ResettableLogic._turn
+
+    def forgetful(self: Any, split: Any, *, alone: bool) -> Any:
+        if (yield from turn(self, split, alone=alone)) is not None:
+            self._position = self._source.advance(self._position, split, split.end)
+
+    patch.setattr(ends.ResettableLogic, "_turn", forgetful)
+
+
 def the_source_goes_on_before_the_barrier_is_sent(patch: pytest.MonkeyPatch) -> None:
     """State is frozen when the barrier has been overtaken by a row."""
     snapshot = task.Task._snapshot
@@ -291,6 +315,8 @@ MUTANTS = [
     alignment_forgets_ended_channels,
     what_was_prepared_for_a_given_up_checkpoint_is_forgotten,
     the_source_stores_where_it_will_be,
+    a_unit_begins_its_next_turn_where_it_began_the_one_before,
+    what_a_turn_leaves_of_a_unit_is_dropped,
     the_source_goes_on_before_the_barrier_is_sent,
     a_restart_begins_at_the_start_of_the_sources,
     state_is_not_restored,

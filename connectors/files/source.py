@@ -105,6 +105,11 @@ class FileSource(ResettableSource):
     def bounded(self) -> bool:
         return self._bounded
 
+    @property
+    def rows_per_turn(self) -> int | None:
+        """None: files are read one after another, oldest first."""
+        return None
+
     def validate(self) -> None:
         if not self.directory.is_dir():
             raise ConfigurationError(f"{self.directory} is not a folder: create it, or correct the path")

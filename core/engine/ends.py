@@ -10,11 +10,15 @@ committed by the first checkpoint that completes.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+import msgspec
+
 from ..checkpoint.subtask import SubtaskEpoch
 from ..errors import OncewardError, SourceError
+from ..kit.pieces import PIECE_BYTES
 from ..source import read_split
 from .logic import Frozen, Logic, nothing_to_write
 from .projection import projection_of
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ..sink import TwoPhaseCommitSink
-    from ..source import LiveSource, Position, ResettableSource, Source
+    from ..source import LiveSource, Position, ResettableSource, Source, Split
     from ..transaction import Committable, WriteContext
     from .channels import Barrier
 
@@ -103,13 +107,31 @@ class ResettableLogic(SourceLogic["ResettableSource"]):
             )
 
     def _ranges(self, end: Position) -> Generator[pa.RecordBatch]:
-        """What lies between here and there; the position is ahead of each batch that was given."""
-        for split in self._source.splits(self._position, end):
-            for piece in read_split(self._source, split):
-                self._position = self._source.advance(self._position, split, piece.next)
-                yield piece.batch
-            self._position = self._source.advance(self._position, split, split.end)
+        """What lies between here and there; the position is ahead of each batch that was given.
+
+        Units are read in turn, one at a time, so that none waits until all others are read.
+        """
+        waiting = deque(self._source.splits(self._position, end))
+        while waiting:
+            rest = yield from self._turn(waiting.popleft(), alone=not waiting)
+            if rest is not None:
+                waiting.append(rest)
         self._position = end
+
+    def _turn(self, split: Split, *, alone: bool) -> Generator[pa.RecordBatch, None, Split | None]:
+        """Give rows of a range, and return what is left of it for its next turn; None if that is nothing."""
+        most, rows, size = self._source.rows_per_turn, 0, 0
+        pieces = read_split(self._source, split)
+        for piece in pieces:
+            self._position = self._source.advance(self._position, split, piece.next)
+            yield piece.batch
+            rows += piece.batch.num_rows
+            size += piece.batch.nbytes
+            if most is not None and not alone and (rows >= most or size >= PIECE_BYTES) and piece.next < split.end:
+                pieces.close()  # before another unit is read: a source may have one connection
+                return msgspec.structs.replace(split, start=piece.next)
+        self._position = self._source.advance(self._position, split, split.end)
+        return None
 
     def freeze(self, barrier: Barrier) -> Frozen:
         position = self._position

@@ -37,6 +37,12 @@ PREDICATES: dict[str, Any] = {
 }
 
 
+class InTurn(SequenceSource):
+    """Its units have few rows, and still take turns."""
+
+    rows_per_turn = 1
+
+
 class Counting(ProcessFunction):
     """Numbers the rows of each key: 1, 2, 3, …"""
 
@@ -126,7 +132,8 @@ class RandomGraph:
         count = self._random.randint(1, 40)
         rows = [{"n": self._rows + n, "k": self._random.choice("abcd")} for n in range(count)]
         self._rows += count
-        source = SequenceSource(rows, units=self._many(), batch_rows=self._random.randint(1, 5))
+        source = InTurn(rows, units=self._many(), batch_rows=self._random.randint(1, 5))
+        source.rows_per_turn = self._random.choice([1, 4, None])  # type: ignore[assignment,misc]
         return Branch(self.pipeline.source(source, uid=f"source{number}", parallelism=self._many()), rows)
 
     def _plain(self, branch: Branch) -> Branch:
