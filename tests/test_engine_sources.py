@@ -27,12 +27,15 @@ if TYPE_CHECKING:
 class Watched(SequenceSource):
     """Notes which unit each piece is of, and refuses that two are read at once: a source may have one connection."""
 
-    rows_per_turn = 20
-
-    def __init__(self, rows: int, *, units: int, batch_rows: int = 5) -> None:
+    def __init__(self, rows: int, *, units: int, batch_rows: int = 5, turn: int | None = 20) -> None:
         super().__init__([{"n": n} for n in range(rows)], units=units, batch_rows=batch_rows)
+        self.turn = turn
         self.pieces: list[str] = []
         self.opened = self.reading = 0
+
+    @property
+    def rows_per_turn(self) -> int | None:
+        return self.turn
 
     def read(self, split: Split) -> Iterator[Piece]:
         assert not self.reading
@@ -115,8 +118,7 @@ def test_of_a_source_that_has_an_order_one_unit_is_read_after_the_other(tmp_path
 def test_from_any_position_on_exactly_the_rest_is_read(
     rows: int, units: int, batch_rows: int, turn: int, data: st.DataObject
 ):
-    source = Watched(rows, units=units, batch_rows=batch_rows)
-    source.rows_per_turn = turn  # type: ignore[misc]
+    source = Watched(rows, units=units, batch_rows=batch_rows, turn=turn)
     logic = a_logic(source)
     before = numbers(logic, data.draw(st.integers(0, 80)))
     stored = position_of(logic)
@@ -132,14 +134,15 @@ def test_a_unit_that_ends_in_a_gap_is_read_to_its_end(turn: int | None):
     class Gaps(Watched):
         """As Kafka's offsets: the last numbers of a unit have no row."""
 
-        counts_rows = False
+        @property
+        def counts_rows(self) -> bool:
+            return False
 
         def read(self, split: Split) -> Iterator[Piece]:
             held = Split(split.unit, split.start, min(split.end, 12))
             return super().read(held) if held.start < held.end else iter(())
 
-    source = Gaps(60, units=3)
-    source.rows_per_turn = turn  # type: ignore[assignment,misc]
+    source = Gaps(60, units=3, turn=turn)
     logic = a_logic(source)
     assert len(numbers(logic)) == 36
     assert position_of(logic) == {"0": 20, "1": 20, "2": 20}

@@ -40,7 +40,11 @@ PREDICATES: dict[str, Any] = {
 class InTurn(SequenceSource):
     """Its units have few rows, and still take turns."""
 
-    rows_per_turn = 1
+    turn: int | None = 1
+
+    @property
+    def rows_per_turn(self) -> int | None:
+        return self.turn
 
 
 class Counting(ProcessFunction):
@@ -133,7 +137,7 @@ class RandomGraph:
         rows = [{"n": self._rows + n, "k": self._random.choice("abcd")} for n in range(count)]
         self._rows += count
         source = InTurn(rows, units=self._many(), batch_rows=self._random.randint(1, 5))
-        source.rows_per_turn = self._random.choice([1, 4, None])  # type: ignore[assignment,misc]
+        source.turn = self._random.choice([1, 4, None])
         return Branch(self.pipeline.source(source, uid=f"source{number}", parallelism=self._many()), rows)
 
     def _plain(self, branch: Branch) -> Branch:

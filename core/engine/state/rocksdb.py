@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import secrets
 import shutil
-import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
@@ -23,6 +22,7 @@ from .handles import FileRef, KeyedHandle
 from .keys import group_in, row_end, row_prefix
 from .storage import SHARED, CheckpointStorage, folder_in, inside
 from .store import Freezing, KeyedTable, StateBackend, encode_cells, required, restored_cells
+from .working import WorkingCopy, room
 
 try:
     from rocksdict import AccessType, Checkpoint, Options, Rdict, WriteBatch, WriteOptions
@@ -46,15 +46,15 @@ class RocksTable(KeyedTable):
     """One subtask's RocksDB."""
 
     def __init__(
-        self, folder: Path, groups: range, task: str, writer: int, base: Iterable[FileRef], *, incremental: bool
+        self, copy: WorkingCopy, groups: range, task: str, writer: int, base: Iterable[FileRef], *, incremental: bool
     ) -> None:
-        self._folder = folder
+        self._copy = copy
         self._groups = groups
         self._task = task
         self._writer = writer
         self._incremental = incremental
         self._lock = Lock()
-        self._db = _open(folder / "db")
+        self._db = _open(copy.folder / "db")
         self._near: dict[bytes, bytes | None] = {}
         """Values that were read or written lately, by row and column. Every call into RocksDB lets another thread take
         the interpreter, which then keeps it for milliseconds."""
@@ -130,7 +130,7 @@ class RocksTable(KeyedTable):
         self._changed.clear()
 
     def freeze(self, checkpoint: int, *, full: bool = False) -> Freezing:
-        frozen = self._folder / f"frozen-{checkpoint}-{secrets.token_hex(4)}"
+        frozen = self._copy.folder / f"frozen-{checkpoint}-{secrets.token_hex(4)}"
         try:
             self._write_changes()
             self._db.flush()
@@ -155,7 +155,7 @@ class RocksTable(KeyedTable):
 
     def close(self) -> None:
         self._db.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._copy.close()
 
     def _write_rows(self, frozen: Path, storage: CheckpointStorage, path: str) -> tuple[KeyedHandle, int]:
         with _reading(frozen) as db:
@@ -191,7 +191,8 @@ class RocksDBBackend(StateBackend):
     Args:
         path: Folder of checkpoints: a path, file:///…, or a URL that fsspec knows (s3://bucket/folder). It must survive
             every failure that the job must survive.
-        local: Folder for working copies, which may be lost at any time; default: a temporary one.
+        local: Folder on a local disk for working copies, which may be lost at any time. Default: the system's folder
+            for temporary files (TMPDIR). A start removes working copies that killed runs of the pipeline left there.
         incremental: Upload only files that the newest completed checkpoint does not hold.
     """
 
@@ -199,9 +200,14 @@ class RocksDBBackend(StateBackend):
         self.storage: CheckpointStorage = CheckpointStorage(path)
         self.local = Path(local) if local is not None else None
         self.incremental = incremental
+        self._owner: str | None = None
+        """Where the pipeline's checkpoints are, under whichever decision log."""
 
     def bind(self, name: str) -> StateBackend:
-        return RocksDBBackend(folder_in(self.storage.root, name), local=self.local, incremental=self.incremental)
+        root = folder_in(self.storage.root, name)
+        bound = RocksDBBackend(root, local=self.local, incremental=self.incremental)
+        bound._owner = self._owner or root
+        return bound
 
     def open(
         self,
@@ -211,32 +217,40 @@ class RocksDBBackend(StateBackend):
         storage: CheckpointStorage | None,
         writer: int = 0,
     ) -> KeyedTable:
-        if self.local is not None:
-            self.local.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix="onceward-state-", dir=self.local))
+        copy = WorkingCopy(self.local, self._owner or self.storage.root)
         same = len(restored) == 1 and restored[0].form == _FORM and _groups(restored[0]) == groups
         base: tuple[FileRef, ...] = ()
         try:
             if same:
-                _copy_out(restored[0], required(storage), folder / "db")
+                _copy_out(restored[0], required(storage), copy.folder / "db")
                 base = restored[0].files if required(storage).root == self.storage.root else ()
-            table = RocksTable(folder, groups, str(task), writer, base, incremental=self.incremental)
+            table = RocksTable(copy, groups, str(task), writer, base, incremental=self.incremental)
             for handle in () if same else restored:
-                cells = restored_cells if handle.form == "rows" else cells_of_rocksdb
-                for row, column, value in cells(handle, storage, groups):
+                for row, column, value in _cells_of(handle, storage, groups, copy.folder / "restored"):
                     table.put(row, value, column)
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            copy.close()
             raise
         return table
 
 
 def cells_of_rocksdb(handle: KeyedHandle, storage: CheckpointStorage | None, groups: range) -> Iterator[Cell]:
-    """The cells of a handle in RocksDB's form that belong to these groups."""
-    folder = Path(tempfile.mkdtemp(prefix="onceward-state-"))
+    """The cells of a handle in RocksDB's form that belong to these groups, for a backend without working copies."""
+    copy = WorkingCopy(None, required(storage).root)
     try:
-        _copy_out(handle, required(storage), folder / "db")
-        with _reading(folder / "db") as db:
+        yield from _cells_of(handle, storage, groups, copy.folder / "restored")
+    finally:
+        copy.close()
+
+
+def _cells_of(handle: KeyedHandle, storage: CheckpointStorage | None, groups: range, folder: Path) -> Iterator[Cell]:
+    """The cells of a handle of any form that belong to these groups; files of RocksDB lie in the folder meanwhile."""
+    if handle.form == "rows":
+        yield from restored_cells(handle, storage, groups)
+        return
+    try:
+        _copy_out(handle, required(storage), folder)
+        with _reading(folder) as db:
             for group in _groups(handle):
                 yield from (cell for cell in _cells(db, row_prefix(group, "")[:2]) if group_in(cell[0]) in groups)
     finally:
@@ -248,9 +262,10 @@ def _groups(handle: KeyedHandle) -> range:
 
 
 def _copy_out(handle: KeyedHandle, storage: CheckpointStorage, folder: Path) -> None:
-    folder.mkdir(parents=True)
-    for ref in handle.files:
-        storage.copy_out(ref, folder / ref.name)
+    with room(folder):
+        folder.mkdir(parents=True)
+        for ref in handle.files:
+            storage.copy_out(ref, folder / ref.name)
 
 
 def _options() -> Any:
