@@ -86,6 +86,14 @@ class ProcessFunction:
         """Handle a timer that was set for `at`."""
         return ()
 
+    def on_end(self, key: Any, context: FunctionContext) -> Iterable[Record]:  # noqa: ARG002 - for subclasses
+        """Called for each key that has state or timers when the input has ended, before `finish`.
+
+        Keyed state is that of the key: return the records of windows that are still open, and clear what is done with,
+        because state and timers are kept for a later run.
+        """
+        return ()
+
     def snapshot(self, checkpoint: int, context: FunctionContext) -> Iterable[Record] | None:  # noqa: ARG002
         """Called before a checkpoint's barrier: return records that were held back, and set operator state.
 
@@ -189,7 +197,24 @@ class ProcessLogic(Logic):
         return self._scope.next_timer() if self._scope is not None else None
 
     def finish(self) -> Sequence[pa.RecordBatch]:
-        return self._guarded.batch(self._guarded.listed("finish", self._function.finish, self._context))
+        of_keys = self._ends_of_keys()
+        return [
+            *of_keys,
+            *self._guarded.batch(self._guarded.listed("finish", self._function.finish, self._context)),
+        ]
+
+    def _ends_of_keys(self) -> Sequence[pa.RecordBatch]:
+        """What the function gives at the end of each key."""
+        batches: list[pa.RecordBatch] = []
+        if self._scope is None or type(self._function).on_end is ProcessFunction.on_end:
+            return batches
+        made: list[Record] = []
+        for key in self._scope.each_key():
+            made += self._guarded.listed({"end of": key}, self._function.on_end, key, self._context)
+            if len(made) >= _TIMERS_AT_ONCE:
+                batches += self._guarded.batch(made)
+                made = []
+        return batches + self._guarded.batch(made)
 
     def before_barrier(self, barrier: Barrier) -> Sequence[pa.RecordBatch]:
         at = f"snapshot {barrier.checkpoint}"

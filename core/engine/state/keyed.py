@@ -7,6 +7,7 @@ import heapq
 import math
 import struct
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import msgspec
@@ -26,6 +27,8 @@ NO_KEY: Final = "a timer belongs to a key: key_by first, and set it while a reco
 _TIMERS: Final = "!timers"
 """The state that timers are in: so they are checkpointed and distributed as any other."""
 _TIME: Final = struct.Struct(">d")
+_FEW: Final = 64
+"""Dropped timers that are not worth going through all others."""
 
 
 class KeyScope:
@@ -41,7 +44,9 @@ class KeyScope:
         )
         """By state and encoded key: where the state is."""
         self._heap: list[tuple[float, bytes]] = []
-        """Timers by time; those that were dropped are still in it."""
+        """Timers by time; those that were dropped are still in it for a while."""
+        self._dropped: set[tuple[float, bytes]] = set()
+        """Those in the heap that were dropped; they are taken out when they are as many as the others."""
         for group in groups:
             for row, column, _ in table.scan(keys.row_prefix(group, _TIMERS)):
                 self._heap.append((_TIME.unpack(column)[0], keys.key_in(row)))
@@ -73,7 +78,7 @@ class KeyScope:
             ConfigurationError: `at` is no number.
         """
         try:
-            at = math.nan if isinstance(at, str) else float(at)
+            at = math.nan if isinstance(at, str) else float(at) + 0.0  # not -0.0, which is the same time
         except (TypeError, ValueError, OverflowError):
             at = math.nan
         if math.isnan(at):
@@ -81,26 +86,62 @@ class KeyScope:
         row, column = self.row(_TIMERS), _TIME.pack(at)
         if self.table.get(row, column) is None:
             self.table.put(row, b"", column)
-            heapq.heappush(self._heap, (at, keys.key_in(row)))
+            timer = (at, keys.key_in(row))
+            if timer in self._dropped:
+                self._dropped.remove(timer)
+            else:
+                heapq.heappush(self._heap, timer)
 
     def drop_timer(self, at: float) -> None:
-        self.table.delete(self.row(_TIMERS), _TIME.pack(at))
+        """Drop a timer of the current key, if it is set."""
+        row, column = self.row(_TIMERS), _TIME.pack(at + 0.0)
+        if self.table.get(row, column) is None:
+            return
+        self.table.delete(row, column)
+        self._dropped.add((at + 0.0, keys.key_in(row)))
+        if len(self._dropped) > max(_FEW, len(self._heap) // 2):
+            self._heap = [timer for timer in self._heap if timer not in self._dropped]
+            heapq.heapify(self._heap)
+            self._dropped.clear()
+
+    @property
+    def timers(self) -> int:
+        """The number of timers that are set."""
+        return len(self._heap) - len(self._dropped)
+
+    @property
+    def entries(self) -> int:
+        """The number of timers in memory: those that are set, and some that were dropped."""
+        return len(self._heap)
 
     def next_timer(self) -> float | None:
+        """Return when the next timer is due."""
+        while self._heap and self._heap[0] in self._dropped:
+            self._dropped.remove(heapq.heappop(self._heap))
         return self._heap[0][0] if self._heap else None
 
     def enter_due(self, now: float) -> float | None:
         """Take the next timer that is due, enter its key, and return its time."""
-        while self._heap and self._heap[0][0] <= now:
-            at, encoded = heapq.heappop(self._heap)
-            key = unpack(encoded)
-            self.enter(tuple(key) if isinstance(key, list) else key, encoded)
-            row, column = self.row(_TIMERS), _TIME.pack(at)
-            if self.table.get(row, column) is not None:
-                self.table.delete(row, column)
-                return at
+        at = self.next_timer()
+        if at is None or at > now:
+            self.leave()
+            return None
+        at, encoded = heapq.heappop(self._heap)
+        self._enter_encoded(encoded)
+        self.table.delete(self.row(_TIMERS), _TIME.pack(at))
+        return at
+
+    def each_key(self) -> Iterator[Any]:
+        """Enter each key that has state, one after another, and yield it. Its state may be changed meanwhile."""
+        for _, cells in groupby(self.table.scan(b""), lambda cell: keys.group_in(cell[0])):
+            for encoded in dict.fromkeys(keys.key_in(row) for row, _, _ in cells):
+                self._enter_encoded(encoded)
+                yield self.key
         self.leave()
-        return None
+
+    def _enter_encoded(self, encoded: bytes) -> None:
+        key = unpack(encoded)
+        self.enter(tuple(key) if isinstance(key, list) else key, encoded)
 
 
 class State:
