@@ -197,6 +197,8 @@ class Remembered(NamedTuple):
     """Whether it knows the log as the owner of the pipeline's and sink's names."""
     progress: Progress
     """Its newest commit of this log since a rewind; NOTHING if it has none."""
+    lost: str = ""
+    """What the target is proven to have lost, whatever the decision log knows of it; empty if nothing."""
 
 
 def other_log(scope: Scope, log: str, where: str, *, sink: str = "") -> EpochConflictError:

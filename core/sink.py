@@ -38,7 +38,7 @@ Txn = TypeVar("Txn")
 _CALLED: Final = frozenset(
     {
         *("validate", "begin", "write", "pre_commit", "discard", "commit", "commit_many", "abort", "inspect_many"),
-        *("check_claim", "claim", "release", "completed", "warm_up", "open", "flush", "close", "send"),
+        *("check_claim", "claim", "release", "accept_loss", "completed", "warm_up", "open", "flush", "close", "send"),
     }
 )
 _LISTED: Final = frozenset({"lingering", "lingering_elsewhere"})
@@ -257,6 +257,13 @@ class TwoPhaseCommitSink(Sink, Generic[Txn]):
         """Forget other decision logs, and the progress of this one, for an explicit rewind; idempotent.
 
         Called instead of `check_claim` until the first decision after the rewind. A claim of this log stays.
+        """
+
+    def accept_loss(self, scope: Scope) -> None:
+        """Take the target as it is, after a loss that `check_claim` reported; idempotent. By default, do nothing.
+
+        Called once the policy `skip` has accepted the loss, with its audit record. From then on `check_claim` does not
+        report it, and what is decided and was not acknowledged can be committed.
         """
 
     def completed(self, scope: Scope, epoch: int) -> None:

@@ -24,13 +24,13 @@ from onceward.connectors.redis.client import connect
 from onceward.connectors.redis.script import PRUNE, marker_key
 from onceward.connectors.redis.sink import RedisSink
 from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator
-from onceward.core.checkpoint.recovery import sweep
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.errors import ConfigurationError, DataLossError, EpochConflictError, RetryableSinkError, SinkError
 from onceward.core.log import EpochInput, MemoryStore
 from onceward.core.names import NOTHING, Scope
+from onceward.core.policy import OnLost
 from onceward.core.steps import Step, hooked
-from onceward.core.transaction import Acknowledgement, CommitStatus, Progress
+from onceward.core.transaction import Acknowledgement, CommitStatus, Observation, Progress
 from onceward.testing.conformance import SinkConformance, SinkUnderTest
 
 from .proxy import Proxy
@@ -364,12 +364,14 @@ def test_a_server_that_was_emptied_is_never_taken_for_an_empty_one(tmp_path: Pat
     sink = claimed(tmp_path, valkey)
     committable = prepared(sink, numbers(*range(4)))
     valkey.client().flushall()
-    outcome = sink.commit(committable)
-    assert outcome.status in (CommitStatus.LOST, CommitStatus.UNKNOWN)
-    assert "has lost onceward:1:p:cache" in outcome.detail
-    for look in (make(tmp_path, valkey).claim, make(tmp_path, valkey).lingering):
-        with pytest.raises(DataLossError, match=r"was emptied, or is another server.*durable=False"):
-            look(SCOPE)
+    with pytest.raises(DataLossError, match="has lost onceward:1:p:cache"):
+        sink.commit(committable)
+    assert sink.inspect_many([committable]) == [Observation.PREPARED]
+    with pytest.raises(DataLossError, match=r"was emptied, or is another server.*on_lost='skip'"):
+        make(tmp_path, valkey).claim(SCOPE)
+    remembered = make(tmp_path, valkey).check_claim(SCOPE, Progress(1, 1))
+    assert not remembered.owned
+    assert "was emptied" in remembered.lost
     assert valkey.client().keys() == []
     sink.release(SCOPE)
     sink.claim(SCOPE)
@@ -385,8 +387,8 @@ class Run:
         self.sink = self._make(**settings)
         self.coordinator: Coordinator
 
-    def start(self, **opening: Any) -> None:
-        policy = CommitPolicy(commits=Backoff(first=0.01, most=0.1, attempts=3), sweep_every=1e9)
+    def start(self, on_lost: OnLost = OnLost.FAIL, **opening: Any) -> None:
+        policy = CommitPolicy(on_lost=on_lost, commits=Backoff(first=0.01, most=0.1, attempts=3), sweep_every=1e9)
         self.coordinator = Coordinator("p", self._store, [self.sink], policy)
         self.coordinator.open(**opening)
 
@@ -445,9 +447,9 @@ def test_with_durable_what_is_decided_when_a_server_was_emptied_is_written_once_
         if step is Step.DECIDE_AFTER:
             valkey.client().flushall()
 
-    with hooked(empty), pytest.raises(DataLossError, match=r"can no longer be committed.*has lost onceward:1:p:cache"):
+    with hooked(empty), pytest.raises(DataLossError, match=r"has lost onceward:1:p:cache.*was emptied"):
         run.epoch(1, 3, 4, 5)
-    with pytest.raises(DataLossError, match=r"can no longer be committed|was emptied"):
+    with pytest.raises(DataLossError, match="was emptied"):
         run.start()
     assert valkey.client().keys() == []
     run.change(durable=False)
@@ -459,7 +461,7 @@ def test_with_durable_what_is_decided_when_a_server_was_emptied_is_written_once_
     assert streamed(valkey) == [3, 4, 5, 6]
 
 
-def test_with_durable_a_server_that_was_emptied_between_two_epochs_fails_the_first_sweep(
+def test_with_durable_a_server_that_was_emptied_between_two_epochs_fails_the_next_one_before_its_decision(
     tmp_path: Path, valkey: Valkey
 ):
     run = Run(tmp_path, valkey)
@@ -467,7 +469,113 @@ def test_with_durable_a_server_that_was_emptied_between_two_epochs_fails_the_fir
     run.epoch(0, 1)
     valkey.client().flushall()
     with pytest.raises(DataLossError, match="was emptied"):
-        sweep(run.coordinator.writer, [run.sink])
+        run.epoch(1, 2)
+    assert run.coordinator.view.decided == 0
+    assert valkey.client().keys() == []
+
+
+ACCEPTED = "continuing with a target as it is"
+
+
+def test_skip_accepts_an_emptied_server_once_and_writes_all_that_follows(
+    tmp_path: Path, valkey: Valkey, caplog: pytest.LogCaptureFixture
+):
+    run = Run(tmp_path, valkey)
+    run.start(OnLost.SKIP)
+    run.epoch(0, 1, 2)
+    run.epoch(1, 3)
+    valkey.client().flushall()
+    for epoch in range(2, 5):
+        run.epoch(epoch, 10 * epoch, 10 * epoch + 1, 10 * epoch + 2)
+    run.start(OnLost.FAIL)
+    run.epoch(5, 50)
+    assert streamed(valkey) == [20, 21, 22, 30, 31, 32, 40, 41, 42, 50]
+    assert caplog.text.count(ACCEPTED) == 1
+    assert "skipping lost transaction" not in caplog.text
+
+
+def test_skip_accepts_an_emptied_server_at_a_start(tmp_path: Path, valkey: Valkey, caplog: pytest.LogCaptureFixture):
+    run = Run(tmp_path, valkey)
+    run.start()
+    run.epoch(0, 1, 2)
+    valkey.client().flushall()
+    run.start(OnLost.SKIP)
+    run.start(OnLost.FAIL)
+    run.epoch(1, 3)
+    assert streamed(valkey) == [3]
+    assert caplog.text.count(ACCEPTED) == 1
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+@pytest.mark.parametrize(
+    "when", [(Step.DECIDE_AFTER, 0), (Step.SEND_BEFORE, 2), (Step.SEND_AFTER, 4), (Step.MARK_AFTER, 4)]
+)
+def test_skip_writes_what_is_decided_and_was_not_acknowledged_when_the_server_was_emptied(
+    tmp_path: Path, valkey: Valkey, caplog: pytest.LogCaptureFixture, when: tuple[Step, int], epoch: int
+):
+    """Also in the first epoch, which has no earlier ones that could show the loss."""
+    step, kept = when
+    run = Run(tmp_path, valkey)
+    run.start(OnLost.SKIP)
+    if epoch:
+        run.epoch(0, 100)
+    left = [1 if step is Step.DECIDE_AFTER else 2]
+
+    def empty(reached: Step) -> None:
+        left[0] -= reached is step
+        if left[0] == 0 and reached is step:
+            valkey.client().flushall()
+
+    with hooked(empty):
+        run.epoch(epoch, *range(8))
+    assert streamed(valkey) == list(range(kept, 8))
+    run.start(OnLost.FAIL)
+    run.epoch(epoch + 1, 8)
+    assert streamed(valkey) == list(range(kept, 9))
+    assert caplog.text.count(ACCEPTED) == (1 if epoch or kept else 0)  # else there was nothing to lose
+    assert "skipping lost transaction" not in caplog.text
+
+
+@pytest.mark.parametrize("on_lost", [OnLost.FAIL, OnLost.REPLAY])
+def test_an_emptied_server_never_settles_a_transaction(tmp_path: Path, valkey: Valkey, on_lost: OnLost):
+    run = Run(tmp_path, valkey)
+    run.start(on_lost)
+    run.epoch(0, 100)
+
+    def empty(reached: Step) -> None:
+        if reached is Step.DECIDE_AFTER:
+            valkey.client().flushall()
+
+    with hooked(empty), pytest.raises(DataLossError, match="was emptied"):
+        run.epoch(1, 1, 2)
+    with pytest.raises(DataLossError, match=r"was emptied.*on_lost='skip'"):
+        run.start(on_lost)
+    run.start(OnLost.SKIP)
+    assert streamed(valkey) == [1, 2]
+
+
+def test_skip_accepts_a_server_that_lost_acknowledged_rows_of_a_delivery(tmp_path: Path, valkey: Valkey):
+    run = Run(tmp_path, valkey)
+    run.start()
+    run.epoch(0, 100)
+    client = valkey.client()
+    left = [2]
+
+    def lose(reached: Step) -> None:
+        left[0] -= reached is Step.MARK_AFTER
+        if left[0] == 0 and reached is Step.MARK_AFTER:
+            [name] = [field for field, sent in client.hgetall(MARKER).items() if sent == "4"]
+            client.hset(MARKER, name, 2)  # as after a start from an older file
+            client.xtrim("rows", maxlen=3, approximate=False)
+
+    with hooked(lose), pytest.raises(DataLossError, match=r"has 2 rows .* had acknowledged 4"):
+        run.epoch(1, *range(8))
+    with pytest.raises(DataLossError, match=r"has 2 rows .* had acknowledged 4.*on_lost='skip'"):
+        run.start()
+    run.start(OnLost.SKIP)
+    run.start()
+    run.epoch(2, 8)
+    assert streamed(valkey)[-5:] == [4, 5, 6, 7, 8]
 
 
 def test_without_durable_a_pipeline_goes_on_after_the_server_was_emptied(
@@ -539,9 +647,8 @@ def test_35_without_durable_a_paused_process_is_refused_by_a_marker_that_was_mad
     sink.commit(old)
     valkey.client().delete(MARKER)
     assert sink.commit(prepared(sink, numbers(3), epoch=2, writer=9)).status is CommitStatus.COMMITTED
-    outcome = paused.commit(old)
-    assert not outcome.settled
-    assert "of an epoch that has ended" in outcome.detail
+    with pytest.raises(DataLossError, match="of an epoch that has ended"):
+        paused.commit(old)
     assert streamed(valkey) == [1, 2, 3]
 
 
@@ -573,10 +680,10 @@ def test_a_server_that_lost_acknowledged_rows_is_found_out(tmp_path: Path, valke
     committable = prepared(sink, numbers(*range(6)))
     assert commit_in_child(sink, committable, f"{Step.MARK_AFTER}:2") == -signal.SIGKILL
     valkey.client().hset(MARKER, committable.transaction, 2)
-    outcome = sink.commit(committable)
-    assert outcome.status is CommitStatus.UNKNOWN, "to write it again would double what is there"
-    assert "has 2 rows" in outcome.detail
-    assert "had acknowledged 4" in outcome.detail
+    with pytest.raises(DataLossError, match=r"has 2 rows.*had acknowledged 4"):
+        sink.commit(committable)
+    assert sink.inspect_many([committable]) == [Observation.PREPARED]
+    assert "had acknowledged 4" in make(tmp_path, valkey).check_claim(SCOPE, Progress(1, 1)).lost
     assert streamed(valkey) == [0, 1, 2, 3]
 
 
@@ -654,9 +761,8 @@ def test_35_what_a_paused_process_sends_after_its_epoch_ended_is_refused(tmp_pat
     sink.commit(committable)
     sink.commit(prepared(sink, numbers(3), epoch=2))
     sink.completed(SCOPE, 2)
-    outcome = paused.commit(committable)
-    assert not outcome.settled
-    assert "of an epoch that has ended" in outcome.detail
+    with pytest.raises(DataLossError, match="of an epoch that has ended"):
+        paused.commit(committable)
     assert streamed(valkey) == [1, 2, 3]
 
 
@@ -677,9 +783,8 @@ def test_35_what_a_paused_process_sends_after_a_rewind_is_refused_once_the_new_s
         sink.check_claim(SCOPE, NOTHING)
     assert sink.commit(decided).status is CommitStatus.COMMITTED
     assert sink.commit(prepared(sink, numbers(12), epoch=2, writer=7)).status is CommitStatus.COMMITTED
-    outcome = paused.commit(old)
-    assert not outcome.settled
-    assert "of an epoch that has ended" in outcome.detail
+    with pytest.raises(DataLossError, match="of an epoch that has ended"):
+        paused.commit(old)
     assert streamed(valkey) == [1, 2, 3, 4, 12]
     new = make(tmp_path / "new", valkey)
     new.check_claim(SCOPE, Progress(7, 2))

@@ -121,6 +121,24 @@ def _damage(path: Path) -> str:
     return f"batch {number}, at byte {at} of {path.stat().st_size}"
 
 
+def read_marks(path: Path) -> tuple[int, int]:
+    """Return how many rows the marks say are delivered, and at which byte they end: a torn mark may follow.
+
+    Raises:
+        DataLossError: A mark in the middle is damaged.
+    """
+    sent = good = 0
+    data = path.read_bytes() if path.exists() else b""
+    for line in data.splitlines(keepends=True):
+        mark = _mark(line)
+        if mark is None:
+            if good + len(line) < len(data):
+                raise DataLossError(f"{path} is damaged at byte {good}: how much was delivered is unknown")
+            break  # torn by a crash
+        sent, good = mark, good + len(line)
+    return sent, good
+
+
 class Marks:
     """How many of a segment's rows are delivered.
 
@@ -133,16 +151,8 @@ class Marks:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.sent = good = 0
-        data = path.read_bytes() if path.exists() else b""
-        for line in data.splitlines(keepends=True):
-            sent = _mark(line)
-            if sent is None:
-                if good + len(line) < len(data):
-                    raise DataLossError(f"{path} is damaged at byte {good}: how much was delivered is unknown")
-                break  # torn by a crash
-            self.sent, good = sent, good + len(line)
-        if good < len(data):
+        self.sent, good = read_marks(path)
+        if path.exists() and good < path.stat().st_size:
             with path.open("r+b") as file:
                 file.truncate(good)
         self._file = path.open("ab")

@@ -14,6 +14,7 @@ files, so that any process can send them.
 from __future__ import annotations
 
 from abc import abstractmethod
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
@@ -40,12 +41,12 @@ from onceward.core.transaction import (
 )
 
 from .folders import FolderSink, names_of, with_file_errors
-from .segments import DONE, MARKS, PARTIAL, SEGMENT, Marks, Segment, read_segment
+from .segments import DONE, MARKS, PARTIAL, SEGMENT, Marks, Segment, read_marks, read_segment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from onceward.core.names import TransactionName
+    from onceward.core.names import Scope, TransactionName
     from onceward.core.transaction import WriteContext
 
 ROWS_PER_SEND: Final = 500
@@ -134,6 +135,7 @@ class WriteAheadLogSink(FolderSink[Segment]):
 
         Raises:
             RetryableSinkError: The target may accept them later. No later rows are sent until then.
+            DataLossError: The target has lost rows that it had accepted, or is another one. The epoch stays decided.
             SinkError: The target will never accept them.
         """
 
@@ -188,13 +190,15 @@ class WriteAheadLogSink(FolderSink[Segment]):
 
     def _commit(self, committable: Committable) -> CommitOutcome:
         segment = self._path(committable, SEGMENT)
-        try:
-            with sole(segment) as there:
-                if there and not self._is_done(committable):
-                    self._send(committable, segment)
-                    return CommitOutcome(CommitStatus.COMMITTED)
-        except DataLossError as error:
-            return commit_outcome(*self._lost(committable, str(error)))
+        with sole(segment) as there:
+            if there and not self._is_done(committable):
+                try:
+                    batches = read_segment(segment, committable.handle["sha256"], self.name)
+                    again, marks = self._marks(segment)
+                except DataLossError as damaged:
+                    return commit_outcome(*self._lost(committable, str(damaged)))
+                self._send(committable, segment, batches, marks, again=again)  # rule R: no loss of this transaction
+                return CommitOutcome(CommitStatus.COMMITTED)
         return commit_outcome(*self._look(committable))
 
     @with_file_errors
@@ -256,12 +260,27 @@ class WriteAheadLogSink(FolderSink[Segment]):
             marks.unlink(missing_ok=True)
             done.unlink(missing_ok=True)
 
-    def _send(self, committable: Committable, segment: Path) -> None:
-        """Send what is not marked as sent. What `send` raises is left as it is."""
-        batches = read_segment(segment, committable.handle["sha256"], self.name)
+    def _marks(self, segment: Path) -> tuple[bool, Marks]:
+        """Open the marks of a segment; also return whether its sending had begun."""
+        path = segment.with_suffix(MARKS)
         with file_errors(self.name, segment):
-            again = segment.with_suffix(MARKS).exists()
-            marks = Marks(segment.with_suffix(MARKS))
+            return path.exists(), Marks(path)
+
+    def _acknowledged(self, scope: Scope) -> dict[TransactionName, int]:
+        """Return how many rows of each transaction whose sending has begun the target has acknowledged.
+
+        Transactions from before a rewind are left out, and so are those whose marks are damaged: their commit says so.
+        """
+        acknowledged: dict[TransactionName, int] = {}
+        for name in self._proven_of(scope) - self._released():
+            with suppress(DataLossError):
+                acknowledged[name] = read_marks(self._place / f"{file_name(str(name))}{MARKS}")[0]
+        return acknowledged
+
+    def _send(
+        self, committable: Committable, segment: Path, batches: Iterable[pa.RecordBatch], marks: Marks, *, again: bool
+    ) -> None:
+        """Send what is not marked as sent. What `send` raises is left as it is."""
         try:
             for first, rows in _slices(batches, committable.handle["rows_per_send"]):
                 if first < marks.sent:

@@ -16,12 +16,12 @@ import pyarrow as pa
 import pytest
 
 from onceward.core import CheckpointConfig, FileBackend
-from onceward.core.errors import RetryableSinkError, SinkError
+from onceward.core.errors import DataLossError, RetryableSinkError, SinkError
 from onceward.core.kit.pieces import PIECE_BYTES, size_of
 from onceward.core.log import MemoryStore
 from onceward.core.names import Scope, file_name, parse_file_name
 from onceward.core.steps import Step, hooked
-from onceward.core.transaction import AbortStatus, CommitStatus, Committable
+from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation
 from onceward.sinks import Guarantee
 from onceward.sinks.folders import IDENTITY
 from onceward.sources import SequenceSource
@@ -272,6 +272,21 @@ def test_an_error_of_sending_is_never_taken_for_a_segment_that_is_gone(tmp_path:
     committable = prepared(sink, range(4))
     with pytest.raises(FileNotFoundError, match="certificate"):
         sink.commit(committable)
+    assert Mailbox(tmp_path).commit(committable).status is CommitStatus.COMMITTED
+
+
+def test_a_condition_of_the_target_is_never_settled_as_the_loss_of_a_transaction(tmp_path: Path):
+    """Rule R: under `skip`, each epoch would be given up for as long as the condition lasts."""
+
+    class Emptied(Mailbox):
+        def send(self, rows: pa.RecordBatch, delivery: Delivery) -> None:  # noqa: ARG002 - signature
+            raise DataLossError("the target was emptied")
+
+    committable = prepared(Mailbox(tmp_path), range(4))
+    for _ in range(2):
+        with pytest.raises(DataLossError, match="was emptied"):
+            Emptied(tmp_path).commit(committable)
+    assert Mailbox(tmp_path).inspect_many([committable]) == [Observation.PREPARED]
     assert Mailbox(tmp_path).commit(committable).status is CommitStatus.COMMITTED
 
 

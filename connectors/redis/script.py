@@ -34,6 +34,10 @@
    was here: then positions go on above it, and all that is below has ended. What is sent between the rewind and those
    rows by a process that was paused since before both is not refused: its START could be that of such a copy.
 
+9. Once the user has accepted a loss, the marker gets back what this side knows: of each transaction that the folder
+   still knows, how many of its rows were acknowledged; and as floor, that all older ones have ended. So what follows is
+   written, and what was lost is not waited for. A second loss shows as the first one did.
+
 All keys are on one server: a Redis Cluster could not do this for keys in several slots.
 """
 
@@ -57,9 +61,9 @@ _log = logging.getLogger("onceward.redis")
 
 Loss = Literal["loud", "first", "again"]
 """What to do if the server has lost what it had acknowledged (5 and 6)."""
-GO_ON: Final = (
-    "It was emptied, or is another server. Restore its data; or, to continue without it, run with "
-    "durable=False until rows are written"
+CHOICES: Final = (
+    "Restore its data; or, to continue without it, start with on_lost='skip', "
+    "or run with durable=False until rows are written"
 )
 WAIT_SHARE: Final = 0.5
 """Share of the timeout of an answer for which the server itself waits for its disk and replicas."""
@@ -136,6 +140,22 @@ return known
 """
 """KEYS: the marker. ARGV: log. Claims the names if nobody has; returns the log that has them."""
 
+ACCEPT: Final = """
+local marker = KEYS[1]
+local known = redis.call('HGET', marker, 'log')
+if known and known ~= ARGV[1] then return known end
+if not known then redis.call('HSET', marker, 'log', ARGV[1], 'floor:start', ARGV[2], 'floor:epoch', ARGV[3]) end
+for i = 4, #ARGV, 2 do
+  local here = tonumber(redis.call('HGET', marker, ARGV[i]) or '0')
+  if tonumber(ARGV[i + 1]) > here then redis.call('HSET', marker, ARGV[i], ARGV[i + 1]) end
+end
+return ARGV[1]
+"""
+"""KEYS: the marker. ARGV: log, START and epoch of the floor, transactions and how many of their rows were acknowledged.
+
+Goes on behind what was acknowledged and is lost (9); returns the log that has the names.
+"""
+
 RELEASE: Final = """
 if redis.call('HGET', KEYS[1], 'log') ~= ARGV[1] then return redis.call('DEL', KEYS[1]) end
 local kept = {}
@@ -179,7 +199,7 @@ def marker_key(scope: Scope) -> bytes:
 
 
 def change_marker(settings: RedisSettings, script: str, scope: Scope, *arguments: object) -> Any:
-    """Run CLAIM, RELEASE, PRUNE or EXPIRE.
+    """Run CLAIM, ACCEPT, RELEASE, PRUNE or EXPIRE.
 
     Raises:
         RetryableSinkError: No answer, or the server cannot just now.
@@ -258,7 +278,10 @@ def _check(where: str, name: TransactionName, numbers: str, form: str, words: li
                 name,
             )
         case ["unclaimed"]:
-            raise DataLossError(f"{where} has lost {marker}, which this writer had made. {GO_ON}")
+            raise DataLossError(
+                f"{where} has lost {marker}, which this writer had made: it was emptied, or is another "
+                f"server. {CHOICES}"
+            )
         case ["ended"]:
             raise DataLossError(f"{where}: {name} is of an epoch that has ended, and its marker is deleted")
         case ["claimed", log]:
@@ -266,7 +289,7 @@ def _check(where: str, name: TransactionName, numbers: str, form: str, words: li
         case ["behind", sent]:
             raise DataLossError(
                 f"{where} has {sent} rows of {name}, and had acknowledged {numbers.partition(' ')[0]}: it has lost "
-                "rows. Bring them back; or, to go on without them, run with durable=False until rows are written"
+                f"rows. {CHOICES}"
             )
         case ["type", key, kind]:
             raise SinkError(f"{where}: key {key!r} is a {kind}, and not a {form}. Nothing of the delivery is written")

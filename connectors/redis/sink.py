@@ -8,12 +8,11 @@ the server's append-only file.
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from onceward.core.errors import ConfigurationError, DataLossError, SinkError
 from onceward.core.kit.options import check_choice, check_types
-from onceward.core.names import other_log, outdated_log, parse_transaction_name
+from onceward.core.names import NOTHING, Remembered, other_log, outdated_log, parse_transaction_name
 from onceward.core.sink import Guarantee
 from onceward.core.transaction import Progress
 from onceward.sinks.folders import FolderClaims, newest_of
@@ -21,7 +20,7 @@ from onceward.sinks.write_ahead import ROWS_PER_SEND, WriteAheadLogSink
 
 from .client import RedisSettings, asking, check_facts, read_facts
 from .forms import FORMS, KeyTemplate, check_form, hashed, written
-from .script import CLAIM, EXPIRE, GO_ON, PRUNE, RELEASE, Loss, change_marker, deliver, marker_key
+from .script import ACCEPT, CHOICES, CLAIM, EXPIRE, PRUNE, RELEASE, Loss, change_marker, deliver, marker_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from onceward.core.names import Remembered, Scope, TransactionName
-    from onceward.core.transaction import Committable
+    from onceward.core.names import Scope, TransactionName
     from onceward.sinks.segments import Segment
     from onceward.sinks.write_ahead import Delivery
 
@@ -164,25 +162,16 @@ class RedisSink(WriteAheadLogSink):
         found = written(self.name, self.form, self.key, rows, self.maxlen)
         deliver(self.settings, name, delivery.first, self.form, found, loss, self.replicas)
 
-    def lingering(self, scope: Scope) -> Iterable[Committable]:
-        """Segments that are not sent. At each start and now and then: so this is where a lost marker is looked for.
-
-        Raises:
-            DataLossError: The server has lost it, before anything more is decided for it.
-        """
-        with suppress(SinkError):  # what it cannot answer now, it answers at the next delivery
-            self._check_marker(scope, self._marker(scope).get("log"))
-        return super().lingering(scope)
-
     def check_claim(self, scope: Scope, newest: Progress) -> Remembered | None:
         """Look whose the names are, and how far their log had come, in the folder and in the server."""
         remembered = super().check_claim(scope, newest)
         marker = self._marker(scope)
         self._check_owner(scope, marker.get("log"))
-        self._check_marker(scope, marker.get("log"))
         reached = self._reached(scope, marker)
         if reached > newest:
             raise outdated_log(scope, reached, newest, self.settings.shown)
+        if lost := self._lost_rows(scope, marker, newest):
+            return Remembered("log" in marker, reached, lost)
         if remembered is None or not self.durable:
             return remembered
         return remembered._replace(progress=min(remembered.progress, reached))
@@ -201,9 +190,24 @@ class RedisSink(WriteAheadLogSink):
             if new
             else self._marker(scope).get("log")
         )
-        self._check_marker(scope, known)
+        if known is None and (lost := self._lost_marker(scope)):
+            raise DataLossError(f"{lost}. {CHOICES}", pipeline=scope.pipeline, sink=scope.sink)
         self._check_owner(scope, known)
         super().claim(scope)
+
+    def accept_loss(self, scope: Scope) -> None:
+        """Make the marker again, behind what was acknowledged.
+
+        Raises:
+            EpochConflictError: Another decision log owns the names.
+        """
+        if not self.durable:
+            return  # the next delivery makes it
+        acknowledged = self._acknowledged(scope)
+        oldest = min((Progress(name.start, name.epoch) for name in acknowledged), default=NOTHING)
+        counts = [word for name, sent in acknowledged.items() for word in (str(name), sent)]
+        known = change_marker(self.settings, ACCEPT, scope, oldest.generation, oldest.epoch - 1, *counts)
+        self._check_owner(scope, known.decode(errors="replace"))
 
     def release(self, scope: Scope) -> None:
         """Forget, in the server and in the folder, other decision logs and how far this one had come."""
@@ -233,13 +237,29 @@ class RedisSink(WriteAheadLogSink):
         if known not in (None, scope.log):
             raise other_log(scope, str(known), self.settings.shown)
 
-    def _check_marker(self, scope: Scope, known: str | None) -> None:
-        if known is None and self.durable and FolderClaims(self._place).known(scope) == scope.log:
-            raise DataLossError(
-                f"{self.settings.shown} knows nothing of this pipeline and sink, though {self.directory} does. {GO_ON}",
-                pipeline=scope.pipeline,
-                sink=scope.sink,
-            )
+    def _lost_marker(self, scope: Scope) -> str:
+        """Return that the server has lost the marker, which is missing, if the folder proves it."""
+        if not self.durable or FolderClaims(self._place).known(scope) != scope.log:
+            return ""
+        return (
+            f"{self.settings.shown} knows nothing of this pipeline and sink, though {self.directory} does: it was "
+            "emptied, or is another server"
+        )
+
+    def _lost_rows(self, scope: Scope, marker: Mapping[str, str], newest: Progress) -> str:
+        """Return what the folder proves the server to have lost; empty if nothing.
+
+        Of epochs before the newest decision, `_reached` tells: their fields may be deleted.
+        """
+        if "log" not in marker:
+            return self._lost_marker(scope)
+        if not self.durable:
+            return ""
+        for name, sent in self._acknowledged(scope).items():
+            here = marker.get(str(name), "0")
+            if Progress(name.start, name.epoch) >= newest and here.isdigit() and int(here) < sent:
+                return f"{self.settings.shown} has {here} rows of {name}, and had acknowledged {sent}"
+        return ""
 
     def _reached(self, scope: Scope, marker: Mapping[str, str]) -> Progress:
         """How far the log had come by what the server knows: the floor stands for what is deleted."""

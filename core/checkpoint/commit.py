@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import CommitPendingError, DataLossError, EpochConflictError, ExternalError
 from ..events import Committed, CommitWaits, moment, tell, wall_clock
+from ..policy import OnLost
 from ..sink import by_urgency
+from .kept import check_kept
 from .losses import Verdict, settle
 from .share import Share
 
@@ -117,7 +119,9 @@ def _commit_round(
         if not any(share.failures for share in shares):
             _commit_in_order(shares, active, writer.policy)
         if not any(share.failures for share in shares):
-            return Verdict.STANDS
+            if not _accept_losses(active, writer):
+                return Verdict.STANDS
+            continue
         try:
             verdict = settle(permit.decision, shares, writer, heals=heals)
         except DataLossError as loss:
@@ -129,6 +133,22 @@ def _commit_round(
             return verdict
         for share in shares:
             share.failures.clear()  # given up, with an audit record: the rest is committed
+
+
+def _accept_losses(active: Sequence[Share], writer: LogWriter) -> bool:
+    """Have the policy accept what a target was found in its commit to have lost; return whether to ask it again.
+
+    Rule R: that is a condition of the target, so no transaction is given up for it. A target that loses something once
+    more in the same commit is an error.
+    """
+    if writer.policy.on_lost is not OnLost.SKIP:
+        return False
+    losing = [share for share in active if isinstance(share.error, DataLossError) and not share.accepted]
+    for share in losing:
+        share.accepted = True
+        if not check_kept(writer, {share.sink.name: share.sink}, starting=True):
+            share.error = None
+    return any(share.error is None for share in losing)
 
 
 def _commit_in_order(shares: Sequence[Share], active: Sequence[Share], policy: CommitPolicy) -> None:

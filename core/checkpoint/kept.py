@@ -114,7 +114,7 @@ def _check_kept(
     done = _newest_completed(view) if sink.keeps_ledger else None
     mine = [c for c in done.committables if c.sink == sink.name] if done is not None else []
     if why := forgotten(view, sink.name, remembered, told_apart=bool(mine)):
-        _go_on_without(writer, sink.name, why)
+        _go_on_without(writer, sink, why)
         return
     if done is None or not mine:
         return
@@ -140,7 +140,7 @@ def _check_kept(
     if failures:
         resolve(done, failures, writer)
         if writer.view.undone is not None:  # the log no longer knows by the transaction's name which sink it was
-            _go_on_without(writer, sink.name, TAKEN_BACK)
+            _go_on_without(writer, sink, TAKEN_BACK)
     if again and not starting:
         raise TargetWentBackError(
             "the target went back to an older state (was a lagging standby promoted?). What was committed before is "
@@ -169,8 +169,8 @@ def forgotten(view: LogView, sink: str, remembered: Remembered | None, *, told_a
 
     With `told_apart`, the target is asked for each transaction of the sink's newest epoch.
     """
-    if remembered is None:
-        return ""
+    if remembered is None or remembered.lost:
+        return "" if remembered is None else remembered.lost
     if sink in view.claimed and not remembered.owned:
         return (
             "this pipeline has used it before, but it does not know this pipeline and sink. Is it another target, or "
@@ -184,7 +184,7 @@ def forgotten(view: LogView, sink: str, remembered: Remembered | None, *, told_a
     return f"what it knows of this pipeline and sink {known}. Epoch {reached.epoch} is missing: {TAKEN_BACK}"
 
 
-def _go_on_without(writer: LogWriter, sink: str, why: str) -> None:
+def _go_on_without(writer: LogWriter, sink: TwoPhaseCommitSink[Any], why: str) -> None:
     """Accept what a target has, if the policy says so; otherwise, and if another writer has started, raise."""
     check_newest(writer)
     view, policy = writer.view, writer.policy
@@ -194,9 +194,10 @@ def _go_on_without(writer: LogWriter, sink: str, why: str) -> None:
             "older checkpoint, writes again what comes after it; on_lost='skip' continues with the target as it is and "
             "leaves an audit record",
             pipeline=view.pipeline,
-            sink=sink,
+            sink=sink.name,
             epoch=view.completed,
         )
-    why = f"{policy.skipped_why}; sink {sink}: {why}" if policy.skipped_why else f"sink {sink}: {why}"
-    _log.error("continuing with a target as it is: %s", why, extra={"pipeline": view.pipeline, "sink": sink})
-    writer.resolve(view.completed, "", action="skip", who=policy.skipped_by, why=why, sink=sink)
+    why = f"{policy.skipped_why}; sink {sink.name}: {why}" if policy.skipped_why else f"sink {sink.name}: {why}"
+    _log.error("continuing with a target as it is: %s", why, extra={"pipeline": view.pipeline, "sink": sink.name})
+    writer.resolve(view.completed, "", action="skip", who=policy.skipped_by, why=why, sink=sink.name)
+    sink.accept_loss(writer.scope(sink.name))  # after the record: what dies in between accepts it again

@@ -47,6 +47,7 @@ class Share:
         seconds: How long its commit took.
         detail: Why it waits.
         unseen: Whether its target did not answer `look`; then it gets no commits in this round.
+        accepted: Whether the policy has accepted a loss of its target in this commit.
         owns: Whether the sink owns its names in its target once its share has ended.
     """
 
@@ -60,7 +61,7 @@ class Share:
         self.visible = False
         self.seconds = 0.0
         self.detail = ""
-        self.unseen = False
+        self.unseen = self.accepted = False
         mine = [c for c in permit.committables(sink.name) if c.transaction not in writer.view.skipped]
         mine.sort(key=lambda c: c.epoch)
         self.committables = tuple(mine)
