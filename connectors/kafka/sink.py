@@ -22,7 +22,7 @@ from onceward.sinks import TwoPhaseCommitSink
 
 from . import commits, ownership
 from .admin import check_reachable, cluster_of
-from .errors import Code, kafka_error
+from .errors import Code, Retries, kafka_error
 from .lookup import Lookup
 from .messages import check_columns, hashed, ignored_columns
 from .pool import pool_of
@@ -33,6 +33,7 @@ from .transaction import KIND, VERSION, Inside, Prepared, judge_partitions, mark
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     import pyarrow as pa
 
@@ -318,10 +319,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 f"writing took longer than its timeout ({self.transaction_timeout:g} s), make epochs shorter",
                 transaction=name,
             )
-        topics = description.open.topics
-        ids: dict[str, str | None] = {topic: found for topic, found in client.topic_ids(topics).items() if found}
-        if untold := topics - ids.keys():
-            ids |= client.topic_ids(untold, everywhere=True)
+        ids = _ids_of_topics(client, description.open.topics, name)
         prepared, gone = description.open.with_ids(ids), None in ids.values()
         # After the ids: a partition that has the transaction open proves that its topic's id is that of the rows.
         inside = Inside.GONE if gone else judge_partitions(prepared, client.describe_producers(prepared.partitions))
@@ -356,3 +354,25 @@ def _seconds(milliseconds: str) -> float:
         raise ConfigurationError(
             f"Kafka setting transaction.timeout.ms must be a number of milliseconds, not {milliseconds!r}"
         ) from None
+
+
+def _ids_of_topics(client: TransactionCoordinatorClient, topics: AbstractSet[str], name: str) -> dict[str, str | None]:
+    """Return the id of each topic, None for one that does not exist.
+
+    Raises:
+        KafkaError: The brokers do not tell one of them. Without it, a topic that is deleted and created again before
+            the commit would be taken for an operator's abort, and the rows of other topics would be given up.
+    """
+    ids: dict[str, str | None] = {}
+    for _ in Retries(commits.CALL_SECONDS):
+        ids |= {topic: found for topic, found in client.topic_ids(topics).items() if found}
+        if untold := topics - ids.keys():
+            ids |= client.topic_ids(untold, everywhere=True)
+        if topics <= ids.keys():
+            return ids
+    untold_names = ", ".join(sorted(topics - ids.keys()))
+    raise kafka_error(
+        f"the transaction cannot be prepared: the brokers do not tell the id of {untold_names}, or not all the same",
+        Code.NO_ANSWER,
+        transaction=name,
+    )

@@ -16,6 +16,7 @@ from unittest.mock import patch
 import msgspec
 
 from onceward.connectors.kafka import commits, pool
+from onceward.connectors.kafka import sink as sink_module
 from onceward.connectors.kafka.errors import Code
 from onceward.connectors.kafka.sink import KafkaSink, KafkaTransaction
 from onceward.connectors.kafka.transaction import Description, Handle
@@ -386,6 +387,7 @@ def kafka_in(world: World, broker: Broker) -> Iterator[None]:
         patch.object(pool, "cluster_of", lambda _: cluster),
         patch.object(pool, "TransactionalProducer", SimpleNamespace(open=opened)),
         patch.object(commits, "Retries", rounds),
+        patch.object(sink_module, "Retries", rounds),
         patch.object(commits, "PROOF_SECONDS", 0),
     ):
         yield

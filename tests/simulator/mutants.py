@@ -361,6 +361,11 @@ class GivesUpWithoutBar(Coordinator):
         sweep(self.writer, self.sinks.values())
 
 
+def _ids_if_told(client: Any, topics: Collection[str], _name: str) -> dict[str, str | None]:
+    ids = {topic: found for topic, found in client.topic_ids(topics).items() if found}
+    return ids | (client.topic_ids(set(topics) - ids.keys(), everywhere=True) if set(topics) - ids.keys() else {})
+
+
 def _goes_back_again(view: LogView, wanted: Any, epoch_input: EpochInput | None) -> bool:
     newest = view.newest
     same = newest is not None and epoch_input is not None and newest.input.same_as(epoch_input)
@@ -853,6 +858,12 @@ MUTANTS: dict[str, Mutant] = {
         _laws("sweep", "4"),
         patches=((sink_module, "judge_partitions", lambda *_: Inside.OPEN),),
         narrow=crowded(K.DELETE_TOPIC, within=200, sinks=("kafka",), on_lost="skip"),
+    ),
+    "prepared without the ids of topics": Mutant(
+        "A topic whose id no broker told is prepared without one; created again, it looks like an operator's abort.",
+        _laws("4"),
+        patches=((sink_module, "_ids_of_topics", _ids_if_told),),
+        narrow=crowded(K.DELETE_TOPIC, K.OUTAGE, K.TARGET_FAULT, within=200, sinks=("kafka",), on_lost="replay"),
     ),
     "the age begins in the second process": Mutant(
         "The process that decides counts an epoch's age from its own beginning.",
