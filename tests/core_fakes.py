@@ -105,6 +105,10 @@ class FakeSink(TwoPhaseCommitSink[Any]):
         self.remembered: Remembered | None = None
         self.completed_error: Exception | None = None
         self.when_listed: Callable[[], object] | None = None
+        self.place: tuple[str, str] | None = None
+
+    def dataset(self) -> tuple[str, str] | None:
+        return self.place
 
     @property
     def transaction_timeout(self) -> float | None:

@@ -343,6 +343,32 @@ class TestOpening:
         assert bench.opened().admit(0, about(0)) is Admission.REPLAY
         assert bench.opened(FakeSink("b")).admit(1, about(1)) is Admission.NEW
 
+    def test_a_sink_that_was_exchanged_before_a_replay_is_refused(self):
+        """Its new table would never get the rows of that epoch."""
+        bench = Bench()
+        bench.sink.place = ("postgres://old:5432", "shop.public.orders")
+        bench.run(bench.opened(), 0)
+        bench.sink.place = ("postgres://old:5432", "shop.public.bills")
+        with pytest.raises(
+            EpochConflictError,
+            match=r"decided before a writes to shop\.public\.bills.*as they were \(a to shop\.public\.orders\)",
+        ):
+            bench.opened().admit(0, about(0))
+        bench.sink.place = None
+        with pytest.raises(EpochConflictError, match="decided before a writes to another target"):
+            bench.opened().admit(0, about(0))
+        assert bench.opened().admit(1, about(1)) is Admission.NEW
+        bench.sink.place = ("postgres://new:6432", "shop.public.orders")  # another address of the same server
+        assert bench.opened().admit(0, about(0)) is Admission.REPLAY
+
+    def test_a_decision_of_a_version_that_noted_no_datasets_can_be_replayed(self, monkeypatch: pytest.MonkeyPatch):
+        bench = Bench()
+        with monkeypatch.context() as patched:
+            patched.setattr("onceward.core.checkpoint.coordinator.datasets_of", lambda _: {})
+            bench.run(bench.opened(), 0)
+        bench.sink.place = ("file", "/data/orders")
+        assert bench.opened().admit(0, about(0)) is Admission.REPLAY
+
     def test_a_sink_that_joins_later_claims_its_names(self):
         bench = Bench()
         bench.run(bench.opened(), 0)

@@ -19,7 +19,7 @@ from ..log.view import NONE, check_next, may_follow
 from ..transaction import Acknowledgement, Committable, Observation
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ..log import EpochInput, LogView, LogWriter, Rewound
     from ..sink import TwoPhaseCommitSink
@@ -69,15 +69,32 @@ def admission(
     return Admission.NEW
 
 
-def check_no_sink_joined(view: LogView, sinks: Collection[str]) -> None:
-    """Refuse the replay of an epoch that was decided before a sink was added: that sink would never get its rows."""
-    joined = sorted(set(sinks) - set(view.newest.sinks)) if view.newest is not None else []
-    if joined:
+def datasets_of(sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> dict[str, str]:
+    """Return the name of each sink's dataset, without its address, which may have several; empty if it does not say."""
+    found = {name: sink.dataset() for name, sink in sinks.items()}
+    return {name: str(dataset[1]) if dataset is not None else "" for name, dataset in found.items()}
+
+
+def check_same_sinks(view: LogView, sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> None:
+    """Refuse the replay of an epoch that was decided without one of the sinks, or into another dataset of it.
+
+    A replay writes nothing, so that sink or dataset would never get its rows.
+    """
+    newest = view.newest
+    if newest is None:
+        return
+    changed, before = sorted(sinks.keys() - set(newest.sinks)), ", ".join(sorted(newest.sinks))
+    why = f"this epoch was decided before {', '.join(changed)} took part"
+    if not changed:
+        now = datasets_of(sinks)
+        changed = [name for name in sorted(sinks) if newest.datasets.get(name, now[name]) != now[name]]
+        others = [f"{name} writes to {now[name] or 'another target'}" for name in changed]
+        before = ", ".join(f"{name} to {newest.datasets[name] or 'its former target'}" for name in changed)
+        why = f"this epoch was decided before {', '.join(others)}"
+    if changed:
         raise EpochConflictError(
-            f"this epoch was decided before {', '.join(joined)} took part, and is only recorded as done now, so "
-            f"{', '.join(joined)} would never get its rows. Start once more with the sinks as they were "
-            f"({', '.join(sorted(view.newest.sinks)) if view.newest is not None else ''}) and let one micro-batch end; "
-            "then change them",
+            f"{why}, and is only recorded as done now, so {', '.join(changed)} would never get its rows. Start once "
+            f"more with the sinks as they were ({before}) and let one micro-batch end; then change them",
             pipeline=view.pipeline,
             epoch=view.decided,
         )

@@ -42,8 +42,9 @@ from .admission import (
     Admission,
     admission,
     check_age,
-    check_no_sink_joined,
     check_query,
+    check_same_sinks,
+    datasets_of,
     gather,
     goes_back,
     with_earlier,
@@ -218,12 +219,12 @@ class Coordinator:
                     pipeline=self.pipeline,
                     epoch=epoch,
                 )
-            check_no_sink_joined(self.view, self.sinks)
+            check_same_sinks(self.view, self.sinks)
             self._began = self.policy.monotonic()
             return Admission.HEAL
         admitted = admission(self.view, epoch, epoch_input, adopt=adopt, gaps=self.gaps)
         if admitted is Admission.REPLAY:
-            check_no_sink_joined(self.view, self.sinks)
+            check_same_sinks(self.view, self.sinks)
         if admitted is Admission.NEW:
             self._began = self.policy.monotonic()
         if admitted is Admission.NEW and not self.gaps:
@@ -294,6 +295,7 @@ class Coordinator:
                 state=state,
                 follows=before if self.gaps else None,
                 subtasks=len(acknowledgements),
+                datasets=datasets_of(self.sinks),
             )
         decided = self.policy.monotonic()
         if not finish(permit, self.writer, self.sinks, fresh=fresh, heals=self.heals):

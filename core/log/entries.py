@@ -94,6 +94,8 @@ class Decide(_Entry, frozen=True, kw_only=True, tag="DECIDE"):
     """The newest commit of each sink in the epochs before, since the newest rewind; not there for one that had none."""
     subtasks: int = 0
     """How many subtasks acknowledged: what is lost is written again by as many. 0 if an older version wrote this."""
+    datasets: dict[str, str] = {}
+    """Name of each sink's dataset; empty for one that does not say. Empty if an older version wrote this."""
 
 
 class Completed(_Entry, frozen=True, kw_only=True, tag="COMPLETED"):

@@ -52,7 +52,7 @@ from .reader import read
 from .view import LogView, check_next
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ..policy import CommitPolicy
     from ..transaction import Committable
@@ -193,6 +193,7 @@ class LogWriter:
         state: dict[str, Any] | None = None,
         follows: int | None = None,
         subtasks: int = 0,
+        datasets: Mapping[str, str] | None = None,
     ) -> CommitPermit:
         """Make the decision durable.
 
@@ -215,6 +216,7 @@ class LogWriter:
             proofs=self.view.proofs,
             reached=dict(self.view.reached),
             subtasks=subtasks,
+            datasets=dict(datasets or {}),
         )
         self._append(decision)
         crash_point(Step.DECIDE_AFTER)
