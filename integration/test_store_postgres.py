@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import uuid
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -14,9 +15,13 @@ import psutil
 import psycopg
 import pytest
 
-from onceward.core.errors import StoreError
-from onceward.core.log import EpochInput, LogWriter, open_store, read
+from onceward.core.errors import DecisionInDoubtError, StoreError
+from onceward.core.log import EpochInput, LogWriter, bounded, open_store, read
+from onceward.core.log import writer as log_writer
 from onceward.core.log.entries import key_of
+from onceward.core.log.view import NONE
+from onceward.core.policy import CommitPolicy
+from onceward.core.steps import Step, hooked
 
 from .postgres_kit import running_server
 from .simulator_kit import store_contract
@@ -63,6 +68,54 @@ def test_nothing_is_prepared_on_the_server(store: LogStore):
         store.list_keys()
     with store._engine.connect() as connection:  # type: ignore[attr-defined]
         assert connection.exec_driver_sql("SELECT statement FROM pg_prepared_statements").all() == []
+
+
+@pytest.fixture
+def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (bounded, log_writer):
+        monkeypatch.setattr(module, "ANSWER_SECONDS", 2.0)
+
+
+@pytest.mark.usefixtures("short_answers")
+def test_a_decision_that_a_stopped_backend_does_not_answer_is_in_doubt_soon_and_found_by_the_next_start(url: str):
+    """libpq would wait for ever, and with it a decision that is behind the timeout of its transactions."""
+    with closing(open_store(url, pipeline="contract")) as store:  # type: ignore[type-var]
+        writer = LogWriter(store, "contract", CommitPolicy())
+        writer.start()
+        with store._engine.connect() as connection:  # type: ignore[attr-defined]
+            backend = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+
+        def stop(step: Step) -> None:
+            if step is Step.LOG_PUT_BEFORE:
+                psutil.Process(backend).suspend()
+
+        began = time.monotonic()
+        try:
+            with hooked(stop), pytest.raises(DecisionInDoubtError, match="has not answered for 2 s"):
+                writer.decide(0, [], sinks=["a"], epoch_input=EpochInput())
+        finally:
+            psutil.Process(backend).resume()
+        assert time.monotonic() - began < 10
+    with opened(url.replace("+psycopg", "")) as again:
+        view = LogWriter(again, "contract", CommitPolicy()).start()
+        assert view.decided in (NONE, 0)
+
+
+@pytest.mark.usefixtures("short_answers")
+def test_a_server_that_takes_connections_and_does_not_answer_is_an_error():
+    with running_server() as server:
+        postmaster = psutil.Process(server.pid)
+        postmaster.suspend()
+        try:
+            with pytest.raises(StoreError, match="has not answered for 2 s"), opened(server.dsn):
+                pass
+        finally:
+            postmaster.resume()
+
+
+def test_the_slot_of_a_client_that_is_gone_is_free_again(store: LogStore):
+    with store._changing("write in") as connection:  # type: ignore[attr-defined]
+        assert connection.exec_driver_sql("SHOW idle_in_transaction_session_timeout").scalar_one() == "1min"
 
 
 class Server:

@@ -11,7 +11,7 @@ import traceback
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Lock
+from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
 import fsspec
@@ -20,9 +20,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 from sqlalchemy.dialects import mysql, postgresql
 
 from onceward.core.engine.state.storage import CheckpointStorage
-from onceward.core.errors import ConfigurationError, LogDamagedError, StoreError
+from onceward.core.errors import ConfigurationError, DecisionInDoubtError, LogDamagedError, StoreError
 from onceward.core.folders import make_folder
-from onceward.core.log import DirectoryStore, EpochInput, LogWriter, MemoryStore, open_store, read
+from onceward.core.log import DirectoryStore, EpochInput, LogWriter, MemoryStore, bounded, open_store, read
+from onceward.core.log import writer as log_writer
 from onceward.core.log.entries import key_of
 from onceward.core.log.objects import CONDITIONAL_PUT, ObjectStore
 from onceward.core.log.sql import TABLE, SqlStore, make_durable
@@ -404,6 +405,37 @@ class TestMemoryObjects(StoreContract):
         ):
             with pytest.raises(StoreError, match="reset by peer"):
                 call()
+
+    def test_a_call_that_gets_no_answer_ends_in_time_and_may_land_later(
+        self, store: LogStore, memory: AtomicMemory, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(bounded, "ANSWER_SECONDS", 0.2)
+        monkeypatch.setattr(log_writer, "ANSWER_SECONDS", 0.2)
+        writer = LogWriter(store, "p", quick(tries=100))
+        writer.start()
+        answers, put = Event(), memory.pipe_file
+
+        def silent(*arguments: object, **options: object) -> None:
+            answers.wait(20)
+            put(*arguments, **options)  # type: ignore[arg-type]
+
+        memory.pipe_file = silent  # type: ignore[method-assign]
+        began = time.monotonic()
+        with pytest.raises(DecisionInDoubtError, match=r"may or may not be written.*has not answered for 0\.2 s"):
+            writer.decide(0, [], sinks=["a"], epoch_input=EpochInput())
+        assert time.monotonic() - began < 5
+        answers.set()
+        until = time.monotonic() + 10
+        while read(store).decided != 0 and time.monotonic() < until:
+            time.sleep(0.01)
+        assert read(store).decided == 0
+
+    def test_an_error_of_the_call_itself_is_not_taken_for_silence(self):
+        def late() -> None:
+            raise TimeoutError("of a driver")
+
+        with pytest.raises(TimeoutError, match="of a driver"):
+            bounded.in_time(late, "a store")
 
     def test_the_probe_leaves_nothing_behind(self, memory: AtomicMemory):
         ObjectStore(memory, "/bucket/log")

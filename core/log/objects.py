@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from ..errors import ConfigurationError, StoreError
 from ..kit.secrets import refuse_login
+from .bounded import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -185,19 +186,23 @@ class ObjectStore:
                 "not work, so it cannot hold a decision log"
             )
 
+    @bounded
     def put_if_absent(self, key: str, data: bytes) -> bool:
         with self._doing(f"write entry {key} in"):  # whatever error comes leaves the put in doubt
             return self._files.put_once(key, data)
 
+    @bounded
     def get(self, key: str) -> bytes | None:
         with self._doing("read in"), suppress(FileNotFoundError):
             return self._files.read(key)
         return None
 
+    @bounded
     def list_keys(self) -> list[str]:
         with self._doing("list"):
             return sorted(name for name in self._files.names("") if not name.startswith("."))
 
+    @bounded
     def delete(self, key: str) -> None:
         with self._doing("delete in"):
             self._files.delete(key)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..errors import ConfigurationError, NoDecisionLogError, OncewardError, StoreError
 from ..kit.secrets import shown_url
 from ..names import PIPELINE_LENGTH, check_pipeline_name
+from .bounded import ANSWER_SECONDS, bounded
 
 try:
     import sqlalchemy as sa
@@ -83,6 +84,7 @@ class SqlStore:
     def __init__(self, url: str, *, pipeline: str, existing: bool = False) -> None:
         self.pipeline = check_pipeline_name(pipeline)
         self._mine = TABLE.c.pipeline == self.pipeline
+        self._is_closed = False
         try:
             self._engine = sa.create_engine(
                 url,
@@ -106,6 +108,7 @@ class SqlStore:
             self.close()
             raise
 
+    @bounded
     def _check_there(self) -> None:
         """Without making anything; SQLite would make the file."""
         file = self._engine.url.database if self._engine.dialect.name == "sqlite" else None
@@ -116,6 +119,7 @@ class SqlStore:
         with self._connected("look into") as connection:
             return bool(sa.inspect(connection).has_table(TABLE.name))
 
+    @bounded
     def _create(self) -> None:
         with self._connected("look into") as connection:
             self._refuse(make_durable(connection))
@@ -140,6 +144,7 @@ class SqlStore:
         if why:
             raise ConfigurationError(f"{self.describe()} cannot hold a decision log: {why}")
 
+    @bounded
     def put_if_absent(self, key: str, data: bytes) -> bool:
         try:
             with self._changing(f"write entry {key} in") as connection:
@@ -156,16 +161,19 @@ class SqlStore:
             connection.execute(TABLE.insert().values(**nothing))
             connection.execute(TABLE.delete().where(self._mine, TABLE.c.entry == nothing["entry"]))
 
+    @bounded
     def get(self, key: str) -> bytes | None:
         query = sa.select(TABLE.c.data).where(self._mine, TABLE.c.entry == key)
         with self._connected(f"read entry {key} in") as connection:
             data = connection.execute(query).scalar_one_or_none()
         return None if data is None else bytes(data)
 
+    @bounded
     def list_keys(self) -> list[str]:
         with self._connected("list") as connection:
             return sorted(connection.execute(sa.select(TABLE.c.entry).where(self._mine)).scalars())
 
+    @bounded
     def delete(self, key: str) -> None:
         with self._changing(f"delete entry {key} in") as connection:
             connection.execute(TABLE.delete().where(self._mine, TABLE.c.entry == key))
@@ -179,6 +187,7 @@ class SqlStore:
 
     def close(self) -> None:
         """Close the pooled connections."""
+        self._is_closed = True
         self._engine.dispose()
 
     @contextmanager
@@ -198,8 +207,13 @@ class SqlStore:
     def _connected(self, what: str) -> Iterator[sa.Connection]:
         """A transaction; a key that is there already stays an IntegrityError."""
         try:
-            with self._engine.begin() as connection:
-                yield connection
+            with self._engine.connect() as connection:
+                try:
+                    with connection.begin():
+                        yield connection
+                finally:
+                    if self._is_closed:  # this call was given up, and the pool is gone
+                        connection.invalidate()
         except exc.IntegrityError:
             raise
         except exc.SQLAlchemyError as error:
@@ -253,8 +267,14 @@ def make_durable(connection: sa.Connection) -> str:
     """
     if connection.dialect.name == "postgresql":
         setting = sa.func.current_setting("synchronous_commit")
-        forced = sa.select(sa.func.set_config("synchronous_commit", "on", True))
-        connection.execute(forced.where(setting != "remote_apply"))  # which asks for more
+        forced = sa.func.set_config("synchronous_commit", "on", True)
+        connection.execute(
+            sa.select(
+                sa.case((setting != "remote_apply", forced)),  # which asks for more
+                # A client that is gone holds its entry's slot until then.
+                sa.func.set_config("idle_in_transaction_session_timeout", f"{ANSWER_SECONDS:g}s", True),
+            )
+        )
     elif connection.dialect.name in _FAMILY:
         return _unsafe_mariadb(connection)
     return ""

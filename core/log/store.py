@@ -23,6 +23,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from ..errors import ConfigurationError, NoDecisionLogError, StoreError
 from ..folders import make_folder, put_once, remove_abandoned, sync_folder
+from .bounded import bounded
 from .objects import CONDITIONAL_PUT, ObjectStore, open_objects
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ _SQL: Final = ("sqlite", "postgresql", "mariadb", "mysql")
 class LogStore(Protocol):
     """A flat folder of small values, for one pipeline. Keys have 20 characters: digits, or a letter and digits.
 
-    Every method but `describe` raises StoreError if the store did not answer.
+    Every method but `describe` raises StoreError if the store did not answer. None waits for ever.
     """
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
@@ -116,12 +117,17 @@ class DirectoryStore:
         self.path = Path(path)
         self.shared = shared
         self._is_tidy = False
+        self._make()
+
+    @bounded
+    def _make(self) -> None:
         with self._doing("make the decision log's directory"):
             make_folder(self.path)
             for parent in list(self.path.parents)[:3]:  # Spark and mkdir make folders without syncing them
                 with suppress(PermissionError):  # it may be entered and not read, as homes often are
                     sync_folder(parent)
 
+    @bounded
     def put_if_absent(self, key: str, data: bytes) -> bool:
         with self._doing(f"write entry {key} in"):
             if not self._is_tidy:
@@ -129,6 +135,7 @@ class DirectoryStore:
                 self._is_tidy = True
             return put_once(self.path / key, data)
 
+    @bounded
     def get(self, key: str) -> bytes | None:
         with self._doing(f"read entry {key} in"), suppress(FileNotFoundError):
             data = self.contents(key)
@@ -136,11 +143,13 @@ class DirectoryStore:
             return data
         return None
 
+    @bounded
     def list_keys(self) -> list[str]:
         with self._doing("list"):
             sync_folder(self.path)
             return sorted(file.name for file in self.path.iterdir() if not file.name.startswith("."))
 
+    @bounded
     def delete(self, key: str) -> None:
         with self._doing(f"delete entry {key} in"):
             (self.path / key).unlink(missing_ok=True)

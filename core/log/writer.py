@@ -31,6 +31,7 @@ from ..errors import (
 )
 from ..names import Scope
 from ..steps import Step, crash_point
+from .bounded import ANSWER_SECONDS
 from .entries import (
     Completed,
     Decide,
@@ -407,12 +408,12 @@ class LogWriter:
             raise self._fenced(f"entry {position} was put below the floor {self.view.floor}: it is void")
 
     def _until_definite(self, ask: Callable[[], T]) -> T:
-        attempt = 0
+        attempt, until = 0, self.policy.monotonic() + ANSWER_SECONDS
         while True:
             try:
                 return ask()
             except StoreError as error:
-                if not error.retryable or not self.policy.puts.pause(attempt):
+                if not error.retryable or not self.policy.puts.pause(attempt, until - self.policy.monotonic()):
                     raise
                 attempt += 1
 
