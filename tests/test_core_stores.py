@@ -330,8 +330,8 @@ class TestServers:
         server: Any = Server(postgresql.dialect())
         assert make_durable(server) == ""
         [said] = server.said
-        assert "set_config('synchronous_commit', 'on', true)" in said
-        assert said.endswith("WHERE current_setting('synchronous_commit') != 'remote_apply'")
+        forced = "THEN set_config('synchronous_commit', 'on', true) END"
+        assert f"CASE WHEN (current_setting('synchronous_commit') != 'remote_apply') {forced}" in said
 
     @pytest.mark.parametrize(
         ("settings", "why"),
