@@ -11,21 +11,26 @@ import functools
 from concurrent.futures import Future
 from contextvars import copy_context
 from threading import Thread
-from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from ..errors import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .store import LogStore
-
 T = TypeVar("T")
 P = ParamSpec("P")
-S = TypeVar("S", bound="LogStore")
+S = TypeVar("S", bound="_Store")
 
 ANSWER_SECONDS: Final = 60.0
 """How long a call may take; as `answer_within` of the database sinks."""
+
+
+class _Store(Protocol):
+    def describe(self) -> str: ...
+
+    @property
+    def shared(self) -> bool: ...
 
 
 def bounded(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
