@@ -23,7 +23,7 @@ from onceward.testing.machine import needing
 from . import show
 from .dev import app as dev_app
 from .operate import app as txn_app
-from .operate import checkpoints
+from .operate import checkpoints, repair_log
 from .options import Access, AsJson, with_group
 from .run import run
 from .savepoint import app as savepoint_app
@@ -41,6 +41,7 @@ app.add_typer(txn_app, name="txn")
 app.add_typer(savepoint_app, name="savepoint")
 app.add_typer(dev_app, name="dev")
 app.command()(checkpoints)
+app.command("repair-log")(repair_log)
 app.command("ui")(ui)
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(verify)

@@ -21,6 +21,7 @@ from onceward.core.errors import ConfigurationError, NoDecisionLogError
 from onceward.core.kit.options import pairs
 from onceward.core.log import open_store, read
 from onceward.core.log.objects import CONDITIONAL_PUT
+from onceward.core.log.reader import read_behind_gap
 from onceward.core.log.store import IN_CHECKPOINT, local_folder, scheme_of
 from onceward.sinks import DirectSink, Sink, TwoPhaseCommitSink
 from onceward.testing.machine import needing
@@ -97,13 +98,14 @@ class Log:
         return read(self.store)
 
 
-def open_log(url: str, pipeline: str | None = None, *, writing: bool = False) -> Log:
+def open_log(url: str, pipeline: str | None = None, *, writing: bool = False, repairs: bool = False) -> Log:
     """Find a decision log; nothing is made or changed.
 
     Args:
         url: Of the store, as for open_store, or a Spark checkpoint folder.
         pipeline: Its name; a directory tells it by itself.
         writing: It will be written to: an object store is probed first, as by open_store.
+        repairs: It has a gap, and counts from there on.
 
     Raises:
         NoDecisionLogError: There is none.
@@ -121,7 +123,7 @@ def open_log(url: str, pipeline: str | None = None, *, writing: bool = False) ->
     for location in _locations(url):
         store = open_store(location, pipeline=pipeline or "any", existing=True)
         where = where or store.describe()
-        owner = read(store).pipeline
+        owner = (read_behind_gap if repairs else read)(store).pipeline
         if owner and pipeline not in (None, owner):
             raise ConfigurationError(f"the decision log in {where} belongs to {owner!r}, not to {pipeline!r}")
         if owner:

@@ -225,6 +225,53 @@ class TestFencing:
             mine.complete(0)
             assert read(store).completed == 0
 
+    def test_a_gap_right_below_a_decision_is_repaired(self):
+        """The server failed over after the writer had seen that its last entry was there."""
+        store, kept = MemoryStore(), {}
+        mine = writer_on(store)
+        mine.start()
+        for epoch in (0, 1, 2):
+            mine.decide(epoch, [], sinks=["a"], epoch_input=EpochInput(query="q", start=epoch, end=epoch + 1))
+            if epoch < 2:
+                mine.complete(epoch)
+            if epoch == 0:
+                kept = dict(store.entries)
+        store.entries = {**kept, max(store.entries): store.entries[max(store.entries)]}
+        with pytest.raises(LogDamagedError, match=r"entry 4 is missing .*`onceward repair-log` says"):
+            writer_on(store).start()
+        expected = mine.view
+        view = writer_on(store).start("repair-log", repairs=True)
+        assert (view.undone, view.reached, view.before) == (expected.undone, expected.reached, expected.before)
+        with pytest.raises(FencedError):
+            mine.complete(2)
+        next_one = writer_on(store)
+        assert next_one.start().permit() is not None
+        next_one.resolve(2, "", action="repair", who="me", why="failover")
+        next_one.complete(2)
+        next_one.decide(3, [], sinks=["a"], epoch_input=EpochInput(query="q", start=3, end=4))
+        next_one.complete(3)
+        assert read(store).completed == 3
+        assert [record.action for record in audit_records(store) if isinstance(record, Resolved)] == ["repair"]
+        with pytest.raises(LogDamagedError, match="has no gap: there is nothing to repair"):
+            writer_on(store).start("repair-log", repairs=True)
+
+    @pytest.mark.parametrize(
+        ("entry", "kind"),
+        [
+            (completed_entry(9, 3, floor=1), "COMPLETED"),
+            (start(9), "START"),
+            (Void(**LOG, position=9, writer="w", start=0, epoch=3, proofs=()), "VOID"),
+        ],
+    )
+    def test_a_gap_below_another_entry_is_not_repaired(self, entry: Entry, kind: str):
+        """What was decided below it is not known: its rows may be committed."""
+        store = store_with(start(0), decide_entry(1, 0))
+        store.entries[key_of(9)] = encode(entry)
+        before = dict(store.entries)
+        with pytest.raises(LogDamagedError, match=rf"a gap below entry 9, and that entry \({kind}\) does not say"):
+            writer_on(store).start("repair-log", repairs=True)
+        assert store.entries == before
+
     def test_a_start_fences_every_older_writer_at_once(self):
         store = MemoryStore()
         old, new = writer_on(store), writer_on(store)

@@ -545,6 +545,36 @@ class TestCommands:
         assert [(row["epoch"], row["rows"]) for row in rows["epochs"]] == [(0, {"files": 3})]
         assert rows["given_up"] == []
 
+    def test_a_log_with_a_gap_is_repaired_if_what_is_left_says_enough(self, case: Case) -> None:
+        """Its store went back while the driver put the decision of epoch 1."""
+        case.sink_case.finish(0, case.sink_case.prepare())
+        log = case.checkpoint / "onceward"
+        repair = ("repair-log", "--store", str(case.checkpoint))
+
+        def run(*more: str) -> Result:
+            return CliRunner(env={"COLUMNS": "300"}).invoke(app, [*repair, *more])
+
+        assert "nothing to repair: the decision log of orders has no gap" in run().stdout
+        case.finish_until(Step.COMMIT_BEFORE, 1, case.sink_case.prepare(epoch=1))
+        entries = sorted(path for path in log.iterdir() if path.name.isdigit())
+        newest = entries[-1].read_bytes()
+        for path in entries[-3:-1]:
+            path.unlink()
+        told = CliRunner().invoke(app, ["checkpoints", "--store", str(case.checkpoint)])
+        assert "`onceward repair-log` says" in str(told.exception)
+        dry = run().stdout
+        assert "would make void what is below entry" in dry
+        assert "epoch 1 of orders (not completed; the pipeline's next start commits it)" in dry
+        assert "--yes needs --why" in str(run("--yes").exception)
+        done = run("--yes", "--why", "the standby lagged")
+        assert done.stdout == "the decision log of orders is readable again; it goes on with epoch 1\n"
+        assert entries[-1].read_bytes() == newest
+        assert case.commit() == Committed(1, 1, 0)
+        case.sink_case.assert_visible(case.sink_case.numbers(0, 1))
+        shown = CliRunner().invoke(app, ["checkpoints", "--store", str(case.checkpoint)]).stdout
+        assert "repair of epoch 1" in shown
+        assert "the standby lagged" in shown
+
     def test_a_dry_commit_counts_what_is_lost(self, case: Case) -> None:
         lost = case.sink_case.prepare()
         case.finish_until(Step.COMMIT_BEFORE, 0, lost)

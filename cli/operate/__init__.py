@@ -1,4 +1,4 @@
-"""`onceward txn list | inspect | commit | abort` and `onceward checkpoints`: what is in doubt, and how to end it."""
+"""`onceward txn list | inspect | commit | abort`, `checkpoints`, `repair-log`: what is in doubt, and how to end it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from onceward.core.checkpoint.recovery import TransactionStatus
-from onceward.core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError, LogDamagedError
+from onceward.core.log.reader import read_behind_gap
 from onceward.core.log.writer import check_owner
 from onceward.core.names import check_pipeline_name
 
@@ -24,7 +25,7 @@ from ..options import (
     server_targets,
     with_group,
 )
-from .resolve import abort_orphaned, abort_undecided, chosen, commit_decided, committing
+from .resolve import abort_orphaned, abort_undecided, chosen, commit_decided, committing, repair
 from .survey import Found, history, survey
 
 if TYPE_CHECKING:
@@ -228,6 +229,40 @@ def checkpoints(search: Search, *, as_json: AsJson = False) -> None:
     search.pipeline = log.pipeline
     show.history(history(log, search.found([log]) if search.has_targets else ()), as_json=as_json)
     search.end()
+
+
+def repair_log(
+    *,
+    store: Annotated[str, typer.Option(help="URL of the decision log's store, or the checkpoint folder.")],
+    pipeline: Pipeline = None,
+    why: Annotated[str | None, typer.Option(help="Why; recorded in the decision log. Required with --yes.")] = None,
+    yes: Yes = False,
+) -> None:
+    """Make a decision log readable again whose server has lost entries in a failover, if what is left says enough.
+
+    It does if the entry right behind the gap is a decision, which was made after all before it had been committed.
+    Nothing is deleted. A run of the pipeline that is still alive is fenced and stops.
+    """
+    try:
+        whole = open_log(store, pipeline)
+    except LogDamagedError:
+        whole = None
+    if whole is not None:
+        typer.echo(f"nothing to repair: the decision log of {whole.pipeline} has no gap")
+        return
+    if yes and not (why or "").strip():
+        raise ConfigurationError("--yes needs --why: a reason, which is recorded in the decision log")
+    log = open_log(store, pipeline, writing=yes, repairs=True)
+    decision, completed = read_behind_gap(log.store).decisions[-1]
+    state = "completed" if completed is not None else "not completed; the pipeline's next start commits it"
+    if not yes:
+        show.would(
+            f"make void what is below entry {decision.position}, which decides epoch {decision.epoch} of "
+            f"{log.pipeline} ({state}); {show.FENCES}"
+        )
+        return
+    decision = repair(log, why or "")
+    typer.echo(f"the decision log of {log.pipeline} is readable again; it goes on with epoch {decision.epoch}")
 
 
 def one_log(stores: list[str] | None, pipeline: str | None, *, writing: bool = False) -> Log:

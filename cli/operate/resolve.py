@@ -274,6 +274,20 @@ def chosen(found: Sequence[Found], names: Sequence[str], *, orphaned: bool) -> l
     return [by_name[name] for name in dict.fromkeys(names)]
 
 
+def repair(log: Log, why: str, *, policy: CommitPolicy | None = None) -> Decide:
+    """Become the newest writer, and make void what is below the log's gap; the decision that it goes on with.
+
+    Raises:
+        LogDamagedError: There is no gap, or it cannot be explained; nothing was written.
+        FencedError: Another writer has started at the same time.
+    """
+    writer = LogWriter(log.store, log.pipeline, policy or CommitPolicy())
+    view = writer.start("repair-log", repairs=True)
+    decision, _ = view.decisions[-1]
+    writer.resolve(decision.epoch, "", action="repair", who=_who(), why=why)
+    return decision
+
+
 def _who() -> str:
     try:
         user = getpass.getuser()

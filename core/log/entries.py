@@ -73,6 +73,8 @@ class Start(_Entry, frozen=True, kw_only=True, tag="START"):
 
     tool: str = ""
     """Which command of an operator wrote it, to end older writers; empty for a run, which goes on to decide epochs."""
+    floor: int = 0
+    """Of a repair: entries below it are void, because some of them are lost. 0 if nothing was repaired."""
 
 
 class Decide(_Entry, frozen=True, kw_only=True, tag="DECIDE"):

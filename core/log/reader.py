@@ -12,7 +12,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import LogDamagedError
-from .entries import Completed, Entry, Replace, Resolved, Void, decode, key_of, position_of, position_of_record
+from .entries import (
+    Completed,
+    Decide,
+    Entry,
+    Replace,
+    Resolved,
+    Start,
+    Void,
+    decode,
+    key_of,
+    position_of,
+    position_of_record,
+)
 from .view import LogView, fold
 
 if TYPE_CHECKING:
@@ -39,7 +51,43 @@ def read(store: LogStore) -> LogView:
             if _positions(store) == positions:
                 raise
             problem = damage.message
-    raise LogDamagedError(f"the decision log in {store.describe()} has a gap: {problem}")
+    raise LogDamagedError(
+        f"the decision log in {store.describe()} has a gap: {problem}. Did its server fail over? `onceward repair-log` "
+        "says whether the entries that are left suffice"
+    )
+
+
+def read_behind_gap(store: LogStore) -> LogView:
+    """What the log says behind a gap, if that says all that counts of what was before it; nothing for an empty log.
+
+    A store's server that failed over may have lost the newest entries, and a writer that was at work may have put its
+    next one behind them. If that is a decision, nothing is unknown: it was made after the epoch before it had been
+    completed, and it holds what outlives pruning: the input, the progress of each sink, the proofs and the rewind.
+
+    Raises:
+        StoreError: The store did not answer.
+        LogDamagedError: There is no gap, or what is behind it does not say enough.
+    """
+    for _ in range(_LISTINGS):
+        positions = _positions(store)
+        entries, floor, problem = _without_gap(store, positions)
+        if not problem and _positions(store) == positions:
+            break
+    else:
+        raise LogDamagedError(f"the decision log in {store.describe()} keeps changing: stop the pipeline first")
+    if not entries:
+        return LogView()
+    lowest = entries[0].position
+    if lowest <= floor:
+        raise LogDamagedError(f"the decision log in {store.describe()} has no gap: there is nothing to repair")
+    if not isinstance(entries[0], Decide):
+        kind = type(entries[0]).__name__.upper()
+        raise LogDamagedError(
+            f"the decision log in {store.describe()} has a gap below entry {lowest}, and that entry ({kind}) does not "
+            "say what was decided before it. Bring back the server or the copy that has the missing entries. If there "
+            "is none, give the pipeline a new store, and go back on purpose with rewind='why'"
+        )
+    return fold(entries, lowest)
 
 
 def audit_records(store: LogStore) -> list[Resolved | Void | Replace]:
@@ -63,6 +111,15 @@ def _positions(store: LogStore) -> list[int]:
 
 def _from_tail(store: LogStore, positions: list[int]) -> tuple[list[Entry], str]:
     """Entries from the floor up, or what is wrong with the listing."""
+    entries, floor, problem = _without_gap(store, positions)
+    lowest = entries[0].position if entries else 0
+    if not problem and lowest > floor:
+        return [], f"entry {lowest - 1} is missing and not below the floor {floor}"
+    return entries, problem
+
+
+def _without_gap(store: LogStore, positions: list[int]) -> tuple[list[Entry], int, str]:
+    """Entries from the floor, or from the newest gap, up; the floor; and what is wrong with the listing."""
     entries: list[Entry] = []
     floor = None
     for position in reversed(positions):
@@ -72,12 +129,9 @@ def _from_tail(store: LogStore, positions: list[int]) -> tuple[list[Entry], str]
             break
         data = store.get(key_of(position))
         if data is None:
-            return [], f"entry {position} was listed and is gone"
+            return [], 0, f"entry {position} was listed and is gone"
         entry = decode(data, position)
-        if floor is None and isinstance(entry, Completed):
+        if floor is None and (isinstance(entry, Completed) or (isinstance(entry, Start) and entry.floor)):
             floor = entry.floor
         entries.append(entry)
-    lowest = entries[-1].position if entries else 0
-    if lowest > (floor or 0):
-        return [], f"entry {lowest - 1} is missing and not below the floor {floor or 0}"
-    return entries[::-1], ""
+    return entries[::-1], floor or 0, ""

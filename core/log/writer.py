@@ -49,7 +49,7 @@ from .entries import (
     position_of,
     record_key,
 )
-from .reader import read
+from .reader import read, read_behind_gap
 from .view import LogView, check_next
 
 if TYPE_CHECKING:
@@ -139,20 +139,22 @@ class LogWriter:
         self._pending: tuple[int, bytes] | None = None
         self._barring: tuple[WriterToken, bytes] | None = None
 
-    def start(self, tool: str = "") -> LogView:
+    def start(self, tool: str = "", *, repairs: bool = False) -> LogView:
         """Become the newest writer: put START behind the tail, and return what the log says.
 
         Args:
             tool: Command of an operator that does this, and decides nothing.
+            repairs: Make void what is below a gap, if that is known from what is behind it.
 
         Raises:
+            LogDamagedError: The log has a gap; or, to repair, it has none, or one that cannot be explained.
             StoreError: The store did not give a definite answer.
             FencedError: Yet another writer started in between, or another run since this one started before.
             EpochConflictError: The log is another pipeline's, or goes on elsewhere.
         """
         again = self._run_writers if self._run_writers is not None and self._run_writers.since is not None else None
         for attempt in count():
-            self.view = read(self.store)
+            self.view = read_behind_gap(self.store) if repairs else read(self.store)
             check_owner(self.view, self.pipeline, self.store)
             position = self.view.tail + 1
             if again is not None and (other := again.overtaken(self.view)):
@@ -160,7 +162,8 @@ class LogWriter:
             log = self.view.log or self.policy.token()[:8]
             token = WriterToken(log, self.token.writer, position, position)
             self._note_writer(token)  # before the put: its answer may be lost
-            if self._offer(key_of(position), encode(Start(**self._fields(token, position), tool=tool))):
+            floor = self.view.floor if repairs else 0
+            if self._offer(key_of(position), encode(Start(**self._fields(token, position), tool=tool, floor=floor))):
                 break
             if not self.policy.puts.pause(attempt):
                 raise FencedError(f"another writer started first, {attempt + 1} times in a row", pipeline=self.pipeline)
