@@ -22,6 +22,7 @@ from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.errors import (
     CommitPendingError,
     DataLossError,
+    DecisionInDoubtError,
     LifecycleError,
     RetryableSinkError,
     TargetWentBackError,
@@ -33,7 +34,7 @@ from onceward.core.transaction import CommitStatus, Committable, Observation
 from onceward.testing.faults import Faults
 from onceward.testing.wrappers import FaultySink
 
-from .core_fakes import FakeSink, MemoryStore, acknowledgement, policy, prepared
+from .core_fakes import FakeSink, MemoryStore, acknowledgement, answer_lost, policy, prepared
 from .sink_kit import Crash
 
 if TYPE_CHECKING:
@@ -202,6 +203,20 @@ def test_a_target_is_accepted_also_while_a_decision_waits():
     bench.sink.remembered = Remembered(owned=True, progress=NOTHING)
     assert bench.open(on_lost=OnLost.SKIP).view.completed == 3
     bench.open()  # it is said once
+
+
+def test_an_audit_record_whose_put_is_in_doubt_ends_the_run():
+    """It was taken for the target's silence: the epoch's decision was offered for the slot of the record."""
+    bench = Idle(None)
+    coordinator = bench.open(on_lost=OnLost.SKIP)
+    about = EpochInput(query="q", start=3, end=4)
+    coordinator.admit(3, about)
+    bench.sink.remembered = Remembered(owned=True, progress=NOTHING)
+    bench.store.put_faults = [answer_lost] * 100
+    with pytest.raises(DecisionInDoubtError, match="may or may not be written"):
+        coordinator.commit(3, [acknowledgement(epoch=3)], about)
+    bench.store.put_faults = []
+    assert bench.open(on_lost=OnLost.SKIP).view.completed == 2
 
 
 def dying(step: Step) -> None:

@@ -19,6 +19,7 @@ import msgspec
 from .. import answers
 from ..errors import (
     DataLossError,
+    DecisionInDoubtError,
     EpochConflictError,
     FencedError,
     OncewardError,
@@ -70,6 +71,7 @@ def check_kept(
     Raises:
         EpochConflictError: A target knows the names from another decision log, or from a newer state of this one.
         FencedError: A newer writer has started.
+        DecisionInDoubtError: The store did not answer whether the record of an accepted loss is written.
     """
     errors: dict[str, OncewardError] = {}
     unanswered: dict[str, Exception] = {}
@@ -92,7 +94,7 @@ def check_kept(
     for name, sink in sinks.items():
         try:
             _check_kept(writer, sink, answer_of(name), starting=starting)
-        except (EpochConflictError, FencedError):
+        except (EpochConflictError, FencedError, DecisionInDoubtError):
             raise
         except OncewardError as error:
             errors[name] = error
