@@ -15,6 +15,7 @@ import pytest
 from onceward.core.errors import FencedError, StoreError
 from onceward.core.log import EpochInput, LogStore, LogWriter, read
 from onceward.core.log.entries import key_of
+from onceward.core.log.store import put_behind
 from onceward.core.policy import Backoff, CommitPolicy
 from onceward.core.transaction import Committable
 
@@ -106,6 +107,18 @@ class StoreContract:
         assert store.list_keys() == [key_of(1)]
         assert store.get(key_of(0)) is None
         assert store.put_if_absent(key_of(0), b"z")
+
+    def test_what_is_put_behind_a_key_needs_that_key(self, store: LogStore):
+        assert not put_behind(store, key_of(1), b"x", key_of(0))
+        assert store.list_keys() == []
+        store.put_if_absent(key_of(0), b"first")
+        assert put_behind(store, key_of(1), b"x", key_of(0))
+        assert not put_behind(store, key_of(1), b"y", key_of(0))
+        store.delete(key_of(0))
+        assert not put_behind(store, key_of(1), b"y", key_of(0))
+        assert not put_behind(store, key_of(2), b"\x00\xff", key_of(0))
+        assert put_behind(store, key_of(2), b"\x00\xff", key_of(1))
+        assert [store.get(key) for key in store.list_keys()] == [b"x", b"\x00\xff"]
 
     def test_of_many_threads_exactly_one_wins_each_key(self, store: LogStore):
         threads, keys = 6, 12

@@ -225,6 +225,28 @@ class TestFencing:
             mine.complete(0)
             assert read(store).completed == 0
 
+    @pytest.mark.parametrize("is_used", [False, True])
+    def test_a_view_that_is_older_than_what_the_writer_has_written_is_not_believed(self, is_used: bool):
+        """With it, an epoch would be decided again once the right server is back."""
+        store = MemoryStore()
+        mine = writer_on(store)
+        mine.start()
+        older = dict(store.entries)
+        run_epochs(mine, 0)
+        whole, store.entries = store.entries, older
+        if is_used:
+            other = writer_on(store)
+            other.start()
+            other.bar()
+            other.bar()
+        for look in (mine.look, mine.still_newest):
+            with pytest.raises(LogDamagedError, match="has lost entry 2, which this writer had written"):
+                look()
+        store.entries = whole
+        assert mine.still_newest()
+        with pytest.raises(EpochConflictError, match="the newest decided epoch is 0"):
+            mine.decide(0, [], sinks=["a"], epoch_input=EpochInput())
+
     def test_a_gap_right_below_a_decision_is_repaired(self):
         """The server failed over after the writer had seen that its last entry was there."""
         store, kept = MemoryStore(), {}
@@ -581,7 +603,7 @@ class TestPutsInDoubt:
         store.put_faults = [answer_lost]
         with pytest.raises(DecisionInDoubtError):
             writer.decide(0, [], sinks=["a"], epoch_input=EpochInput())
-        with pytest.raises(FencedError, match="entry 1 was there before"):
+        with pytest.raises(FencedError, match="entry 1 was written by another writer"):
             writer.bar()
 
     @pytest.mark.parametrize("fault", [not_written, answer_lost])

@@ -192,6 +192,60 @@ def test_a_partition_that_has_ended_it_is_never_overruled(client: Client):
     assert client.sent == ["fence once"]
 
 
+class Pair(Client):
+    """With another transaction of the same epoch, which is open in partition b-0 only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = "Ongoing"
+
+    def describe(self, names: Iterable[str], *, topics: Collection[str]) -> dict[str, Description]:
+        assert set(topics) <= {"a", "b"}
+        found = super().describe([MINE.transactional_id], topics=["a", "b"])
+        other = {OTHER.handle.transactional_id: Description(Code.NONE, self.other, OTHER.handle, TIMEOUT)}
+        return {name: (found | other)[name] for name in names}
+
+    def describe_producers(self, partitions: Collection[Partition], *, retry_seconds: float) -> dict[Partition, Any]:
+        found = super().describe_producers(partitions, retry_seconds=retry_seconds)
+        if self.other == "Ongoing":
+            found[B0] = {**(found[B0] or {}), OTHER.producer: 5}
+        return found
+
+    def running_longer(self, names: Collection[str], milliseconds: int) -> set[str]:
+        return set(names) if self.age > milliseconds else set()
+
+    def end_many(self, handles: Sequence[Handle], *, commit: bool) -> list[int]:
+        assert commit
+        assert handles == [OTHER.handle]
+        self.sent.append("commit of the other")
+        self.other = "CompleteCommit"
+        return [Code.NONE]
+
+
+OTHER = Prepared(
+    Handle("onceward:1:p:s:0a0b0c0d:0123abcd:1", 9, 0, 1000), frozenset({B0}), frozenset({("b", "id-of-b")})
+)
+
+
+def test_nothing_of_an_epoch_is_committed_while_a_part_of_it_may_be_lost():
+    """Somebody aborted the first one by hand: once readers see the second, the epoch cannot be written again."""
+    client = Pair()
+    client.open = set()
+    lost, held = commits.commit(client, [PREPARED, OTHER])  # type: ignore[arg-type]
+    assert (lost.status, held.status) == (CommitStatus.LOST, CommitStatus.RETRY_LATER)
+    assert "something of its epoch is lost, or may be" in held.detail
+    assert client.sent == ["fence once"]
+    [outcome] = commits.commit(client, [OTHER])  # type: ignore[arg-type]
+    assert outcome.status is CommitStatus.COMMITTED
+
+
+def test_what_is_held_back_is_committed_before_its_timeout():
+    client = Pair()
+    client.open, client.age = set(), TIMEOUT // 2 + 1
+    outcomes = commits.commit(client, [PREPARED, OTHER])  # type: ignore[arg-type]
+    assert [outcome.status for outcome in outcomes] == [CommitStatus.LOST, CommitStatus.COMMITTED]
+
+
 @pytest.mark.parametrize("deleted", [{"a"}, {"a", "b"}])
 def test_the_rows_of_other_topics_are_committed_at_once_where_one_was_deleted(
     client: Client, deleted: set[str], caplog: pytest.LogCaptureFixture

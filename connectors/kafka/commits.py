@@ -31,6 +31,9 @@ So, with the numbers and letters of ARCHITECTURE.md:
   do that, because its log takes no more entries. The successor refuses it, or does not abort what it has committed. The
   abort that the fence has written is the proof. The fence destroys nothing: partitions that have ended a transaction
   never hold its rows again.
+- Nothing of a call is committed while one of its transactions is lost, or may be: the policy decides about the whole
+  epoch first, which it cannot if readers see some of it. This ends when half of the timeout has passed, as for silent
+  partitions.
 - The same holds for aborts, except that they have the time to wait for partitions. And the pool never uses a producer
   id again unless its last transaction was committed.
 
@@ -77,8 +80,13 @@ WAIT_IF_AGELESS: Final = 2.5
 """Seconds after which a silent partition is not waited for, where the brokers cannot tell a transaction's age."""
 BEHIND: Final = "aborted in its partitions, without the coordinator (kafka-transactions abort)"
 DOUBTFUL: Final = "its coordinator calls it open, and its partitions have ended it"
+HELD: Final = "not committed yet, because something of its epoch is lost, or may be: that is decided about first"
 FEW: Final = 3
 """Partitions that a message names."""
+
+
+_EXPECTED: Final = (CommitStatus.RETRY_LATER, CommitStatus.COMMITTED, CommitStatus.ALREADY_COMMITTED)
+"""Of a transaction that is not lost."""
 
 
 class Inspection(NamedTuple):
@@ -114,9 +122,14 @@ class Inspection(NamedTuple):
         return self.complete and self.inside in (Inside.ENDED, Inside.GONE)
 
     @property
+    def ended_within(self) -> bool:
+        """Whether a partition has ended what the coordinator calls open: somebody may have aborted it."""
+        return self.seen is Observation.PREPARED and self.inside in (Inside.ENDED, Inside.MIXED)
+
+    @property
     def doubtful(self) -> bool:
         """Whether its coordinator calls it open, and partitions have ended it for more than one look."""
-        return self.behind and self.seen is Observation.PREPARED and self.inside in (Inside.ENDED, Inside.MIXED)
+        return self.behind and self.ended_within
 
 
 class Inspector:
@@ -236,13 +249,18 @@ def commit(client: TransactionCoordinatorClient, transactions: Sequence[Prepared
         found = dict(zip(waiting, inspector.inspect(waiting), strict=True))
         for transaction, one in found.items():
             outcomes[transaction] = _outcome(inspector, transaction, one, codes.get(transaction))
-        send = [t for t, one in found.items() if one.whole]
         inspector.prove_lost([t for t, one in found.items() if one.doubtful])
-        send += _overdue(client, {t: one for t, one in found.items() if one.stuck}, time.monotonic() - began)
+        lost = any(outcome.status not in _EXPECTED for outcome in outcomes.values())
+        stops = lost or any(one.ended_within for one in found.values())
+        for transaction in (t for t, one in found.items() if one.whole and stops):
+            outcomes[transaction] = CommitOutcome(CommitStatus.RETRY_LATER, HELD)
+        held = {t: one for t, one in found.items() if one.stuck or (one.whole and stops)}
+        send = [t for t, one in found.items() if one.whole and not stops]
+        send += _overdue(client, held, time.monotonic() - began)
         if send:
             codes |= zip(send, client.end_many([t.handle for t in send], commit=True), strict=True)
         waiting = [t for t in waiting if outcomes[t].status is CommitStatus.RETRY_LATER]
-        if not waiting:
+        if not waiting or (lost and not send and held.keys() >= set(waiting)):
             break
     return [outcomes[transaction] for transaction in transactions]
 

@@ -146,13 +146,22 @@ class SqlStore:
 
     @bounded
     def put_if_absent(self, key: str, data: bytes) -> bool:
+        return self._put(key, TABLE.insert().values(pipeline=self.pipeline, entry=key, data=data))
+
+    @bounded
+    def put_behind(self, key: str, data: bytes, after: str) -> bool:
+        """See core/log/store.py: one statement, so that it is carried out by one server."""
+        row = sa.select(TABLE.c.pipeline, sa.literal(key), sa.literal(data, BYTES))
+        found = row.where(self._mine, TABLE.c.entry == after)
+        return self._put(key, TABLE.insert().from_select(TABLE.columns.keys(), found))
+
+    def _put(self, key: str, insert: sa.Insert) -> bool:
         try:
             with self._changing(f"write entry {key} in") as connection:
-                connection.execute(TABLE.insert().values(pipeline=self.pipeline, entry=key, data=data))
+                return connection.execute(insert, execution_options={"preserve_rowcount": True}).rowcount > 0
         except exc.IntegrityError:
             self._confirm(key)
             return False
-        return True
 
     def _confirm(self, key: str) -> None:
         """Commit something of one's own, so that the entry that is there already is as durable as that."""

@@ -26,6 +26,7 @@ from ..errors import (
     FencedError,
     LifecycleError,
     LogDamagedError,
+    OncewardError,
     ProtocolError,
     StoreError,
 )
@@ -50,7 +51,8 @@ from .entries import (
     record_key,
 )
 from .reader import read, read_behind_gap
-from .view import LogView, check_next
+from .store import put_behind
+from .view import NONE, LogView, check_next
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -163,7 +165,8 @@ class LogWriter:
             token = WriterToken(log, self.token.writer, position, position)
             self._note_writer(token)  # before the put: its answer may be lost
             floor = self.view.floor if repairs else 0
-            if self._offer(key_of(position), encode(Start(**self._fields(token, position), tool=tool, floor=floor))):
+            entry = Start(**self._fields(token, position), tool=tool, floor=floor)
+            if self._offer(key_of(position), encode(entry), behind=self.view.tail):
                 break
             if not self.policy.puts.pause(attempt):
                 raise FencedError(f"another writer started first, {attempt + 1} times in a row", pipeline=self.pipeline)
@@ -302,15 +305,13 @@ class LogWriter:
             StoreError: The store did not give a definite answer.
         """
         position = self.token.last + 1
-        if self._barring is None and self._pending is None:
-            self._check_last()
         if self._barring is None or self._barring[0].start != position:
             token = WriterToken(self.token.log, self.policy.token(), position, position)
             self._note_writer(token)
             self._barring = token, encode(Start(**self._fields(token, position)))
         token, data = self._barring
-        if not self._offer(key_of(position), data):
-            raise self._fenced(f"entry {position} was there before")
+        if not self._offer(key_of(position), data, behind=self.token.last):
+            raise self._refused(position)
         self.token, self._pending, self._barring = token, None, None  # the START took the slot of what was in doubt
         self._look_at_tail(position)
 
@@ -325,12 +326,17 @@ class LogWriter:
         return Scope(self.pipeline, sink, self.token.log)
 
     def look(self) -> LogView:
-        """What the log says, also without becoming a writer."""
-        return self._until_definite(lambda: read(self.store))
+        """What the log says, also without becoming a writer.
+
+        Raises:
+            StoreError: The store did not answer.
+            LogDamagedError: The store has lost this writer's last entry.
+        """
+        return self._until_definite(self._read)
 
     def still_newest(self) -> bool:
-        """Whether no other writer has started since (reads the tail)."""
-        self.view = read(self.store)
+        """Whether no other writer has started since (reads the tail); raises as `look`."""
+        self.view = self._read()
         mine = (self.token.log, self.token.writer, self.token.start)
         return (self.view.log, self.view.writer, self.view.start) == mine
 
@@ -354,59 +360,80 @@ class LogWriter:
                 f"the put of entry {self._pending[0]} is in doubt: nothing else may be offered; restart",
                 pipeline=self.pipeline,
             )
-        if self._pending is None:
-            self._check_last()
         self._pending = (position, data)
         try:
-            if not self._offer(key_of(position), data):
-                self._pending = None
-                raise self._fenced(f"entry {position} was written by another writer")
-            self._look_at_tail(position)
+            won = self._offer(key_of(position), data, behind=self.token.last)
+            refused = None if won else self._refused(position)
+            if won:
+                self._look_at_tail(position)
         except StoreError as error:
             raise DecisionInDoubtError(
                 f"entry {position} of the decision log may or may not be written ({error}). Nothing was aborted; "
                 "a restart finds out and finishes or replays the epoch",
                 pipeline=self.pipeline,
             ) from error
+        if refused is not None:
+            if isinstance(refused, FencedError):
+                self._pending = None
+            raise refused
         self._pending = None
         self.token = msgspec.structs.replace(self.token, last=position)
 
-    def _check_last(self) -> None:
-        """See that this writer's last entry is still there: a store's server may have gone back to an older state.
+    def _read(self) -> LogView:
+        """Read the log, and believe nothing that is older than what this writer has written.
 
-        An entry behind the gap would make the log unreadable for every later START.
-
-        Raises:
-            FencedError: It was pruned, by a newer writer.
-            LogDamagedError: The store has lost it; nothing was written.
-            StoreError: The store did not answer; nothing was written.
+        With an older view, an epoch could be decided again as soon as the right server is back.
         """
-        last = self.token.last
-        if self._until_definite(lambda: self.store.get(key_of(last))) is not None:
-            return
-        view = self.look()
+        view, last = read(self.store), self.token.last
+        mine = view.at(last)
+        if view.tail < last or (mine is not None and mine.writer != self.token.writer):
+            raise self._lost(last, view)
+        return view
+
+    def _refused(self, position: int) -> OncewardError:
+        """Return why the store took no entry: its place is taken, or the entry before it is not there."""
+        if self._until_definite(lambda: self.store.get(key_of(position))) is not None:
+            return self._fenced(f"entry {position} was written by another writer")
+        view, last = self._until_definite(lambda: read(self.store)), self.token.last
         if view.tail > last:
-            raise self._fenced(f"entry {last}, its last one, was pruned")
-        raise LogDamagedError(
-            f"the decision log in {self.store.describe()} has lost entry {last}, which this writer had written: the "
-            f"newest is entry {view.tail}. Was a standby promoted that lagged behind, or a backup restored? Nothing "
-            "was written. Bring back the server that has the entry, or start the pipeline again: targets that remember "
-            "what was committed refuse the older log",
+            return self._fenced(f"entry {last}, its last one, was pruned")
+        if view.tail == last:
+            raise StoreError(f"{self.store.describe()} had lost entry {last} for a while: was its server replaced?")
+        return self._lost(last, view)
+
+    def _lost(self, position: int, view: LogView) -> LogDamagedError:
+        return LogDamagedError(
+            f"the decision log in {self.store.describe()} has lost entry {position}, which this writer had written: "
+            f"the newest is entry {view.tail}. Was a standby promoted that lagged behind, or a backup restored? "
+            "Nothing was written behind it. Bring back the server that has the entry, or start the pipeline again: "
+            "targets that remember what was committed refuse the older log",
             pipeline=self.pipeline,
         )
 
-    def _offer(self, key: str, data: bytes) -> bool:
-        """Offer the same bytes until the answer is definite: whether they are in the slot."""
-        return self._until_definite(lambda: self._put(key, data))
+    def _offer(self, key: str, data: bytes, *, behind: int = NONE) -> bool:
+        """Offer the same bytes until the answer is definite: whether they are in the slot.
 
-    def _put(self, key: str, data: bytes) -> bool:
+        Args:
+            key: The slot.
+            data: The bytes.
+            behind: Position of an entry that must be there. A standby that lags behind does not have it; what is put
+                behind a gap makes the log unreadable.
+        """
+        return self._until_definite(lambda: self._put(key, data, behind))
+
+    def _put(self, key: str, data: bytes, behind: int) -> bool:
         crash_point(Step.LOG_PUT_BEFORE)
-        won = self.store.put_if_absent(key, data)
+        if behind == NONE:
+            won = self.store.put_if_absent(key, data)
+        else:
+            won = put_behind(self.store, key, data, key_of(behind))
         crash_point(Step.LOG_PUT_AFTER)
         return won or self.store.get(key) == data
 
     def _look_at_tail(self, position: int) -> None:
-        self.view = self.look()
+        self.view = view = self.look()
+        if view.tail < position:
+            raise self._lost(position, view)
         if self.view.at(position) is None or self.view.log != self.token.log:
             raise self._fenced(f"entry {position} was put below the floor {self.view.floor}: it is void")
 

@@ -256,7 +256,7 @@ class LogAudit:
     Args:
         audit: Of the run.
         main: Whether it is the pipeline's own.
-        restored: The log of which this one came back from a backup: nothing may be decided in it.
+        restored: The log of which this one is an older copy, from a backup or a standby: nothing may be decided in it.
     """
 
     def __init__(self, audit: Audit, *, main: bool = False, restored: LogAudit | None = None) -> None:

@@ -10,6 +10,7 @@ from onceward.core.errors import (
     DecisionInDoubtError,
     EpochConflictError,
     FencedError,
+    LogDamagedError,
     SinkError,
     StoreError,
 )
@@ -47,7 +48,9 @@ def _broken_law(error: BaseException, driver: Driver, *, alone: bool) -> str:
     if isinstance(error, DataLossError):
         return "" if (error.sink or "").partition("-")[0] in driver.audit.lost else "8"
     if isinstance(error, FencedError):
-        return "" if _is_fenced(driver) else "fence"
+        return "" if _is_fenced(driver) or driver.store.failovers else "fence"
+    if isinstance(error, LogDamagedError) and driver.store.failovers:
+        return ""
     if isinstance(error, EpochConflictError):
         return "5" if alone and not driver.audit.voids else ""
     if isinstance(error, FAULTS) and (error.retryable or not isinstance(error, StoreError)):

@@ -43,6 +43,7 @@ from onceward.core.checkpoint.losses import settle
 from onceward.core.checkpoint.share import Share
 from onceward.core.errors import DecisionInDoubtError, EpochConflictError
 from onceward.core.log import LogView, LogWriter, WriterToken, reader, writer
+from onceward.core.log import read as read_log
 from onceward.core.log.entries import decode
 from onceward.core.names import Scope, parse_pooled_name
 from onceward.core.transaction import (
@@ -870,6 +871,18 @@ MUTANTS: dict[str, Mutant] = {
         _laws("age"),
         Parts(coordinator=ForgetsTheAge),
         narrow=crowded(K.NAP, K.SWITCH, within=300, style="format", sinks=("kafka",), timeout=400),
+    ),
+    "put behind a gap": Mutant(
+        "An entry is put without the one before it, which the server does not have that has taken another one's place.",
+        _laws("log", "H"),
+        patches=((writer, "put_behind", lambda store, key, data, _after: store.put_if_absent(key, data)),),
+        narrow=crowded(K.LOG_GOES_BACK, K.CRASH, K.TWIN, K.SWITCH, within=300, sinks=("prepared",), style="batch"),
+    ),
+    "an older log is believed": Mutant(
+        "A writer goes on with what a standby says that lags behind, also when the right server is back.",
+        _laws("3", "H", "log"),
+        patches=((LogWriter, "_read", lambda self: read_log(self.store)),),
+        narrow=crowded(K.LOG_GOES_BACK, K.TWIN, K.SWITCH, within=300, sinks=("kafka", "staged"), style="batch"),
     ),
     "a rewind that is taken again": Mutant(
         "A rewind that a supervisor repeats is done at each start.",

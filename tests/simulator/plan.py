@@ -73,6 +73,8 @@ class Kind(StrEnum):
     """A savepoint ends the log, and the pipeline goes on where it is restored."""
     FAIL_OVER = "fail over"
     """The database dies, and a standby takes its place that lags behind by some commits."""
+    LOG_GOES_BACK = "log goes back"
+    """A standby that lacks the newest entries takes the place of the log's server, until a person brings that back."""
 
 
 NO_EXCUSE = frozenset(
@@ -129,6 +131,7 @@ _WEIGHTS: dict[Kind, int] = {
     Kind.MOVE: 2,
     Kind.FAIL_OVER: 2,
     Kind.DEPOSE: 2,
+    Kind.LOG_GOES_BACK: 2,
 }
 
 

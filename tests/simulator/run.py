@@ -143,6 +143,7 @@ class Simulation:
             Kind.RESTORE: self._restore,
             Kind.MOVE: lambda _: self._move(),
             Kind.FAIL_OVER: self._fail_over,
+            Kind.LOG_GOES_BACK: self._log_goes_back,
         }
         self.operators: list[Task] = []
         self.retirements: list[Retirement] = []
@@ -157,7 +158,7 @@ class Simulation:
         self.world.calm = True
         self.broker.recover()
         self.database.recover()
-        self.store.fill(-1)
+        self.store.recover()
         while self.world.late:
             self.world.land(0)
         self._last_drivers()
@@ -368,6 +369,20 @@ class Simulation:
         accepted = self.config.on_lost == "skip" and self.database.promoted
         if not accepted and not kinds & {Kind.REWIND, Kind.RENAME, Kind.RESTORE, Kind.IMPOSTOR}:
             self.database.fail_over(arg)
+
+    def _log_goes_back(self, arg: int) -> None:
+        """Only where a target has seen what the standby lacks, and still knows it: nobody else could tell."""
+        kinds = {event.kind for event in self.world.plan.events}
+        if kinds & {Kind.FAIL_OVER, Kind.REWIND, Kind.RENAME, Kind.MOVE}:
+            return
+        names = [name for name in self._names() if not name.startswith("kafka")]
+        scopes = [Scope(PIPELINE, name, self.store.audit.log) for name in names]
+        self.crowded = True
+        self.store.go_back(
+            1 + arg % 5,
+            arg // 5 % 499,
+            lambda reached: any(self.database.progress(scope) > reached for scope in scopes),
+        )
 
     def _task_fails(self, arg: int) -> None:
         task = self.world.current
