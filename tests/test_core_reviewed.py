@@ -73,6 +73,23 @@ def test_a_rewind_ends_what_is_prepared_in_a_target_that_cannot_be_asked():
     assert decided.transaction in sink.aborted
 
 
+def test_a_start_after_a_rewind_sweeps_without_asking_how_far_the_target_had_come():
+    """What the rewind took back may have been committed meanwhile: each start was refused as an outdated copy."""
+    store, sink = MemoryStore(), FakeSink("a")
+    first = Coordinator("p", store, [sink], policy())
+    first.open()
+    first.admit(0, about(0))
+    first.commit(0, [acknowledgement(sinks=("a",))], about(0))
+    rewound = Coordinator("p", store, [sink], policy())
+    rewound.open(rewind="x", first_epoch=0, query="q")
+    rewound.admit(0, about(0))
+    left = prepared(rewound.context("a", 0, subtask=0))
+    sink.open = [left]
+    sink.claim_error = EpochConflictError("this decision log is an outdated copy")
+    Coordinator("p", store, [sink], policy()).open(rewind="x", first_epoch=0, query="q")
+    assert sink.aborted == [left.transaction]
+
+
 def test_a_target_that_says_nothing_of_its_transactions_is_waited_for_before_a_decision():
     bench = Bench(COMMITTED)
     coordinator = bench.open()

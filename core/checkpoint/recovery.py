@@ -205,7 +205,7 @@ def sweep(
             listed = [c for c in listed if not busy or ANY_EPOCH < c.writer < writer.token.start]
             if not listed:
                 continue
-            _check_kept(sink, writer, rewinding=rewinding)
+            _check_kept(sink, writer, rewinding=rewinding or writer.view.rewound)
         except Exception as error:  # noqa: BLE001 - whatever one sink raises, the others are swept
             errors.append(error)
             continue
