@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 import traceback
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -47,10 +49,11 @@ class Query:
             "writers": "auto",
             "cheap": False,
             "row_size": "0",
+            "policy": policy(),
             **changes,
         }
         sinks = values.pop("sinks", None) or [SparkSink(self.key)]
-        return EpochHandler(self.spark, sinks, policy=policy(), on_complete=self.tell, **values)  # type: ignore[arg-type]
+        return EpochHandler(self.spark, sinks, on_complete=self.tell, **values)  # type: ignore[arg-type]
 
     def tell(self, epoch: int, _about: Any) -> None:
         self.told.append((epoch, read(self.store).completed))
@@ -416,3 +419,25 @@ def test_the_writer_refuses_what_would_remove_onceward_from_the_query():
         with pytest.raises(ConfigurationError, match="would replace what exactly_once has set up"):
             call()
     assert writer.trigger() == "as before"
+
+
+def test_what_a_late_attempt_prepares_is_swept_while_the_query_is_idle(
+    query: Query, leftover: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the next epoch it would hold locks, and readers back."""
+    monkeypatch.setattr(query.spark.streams, "active", [SimpleNamespace(id=query.spark.query)], raising=False)
+    handler = query.handler = query.driver(policy=policy(sweep_every=0.05))
+    query.run(0)
+    leftover(0)
+    until = time.monotonic() + 10
+    while query.target.prepared and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not query.target.prepared
+    with handler._idle.epoch:  # an epoch is under way
+        leftover(0)
+        time.sleep(0.3)
+        assert query.target.prepared
+    query.spark.streams.active.clear()
+    assert handler._idle._thread is not None
+    handler._idle._thread.join(10)
+    assert not handler._idle._thread.is_alive()

@@ -39,6 +39,7 @@ from onceward.core.sink import Guarantee
 from onceward.core.transaction import Acknowledgement
 from onceward.sinks import DirectSink, TwoPhaseCommitSink
 
+from .idle import IdleSweeper
 from .kafka import with_publication
 from .options import check_log, check_not_moved, check_store, local_store, open_log
 from .plan import handlers, only_writes
@@ -276,6 +277,7 @@ class EpochHandler:
         self._coordinator: Coordinator | None = None
         self._run_writers = RunWriters()
         self._row_bytes: float | None = None
+        self._idle = IdleSweeper(lambda: self._coordinator, self._is_active, self.policy.sweep_every)
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
         """Run one micro-batch as one epoch.
@@ -285,7 +287,9 @@ class EpochHandler:
         mistake in somebody's Python code has caused it.
         """
         try:
-            self._epoch(frame, batch)
+            with self._idle.epoch:
+                self._epoch(frame, batch)
+            self._idle.start()
         except BaseException as error:
             name = self.pipeline or (self._run.query if self._run is not None else "")
             tell(EpochFailed(name, batch, reason(error)))
@@ -293,6 +297,9 @@ class EpochHandler:
                 raise
             _log.debug("epoch %s of pipeline %s failed", batch, name, exc_info=True)
             raise error.with_traceback(None) from None
+
+    def _is_active(self) -> bool:
+        return self._run is not None and any(str(one.id) == self._run.query for one in self.spark.streams.active)
 
     def _epoch(self, frame: DataFrame, batch: int) -> None:
         """Write the epoch; again, in whole or in part, if the policy says so and it is proven to be right."""

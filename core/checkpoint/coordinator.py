@@ -458,6 +458,11 @@ class Coordinator:
         self._left_behind = bool(self._last_sweep.left)
         return None
 
+    def sweep_if_due(self) -> None:
+        """Sweep while no epoch is under way, if the last sweep is old or has left something behind."""
+        if self._left_behind or self.policy.monotonic() - self._swept >= self.policy.sweep_every:
+            self._sweep_after(self.view.completed)
+
     def _sweep_after(self, epoch: int) -> None:
         """The epoch is completed: what cannot be swept now is no reason to fail it."""
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -90,6 +90,9 @@ def _spark_in(world: World, parts: Parts) -> Iterator[None]:
         for module in (batches, writer):
             stack.enter_context(patch.object(module, "Coordinator", made))
         stack.enter_context(patch.object(batches, "driver_limit", every_third))
+        stack.enter_context(
+            patch.object(batches, "IdleSweeper", lambda *_: SimpleNamespace(epoch=nullcontext(), start=int))
+        )
         for module in (options, query, writer):
             stack.enter_context(patch.object(module, "read_text", read_text))
         stack.enter_context(patch.object(options, "CommitPolicy", SimpleNamespace(of=policy_of_user)))
