@@ -5,8 +5,13 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING, Final
 
+from hypothesis import settings
+
 if TYPE_CHECKING:
     import pytest
+
+settings.register_profile("untimed", deadline=None)  # the machine may be busy
+settings.load_profile("untimed")
 
 SLOW: Final = (
     "a_process_killed_at_each_step_and_call",

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import LongType, StructType
 
@@ -66,7 +66,6 @@ def use(kind: type[SinkFormat], options: dict[str, str]) -> None:
     FormatOptions.parse(options)
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(
     choice=st.sampled_from(OPTIONS), text=st.text(" \t\n\u00a0", max_size=3), spelling=st.sampled_from((str, str.lower))
 )
@@ -91,7 +90,6 @@ def source(options: dict[str, str], *, stream: bool) -> KafkaSource:
     return (stream_source if stream else batch_source)(options)
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(
     option=st.sampled_from(OF_SOURCE),
     text=st.text(" \t\n\u00a0", max_size=3),
@@ -107,7 +105,6 @@ def test_an_empty_option_of_the_source_is_refused(option: str, text: str, spelli
         source({**others, spelling(option): text}, stream=stream)
 
 
-@settings(deadline=None)
 @given(option=st.sampled_from(OF_SOURCE), stream=st.booleans())
 def test_an_option_of_the_source_takes_no_value_of_another_kind(option: str, *, stream: bool) -> None:
     """Neither a number nor a word nor JSON of what is expected anywhere; where any text will do, it is taken."""
@@ -139,7 +136,6 @@ def test_an_option_of_a_sink_takes_no_value_of_another_kind(kind: type[SinkForma
         assert option in TEXTS or named, text
 
 
-@settings(deadline=None)
 @given(option=st.from_regex(r"\A[a-z]{1,12}x{3}\Z"), stream=st.booleans())
 def test_an_unknown_option_of_the_source_is_refused(option: str, *, stream: bool) -> None:
     with pytest.raises(ConfigurationError, match="unknown options"):
@@ -214,7 +210,6 @@ def test_an_argument_of_exactly_once_is_refused_before_spark_or_a_target_is_aske
             exactly_once(frame, FileSink("files", "/tmp/out"), **{name: value})
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(kind=st.sampled_from(FORMATS), option=st.from_regex(r"\A[a-z]{1,12}x{3}\Z"))
 def test_an_unknown_option_is_refused_whatever_the_format(kind: type[SinkFormat], option: str) -> None:
     with pytest.raises(ConfigurationError, match="unknown options"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from onceward.connectors.kafka import received
@@ -28,7 +28,6 @@ def laid_out(values: list[bytes | None]) -> tuple[Any, Any, list[Any]]:
 
 @pytest.mark.parametrize("window", [1 << 30, 64, 16])
 @given(values=VALUES)
-@settings(deadline=None)
 def test_values_are_copied_from_where_they_lie(window: int, values: list[bytes | None]):
     addresses, lengths, kept = laid_out(values)
     with pytest.MonkeyPatch.context() as patch:
