@@ -108,16 +108,17 @@ class StoreContract:
         assert store.get(key_of(0)) is None
         assert store.put_if_absent(key_of(0), b"z")
 
-    def test_what_is_put_behind_a_key_needs_that_key(self, store: LogStore):
-        assert not put_behind(store, key_of(1), b"x", key_of(0))
+    def test_what_is_put_behind_a_key_needs_that_key_and_how_its_value_begins(self, store: LogStore):
+        assert not put_behind(store, key_of(1), b"x", key_of(0), b"fi")
         assert store.list_keys() == []
-        store.put_if_absent(key_of(0), b"first")
-        assert put_behind(store, key_of(1), b"x", key_of(0))
-        assert not put_behind(store, key_of(1), b"y", key_of(0))
+        store.put_if_absent(key_of(0), b"first \x00\xff")
+        assert not put_behind(store, key_of(1), b"x", key_of(0), b"other")
+        assert not put_behind(store, key_of(1), b"x", key_of(0), b"first \x00\xff, and more")
+        assert put_behind(store, key_of(1), b"x", key_of(0), b"first \x00")
+        assert not put_behind(store, key_of(1), b"y", key_of(0), b"first")
         store.delete(key_of(0))
-        assert not put_behind(store, key_of(1), b"y", key_of(0))
-        assert not put_behind(store, key_of(2), b"\x00\xff", key_of(0))
-        assert put_behind(store, key_of(2), b"\x00\xff", key_of(1))
+        assert not put_behind(store, key_of(2), b"\x00\xff", key_of(0), b"first")
+        assert put_behind(store, key_of(2), b"\x00\xff", key_of(1), b"x")
         assert [store.get(key) for key in store.list_keys()] == [b"x", b"\x00\xff"]
 
     def test_of_many_threads_exactly_one_wins_each_key(self, store: LogStore):

@@ -225,6 +225,22 @@ class TestFencing:
             mine.complete(0)
             assert read(store).completed == 0
 
+    def test_nothing_is_put_behind_another_entry_in_the_place_of_ones_own(self):
+        """A standby without it has been used: behind that entry, a bar would seem to be the newest START."""
+        store = MemoryStore()
+        other, mine = writer_on(store), writer_on(store)
+        other.start()
+        older = dict(store.entries)
+        mine.start()
+        whole, store.entries = store.entries, older
+        other.bar()
+        for put in (mine.bar, lambda: mine.decide(0, [], sinks=["a"], epoch_input=EpochInput())):
+            with pytest.raises(LogDamagedError, match="has lost entry 1, which this writer had written"):
+                put()
+        assert len(store.entries) == 2
+        store.entries = whole
+        mine.decide(0, [], sinks=["a"], epoch_input=EpochInput())
+
     @pytest.mark.parametrize("is_used", [False, True])
     def test_a_view_that_is_older_than_what_the_writer_has_written_is_not_believed(self, is_used: bool):
         """With it, an epoch would be decided again once the right server is back."""

@@ -184,6 +184,11 @@ def decode(data: bytes, position: int) -> Entry:
     return entry
 
 
+def head_of(data: bytes) -> bytes:
+    """The first line of an entry's bytes: with its checksum, it tells the entry from all others."""
+    return data.partition(b"\n")[0]
+
+
 def key_of(position: int) -> str:
     """Key of a position in the store; keys sort as positions do."""
     return f"{position:0{_DIGITS}d}"

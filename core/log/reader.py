@@ -9,6 +9,7 @@ it had been listed.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..errors import LogDamagedError
@@ -21,6 +22,7 @@ from .entries import (
     Start,
     Void,
     decode,
+    head_of,
     key_of,
     position_of,
     position_of_record,
@@ -44,9 +46,9 @@ def read(store: LogStore) -> LogView:
     for _ in range(_LISTINGS):
         positions = _positions(store)
         try:
-            entries, problem = _from_tail(store, positions)
+            entries, head, problem = _from_tail(store, positions)
             if not problem:
-                return fold(entries, entries[0].position if entries else 0)
+                return replace(fold(entries, entries[0].position if entries else 0), head=head)
         except LogDamagedError as damage:
             if _positions(store) == positions:
                 raise
@@ -70,7 +72,7 @@ def read_behind_gap(store: LogStore) -> LogView:
     """
     for _ in range(_LISTINGS):
         positions = _positions(store)
-        entries, floor, problem = _without_gap(store, positions)
+        entries, head, floor, problem = _without_gap(store, positions)
         if not problem and _positions(store) == positions:
             break
     else:
@@ -87,7 +89,7 @@ def read_behind_gap(store: LogStore) -> LogView:
             "say what was decided before it. Bring back the server or the copy that has the missing entries. If there "
             "is none, give the pipeline a new store, and go back on purpose with rewind='why'"
         )
-    return fold(entries, lowest)
+    return replace(fold(entries, lowest), head=head)
 
 
 def audit_records(store: LogStore) -> list[Resolved | Void | Replace]:
@@ -109,19 +111,19 @@ def _positions(store: LogStore) -> list[int]:
     return sorted(p for p in map(position_of, store.list_keys()) if p is not None)
 
 
-def _from_tail(store: LogStore, positions: list[int]) -> tuple[list[Entry], str]:
-    """Entries from the floor up, or what is wrong with the listing."""
-    entries, floor, problem = _without_gap(store, positions)
+def _from_tail(store: LogStore, positions: list[int]) -> tuple[list[Entry], bytes, str]:
+    """Entries from the floor up, the first line of the newest, and what is wrong with the listing."""
+    entries, head, floor, problem = _without_gap(store, positions)
     lowest = entries[0].position if entries else 0
     if not problem and lowest > floor:
-        return [], f"entry {lowest - 1} is missing and not below the floor {floor}"
-    return entries, problem
+        return [], b"", f"entry {lowest - 1} is missing and not below the floor {floor}"
+    return entries, head, problem
 
 
-def _without_gap(store: LogStore, positions: list[int]) -> tuple[list[Entry], int, str]:
-    """Entries from the floor, or from the newest gap, up; the floor; and what is wrong with the listing."""
+def _without_gap(store: LogStore, positions: list[int]) -> tuple[list[Entry], bytes, int, str]:
+    """As `_from_tail`, from the floor, or from the newest gap, up; with the floor."""
     entries: list[Entry] = []
-    floor = None
+    floor, head = None, b""
     for position in reversed(positions):
         if floor is not None and position < floor:
             break
@@ -129,9 +131,10 @@ def _without_gap(store: LogStore, positions: list[int]) -> tuple[list[Entry], in
             break
         data = store.get(key_of(position))
         if data is None:
-            return [], 0, f"entry {position} was listed and is gone"
+            return [], b"", 0, f"entry {position} was listed and is gone"
         entry = decode(data, position)
         if floor is None and (isinstance(entry, Completed) or (isinstance(entry, Start) and entry.floor)):
             floor = entry.floor
+        head = head or head_of(data)
         entries.append(entry)
-    return entries[::-1], floor or 0, ""
+    return entries[::-1], head, floor or 0, ""

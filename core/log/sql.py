@@ -149,10 +149,11 @@ class SqlStore:
         return self._put(key, TABLE.insert().values(pipeline=self.pipeline, entry=key, data=data))
 
     @bounded
-    def put_behind(self, key: str, data: bytes, after: str) -> bool:
+    def put_behind(self, key: str, data: bytes, after: str, begins: bytes) -> bool:
         """See core/log/store.py: one statement, so that it is carried out by one server."""
         row = sa.select(TABLE.c.pipeline, sa.literal(key), sa.literal(data, BYTES))
-        found = row.where(self._mine, TABLE.c.entry == after)
+        head = sa.func.substr(TABLE.c.data, 1, len(begins), type_=BYTES)
+        found = row.where(self._mine, TABLE.c.entry == after, head == begins)
         return self._put(key, TABLE.insert().from_select(TABLE.columns.keys(), found))
 
     def _put(self, key: str, insert: sa.Insert) -> bool:

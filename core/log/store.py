@@ -71,16 +71,17 @@ class LogStore(Protocol):
         ...
 
 
-def put_behind(store: LogStore, key: str, data: bytes, after: str) -> bool:
-    """Store `data` under `key` if that has no value, and `after` has one; whether this call stored it.
+def put_behind(store: LogStore, key: str, data: bytes, after: str, begins: bytes) -> bool:
+    """Store `data` under `key` if that has no value, and the value of `after` begins so; whether this call stored it.
 
     A store whose server may be replaced by an older copy of itself does it in one step, in a method of this name. Other
     stores are asked first.
     """
     at_once = getattr(store, "put_behind", None)
     if at_once is not None:
-        return bool(at_once(key, data, after))
-    return store.get(after) is not None and store.put_if_absent(key, data)
+        return bool(at_once(key, data, after, begins))
+    found = store.get(after)
+    return found is not None and found.startswith(begins) and store.put_if_absent(key, data)
 
 
 class MemoryStore:

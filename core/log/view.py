@@ -53,6 +53,7 @@ class LogView:
         moved: Where the log goes on; empty if it does here.
         proofs: What the completed decisions wrote.
         entries: From the floor up.
+        head: First line of the newest entry's bytes; empty if this was not read from a store.
     """
 
     pipeline: str = ""
@@ -77,6 +78,7 @@ class LogView:
     moved: str = ""
     proofs: Proofs = field(default_factory=Proofs)
     entries: tuple[Entry, ...] = ()
+    head: bytes = b""
 
     @property
     def progress(self) -> Progress:

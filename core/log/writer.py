@@ -46,6 +46,7 @@ from .entries import (
     Start,
     Void,
     encode,
+    head_of,
     key_of,
     position_of,
     record_key,
@@ -137,6 +138,8 @@ class LogWriter:
         self.policy = policy
         self.token = WriterToken("", policy.token(), -1, -1)
         self.view = LogView()
+        self._head = b""
+        """First line of this writer's last entry."""
         self._run_writers = run_writers
         self._pending: tuple[int, bytes] | None = None
         self._barring: tuple[WriterToken, bytes] | None = None
@@ -165,12 +168,12 @@ class LogWriter:
             token = WriterToken(log, self.token.writer, position, position)
             self._note_writer(token)  # before the put: its answer may be lost
             floor = self.view.floor if repairs else 0
-            entry = Start(**self._fields(token, position), tool=tool, floor=floor)
-            if self._offer(key_of(position), encode(entry), behind=self.view.tail):
+            data = encode(Start(**self._fields(token, position), tool=tool, floor=floor))
+            if self._offer(key_of(position), data, behind=(self.view.tail, self.view.head)):
                 break
             if not self.policy.puts.pause(attempt):
                 raise FencedError(f"another writer started first, {attempt + 1} times in a row", pipeline=self.pipeline)
-        self.token, self._pending, self._barring = token, None, None
+        self.token, self._head, self._pending, self._barring = token, head_of(data), None, None
         self._look_at_tail(position)
         if self.view.start != position:
             raise self._fenced(f"entry {self.view.start} is a later START")
@@ -186,6 +189,7 @@ class LogWriter:
         writer = cls(store, pipeline, policy)
         writer.token = token
         writer.view = view = read(store)
+        writer._head = view.head
         if WriterToken(view.log, view.writer, view.start, view.tail) != token:
             raise writer._fenced(f"the log's tail is entry {view.tail}, this writer's last was {token.last}")
         return writer
@@ -310,9 +314,14 @@ class LogWriter:
             self._note_writer(token)
             self._barring = token, encode(Start(**self._fields(token, position)))
         token, data = self._barring
-        if not self._offer(key_of(position), data, behind=self.token.last):
+        if not self._offer(key_of(position), data, behind=(self.token.last, self._head)):
             raise self._refused(position)
-        self.token, self._pending, self._barring = token, None, None  # the START took the slot of what was in doubt
+        self.token, self._head, self._pending, self._barring = (
+            token,
+            head_of(data),
+            None,
+            None,
+        )  # the START took the slot of what was in doubt
         self._look_at_tail(position)
 
     def _note_writer(self, token: WriterToken) -> None:
@@ -362,7 +371,7 @@ class LogWriter:
             )
         self._pending = (position, data)
         try:
-            won = self._offer(key_of(position), data, behind=self.token.last)
+            won = self._offer(key_of(position), data, behind=(self.token.last, self._head))
             refused = None if won else self._refused(position)
             if won:
                 self._look_at_tail(position)
@@ -376,7 +385,7 @@ class LogWriter:
             if isinstance(refused, FencedError):
                 self._pending = None
             raise refused
-        self._pending = None
+        self._pending, self._head = None, head_of(data)
         self.token = msgspec.structs.replace(self.token, last=position)
 
     def _read(self) -> LogView:
@@ -384,22 +393,27 @@ class LogWriter:
 
         With an older view, an epoch could be decided again as soon as the right server is back.
         """
-        view, last = read(self.store), self.token.last
-        mine = view.at(last)
-        if view.tail < last or (mine is not None and mine.writer != self.token.writer):
-            raise self._lost(last, view)
+        view = read(self.store)
+        if self._lacks_mine(view):
+            raise self._lost(self.token.last, view)
         return view
+
+    def _lacks_mine(self, view: LogView) -> bool:
+        """Whether this writer's last entry is missing above the floor, or another one is in its place."""
+        last = self.token.last
+        there = view.at(last)
+        return view.tail < last or (there is not None and there.writer != self.token.writer)
 
     def _refused(self, position: int) -> OncewardError:
         """Return why the store took no entry: its place is taken, or the entry before it is not there."""
         if self._until_definite(lambda: self.store.get(key_of(position))) is not None:
             return self._fenced(f"entry {position} was written by another writer")
         view, last = self._until_definite(lambda: read(self.store)), self.token.last
+        if self._lacks_mine(view):
+            return self._lost(last, view)
         if view.tail > last:
             return self._fenced(f"entry {last}, its last one, was pruned")
-        if view.tail == last:
-            raise StoreError(f"{self.store.describe()} had lost entry {last} for a while: was its server replaced?")
-        return self._lost(last, view)
+        raise StoreError(f"{self.store.describe()} had lost entry {last} for a while: was its server replaced?")
 
     def _lost(self, position: int, view: LogView) -> LogDamagedError:
         return LogDamagedError(
@@ -410,23 +424,23 @@ class LogWriter:
             pipeline=self.pipeline,
         )
 
-    def _offer(self, key: str, data: bytes, *, behind: int = NONE) -> bool:
+    def _offer(self, key: str, data: bytes, *, behind: tuple[int, bytes] = (NONE, b"")) -> bool:
         """Offer the same bytes until the answer is definite: whether they are in the slot.
 
         Args:
             key: The slot.
             data: The bytes.
-            behind: Position of an entry that must be there. A standby that lags behind does not have it; what is put
-                behind a gap makes the log unreadable.
+            behind: Position and first line of an entry that must be there. A standby that lags behind does not have it;
+                what is put behind a gap, or behind another entry, does not belong to this log.
         """
-        return self._until_definite(lambda: self._put(key, data, behind))
+        return self._until_definite(lambda: self._put(key, data, *behind))
 
-    def _put(self, key: str, data: bytes, behind: int) -> bool:
+    def _put(self, key: str, data: bytes, position: int, head: bytes) -> bool:
         crash_point(Step.LOG_PUT_BEFORE)
-        if behind == NONE:
+        if position == NONE:
             won = self.store.put_if_absent(key, data)
         else:
-            won = put_behind(self.store, key, data, key_of(behind))
+            won = put_behind(self.store, key, data, key_of(position), head)
         crash_point(Step.LOG_PUT_AFTER)
         return won or self.store.get(key) == data
 

@@ -875,7 +875,7 @@ MUTANTS: dict[str, Mutant] = {
     "put behind a gap": Mutant(
         "An entry is put without the one before it, which the server does not have that has taken another one's place.",
         _laws("log", "H"),
-        patches=((writer, "put_behind", lambda store, key, data, _after: store.put_if_absent(key, data)),),
+        patches=((writer, "put_behind", lambda store, key, data, *_: store.put_if_absent(key, data)),),
         narrow=crowded(K.LOG_GOES_BACK, K.CRASH, K.TWIN, K.SWITCH, within=300, sinks=("prepared",), style="batch"),
     ),
     "an older log is believed": Mutant(

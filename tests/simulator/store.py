@@ -55,20 +55,20 @@ class FakeStore:
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """See LogStore."""
-        return self.put_behind(key, data, "")
+        return self.put_behind(key, data, "", b"")
 
-    def put_behind(self, key: str, data: bytes, after: str) -> bool:
+    def put_behind(self, key: str, data: bytes, after: str, begins: bytes) -> bool:
         """In one step, as a database does it."""
         self._point(f"put {key[-3:]}")
         by = self._world.current.process.driver if self._world.current is not None else None
         full = self._world.tick < self._full_until and len(data) > self._most
         fault = NOT_DONE if full else self._fault()
         if fault is None:
-            return self._put(key, data, by, after)
+            return self._put(key, data, by, after, begins)
         if fault == ANSWER_LOST:
-            self._put(key, data, by, after)
+            self._put(key, data, by, after, begins)
         elif fault == ARRIVES_LATE:
-            self._world.later(f"put {key[-3:]}", self._here(lambda: self._put(key, data, by, after)))
+            self._world.later(f"put {key[-3:]}", self._here(lambda: self._put(key, data, by, after, begins)))
         self._world.note(f"put {key[-3:]} gets no answer ({('not done', 'answer lost', 'arrives late')[fault]})")
         raise StoreError("no answer")
 
@@ -167,8 +167,8 @@ class FakeStore:
         server = self._entries
         return lambda: call() if self._entries is server else None
 
-    def _put(self, key: str, data: bytes, by: Driver | None, after: str) -> bool:
-        if key in self._entries or (after and after not in self._entries):
+    def _put(self, key: str, data: bytes, by: Driver | None, after: str, begins: bytes) -> bool:
+        if key in self._entries or (after and not self._entries.get(after, b"").startswith(begins or b" ")):
             return False
         self._entries[key] = data
         position = position_of(key)
