@@ -411,6 +411,7 @@ class LogAudit:
                 raise Violation("rewind", f"epoch {entry.epoch} was taken back, and this can still be committed: {txn}")
             if txn.state != "committed":
                 txn.decision = None
+                self.skipped = [one for one in self.skipped if one is not txn]  # it is written again after all
         stay = {(target_of(txn), row) for txn in named if txn.state == "committed" for row in txn.rows}
         self._promise(self.taken_back, -1, stay)
         self.taken_back = None
@@ -488,7 +489,7 @@ class LogAudit:
     def _resolve(self, entry: Resolved) -> None:
         named = [txn for txn in (self._named(self.undone) if self.undone else []) if txn.name == entry.transaction]
         older = [
-            txn for txn in self.audit.prepared.values() if txn.name == entry.transaction and txn.cause == GONE_BACK
+            txn for txn in self.audit.prepared.values() if txn.name == entry.transaction and txn.state != "committed"
         ]
         sinks = {entry.sink} if entry.sink else {txn.sink for txn in older if not named}
         if sinks:  # their target is taken as it is
