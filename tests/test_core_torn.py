@@ -298,6 +298,23 @@ class TestReplay:
             late.open()
         assert not case.table.with_state(ABORTED)
 
+    @pytest.mark.parametrize("on_lost", [OnLost.FAIL, OnLost.REPLAY])
+    def test_what_a_target_refuses_to_tell_is_not_committed_without_having_been_seen(self, on_lost: OnLost):
+        """The refusal passes, the commit is answered, and half of an epoch is visible whose other half is lost."""
+        case = Case(on_lost=on_lost, subtasks=2)
+        named = case.decided()
+        case.table.truth[case.of(case.table, named)[0]] = ABORTED
+        real = case.table.inspect_many
+
+        def refuse(_: Sequence[Committable]) -> Sequence[Observation]:
+            case.table.inspect_many = real  # type: ignore[method-assign]
+            raise SinkError("the server refuses")
+
+        case.table.inspect_many = refuse  # type: ignore[method-assign]
+        with pytest.raises(SinkError, match="the server refuses"):
+            case.opened()
+        assert not case.table.with_state(COMMITTED)
+
 
 class TestHealing:
     """Some of the epoch is visible and some is lost: only that is written again, and proven to be the same."""

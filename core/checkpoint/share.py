@@ -105,9 +105,11 @@ class Share:
             seen = answers.of_each(self.sink, "inspect_many", pending, self.sink.inspect_many(pending), Observation)
         except FencedError:
             raise
-        except Exception as error:  # noqa: BLE001 - the commit that follows raises a final error again
-            self.unseen = isinstance(error, ExternalError) and error.retryable
+        except Exception as error:  # noqa: BLE001 - what is wrong with a sink's own code, the commit raises again
             self.detail = f"{type(error).__name__}: {error}"
+            if isinstance(error, ExternalError):  # the commit might be answered all the same, and tear the epoch
+                self.unseen = True
+                self.error = None if error.retryable else error
             return
         if any(at is Observation.NO_ANSWER for _, at in seen):
             self.unseen, self.detail = True, "the target does not answer"
