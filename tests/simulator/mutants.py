@@ -135,12 +135,14 @@ def crowded(*kinds: Kind, within: int, **changes: Any) -> Callable[[Plan], Plan]
 def _decide_unfenced(self: LogWriter, *args: Any, **kwargs: Any) -> CommitPermit:
     self.view = reader.read(self.store)
     self.token = WriterToken(self.token.log, self.token.writer, self.token.start, self.view.tail)
+    self._head = self.view.head
     return _REAL_DECIDE(self, *args, **kwargs)
 
 
 def _move_unfenced(self: LogWriter, to: str) -> None:
     self.view = reader.read(self.store)
     self.token = WriterToken(self.token.log, self.token.writer, self.token.start, self.view.tail)
+    self._head = self.view.head
     _REAL_MOVE(self, to)
 
 
@@ -164,7 +166,11 @@ def _fold_forgetting(entries: list[Any], floor: int = 0) -> Any:
     return view if there else replace(view, start=-1, writer="")
 
 
-def _put_judged_by_writer(self: LogWriter, key: str, data: bytes) -> bool:
+def _put_anywhere(store: Any, key: str, data: bytes, *_: Any) -> bool:
+    return bool(store.put_if_absent(key, data))
+
+
+def _put_judged_by_writer(self: LogWriter, key: str, data: bytes, *_: Any) -> bool:
     won = self.store.put_if_absent(key, data)
     there = self.store.get(key)
     return won or (there is not None and decode(there, int(key)).writer == self.token.writer)
@@ -636,7 +642,7 @@ MUTANTS: dict[str, Mutant] = {
     "no floor check after a put": Mutant(
         "A put that wins is believed, though the slot had been pruned and re-opened.",
         _laws("1"),
-        patches=((LogWriter, "_look_at_tail", _believe_the_put),),
+        patches=((LogWriter, "_look_at_tail", _believe_the_put), (writer, "put_behind", _put_anywhere)),
         narrow=crowded(K.TWIN, K.NAP, within=250, style="batch"),
     ),
     "prune before the floor is durable": Mutant(
@@ -875,7 +881,7 @@ MUTANTS: dict[str, Mutant] = {
     "put behind a gap": Mutant(
         "An entry is put without the one before it, which the server does not have that has taken another one's place.",
         _laws("log", "H"),
-        patches=((writer, "put_behind", lambda store, key, data, *_: store.put_if_absent(key, data)),),
+        patches=((writer, "put_behind", _put_anywhere),),
         narrow=crowded(K.LOG_GOES_BACK, K.CRASH, K.TWIN, K.SWITCH, within=300, sinks=("prepared",), style="batch"),
     ),
     "an older log is believed": Mutant(

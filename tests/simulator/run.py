@@ -243,7 +243,8 @@ class Simulation:
         held = [held.txn for where in (self.database.prepared, self.database.staged) for held in where.values()]
         held += [known.txn for known in self.broker.ids.values() if known.txn is not None and known.state == ONGOING]
         # After `kafka-transactions abort` the coordinator alone goes on to call it open: that holds nobody back.
-        left = [txn for txn in held if txn.log == self.store.audit.log and txn.state != "aborted"]
+        log = self.store.audit
+        left = [txn for txn in held if txn.log == log.log and txn.state != "aborted" and txn.writer <= log.tail]
         if left:
             raise Violation("sweep", f"lingers after the last start: {left}")
 
