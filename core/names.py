@@ -190,6 +190,21 @@ NOTHING: Final = Progress(-1, -1)
 """No decision, or no commit."""
 
 
+class Reached(NamedTuple):
+    """The newest epoch that a sink has committed, as its target must know it."""
+
+    generation: int
+    """Position of the START of the newest writer whose transactions it has."""
+    epoch: int
+    transactions: int = 0
+    """How many transactions of it were committed. 0 if an older version wrote this."""
+
+    @property
+    def progress(self) -> Progress:
+        """Without their number, to be compared."""
+        return Progress(self.generation, self.epoch)
+
+
 class Remembered(NamedTuple):
     """What a target remembers of a decision log."""
 
@@ -199,6 +214,8 @@ class Remembered(NamedTuple):
     """Its newest commit of this log since a rewind; NOTHING if it has none."""
     lost: str = ""
     """What the target is proven to have lost, whatever the decision log knows of it; empty if nothing."""
+    transactions: int | None = None
+    """How many transactions of its newest commit's epoch it knows; None if it does not say."""
 
 
 def other_log(scope: Scope, log: str, where: str, *, sink: str = "") -> EpochConflictError:

@@ -166,7 +166,7 @@ def test_a_kept_consumer_does_not_wait_for_a_topic_that_was_made_anew(
     source = writer.source(name, include_headers=headers, timeout=16.0)
     assert values(source, source.start(), {name: {"0": 5}}) == texts(5)
     kafka.kill()
-    kafka.start()
+    kafka.start_again()
     assert values(source, source.start(), {name: {"0": 5}}) == texts(5)
     recreate(writer, name)
     writer.send(name, range(10))

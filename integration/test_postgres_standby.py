@@ -329,23 +329,24 @@ def test_prepared_transactions_that_others_use_up_fail_checkpoints_before_their_
         assert other.execute("SELECT gid FROM pg_prepared_xacts").fetchall() == [("batch-1",)]
 
 
+def cancel_wait(pair: Pair) -> None:
+    """Cut the wait for the synchronous standby short: PostgreSQL answers with success and a warning."""
+    waiting = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+    with pair.connect(pair.primary) as admin:
+        eventually(lambda: bool(admin.execute(waiting).fetchall()), "a commit waits for the standby")
+
+
 def test_an_entry_that_is_visible_and_not_replicated_is_not_believed(pair: Pair) -> None:
-    """Somebody cancels the wait for the synchronous standby: PostgreSQL answers with success and a warning."""
     pair.replicate("on")
     store = open_store(pair.store, pipeline="orders")
     pair.opened.callback(getattr(store, "close", int))
     assert store.put_if_absent("00000000000000000000", b"START")
     pair.standby.kill()
 
-    def cancel() -> None:
-        waiting = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
-        with pair.connect(pair.primary) as admin:
-            eventually(lambda: bool(admin.execute(waiting).fetchall()), "a commit waits for the standby")
-
     for _ in range(2):  # the second finds the entry, and must not believe it either
         with ThreadPoolExecutor(1) as threads:
             put = threads.submit(store.put_if_absent, "00000000000000000001", b"DECIDE")
-            cancel()
+            cancel_wait(pair)
             with pytest.raises(StoreError, match="canceling wait for synchronous replication"):
                 put.result()
     pair.standby.start_again()
@@ -371,5 +372,21 @@ def test_a_commit_that_is_visible_and_not_replicated_is_asked_for_again(pair: Pa
         assert {outcome.status for outcome in outcomes} == {CommitStatus.RETRY_LATER}, outcomes
     pair.standby.start_again()
     assert all(outcome.settled for outcome in driven.sink.commit_many(prepared))
+    pair.fail_over()
+    assert pair.rows() == once(1)
+
+
+def test_a_merge_that_is_visible_and_not_replicated_is_asked_for_again(pair: Pair, tmp_path: Path) -> None:
+    pair.replicate("on")
+    driven = Driven(pair, "staging", str(tmp_path / "log"))
+    staged = driven.prepare(driven.open(), 0)
+    pair.standby.kill()
+    for _ in range(2):  # the second finds it merged, and must not believe it either
+        with ThreadPoolExecutor(1) as threads:
+            merged = threads.submit(driven.sink.commit_many, staged)
+            cancel_wait(pair)
+            assert {outcome.status for outcome in merged.result()} == {CommitStatus.RETRY_LATER}
+    pair.standby.start_again()
+    assert all(outcome.settled for outcome in driven.sink.commit_many(staged))
     pair.fail_over()
     assert pair.rows() == once(1)

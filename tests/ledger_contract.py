@@ -124,6 +124,15 @@ class LedgerContract:
         assert sink.commit(newest).status is CommitStatus.ALREADY_COMMITTED
         assert sink.commit(old).status is CommitStatus.UNKNOWN
 
+    def test_all_transactions_of_the_newest_epoch_are_counted_and_outlive_pruning(self, sink: DatabaseSink):
+        """Those of a healed epoch are of two writers."""
+        finish(sink, 5), finish(sink, 6), finish(sink, 6, writer=7)
+        for _ in range(2):
+            known = sink.check_claim(SCOPE, Progress(7, 6))
+            assert known is not None
+            assert known.transactions == 2
+            sink.completed(SCOPE, 100_000)
+
     def test_pruning_is_noted_without_a_claim_too(self, sink: DatabaseSink):
         """A database that the pipeline has moved to: nobody claims there again."""
         old, newest = (prepare(sink, epoch) for epoch in (5, 6))

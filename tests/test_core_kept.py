@@ -28,7 +28,7 @@ from onceward.core.errors import (
     TargetWentBackError,
 )
 from onceward.core.log import DirectoryStore, EpochInput, Resolved
-from onceward.core.names import NOTHING, Progress, Remembered, Scope
+from onceward.core.names import NOTHING, Progress, Reached, Remembered, Scope
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import CommitStatus, Committable, Observation
 from onceward.testing.faults import Faults
@@ -171,6 +171,9 @@ class Idle(Bench):
 
 FORGOTTEN = [
     pytest.param(Remembered(owned=True, progress=NOTHING), "is empty. Epoch 0 is missing", id="went back"),
+    pytest.param(
+        Remembered(True, Progress(0, 0), transactions=0), "has 0 of the 1 transactions of epoch 0", id="a part"
+    ),
     pytest.param(Remembered(owned=False, progress=NOTHING), "does not know this pipeline and sink", id="another one"),
 ]
 
@@ -226,7 +229,7 @@ def dying(step: Step) -> None:
 
 def test_what_the_log_knows_of_a_sink_outlives_pruned_decisions():
     bench = Idle(None)
-    assert bench.open().view.reached == {"a": Progress(bench.done.writer, 0)}
+    assert bench.open().view.reached == {"a": Reached(bench.done.writer, 0, 1)}
 
 
 def test_a_target_that_knows_all_or_remembers_nothing_is_taken_as_it_is():

@@ -167,7 +167,7 @@ def test_a_sink_that_comes_back_is_asked_before_its_first_decision():
 
     coordinator, acks = run([first, second], 0, first, second)
     coordinator.commit(0, acks, about(0))
-    first.remembered = Remembered(owned=True, progress=coordinator.view.reached["a"])
+    first.remembered = Remembered(owned=True, progress=coordinator.view.reached["a"].progress)
     for epoch in (1, 2):
         coordinator, acks = run([second], epoch, second)
         coordinator.commit(epoch, acks, about(epoch))

@@ -159,6 +159,17 @@ class Dialect(ABC):
     def open_transaction(self, connection: sa.Connection, access: Access) -> None:  # noqa: B027
         """Apply settings to the transaction just begun; by default none."""
 
+    def commit(self, connection: sa.Connection, begun: sa.Transaction) -> None:  # noqa: ARG002
+        """Commit.
+
+        Raises:
+            RetryableSinkError: It is committed, and the server warns that a standby may lack it.
+        """
+        begun.commit()
+
+    def confirm(self, connection: sa.Connection) -> None:  # noqa: B027
+        """Write something of one's own, so that the commit waits until a standby has all that was committed before."""
+
     def lock_creation(self, connection: sa.Connection) -> None:  # noqa: B027
         """Let nobody else create tables until the transaction ends, if CREATE … IF NOT EXISTS alone is not enough."""
 

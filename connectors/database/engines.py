@@ -110,10 +110,11 @@ def transaction(target: Target, what: str, *, more: float = 0.0) -> Iterator[sa.
         translated(what, target),
         dialect.limited(seconds),
         engine_of(target).connect() as connection,
-        connection.begin(),
+        connection.begin() as begun,
     ):
         dialect.open_transaction(connection, target.access)
         yield connection
+        dialect.commit(connection, begun)
 
 
 @contextmanager

@@ -199,13 +199,14 @@ def check(target: Target, scope: Scope, newest: Progress) -> Remembered | None:
     with reading(target, "cannot check who owns the names") as connection:
         behind = dialect_for(target).behind(connection)
 
-        def owner_and_progress() -> tuple[str | None, Progress]:
-            return _owned(target, connection, scope).owner, _progress(target, connection, scope)
+        def look() -> tuple[str | None, Progress, int]:
+            owner, known = _owned(target, connection, scope).owner, _progress(target, connection, scope)
+            return owner, known, _transactions(target, connection, scope, known.epoch)
 
-        owner, known = ask(target, connection, owner_and_progress, (None, NOTHING))
+        owner, known, transactions = ask(target, connection, look, (None, NOTHING, 0))
     if known > newest:
         raise outdated_log(scope, known, newest, _PLACE)
-    return None if behind else Remembered(owner == scope.log, known)
+    return None if behind else Remembered(owner == scope.log, known, transactions=transactions)
 
 
 def claim(target: Target, scope: Scope) -> None:
@@ -258,7 +259,7 @@ def prune(target: Target, scope: Scope, below: int) -> None:
             logs.update().where(*mine).values(pruned=sa.case((done, logs.c.pruned), else_=below - 1))
         )
         newest = [
-            sa.and_(table.c.rewound == rewound, table.c.writer == kept.generation, table.c.epoch == kept.epoch)
+            sa.and_(table.c.rewound == rewound, table.c.epoch == kept.epoch)
             for rewound in (0, 1)
             for kept in [_progress(target, connection, scope, rewound)]
         ]
@@ -300,6 +301,13 @@ def _insert(target: Target, table: sa.Table, scope: Scope, there: sa.Select[Any]
             if not connection.scalar(there):
                 raise
         _log.debug("somebody else did it at the same time: %s", error)
+
+
+def _transactions(target: Target, connection: sa.Connection, scope: Scope, epoch: int) -> int:
+    """How many transactions of an epoch were committed since the newest rewind: what was healed has several writers."""
+    ledger = tables_of(target).ledger
+    mine = [*_mine(ledger, scope), ledger.c.rewound == 0, ledger.c.epoch == epoch]
+    return connection.scalar(sa.select(sa.func.count()).where(*mine)) or 0
 
 
 def _progress(target: Target, connection: sa.Connection, scope: Scope, rewound: int = 0) -> Progress:

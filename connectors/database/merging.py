@@ -83,6 +83,8 @@ def _merge(target: Target, committables: Sequence[Committable]) -> dict[str, Com
                 _delete(connection, tables_of(target).staged, heads)
                 _move(target, connection, heads)
                 _remove(target, connection, heads)
+            else:
+                dialect_for(target).confirm(connection)  # what the ledger shows may be visible, and not yet replicated
             moved = {head.name: CommitOutcome(CommitStatus.COMMITTED) for head in heads}
             return {**moved, **_by_ledger(target, connection, [c for c in committables if c.transaction not in moved])}
     except RetryableSinkError:

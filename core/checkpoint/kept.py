@@ -179,9 +179,17 @@ def forgotten(view: LogView, sink: str, remembered: Remembered | None, *, told_a
             "was it emptied or replaced, or is a disk not mounted? Bring back the right one; or, to begin with a new "
             "target, give the sink another name (in tests: delete the checkpoint together with the services)"
         )
-    reached = view.reached.get(sink, NOTHING)
-    if told_apart or remembered.progress >= reached:
+    reached = view.reached.get(sink)
+    if told_apart or reached is None or remembered.progress > reached.progress:
         return ""
+    if remembered.progress == reached.progress:
+        found = reached.transactions if remembered.transactions is None else remembered.transactions
+        if found >= reached.transactions:
+            return ""
+        return (
+            f"it has {found} of the {reached.transactions} transactions of epoch {reached.epoch}. The rest is missing: "
+            f"{TAKEN_BACK}"
+        )
     known = f"ends at epoch {remembered.progress.epoch}" if remembered.progress != NOTHING else "is empty"
     return f"what it knows of this pipeline and sink {known}. Epoch {reached.epoch} is missing: {TAKEN_BACK}"
 

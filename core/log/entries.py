@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from ..errors import LogDamagedError
-from ..names import Progress
+from ..names import Reached
 from ..proof import Proofs
 from ..sealed import opened, seal
 from ..transaction import Committable
@@ -92,7 +92,7 @@ class Decide(_Entry, frozen=True, kw_only=True, tag="DECIDE"):
     """The newest rewind before this decision: its own entry is pruned."""
     proofs: Proofs | None = None
     """What the epochs before wrote: their own decisions are pruned. None if an older version wrote this."""
-    reached: dict[str, Progress] = {}
+    reached: dict[str, Reached] = {}
     """The newest commit of each sink in the epochs before, since the newest rewind; not there for one that had none."""
     subtasks: int = 0
     """How many subtasks acknowledged: what is lost is written again by as many. 0 if an older version wrote this."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..errors import EpochConflictError, LifecycleError, LogDamagedError
-from ..names import NOTHING, Progress
+from ..names import NOTHING, Progress, Reached
 from ..proof import Proofs
 from .entries import Completed, Decide, Entry, EpochInput, Moved, Replace, Resolved, Rewind, Rewound, Start, Void
 
@@ -73,7 +73,7 @@ class LogView:
     before: EpochInput | None = None
     rewind: Rewound | None = None
     claimed: frozenset[str] = frozenset()
-    reached: Mapping[str, Progress] = field(default_factory=dict)
+    reached: Mapping[str, Reached] = field(default_factory=dict)
     finished: Progress = NOTHING
     moved: str = ""
     proofs: Proofs = field(default_factory=Proofs)
@@ -280,8 +280,9 @@ def _complete(view: LogView, entry: Completed) -> LogView:
     committed = [c for c in done.committables if c.transaction not in view.skipped]
     proofs = before.plus([(c.epoch, c.sink, c.wrote()) for c in committed], done.input.start, done.input.end)
     reached = dict(view.reached)
-    for c in committed:
-        reached[c.sink] = max(reached.get(c.sink, NOTHING), Progress(c.writer, c.epoch))
+    for sink in {c.sink for c in committed}:
+        writers = [c.writer for c in committed if c.sink == sink]
+        reached[sink] = Reached(max(writers), done.epoch, len(writers))
     return replace(
         view,
         completed=entry.epoch,

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .world import Process, World
 
 PIPELINE = "orders"
+KINDS = ("kafka", "prepared", "staged")
 read_entry = lru_cache(512)(decode)
 """Entries never change, and are read much more often than written."""
 GONE_BACK = "failover"
@@ -80,20 +81,39 @@ class Txn:
 
 
 class Audit:
-    """What is true in all logs and targets of one run."""
+    """What is true of one pipeline, in all logs and targets of one run.
 
-    def __init__(self, world: World, sinks: list[str], records: int) -> None:
+    Args:
+        world: Of the run.
+        records: Length of the pipeline's input.
+        pipeline: Its name.
+        beside: The audit of the pipeline with which it shares its targets.
+    """
+
+    def __init__(self, world: World, records: int, pipeline: str = PIPELINE, beside: Audit | None = None) -> None:
         self.world = world
-        self.sinks = sinks
         self.records = records
-        self.visible: dict[str, Counter[int]] = {sink: Counter() for sink in sinks}
+        self.pipeline = pipeline
+        self.visible: dict[str, Counter[int]] = {kind: Counter() for kind in KINDS}
         self.prepared: dict[tuple[str, str, str], Txn] = {}
-        self.logs: dict[str, LogAudit] = {}
+        self.logs: dict[str, LogAudit] = beside.logs if beside is not None else {}
+        self.all: dict[str, Audit] = beside.all if beside is not None else {}
+        """By pipeline. What the targets tell one of them, it hands on to the transaction's own."""
+        self.all[pipeline] = self
         self.lost: set[str] = set()
         """Kinds of the sinks of which somebody outside, or a timeout, took something."""
         self.voids = self.heals = 0
         self.promised: Counter[tuple[str, int]] = Counter()
         """How often each record was decided for each target: once, and once more for each rewind to before it."""
+
+    def of(self, txn: Txn) -> Audit:
+        """The audit of the transaction's pipeline; that of a stranger, whom nobody may touch, is this one."""
+        return self.all.get(txn.pipeline, self)
+
+    def on_lost(self, kinds: Collection[str]) -> None:
+        """Somebody outside, or a timeout, took something from these targets."""
+        for audit in self.all.values():
+            audit.lost.update(kinds)
 
     def log_of(self, txn: Txn) -> LogAudit | None:
         """The log whose writer made the transaction."""
@@ -125,7 +145,7 @@ class Audit:
         if log is not None and txn.decision is not None and txn.decision is log.taken_back and starter:
             raise Violation("rewind", f"committed by the writer that has taken its decision back: {txn}")
         self.world.note(f"COMMITTED {txn}")
-        if txn.pipeline != PIPELINE:
+        if txn.pipeline != self.pipeline:
             raise Violation("9", f"a transaction of another pipeline was committed: {txn}")
         if txn.decision is None:
             raise Violation("1", f"committed without a durable decision that names it: {txn}")
@@ -176,7 +196,7 @@ class Audit:
             txn.shown += 1
             seen = self.visible[target_of(txn)]
             seen[row] += 1
-            if seen[row] > max(1, self.promised[target_of(txn), row]):
+            if seen[row] > self.promised[target_of(txn), row]:
                 raise Violation("3", f"record {row} is visible {seen[row]} times in sink {txn.sink}: {txn}")
 
     def on_abort(self, txn: Txn, cause: str) -> None:
@@ -193,7 +213,7 @@ class Audit:
             if cause == "timeout" and txn.decision is not None and txn.began == self.world.excuses:
                 raise Violation("independent", f"decided, and lost by its timeout without a fault of its own: {txn}")
             return
-        if txn.pipeline != PIPELINE:
+        if txn.pipeline != self.pipeline:
             raise Violation("9", f"a transaction of another pipeline was aborted: {txn}")
         log = self.log_of(txn)
         taken_back = log is not None and txn.decision is not None and txn.decision is log.taken_back
@@ -214,6 +234,8 @@ class Audit:
         if epoch not in log.done:
             raise Violation("5", f"epoch {epoch} was recorded as done and is not completed in the log")
         logged = (*folder.range_of(epoch), folder.offsets[epoch])
+        if all(set(driver.kinds) - log.kinds_of(done) for done in log.done[epoch]):
+            raise Violation("sinks", f"epoch {epoch} was recorded as done, and {driver.kinds} did not all get it")
         decided = [self._inputs(done) for done in log.done[epoch]]
         if not any(logged[:2] == found[:2] and found[2] in (logged[2], "") for found in decided):
             raise Violation("5", f"epoch {epoch} was recorded as done with input {logged}, decided with {decided}")
@@ -228,11 +250,13 @@ class Audit:
         skipped = Counter((target_of(txn), row) for txn in log.skipped for row in txn.rows)
         deleted = [txn for txn in self.prepared.values() if txn.decision is not None and not txn.skipped]
         skipped += Counter((target_of(txn), row) for txn in deleted for row in txn.gone)
-        for sink in self.sinks:
-            for row in range(self.records):
-                seen, given_up = self.visible[sink][row], skipped[sink, row]
-                if seen + given_up != max(1, self.promised[sink, row]):
-                    raise Violation("8", f"record {row} is visible {seen} times in sink {sink}; nobody said so")
+        for row in range(self.records):
+            if not any(self.promised[kind, row] for kind in KINDS):
+                raise Violation("8", f"record {row} was never decided")
+            for kind in KINDS:
+                seen, given_up = self.visible[kind][row], skipped[kind, row]
+                if seen + given_up != self.promised[kind, row]:
+                    raise Violation("8", f"record {row} is visible {seen} times in sink {kind}; nobody said so")
 
 
 def hash_of(rows: Iterable[int]) -> str:
@@ -240,9 +264,14 @@ def hash_of(rows: Iterable[int]) -> str:
     return total(f"{7919 * (row + 1):016x}{104729 * (row + 1):016x}" for row in rows)
 
 
-def target_of(txn: Txn) -> str:
+def kind_of(sink: str) -> str:
     """Where a sink writes to, whatever it is called now."""
-    return txn.sink.partition("-")[0]
+    return sink.partition("-")[0]
+
+
+def target_of(txn: Txn) -> str:
+    """Where its rows go."""
+    return kind_of(txn.sink)
 
 
 def at(offsets: list[str] | None) -> int:
@@ -286,8 +315,14 @@ class LogAudit:
         """For each START, the newest epoch that was decided before."""
         self.undone_at: dict[int, Decide | None] = {}
         """For each START, the decision that waited."""
+        self.kinds: dict[int, tuple[str, ...]] = {}
+        """For each decision, by its position: the targets of all sinks that took part."""
         self.rewinds: dict[tuple[str, str], int] = {}
         """Query and reason of each rewind, and the first epoch after it."""
+
+    def kinds_of(self, decision: Decide) -> set[str]:
+        """The targets of all sinks that took part in a decision, with rows or without."""
+        return set(self.kinds[decision.position])
 
     def heals(self, txn: Txn) -> bool:
         """Whether the transaction's writer found a decision of its epoch that waited, and that has lost something."""
@@ -371,7 +406,8 @@ class LogAudit:
         start, end = at(entry.input.start), at(entry.input.end)
         if start != self.end:
             raise Violation("5", f"epoch {entry.epoch} begins at {start}; the last one ended at {self.end}")
-        rows: dict[str, list[int]] = {sink: [] for sink in self.audit.sinks}
+        self.kinds[entry.position] = kinds = by.kinds if by is not None else ()
+        rows: dict[str, list[int]] = {kind: [] for kind in kinds}
         for committable in entry.committables:
             txn = self.audit.prepared.get(committable.identity())
             if txn is None:
@@ -463,9 +499,9 @@ class LogAudit:
         """Each record of a decision, in each target, but for those that stay as they are."""
         if self.main:
             for row in range(at(decision.input.start), at(decision.input.end)):
-                for sink in self.audit.sinks:
-                    if (sink, row) not in stay:
-                        self.audit.promised[sink, row] += times
+                for kind in self.kinds_of(decision):
+                    if (kind, row) not in stay:
+                        self.audit.promised[kind, row] += times
 
     def _rewind(self, entry: Rewind, by: Driver | None) -> None:
         back = entry.rewind

@@ -154,7 +154,7 @@ class Broker:
                 self._begin_abort(known, cause)
                 return NONE
             if known.txn.state != "aborted":  # else only the partitions know of the abort
-                self._audit.on_commit(known.txn)
+                self._audit.of(known.txn).on_commit(known.txn)
             known.state, known.markers_at = PREPARE + verb, self._world.tick + MARKERS_TAKE
             return NONE
         if known.state == PREPARE + verb:
@@ -280,7 +280,7 @@ class Broker:
         data = self.partitions[number].open.pop(pid, None)
         if data is not None and commit:
             for txn, row in data.rows:
-                self._audit.on_visible(txn, [row])
+                self._audit.of(txn).on_visible(txn, [row])
 
     def _opened(self, known: TransactionalId, txn: Txn) -> Txn:
         """A transaction that a zombie opens again under the same epoch is another one than it was."""
@@ -327,7 +327,7 @@ class Broker:
         for data in self.partitions[at].open.values():
             for txn, row in data.rows:
                 txn.gone.append(row)
-                self._audit.lost.add("kafka")
+                self._audit.on_lost({"kafka"})
         again = f"again {self._world.tick}" if number & 64 else None
         self.partitions[at] = PartitionLog(topic_id=again)
 
@@ -383,7 +383,7 @@ class Broker:
         if not number & 64:
             self.end(*known.key, commit=False, cause="operator")
         elif not self.committing and not any(self.leaderless(at) for at in known.partitions):
-            self._audit.on_abort(known.txn, "operator")
+            self._audit.of(known.txn).on_abort(known.txn, "operator")
             for at in sorted(known.partitions):
                 self._mark(at, known.pid, commit=False)
 
@@ -391,7 +391,7 @@ class Broker:
 
     def _begin_abort(self, known: TransactionalId, cause: str) -> None:
         assert known.txn is not None
-        self._audit.on_abort(known.txn, cause)
+        self._audit.of(known.txn).on_abort(known.txn, cause)
         known.state, known.markers_at = PREPARE + "Abort", self._world.tick + MARKERS_TAKE
 
     def _move(self, known: TransactionalId) -> None:

@@ -60,6 +60,11 @@ class Held:
     busy: bool = False
 
 
+def keys_of(txn: Txn) -> str:
+    """Which keys of which table: no two pipelines write the same ones."""
+    return f"{target_of(txn)} {txn.pipeline}"
+
+
 class Past(NamedTuple):
     """All that the database had at some moment."""
 
@@ -104,7 +109,7 @@ class Database:
             if session.broken:
                 raise PostgresError("the connection is lost")
             if not unique or not self._locked(session, rows):
-                if unique and self.committed_rows[target_of(session.txn)] & set(rows):
+                if unique and self.committed_rows[keys_of(session.txn)] & set(rows):
                     raise PostgresError("duplicate key value violates unique constraint")
                 session.txn.rows += rows
                 return
@@ -114,7 +119,7 @@ class Database:
     def _locked(self, session: Session, rows: list[int]) -> bool:
         live = [s.txn for s in self.sessions if not s.broken and s.process.alive and s is not session]
         live += [held.txn for held in self.prepared.values()]
-        return any(set(rows) & set(txn.rows) for txn in live if target_of(txn) == target_of(session.txn))
+        return any(set(rows) & set(txn.rows) for txn in live if keys_of(txn) == keys_of(session.txn))
 
     def ask(self, what: str) -> None:
         """A small query.
@@ -142,6 +147,11 @@ class Database:
         """Generation and epoch of the newest commit of this log that the ledger knows."""
         mine = (parse_transaction_name(gid) for gid, whose in self.ledger.items() if whose == scope)
         return max((Progress(name.start, name.epoch) for name in mine if name is not None), default=NOTHING)
+
+    def transactions(self, scope: Scope, epoch: int) -> int:
+        """How many transactions of an epoch the ledger knows."""
+        mine = (parse_transaction_name(gid) for gid, whose in self.ledger.items() if whose == scope)
+        return sum(name is not None and name.epoch == epoch for name in mine)
 
     def put_aside(self, session: Session, gid: str, where: dict[str, Held], what: str) -> None:
         """PREPARE TRANSACTION, or the COMMIT of staged rows.
@@ -275,44 +285,27 @@ class Database:
         if not self.past:
             return
         lag = number % min(len(self.past), LONGEST_LAG)
-        while lag < len(self.past) and self._splits_an_older_epoch(self.past[-1 - lag]):
-            lag += 1
-        if lag == len(self.past):
-            return
         del self.past[len(self.past) - lag :]
         now, self.promoted = self.past[-1], self.promoted + 1
-        self.audit.lost |= {"prepared", "staged"}
+        self.audit.on_lost({"prepared", "staged"})
         self.restart()
         for gid, txn in self.known.items():
             if gid in now.prepared or gid in now.staged:
-                self.audit.on_gone_back(txn, "prepared")
+                self.audit.of(txn).on_gone_back(txn, "prepared")
             elif gid not in now.ledger and txn.state in ("prepared", "committed"):
-                self.audit.on_gone_back(txn, "aborted")
+                self.audit.of(txn).on_gone_back(txn, "aborted")
         self.prepared = {gid: Held(*one) for gid, one in now.prepared.items()}
         self.staged = {gid: Held(*one) for gid, one in now.staged.items()}
         self.ledger, self.owners = dict(now.ledger), dict(now.owners)
         self.committed_rows = defaultdict(set, {target: set(rows) for target, rows in now.rows.items()})
-
-    def _splits_an_older_epoch(self, past: Past) -> bool:
-        """Return whether it has some commits of an epoch but not others, and the log has pruned that epoch's decision.
-
-        Nobody could tell, because a target remembers the newest epoch, and not how many transactions that had.
-        """
-        newest = {id(log.newest) for log in self.audit.logs.values()} | {
-            id(log.undone) for log in self.audit.logs.values()
-        }
-        there: defaultdict[tuple[str, int], set[bool]] = defaultdict(set)
-        for gid, txn in self.known.items():
-            if txn.state == "committed" and txn.decision is not None and id(txn.decision) not in newest:
-                there[txn.sink, id(txn.decision)].add(gid in past.ledger)
-        return any(len(found) > 1 for found in there.values())
 
     def rollback(self, number: int) -> None:
         """An operator rolls back some prepared transaction of the pipeline by hand."""
         for where in (self.prepared, self.staged):
             gids = [gid for gid, held in where.items() if held.txn.log and not held.busy]
             if gids:
-                self.audit.on_abort(where.pop(gids[number % len(gids)]).txn, "operator")
+                txn = where.pop(gids[number % len(gids)]).txn
+                self.audit.of(txn).on_abort(txn, "operator")
 
     def stale_end(self, number: int) -> None:
         """Somebody repeats a COMMIT PREPARED of long ago."""
@@ -328,11 +321,11 @@ class Database:
     def _ended(self, gid: str, held: Held, *, commit: bool) -> None:
         if commit:
             self.ledger[gid] = held.scope
-            self.committed_rows[target_of(held.txn)] |= set(held.txn.rows)
-            self.audit.on_commit(held.txn)
-            self.audit.on_visible(held.txn, held.txn.rows)
+            self.committed_rows[keys_of(held.txn)] |= set(held.txn.rows)
+            self.audit.of(held.txn).on_commit(held.txn)
+            self.audit.of(held.txn).on_visible(held.txn, held.txn.rows)
         else:
-            self.audit.on_abort(held.txn, "sink")
+            self.audit.of(held.txn).on_abort(held.txn, "sink")
 
     def _work(self, held: list[Held], what: str) -> None:
         """The server takes its time, and finishes though its client dies; others meet it at work.

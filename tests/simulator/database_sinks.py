@@ -150,7 +150,7 @@ class DatabaseSink:
         known = self.database.progress(scope)
         if known > newest:
             raise outdated_log(scope, known, newest, "the database")
-        return Remembered(owner == scope.log, known)
+        return Remembered(owner == scope.log, known, transactions=self.database.transactions(scope, known.epoch))
 
     def claim(self, scope: Scope) -> None:
         """The first log to come owns the names."""

@@ -18,7 +18,7 @@ from onceward.core.checkpoint import CommitPolicy, Coordinator, OnLost, coordina
 from onceward.core.log import reader
 from onceward.core.steps import Step, hooked
 
-from .audit import PIPELINE, read_entry
+from .audit import kind_of, read_entry, target_of
 from .kafka_sink import kafka_in
 from .pipeline import policy_of
 from .spark import read_file
@@ -104,8 +104,9 @@ def _spark_in(world: World, parts: Parts) -> Iterator[None]:
 
 def _folders_store(world: World) -> Callable[..., Any]:
     def open_store(url: str, *, pipeline: str, existing: bool) -> Any:  # noqa: ARG001 - it is always there
-        assert pipeline == PIPELINE
-        return world.folders[url.removesuffix("/onceward")].store
+        store = world.folders[url.removesuffix("/onceward")].store
+        assert pipeline == store.audit.audit.pipeline
+        return store
 
     return open_store
 
@@ -123,13 +124,14 @@ def _audited(audit: Audit, sweep: Callable[..., Swept]) -> Callable[..., Swept]:
         **how: Any,
     ) -> Swept:
         log, disturbed = audit.logs[writer.token.log], audit.world.disturbed
-        lingering = audit.lingering(log)
+        lingering = log.audit.lingering(log)
         swept = sweep(writer, sinks, abandoned=abandoned, busy=busy, skip=skip, **how)
         newest = (log.start, log.writer) == (writer.token.start, writer.token.writer)
         if swept.left or busy or skip:
             return swept  # it said so, and is tried again
         names = {sink.name for sink in sinks}
-        meant = [txn for txn in lingering if abandoned or txn.sink in names]
+        here = {kind_of(name) for name in names}  # nobody asks the target of a sink that was taken out
+        meant = [txn for txn in lingering if txn.sink in names or (abandoned and target_of(txn) in here)]
         # Of a START that only a standby's log had, nothing is known until the log has come as far.
         left = [t for t in meant if t.state == "prepared" and not t.ending and t.writer <= writer.token.start]
         if newest and left and disturbed == audit.world.disturbed:

@@ -12,7 +12,6 @@ from onceward.cli.savepoint.copies import entries_of
 from onceward.core.errors import EpochConflictError
 from onceward.core.log import LogWriter, read
 
-from .audit import PIPELINE
 from .pipeline import policy_of
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ class Retirement:
         Raises:
             EpochConflictError: Not every epoch is whole, or a query runs.
         """
-        writer = LogWriter(self._folder.store, PIPELINE, policy_of(self._world)())
+        writer = LogWriter(self._folder.store, self._folder.store.audit.audit.pipeline, policy_of(self._world)())
         self._check(read(self._folder.store))
         view = writer.start()
         self._check(view)

@@ -39,6 +39,7 @@ from onceward.core.checkpoint import (
     sweep,
 )
 from onceward.core.checkpoint.healing import Lost
+from onceward.core.checkpoint.kept import forgotten
 from onceward.core.checkpoint.losses import settle
 from onceward.core.checkpoint.share import Share
 from onceward.core.errors import DecisionInDoubtError, EpochConflictError
@@ -188,6 +189,10 @@ _REAL_OTHER_LOGS = ownership._other_logs
 
 
 # The coordinator
+
+
+def _without_a_count(view: LogView, sink: str, known: Any, **how: Any) -> str:
+    return forgotten(view, sink, known and known._replace(transactions=None), **how)
 
 
 class CommitsFirst(Coordinator):
@@ -985,6 +990,14 @@ MUTANTS: dict[str, Mutant] = {
         _laws("8", "4"),
         patches=((Coordinator, "_check_kept", lambda *_: 0.0),),
         narrow=with_kinds(K.FAIL_OVER, K.SWITCH, sinks=("prepared",), style="batch", records=4, steps=(1,)),
+    ),
+    "transactions of an older epoch are not counted": Mutant(
+        "A standby with one of an older epoch's two commits passes: only the newest epoch's are asked for one by one.",
+        _laws("8", "4"),
+        patches=((kept, "forgotten", _without_a_count),),
+        narrow=with_kinds(
+            K.FAIL_OVER, K.CRASH, sinks=("prepared",), style="batch", subtasks=2, records=3, steps=(2, 0, 0, 1)
+        ),
     ),
     "a sweep believes a target that went back": Mutant(
         "A sweep aborts what a completed decision named, where a standby has it prepared again.",

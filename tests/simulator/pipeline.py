@@ -15,13 +15,13 @@ from onceward.connectors.spark.exactly_once import EpochHandler
 from onceward.core.checkpoint import Backoff, CommitPolicy, OnLost
 from onceward.core.errors import OncewardError
 
-from .audit import PIPELINE
+from .audit import kind_of
 from .plan import Kind
 from .spark import SCHEMA, Cluster, Frame, QueryStoppedError, Session, SimulatedFormat, Stage, dumps, loads
 from .world import Process, Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from onceward.connectors.spark.writer import StreamWriter
     from onceward.core.checkpoint import Coordinator
@@ -51,9 +51,9 @@ def policy_of(world: World) -> Callable[..., CommitPolicy]:
         make_all=world.side_by_side,
         puts=backoff(world.plan.config.tries, 1),
         sweep_every=SWEEP_EVERY,
-        monotonic=lambda: float(world.tick),
+        monotonic=world.clock,
         token=world.token,
-        now=lambda: str(world.tick),
+        now=lambda: str(world.clock()),
     )
 
 
@@ -62,7 +62,8 @@ class Driver:
 
     Args:
         folder: Its checkpoint.
-        sinks: Makes its sinks, new ones for each process.
+        names: What its sinks are called.
+        make: Makes sinks of these names, new ones for each process.
         rewind: What the command line says.
         number: Counts runs; other numbers see other amounts of data.
         app: Drivers of one application share executors.
@@ -73,7 +74,8 @@ class Driver:
         world: World,
         audit: Audit,
         folder: Folder,
-        sinks: Callable[[], list[Any]],
+        names: Sequence[str],
+        make: Callable[[Sequence[str]], list[Any]],
         *,
         rewind: str | None = None,
         number: int = 0,
@@ -85,7 +87,9 @@ class Driver:
         self.config: Config = world.plan.config
         self.folder = folder
         self.store = folder.store
-        self.sinks = sinks
+        self.names = names
+        self.kinds = tuple(kind_of(name) for name in names)
+        self.sinks = lambda: make(names)
         self.rewind = rewind
         self.number = number
         self.cluster = cluster
@@ -163,7 +167,7 @@ class Driver:
             self._handler = self._handler_class(
                 session,
                 self.sinks(),
-                pipeline=PIPELINE,
+                pipeline=self.audit.pipeline,
                 store=None,
                 policy=policy_of(self.world)(on_lost=OnLost(self.config.on_lost)),
                 adopt=self.config.adopt,
@@ -203,7 +207,11 @@ class Driver:
 
     def _writer(self) -> StreamWriter:
         """What the format's streamWriter gives, in each process anew."""
-        options = {"pipeline": PIPELINE, "checkpointlocation": self.folder.root, "onlost": self.config.on_lost}
+        options = {
+            "pipeline": self.audit.pipeline,
+            "checkpointlocation": self.folder.root,
+            "onlost": self.config.on_lost,
+        }
         if self.rewind is not None:
             options["rewind"] = self.rewind
         if self.config.adopt:

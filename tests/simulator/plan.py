@@ -66,7 +66,9 @@ class Kind(StrEnum):
     REWIND = "rewind"
     """A person goes back to an older checkpoint on purpose; the command line says so from now on."""
     RENAME = "rename"
-    """A person renames the sink; the next start says so."""
+    """A person renames the sinks; the next start says so."""
+    CHANGE_SINKS = "change sinks"
+    """A person adds a sink, takes one out, or puts another one in its place; the next start says so."""
     RESTORE = "restore"
     """A driver starts on a checkpoint folder that came back from a backup together with its log."""
     MOVE = "move"
@@ -91,6 +93,9 @@ NO_EXCUSE = frozenset(
     }
 )
 """For a decided transaction that its timeout ends. Where these are a fault of its own target, that one says so."""
+
+
+NEIGHBOURS = ("orders-us", "Orders", "orders-orders")
 
 
 class Event(NamedTuple):
@@ -127,6 +132,7 @@ _WEIGHTS: dict[Kind, int] = {
     Kind.FULL_STORE: 2,
     Kind.REWIND: 3,
     Kind.RENAME: 2,
+    Kind.CHANGE_SINKS: 2,
     Kind.RESTORE: 2,
     Kind.MOVE: 2,
     Kind.FAIL_OVER: 2,
@@ -154,6 +160,7 @@ class Config:
         adopt: Whether the command line says so, and goes on to.
         tries: Repetitions of a put before a writer gives up.
         timeout: Ticks after which the broker aborts an open transaction.
+        neighbour: Name of another pipeline that writes to the same targets at the same time; empty: none.
     """
 
     style: str = "batch"
@@ -169,6 +176,7 @@ class Config:
     adopt: bool = False
     tries: int = 2
     timeout: int = 600
+    neighbour: str = ""
 
 
 @dataclass(frozen=True)
@@ -219,4 +227,5 @@ def _config(rng: random.Random) -> Config:
         adopt=rng.random() < 0.3,
         tries=rng.choice((0, 1, 2)),
         timeout=rng.choice((400, 600, 1200)),
+        neighbour=rng.choice(("", "", "", *NEIGHBOURS)),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from onceward.cli.operate.resolve import abort_undecided, chosen, commit_decided
@@ -14,7 +13,7 @@ from onceward.core.checkpoint import Coordinator, OnLost
 from onceward.core.errors import DataLossError, EpochConflictError, OncewardError
 from onceward.core.names import PooledName, Scope, TransactionName
 
-from .audit import PIPELINE, Audit, LogAudit, Txn
+from .audit import KINDS, Audit, LogAudit, Txn, kind_of, target_of
 from .broker import MARKERS_TAKE, ONGOING, Broker
 from .database import Database, Held
 from .database_sinks import PreparedSink, StagedSink
@@ -29,12 +28,13 @@ from .store import FakeStore
 from .world import Killed, Process, Task, Violation, World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 STARTS = 10
 """Restarts of the driver in the disturbed part of a run."""
 PAUSE = 25
 """Ticks until the supervisor starts it again."""
+CHANGES = (Kind.RENAME, Kind.CHANGE_SINKS)
 LARGE = 500
 """Bytes of an entry that only a decision has."""
 MOST_DRIVERS = 3
@@ -97,27 +97,52 @@ def simulate(plan: Plan, *, tracing: bool = False, parts: Parts | None = None) -
 
 
 class Simulation:
-    """One run's world and its inhabitants."""
+    """One run's world, and the pipeline that lives in it; its neighbour, if there is one, meets the same disturbances
+    while it runs, and is left alone otherwise.
 
-    def __init__(self, plan: Plan, *, tracing: bool, parts: Parts) -> None:
+    Args:
+        plan: Of the run.
+        tracing: Whether to keep a trace.
+        parts: What runs.
+        beside: Whose neighbour it is.
+    """
+
+    def __init__(self, plan: Plan, *, tracing: bool, parts: Parts, beside: Simulation | None = None) -> None:
         self.config = plan.config
         self.parts = parts
-        self.world = World(plan, tracing=tracing)
-        self.audit = Audit(self.world, list(self.config.sinks), self.config.records)
-        self.broker = Broker(self.world, self.audit, self.config.timeout)
-        self.database = Database(self.world, self.audit)
-        self.world.outside |= {"Audit": self.audit, "Broker": self.broker, "Database": self.database}
+        if beside is None:
+            self.world = World(plan, tracing=tracing)
+            self.audit = Audit(self.world, self.config.records)
+            self.broker = Broker(self.world, self.audit, self.config.timeout)
+            self.database = Database(self.world, self.audit)
+            self.world.outside |= {"Broker": self.broker, "Database": self.database}
+        else:
+            self.world, self.broker, self.database = beside.world, beside.broker, beside.database
+            self.audit = Audit(self.world, self.config.records, self.config.neighbour, beside.audit)
+        self.world.outside[f"Audit {self.audit.pipeline}"] = self.audit
         self.cluster = Cluster(self.world)
         self.store = FakeStore(self.world, LogAudit(self.audit, main=True), "main")
         self.folder = self._add(Folder(self._root(), self.store))
+        self.names = [f"{kind}-sink" for kind in self.config.sinks]
         self.rewind: str | None = None
         self.reasons = 0
-        self.renamed = self.ever_renamed = False
+        self.changed = False
+        """Whether the sinks ever were others, or called otherwise."""
         self.drivers: list[tuple[Task, Driver]] = []
         self.starts = 0
         self.finished = False
         self.stopped = False
         self.crowded = False
+        self.operators: list[Task] = []
+        self.retirements: list[Retirement] = []
+        self.settled: set[str] = set()
+        self.neighbours: list[Simulation] = []
+        if beside is None:
+            self._settle_in(plan)
+
+    def _settle_in(self, plan: Plan) -> None:
+        if self.config.neighbour:
+            self.neighbours.append(Simulation(plan, tracing=False, parts=self.parts, beside=self))
         self.world.actions = {
             Kind.CRASH: self._crash_executors,
             Kind.CRASH_OTHER: self._crash_other,
@@ -140,29 +165,33 @@ class Simulation:
             Kind.FULL_STORE: lambda arg: self.store.fill(arg % 199, (0, LARGE)[arg // 199 % 2]),
             Kind.REWIND: self._go_back,
             Kind.RENAME: self._rename,
+            Kind.CHANGE_SINKS: self._change_sinks,
             Kind.RESTORE: self._restore,
             Kind.MOVE: lambda _: self._move(),
             Kind.FAIL_OVER: self._fail_over,
             Kind.LOG_GOES_BACK: self._log_goes_back,
         }
-        self.operators: list[Task] = []
-        self.retirements: list[Retirement] = []
-        self.settled: set[str] = set()
         self._add_strangers()
 
     def run(self) -> None:
         """The whole run."""
-        self.world.start(Process(self.world, "supervisor"), "main", self._supervise, role="supervisor")
+        everyone = [self, *self.neighbours]
+        for one in everyone:
+            process = Process(self.world, f"supervisor of {one.audit.pipeline}")
+            self.world.start(process, "main", one._supervise, role="supervisor")
         self.world.run()
-        self._judge_all()
+        for one in everyone:
+            one._judge_all()
         self.world.calm = True
         self.broker.recover()
         self.database.recover()
         self.store.recover()
         while self.world.late:
             self.world.land(0)
-        self._last_drivers()
-        self._check_rest()
+        for one in everyone:
+            one._last_drivers()
+        for one in everyone:
+            one._check_rest()
 
     # The supervisor restarts the driver whenever it has died, a few times
 
@@ -184,21 +213,22 @@ class Simulation:
         *,
         rewind: bool = True,
         again: Driver | None = None,
-        sinks: Callable[[], list[Any]] | None = None,
+        names: Sequence[str] = (),
     ) -> tuple[Task, Driver]:
         """As the command line says, which a supervisor repeats; or, if it says the same, in the process of `again`."""
         driver = Driver(
             self.world,
             self.audit,
             folder,
-            sinks or self._sinks(),
+            names or self.names,
+            self._make,
             rewind=self.rewind if rewind else None,
             number=len(self.drivers),
             cluster=self.cluster,
             handler_class=self.parts.handler,
         )
         said = (folder, driver.rewind)
-        same = again is not None and said == (again.folder, again.rewind) and not self.ever_renamed
+        same = again is not None and said == (again.folder, again.rewind) and not self.changed
         if again is not None and same and again.process.alive and self.config.same_process:
             driver.go_on_in(again)
         task = self.world.start(driver.process, "query", driver.run, role="driver")
@@ -244,13 +274,15 @@ class Simulation:
         held += [known.txn for known in self.broker.ids.values() if known.txn is not None and known.state == ONGOING]
         # After `kafka-transactions abort` the coordinator alone goes on to call it open: that holds nobody back.
         log = self.store.audit
-        left = [txn for txn in held if txn.log == log.log and txn.state != "aborted" and txn.writer <= log.tail]
+        here = {kind_of(name) for name in self.names}
+        mine = [txn for txn in held if txn.log == log.log and target_of(txn) in here]
+        left = [txn for txn in mine if txn.state != "aborted" and txn.writer <= log.tail]
         if left:
             raise Violation("sweep", f"lingers after the last start: {left}")
 
     def _last_look(self) -> Task:
         process = Process(self.world, "last look")
-        last = self.parts.coordinator(PIPELINE, self.store, self._sinks()(), policy_of(self.world)())
+        last = self.parts.coordinator(self.audit.pipeline, self.store, self._make(self.names), policy_of(self.world)())
         look = self.world.start(process, "open", last.open, role="python")
         self.world.run()
         return look
@@ -273,8 +305,9 @@ class Simulation:
     def _is_told_what_to_do(self, error: BaseException) -> bool:
         """A person does what the message says."""
         message = error.message if isinstance(error, EpochConflictError) else ""
-        if "no longer has" in message or "with the sinks as they were" in message:
-            self.renamed = not self.renamed
+        newest = self.store.audit.newest
+        if newest is not None and ("no longer has" in message or "with the sinks as they were" in message):
+            self.names = list(newest.sinks)
             return True
         if "give another reason" in message and self.rewind is not None:
             self._give_reason()
@@ -314,11 +347,11 @@ class Simulation:
 
     def _impostor(self, arg: int) -> None:
         """Only once the real pipeline owns its names: who comes first is the real one. Its sinks may be called else."""
-        known = all(self.audit.visible[kind] for kind in self.config.sinks) and not self.ever_renamed
+        known = all(self.audit.visible[kind] for kind in self.config.sinks) and not self.changed
         if known and self.store.audit.decided is not None and len(self.drivers) < 2 * STARTS:
             other = FakeStore(self.world, LogAudit(self.audit), "impostor")
-            sinks = partial(self._make, [f"{kind}-new" for kind in self.config.sinks]) if arg % 2 else None
-            self._start_driver(self._add(Folder(self._root(), other, "another query")), rewind=False, sinks=sinks)
+            names = [f"{kind}-new" for kind in self.config.sinks] if arg % 2 else ()
+            self._start_driver(self._add(Folder(self._root(), other, "another query")), rewind=False, names=names)
 
     def _foreign(self, arg: int) -> None:
         """Its offsets lag behind: going on there would write records again. Some say that it is this query, but
@@ -350,7 +383,23 @@ class Simulation:
 
     def _rename(self, _arg: int) -> None:
         """The next start says so."""
-        self.renamed, self.ever_renamed = not self.renamed, True
+        suffix = "sink" if self.names[0].endswith("-renamed") else "renamed"
+        self.names, self.changed = [f"{kind_of(name)}-{suffix}" for name in self.names], True
+
+    def _change_sinks(self, arg: int) -> None:
+        """One more of another kind, one fewer, or another one in its place; a format has one sink."""
+        here = [kind_of(name) for name in self.names]
+        others = [kind for kind in KINDS if kind not in here]
+        other, left = others[arg % len(others)], here[arg % len(here)]
+        match arg // 16 % 3 if self.config.style == "batch" else 2:
+            case 0 if len(here) == 1:
+                here = [*here, other]
+            case 1 if len(here) > 1:
+                here.remove(left)
+            case _:
+                here[here.index(left)] = other
+        suffix = self.names[0].partition("-")[2]
+        self.names, self.changed = [f"{kind}-{suffix}" for kind in here], True
 
     def _restore(self, arg: int) -> None:
         """Only where a target has seen what came after the backup: nobody else could know."""
@@ -358,8 +407,8 @@ class Simulation:
         if not backups or len(self.drivers) >= 2 * STARTS:
             return
         backup = backups[arg % len(backups)]
-        names = [name for name in self._names() if not name.startswith("kafka")]
-        scopes = [Scope(PIPELINE, name, self.store.audit.log) for name in names]
+        names = [name for name in self.names if not name.startswith("kafka")]
+        scopes = [Scope(self.audit.pipeline, name, self.store.audit.log) for name in names]
         if any(self.database.progress(scope) > backup.progress for scope in scopes):
             folder = backup.folder.older(0, self._root(), self.store.restored(backup))
             self._start_driver(self._add(folder), rewind=False)
@@ -368,16 +417,16 @@ class Simulation:
         """Fail the database over, unless its state is accepted on purpose, or only its data can unmask an older log."""
         kinds = {event.kind for event in self.world.plan.events}
         accepted = self.config.on_lost == "skip" and self.database.promoted
-        if not accepted and not kinds & {Kind.REWIND, Kind.RENAME, Kind.RESTORE, Kind.IMPOSTOR}:
+        if not accepted and not kinds & {Kind.REWIND, Kind.RESTORE, Kind.IMPOSTOR, *CHANGES}:
             self.database.fail_over(arg)
 
     def _log_goes_back(self, arg: int) -> None:
         """Only where a target has seen what the standby lacks, and still knows it: nobody else could tell."""
         kinds = {event.kind for event in self.world.plan.events}
-        if kinds & {Kind.FAIL_OVER, Kind.REWIND, Kind.RENAME, Kind.MOVE}:
+        if kinds & {Kind.FAIL_OVER, Kind.REWIND, Kind.MOVE, *CHANGES}:
             return
-        names = [name for name in self._names() if not name.startswith("kafka")]
-        scopes = [Scope(PIPELINE, name, self.store.audit.log) for name in names]
+        names = [name for name in self.names if not name.startswith("kafka")]
+        scopes = [Scope(self.audit.pipeline, name, self.store.audit.log) for name in names]
         self.crowded = True
         self.store.go_back(
             1 + arg % 5,
@@ -412,7 +461,7 @@ class Simulation:
         self.crowded = True
         policy = policy_of(self.world)(on_lost=OnLost(self.config.on_lost))
         skip = "so be it" if self.config.on_lost == "skip" else None
-        log, target = Log(PIPELINE, self.store), seen_by_an_operator(self._sinks()())
+        log, target = Log(self.audit.pipeline, self.store), seen_by_an_operator(self._make(self.names))
 
         def txn() -> None:
             decision = log.view.undone
@@ -457,18 +506,11 @@ class Simulation:
         self.world.folders[folder.root] = folder
         return folder
 
-    def _names(self) -> list[str]:
-        return [f"{kind}-{'renamed' if self.renamed else 'sink'}" for kind in self.config.sinks]
-
-    def _sinks(self) -> Callable[[], list[Any]]:
-        """Makes the sinks as they are called now."""
-        return partial(self._make, self._names())
-
-    def _make(self, names: list[str]) -> list[Any]:
+    def _make(self, names: Sequence[str]) -> list[Any]:
         return [self._sink(name) for name in names]
 
     def _sink(self, name: str) -> Any:
-        kind = name.partition("-")[0]
+        kind = kind_of(name)
         if kind == "kafka":
             return self.parts.kafka(name, self.world, self.audit, self.broker)
         cls = self.parts.prepared if kind == "prepared" else self.parts.staged

@@ -117,12 +117,12 @@ def read_file(world: World, url: str) -> str | None:
 # What Spark pickles
 
 
-_OUTSIDE: dict[type, str] = {kind: kind.__name__ for kind in (World, Audit, Broker, Database)}
+_OUTSIDE: dict[type, str] = {kind: kind.__name__ for kind in (World, Broker, Database)}
 
 
 class _Pickler(pickle.Pickler):
     def persistent_id(self, thing: object) -> str | None:
-        return _OUTSIDE.get(type(thing))
+        return f"Audit {thing.pipeline}" if isinstance(thing, Audit) else _OUTSIDE.get(type(thing))
 
 
 class _Unpickler(pickle.Unpickler):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 
-from onceward.core.errors import PostgresError
+from onceward.core.errors import PostgresError, RetryableSinkError
 from onceward.core.names import parse_transaction_name
 
 from ..dialect import HOW_TO_STAGE, Answer, ChangedError, Dialect, ServerFacts, Trial, TwoPhase
@@ -201,6 +201,15 @@ class PostgreSql(Dialect):
         with session(connection) as lent, lent.pipeline():
             lent.execute(_LIMITS, [_milliseconds(access)])
             lent.execute(DURABLE)
+
+    def commit(self, connection: sa.Connection, begun: sa.Transaction) -> None:
+        with collected_warnings(connection) as warnings:
+            begun.commit()
+        if warnings:  # such as: the wait for the synchronous standby was cut short. Visible is not replicated
+            raise RetryableSinkError(f"committed here, but not confirmed: {'; '.join(warnings)}")
+
+    def confirm(self, connection: sa.Connection) -> None:
+        connection.exec_driver_sql(CONFIRM)
 
     def lock_creation(self, connection: sa.Connection) -> None:
         connection.exec_driver_sql(LOCK_CREATION)
