@@ -59,7 +59,11 @@ java:
 	@scripts/prerequisites.sh java
 
 .PHONY: test
-test: java check long ## All but nightly tests, container tests and `make pages`: twelve minutes on two cores
+test: java check checked long ## All but nightly tests, container tests and `make pages`: twelve minutes on two cores
+
+.PHONY: checked
+checked:  # so that .ci/run need not check again where only a long test has failed
+	@mkdir -p .cache && touch .cache/checked
 
 .PHONY: test-all
 test-all: ## For nights: `make test` and `make pages` on the disk, with long simulator runs, kill series, more variants; container tests

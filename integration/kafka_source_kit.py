@@ -144,7 +144,7 @@ def values(source: KafkaSource, start: Position, end: Position) -> list[str]:
     return [value.decode() for _, _, value in sorted(rows(source, source.splits(start, end))) if value is not None]
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
+def wait_until(holds: Callable[[], bool], seconds: float = 90.0) -> None:
     """Brokers' metadata and markers follow what a call did a moment later."""
     give_up = time.monotonic() + seconds
     while not holds():

@@ -33,7 +33,7 @@ from .failures import code, may_pass, words
 from .target import TableName, own_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sqlalchemy.sql.dml import Insert
 
@@ -51,6 +51,9 @@ _UNLIMITED: Final = 1 << 31
 _CONNECT_SECONDS: Final = 10
 _ORPHANED_SECONDS: Final = 60
 """After so long the server itself ends a session that prepared, was to close, and was cut off from us."""
+_SEMI_SYNCHRONOUS: Final = tuple(f"rpl_semi_sync_master_{setting}" for setting in ("enabled", "timeout", "wait_point"))
+_FOR_EVER_MS: Final = 24 * 3_600_000
+"""A person has looked after a day."""
 _TRIAL: Final = "onceward_trial"
 _CHANGES_ROWS: Final = sa.text(
     "SELECT count(*) FROM information_schema.triggers WHERE event_object_schema = coalesce(:schema, database())"
@@ -159,6 +162,23 @@ class XaTransactions:
         return Answer.DONE, ""
 
 
+def _of_replication(found: Mapping[str, str]) -> Iterator[str]:
+    """Where semi-synchronous replication is on: how it may answer, or show, what no replica has."""
+    enabled, patience, point = (found.get(name, "") for name in _SEMI_SYNCHRONOUS)
+    if not _on(enabled):
+        return
+    if int(patience or 0) < _FOR_EVER_MS:
+        yield (
+            f"semi-synchronous replication stops waiting after {patience} ms and acknowledges commits that no replica "
+            "has: a failover loses them. Set rpl_semi_sync_master_timeout to its maximum"
+        )
+    if point.upper() == "AFTER_COMMIT":
+        yield (
+            "rpl_semi_sync_master_wait_point is AFTER_COMMIT: rows are visible before a replica has them, and a "
+            "repeated commit takes them for safe. Set it to AFTER_SYNC"
+        )
+
+
 class MariaDb(RowDialect):
     """MariaDB, through PyMySQL, which has its own time limits."""
 
@@ -195,7 +215,7 @@ class MariaDb(RowDialect):
     def read_server(self, connection: sa.Connection) -> ServerFacts:
         if not getattr(connection.dialect, "is_mariadb", False):
             return ServerFacts(unusable="the server is MySQL: only MariaDB was tested, so MySQL is refused")
-        names = ("read_only", "wsrep_on", "innodb_flush_log_at_trx_commit")
+        names = ("read_only", "wsrep_on", "innodb_flush_log_at_trx_commit", *_SEMI_SYNCHRONOUS)
         query = f"SHOW GLOBAL VARIABLES WHERE Variable_name IN {names}"
         found = {str(key).lower(): str(value) for key, value in connection.exec_driver_sql(query)}
         unusable = "the server is read-only: name the primary in the url" if _on(found.get("read_only")) else ""
@@ -206,7 +226,7 @@ class MariaDb(RowDialect):
             why = f"before MariaDB 10.5 a prepared transaction ends with its session: upgrade, {HOW_TO_STAGE}"
         flush = found.get("innodb_flush_log_at_trx_commit", "1")
         unsafe = f"innodb_flush_log_at_trx_commit is {flush}: a crash of the machine may lose committed data"
-        warnings = () if flush == "1" else (unsafe,)
+        warnings = (*(() if flush == "1" else (unsafe,)), *_of_replication(found))
         return ServerFacts(unusable, 0 if why else _UNLIMITED, why, warnings)
 
     def behind(self, connection: sa.Connection) -> str:

@@ -637,3 +637,26 @@ def test_the_rows_of_all_epochs_are_proven_until_one_is_changed(
         database.run("INSERT INTO proofs SELECT * FROM kept")
         database.run("DROP TABLE kept")
     audit(0)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "words"),
+    [
+        ("timeout", "10000", "stops waiting after 10000 ms"),
+        ("wait_point", "'AFTER_COMMIT'", "visible before a replica"),
+    ],
+)
+def test_semi_synchronous_replication_that_may_answer_too_early_is_told(
+    database: MariaDatabase, caplog: pytest.LogCaptureFixture, setting: str, value: str, words: str
+) -> None:
+    safe = {"enabled": "1", "timeout": "18446744073709551615", "wait_point": "'AFTER_SYNC'"}
+    try:
+        for values, told in ((safe, False), ({**safe, setting: value}, True)):
+            for name, one in values.items():
+                database.run(f"SET GLOBAL rpl_semi_sync_master_{name} = {one}")
+            caplog.clear()
+            database.sink("prepared").validate(SCHEMA)
+            assert (words in caplog.text) == told
+    finally:
+        for name in safe:
+            database.run(f"SET GLOBAL rpl_semi_sync_master_{name} = DEFAULT")
