@@ -21,7 +21,7 @@ from onceward.core.errors import SchemaError, SqlError
 from .target import TableName
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     import pyarrow as pa
@@ -159,13 +159,12 @@ class Dialect(ABC):
     def open_transaction(self, connection: sa.Connection, access: Access) -> None:  # noqa: B027
         """Apply settings to the transaction just begun; by default none."""
 
-    def commit(self, connection: sa.Connection, begun: sa.Transaction) -> None:  # noqa: ARG002
-        """Commit.
+    def confirmed(self, connection: sa.Connection) -> AbstractContextManager[Callable[[], object]]:  # noqa: ARG002
+        """Open a block around a transaction; what it gives is to be called just before the commit.
 
-        Raises:
-            RetryableSinkError: It is committed, and the server warns that a standby may lack it.
+        At its end, it raises RetryableSinkError if the server warned that a standby may lack what it has committed.
         """
-        begun.commit()
+        return nullcontext(int)
 
     def confirm(self, connection: sa.Connection) -> None:  # noqa: B027
         """Write something of one's own, so that the commit waits until a standby has all that was committed before."""

@@ -110,11 +110,12 @@ def transaction(target: Target, what: str, *, more: float = 0.0) -> Iterator[sa.
         translated(what, target),
         dialect.limited(seconds),
         engine_of(target).connect() as connection,
-        connection.begin() as begun,
+        dialect.confirmed(connection) as about_to_commit,
+        connection.begin(),
     ):
         dialect.open_transaction(connection, target.access)
         yield connection
-        dialect.commit(connection, begun)
+        about_to_commit()
 
 
 @contextmanager

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from .run import Outcome
 
 ROOT = Path(__file__).parents[2]
+CATCHES = Path(__file__).with_name("catches.json")
+"""Seeds that caught mutants for which many runs are needed; where they no longer do, all are tried."""
 ENOUGH = 5
 """Failures after which a process stops."""
 
@@ -98,8 +100,9 @@ def _run_elsewhere(seed: int, runs: int) -> subprocess.Popen[bytes]:
 def first_catch(name: str, within: int) -> tuple[int, str] | None:
     """Seed and message of the first run in which the simulator catches a mutant; None if it does not."""
     mutant: Mutant = MUTANTS[name]
+    before = msgspec.json.decode(CATCHES.read_bytes(), type=dict[str, int])
     with mutant.installed() as parts:
-        for seed in range(within):
+        for seed in (*([before[name]] if name in before else []), *range(within)):
             violation = simulate(mutant.narrow(make(seed)), parts=parts).violation
             if violation is not None and violation.law in mutant.laws:
                 return seed, str(violation)

@@ -106,7 +106,7 @@ class Mutant:
 
 def with_config(**changes: Any) -> Callable[[Plan], Plan]:
     """Plans whose configuration has these values."""
-    return lambda plan: replace(plan, config=replace(plan.config, **changes))
+    return lambda plan: replace(plan, config=replace(plan.config, **{"neighbour": "", **changes}))
 
 
 def with_kinds(*kinds: Kind, **changes: Any) -> Callable[[Plan], Plan]:
@@ -114,7 +114,7 @@ def with_kinds(*kinds: Kind, **changes: Any) -> Callable[[Plan], Plan]:
 
     def narrow(plan: Plan) -> Plan:
         events = tuple(Event(e.tick, kinds[e.arg % len(kinds)], e.arg) for e in plan.events)
-        return Plan(plan.seed, replace(plan.config, **changes), events)
+        return Plan(plan.seed, replace(plan.config, **{"neighbour": "", **changes}), events)
 
     return narrow
 
@@ -125,7 +125,7 @@ def crowded(*kinds: Kind, within: int, **changes: Any) -> Callable[[Plan], Plan]
     def narrow(plan: Plan) -> Plan:
         rng = random.Random(plan.seed)
         events = sorted(Event(rng.randint(1, within), rng.choice(kinds), rng.getrandbits(16)) for _ in range(16))
-        return Plan(plan.seed, replace(plan.config, **changes), tuple(events))
+        return Plan(plan.seed, replace(plan.config, **{"neighbour": "", **changes}), tuple(events))
 
     return narrow
 

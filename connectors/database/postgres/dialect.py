@@ -44,7 +44,7 @@ from .stage import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     import pyarrow as pa
@@ -202,9 +202,10 @@ class PostgreSql(Dialect):
             lent.execute(_LIMITS, [_milliseconds(access)])
             lent.execute(DURABLE)
 
-    def commit(self, connection: sa.Connection, begun: sa.Transaction) -> None:
+    @contextmanager
+    def confirmed(self, connection: sa.Connection) -> Iterator[Callable[[], object]]:
         with collected_warnings(connection) as warnings:
-            begun.commit()
+            yield warnings.clear
         if warnings:  # such as: the wait for the synchronous standby was cut short. Visible is not replicated
             raise RetryableSinkError(f"committed here, but not confirmed: {'; '.join(warnings)}")
 
