@@ -148,6 +148,11 @@ class Database:
         mine = (parse_transaction_name(gid) for gid, whose in self.ledger.items() if whose == scope)
         return max((Progress(name.start, name.epoch) for name in mine if name is not None), default=NOTHING)
 
+    def set_aside(self, scope: Scope) -> None:
+        """What is in the ledger no longer says how far the log has come."""
+        before = scope._replace(log=f"{scope.log} before a rewind")
+        self.ledger = {gid: before if whose == scope else whose for gid, whose in self.ledger.items()}
+
     def transactions(self, scope: Scope, epoch: int) -> int:
         """How many transactions of an epoch the ledger knows."""
         mine = (parse_transaction_name(gid) for gid, whose in self.ledger.items() if whose == scope)

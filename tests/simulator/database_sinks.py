@@ -163,8 +163,9 @@ class DatabaseSink:
             raise other_log(scope, owner, "the database")
 
     def release(self, scope: Scope) -> None:
-        """Hand the names over."""
+        """Hand the names over, and set aside how far the log had come."""
         self.database.ask("release")
+        self.database.set_aside(scope)
         mine = [names for names in self.database.owners if names[0] == scope.pipeline]
         self.database.owners |= dict.fromkeys([*mine, scope[:2]], scope.log)
 

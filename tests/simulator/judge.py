@@ -46,7 +46,9 @@ def judge(error: BaseException, driver: Driver, *, alone: bool) -> None:
 
 def _broken_law(error: BaseException, driver: Driver, *, alone: bool) -> str:
     if isinstance(error, DataLossError):
-        return "" if (error.sink or "").partition("-")[0] in driver.audit.lost else "8"
+        # Kafka cannot tell an outdated log, and the target that could may not answer.
+        lost = (error.sink or "").partition("-")[0] in driver.audit.lost or driver.store.failovers
+        return "" if lost else "8"
     if isinstance(error, FencedError):
         return "" if _is_fenced(driver) or driver.store.failovers else "fence"
     if isinstance(error, LogDamagedError) and driver.store.failovers:

@@ -299,13 +299,13 @@ class Simulation:
                 if self._is_told_what_to_do(task.error):
                     continue
                 judge(task.error, driver, alone=alone)
-                lost = isinstance(task.error, DataLossError) and not task.error.retryable
-                self.stopped = self.stopped or (lost and self.config.on_lost == "fail")
+                lost = isinstance(task.error, DataLossError) and not task.error.retryable and self.audit.lost
+                self.stopped = self.stopped or bool(lost and self.config.on_lost == "fail")
 
     def _is_told_what_to_do(self, error: BaseException) -> bool:
         """A person does what the message says."""
         message = error.message if isinstance(error, EpochConflictError) else ""
-        newest = self.store.audit.newest
+        newest = self.store.audit.newest or self.store.audit.taken_back
         if newest is not None and ("no longer has" in message or "with the sinks as they were" in message):
             self.names = list(newest.sinks)
             return True
