@@ -6,7 +6,9 @@ Nothing that is pending shows to any of them: each folder holds a prepared trans
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote, urlsplit
 
 import duckdb
 import pandas as pd
@@ -23,7 +25,6 @@ from .spark_kit import Feed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -251,3 +252,36 @@ def test_pandas_reads_the_files_of_a_glob(
     files = written.folder(format_, partitioned=partitioned).rglob(f"*.{format_}")
     found = pd.concat([read(file) for file in files])
     assert sorted(found["id"]) == list(range(written.rows))
+
+
+def test_a_folder_of_sparks_file_sink_is_refused_until_its_metadata_are_moved_away(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """As docs/how-to/migrate.md says."""
+    feed, folder, checkpoint = Feed(tmp_path), tmp_path / "out", str(tmp_path / "checkpoint")
+    feed.add(10)
+    old = feed.stream(spark).writeStream.format("parquet").partitionBy("word")
+    old.option("checkpointLocation", checkpoint).trigger(availableNow=True).start(str(folder)).awaitTermination()
+    feed.add(10)
+    spark.range(100, 105).selectExpr("id", "'w1' AS word").write.mode("append").parquet(f"{folder}/word=w1/failed")
+    for file in (folder / "word=w1" / "failed").glob("part-*"):
+        file.rename(folder / "word=w1" / file.name)  # as a task that failed leaves it
+
+    def run(**options: Any) -> None:
+        sink = FileSink("files", folder, **options)
+        writer = exactly_once(feed.stream(spark), sink, checkpoint=checkpoint, pipeline="moved", adopt=True)
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    with pytest.raises(Exception, match=r"was written by Spark's file sink.*move .*_spark_metadata away"):
+        run(partition_by=["word"])
+    assert not (folder / "_onceward").exists()
+
+    listed = {Path(unquote(urlsplit(uri).path)) for uri in spark.read.parquet(str(folder)).inputFiles()}
+    for file in folder.glob("**/*.parquet"):
+        if file not in listed:
+            file.unlink()
+    (folder / "_spark_metadata").rename(tmp_path / "orders_spark_metadata")
+    with pytest.raises(Exception, match=r"does not fit partition_by"):
+        run()
+    run(partition_by=["word"])
+    assert sorted(row.id for row in spark.read.parquet(str(folder)).collect()) == list(range(20))

@@ -540,3 +540,66 @@ def test_a_folder_whose_bytes_are_no_text_is_refused_by_name(tmp_path: Path):
     city = pa.array([b"K\xf6ln"], pa.binary()).view(pa.string())
     with pytest.raises(SchemaError, match=r"partition_by column 'city' holds bytes that are not UTF-8 \(b'K\\xf6ln'\)"):
         sink.write(sink.begin(context("files")), pa.record_batch({"city": city, "n": [1]}))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "below", "match"),
+    [
+        ("_spark_metadata/0", "", r"Spark's file sink.*_spark_metadata.*Give another folder.*move .*away"),
+        ("_delta_log/0.json", "", "belongs to a Delta Lake table"),
+        ("_delta_log/0.json", "country=de", "belongs to a Delta Lake table"),
+        (".hoodie/hoodie.properties", "", "belongs to a Hudi table"),
+        ("metadata/v1.metadata.json", "", "belongs to an Iceberg table"),
+        ("metadata/version-hint.text", "data", "belongs to an Iceberg table"),
+    ],
+)
+def test_a_folder_whose_metadata_decide_what_readers_see_is_refused(
+    tmp_path: Path, metadata: str, below: str, match: str
+):
+    (tmp_path / metadata).parent.mkdir()
+    (tmp_path / metadata).touch()
+    before = set(tmp_path.rglob("*"))
+    with pytest.raises(ConfigurationError, match=match):
+        FileSink("files", tmp_path / below).validate(pa.schema([("n", pa.int64())]))
+    assert set(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("partition_by", "there", "fits"),
+    [
+        (["k"], "k=a/0.parquet", True),
+        (["k", "j"], "k=a/j=b/0.parquet", True),
+        (["a b", "j"], "a b=1/j=b/0.parquet", True),
+        (["a:b"], "a%3Ab=1/0.parquet", True),
+        (["k"], "README.md", True),
+        (["k"], "_SUCCESS", True),
+        ([], "part-0.parquet", True),
+        ([], "archive/0.parquet", True),
+        ([], "_old/k=a/0.parquet", True),
+        ([], "k=a/0.parquet", False),
+        (["k"], "part-0.parquet", False),
+        (["k"], "j=a/0.parquet", False),
+        (["k"], "K=a/0.parquet", False),
+        (["k"], "archive/0.parquet", False),
+        (["k"], "k=a/j=b/0.parquet", False),
+        (["k", "j"], "j=b/k=a/0.parquet", False),
+        (["k", "j"], "k=a/0.parquet", False),
+    ],
+)
+def test_a_folder_that_is_partitioned_otherwise_is_refused(
+    tmp_path: Path, partition_by: list[str], there: str, fits: bool
+):
+    (tmp_path / there).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / there).touch()
+    schema = pa.schema([(name, pa.string()) for name in ("n", "k", "j", "a b", "a:b")])
+    sink = FileSink("files", tmp_path, partition_by=partition_by)
+    if fits:
+        sink.validate(schema)
+        return
+    with pytest.raises(ConfigurationError, match=r"does not fit partition_by, .*Set partition_by.*\[sink files\]"):
+        sink.validate(schema)
+
+
+def test_empty_folders_of_other_partitions_are_no_obstacle(tmp_path: Path):
+    (tmp_path / "day=1" / "_temporary").mkdir(parents=True)
+    FileSink("files", tmp_path, partition_by=["k"]).validate(pa.schema([("n", pa.int64()), ("k", pa.string())]))

@@ -397,3 +397,12 @@ def test_a_file_with_more_columns_than_the_oldest_is_refused(tmp_path: Path, for
             part.latest(position)
     chosen = FileSource(tmp_path, format=format_, schema=pa.schema({"n": pa.int64()}))
     assert sorted(rows(chosen, {}, chosen.latest({}))) == [1, 2]
+
+
+@pytest.mark.parametrize("metadata", ["_spark_metadata", "_delta_log"])
+def test_a_folder_in_which_not_all_files_count_is_refused(tmp_path: Path, metadata: str):
+    """Spark's file sink leaves files of failed tasks, and a table those whose rows were deleted since."""
+    put(tmp_path, "a", range(3))
+    (tmp_path / metadata).mkdir()
+    with pytest.raises(ConfigurationError, match=r"only the files that .* Give another folder"):
+        FileSource(tmp_path).validate()

@@ -300,7 +300,7 @@ def parts(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[str, 
         yield "", batch
         return
     rows: dict[str, list[int]] = {}
-    names = [_encoded(column) for column in columns]
+    names = [encoded(column) for column in columns]
     for number, values in enumerate(zip(*(_texts(batch, column) for column in columns), strict=True)):
         folder = "/".join(f"{name}={folder_text(value)}" for name, value in zip(names, values, strict=True))
         rows.setdefault(folder, []).append(number)
@@ -334,8 +334,9 @@ def folder_text(value: Any) -> str:
         return _NULL
     if isinstance(value, bool):
         return str(value).lower()
-    return _encoded(f"{value:f}" if isinstance(value, Decimal) else str(value))
+    return encoded(f"{value:f}" if isinstance(value, Decimal) else str(value))
 
 
-def _encoded(text: str) -> str:
+def encoded(text: str) -> str:
+    """Return a text as a part of a folder's name."""
     return text.translate(_ENCODED)

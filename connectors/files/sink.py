@@ -52,7 +52,19 @@ from onceward.core.transaction import (
 )
 from onceward.sinks.folders import FolderSink, names_of, with_file_errors
 
-from .formats import FORMATS, OPEN_FILES, Files, as_lines, check_format, check_names, check_partitions, hidden, parts
+from .foreign import check_partition_folders, check_tables
+from .formats import (
+    FORMATS,
+    OPEN_FILES,
+    Files,
+    as_lines,
+    check_format,
+    check_names,
+    check_partitions,
+    encoded,
+    hidden,
+    parts,
+)
 from .reread import hashed
 
 if TYPE_CHECKING:
@@ -138,6 +150,17 @@ class FileSink(FolderSink[Files]):
         check_partitions(self.name, self.partition_by, schema)
         left = pa.schema([field for field in schema if field.name not in self.partition_by])
         check_format(self.name, self.format, left)
+        self._check_folder()
+
+    @with_file_errors
+    def _check_folder(self) -> None:
+        """Refuse a folder whose readers would not see the rows."""
+        try:
+            check_tables(Path(self.directory))
+            columns = [encoded(column) for column in self.partition_by]
+            check_partition_folders(Path(self.directory), columns, self.format)
+        except ConfigurationError as error:
+            raise ConfigurationError(error.message, sink=self.name) from None
 
     def validate_complete_mode(self) -> None:
         raise ConfigurationError(

@@ -26,6 +26,7 @@ from onceward.core.kit.options import check_choice, check_types
 from onceward.core.kit.rows import with_leaves
 from onceward.core.source import Piece, Position, ResettableSource, Split
 
+from .foreign import check_tables
 from .formats import FORMATS, is_binary, types_in, visible_files
 from .text import batches_with_blocks, csv_dataset, with_blocks
 
@@ -113,6 +114,7 @@ class FileSource(ResettableSource):
     def validate(self) -> None:
         if not self.directory.is_dir():
             raise ConfigurationError(f"{self.directory} is not a folder: create it, or correct the path")
+        check_tables(self.directory)
         _ = self.schema  # all subtasks read by one
 
     def start(self) -> Position:
