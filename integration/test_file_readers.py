@@ -18,6 +18,7 @@ import pytest
 
 from onceward import FileSink
 from onceward.connectors.spark import exactly_once
+from onceward.connectors.spark.task import in_utc
 from onceward.core.names import Scope
 from onceward.core.transaction import WriteContext
 
@@ -285,3 +286,60 @@ def test_a_folder_of_sparks_file_sink_is_refused_until_its_metadata_are_moved_aw
         run()
     run(partition_by=["word"])
     assert sorted(row.id for row in spark.read.parquet(str(folder)).collect()) == list(range(20))
+
+
+PARTITIONS: Final = {
+    "double": [
+        "'NaN'",
+        "'Infinity'",
+        "'-Infinity'",
+        "'-0.0'",
+        "0.1",
+        "0.0009",
+        "1e7",
+        "9999999",
+        "123456789.125",
+        "4.9e-324",
+    ],
+    "float": ["'NaN'", "'-Infinity'", "0.1", "1e10", "1.4E-45", "3.4028235E38"],
+    "boolean": ["true", "false"],
+    "tinyint": ["-128"],
+    "smallint": ["-32768"],
+    "int": ["2147483647"],
+    "bigint": ["-9223372036854775808"],
+    "decimal(10,2)": ["1.5", "-0.01"],
+    "decimal(38,18)": ["0", "1e-18"],
+    "string": ["'a/b'", "' x '", "'%41'", "'ä'", "'__HIVE_DEFAULT_PARTITION__'", "''"],
+    "varchar(5)": ["'ab'"],
+    "char(3)": ["'ab'"],
+    "date": ["'2026-01-02'", "'0001-01-01'", "'+12026-01-02'"],
+    "timestamp": ["'2026-01-02 03:00:00.5 UTC'", "'2026-07-02 03:00:00.000001 UTC'"],
+    "timestamp_ntz": ["'2026-01-02 03:00:00'", "'2026-01-02 03:00:00.250001'", "'0001-01-01 00:00:00.1'"],
+    "time(6)": ["'10:20:30'", "'00:00:00.25'"],
+}
+"""Types of Spark that `partition_by` takes, with values."""
+
+
+@pytest.mark.parametrize("kind", PARTITIONS)
+def test_partitions_are_named_as_spark_names_them_and_read_as_the_same_values(
+    spark: SparkSession, tmp_path: Path, kind: str
+) -> None:
+    spark.conf.set("spark.sql.timeType.enabled", "true")
+    values = [*(f"CAST({value} AS {kind})" for value in PARTITIONS[kind]), f"CAST(NULL AS {kind})"]
+    rows = spark.sql(" UNION ALL ".join(f"SELECT {number} AS n, {value} AS v" for number, value in enumerate(values)))
+    rows.write.partitionBy("v").parquet(str(tmp_path / "spark"))
+    sink = FileSink("files", tmp_path / "onceward", partition_by=["v"])
+    transaction = sink.begin(WriteContext(pipeline="p", sink="files", log="0123abcd", writer=1, epoch=1, subtask=0))
+    for batch in map(in_utc, rows.toArrow().to_batches()):
+        sink.validate(batch.schema)
+        sink.write(transaction, batch)
+    sink.commit(sink.pre_commit(transaction))
+    folders, expected = ({path.name for path in (tmp_path / name).glob("v=*")} for name in ("onceward", "spark"))
+    if kind != "timestamp":  # has its offset, too
+        assert folders == expected
+
+    def read(name: str) -> list[str]:
+        frame = spark.read.schema(rows.schema).parquet(str(tmp_path / name)).orderBy("n")
+        return [row.text for row in frame.selectExpr("CAST(v AS string) AS text").collect()]
+
+    assert read("onceward") == read("spark")

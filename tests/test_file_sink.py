@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import resource
 import shutil
 import threading
@@ -144,11 +145,32 @@ def test_partitions_are_folders_that_datasets_read(tmp_path: Path):
         (None, "v=__HIVE_DEFAULT_PARTITION__"),
         (True, "v=true"),
         (1.5, "v=1.5"),
+        (float("nan"), "v=NaN"),
+        (float("inf"), "v=Infinity"),
+        (float("-inf"), "v=-Infinity"),
+        (-0.0, "v=-0.0"),
+        (0.1, "v=0.1"),
+        (0.001, "v=0.001"),
+        (0.0009, "v=9.0E-4"),
+        (100.0, "v=100.0"),
+        (9999999.0, "v=9999999.0"),
+        (1e7, "v=1.0E7"),
+        (123456789.125, "v=1.23456789125E8"),
+        (5e-324, "v=4.9E-324"),
+        (pa.scalar(0.1, pa.float32()), "v=0.1"),
+        (pa.scalar(math.nan, pa.float32()), "v=NaN"),
+        (pa.scalar(1e-45, pa.float32()), "v=1.4E-45"),
+        (time(10, 20, 30, 250_000), "v=10%3A20%3A30.25"),
+        (pa.scalar(4 * 10**6, pa.date32()), "v=+12921-08-18"),
+        (pa.scalar(-800_000, pa.date32()), "v=-0221-09-04"),
+        (datetime(2026, 1, 2, 3, 0, 0, 500_000), "v=2026-01-02 03%3A00%3A00.5"),  # noqa: DTZ001 - TIMESTAMP_NTZ
+        (pa.scalar(-1, pa.timestamp("s")), "v=1969-12-31 23%3A59%3A59"),
         (Decimal("1.50"), "v=1.50"),
         (Decimal("1E+2"), "v=100"),
         (date(2026, 1, 2), "v=2026-01-02"),
         # Spark leaves the offset out, and then reads another instant in another session's zone
         (datetime(2026, 1, 2, 3, tzinfo=UTC), "v=2026-01-02 03%3A00%3A00+00%3A00"),
+        (pa.scalar(1, pa.timestamp("ms", "America/New_York")), "v=1969-12-31 19%3A00%3A00.001-05%3A00"),
     ],
 )
 def test_a_partitions_folder_is_named_as_spark_names_it(tmp_path: Path, value: Any, folder: str):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from onceward.connectors.database.mariadb import Xid, read_xid
 from onceward.connectors.database.target import TableName, Url
-from onceward.connectors.files.formats import parts
+from onceward.connectors.files.partitions import parts
 from onceward.connectors.files.sink import FileSink
 from onceward.connectors.kafka import reread
 from onceward.connectors.kafka.positions import (

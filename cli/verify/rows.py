@@ -114,7 +114,7 @@ def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
     if _has(field, PARTITION):
-        from onceward.connectors.files.reread import folder_texts  # noqa: PLC0415 - for files alone
+        from onceward.connectors.files.partitions import folder_texts  # noqa: PLC0415 - for files alone
 
         return folder_texts(array)
     if _has(field, UUID_BYTES) and pa.types.is_string(array.type):

@@ -1,17 +1,10 @@
-"""Files of each format, written batch by batch and synced at the end, and the folders that they go to.
-
-Rows are distributed to folders by the values of columns, as Spark and Hive name them: `country=de/day=2026-11-21`. The
-text of a value, and which of its characters are percent-encoded, are those of Spark (ExternalCatalogUtils,
-escapePathName): it decodes byte by byte, so what is not ASCII stays as it is. A timestamp with a zone has its offset in
-the text too, which Spark reads back as the same instant in any session.
-"""
+"""Files of each format, written batch by batch and synced at the end."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from contextlib import suppress
-from decimal import Decimal
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
@@ -259,84 +252,3 @@ class Files:
         file.finish()
         sync_folder(file.path.parent)
         self.finished.append(file.name)
-
-
-_SHOWN: Final = 60
-"""Bytes of a wrong value that a message shows."""
-_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
-"""Spark's and Hive's text of null and of the empty string."""
-_ENCODED: Final = {code: f"%{code:02X}" for code in (*range(0x20), 0x7F, *map(ord, "\"#%'*/:<=>?[\\]^{|"))}
-"""What Spark encodes, and also what Spark encodes on Windows alone."""
-
-
-def check_partitions(sink: str, columns: Sequence[str], schema: pa.Schema) -> None:
-    """Check that columns can be partitioned by.
-
-    Raises:
-        SchemaError: They cannot; the message names the column.
-    """
-    missing = [column for column in columns if column not in schema.names]
-    if missing:
-        raise SchemaError(f"sink {sink}: partition_by names {missing}; the columns are {schema.names}")
-    for column in columns:
-        kind = schema.field(column).type
-        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if pa.types.is_nested(kind) or pa.types.is_duration(kind) or is_binary(kind):
-            raise SchemaError(f"sink {sink}: partition_by column {column!r} is {kind}: cast it to text")
-        if column.startswith(("_", ".")):
-            raise SchemaError(
-                f"sink {sink}: partition_by column {column!r}: many readers treat folders that begin with '_' or '.' "
-                "as hidden. Give it another name with select"
-            )
-    if len(set(columns)) < len(columns):
-        raise SchemaError(f"sink {sink}: partition_by names a column twice: {list(columns)}")
-    if len(columns) == len(schema.names):
-        raise SchemaError(f"sink {sink}: partition_by leaves no column for the files")
-
-
-def parts(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """The rows of each folder, in order, without these columns; without columns all rows, in the folder ""."""
-    if not columns:
-        yield "", batch
-        return
-    rows: dict[str, list[int]] = {}
-    names = [encoded(column) for column in columns]
-    for number, values in enumerate(zip(*(_texts(batch, column) for column in columns), strict=True)):
-        folder = "/".join(f"{name}={folder_text(value)}" for name, value in zip(names, values, strict=True))
-        rows.setdefault(folder, []).append(number)
-    rest = batch.drop_columns(list(columns))
-    for folder, numbers in rows.items():
-        yield folder, _taken(rest, numbers)
-
-
-def _texts(batch: pa.RecordBatch, column: str) -> list[Any]:
-    try:
-        values: list[Any] = batch.column(column).to_pylist()
-    except UnicodeDecodeError as error:
-        raise SchemaError(
-            f"partition_by column {column!r} holds bytes that are not UTF-8 ({error.object[:_SHOWN]!r}), and a "
-            "folder's name is text: decode or encode them before"
-        ) from None
-    return values
-
-
-def _taken(rows: pa.RecordBatch, numbers: list[int]) -> pa.RecordBatch:
-    """Return the rows of these numbers, which ascend."""
-    try:
-        return rows.take(pa.array(numbers, pa.int64()))
-    except pa.ArrowNotImplementedError:  # Arrow takes no views (pyarrow 26)
-        return pa.concat_batches([rows.slice(number, 1) for number in numbers])
-
-
-def folder_text(value: Any) -> str:
-    """A value as part of its folder's name."""
-    if value is None or value == "":
-        return _NULL
-    if isinstance(value, bool):
-        return str(value).lower()
-    return encoded(f"{value:f}" if isinstance(value, Decimal) else str(value))
-
-
-def encoded(text: str) -> str:
-    """Return a text as a part of a folder's name."""
-    return text.translate(_ENCODED)

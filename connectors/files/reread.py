@@ -27,7 +27,8 @@ from onceward.core.names import parse_file_name
 from onceward.core.proof import JSON_LINE, PARTITION, Piece, Reread
 from onceward.core.row_hash import covers
 
-from .formats import FORMATS, folder_text, visible_files
+from .formats import FORMATS, visible_files
+from .partitions import folder_texts
 from .text import CSV_NULLS, batches_with_blocks, with_blocks
 
 if TYPE_CHECKING:
@@ -56,16 +57,6 @@ def hashed(batch: pa.RecordBatch, format_: str, partition_by: Sequence[str] = ()
         elif covers(column.type):
             columns[name] = column
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
-
-
-def folder_texts(column: pa.Array) -> pa.Array:
-    """The name of each value's folder, without that of the column."""
-    plain = decoded(column)
-    try:
-        found = plain.dictionary_encode(null_encoding="encode")
-    except pa.ArrowNotImplementedError:  # views and small decimals (pyarrow 26)
-        return pa.array(map(folder_text, plain.to_pylist()), pa.string())
-    return pa.array(map(folder_text, found.dictionary.to_pylist()), pa.string()).take(found.indices)
 
 
 def csv_texts(column: pa.Array) -> pa.Array:

@@ -60,11 +60,9 @@ from .formats import (
     as_lines,
     check_format,
     check_names,
-    check_partitions,
-    encoded,
     hidden,
-    parts,
 )
+from .partitions import check_partitions, encoded, parts
 from .reread import hashed
 
 if TYPE_CHECKING:
