@@ -101,11 +101,15 @@ def doctor(
     query: Annotated[
         str | None, typer.Option(help="The pipeline's query, as for `onceward explain`, to check all that it names.")
     ] = None,
+    directory: Annotated[
+        list[Path] | None,
+        typer.Option(help="Folder of a FileSink, HttpSink or RedisSink, whose file system to try; repeatable."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check Java, Python, Kafka, PostgreSQL and the decision log; report what is wrong and how to fix it.
 
-    Changes nothing.
+    Changes nothing; in each `--directory`, a hidden folder is created and deleted again.
     """
     from .doctor import run_checks  # noqa: PLC0415 - looks at extras
 
@@ -114,7 +118,7 @@ def doctor(
     access.check()
     if not all(topic or []):
         raise ConfigurationError("--topic needs a name")
-    findings = run_checks(access, topics=topic or [], pipeline=pipeline, store=store)
+    findings = run_checks(access, topics=topic or [], pipeline=pipeline, store=store, folders=directory or [])
     if query is None:
         findings.append(show.skipped("query", "give --query to check a plan for what weakens the guarantee"))
     else:

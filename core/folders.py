@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
@@ -16,8 +17,25 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _TEMPORARY: Final = ".put-"
+_ABSENT: Final = ".absent"
 _ABANDONED_SECONDS: Final = 3600.0
 """An older temporary file is abandoned. If its process is alive after all, its put fails and writes nothing."""
+
+_UNABLE: Final = (
+    "the file system cannot do that. It needs hard links, renames, exclusive creation, locks and fsync of folders: "
+    "`onceward doctor --directory` tries them"
+)
+_IN_THE_WAY: Final = "a file, or a link to nothing, is where a folder must be: move it away"
+_LASTING: Final = {
+    errno.EXDEV: "a file cannot be moved to another file system: replace the link or the mount by a folder",
+    errno.EEXIST: _IN_THE_WAY,
+    errno.ENOTDIR: _IN_THE_WAY,
+    errno.EISDIR: "a folder is where a file must be: move it away",
+    errno.ELOOP: "its links lead to each other: replace them by a folder",
+    errno.ENAMETOOLONG: "use a shorter path",
+    **dict.fromkeys((errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL), _UNABLE),
+}
+"""Faults that stay until somebody changes something, and what to do."""
 
 
 def sync_folder(folder: Path) -> None:
@@ -72,12 +90,36 @@ def _link(temporary: Path, path: Path) -> bool:
     return True
 
 
+def check_rename(source: Path, target: Path) -> None:
+    """Check that files can be renamed from one folder into another, which need not exist.
+
+    Nothing is changed: the kernel refuses another file system before it looks for the file, which does not exist.
+
+    Raises:
+        OSError: They cannot.
+    """
+    nearest = next(path for path in (target, *target.parents) if os.path.lexists(path))
+    if not nearest.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(nearest))
+    with suppress(FileNotFoundError):
+        (source / _ABSENT).rename(nearest / _ABSENT)
+    if source.stat().st_dev != nearest.stat().st_dev:  # such as of two subvolumes, which share a mount
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(nearest))
+
+
 @contextmanager
 def file_errors(sink: str | None, place: str | Path) -> Iterator[None]:
-    """Raise the errors of a file system (full, away, stale handles) as RetryableSinkError, which names the place."""
+    """Raise the errors of a file system as one that names the place.
+
+    Raises:
+        RetryableSinkError: The fault may pass: the file system is full or away, or a handle is stale.
+        SinkError: It stays until somebody changes something; the message says what.
+    """
     try:
         yield
     except OSError as error:
+        if advice := _LASTING.get(error.errno or 0):
+            raise SinkError(f"{place}: {error}: {advice}", sink=sink) from error
         raise RetryableSinkError(f"{place}: {error}", sink=sink) from error
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 import pyarrow as pa
 
 from onceward.core.errors import DataLossError
-from onceward.core.folders import file_errors, make_folder, sync_folder
+from onceward.core.folders import file_errors, make_folder, sole, sync_folder
 from onceward.core.names import file_name
 
 if TYPE_CHECKING:
@@ -63,11 +63,16 @@ class Segment:
         self.rows += batch.num_rows
 
     def finish(self) -> str:
-        """Make it durable under its final name; the SHA-256 of its bytes."""
+        """Make it durable under its final name; the SHA-256 of its bytes.
+
+        Raises:
+            SinkError: Its file system has no locks, so it could not be committed.
+        """
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        self._path.rename(self._path.with_suffix(SEGMENT))
+        with sole(self._path):
+            self._path.rename(self._path.with_suffix(SEGMENT))
         sync_folder(self._path.parent)
         return self._digest.hexdigest()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sqlite3
@@ -15,6 +16,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from onceward.cli.doctor import check_store, kafka
+from onceward.cli.doctor.folders import check_folder
 from onceward.core.log import DirectoryStore, EpochInput, LogWriter, open_store
 from onceward.core.policy import CommitPolicy
 
@@ -181,3 +183,31 @@ def test_a_broker_that_does_not_answer_is_told_in_a_few_lines() -> None:
     assert NO_BROKER in broker
     assert "Connection refused" in broker
     assert not told.stderr
+
+
+def test_a_folders_file_system_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    told = doctor("--json", "--directory", str(tmp_path / "out"), "--directory", str(tmp_path / "missing"))
+    good, missing = (found for found in json.loads(told.stdout) if found["check"] == "file system")
+    assert good["health"] == "ok"
+    for ability in ("exclusive creation", "hard links", "renames", "locks", "fsync of folders"):
+        assert ability in good["found"]
+    assert (missing["health"], missing["advice"]) == ("failed", "create it, or correct the path")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "ability"),
+    [("os", "link", "hard links"), ("fcntl", "flock", "locks"), ("pathlib.Path", "rename", "renames")],
+)
+def test_what_a_file_system_cannot_do_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, function: str, ability: str
+) -> None:
+    def refuses(*_: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(f"{module}.{function}", refuses)
+    finding = check_folder(tmp_path)
+    assert finding.health == "failed"
+    assert f"has no {ability}" in finding.found
+    assert list(tmp_path.iterdir()) == []

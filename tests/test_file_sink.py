@@ -625,3 +625,66 @@ def test_a_folder_that_is_partitioned_otherwise_is_refused(
 def test_empty_folders_of_other_partitions_are_no_obstacle(tmp_path: Path):
     (tmp_path / "day=1" / "_temporary").mkdir(parents=True)
     FileSink("files", tmp_path, partition_by=["k"]).validate(pa.schema([("n", pa.int64()), ("k", pa.string())]))
+
+
+def in_the_way(path: Path, kind: str) -> None:
+    if kind == "a file":
+        path.touch()
+    else:
+        path.symlink_to(path.with_name("nowhere"))
+
+
+@pytest.mark.parametrize("kind", ["a file", "a link to nothing"])
+def test_what_is_in_the_way_of_a_partition_is_reported_before_the_decision(tmp_path: Path, kind: str):
+    sink = FileSink("files", tmp_path, partition_by=["k"])
+    in_the_way(tmp_path / "k=k1", kind)
+    with pytest.raises(
+        SinkError, match=r"k=k1'?: a file, or a link to nothing, is where.*move it away.*files"
+    ) as caught:
+        prepared(sink, numbers(3))
+    assert not caught.value.retryable
+    (tmp_path / "k=k1").unlink()
+    sink.commit(prepared(sink, numbers(3)))
+    assert len(shown(tmp_path, "parquet")) == 3
+
+
+@pytest.mark.parametrize("kind", ["a file", "a link to nothing"])
+def test_what_is_put_in_the_way_after_the_decision_is_no_fault_that_passes(tmp_path: Path, kind: str):
+    """The pipeline stops at once, with what to do; a start commits the rest once that is done."""
+    sink = FileSink("files", tmp_path, partition_by=["k"])
+    committable = prepared(sink, numbers(3))
+    in_the_way(tmp_path / "k=k1", kind)
+    with pytest.raises(SinkError, match=r"is where a folder must be: move it away") as caught:
+        sink.commit(committable)
+    assert not caught.value.retryable
+    (tmp_path / "k=k1").unlink()
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    assert len(shown(tmp_path, "parquet")) == 3
+
+
+def test_a_link_to_a_folder_of_the_same_file_system_may_be_a_partition(tmp_path: Path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "k=k1").symlink_to(tmp_path / "elsewhere")
+    sink = FileSink("files", tmp_path / "out", partition_by=["k"])
+    sink.commit(prepared(sink, numbers(3)))
+    assert len(list((tmp_path / "elsewhere").glob("*.parquet"))) == 1
+
+
+def test_a_link_to_nothing_is_no_folder(tmp_path: Path):
+    (tmp_path / "out").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ConfigurationError, match="out is not a folder"):
+        FileSink("files", tmp_path / "out").validate(pa.schema([("n", pa.int64())]))
+
+
+def test_partitions_that_a_file_system_takes_for_one_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The file system of this test ignores case in so far as one folder has two names."""
+    sink = FileSink("files", tmp_path, partition_by=["k"])
+    sink.commit(prepared(sink, [{"n": 1, "k": "de"}]))
+    iterdir = Path.iterdir
+    (tmp_path / "_ONCEWARD").symlink_to(tmp_path / "_onceward")
+    (tmp_path / "k=DE").symlink_to(tmp_path / "k=de")
+    monkeypatch.setattr(Path, "iterdir", lambda path: (each for each in iterdir(path) if each.name != "k=DE"))
+    with pytest.raises(ConfigurationError, match=r"has a folder k=de, which is k=DE, too.*make the values alike"):
+        prepared(sink, [{"n": 2, "k": "DE"}], epoch=2)
+    sink.commit(prepared(sink, [{"n": 3, "k": "de"}], epoch=2))

@@ -234,3 +234,18 @@ def test_errors_of_the_file_system_are_ours_and_name_the_folder(sink: Any, monke
             assert sink.abort(committable).status is AbortStatus.RETRY_LATER
     assert sink.commit(waiting).status is CommitStatus.COMMITTED
     sink.discard(pending)
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
+def test_a_file_system_without_hard_links_is_found_before_the_decision(
+    sink: Any, monkeypatch: pytest.MonkeyPatch, number: int
+):
+    """FAT has none, and neither have many mounted buckets."""
+
+    def refuses(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", refuses)
+    with pytest.raises(SinkError, match=r"hard links.*onceward doctor --directory.*sink out") as caught:
+        prepared(sink, range(4))
+    assert not caught.value.retryable

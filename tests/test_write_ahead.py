@@ -244,6 +244,8 @@ def test_a_file_system_without_locks_is_an_error_and_not_another_process(
     committable = prepared(sink, range(4))
     with monkeypatch.context() as patch:
         patch.setattr(fcntl, "flock", refuses)
+        with pytest.raises(SinkError, match="cannot lock"):  # before the decision
+            prepared(sink, range(4))
         for call in (sink.commit, sink.abort):
             with pytest.raises(SinkError, match=rf"cannot lock {tmp_path}.*{os.strerror(number)}") as caught:
                 call(committable)

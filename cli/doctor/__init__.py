@@ -1,6 +1,6 @@
 """`onceward doctor`: all checks, and those of this machine, of the decision log, and of what targets know of it.
 
-Nothing is changed.
+Nothing is changed, but that a folder to check gets a hidden folder for a moment.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from onceward.testing.machine import find_java, java_version
 from ..operate.survey import given_up, survey
 from ..options import open_log, server_targets
 from ..show import Finding, failed, ok, skipped, warning
+from .folders import check_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -50,7 +51,12 @@ _MANY_STARTS: Final = 3
 
 
 def run_checks(
-    access: Access, *, topics: Sequence[str] = (), pipeline: str | None = None, store: str | None = None
+    access: Access,
+    *,
+    topics: Sequence[str] = (),
+    pipeline: str | None = None,
+    store: str | None = None,
+    folders: Sequence[Path] = (),
 ) -> list[Finding]:
     """Check this machine, and the services that are named.
 
@@ -59,6 +65,7 @@ def run_checks(
         topics: Topics whose permissions are checked.
         pipeline: Pipeline whose transactional ids are checked, and whose log.
         store: URL of the decision log's store, or the checkpoint folder.
+        folders: Folders of sinks whose file systems are checked.
     """
 
     def kafka() -> list[Finding]:
@@ -92,6 +99,7 @@ def run_checks(
         *findings_of("kafka", kafka, asked=access.bootstrap_servers is not None),
         *findings_of("postgres", postgres, asked=access.dsn is not None),
         *_check_names(store, pipeline, access),
+        *map(check_folder, folders),
     ]
 
 

@@ -34,8 +34,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 import msgspec
 import pyarrow as pa
 
-from onceward.core.errors import ConfigurationError, SchemaError, SinkError
-from onceward.core.folders import make_folder, sync_folder
+from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SinkError
+from onceward.core.folders import check_rename, make_folder, sync_folder
 from onceward.core.kit.options import check_choice, check_types
 from onceward.core.kit.rows import in_microseconds
 from onceward.core.names import file_name
@@ -142,7 +142,7 @@ class FileSink(FolderSink[Files]):
         return "file", str(self.directory)
 
     def validate(self, schema: pa.Schema) -> None:
-        if Path(self.directory).exists() and not Path(self.directory).is_dir():
+        if os.path.lexists(self.directory) and not Path(self.directory).is_dir():
             raise ConfigurationError(f"{self.directory} is not a folder: give another one", sink=self.name)
         check_names(self.name, schema)
         check_partitions(self.name, self.partition_by, schema)
@@ -157,6 +157,8 @@ class FileSink(FolderSink[Files]):
             check_tables(Path(self.directory))
             columns = [encoded(column) for column in self.partition_by]
             check_partition_folders(Path(self.directory), columns, self.format)
+            if self._place.exists():
+                check_rename(self._place, Path(self.directory))
         except ConfigurationError as error:
             raise ConfigurationError(error.message, sink=self.name) from None
 
@@ -195,11 +197,25 @@ class FileSink(FolderSink[Files]):
     @with_file_errors
     def pre_commit(self, transaction: Files) -> Committable:
         transaction.finish()
+        self._check_targets(transaction)
         handle = {"files": transaction.finished, "folder": self._identity()}
         proof = proof_of(transaction.rows, transaction.hash)
         return transaction.context.committable(
             kind=self.kind, transaction=transaction.name, handle=handle, rows=transaction.rows, proof=proof
         )
+
+    def _check_targets(self, transaction: Files) -> None:
+        """Refuse, before the decision, partitions into whose folders files cannot be moved.
+
+        On a file system that does not tell upper from lower case, this makes the folders, to see how they are named.
+        """
+        takes_any_case = self._place.with_name(AREA.upper()).exists()
+        for partition in sorted({Path(file).parent for file in transaction.finished}):
+            folder = Path(self.directory) / partition
+            check_rename(transaction.folder, folder)
+            if takes_any_case:
+                make_folder(folder)
+                _check_case(Path(self.directory), partition)
 
     def discard(self, transaction: Files) -> None:
         transaction.discard()
@@ -234,7 +250,7 @@ class FileSink(FolderSink[Files]):
             if parent.is_dir():
                 sync_folder(parent)
         if not self._is_finished(transaction, files):
-            raise FileExistsError(errno.EEXIST, "not all of it was moved", str(folder))
+            raise RetryableSinkError(f"{folder}: not all of it was moved", sink=self.name)
         for left, _, _ in os.walk(folder, topdown=False):
             if left != str(folder):
                 _remove_if_empty(Path(left))
@@ -302,6 +318,19 @@ class FileSink(FolderSink[Files]):
     def _is_finished(self, transaction: str, files: Sequence[str]) -> bool:
         """Whether nothing is left to be moved of a transaction whose commit has begun."""
         return not any((self._folder(transaction, COMMIT) / hidden(file)).exists() for file in files)
+
+
+def _check_case(root: Path, partition: Path) -> None:
+    """Refuse a partition whose folder has a name in other case, which readers would take for the values of its rows."""
+    for part in partition.parts:
+        names = {path.name for path in root.iterdir()}
+        if part not in names:
+            other = next(name for name in names if name.casefold() == part.casefold())
+            raise ConfigurationError(
+                f"{root} has a folder {other}, which is {part}, too, to a file system that ignores case: readers would "
+                "take one value for the other. Use another file system, or make the values alike with select"
+            )
+        root /= part
 
 
 def _remove_if_empty(folder: Path) -> None:
