@@ -10,6 +10,8 @@
    the whole file. A frame that does not match is an error; nothing after it is sent.
 2. A mark is a line with a checksum. A torn last line is cut off: its delivery is repeated, under the same identity. A
    damaged line with others behind it is an error.
+3. A mark's room is reserved before its delivery: bytes of zero follow the last mark. So a full disk refuses a delivery
+   that it could not record, instead of having it repeated in each attempt.
 """
 
 from __future__ import annotations
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
 
 _HEADER: Final = struct.Struct(">Q32s")
 _DIGITS: Final = 20
+_MARK_BYTES: Final = _DIGITS + len(" 01234567\n")
+_ROOM: Final = 4096
+"""Bytes that are reserved for marks at a time: a block of most file systems."""
 PARTIAL, SEGMENT, MARKS, DONE = ".partial", ".segment", ".marks", ".done"
 
 
@@ -133,7 +138,7 @@ def read_marks(path: Path) -> tuple[int, int]:
         DataLossError: A mark in the middle is damaged.
     """
     sent = good = 0
-    data = path.read_bytes() if path.exists() else b""
+    data = path.read_bytes().rstrip(b"\0") if path.exists() else b""  # (3)
     for line in data.splitlines(keepends=True):
         mark = _mark(line)
         if mark is None:
@@ -155,18 +160,23 @@ class Marks:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
         self.sent, good = read_marks(path)
-        if path.exists() and good < path.stat().st_size:
-            with path.open("r+b") as file:
-                file.truncate(good)
-        self._file = path.open("ab")
+        self._file = path.open("r+b" if path.exists() else "xb")
+        self._file.truncate(good)
+        self._end = self._reserved = self._file.seek(good)
         sync_folder(path.parent)  # before the first delivery: without its marks all would be repeated
 
+    def reserve(self) -> None:
+        """Take room on the disk for the next mark."""
+        if self._end + _MARK_BYTES > self._reserved:
+            self._reserved = (self._end + _MARK_BYTES + _ROOM - 1) // _ROOM * _ROOM
+            os.posix_fallocate(self._file.fileno(), self._end, self._reserved - self._end)
+            os.fsync(self._file.fileno())
+
     def put(self, sent: int) -> None:
-        """So many are delivered: durable when this returns."""
+        """Record that so many rows are delivered; durable when this returns."""
         text = str(sent).encode()
-        self._file.write(text + b" %08x\n" % zlib.crc32(text))
+        self._end += self._file.write(text + b" %08x\n" % zlib.crc32(text))
         self._file.flush()
         os.fsync(self._file.fileno())
 

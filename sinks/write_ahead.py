@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from onceward.core.errors import ConfigurationError, DataLossError
+from onceward.core.errors import ConfigurationError, DataLossError, RetryableSinkError, SinkError
 from onceward.core.folders import file_errors, sole, sync_folder
 from onceward.core.kit.options import check_types
 from onceward.core.kit.pieces import PIECE_BYTES, pieces, size_of
@@ -286,12 +286,13 @@ class WriteAheadLogSink(FolderSink[Segment]):
                 if first < marks.sent:
                     continue
                 pinned = committable.handle.get("pinned", {})
+                with file_errors(self.name, segment):
+                    marks.reserve()
                 crash_point(Step.SEND_BEFORE)
                 self.send(rows, Delivery(committable.transaction, first, rows.num_rows, pinned, again))
                 again = False
                 crash_point(Step.SEND_AFTER)
-                with file_errors(self.name, segment):
-                    marks.put(first + rows.num_rows)
+                self._mark(marks, first + rows.num_rows)
                 crash_point(Step.MARK_AFTER)
         finally:
             marks.close()
@@ -299,6 +300,18 @@ class WriteAheadLogSink(FolderSink[Segment]):
             segment.with_suffix(DONE).touch()
             sync_folder(segment.parent)
             segment.unlink()
+
+    def _mark(self, marks: Marks, sent: int) -> None:
+        try:
+            marks.put(sent)
+        except OSError as error:
+            # A target that does not recognize the delivery would get it once more in each attempt.
+            kind = RetryableSinkError if self.remembers else SinkError
+            raise kind(
+                f"{self.directory}: rows were delivered, and this could not be recorded ({error}). They are delivered "
+                "again: correct the file system before the next start",
+                sink=self.name,
+            ) from error
 
     def _path(self, committable: Committable, suffix: str) -> Path:
         return Path(self.directory) / f"{file_name(committable.transaction)}{suffix}"

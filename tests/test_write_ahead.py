@@ -24,6 +24,7 @@ from onceward.core.steps import Step, hooked
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation
 from onceward.sinks import Guarantee
 from onceward.sinks.folders import IDENTITY
+from onceward.sinks.segments import Marks
 from onceward.sources import SequenceSource
 
 from .engine_kit import RunningSum, numbers, pipeline
@@ -200,14 +201,49 @@ def full_disk(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_disk_that_is_full_while_a_mark_is_written_is_tried_again(tmp_path: Path):
-    sink = Mailbox(tmp_path, remembers=True)
+def test_a_disk_without_room_for_a_mark_lets_nothing_be_delivered(tmp_path: Path):
+    """A delivery that cannot be recorded would be repeated in each attempt."""
+    sink = Mailbox(tmp_path)
     committable = prepared(sink, range(20))
     with full_disk(40):
-        assert sink.commit(committable).status is CommitStatus.RETRY_LATER
-    assert 0 < len(sink.rows) < 20
+        for _ in range(3):
+            assert sink.commit(committable).status is CommitStatus.RETRY_LATER
+    assert sink.rows == []
     assert sink.commit(committable).status is CommitStatus.COMMITTED
     assert sink.rows == list(range(20))
+
+
+@pytest.mark.parametrize("remembers", [True, False])
+def test_a_delivery_that_cannot_be_recorded_is_tried_again_only_where_it_is_recognized(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remembers: bool
+):
+    def breaks(*_: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    sink = Mailbox(tmp_path, remembers=remembers)
+    committable = prepared(sink, range(4))
+    with monkeypatch.context() as patch:
+        patch.setattr(Marks, "put", breaks)
+        if remembers:
+            assert sink.commit(committable).status is CommitStatus.RETRY_LATER
+        else:
+            with pytest.raises(SinkError, match=r"were delivered, and this could not be recorded.*sink mail") as caught:
+                sink.commit(committable)
+            assert not caught.value.retryable
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    assert sink.rows == ([0, 1, 2, 3] if remembers else [0, 1, 0, 1, 2, 3])
+
+
+def test_66_room_for_marks_is_no_mark_and_a_mark_torn_in_it_is_cut_off(tmp_path: Path):
+    sink = Mailbox(tmp_path)
+    committable = prepared(sink, range(6))
+    crash_at(Step.MARK_AFTER, 1, sink, committable)
+    path = tmp_path / f"{file_name(committable.transaction)}.marks"
+    assert path.stat().st_size == 4096
+    mark = path.read_bytes().rstrip(b"\0")
+    path.write_bytes(mark + b"\0\0\0f3\n".ljust(4096 - len(mark), b"\0"))
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    assert sink.rows == list(range(6))
 
 
 def test_what_a_full_disk_did_not_take_can_be_discarded(tmp_path: Path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
@@ -149,7 +149,9 @@ class _OpenFile:
         self.path = path
         self._schema = None if format_ == "jsonl" else schema
         self._file = path.open("xb")
-        self._writer = FORMATS[format_](self._file, schema)
+        self._writer: Any = None
+        with self._abandoned_on_error():
+            self._writer = FORMATS[format_](self._file, schema)
 
     def fits(self, schema: pa.Schema) -> bool:
         return self._schema is None or bool(self._schema.equals(schema))
@@ -162,17 +164,27 @@ class _OpenFile:
         self._writer.write_batch(batch)
 
     def finish(self) -> None:
-        try:
+        with self._abandoned_on_error():
             self._writer.close()
             self._file.flush()
             os.fsync(self._file.fileno())
-        finally:
-            self._file.close()
+        self._file.close()
 
     def abandon(self) -> None:
+        """Close the file, also on a full disk, which refuses what is still to be written."""
         with suppress(OSError, pa.ArrowException):  # else Arrow closes it later, into a closed file
-            self._writer.close()
-        self._file.close()
+            if self._writer is not None:
+                self._writer.close()
+        with suppress(OSError):
+            self._file.close()
+
+    @contextmanager
+    def _abandoned_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.abandon()
+            raise
 
 
 def visible_files(folder: Path, *formats: str) -> Iterator[tuple[Path, Path]]:
