@@ -688,3 +688,20 @@ def test_partitions_that_a_file_system_takes_for_one_are_refused(tmp_path: Path,
     with pytest.raises(ConfigurationError, match=r"has a folder k=de, which is k=DE, too.*make the values alike"):
         prepared(sink, [{"n": 2, "k": "DE"}], epoch=2)
     sink.commit(prepared(sink, [{"n": 3, "k": "de"}], epoch=2))
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_dictionaries_may_differ_between_batches(tmp_path: Path, format_: str):
+    """An Arrow file has one for each column, so another one begins a new file."""
+    words = [["a", "b"], ["c", "a"], ["c", "a"], ["a", None]]
+    batches = [pa.record_batch({"n": [0, 1], "k": pa.array(pair).dictionary_encode()}) for pair in words]
+    if format_ in ("jsonl", "arrow"):  # pyarrow cannot read them in Parquet
+        nested = [pa.StructArray.from_arrays([batch["k"]], names=["w"]) for batch in batches]
+        batches = [batch.append_column("s", each) for batch, each in zip(batches, nested, strict=True)]
+    sink = FileSink("files", tmp_path, format=format_)
+    committable = prepared(sink, *batches)
+    assert len(committable.handle["files"]) == (3 if format_ == "arrow" else 1)
+    sink.commit(committable)
+    found = shown(tmp_path, format_)
+    assert [row["k"] or None for row in found] == [word for pair in words for word in pair]
+    assert "s" not in found[0] or [row["s"]["w"] for row in found] == [row["k"] for row in found]

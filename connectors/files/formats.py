@@ -238,7 +238,16 @@ class Files:
         known = partition in self._open
         file = self._open.pop(partition) if known else self._begin(partition, batch.schema)
         self._open[partition] = file  # the least recently used comes first
-        file.write(batch)
+        try:
+            file.write(batch)
+        except pa.ArrowInvalid:
+            if not known or self._format != "arrow":
+                raise
+            self._finish(
+                partition
+            )  # an Arrow file has one dictionary for each column, and refuses another before it writes
+            self._open[partition] = file = self._begin(partition, batch.schema)
+            file.write(batch)
         self.rows += batch.num_rows
 
     def finish(self) -> None:
