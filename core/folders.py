@@ -22,8 +22,8 @@ _ABANDONED_SECONDS: Final = 3600.0
 """An older temporary file is abandoned. If its process is alive after all, its put fails and writes nothing."""
 
 _UNABLE: Final = (
-    "the file system cannot do that. It needs hard links, renames, exclusive creation, locks and fsync of folders: "
-    "`onceward doctor --directory` tries them"
+    "the file system cannot do that, or forbids it. It needs hard links, renames, exclusive creation, locks and fsync "
+    "of folders: `onceward doctor --directory` tries them"
 )
 _IN_THE_WAY: Final = "a file, or a link to nothing, is where a folder must be: move it away"
 _LASTING: Final = {
@@ -33,6 +33,8 @@ _LASTING: Final = {
     errno.EISDIR: "a folder is where a file must be: move it away",
     errno.ELOOP: "its links lead to each other: replace them by a folder",
     errno.ENAMETOOLONG: "use a shorter path",
+    errno.EACCES: "give this process the permission to read and write there",
+    errno.EROFS: "the file system is mounted read-only: mount it for writing",
     **dict.fromkeys((errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL), _UNABLE),
 }
 """Faults that stay until somebody changes something, and what to do."""
@@ -133,16 +135,15 @@ def sole(path: Path) -> Iterator[bool]:
         Whether it is there; False also if somebody has ended it meanwhile.
 
     Raises:
-        RetryableSinkError: Another process holds it, or it cannot be opened.
-        SinkError: Its file system has no locks.
+        RetryableSinkError: Another process holds it, or it cannot be opened now.
+        SinkError: It cannot be opened until somebody changes something, or its file system has no locks.
     """
-    try:
+    handle: int | None = None
+    with file_errors(None, path), suppress(FileNotFoundError):
         handle = os.open(path, os.O_RDWR)
-    except FileNotFoundError:
+    if handle is None:
         yield False
         return
-    except OSError as error:
-        raise RetryableSinkError(f"cannot open {path}: {error}") from error
     try:
         _lock(handle, path)
         try:

@@ -406,3 +406,26 @@ def test_a_folder_in_which_not_all_files_count_is_refused(tmp_path: Path, metada
     (tmp_path / metadata).mkdir()
     with pytest.raises(ConfigurationError, match=r"only the files that .* Give another folder"):
         FileSource(tmp_path).validate()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([math.nan, math.inf, -math.inf, -0.0, 1e10, 0.0009, None]),
+        pa.array([0.1, math.nan, 1e-45], pa.float32()),
+        pa.array([500_000, -1, None], pa.timestamp("us")),
+        pa.array([500_000, -1], pa.timestamp("us", "UTC")),
+        pa.array([10_000_000, 0], pa.time64("us")),
+        pa.array([0, 20_000], pa.date32()),
+    ],
+    ids=lambda values: str(values.type),
+)
+def test_columns_that_are_folders_have_the_values_that_were_written(tmp_path: Path, values: pa.Array):
+    batch = pa.record_batch({"n": list(range(len(values))), "v": values})
+    sink = FileSink("files", tmp_path, partition_by=["v"])
+    sink.commit(prepared(sink, batch))
+    source = FileSource(tmp_path, schema=batch.schema)
+    splits = source.splits({}, source.latest({}))
+    found = pa.Table.from_batches([piece.batch for split in splits for piece in source.read(split)])
+    texts = found.sort_by("n")["v"].cast(pa.string()).to_pylist()
+    assert texts == values.cast(pa.string()).to_pylist()

@@ -249,3 +249,24 @@ def test_a_file_system_without_hard_links_is_found_before_the_decision(
     with pytest.raises(SinkError, match=r"hard links.*onceward doctor --directory.*sink out") as caught:
         prepared(sink, range(4))
     assert not caught.value.retryable
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"), [(errno.EACCES, "give this process the permission"), (errno.EROFS, "mount it for writing")]
+)
+def test_a_missing_permission_does_not_pass_by_itself(
+    sink: Any, monkeypatch: pytest.MonkeyPatch, number: int, advice: str
+):
+    """A commit stops at once, and the next start continues."""
+    committable = prepared(sink, range(4))
+
+    def refuses(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        for name in ("rename", "open"):
+            patch.setattr(Path, name, refuses)
+        with pytest.raises(SinkError, match=rf"{advice}.*sink out") as caught:
+            sink.commit(committable)
+    assert not caught.value.retryable
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
