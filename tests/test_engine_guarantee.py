@@ -11,7 +11,10 @@ import pyarrow as pa
 import pytest
 
 from onceward.core import CheckpointConfig, Mode, Pipeline, RestartStrategy
+from onceward.core.checkpoint.subtask import DirectlyWritten, SubtaskEpoch
+from onceward.core.errors import OncewardError
 from onceward.core.log import MemoryStore
+from onceward.core.transaction import WriteContext
 from onceward.sinks import DirectSink, IdempotentSink
 from onceward.sources import LiveSource, SequenceSource
 
@@ -218,3 +221,20 @@ def test_the_weakest_part_decides_and_all_weak_parts_are_named():
     level, why = p.guarantee()
     assert level == "at-least-once"
     assert len(why) == 2
+
+
+def test_a_writer_whose_close_fails_is_not_closed_again():
+    closed: list[str] = []
+
+    class Failing(Shown):
+        def close(self, writer: list[Any]) -> None:  # noqa: ARG002 - signature
+            closed.append("once")
+            raise OSError("the connection broke")
+
+    context = WriteContext(pipeline="p", sink="shown", log="0" * 8, writer=0, epoch=0, subtask=0)
+    epoch = SubtaskEpoch(DirectlyWritten(Failing(Target())), context)
+    epoch.write(pa.RecordBatch.from_pylist([{"n": 1}]))
+    with pytest.raises((OSError, OncewardError), match="the connection broke"):
+        epoch.pre_commit()
+    epoch.discard()
+    assert closed == ["once"]

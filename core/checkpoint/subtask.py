@@ -118,6 +118,7 @@ class _Open:
     context: WriteContext
     writer: Any
     rows: int = 0
+    closed: bool = False
 
 
 class DirectlyWritten(TwoPhaseCommitSink[_Open]):
@@ -157,12 +158,14 @@ class DirectlyWritten(TwoPhaseCommitSink[_Open]):
 
     def pre_commit(self, transaction: _Open) -> Committable:
         self.sink.flush(transaction.writer)
-        self.sink.close(transaction.writer)
+        self.discard(transaction)
         name = str(transaction.context.transaction_name())
         return transaction.context.committable(kind="direct", transaction=name, rows=transaction.rows)
 
     def discard(self, transaction: _Open) -> None:
-        self.sink.close(transaction.writer)
+        if not transaction.closed:
+            transaction.closed = True  # first: a close that fails is not repeated
+            self.sink.close(transaction.writer)
 
     def commit(self, committable: Committable) -> CommitOutcome:  # noqa: ARG002 - nothing is left to do
         return CommitOutcome(CommitStatus.COMMITTED)
