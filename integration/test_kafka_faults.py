@@ -11,6 +11,7 @@ from confluent_kafka.admin import AdminClient
 from onceward.connectors.kafka import commits, producer
 from onceward.connectors.kafka.admin import cluster_of
 from onceward.connectors.kafka.coordinator import TransactionCoordinatorClient
+from onceward.connectors.kafka.sink import KafkaSink
 from onceward.connectors.kafka.wire import Wire
 from onceward.core.errors import KafkaError
 from onceward.core.transaction import AbortStatus, CommitStatus, Observation
@@ -233,6 +234,9 @@ def test_rows_that_the_coordinator_forgot_to_abort_stay_invisible_and_readers_go
     for epoch in range(1, 4):
         committable = bench.write(rows(str(epoch)), epoch=epoch)
         eventually(lambda c=committable: bench.sink.commit(c).settled, "committed", seconds=60)
+    found = [c.transaction for c in bench.sink.lingering(bench.scope)]
+    anywhere = KafkaSink(bench.sink.name, bootstrap_servers=servers)  # rows name their topics
+    assert [c.transaction for c in anywhere.lingering(bench.scope)] == found
     for left in bench.sink.lingering(bench.scope):
         assert left.transaction == forgotten.transaction
         assert bench.sink.abort(left).status is AbortStatus.ABORTED

@@ -51,16 +51,19 @@ class Client:
         self.registered.append(name)
         return self.register_answers
 
-    def partitions_of(self, topics: Collection[str]) -> list[tuple[str, int]]:
-        return [partition for partition in self.open if partition[0] in topics]
+    def partitions_of(self, topics: Collection[str] | None) -> list[tuple[str, int]]:
+        return [partition for partition in self.open if topics is None or partition[0] in topics]
 
-    def describe_producers(self, partitions: Collection[tuple[str, int]]) -> dict[tuple[str, int], Any]:
+    def describe_producers(
+        self, partitions: Collection[tuple[str, int]], *, retry_seconds: float | None
+    ) -> dict[tuple[str, int], Any]:
+        assert retry_seconds in (None, 0)
         return {partition: self.open[partition] for partition in partitions}
 
 
 def test_only_what_carries_exactly_this_pipelines_and_sinks_name_lingers():
     client: Any = Client(*OTHERS, MINE, OTHER_LOG)
-    found = ownership.lingering(client, MINE)
+    found = ownership.lingering(client, MINE, None)
     assert [(c.pipeline, c.sink, c.log) for c in found] == [MINE, OTHER_LOG]
     assert found[0].handle["topic_ids"] == {"t": "id-of-t"}
 
@@ -103,10 +106,11 @@ def test_what_the_brokers_did_not_remember_is_not_accepted():
         ownership.accept(client, MINE)
 
 
+@pytest.mark.parametrize("topics", [["t"], None])
 @pytest.mark.parametrize(("epoch", "found"), [(3, 3), (2, 2), (1, None), (4, None)])
-def test_what_an_abort_left_open_in_a_partition_lingers(epoch: int, found: int | None):
+def test_what_an_abort_left_open_in_a_partition_lingers(epoch: int, found: int | None, topics: list[str] | None):
     """A fence, and the broker's timeout, raise the producer epoch; the partition knows the one before."""
     client: Any = Client(MINE, state="CompleteAbort", epoch=3)
     client.open = {("t", 0): {(7, epoch): 5, (8, 3): 5}, ("t", 1): {}}
-    listed = [(c.handle["producer_epoch"], c.handle["partitions"]) for c in ownership.lingering(client, MINE, ["t"])]
+    listed = [(c.handle["producer_epoch"], c.handle["partitions"]) for c in ownership.lingering(client, MINE, topics)]
     assert listed == ([(found, {"t": [0]})] if found is not None else [])

@@ -229,9 +229,10 @@ class TransactionCoordinatorClient:
         [answer] = self._wire.exchange([(leaders[partition], request)], seconds=self._seconds)
         return answer.code or int(answer.response.topics[0].partitions[0].error_code)
 
-    def partitions_of(self, topics: Collection[str]) -> list[Partition]:
-        """The partitions of these topics that have a leader now."""
-        return sorted(self._wire.topics(sorted(topics), seconds=self._seconds).leaders) if topics else []
+    def partitions_of(self, topics: Collection[str] | None) -> list[Partition]:
+        """The partitions of these topics that have a leader now; None: of all that this client may see."""
+        names = None if topics is None else sorted(topics)
+        return sorted(self._wire.topics(names, seconds=self._seconds).leaders) if names != [] else []
 
     def write_marker(
         self, partition: Partition, producer: tuple[int, int], coordinator_epoch: int, *, commit: bool

@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from .transaction import Description
 
 
-def lingering(client: TransactionCoordinatorClient, scope: Scope, topics: Collection[str] = ()) -> list[Committable]:
+def lingering(client: TransactionCoordinatorClient, scope: Scope, topics: Collection[str] | None) -> list[Committable]:
     """The open transactions under exactly this pipeline's and sink's name, whatever log they belong to.
 
-    With topics, also those that their coordinator has aborted while some partition still has them open, because it
-    had no leader then (KAFKA-20734): they hold readers back like any other, and aborting them ends that.
+    Also those that their coordinator has aborted while some partition of these topics (None: of all that this client
+    may see) still has them open, because it had no leader then (KAFKA-20734): they hold readers back like any other,
+    and aborting them ends that.
     """
     described = client.describe(_of_sink(client, scope, ["Ongoing", "CompleteAbort"])).values()
     return _committables(client, [*_open(described), *_left_out(client, described, topics)])
@@ -65,13 +66,14 @@ def _committables(client: TransactionCoordinatorClient, found: Collection[Prepar
 
 
 def _left_out(
-    client: TransactionCoordinatorClient, described: Iterable[Description], topics: Collection[str]
+    client: TransactionCoordinatorClient, described: Iterable[Description], topics: Collection[str] | None
 ) -> Iterable[Prepared]:
     """Aborted transactions that a partition still has open; the broker's timeout and a fence have raised the epoch."""
     aborted = [d.handle for d in described if d.state == "CompleteAbort" and d.handle is not None]
-    if not aborted or not topics:
+    if not aborted:
         return
-    producers = client.describe_producers(client.partitions_of(topics))
+    # Of all topics, some may not be read: nobody waits for these.
+    producers = client.describe_producers(client.partitions_of(topics), retry_seconds=0 if topics is None else None)
     for handle in aborted:
         for epoch in (handle.producer_epoch, handle.producer_epoch - 1):
             mine = (handle.producer_id, epoch)

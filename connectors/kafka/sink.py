@@ -288,7 +288,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         return [Observation.PREPARED if transaction is None else next(seen) for transaction in transactions]
 
     def lingering(self, scope: Scope) -> Iterable[Committable]:
-        return ownership.lingering(self._client, scope, [self.topic] if self.topic is not None else [])
+        return ownership.lingering(self._client, scope, [self.topic] if self.topic is not None else None)
 
     def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:
         return ownership.lingering_elsewhere(self._client, pipeline, log)

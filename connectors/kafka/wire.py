@@ -155,8 +155,8 @@ class Wire:
         found = answer.response.topics if answer.code == Code.NONE else ()
         return sorted(p.partition_index for row in found for p in row.partitions if p.leader_id < 0)
 
-    def topics(self, names: Sequence[str], *, seconds: float) -> Topics:
-        """What one broker says of these topics."""
+    def topics(self, names: Sequence[str] | None, *, seconds: float) -> Topics:
+        """What one broker says of these topics, or of all (None)."""
         [answer] = self.exchange([(ANY_NODE, metadata_request(names))], seconds=seconds)
         return self.topics_in(answer)
 
@@ -224,9 +224,9 @@ class Wire:
             return self._manager
 
 
-def metadata_request(topics: Sequence[str]) -> Any:
-    """The request for what any broker knows of topics; it creates none."""
-    wanted = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
+def metadata_request(topics: Sequence[str] | None) -> Any:
+    """The request for what any broker knows of topics, or of all (None); it creates none."""
+    wanted = None if topics is None else [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
     return MetadataRequest(topics=wanted, allow_auto_topic_creation=False, max_version=12)
 
 
