@@ -19,7 +19,7 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from onceward import CommitStatus, FileSink, KafkaSink, SqlAlchemySink, lineage, metrics
+from onceward import CommitStatus, FileSink, HttpSink, KafkaSink, RedisSink, SqlAlchemySink, lineage, metrics
 from onceward.connectors.monitoring import start_if_asked
 from onceward.connectors.monitoring.table import TABLE
 from onceward.core import CheckpointConfig, events
@@ -461,6 +461,11 @@ class TestLineage:
         mine = SqlAlchemySink(name="t", url="postgresql+psycopg://me:secret@db/shop", table="totals", commit="staging")
         assert mine.dataset() == ("postgres://db:5432", "shop.public.totals")
         assert KafkaSink(name="k", bootstrap_servers="b:1").dataset() is None
+        redis = RedisSink("r", tmp_path, url="redis://u:secret@cache:6379/2", key="orders:{id}", form="hash")
+        assert redis.dataset() == ("redis://cache:6379", "2.hash.orders:{id}")
+        hooks = [HttpSink("h", tmp_path, url=f"https://api.example/hook/{token}").dataset() for token in ("a", "b")]
+        assert [hook and hook[0] for hook in hooks] == ["https://api.example"] * 2
+        assert hooks[0] != hooks[1]
         assert TargetSink.dataset(FakeSink()) is None  # type: ignore[arg-type]
 
     def test_the_target_of_a_direct_sink_is_named_too(self, transport: Transport) -> None:

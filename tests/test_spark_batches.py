@@ -348,11 +348,10 @@ def test_what_an_attempt_that_lost_prepares_on_another_machine_after_the_run_suc
     assert [path for path in (tmp_path / "out").rglob("*") if path.name.endswith((".claim", ".commit"))] == []
 
 
-def test_a_sink_that_sends_is_known_by_its_folder_and_any_other_without_a_dataset_is_reported(
+def test_a_sink_that_sends_is_known_by_its_folder_and_a_sink_without_a_dataset_is_reported(
     tmp_path: Path, temporary: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     sends = HttpSink("http", tmp_path / "log", url="http://localhost/rows")
-    assert sends.dataset() is None
     assert run_folder.target_of(sends) == f"HttpSink {tmp_path / 'log'}"
     run_folder.mark_failed(temporary, "batch.x", SparkSink("key"))
     assert f"onceward txn abort --store {temporary}" in caplog.text

@@ -7,6 +7,7 @@ See "The Idempotency-Key HTTP Header Field" (draft-ietf-httpapi-idempotency-key-
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 import uuid
@@ -167,6 +168,11 @@ class HttpSink(WriteAheadLogSink):
     def __repr__(self) -> str:
         names = [name for name, _ in self.settings.headers]
         return f"HttpSink({self.name!r}, {self.directory!r}, url={self.settings.shown!r}, headers={names})"
+
+    def dataset(self) -> tuple[str, str] | None:
+        """The server, and a digest of the whole URL, whose path or query may be secret."""
+        server = self.settings.shown.rstrip("/…")
+        return server, hashlib.sha256(self.settings.url.encode()).hexdigest()[:16]
 
     def validate(self, schema: pa.Schema) -> None:
         """Check the columns, the TLS files, and that a server answers; any answer will do.

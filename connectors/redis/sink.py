@@ -113,6 +113,10 @@ class RedisSink(WriteAheadLogSink):
         what = f"url={self.settings.shown!r}, key={self.key.text!r}, form={self.form!r}"
         return f"RedisSink({self.name!r}, {self.directory!r}, {what})"
 
+    def dataset(self) -> tuple[str, str] | None:
+        server, _, database = self.settings.shown.partition("://")[2].partition("/")
+        return f"redis://{server}", f"{database or 0}.{self.form}.{self.key.text}"
+
     @property
     def guarantee(self) -> Guarantee:
         """Exactly-once, or at-most-once if the server may lose what it acknowledges."""
