@@ -126,7 +126,8 @@ class LedgerContract:
 
     def test_all_transactions_of_the_newest_epoch_are_counted_and_outlive_pruning(self, sink: DatabaseSink):
         """Those of a healed epoch are of two writers."""
-        finish(sink, 5), finish(sink, 6), finish(sink, 6, writer=7)
+        for epoch, writer in ((5, 3), (6, 3), (6, 7)):
+            finish(sink, epoch, writer=writer)
         for _ in range(2):
             known = sink.check_claim(SCOPE, Progress(7, 6))
             assert known is not None
