@@ -1,11 +1,14 @@
-"""What the tests of SqlAlchemySink on MariaDB share, wherever the server runs."""
+"""What the tests of SqlAlchemySink share: values of all types, and a database of a MariaDB server."""
 
 from __future__ import annotations
 
+import datetime as dt
 import uuid
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
 import pymysql
 from sqlalchemy import make_url
 
@@ -14,6 +17,30 @@ from onceward.connectors.database.sinks import SqlAlchemySink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+MOMENT = dt.datetime.fromisoformat("2024-02-29T23:59:59.999999")
+VALUES: Final[tuple[tuple[pa.DataType, list[Any]], ...]] = (
+    *((getattr(pa, f"int{bits}")(), [-(2 ** (bits - 1)), 2 ** (bits - 1) - 1, 0]) for bits in (8, 16, 32, 64)),
+    *((getattr(pa, f"uint{bits}")(), [2**bits - 1, 0]) for bits in (8, 16, 32, 64)),
+    (pa.float64(), [1.239, 0.1, 5e-324, -1e300, -0.0, 2.0**53 + 2, 1e6]),
+    (pa.float32(), [pa.scalar(0.1, pa.float32()).as_py(), 16777217.0, 1.239]),
+    (pa.float16(), [65504.0, -0.5]),
+    (pa.bool_(), [True, False]),
+    (pa.decimal128(12, 4), [Decimal("1.2399"), Decimal("-99999999.9999")]),
+    (pa.decimal128(5, 1), [Decimal("-0.5"), Decimal("9999.9")]),
+    (
+        pa.string(),
+        [*("a", "a ", " a", "", "  ", "abc", "abc  ", "3", "c,a", "a,c", "a,a", "A", "a\tb\n", "ü€😀"), "x" * 255],
+    ),
+    (pa.string(), ["x" * 250 + " " * 10, "2024", "12:00:00", "\\'\"%s :x\0\x1a"]),
+    (pa.binary(), [b"", b"a", b"abc", b"abc ", b"abc\0", b"\xff\\'\x1a\n"]),
+    (pa.date32(), [dt.date(1, 1, 1), dt.date(9999, 12, 31), dt.date(1970, 1, 1)]),
+    (pa.timestamp("us"), [MOMENT, MOMENT.replace(microsecond=0), MOMENT.replace(year=4)]),
+    (pa.timestamp("us", "UTC"), [MOMENT.replace(tzinfo=dt.UTC), dt.datetime(2038, 1, 19, tzinfo=dt.UTC)]),
+    (pa.time64("us"), [dt.time.min, dt.time.max, dt.time(12)]),
+)
+"""Values of each Arrow type that one column or another would change."""
 
 
 class MariaDatabase:

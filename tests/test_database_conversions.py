@@ -73,6 +73,9 @@ def test_values_come_through_unchanged(array: pa.Array, column: Any, backend: st
         (pa.array([UTC_MOMENT], pa.timestamp("us", "Asia/Tokyo")), sa.DATETIME(), "sqlite", MOMENT),
         (pa.array([dt.time(1, 2, 3)], pa.time64("us")), mysql.TIME(), "mariadb", dt.time(1, 2, 3)),
         (pa.array(["x"]), sa.types.NullType(), "sqlite", "x"),
+        (pa.array(["c,a"]), mysql.SET("a", "b", "c"), "mariadb", "c,a"),
+        (pa.array([""]), mysql.SET("a"), "mariadb", ""),
+        (pa.array(["a "]), mysql.VARCHAR(5), "mariadb", "a "),
     ],
 )
 def test_values_of_each_database_come_through(array: pa.Array, column: Any, backend: str, given: Any) -> None:
@@ -91,6 +94,9 @@ def test_values_of_each_database_come_through(array: pa.Array, column: Any, back
         (pa.string(), sa.BIGINT(), "sqlite"),
         (pa.float64(), mysql.FLOAT(precision=10), "mariadb"),
         (pa.float64(), mysql.FLOAT(), "mariadb"),
+        (pa.float64(), mysql.DOUBLE(10, 2), "mariadb"),
+        (pa.float32(), mysql.FLOAT(7, 2), "mariadb"),
+        (pa.int8(), mysql.DOUBLE(10, 2), "mariadb"),
         (pa.float64(), sa.Numeric(), "mariadb"),
         (pa.decimal128(10, 2), sa.Numeric(10, 1), "mariadb"),
         (pa.decimal128(10, 2), sa.Numeric(10, 2), "sqlite"),
@@ -126,6 +132,17 @@ def test_types_that_would_lose_something_are_refused(arrow: pa.DataType, column:
         (pa.array([b"abc"]), mysql.VARBINARY(2), "mariadb", "3 bytes"),
         (pa.array([b"a"]), mysql.BINARY(2), "mariadb", "fill it up"),
         (pa.array([b""]), mysql.BINARY(2), "mariadb", "fill it up"),
+        (pa.array(["a", "a "]), mysql.CHAR(5), "mariadb", "ends with a blank: MariaDB cuts"),
+        (pa.array(["3"]), mysql.SET("a", "b"), "mariadb", "'3' is not a set of"),
+        (pa.array(["a,a"]), mysql.SET("a", "b"), "mariadb", "'a,a' is not a set of"),
+        (pa.array([-1.0]), mysql.DOUBLE(unsigned=True), "mariadb", "negative"),
+        (pa.array([-1], pa.int8()), mysql.DECIMAL(5, 0, unsigned=True), "mariadb", "negative"),
+        (
+            pa.array([decimal.Decimal(-1)], pa.decimal128(3, 0)),
+            mysql.DECIMAL(5, 0, unsigned=True),
+            "mariadb",
+            "negative",
+        ),
     ],
 )
 def test_values_that_do_not_fit_are_refused(array: pa.Array, column: Any, backend: str, why: str) -> None:
@@ -207,6 +224,25 @@ def test_a_null_is_taken_only_where_the_database_makes_a_number_of_it(
         return
     with pytest.raises(SchemaError, match="column 'id' has nulls"):
         plan.check(null)
+
+
+@pytest.mark.parametrize(
+    ("collation", "refused"),
+    [(None, True), ("utf8mb4_bin", True), ("utf8mb4_general_ci", True), ("utf8mb4_nopad_bin", False)],
+)
+def test_a_key_that_mariadbs_collation_may_take_for_another_one_is_refused(
+    collation: str | None, refused: bool
+) -> None:
+    schema = pa.schema([("id", pa.string()), ("word", pa.string())])
+    columns = [sa.Column(name, mysql.VARCHAR(9, collation=collation)) for name in schema.names]
+    plan = make_plan(schema, table(*columns), "mariadb", ["id"])
+    plan.check(pa.record_batch([["a"], ["a "]], schema=schema))
+    padded = pa.record_batch([["a "], ["a"]], schema=schema)
+    if not refused:
+        plan.check(padded)
+        return
+    with pytest.raises(SchemaError, match=r"column 'id': a value ends with a blank.*NO PAD, such as utf8mb4_nopad_bin"):
+        plan.check(padded)
 
 
 def test_columns_given_twice_none_at_all_and_missing_keys_are_refused() -> None:

@@ -1,13 +1,13 @@
 """Which Arrow types fit into which columns of MariaDB and SQLite, and how values become what their drivers take.
 
-The column's real type decides. Only conversions that keep every value are made. What the types alone cannot promise
-(a length, a sign, a fraction of a second) is checked value by value when the rows are written, so that it fails the
-attempt and never a decided epoch.
+The column's real type decides. Only conversions that keep every value are made: what is read back equals what was
+given. What the types alone cannot promise (a length, a sign, a fraction of a second, blanks at the end) is checked
+value by value when the rows are written, so that it fails the attempt and never a decided epoch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -135,13 +135,12 @@ def conversion(arrow: pa.DataType, column: SqlType, backend: str) -> Conversion:
 def read_back(column: SqlType, backend: str) -> pa.DataType | None:
     """The Arrow type as which a column's values are read and hashed; None if they may not be what was written.
 
-    Not so: texts that are filled up (CHAR) or sorted (SET), single precision, floats that are rounded to some digits,
-    and columns of SQLite that have no type. A decimal number is read as its shortest text.
+    Not so: texts that MariaDB sorts (SET), single precision, floats that MariaDB rounds to some digits, and columns of
+    SQLite that have no type. A decimal number is read as its shortest text.
     """
     sqlite = backend == "sqlite"
     if isinstance(column, sa.String):
-        altered = (mysql.SET,) if sqlite else (mysql.SET, sa.CHAR, sa.NCHAR)
-        return None if isinstance(column, altered) else pa.large_string()
+        return None if isinstance(column, mysql.SET) else pa.large_string()
     if isinstance(column, _BINARY):
         return pa.large_binary()
     if isinstance(column, (sa.Integer, sa.Boolean)):
@@ -166,10 +165,14 @@ def _text(_: pa.DataType, column: sa.String, sqlite: bool) -> Conversion:
     room, length, checks = _BYTES.get(type(column)), column.length, list[Check]([_utf8])
     if isinstance(column, sa.Enum):
         checks.append(_one_of(column.enums))
+    elif isinstance(column, mysql.SET):
+        checks.append(_members(column.values))
     elif room is not None:
         checks.append(_at_most_bytes(min(room, length or room)))
     elif length is not None and not sqlite:  # SQLite keeps texts of any length
         checks.append(at_most_characters(length))
+    if isinstance(column, (sa.CHAR, sa.NCHAR)) and not sqlite:
+        checks.append(no_blank_at_the_end("MariaDB cuts blanks at the end of a CHAR; make the column VARCHAR"))
     return Conversion(pa.large_string(), tuple(checks))
 
 
@@ -192,16 +195,20 @@ def _integer(arrow: pa.DataType, column: SqlType, sqlite: bool) -> Conversion | 
         room = 63 if sqlite else next((n for kind, n in _INTEGER_BITS if isinstance(column, kind)), 31)
         if bits > room + unsigned:
             raise UnfitError("the column is too narrow: cast it, or change the column")
-        return Conversion(arrow, (_not_negative,) if unsigned and pa.types.is_signed_integer(arrow) else ())
-    if isinstance(column, sa.Float):
-        if bits > _mantissa(column, sqlite):
-            raise UnfitError("a floating-point column does not hold every such integer: cast it to double")
-        return Conversion(arrow)
+        return Conversion(arrow, _sign(column))
+    if isinstance(column, sa.Float) and bits > _mantissa(column, sqlite):
+        raise UnfitError("a floating-point column does not hold every such integer: cast it to double")
+    if isinstance(column, sa.Float) and (sqlite or column.scale is None):
+        return Conversion(arrow, _sign(column))
     if isinstance(column, sa.Numeric) and not sqlite:
         if column.precision is not None and column.precision - (column.scale or 0) < digits:
             raise UnfitError(f"the column has room for fewer than {digits} digits before the point")
-        return Conversion(arrow)
+        return Conversion(arrow, _sign(column))
     return None
+
+
+def _sign(column: SqlType) -> tuple[Check, ...]:
+    return (_not_negative,) if getattr(column, "unsigned", False) else ()
 
 
 def _mantissa(column: SqlType, sqlite: bool) -> int:
@@ -212,10 +219,12 @@ def _mantissa(column: SqlType, sqlite: bool) -> int:
     return 24 if single and not sqlite else 53
 
 
-def _float(arrow: pa.DataType, column: SqlType, sqlite: bool) -> Conversion:
+def _float(arrow: pa.DataType, column: Any, sqlite: bool) -> Conversion:
     if FLOAT_BITS[arrow] > _mantissa(column, sqlite):
         raise UnfitError("the column holds single precision only: cast it to float, or change the column")
-    return Conversion(pa.float64(), (_number if sqlite else _finite,))
+    if not sqlite and column.scale is not None:
+        raise UnfitError(f"the column rounds to {column.scale} digits: make it DOUBLE, or a DECIMAL and cast to that")
+    return Conversion(pa.float64(), (_number if sqlite else _finite, *_sign(column)))
 
 
 def _decimal(arrow: pa.DataType, column: SqlType, sqlite: bool) -> Conversion | None:
@@ -227,7 +236,7 @@ def _decimal(arrow: pa.DataType, column: SqlType, sqlite: bool) -> Conversion | 
         scale = column.scale or 0
         if arrow.scale > scale or arrow.precision - arrow.scale > column.precision - scale:
             raise UnfitError(f"the column is numeric({column.precision},{scale}), which would round or overflow")
-    return Conversion(arrow)
+    return Conversion(arrow, _sign(column))
 
 
 def _timestamp(arrow: pa.DataType, column: SqlType, sqlite: bool) -> Conversion:
@@ -263,7 +272,11 @@ _RULES: Final[tuple[tuple[Callable[[pa.DataType], bool], type, _Rule, SqlType | 
 
 def _fraction(column: SqlType, sqlite: bool) -> tuple[Check, ...]:
     """MariaDB cuts what a column's fraction of a second has no digits for; its default is none."""
-    digits = int(getattr(column, "fsp", None) or 0)
+    return () if sqlite else (keeps_fraction(int(getattr(column, "fsp", None) or 0)),)
+
+
+def keeps_fraction(digits: int) -> Check:
+    """A check of a column of times that keeps so many digits of a second's fraction."""
     unit = _SECOND // 10**digits
 
     def check(array: pa.Array) -> None:
@@ -271,7 +284,7 @@ def _fraction(column: SqlType, sqlite: bool) -> tuple[Check, ...]:
         if pc.any(pc.not_equal(pc.multiply(pc.divide(numbers, unit), unit), numbers)).as_py():
             raise ValueError(f"a value would be cut: the column keeps {digits} digits of a second's fraction")
 
-    return () if sqlite else (check,)
+    return check
 
 
 def _utf8(array: pa.Array) -> None:
@@ -308,6 +321,28 @@ def _one_of(allowed: list[str]) -> Check:
         strange = array.filter(pc.and_(pc.invert(known), pc.is_valid(array)))
         if allowed and len(strange):
             raise ValueError(f"{strange[0].as_py()!r} is not one of {allowed}")
+
+    return check
+
+
+def _members(allowed: Sequence[str]) -> Check:
+    """A check for SET. MariaDB would take a text of digits for a number whose bits are members."""
+
+    def check(array: pa.Array) -> None:
+        for text in pc.unique(array.drop_null()).to_pylist():
+            members = text.split(",") if text else []
+            if not set(members) <= set(allowed) or len(set(members)) < len(members):
+                raise ValueError(f"{text!r} is not a set of {list(allowed)}: give each member once, between commas")
+
+    return check
+
+
+def no_blank_at_the_end(why: str) -> Check:
+    """A check of a column of texts where a blank at the end is lost, or does not tell keys apart."""
+
+    def check(array: pa.Array) -> None:
+        if pc.any(pc.ends_with(array, pattern=" ")).as_py():
+            raise ValueError(f"a value ends with a blank: {why}")
 
     return check
 

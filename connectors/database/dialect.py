@@ -15,6 +15,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import msgspec
+import sqlalchemy as sa
 
 from onceward.core.errors import SchemaError, SqlError
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     import pyarrow as pa
-    import sqlalchemy as sa
     from sqlalchemy.sql.dml import Insert
 
     from onceward.core.names import Scope, TransactionName
@@ -204,6 +204,22 @@ class RowDialect(Dialect):
     @abstractmethod
     def upsert(self, table: sa.TableClause, values: dict[str, Any], key: Sequence[str]) -> Insert:
         """Insert these columns, or update them in the row that has this key."""
+
+    def longest_value(self, connection: sa.Connection) -> int:  # noqa: ARG002
+        """Return how many bytes of binary data the server takes in one statement, at least."""
+        return 1 << 29
+
+    def read_uniques(self, connection: sa.Connection, table: sa.Table) -> list[frozenset[str]]:
+        """Return the columns of each unique key that is checked at each statement, those with a condition left out."""
+        inspector = sa.inspect(connection)
+        found: list[list[Any]] = [inspector.get_pk_constraint(table.name, schema=table.schema)["constrained_columns"]]
+        found += [u["column_names"] for u in inspector.get_unique_constraints(table.name, schema=table.schema)]
+        for index in inspector.get_indexes(table.name, schema=table.schema):
+            conditional = any(key.endswith("_where") for key in index.get("dialect_options", {}))
+            if index["unique"] and not conditional:
+                found.append(index["column_names"])
+        sets = {frozenset(columns) for columns in found if columns and None not in columns}
+        return sorted(sets, key=sorted)
 
     def check_key(self, uniques: Sequence[frozenset[str]], key: Sequence[str]) -> str:
         """Why an upsert by this key of a table with these unique keys is not sound; empty if it is."""

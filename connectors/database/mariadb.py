@@ -60,8 +60,19 @@ _CHANGES_ROWS: Final = sa.text(
     " AND event_object_table = :table AND event_manipulation = 'INSERT' AND action_timing = 'BEFORE'"
 )
 """Triggers are shown to those who have the right TRIGGER on the table."""
-_MODE: Final = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO"
-"""Values that do not fit are errors, whatever the server's default says."""
+_LEAST_PACKET: Final = 1 << 18
+"""Bytes that the longest of onceward's own statements fit into."""
+_UNIQUES: Final = sa.text(
+    "SELECT s.index_name, s.column_name, s.sub_part, c.collation_name FROM information_schema.statistics AS s"
+    " JOIN information_schema.columns AS c USING (table_schema, table_name, column_name)"
+    " WHERE s.table_schema = coalesce(:schema, database()) AND s.table_name = :table AND NOT s.non_unique"
+)
+_MODE: Final = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO,NO_AUTO_VALUE_ON_ZERO"
+"""Values that do not fit are errors, whatever the server's default says, and the id 0 is the id 0."""
+CHARSET: Final = "utf8mb4"
+"""Arrow's text is UTF-8, and is sent as it is."""
+_HEAD: Final = 4096
+"""Bytes of a statement that are left for all but one value."""
 _FORMAT_ID: Final = 0x0CEBA2D
 _PART_BYTES: Final = 64
 _DIGEST: Final = 48
@@ -191,9 +202,12 @@ class MariaDb(RowDialect):
     def engine_arguments(self, access: Access) -> dict[str, Any]:
         """Time limits of the driver; those that the URL gives win."""
         answer = access.answer_within + _lock_seconds(access)
+        from .mariadb_session import Cursor  # noqa: PLC0415 - an extra
+
         arguments = {"connect_timeout": _CONNECT_SECONDS, "read_timeout": answer, "write_timeout": answer}
         given = {key: value for key, value in arguments.items() if key not in access.url.parsed.query}
-        return {"isolation_level": "READ COMMITTED", "pool_pre_ping": True, "connect_args": given}
+        connect = {**given, "cursorclass": Cursor, "charset": CHARSET}
+        return {"isolation_level": "READ COMMITTED", "pool_pre_ping": True, "connect_args": connect}
 
     def prepare_engine(self, engine: sa.Engine, access: Access) -> None:
         """Strict values, times in UTC, limits for locks: after whatever the URL's own init_command says."""
@@ -203,22 +217,30 @@ class MariaDb(RowDialect):
             "innodb_lock_wait_timeout": seconds,
             "lock_wait_timeout": seconds,
             "time_zone": "'+00:00'",
+            "sql_notes": 1,
         }
         command = "SET SESSION " + ", ".join(f"{key} = {value}" for key, value in settings.items())
 
         def set_up(connection: Any, _: object) -> None:
+            connection.set_character_set(CHARSET)
             with connection.cursor() as cursor:
                 cursor.execute(command)
+                cursor.execute("SELECT @@max_allowed_packet")
+                connection.onceward_max_packet = cursor.fetchone()[0]
 
         event.listen(engine, "connect", set_up)
 
     def read_server(self, connection: sa.Connection) -> ServerFacts:
         if not getattr(connection.dialect, "is_mariadb", False):
             return ServerFacts(unusable="the server is MySQL: only MariaDB was tested, so MySQL is refused")
-        names = ("read_only", "wsrep_on", "innodb_flush_log_at_trx_commit", *_SEMI_SYNCHRONOUS)
+        names = ("read_only", "wsrep_on", "innodb_flush_log_at_trx_commit", "max_allowed_packet", *_SEMI_SYNCHRONOUS)
         query = f"SHOW GLOBAL VARIABLES WHERE Variable_name IN {names}"
         found = {str(key).lower(): str(value) for key, value in connection.exec_driver_sql(query)}
-        unusable = "the server is read-only: name the primary in the url" if _on(found.get("read_only")) else ""
+        unusable, packet = "", int(found.get("max_allowed_packet", _LEAST_PACKET))
+        if _on(found.get("read_only")):
+            unusable = "the server is read-only: name the primary in the url"
+        elif packet < _LEAST_PACKET:
+            unusable = f"its max_allowed_packet is {packet}: set it to {_LEAST_PACKET} or more"
         why = ""
         if _on(found.get("wsrep_on")):
             why = f"Galera has no XA transactions: name a server without it, {HOW_TO_STAGE}"
@@ -228,6 +250,11 @@ class MariaDb(RowDialect):
         unsafe = f"innodb_flush_log_at_trx_commit is {flush}: a crash of the machine may lose committed data"
         warnings = (*(() if flush == "1" else (unsafe,)), *_of_replication(found))
         return ServerFacts(unusable, 0 if why else _UNLIMITED, why, warnings)
+
+    def longest_value(self, connection: sa.Connection) -> int:
+        """Return what fits into one packet if each byte is escaped."""
+        lent: Any = connection.connection.driver_connection
+        return (int(lent.onceward_max_packet) - _HEAD) // 2
 
     def behind(self, connection: sa.Connection) -> str:
         read_only = connection.exec_driver_sql("SELECT @@global.read_only").scalar()
@@ -266,6 +293,19 @@ class MariaDb(RowDialect):
         finally:
             with suppress(exc.SQLAlchemyError):
                 connection.exec_driver_sql(drop)
+
+    def read_uniques(self, connection: sa.Connection, table: sa.Table) -> list[frozenset[str]]:
+        """Return the columns of each unique key, and note in their types how they are compared.
+
+        A key over the first characters of a column is one over `column(3)`: it takes different values for one.
+        """
+        found: dict[str, set[str]] = {}
+        where = {"schema": table.schema, "table": table.name}
+        for index, name, prefix, collation in connection.execute(_UNIQUES, where):
+            found.setdefault(index, set()).add(name if prefix is None else f"{name}({prefix})")
+            if collation:
+                table.columns[name].type.collation = collation
+        return sorted({frozenset(columns) for columns in found.values()}, key=sorted)
 
     def check_key(self, uniques: Sequence[frozenset[str]], key: Sequence[str]) -> str:
         others = sorted(sorted(unique) for unique in set(uniques) - {frozenset(key)})

@@ -8,7 +8,7 @@ such rows are ignored.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ from onceward.core.kit.pieces import pieces
 from onceward.core.kit.rows import decoded, has_nulls
 from onceward.core.row_hash import RowHash
 
-from .conversions import Conversion, UnfitError, as_read_back, conversion, is_text, read_back
+from .conversions import Conversion, UnfitError, as_read_back, conversion, is_text, no_blank_at_the_end, read_back
 from .dialect import RowWriter
 
 if TYPE_CHECKING:
@@ -282,10 +282,22 @@ def make_plan(schema: pa.Schema, table: sa.Table, backend: str, key: Sequence[st
     """Match every column of `schema` to one of `table`, see `match`."""
     columns = [_column(column, backend) for column in table.columns]
     conversions = match(schema, table.fullname, columns, lambda arrow, kind: conversion(arrow, kind, backend), key)
+    if backend != "sqlite":
+        named = zip(schema.names, conversions, strict=True)
+        conversions = tuple(_as_key(step, table.columns[name]) if name in key else step for name, step in named)
     required = {column.name for column in table.columns if _needs_value(column, backend)}
     kinds = {name: read_back(table.columns[name].type, backend) for name in schema.names}
     compared = {name: kind for name, kind in kinds.items() if kind is not None}
     return Plan(schema, table, conversions, frozenset(required | set(key)), compared)
+
+
+def _as_key(step: Conversion, column: sa.Column[Any]) -> Conversion:
+    """Refuse what MariaDB's collations, unless their names say nopad, do not tell from the text without it."""
+    collation = getattr(column.type, "collation", None) or ""
+    if "nopad" in collation or not is_text(step.wire):
+        return step
+    why = f"the collation {collation} ignores it in keys; use one with NO PAD, such as utf8mb4_nopad_bin"
+    return replace(step, checks=(*step.checks, no_blank_at_the_end(why)))
 
 
 def _column(column: sa.Column[Any], backend: str) -> Column:

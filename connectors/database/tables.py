@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import warnings
 from contextlib import nullcontext
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
     from .plan import Plan
     from .target import TableName, Target, Url
+
+_log = logging.getLogger("onceward.database")
 
 INNODB: Final[dict[str, Any]] = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
 _KEPT_SECONDS: Final = 60.0
@@ -85,7 +88,7 @@ def describe(target: Target, name: TableName, connection: sa.Connection | None =
         version = dialect_for(target).schema_version(own, name.schema)
         if kept is not None and kept.version == version:
             return kept.described
-        described = _read(own, name)
+        described = _read(target, own, name)
     if described is not None:
         _known[target.url, name] = _Kept(time.monotonic(), version, described)
     return described
@@ -96,7 +99,7 @@ def forget(target: Target) -> None:
     _known.pop((target.url, target.table), None)
 
 
-def _read(connection: sa.Connection, name: TableName) -> Described | None:
+def _read(target: Target, connection: sa.Connection, name: TableName) -> Described | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", exc.SAWarning)  # of types unknown to SQLAlchemy, which the plan refuses
         inspector = sa.inspect(connection)
@@ -108,18 +111,9 @@ def _read(connection: sa.Connection, name: TableName) -> Described | None:
             return Described(table, (), "a view", "")
         options: Any = inspector.get_table_options(name.table, schema=name.schema)
         engine = options.get("mariadb_engine") or options.get("mysql_engine") or ""
-        return Described(table, tuple(_uniques(inspector, name)), "table", str(engine))
-
-
-def _uniques(inspector: sa.Inspector, name: TableName) -> list[frozenset[str]]:
-    found: list[list[Any]] = [inspector.get_pk_constraint(name.table, schema=name.schema)["constrained_columns"]]
-    found += [unique["column_names"] for unique in inspector.get_unique_constraints(name.table, schema=name.schema)]
-    for index in inspector.get_indexes(name.table, schema=name.schema):
-        conditional = any(key.endswith("_where") for key in index.get("dialect_options", {}))
-        if index["unique"] and not conditional:
-            found.append(index["column_names"])
-    sets = {frozenset(columns) for columns in found if columns and None not in columns}
-    return sorted(sets, key=sorted)
+        dialect = dialect_for(target)
+        uniques = dialect.read_uniques(connection, table) if isinstance(dialect, RowDialect) else ()
+        return Described(table, tuple(uniques), "table", str(engine))
 
 
 def existing(target: Target, schema: pa.Schema) -> Described:
@@ -194,6 +188,13 @@ def _check_described(target: Target, dialect: RowDialect, schema: pa.Schema) -> 
     refused = dialect.check_key(described.uniques, target.key) if target.key else ""
     if refused:
         raise SchemaError(f"table {target.table} cannot be upserted by {list(target.key)}: {refused}")
+    for name in target.key:
+        collation = getattr(described.table.columns[name].type, "collation", None)
+        if collation and not collation.endswith("_bin"):
+            _log.warning(
+                "table %s compares column %s by %s: of texts that it takes for equal, one row is kept",
+                *(target.table, name, collation),
+            )
     return described.table
 
 
@@ -255,7 +256,8 @@ def definition(target: Target, schema: pa.Schema) -> sa.Table:
         sa.Column(name, kind, primary_key=name in target.key, autoincrement=False, nullable=name not in target.key)
         for name, kind in types.items()
     ]
-    return sa.Table(target.table.table, sa.MetaData(), *columns, schema=target.table.schema, **INNODB)
+    options = {**INNODB, "mysql_default_charset": "utf8mb4", "mariadb_default_charset": "utf8mb4"}
+    return sa.Table(target.table.table, sa.MetaData(), *columns, schema=target.table.schema, **options)
 
 
 def column_type(arrow: pa.DataType, backend: str, *, key: bool = False) -> sa.types.TypeEngine[Any] | None:
@@ -291,7 +293,7 @@ def _text_or_bytes(arrow: pa.DataType, backend: str, key: bool) -> sa.types.Type
     server = backend in ("mysql", "mariadb")
     if is_text(arrow):
         if server:
-            return mysql.VARCHAR(_KEY_CHARACTERS, collation="utf8mb4_bin") if key else mysql.LONGTEXT()
+            return mysql.VARCHAR(_KEY_CHARACTERS, collation="utf8mb4_nopad_bin") if key else mysql.LONGTEXT()
         return sa.Text()
     if pa.types.is_fixed_size_binary(arrow) and server:
         return sa.BINARY(arrow.byte_width)

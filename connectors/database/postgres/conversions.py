@@ -23,7 +23,17 @@ from pgpq import schema as pgpq_schema
 
 from onceward.core.kit.rows import decoded
 
-from ..conversions import BITS, DIGITS, FLOAT_BITS, UnfitError, at_most_characters, is_binary, is_text
+from ..conversions import (
+    BITS,
+    DIGITS,
+    FLOAT_BITS,
+    UnfitError,
+    at_most_characters,
+    is_binary,
+    is_text,
+    keeps_fraction,
+    no_blank_at_the_end,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +47,6 @@ _FLOATS: Final = {"float4": (24, pa.float32(), 700), "float8": (53, pa.float64()
 _PLAIN: Final[dict[str, tuple[Callable[[pa.DataType], bool], pa.DataType, int, str]]] = {
     "bool": (pa.types.is_boolean, pa.bool_(), 16, "boolean"),
     "date": (pa.types.is_date, pa.date32(), 1082, "date"),
-    "time": (pa.types.is_time, pa.time64("us"), 1083, "a time of day"),
 }
 """By type: whether an Arrow type fits, what pgpq is given, its oid, and what to cast to."""
 _NUMERIC_DIGITS: Final = 38
@@ -131,26 +140,35 @@ def _to(wire: pa.DataType, oid: int, builder: Callable[[pa.Field], Any] = Conver
 
 def _text(arrow: pa.DataType, target: PgType) -> Conversion:
     if is_text(arrow):
-        return _short_text(arrow, target.modifier - _HEADER) if _has_length(target) else _to(arrow, 25)
+        return _short_text(arrow, target) if _has_length(target) else _to(arrow, 25)
     nested = pa.types.is_nested(arrow)
     raise UnfitError("turn it into text, for example with to_json" if nested else "cast it to string")
 
 
 def _has_length(target: PgType) -> bool:
-    return target.name == "varchar" and target.modifier >= 0
+    return target.name in ("varchar", "bpchar") and target.modifier >= 0
 
 
-def _short_text(arrow: pa.DataType, most: int) -> Conversion:
-    """For varchar(n): PostgreSQL cuts spaces beyond the n-th character without a word, so that keys become one."""
+def _short_text(arrow: pa.DataType, target: PgType) -> Conversion:
+    """For varchar(n) and char(n): PostgreSQL cuts spaces beyond the n-th character without a word.
+
+    A shorter char(n) is filled up with spaces: of texts that differ in the number of them, it would keep one.
+    """
     wire = pa.large_string() if pa.types.is_string_view(arrow) else arrow
+    most = target.modifier - _HEADER
     check = at_most_characters(most)
 
     def convert(array: pa.Array) -> pa.Array:
         texts = array.cast(wire)
         check(texts)
+        if target.name == "bpchar":
+            _not_filled_up(texts.filter(pc.less(pc.utf8_length(texts), most)))
         return texts
 
     return Conversion(wire, convert, oid=25)
+
+
+_not_filled_up: Final = no_blank_at_the_end("char(n) does not tell it from those that it adds; use varchar")
 
 
 def _jsonb(arrow: pa.DataType, _: PgType) -> Conversion:
@@ -202,7 +220,27 @@ def _timestamp(arrow: pa.DataType, target: PgType) -> Conversion:
             "which zone's clock is meant? Make the column timestamptz, or cast it (in Spark: to timestamp_ntz)"
         )
     # pgpq marks arrays of both as timestamp without time zone (1114), which timestamptz[] refuses
-    return _in_range(_to(pa.timestamp("us", arrow.tz), 1114), "timestamp")
+    return _whole(_in_range(_to(pa.timestamp("us", arrow.tz), 1114), "timestamp"), target)
+
+
+def _time(arrow: pa.DataType, target: PgType) -> Conversion:
+    if not pa.types.is_time(arrow):
+        raise UnfitError("cast it to a time of day")
+    return _whole(_to(pa.time64("us"), 1083), target)
+
+
+def _whole(then: Conversion, target: PgType) -> Conversion:
+    """Refuse a fraction of a second that PostgreSQL would round, for lack of digits."""
+    if target.modifier < 0:
+        return then
+    check = keeps_fraction(target.modifier)
+
+    def convert(array: pa.Array) -> pa.Array:
+        converted = then.convert(array)
+        check(converted)
+        return converted
+
+    return Conversion(then.wire, convert, then.builder, then.oid)
 
 
 def _in_range(then: Conversion, name: str) -> Conversion:
@@ -234,6 +272,7 @@ _RULES: Final[dict[str, Callable[[pa.DataType, PgType], Conversion]]] = {
     "bytea": _bytea,
     "timestamp": _timestamp,
     "timestamptz": _timestamp,
+    "time": _time,
     "uuid": _uuid,
     "interval": _interval,
 }

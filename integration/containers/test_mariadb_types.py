@@ -1,0 +1,226 @@
+"""What MariaDB holds of a value is what was given, for each type that a column can have; or the value is refused."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from contextlib import suppress
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pytest
+
+from onceward.connectors.database.engines import close_idle, transaction
+from onceward.connectors.database.plan import InsertWriter, make_plan
+from onceward.connectors.database.tables import describe
+from onceward.core.errors import ConfigurationError, SchemaError, SqlError
+from onceward.core.transaction import CommitStatus
+
+from ..postgres_kit import SCHEMA, SCOPE, context, write
+from ..sql_kit import VALUES, MariaDatabase, maria_database
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from onceward.connectors.database.sinks import SqlAlchemySink
+    from onceward.core.transaction import Committable
+    from onceward.testing.containers import MariaDbContainer
+
+pytestmark = pytest.mark.containers
+
+TYPES: Final = (
+    *("tinyint", "smallint", "mediumint", "int", "bigint", "int zerofill", "bigint unsigned", "boolean", "bit(8)"),
+    *("decimal(12,4)", "decimal(3,1)", "decimal(20,0) unsigned", "decimal(5,1) unsigned", "float", "double"),
+    *("float(7,2)", "double(10,2)", "double(10,2) unsigned", "double unsigned", "float unsigned", "float(30)"),
+    *("char(3)", "varchar(3)", "nchar(3)", "varchar(300)", "tinytext", "text", "mediumtext", "longtext", "json"),
+    *("varchar(300) character set latin1", "varchar(300) character set utf8mb3", "tinytext character set utf32"),
+    *(
+        "char(3) character set ucs2",
+        "enum('a','c','abc')",
+        "set('a','b','c')",
+        "set('3','a')",
+        "uuid",
+        "inet6",
+        "inet4",
+    ),
+    *("binary(3)", "varbinary(3)", "tinyblob", "blob", "mediumblob", "longblob", "year", "date", "time", "time(6)"),
+    *("datetime", "datetime(3)", "datetime(6)", "timestamp null", "timestamp(6) null", "point"),
+)
+
+
+@pytest.fixture(scope="module")
+def database(mariadb_container: MariaDbContainer) -> Iterator[MariaDatabase]:
+    with maria_database(mariadb_container.url) as fresh:
+        fresh.run("SET time_zone = '+00:00'")
+        yield fresh
+        close_idle()
+
+
+def commit(sink: SqlAlchemySink, committable: Committable) -> None:
+    """Ask again until the server has seen the writer's session end."""
+    until = time.monotonic() + 5
+    while (status := sink.commit(committable).status) is CommitStatus.RETRY_LATER and time.monotonic() < until:
+        time.sleep(0.002)
+    assert status is CommitStatus.COMMITTED
+
+
+def as_read(value: Any, declared: str) -> Any:
+    """A value as a client reads it: of single precision with all its bits, of a time its distance from midnight."""
+    if isinstance(value, dt.time):
+        return dt.timedelta(
+            hours=value.hour, minutes=value.minute, seconds=value.second, microseconds=value.microsecond
+        )
+    if isinstance(value, dt.datetime):
+        return value.replace(tzinfo=None)
+    if isinstance(value, str) and declared.startswith("set("):
+        return set(value.split(","))
+    return value
+
+
+@pytest.mark.parametrize("declared", TYPES)
+def test_what_is_read_back_is_what_was_given_or_it_is_refused(database: MariaDatabase, declared: str) -> None:
+    table = f"t{TYPES.index(declared)}"
+    database.run(f"CREATE TABLE {table} (value {declared}) CHARACTER SET utf8mb4")
+    target = database.sink(table=table).target
+    described = describe(target, target.table)
+    assert described is not None
+    exact = "value + 0e0" if declared.startswith("float") else "value"
+    for arrow, values in VALUES:
+        for value in pa.array(values, arrow).to_pylist():
+            batch = pa.record_batch({"value": pa.array([value], arrow)})
+            try:
+                plan = make_plan(batch.schema, described.table, "mariadb")
+                with transaction(target, "cannot write") as connection:
+                    InsertWriter(connection, plan).write(batch)
+            except (SchemaError, SqlError):
+                continue
+            [(found,)] = database.run(f"SELECT {exact} FROM {table}")
+            assert as_read(found, declared) == as_read(value, declared), f"{arrow} {value!r}"
+            database.run(f"DELETE FROM {table}")
+
+
+@pytest.mark.parametrize(
+    ("declared", "array", "why"),
+    [
+        ("double(10,2)", pa.array([1.239]), "rounds to 2 digits: make it DOUBLE"),
+        ("float(7,2)", pa.array([1.239], pa.float32()), "rounds to 2 digits: make it DOUBLE"),
+        ("char(5)", pa.array(["a "]), "ends with a blank: MariaDB cuts blanks at the end of a CHAR"),
+        ("set('a','b')", pa.array(["3"]), r"'3' is not a set of \['a', 'b'\]"),
+        (
+            "decimal(5,1) unsigned",
+            pa.array([Decimal("-1.0")], pa.decimal128(5, 1)),
+            "negative and the column is unsigned",
+        ),
+    ],
+)
+def test_a_value_that_mariadb_would_change_is_refused_with_its_column(
+    database: MariaDatabase, declared: str, array: pa.Array, why: str
+) -> None:
+    database.run("DROP TABLE IF EXISTS words")
+    database.run(f"CREATE TABLE words (value {declared})")
+    sink, batch = database.sink(), pa.record_batch({"value": array})
+    with suppress(SchemaError):  # for its type; and the table is read anew
+        sink.validate(batch.schema)
+    with pytest.raises(SchemaError, match=f"column 'value'.*{why}"):
+        write(sink, context(), batch)
+
+
+@pytest.mark.parametrize("how", ["prepared", "staging"])
+def test_the_id_zero_is_the_id_zero(database: MariaDatabase, how: str) -> None:
+    database.run("DROP TABLE IF EXISTS words")
+    database.run("CREATE TABLE words (id bigint AUTO_INCREMENT PRIMARY KEY, word text)")
+    sink = database.sink("upsert" if how == "staging" else how)
+    sink.validate(SCHEMA)
+    for epoch, ids in enumerate([[0, 7], [0, 8]] if how == "staging" else [[0, 7], [8]]):
+        committable = write(sink, context(epoch), pa.record_batch([ids, [f"w{id_}" for id_ in ids]], schema=SCHEMA))
+        commit(sink, committable)
+    assert database.rows() == [(0, "w0"), (7, "w7"), (8, "w8")]
+
+
+def test_keys_that_differ_in_blanks_are_two_rows_in_a_created_table(database: MariaDatabase) -> None:
+    schema = pa.schema([("id", pa.string()), ("n", pa.int64())])
+    sink = database.sink("upsert", table="padded", create_table=True)
+    sink.validate(schema)
+    commit(sink, write(sink, context(), pa.record_batch([["a", "a ", "A"], [1, 2, 3]], schema=schema)))
+    assert database.rows("padded") == [("A", 3), ("a", 1), ("a ", 2)]
+
+
+@pytest.mark.parametrize("collation", ["utf8mb4_bin", "utf8mb4_general_ci"])
+def test_a_key_that_the_columns_collation_takes_for_another_one_is_refused(
+    database: MariaDatabase, collation: str
+) -> None:
+    database.run("DROP TABLE IF EXISTS named")
+    database.run(f"CREATE TABLE named (id varchar(9) PRIMARY KEY, n bigint) COLLATE {collation}")
+    schema = pa.schema([("id", pa.string()), ("n", pa.int64())])
+    sink = database.sink("upsert", table="named")
+    sink.validate(schema)
+    with pytest.raises(SchemaError, match=f"column 'id'.*ends with a blank.*{collation} ignores it in keys"):
+        write(sink, context(), pa.record_batch([["a", "a "], [1, 2]], schema=schema))
+    commit(sink, write(sink, context(2), pa.record_batch([["a", " a"], [1, 2]], schema=schema)))
+    assert len(database.rows("named")) == 2
+
+
+def test_a_key_over_the_first_characters_of_a_column_is_none_for_an_upsert(database: MariaDatabase) -> None:
+    schema = pa.schema([("id", pa.string()), ("n", pa.int64())])
+    database.run("CREATE TABLE prefixed (id varchar(100) CHARACTER SET utf8mb4, n bigint, PRIMARY KEY (id(3)))")
+    with pytest.raises(SchemaError, match=r"no primary key or unique index over exactly \['id'\]"):
+        database.sink("upsert", table="prefixed").validate(schema)
+    database.run("CREATE TABLE also (id varchar(100) PRIMARY KEY, n bigint, word text, UNIQUE (word(3)))")
+    with pytest.raises(SchemaError, match=r"other unique keys.*word\(3\)"):
+        database.sink("upsert", table="also").validate(schema)
+
+
+@pytest.fixture
+def narrow(database: MariaDatabase) -> Iterator[MariaDatabase]:
+    """A server that takes at most 1 MiB at once, from new connections."""
+    close_idle()
+    [(before,)] = database.run("SELECT @@global.max_allowed_packet")
+    database.run("SET GLOBAL max_allowed_packet = 1048576")
+    database.run("DROP TABLE IF EXISTS words")
+    database.run("CREATE TABLE words (id bigint PRIMARY KEY, word longtext)")
+    yield database
+    database.run(f"SET GLOBAL max_allowed_packet = {before}")
+    close_idle()
+
+
+@pytest.mark.parametrize("how", ["prepared", "staging", "upsert"])
+def test_what_a_server_does_not_take_at_once_is_sent_in_parts(narrow: MariaDatabase, how: str) -> None:
+    sink = narrow.sink(how)
+    sink.validate(SCHEMA)
+    texts = pa.array(["\\'" * 50_000] * 30)
+    for epoch, column in enumerate([texts, texts.dictionary_encode(), texts.cast(pa.string_view())]):
+        batch = pa.record_batch([range(30 * epoch, 30 * (epoch + 1)), column], names=SCHEMA.names)
+        commit(sink, write(sink, context(epoch), batch))
+    assert narrow.run("SELECT count(*), sum(length(word)) FROM words") == [(90, 90 * 100_000)]
+
+
+@pytest.mark.parametrize("how", ["prepared", "staging", "upsert"])
+def test_a_row_that_a_server_never_takes_fails_the_epoch_before_its_decision(narrow: MariaDatabase, how: str) -> None:
+    sink = narrow.sink(how)
+    sink.validate(SCHEMA)
+    with pytest.raises(
+        SqlError, match=r"a row makes a statement of \d+ bytes, and the server takes 1048576.*1153"
+    ) as error:
+        write(sink, context(), pa.record_batch([[1, 2], ["", "x" * 1_048_576]], schema=SCHEMA))
+    assert not error.value.retryable
+    assert (list(sink.lingering(SCOPE)), narrow.rows()) == ([], [])
+
+
+def test_a_server_that_takes_too_little_at_once_is_refused_at_the_start(narrow: MariaDatabase) -> None:
+    narrow.run("SET GLOBAL max_allowed_packet = 65536")
+    with pytest.raises(ConfigurationError, match="max_allowed_packet is 65536: set it to 262144 or more"):
+        narrow.sink().validate(SCHEMA)
+
+
+@pytest.mark.parametrize("how", ["prepared", "staging"])
+def test_a_number_that_a_narrowed_column_would_round_is_refused(database: MariaDatabase, how: str) -> None:
+    database.run("DROP TABLE IF EXISTS prices")
+    database.run("CREATE TABLE prices (price decimal(12,4))")
+    sink = database.sink(how, table="prices")
+    batch = pa.record_batch({"price": pa.array([Decimal("1.2345")], pa.decimal128(12, 4))})
+    sink.validate(batch.schema)
+    database.run("ALTER TABLE prices MODIFY price decimal(12,1)")  # which this process does not look at for a minute
+    with pytest.raises(SqlError, match=r"Data truncated for column 'price'.*1265"):
+        write(sink, context(), batch)
+    assert database.rows("prices") == []
