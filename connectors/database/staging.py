@@ -22,6 +22,7 @@ import sqlalchemy as sa
 
 from onceward.core.errors import OncewardError, SqlError
 from onceward.core.kit.pieces import pieces, size_of
+from onceward.core.kit.rows import decoded as decoded_array
 from onceward.core.transaction import Committable, WriteContext
 
 from . import ledger
@@ -34,13 +35,15 @@ from .target import STAGED
 from .writing import SLOWEST, Writing
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from onceward.core.row_hash import RowHash
 
     from .plan import Plan
     from .target import Target
 
 CHUNK_BYTES: Final = 2 * 2**20
-"""Size of a piece. Escaped it is up to twice as large, and MariaDB takes 16 MiB in a statement by default."""
+"""Size of the rows that are tried and staged together; a server that takes less in a statement gets them in several."""
 
 
 class PieceWriting(Writing):
@@ -70,7 +73,7 @@ class PieceWriting(Writing):
             size = size_of(part)
             if self._waiting and self._bytes + size > CHUNK_BYTES:
                 self._stage(whole=False)
-            self._waiting.append(part)
+            self._waiting.append(_plain(part))
             self._bytes += size
         return int(batch.num_rows)
 
@@ -92,11 +95,15 @@ class PieceWriting(Writing):
     def _stage(self, *, whole: bool) -> None:
         staged, pieces = tables_of(self.target).staged, tables_of(self.target).pieces
         mine = staged.c.name == str(self.name)
-        rows, data = self.rows if whole else 0, _encoded(self._waiting) if self._waiting else b""
-        self._digest.update(data)
+        rows = self.rows if whole else 0
         slowest = sum(batch.num_rows for batch in self._waiting) / SLOWEST
         with transaction(self.target, f"cannot stage rows of table {self.target.table}", more=slowest) as connection:
             self._try_rows(connection)
+            dialect, encoded = dialect_for(self.target), list[bytes]()
+            if self._waiting and isinstance(dialect, RowDialect):
+                encoded = list(_encoded(self._waiting, dialect.longest_value(connection)))
+            for data in encoded:
+                self._digest.update(data)
             if self._pieces == 0:
                 how = {"stage": "", "movement": self._movement()}
                 head = {**identity_row(self.name, rows), "whole": int(whole), **how}
@@ -108,10 +115,9 @@ class PieceWriting(Writing):
             elif whole:
                 said = {"row_count": rows, "whole": 1, "movement": self._movement()}
                 connection.execute(staged.update().where(mine).values(said))
-            if data:
-                piece = {"name": str(self.name), "number": self._pieces, "data": data}
-                connection.execute(pieces.insert(), [piece])
-        self._pieces += 1
+            for number, data in enumerate(encoded, self._pieces):
+                connection.execute(pieces.insert(), [{"name": str(self.name), "number": number, "data": data}])
+        self._pieces += max(1, len(encoded))
         self._waiting, self._bytes = [], 0
 
     def _movement(self) -> str:
@@ -129,13 +135,31 @@ class PieceWriting(Writing):
                     connection.execute(statement, rows)
 
 
-def _encoded(batches: list[pa.RecordBatch]) -> bytes:
+def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the batch without dictionaries and views, of which Arrow would write all values with each slice."""
+    columns = [decoded_array(array) for array in batch.columns]
+    large = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+    columns = [array.cast(large[array.type]) if array.type in large else array for array in columns]
+    return pa.RecordBatch.from_arrays(columns, batch.schema.names)
+
+
+def _encoded(batches: list[pa.RecordBatch], most: int) -> Iterator[bytes]:
+    """Yield the rows as IPC streams of at most `most` bytes, or one row."""
     buffer = pa.BufferOutputStream()
     with pa.ipc.new_stream(buffer, batches[0].schema) as stream:
         for batch in batches:
             stream.write_batch(batch)
     data: bytes = buffer.getvalue().to_pybytes()
-    return data
+    if len(data) <= most or sum(batch.num_rows for batch in batches) <= 1:
+        yield data
+        return
+    if len(batches) == 1:
+        half = batches[0].num_rows // 2
+        parts = [[batches[0].slice(0, half)], [batches[0].slice(half)]]
+    else:
+        parts = [batches[: len(batches) // 2], batches[len(batches) // 2 :]]
+    for part in parts:
+        yield from _encoded(part, most)
 
 
 def decoded(data: bytes) -> list[pa.RecordBatch]:
