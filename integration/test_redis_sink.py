@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import functools
 import json
+import random
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pytest
 from tests.hostile import check_altered
-from tests.sink_kit import LOG, commit_in_child, delete_files_of, prepared
+from tests.sink_kit import LOG, commit_in_child, context, delete_files_of, prepared
 from tests.test_verify import Job
 from typer.testing import CliRunner
 
@@ -25,7 +26,14 @@ from onceward.connectors.redis.script import PRUNE, marker_key
 from onceward.connectors.redis.sink import RedisSink
 from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
-from onceward.core.errors import ConfigurationError, DataLossError, EpochConflictError, RetryableSinkError, SinkError
+from onceward.core.errors import (
+    ConfigurationError,
+    DataLossError,
+    EpochConflictError,
+    RetryableSinkError,
+    SchemaError,
+    SinkError,
+)
 from onceward.core.log import EpochInput, MemoryStore
 from onceward.core.names import NOTHING, Scope
 from onceward.core.policy import OnLost
@@ -835,6 +843,68 @@ def test_a_key_of_another_type_stops_the_delivery_before_its_first_row(tmp_path:
     assert sorted(all_numbers(valkey)) == [0, 1, 2, 3]
 
 
+_LAST: Final = 2**64 - 1
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_delivery_of_which_any_command_fails_writes_none_of_its_rows(tmp_path: Path, own_valkey: Valkey, seed: int):
+    """Whichever row it is, and whatever is wrong with its key; and once that is mended each row is there once."""
+    chosen, client = random.Random(seed), own_valkey.client()
+    form = chosen.choice(["stream", "stream", "hash", "list"])
+    client.execute_command(
+        *("ACL", "SETUSER", "partly", "reset", "on", ">open-sesame", "+@all", "~onceward:*", "%R~row:*", "~row:*"),
+        *("-xadd", "-rpush", "-hset", "-hdel", "(+hset ~onceward:*)", "(+xadd +rpush +hset +hdel ~row:[0-4])"),
+    )
+    row, wrong = chosen.randrange(5), chosen.choice(["type", "right", *(["id"] * 2 if form == "stream" else [])])
+    values, given = [0, 1, 2, 3, 4], {"form": form, "key": "row:{n}", "rows_per_send": 5}
+    if wrong == "type":
+        client.set(f"row:{row}", "mine")
+    if wrong == "id":
+        given["key"] = "row"
+        client.xadd("row", {"n": -1}, id=f"{_LAST}-{_LAST - row}")
+        client.xadd("other", {"n": -1})
+    if wrong == "right":
+        values[row] = 9
+        given |= {"username": "partly", "password": "open-sesame"}
+    sink = make(tmp_path, own_valkey, **given)
+    make(tmp_path, own_valkey).claim(SCOPE)
+    before = {key: client.dump(key) for key in client.keys("row*")} if wrong != "id" else client.xlen("row")
+    committable = prepared(sink, numbers(*values))
+    for _ in range(2):
+        with pytest.raises(SinkError, match="Nothing of the delivery is written"):
+            sink.commit(committable)
+        after = {key: client.dump(key) for key in client.keys("row*")} if wrong != "id" else client.xlen("row")
+        assert after == before
+    assert client.hget(MARKER, committable.transaction) is None
+    client.delete("row", f"row:{row}")
+    client.execute_command("ACL", "SETUSER", "partly", "+@all", "~*")
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    assert sorted(n for n in all_numbers(own_valkey) if n >= 0) == sorted(values)
+
+
+@pytest.mark.parametrize("form", ["stream", "hash", "list"])
+def test_a_value_that_the_server_never_takes_is_refused_before_the_decision(
+    tmp_path: Path, own_valkey: Valkey, form: str
+):
+    own_valkey.client().config_set("proto-max-bulk-len", 1024 * 1024)
+    sink = claimed(tmp_path, own_valkey, form=form, key="row:{n}")
+    rows = pa.RecordBatch.from_pydict({"n": [1, 2, 3], "text": ["", "x" * (1024 * 1024 + 1), ""]})
+    transaction = sink.begin(context("cache"))
+    with pytest.raises(SchemaError, match=r"a value has 10\d+ bytes.*takes 1048576 \(proto-max-bulk-len\)"):
+        sink.write(transaction, rows)
+    sink.discard(transaction)
+    fits = pa.RecordBatch.from_pydict({"n": [1], "text": ["x" * (1024 * 1024 - 100)]})
+    assert sink.commit(prepared(sink, fits, epoch=2)).status is CommitStatus.COMMITTED
+
+
+def test_a_server_that_takes_only_small_requests_is_refused_at_the_start(tmp_path: Path, own_valkey: Valkey):
+    own_valkey.client().config_set("client-query-buffer-limit", 4 * 1024 * 1024)
+    with pytest.raises(
+        ConfigurationError, match="too little for a delivery: set client-query-buffer-limit to 67108864"
+    ):
+        make(tmp_path, own_valkey).validate(SCHEMA)
+
+
 @pytest.mark.parametrize(
     "rights",
     ["+@all -xadd", "+@all -hset", "resetkeys ~onceward:* ~rows:1", "resetkeys ~rows*", "+@all -@scripting"],
@@ -858,7 +928,7 @@ def test_a_user_without_the_rights_writes_nothing_at_all(tmp_path: Path, valkey:
     assert sink.guarantee == "exactly-once"
 
 
-@pytest.mark.parametrize(("form", "more"), [("stream", ["+xadd"]), ("hash", []), ("list", ["+rpush"])])
+@pytest.mark.parametrize(("form", "more"), [("stream", ["+xadd", "+xinfo|stream"]), ("hash", []), ("list", ["+rpush"])])
 def test_the_rights_that_the_documentation_names_are_enough(
     tmp_path: Path, own_valkey: Valkey, form: str, more: list[str]
 ):

@@ -266,6 +266,7 @@ def test_a_schema_that_does_not_fit_is_refused(form: str, key: str, schema: pa.S
     [
         ({"cluster": True}, "Redis Cluster"),
         ({"role": "slave"}, "is a replica"),
+        ({"longest_request": 1 << 20}, "set client-query-buffer-limit to 67108864 or more"),
         ({"append_only": False}, "appendonly to yes"),
         ({"fsync": "no"}, "appendfsync"),
         ({"evicts": True}, "noeviction"),

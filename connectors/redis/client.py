@@ -63,6 +63,12 @@ _REFUSALS: Final = (redis.AuthenticationError, redis.exceptions.AuthorizationErr
 _PASSING: Final = (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError, redis.OutOfMemoryError)
 _MAY_PASS: Final = ("BUSY ", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM ", "READONLY", "TRYAGAIN")
 """First words of error replies about the server's state, not about the request."""
+_LONGEST_VALUE: Final = "proto-max-bulk-len"
+_LONGEST_REQUEST: Final = "client-query-buffer-limit"
+_DEFAULT_VALUE: Final = 512 << 20
+_DEFAULT_REQUEST: Final = 1 << 30
+LEAST_REQUEST: Final = 64 << 20
+"""Bytes that a delivery of many rows fits into."""
 _WAITAOF_SINCE: Final = (7, 2)
 """Of Redis; each Valkey has it, and says that it is Redis 7.2 or newer."""
 
@@ -199,6 +205,10 @@ class Facts(NamedTuple):
     """Whether it deletes keys, with no time to live too, when its memory is full."""
     replicas: int
     """How many are connected."""
+    longest_value: int = _DEFAULT_VALUE
+    """Bytes of a value (proto-max-bulk-len); Redis' default where it does not say so."""
+    longest_request: int = _DEFAULT_REQUEST
+    """Bytes of a request (client-query-buffer-limit); Redis' default where it does not say so."""
 
 
 def read_facts(settings: RedisSettings) -> Facts:
@@ -210,19 +220,22 @@ def read_facts(settings: RedisSettings) -> Facts:
     """
     with asking(settings, "cannot ask the server about itself") as client:
         info = {str(name): str(value) for name, value in client.execute_command("INFO").items()}
-        fsync = None
-        with suppress(redis.ResponseError):  # often forbidden, and then not known
-            found = client.execute_command("CONFIG GET", "appendfsync")
-            fsync = str(next(iter(found.values()), "")) if isinstance(found, dict) else None
+        settings_of: dict[str, Any] = {}
+        for name in ("appendfsync", _LONGEST_VALUE, _LONGEST_REQUEST):
+            with suppress(redis.ResponseError):  # often forbidden, and then not known
+                found = client.execute_command("CONFIG GET", name)
+                settings_of.update(found if isinstance(found, dict) else {})
     major, minor, *_ = info["redis_version"].split(".")
     return Facts(
         version=(int(major), int(minor)),
         role=info.get("role", "master"),
         cluster=info.get("cluster_enabled") == "1" or info.get("redis_mode") == "cluster",
         append_only=info.get("aof_enabled") == "1",
-        fsync=fsync or None,
+        fsync=settings_of.get("appendfsync") or None,
         evicts=int(info.get("maxmemory", 0)) > 0 and info.get("maxmemory_policy", "").startswith("allkeys"),
         replicas=int(info.get("connected_slaves", 0)),
+        longest_value=int(settings_of.get(_LONGEST_VALUE, _DEFAULT_VALUE)),
+        longest_request=int(settings_of.get(_LONGEST_REQUEST, _DEFAULT_REQUEST)),
     )
 
 
@@ -238,13 +251,8 @@ def check_facts(facts: Facts, where: str, *, durable: bool, replicas: int) -> li
     Raises:
         ConfigurationError: This server cannot do it.
     """
-    if facts.cluster:
-        raise ConfigurationError(
-            f"{where} is a Redis Cluster: rows and their marker are one write, which a cluster does for keys of one "
-            "slot only. Give a server without cluster mode"
-        )
-    if facts.role != "master":
-        raise ConfigurationError(f"{where} is a replica: give the address of the primary")
+    if refusal := _refusal(facts, where):
+        raise ConfigurationError(refusal)
     forgets = []
     if not facts.append_only:
         forgets.append("it has no append-only file (set appendonly to yes)")
@@ -263,3 +271,16 @@ def check_facts(facts: Facts, where: str, *, durable: bool, replicas: int) -> li
         raise ConfigurationError(f"{where} has {facts.replicas} replicas, fewer than replicas={replicas}")
     slow = facts.fsync == "everysec"
     return [f"{where} has appendfsync everysec: each delivery waits for up to a second"] if slow else []
+
+
+def _refusal(facts: Facts, where: str) -> str:
+    if facts.cluster:
+        return (
+            f"{where} is a Redis Cluster: rows and their marker are one write, which a cluster does for keys of one "
+            "slot only. Give a server without cluster mode"
+        )
+    if facts.role != "master":
+        return f"{where} is a replica: give the address of the primary"
+    if facts.longest_request < LEAST_REQUEST:
+        return f"{where} takes too little for a delivery: set client-query-buffer-limit to {LEAST_REQUEST} or more"
+    return ""

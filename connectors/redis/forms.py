@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 
 from onceward.core.errors import ConfigurationError, SchemaError, SinkError
+from onceward.core.kit.pieces import pieces, size_of
 from onceward.core.kit.rows import UNWRITABLE, check_columns, in_microseconds, plain, to_json, with_column
 from onceward.core.names import FORMAT
 from onceward.core.proof import ALL_EPOCHS, JSON_LINE, Piece, Reread
 
-from .client import RedisSettings, asking, connect
+from .client import RedisSettings, asking, connect, read_facts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,6 +34,12 @@ MOST_COLUMNS: Final = 1000
 """A script can hand over some 8,000 words at once."""
 MOST_WORDS: Final = 1_000_000
 """A request has at most 1,048,576 words (proto-max-multibulk-len)."""
+_ALWAYS_TAKEN: Final = 1 << 17
+"""Bytes of a row that fit into the smallest limits that a server can have (1 MiB), even if each is escaped in JSON."""
+_LONGEST_ENTRY: Final = 1 << 30
+"""Bytes of an entry of a stream (STREAM_LISTPACK_MAX_SIZE)."""
+_HEAD: Final = 1 << 16
+"""Bytes of a request beside its rows: the script, names and numbers."""
 KEY: Final = "Redis key"
 """The column of each row's key, beside those of its fields, in what is hashed."""
 _FIELD_OF_THAT_NAME: Final = f"{KEY} (field)"
@@ -173,6 +180,31 @@ def written(sink: str, form: str, key: KeyTemplate, rows: pa.RecordBatch, maxlen
     except UNWRITABLE as error:
         words = with_column(error, rows, to_json if form == "list" else cell)
         raise SinkError(f"a row cannot be written: {words}", sink=sink) from error
+
+
+def check_sizes(sink: str, form: str, key: KeyTemplate, batch: pa.RecordBatch, settings: RedisSettings) -> None:
+    """Check that the server takes each row: a longer value or request makes it close the connection, at each attempt.
+
+    Raises:
+        SchemaError: It does not.
+        RetryableSinkError: It does not answer; it is asked only if a row is large.
+    """
+    large = [piece for piece in pieces(batch, _ALWAYS_TAKEN) if size_of(piece) > _ALWAYS_TAKEN]
+    if not large:
+        return
+    facts = read_facts(settings)
+    request = min(facts.longest_request, _LONGEST_ENTRY) if form == "stream" else facts.longest_request
+    for row in (row for piece in large for row in written(sink, form, key, piece)):
+        sizes = [len(word) for word in (row.key, *row.words)]
+        for what, size, most, setting in (
+            ("a value", max(sizes), facts.longest_value, "proto-max-bulk-len"),
+            ("a row", sum(sizes) + _HEAD, request, "client-query-buffer-limit"),
+        ):
+            if size > most:
+                raise SchemaError(
+                    f"{what} has {size} bytes, and {settings.shown} takes {most} ({setting}); nothing is written",
+                    sink=sink,
+                )
 
 
 def _row(form: str, key: KeyTemplate, row: dict[str, Any], maxlen: int | None) -> Written:

@@ -10,9 +10,9 @@
 1. A script is one step: nobody sees a part of it, and what it wrote reaches the append-only file and the replicas as
    one MULTI/EXEC, of which a file that was cut off holds all or nothing ("Redis persistence", "EVAL scripts
    introduction: script effects replication").
-2. A script that stops with an error keeps what it wrote before. So all that can go wrong is asked first: the rights to
-   its commands, the types of its keys. A lack of memory and the like stop a script only before its first write
-   (scriptVerifyWriteCommandAllow in script.c). And the marker is written last.
+2. A script that stops with an error keeps what it wrote before. So all that can go wrong is asked first, of each key:
+   the right to its command, its type, and whether a stream has ids left. A lack of memory and the like stop a script
+   only before its first write (scriptVerifyWriteCommandAllow in script.c). And the marker is written last.
 3. A delivery is written only if the marker says that exactly the rows before it are here. If it is here already, only
    the marker is written again, so that waiting for the append-only file (WAITAOF) waits for it: that looks at the
    newest write of its own connection.
@@ -100,16 +100,28 @@ if sent >= first + rows then
   return {'already'}
 end
 if sent > first or (sent < first and loss == 'loud') then return {'behind', tostring(sent)} end
-if redis.acl_check_cmd then
-  local all = redis.acl_check_cmd('HSET', marker, 'f', 'v')
-  if command == 'XADD' then all = all and redis.acl_check_cmd('XADD', KEYS[2], '*', 'f', 'v') end
-  if command == 'RPUSH' then all = all and redis.acl_check_cmd('RPUSH', KEYS[2], 'v') end
-  if command == 'HSET' then all = all and redis.acl_check_cmd('HDEL', KEYS[2], 'f') end
-  if not all then return {'forbidden'} end
-end
+local function may(...) return not redis.acl_check_cmd or redis.acl_check_cmd(...) end
+local asked = {}
 for i = 2, #KEYS do
-  local is = redis.call('TYPE', KEYS[i])['ok']
-  if is ~= 'none' and is ~= kind then return {'type', KEYS[i], is} end
+  local key = KEYS[i]
+  if not asked[key] then
+    asked[key] = true
+    local all = may('HSET', marker, 'f', 'v')
+    if command == 'XADD' then all = all and may('XADD', key, '*', 'f', 'v') and may('XINFO', 'STREAM', key) end
+    if command == 'RPUSH' then all = all and may('RPUSH', key, 'v') end
+    if command == 'HSET' then all = all and may('HSET', key, 'f', 'v') and may('HDEL', key, 'f') end
+    if not all then return {'forbidden', key} end
+    local is = redis.call('TYPE', key)['ok']
+    if is ~= 'none' and is ~= kind then return {'type', key, is} end
+    if is == 'stream' then
+      local facts = redis.call('XINFO', 'STREAM', key)
+      for n = 1, #facts, 2 do
+        if facts[n] == 'last-generated-id' and facts[n + 1]:sub(1, 21) == '18446744073709551615-' then
+          return {'full', key, facts[n + 1]}
+        end
+      end
+    end
+  end
 end
 local at = 10
 for i = 2, #KEYS do
@@ -293,8 +305,15 @@ def _check(where: str, name: TransactionName, numbers: str, form: str, words: li
             )
         case ["type", key, kind]:
             raise SinkError(f"{where}: key {key!r} is a {kind}, and not a {form}. Nothing of the delivery is written")
+        case ["full", key, newest]:
+            raise SinkError(
+                f"{where}: stream {key!r} has no ids left after {newest}. Nothing of the delivery is written: delete "
+                "the stream, or lower its id with XSETID"
+            )
         case _:
             raise SinkError(
-                f"{where}: this user lacks a right to {FORMS[form]}, HSET or HDEL: {words}. Nothing of the "
-                "delivery is written"
+                f"{where}: this user lacks a right to {_RIGHTS[form]}: {words}. Nothing of the delivery is written"
             )
+
+
+_RIGHTS: Final = {"stream": "HSET, XADD or XINFO STREAM", "hash": "HSET or HDEL", "list": "HSET or RPUSH"}

@@ -19,7 +19,7 @@ from onceward.sinks.folders import FolderClaims, newest_of
 from onceward.sinks.write_ahead import ROWS_PER_SEND, WriteAheadLogSink
 
 from .client import RedisSettings, asking, check_facts, read_facts
-from .forms import FORMS, KeyTemplate, check_form, hashed, written
+from .forms import FORMS, KeyTemplate, check_form, check_sizes, hashed, written
 from .script import ACCEPT, CHOICES, CLAIM, EXPIRE, PRUNE, RELEASE, Loss, change_marker, deliver, marker_key
 
 if TYPE_CHECKING:
@@ -149,6 +149,7 @@ class RedisSink(WriteAheadLogSink):
         check_form(self.name, self.form, self.key, batch.schema, self.rows_per_send)
         if transaction.hash is None:  # else each row is written to be hashed
             written(self.name, self.form, self.key, batch)
+        check_sizes(self.name, self.form, self.key, batch, self.settings)
         super().write(transaction, batch)
 
     def hashed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
