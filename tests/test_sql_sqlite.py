@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -296,6 +297,38 @@ def test_a_view_is_refused(database: Database) -> None:
     database.run("CREATE VIEW seen AS SELECT * FROM words")
     with pytest.raises(ConfigurationError, match="seen is a view"):
         database.sink(table="seen").validate(SCHEMA)
+
+
+def test_a_merge_checks_foreign_keys(database: Database) -> None:
+    database.run("CREATE TABLE orders (id INTEGER PRIMARY KEY, word TEXT, customer INTEGER DEFAULT 7 REFERENCES words)")
+    sink = database.sink(table="orders")
+    sink.validate(SCHEMA)
+    committable = write(sink, context(), words(1))
+    with pytest.raises(SqlError, match=r"cannot be moved.*FOREIGN KEY constraint failed.*conflict with them"):
+        sink.commit(committable)
+    assert database.run("SELECT * FROM orders") == []
+    database.run("INSERT INTO words VALUES (7, 'there')")
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    assert len(database.run("SELECT * FROM orders")) == 3
+
+
+@pytest.mark.parametrize("key", ["REFERENCES missing (id)", "REFERENCES words (word)"])
+def test_a_foreign_key_that_no_merge_could_check_is_refused_at_the_start(database: Database, key: str) -> None:
+    database.run(f"CREATE TABLE orders (id INTEGER PRIMARY KEY, word TEXT {key})")
+    with pytest.raises(ConfigurationError, match=r"no such table: main.missing|foreign key mismatch") as error:
+        database.sink(table="orders").validate(SCHEMA)
+    assert "correct its foreign keys" in str(error.value)
+
+
+def test_a_file_that_was_replaced_under_an_open_connection_is_not_written_to(database: Database) -> None:
+    sink = database.sink()
+    sink.claim(SCOPE)
+    committable = write(sink, context(), words(1))
+    copy = database.path.with_name("copy.db")
+    shutil.copy(database.path, copy)
+    copy.replace(database.path)
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    assert database.rows() == expected(1)
 
 
 def test_rows_that_the_table_refuses_stop_the_pipeline_and_stay_safe(database: Database) -> None:

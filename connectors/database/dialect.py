@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 READ_ONLY: Final = "onceward_read_only"
 """Execution option of a transaction that only reads."""
+MERGES: Final = "onceward_merges"
+"""Execution option of a transaction that writes into the target's table, so that SQLite checks foreign keys in it."""
 STAGE: Final = re.compile(r"stage_[0-9a-f]{24}_[0-9]")
 """Name of a staging table. They may be emptied, so nothing else may be taken for one."""
 HOW_TO_STAGE: Final = "or use commit='staging'"
@@ -220,6 +222,14 @@ class RowDialect(Dialect):
                 found.append(index["column_names"])
         sets = {frozenset(columns) for columns in found if columns and None not in columns}
         return sorted(sets, key=sorted)
+
+    def column_name(self, reflected: str) -> str:
+        """Return a column's name from that which SQLAlchemy has read."""
+        return reflected
+
+    def refuses(self, connection: sa.Connection, table: sa.Table) -> str:  # noqa: ARG002
+        """Return why what happens at an insert into the table is not exactly once; empty if it is."""
+        return ""
 
     def check_key(self, uniques: Sequence[frozenset[str]], key: Sequence[str]) -> str:
         """Why an upsert by this key of a table with these unique keys is not sound; empty if it is."""

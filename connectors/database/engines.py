@@ -16,7 +16,7 @@ from sqlalchemy import exc
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.processwide import PerProcess
 
-from .dialect import READ_ONLY
+from .dialect import MERGES, READ_ONLY
 from .failures import translated
 from .mariadb import MariaDb
 from .sqlite import Sqlite
@@ -97,19 +97,20 @@ def _missing(url: Url, error: ImportError) -> ConfigurationError:
 
 
 @contextmanager
-def transaction(target: Target, what: str, *, more: float = 0.0) -> Iterator[sa.Connection]:
+def transaction(target: Target, what: str, *, more: float = 0.0, merges: bool = False) -> Iterator[sa.Connection]:
     """A connection in a transaction, committed at the end; errors become onceward's.
 
     Args:
         target: Where.
         what: For messages: what the caller is about to do.
         more: Seconds that it may take beyond waiting once for a lock and once for an answer.
+        merges: Whether it writes into the target's table.
     """
     dialect, seconds = dialect_for(target), target.answer_within + target.lock_timeout + more
     with (
         translated(what, target),
         dialect.limited(seconds),
-        engine_of(target).connect() as connection,
+        engine_of(target).connect().execution_options(**{MERGES: merges}) as connection,
         dialect.confirmed(connection) as about_to_commit,
         connection.begin(),
     ):

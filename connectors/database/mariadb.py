@@ -62,6 +62,14 @@ _CHANGES_ROWS: Final = sa.text(
 """Triggers are shown to those who have the right TRIGGER on the table."""
 _LEAST_PACKET: Final = 1 << 18
 """Bytes that the longest of onceward's own statements fit into."""
+_TRIGGER_BODIES: Final = sa.text("SELECT event_object_table, action_statement FROM information_schema.triggers")
+_ROUTINE_BODIES: Final = sa.text("SELECT routine_name, routine_definition FROM information_schema.routines")
+_NOT_TRANSACTIONAL: Final = sa.text(
+    "SELECT table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE'"
+    " AND table_schema NOT IN ('mysql', 'information_schema', 'performance_schema', 'sys')"
+    " AND engine NOT IN (SELECT engine FROM information_schema.engines WHERE transactions = 'YES')"
+)
+_WORDS: Final = re.compile(r"`([^`]+)`|([\w$]+)")
 _UNIQUES: Final = sa.text(
     "SELECT s.index_name, s.column_name, s.sub_part, c.collation_name FROM information_schema.statistics AS s"
     " JOIN information_schema.columns AS c USING (table_schema, table_name, column_name)"
@@ -264,7 +272,22 @@ class MariaDb(RowDialect):
         """INSERT … ON DUPLICATE KEY UPDATE; if there is nothing else to set, the key to itself."""
         statement = insert(table).values(values)
         changed = [name for name in values if name not in key] or list(key[:1])
-        return statement.on_duplicate_key_update({name: statement.inserted[name] for name in changed})
+        # Not `inserted`, which doubles a % in a name twice (SQLAlchemy 2.0).
+        return statement.on_duplicate_key_update({name: sa.func.values(sa.column(name)) for name in changed})
+
+    def column_name(self, reflected: str) -> str:
+        """SQLAlchemy takes names out of SHOW CREATE TABLE, with each backtick doubled."""
+        return reflected.replace("``", "`")
+
+    def refuses(self, connection: sa.Connection, table: sa.Table) -> str:
+        """Look for tables without transactions behind the table's triggers, by their names in whatever these call."""
+        found = _without_transactions(connection, table)
+        if not found:
+            return ""
+        return (
+            f"its triggers name {', '.join(found)}, whose storage engine has no transactions, so what they write there "
+            "would stay when an epoch is aborted: ALTER TABLE … ENGINE=InnoDB"
+        )
 
     @contextmanager
     def trial(self, connection: sa.Connection, table: sa.TableClause) -> Iterator[Trial]:
@@ -316,6 +339,23 @@ class MariaDb(RowDialect):
                 "any of them finds"
             )
         return refused
+
+
+def _without_transactions(connection: sa.Connection, table: sa.Table) -> list[str]:
+    bodies: dict[str, list[str]] = {}
+    for name, body in connection.execute(_TRIGGER_BODIES):
+        bodies.setdefault(str(name).lower(), []).append(str(body))
+    if table.name.lower() not in bodies:
+        return []
+    for name, body in connection.execute(_ROUTINE_BODIES):
+        bodies.setdefault(str(name).lower(), []).append(str(body or ""))
+    names, waiting = set[str](), [table.name.lower()]
+    while waiting:
+        for body in bodies.get(waiting.pop(), ()):
+            new = {(plain or quoted).lower() for quoted, plain in _WORDS.findall(body)} - names
+            names |= new
+            waiting += new
+    return sorted(str(name) for name in connection.scalars(_NOT_TRANSACTIONAL) if str(name).lower() in names)
 
 
 def _lock_seconds(access: Access) -> int:

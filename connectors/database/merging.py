@@ -75,7 +75,7 @@ def _merge(target: Target, committables: Sequence[Committable]) -> dict[str, Com
     slowest = sum(c.rows for c in committables) / SLOWEST
     heads: list[Any] = []
     try:
-        with transaction(target, "cannot merge", more=slowest) as connection:
+        with transaction(target, "cannot merge", more=slowest, merges=True) as connection:
             heads = [head for head in _lock(target, connection, committables) if head.whole]
             if heads:
                 _check_unchanged(heads, committables)

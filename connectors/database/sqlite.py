@@ -2,19 +2,27 @@
 
 A transaction that writes begins IMMEDIATE: one that began by reading could not wait for the other writer, it would
 fail at once. Every commit is synced, because the default in WAL mode may lose the last ones in a power failure.
+
+SQLite checks foreign keys only where a connection asks for it. Merges do; the trial of rows does not, because the
+parent table is not in its schema.
+
+A connection keeps its file open even if another one has taken the file's name: what is written there is lost. So a
+connection is lent again only while its file has its name.
 """
 
 from __future__ import annotations
 
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy import event
+from sqlalchemy import event, exc
 from sqlalchemy.dialects.sqlite import insert
 
-from .dialect import READ_ONLY, RowDialect, ServerFacts, Trial
+from .dialect import MERGES, READ_ONLY, RowDialect, ServerFacts, Trial
+from .failures import may_pass, words
 from .target import TableName
 
 if TYPE_CHECKING:
@@ -25,6 +33,8 @@ if TYPE_CHECKING:
     from .target import Access
 
 _DEFINED: Final = re.compile(r"^(CREATE (?:TABLE|VIRTUAL TABLE|UNIQUE INDEX) )")
+_FILE: Final = "onceward_file"
+_INODE: Final = "onceward_inode"
 _EXTRA: Final = 3
 """PRAGMA synchronous: every commit is synced, the unlink of its rollback journal too, which is what commits it."""
 
@@ -40,6 +50,8 @@ class Sqlite(RowDialect):
     def prepare_engine(self, engine: sa.Engine, access: Access) -> None:  # noqa: ARG002 - signature
         """Begin transactions here, not in the driver, which would begin at the first change only."""
         event.listen(engine, "connect", _set_up)
+        event.listen(engine, "connect", _note_file)
+        event.listen(engine, "checkout", _check_file)
         event.listen(engine, "begin", _begin)
 
     def read_server(self, connection: sa.Connection) -> ServerFacts:
@@ -50,6 +62,17 @@ class Sqlite(RowDialect):
     def schema_version(self, connection: sa.Connection, schema: str | None) -> int:
         quoted = connection.dialect.identifier_preparer.quote_identifier(schema or "main")
         return int(connection.exec_driver_sql(f"PRAGMA {quoted}.schema_version").scalar_one())
+
+    def refuses(self, connection: sa.Connection, table: sa.Table) -> str:
+        """Compile an insert, as the merge will, which looks at the tables that the foreign keys name."""
+        quote = connection.dialect.identifier_preparer.format_table
+        try:
+            connection.exec_driver_sql(f"EXPLAIN INSERT INTO {quote(table)} DEFAULT VALUES").close()
+        except exc.DBAPIError as error:
+            if may_pass(error):
+                raise
+            return f"{words(error)}: correct its foreign keys, which merges check, or its triggers"
+        return ""
 
     def upsert(self, table: sa.TableClause, values: dict[str, Any], key: Sequence[str]) -> Insert:
         statement = insert(table).values(values)
@@ -90,6 +113,24 @@ def _set_up(connection: Any, _: object) -> None:
     cursor.close()
 
 
+def _note_file(connection: Any, record: Any) -> None:
+    path = next(path for _, name, path in connection.execute("PRAGMA database_list") if name == "main")
+    record.info[_FILE], record.info[_INODE] = path, _inode(path)
+
+
+def _inode(path: str) -> tuple[int, int] | None:
+    with suppress(OSError):
+        found = Path(path).stat()
+        return found.st_dev, found.st_ino
+    return None
+
+
+def _check_file(_: object, record: Any, __: object) -> None:
+    if _inode(record.info[_FILE]) != record.info[_INODE]:
+        raise exc.InvalidatePoolError  # SQLAlchemy opens the file anew
+
+
 def _begin(connection: sa.Connection) -> None:
-    reads = connection.get_execution_options().get(READ_ONLY)
-    connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+    options = connection.get_execution_options()
+    connection.exec_driver_sql(f"PRAGMA foreign_keys = {int(bool(options.get(MERGES)))}")  # has no effect later
+    connection.exec_driver_sql("BEGIN" if options.get(READ_ONLY) else "BEGIN IMMEDIATE")

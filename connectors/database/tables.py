@@ -102,16 +102,27 @@ def forget(target: Target) -> None:
 def _read(target: Target, connection: sa.Connection, name: TableName) -> Described | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", exc.SAWarning)  # of types unknown to SQLAlchemy, which the plan refuses
-        inspector = sa.inspect(connection)
+        inspector, dialect = sa.inspect(connection), dialect_for(target)
+
+        def rename(_: object, __: object, column: Any) -> None:
+            if isinstance(dialect, RowDialect):
+                column["name"] = dialect.column_name(column["name"])
+
         try:
-            table = sa.Table(name.table, sa.MetaData(), schema=name.schema, autoload_with=connection, resolve_fks=False)
+            table = sa.Table(
+                name.table,
+                sa.MetaData(),
+                schema=name.schema,
+                autoload_with=connection,
+                resolve_fks=False,
+                listeners=[("column_reflect", rename)],
+            )
         except exc.NoSuchTableError:
             return None
         if name.table in inspector.get_view_names(schema=name.schema):
             return Described(table, (), "a view", "")
         options: Any = inspector.get_table_options(name.table, schema=name.schema)
         engine = options.get("mariadb_engine") or options.get("mysql_engine") or ""
-        dialect = dialect_for(target)
         uniques = dialect.read_uniques(connection, table) if isinstance(dialect, RowDialect) else ()
         return Described(table, tuple(uniques), "table", str(engine))
 
@@ -185,6 +196,10 @@ def _check_described(target: Target, dialect: RowDialect, schema: pa.Schema) -> 
             f"table {target.table} has the storage engine {described.engine}, which has no transactions: "
             f"ALTER TABLE … ENGINE=InnoDB"
         )
+    with transaction(target, "cannot validate", merges=True) as connection:
+        refused = dialect.refuses(connection, described.table)
+    if refused:
+        raise ConfigurationError(f"table {target.table} cannot be written exactly once: {refused}")
     refused = dialect.check_key(described.uniques, target.key) if target.key else ""
     if refused:
         raise SchemaError(f"table {target.table} cannot be upserted by {list(target.key)}: {refused}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pytest
+from sqlalchemy import make_url
 
 from onceward.connectors.database.engines import close_idle, transaction
 from onceward.connectors.database.plan import InsertWriter, make_plan
@@ -211,6 +212,34 @@ def test_a_server_that_takes_too_little_at_once_is_refused_at_the_start(narrow: 
     narrow.run("SET GLOBAL max_allowed_packet = 65536")
     with pytest.raises(ConfigurationError, match="max_allowed_packet is 65536: set it to 262144 or more"):
         narrow.sink().validate(SCHEMA)
+
+
+@pytest.mark.parametrize("name", ["a`b", "`", "a%b", "a%%s", ":x", 'a"b', "a\\b", "ü )"])
+@pytest.mark.parametrize("how", ["prepared", "staging", "upsert"])
+def test_a_column_may_have_any_name_and_a_url_any_charset(database: MariaDatabase, how: str, name: str) -> None:
+    quoted = name.replace("`", "``")
+    database.run("DROP TABLE IF EXISTS named")
+    database.run(f"CREATE TABLE named (id bigint PRIMARY KEY, `{quoted}` varchar(9)) CHARACTER SET utf8mb4")
+    url = make_url(database.url).update_query_dict({"charset": "latin1"})
+    sink = database.sink(how, table="named", url=url)
+    batch = pa.record_batch([[1], ["ü€😀"]], names=["id", name])
+    sink.validate(batch.schema)
+    commit(sink, write(sink, context(), batch))
+    assert database.rows("named") == [(1, "ü€😀")]
+
+
+@pytest.mark.parametrize("calls", [False, True])
+def test_a_trigger_into_a_table_without_transactions_is_refused(database: MariaDatabase, calls: bool) -> None:
+    database.run("CREATE OR REPLACE TABLE audited (id bigint PRIMARY KEY, word text)")
+    database.run("CREATE OR REPLACE TABLE audit (id bigint) ENGINE=MyISAM")
+    database.run("CREATE OR REPLACE PROCEDURE keep_it (id bigint) INSERT INTO audit VALUES (id)")
+    does = "CALL keep_it(new.id)" if calls else "INSERT INTO `audit` VALUES (new.id)"
+    database.run(f"CREATE TRIGGER audits AFTER INSERT ON audited FOR EACH ROW {does}")
+    sink = database.sink(table="audited")
+    with pytest.raises(ConfigurationError, match="its triggers name audit, whose storage engine has no transactions"):
+        sink.validate(SCHEMA)
+    database.run("ALTER TABLE audit ENGINE=InnoDB")
+    sink.validate(SCHEMA)
 
 
 @pytest.mark.parametrize("how", ["prepared", "staging"])
