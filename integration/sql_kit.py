@@ -14,9 +14,15 @@ from sqlalchemy import make_url
 
 from onceward.connectors.database.engines import close_idle
 from onceward.connectors.database.sinks import SqlAlchemySink
+from onceward.core.checkpoint import Coordinator
+from onceward.core.log import DirectoryStore, EpochInput
+from onceward.core.transaction import Acknowledgement
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from onceward.connectors.database.sink import DatabaseSink
 
 
 MOMENT = dt.datetime.fromisoformat("2024-02-29T23:59:59.999999")
@@ -41,6 +47,26 @@ VALUES: Final[tuple[tuple[pa.DataType, list[Any]], ...]] = (
     (pa.time64("us"), [dt.time.min, dt.time.max, dt.time(12)]),
 )
 """Values of each Arrow type that one column or another would change."""
+
+
+def write_lines_and_words(folder: Path, sinks: Sequence[DatabaseSink], count: int = 3) -> None:
+    """Run epochs through a coordinator: a word, and in each other sink a line that refers to it."""
+    coordinator = Coordinator("lines", DirectoryStore(folder), sinks)
+    coordinator.open()
+    names = tuple(sink.name for sink in sinks)
+    for epoch in range(count):
+        about = EpochInput(query="q", start=[str(epoch)], end=[str(epoch + 1)])
+        coordinator.admit(epoch, about)
+        committables = []
+        for sink in sinks:
+            other = "word" if sink.name == "words" else "word_id"
+            batch = pa.record_batch({"id": [epoch], other: ["w"] if sink.name == "words" else [epoch]})
+            sink.validate(batch.schema)
+            transaction = sink.begin(coordinator.context(sink.name, epoch, subtask=0))
+            sink.write(transaction, batch)
+            committables.append(sink.pre_commit(transaction))
+        done = Acknowledgement(epoch=epoch, subtask=0, attempt=0, sinks=names, committables=tuple(committables))
+        coordinator.commit(epoch, [done], about)
 
 
 class MariaDatabase:

@@ -16,14 +16,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from onceward.connectors.database import merging, staging
 from onceward.connectors.database.sinks import SqlAlchemySink
 from onceward.connectors.database.sqlite import _set_up
+from onceward.core.checkpoint import Coordinator
 from onceward.core.errors import ConfigurationError, EpochConflictError, RetryableSinkError, SchemaError, SqlError
+from onceward.core.log import DirectoryStore, EpochInput
 from onceward.core.names import NOTHING, Scope
-from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation, WriteContext
+from onceward.core.transaction import (
+    AbortStatus,
+    Acknowledgement,
+    CommitStatus,
+    Committable,
+    Observation,
+    WriteContext,
+)
 
 from .ledger_contract import LedgerContract
 
@@ -297,6 +307,67 @@ def test_a_view_is_refused(database: Database) -> None:
     database.run("CREATE VIEW seen AS SELECT * FROM words")
     with pytest.raises(ConfigurationError, match="seen is a view"):
         database.sink(table="seen").validate(SCHEMA)
+
+
+def epochs(tmp_path: Path, sinks: list[SqlAlchemySink], rows: dict[str, pa.RecordBatch], count: int = 3) -> Coordinator:
+    """Run epochs through a coordinator, with the same rows in each but for their ids."""
+    coordinator = Coordinator("orders", DirectoryStore(tmp_path / "log"), sinks)
+    coordinator.open()
+    for sink in sinks:
+        sink.validate(rows[sink.name].schema)
+    for epoch in range(count):
+        about = EpochInput(query="q", start=[str(epoch)], end=[str(epoch + 1)])
+        coordinator.admit(epoch, about)
+        contexts = [coordinator.context(sink.name, epoch, subtask=0) for sink in sinks]
+        prepared = []
+        for sink, where in zip(sinks, contexts, strict=True):
+            batch = rows[sink.name]
+            moved = [
+                pc.call_function("add", [one, epoch]) if pa.types.is_integer(one.type) else one for one in batch.columns
+            ]
+            prepared.append(write(sink, where, pa.record_batch(moved, schema=batch.schema)))
+        names = tuple(sink.name for sink in sinks)
+        done = Acknowledgement(epoch=epoch, subtask=0, attempt=0, sinks=names, committables=tuple(prepared))
+        coordinator.commit(epoch, [done], about)
+    return coordinator
+
+
+LINES = pa.record_batch({"id": [10], "word_id": [1]})
+
+
+def test_rows_that_refer_to_another_sinks_rows_are_committed_after_these(database: Database, tmp_path: Path) -> None:
+    database.run("CREATE TABLE lines (id INTEGER PRIMARY KEY, word_id INTEGER REFERENCES words (id))")
+    database.run("CREATE TABLE notes (id INTEGER PRIMARY KEY, word_id INTEGER REFERENCES lines (id))")
+    names = {"anotes": "notes", "lines": "lines", "words": "words"}
+    sinks = [SqlAlchemySink(name, url=database.url, table=table) for name, table in names.items()]
+    notes = pa.record_batch({"id": [100], "word_id": [10]})
+    epochs(tmp_path, sinks, {"anotes": notes, "lines": LINES, "words": words(1, 1)})
+    assert [len(database.run(f"SELECT * FROM {table}")) for table in ("words", "lines", "notes")] == [3, 3, 3]
+
+
+def test_rows_wait_for_those_that_they_refer_to_and_no_longer_than_for_an_error(
+    database: Database, tmp_path: Path
+) -> None:
+    database.run("CREATE TABLE lines (id INTEGER PRIMARY KEY, word_id INTEGER REFERENCES words (id))")
+    database.run("INSERT INTO words VALUES (1, 'taken')")
+    sinks = [SqlAlchemySink(name, url=database.url, table=name) for name in ("lines", "words")]
+    rows = {"lines": LINES, "words": words(1, 1)}
+    with pytest.raises(SqlError, match=r"UNIQUE constraint failed: words.id") as error:
+        epochs(tmp_path, sinks, rows, 1)
+    assert "not asked before words, to whose rows its own refer" in "".join(error.value.__notes__)
+    assert database.run("SELECT * FROM lines") == []
+    database.run("DELETE FROM words")
+    again = [SqlAlchemySink(name, url=database.url, table=name) for name in ("lines", "words")]
+    Coordinator("orders", DirectoryStore(tmp_path / "log"), again).open()
+    assert [len(database.run(f"SELECT * FROM {table}")) for table in ("words", "lines")] == [1, 1]
+
+
+def test_tables_that_refer_to_each_other_are_refused_at_the_start(database: Database, tmp_path: Path) -> None:
+    database.run("CREATE TABLE lines (id INTEGER PRIMARY KEY, word_id INTEGER REFERENCES more (id))")
+    database.run("CREATE TABLE more (id INTEGER PRIMARY KEY, word_id INTEGER REFERENCES lines (id))")
+    sinks = [SqlAlchemySink(name, url=database.url, table=name) for name in ("lines", "more")]
+    with pytest.raises(ConfigurationError, match="the targets of sinks lines, more refer to each other"):
+        epochs(tmp_path, sinks, {"lines": LINES, "more": LINES})
 
 
 def test_a_merge_checks_foreign_keys(database: Database) -> None:

@@ -187,6 +187,11 @@ class Url:
     def backend(self) -> str:
         return self.parsed.get_backend_name()
 
+    @property
+    def family(self) -> str:
+        """The backend; MariaDB has two names."""
+        return "mariadb" if self.backend == "mysql" else self.backend
+
     def redact(self, message: str) -> str:
         """`message` with every secret of this URL replaced by ***."""
         secrets = [self.parsed.password or ""]

@@ -11,6 +11,7 @@ Invariant 1: `finish` takes a permit. Invariant 7: COMPLETED is put only after e
    transaction was prepared moments ago.
 3. Targets of the same kind are independent: each round asks them at the same time, and what one of them raises is
    raised at the end.
+4. Shares that cannot expire wait for those to whose rows their own refer (order.py).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from ..policy import OnLost
 from ..sink import by_urgency
 from .kept import check_kept
 from .losses import Verdict, settle
+from .order import find_order
 from .share import Share
 
 if TYPE_CHECKING:
@@ -158,14 +160,20 @@ def _commit_in_order(shares: Sequence[Share], active: Sequence[Share], policy: C
     if unfinished:
         for share in lasting:
             share.detail = f"not asked before {', '.join(one.sink.name for one in unfinished)}, which can expire"
-    else:
-        policy.make_all([share.ask for share in lasting])
+        return
+    find_order(shares)  # (4)
+    while ready := [share for share in lasting if share.after is not None and all(one.ended for one in share.after)]:
+        policy.make_all([share.ask for share in ready])
+        lasting = [share for share in lasting if share not in ready]
+    for share in lasting:
+        if names := [one.sink.name for one in share.after or () if not one.ended]:
+            share.detail = f"not asked before {', '.join(names)}, to whose rows its own refer"
 
 
 def _waiting(active: Sequence[Share]) -> list[Share]:
     """Return the shares to wait for: a final error of an expiring share blocks the lasting ones."""
     blocked = any(share.expires and share.error is not None for share in active)
-    return [share for share in active if share.waits and (share.expires or not blocked)]
+    return [share for share in active if share.waits and (share.expires or not (blocked or share.blocked))]
 
 
 def _announce(permit: CommitPermit, shares: Sequence[Share], *, voided: bool = False) -> None:

@@ -48,6 +48,7 @@ class Share:
         detail: Why it waits.
         unseen: Whether its target did not answer `look`; then it gets no commits in this round.
         accepted: Whether the policy has accepted a loss of its target in this commit.
+        after: Shares to whose rows this one's refer, so that it waits for them; None if that is not known yet.
         owns: Whether the sink owns its names in its target once its share has ended.
     """
 
@@ -62,6 +63,7 @@ class Share:
         self.seconds = 0.0
         self.detail = ""
         self.unseen = self.accepted = False
+        self.after: tuple[Share, ...] | None = None
         mine = [c for c in permit.committables(sink.name) if c.transaction not in writer.view.skipped]
         mine.sort(key=lambda c: c.epoch)
         self.committables = tuple(mine)
@@ -74,6 +76,11 @@ class Share:
     def waits(self) -> bool:
         """Whether there is something left to ask for."""
         return self.error is None and bool(self._epochs or self._to_claim)
+
+    @property
+    def blocked(self) -> bool:
+        """Whether it waits for a share that asking again does not help."""
+        return any(share.error is not None or share.blocked for share in self.after or ())
 
     @property
     def ended(self) -> bool:

@@ -14,17 +14,18 @@ from sqlalchemy import make_url
 
 from onceward.connectors.database.engines import close_idle, transaction
 from onceward.connectors.database.plan import InsertWriter, make_plan
+from onceward.connectors.database.sinks import SqlAlchemySink
 from onceward.connectors.database.tables import describe
 from onceward.core.errors import ConfigurationError, SchemaError, SqlError
 from onceward.core.transaction import CommitStatus
 
 from ..postgres_kit import SCHEMA, SCOPE, context, write
-from ..sql_kit import VALUES, MariaDatabase, maria_database
+from ..sql_kit import VALUES, MariaDatabase, maria_database, write_lines_and_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-    from onceward.connectors.database.sinks import SqlAlchemySink
     from onceward.core.transaction import Committable
     from onceward.testing.containers import MariaDbContainer
 
@@ -226,6 +227,25 @@ def test_a_column_may_have_any_name_and_a_url_any_charset(database: MariaDatabas
     sink.validate(batch.schema)
     commit(sink, write(sink, context(), batch))
     assert database.rows("named") == [(1, "ü€😀")]
+
+
+def test_rows_that_refer_to_another_sinks_rows_are_staged_and_committed_after_these(
+    database: MariaDatabase, tmp_path: Path
+) -> None:
+    database.run("CREATE OR REPLACE TABLE words (id bigint PRIMARY KEY, word text)")
+    database.run("CREATE TABLE refers (id bigint PRIMARY KEY, word_id bigint REFERENCES words (id))")
+    sinks = [
+        SqlAlchemySink(name, url=database.url, table=table) for name, table in [("a", "refers"), ("words", "words")]
+    ]
+    try:
+        write_lines_and_words(tmp_path, sinks)
+        assert [sink.commit_path for sink in sinks] == ["staging", "prepared"]
+        assert [len(database.rows(table)) for table in ("words", "refers")] == [3, 3]
+        refused = SqlAlchemySink("a", url=database.url, table="refers", commit="prepared")
+        with pytest.raises(ConfigurationError, match=r"foreign key to the table of sink words.*use commit='staging'"):
+            write_lines_and_words(tmp_path, [refused, sinks[1]])
+    finally:
+        database.run("DROP TABLE refers")
 
 
 @pytest.mark.parametrize("calls", [False, True])
