@@ -34,8 +34,8 @@ class PostgresSink(DatabaseSink):
         create_table: Create the table from the data's schema if it is missing, with `key` as its primary key.
         commit: How rows wait for the epoch's decision: in "prepared" transactions (rows go into the table at once,
             invisible; needs `max_prepared_transactions`), or in "staging" tables (one transaction for each epoch merges
-            them into the table). "auto": staging for upserts and on servers without prepared transactions, prepared
-            otherwise; `sink.commit_path` says which.
+            them into the table). "auto": staging for upserts, for tables with foreign keys and on servers without
+            prepared transactions, prepared otherwise; `sink.commit_path` says which.
         lock_timeout: Seconds for which a statement may wait for another transaction's lock before the attempt fails.
         answer_within: Seconds to wait for an answer, for example to a commit, before the connection is closed and the
             server is asked for the outcome.
@@ -111,8 +111,8 @@ class SqlAlchemySink(DatabaseSink):
         create_table: Create the table from the data's schema if it is missing, with `key` as its primary key.
         commit: How rows wait for the epoch's decision: in "prepared" transactions (rows go into the table at once,
             invisible), or in "staging" tables (one transaction for each epoch merges them into the table). "auto":
-            staging for upserts, for SQLite and on servers without prepared transactions, prepared otherwise;
-            `sink.commit_path` says which.
+            staging for upserts, for SQLite, for tables with foreign keys and on servers without prepared transactions,
+            prepared otherwise; `sink.commit_path` says which.
         lock_timeout: Seconds for which a statement may wait for another transaction's lock before the attempt fails.
             MariaDB takes whole seconds.
         answer_within: Seconds to wait for an answer, including the time to connect, before the connection is closed.
