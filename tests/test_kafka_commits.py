@@ -239,6 +239,24 @@ def test_nothing_of_an_epoch_is_committed_while_a_part_of_it_may_be_lost():
     assert outcome.status is CommitStatus.COMMITTED
 
 
+@pytest.mark.parametrize(
+    ("open_", "status"), [(set(), CommitStatus.RETRY_LATER), ({A, B0, B1}, CommitStatus.COMMITTED)]
+)
+def test_what_partitions_have_ended_holds_the_others_back_if_its_coordinator_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, open_: set[Partition], status: CommitStatus
+):
+    """It may be aborted. What its partitions have open is not."""
+    client = Pair()
+    client.open, describe = open_, client.describe
+
+    def silently(names: Iterable[str], *, topics: Collection[str]) -> dict[str, Description]:
+        return describe(names, topics=topics) | {MINE.transactional_id: Description(Code.NO_ANSWER)}
+
+    monkeypatch.setattr(client, "describe", silently)
+    outcomes = commits.commit(client, [PREPARED, OTHER])  # type: ignore[arg-type]
+    assert [outcome.status for outcome in outcomes] == [CommitStatus.RETRY_LATER, status]
+
+
 def test_what_is_held_back_is_committed_before_its_timeout():
     client = Pair()
     client.open, client.age = set(), TIMEOUT // 2 + 1

@@ -163,10 +163,13 @@ class Written:
         self.calls.append("topic ids everywhere" if everywhere else "topic ids")
         return self.ids
 
-    def describe_producers(self, partitions):
-        assert partitions == {("t", 0)}
+    def partitions_of(self, topics):
+        assert topics == ["t"]
+        return [("t", 0), ("t", 1)]
+
+    def describe_producers(self, partitions, *, retry_seconds=None):  # noqa: ARG002 - signature
         self.calls.append("describe producers")
-        return self.producers
+        return {partition: self.producers.get(partition, {}) for partition in partitions}
 
     def keep(self, _name, _context, prepared) -> None:
         self.calls.append("keep" if prepared is not None else "keep nothing")
@@ -188,6 +191,16 @@ def test_a_handle_is_asked_for_when_the_brokers_have_all_messages(monkeypatch):
     assert written.calls == ["flush", "describe", "topic ids", "describe producers", "keep", "drop"]
     assert (committable.writer, committable.epoch, committable.subtask, committable.rows) == (4, 2, 1, 1)
     assert committable.handle["producer_epoch"] == 3
+
+
+def test_a_coordinator_that_does_not_know_all_partitions_is_not_believed(monkeypatch):
+    """A deposed one: nobody would see that a partition without a leader got no marker (KAFKA-20734)."""
+    written = Written()
+    written.producers[("t", 1)] = {(7, 3): 1}
+    with pytest.raises(KafkaError, match="does not know that the transaction has rows in t-1"):
+        pre_committed(monkeypatch, written)
+    written.producers[("t", 1)] = {(7, 2): 1, (8, 3): 1}
+    pre_committed(monkeypatch, written)
 
 
 def test_a_flush_leaves_half_of_the_timeout_for_decision_and_commit(monkeypatch):
@@ -219,7 +232,7 @@ def test_a_transaction_whose_topic_is_gone_is_not_prepared(monkeypatch):
     written.producers, written.ids = {("t", 0): None}, {"t": None}
     with pytest.raises(KafkaError, match="lost rows before it could be prepared"):
         pre_committed(monkeypatch, written)
-    assert written.calls == ["flush", "describe", "topic ids", "topic ids everywhere"]
+    assert written.calls == ["flush", "describe", "topic ids", "topic ids everywhere", "describe producers"]
 
 
 def test_a_partition_that_does_not_answer_for_long_is_not_waited_for(monkeypatch):

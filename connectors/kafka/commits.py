@@ -127,6 +127,12 @@ class Inspection(NamedTuple):
         return self.seen is Observation.PREPARED and self.inside in (Inside.ENDED, Inside.MIXED)
 
     @property
+    def may_be_lost(self) -> bool:
+        """Whether partitions have ended it, and no coordinator says how; or nobody says whether it is open."""
+        unknown = self.seen is Observation.NO_ANSWER and self.inside not in (Inside.OPEN, Inside.GONE)
+        return self.ended_within or unknown
+
+    @property
     def doubtful(self) -> bool:
         """Whether its coordinator calls it open, and partitions have ended it for more than one look."""
         return self.behind and self.ended_within
@@ -251,7 +257,7 @@ def commit(client: TransactionCoordinatorClient, transactions: Sequence[Prepared
             outcomes[transaction] = _outcome(inspector, transaction, one, codes.get(transaction))
         inspector.prove_lost([t for t, one in found.items() if one.doubtful])
         lost = any(outcome.status not in _EXPECTED for outcome in outcomes.values())
-        stops = lost or any(one.ended_within for one in found.values())
+        stops = lost or any(one.may_be_lost for one in found.values())
         for transaction in (t for t, one in found.items() if one.whole and stops):
             outcomes[transaction] = CommitOutcome(CommitStatus.RETRY_LATER, HELD)
         held = {t: one for t, one in found.items() if one.stuck or (one.whole and stops)}

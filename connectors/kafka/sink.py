@@ -59,6 +59,8 @@ class KafkaTransaction(NamedTuple):
     pool: ProducerPool
     producer: TransactionalProducer
     hash: RowHash | None = None
+    topics: set[str] | None = None
+    """Those that the rows have named; None if the sink has one."""
 
 
 class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
@@ -233,13 +235,15 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
 
     def begin(self, context: WriteContext) -> KafkaTransaction:
         pool = self._pool(context.scope)
-        return KafkaTransaction(context, pool, pool.take(context), RowHash() if self.proof else None)
+        topics = set[str]() if self.topic is None else None
+        return KafkaTransaction(context, pool, pool.take(context), RowHash() if self.proof else None, topics)
 
     def write(self, transaction: KafkaTransaction, batch: pa.RecordBatch) -> None:
         for piece in pieces(batch):
             rows = transaction.producer.messages(piece, self.topic)
-            if self.topic is None:
+            if transaction.topics is not None:
                 cluster_of(self.settings).check_topics(rows.topics)
+                transaction.topics.update(rows.topics)
             transaction.producer.write(rows)
             if transaction.hash is not None:
                 transaction.hash.add(hashed(piece, own_topic=self.topic is None))
@@ -248,7 +252,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         """Wait for the brokers' acknowledgements, ask for the handle, and release the producer."""
         producer, context = transaction.producer, transaction.context
         producer.flush(time.monotonic() + self.transaction_timeout * FLUSH_SHARE)
-        prepared = self._prepared(str(producer.name)) if producer.rows else None
+        prepared = self._prepared(transaction) if producer.rows else None
         proof = None
         if transaction.hash is not None and prepared is not None:
             proof = transaction.hash.proof(mark_of(*prepared.producer))
@@ -308,9 +312,11 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     def warm_up(self, context: WriteContext) -> None:
         self._pool(context.scope).warm_up(context)
 
-    def _prepared(self, name: str) -> Prepared:
-        client = self._client.within(2 * commits.CALL_SECONDS)
-        description = client.describe([name], topics=[self.topic] if self.topic is not None else [])[name]
+    def _prepared(self, transaction: KafkaTransaction) -> Prepared:
+        """Ask for the handle, and whether it has all partitions in which the transaction is open."""
+        client, name = self._client.within(2 * commits.CALL_SECONDS), str(transaction.producer.name)
+        topics = sorted(transaction.topics or ()) if self.topic is None else [self.topic]
+        description = client.describe([name], topics=topics)[name]
         if description.handle is None:
             raise kafka_error("the transaction's producer epoch cannot be read", description.code, transaction=name)
         if description.open is None:
@@ -322,7 +328,17 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         ids = _ids_of_topics(client, description.open.topics, name)
         prepared, gone = description.open.with_ids(ids), None in ids.values()
         # After the ids: a partition that has the transaction open proves that its topic's id is that of the rows.
-        inside = Inside.GONE if gone else judge_partitions(prepared, client.describe_producers(prepared.partitions))
+        others = set(client.partitions_of(topics)) - prepared.partitions
+        producers = client.describe_producers(prepared.partitions | others, retry_seconds=0)
+        if left := sorted(partition for partition in others if prepared.producer in (producers[partition] or ())):
+            raise KafkaError(
+                f"its coordinator does not know that the transaction has rows in {left[0][0]}-{left[0][1]}: another "
+                "broker has taken its place. Nothing of the epoch is committed; the next attempt writes it again",
+                transaction=name,
+            )
+        if not gone and any(producers[partition] is None for partition in prepared.partitions):
+            producers = client.describe_producers(prepared.partitions)
+        inside = Inside.GONE if gone else judge_partitions(prepared, producers)
         if inside not in (Inside.OPEN, Inside.SILENT):
             raise KafkaError(
                 f"the transaction lost rows before it could be prepared ({inside}): a topic was deleted, or somebody "

@@ -11,11 +11,11 @@ from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, OncewardError
-from ..sink import TwoPhaseCommitSink
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from ..sink import TwoPhaseCommitSink
     from .share import Share
 
 
@@ -63,6 +63,4 @@ def _ask(share: Share, by_name: Mapping[str, Share]) -> None:
 
 
 def _before(sink: TwoPhaseCommitSink[Any], sinks: Collection[TwoPhaseCommitSink[Any]]) -> Collection[str]:
-    if not isinstance(sink, TwoPhaseCommitSink):  # one of the same shape, which refers to nothing
-        return ()
     return sink.commits_after([other for other in sinks if other is not sink])

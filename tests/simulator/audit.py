@@ -161,6 +161,10 @@ class Audit:
     def _check_whole(self, txn: Txn, decision: Decide) -> None:
         """The first commit of a decision: nothing else that it names was lost before, or a replay is spoiled."""
         named = [self.prepared[c.identity()] for c in decision.committables]
+        if self.world.plan.config.refers and target_of(txn) == "staged" and txn.cause != GONE_BACK:
+            missing = [one for one in named if target_of(one) == "prepared" and one.state in ("open", "prepared")]
+            if missing:
+                raise Violation("order", f"committed before the rows that it refers to: {txn}, {missing}")
         lost = [one for one in named if one.state == "aborted" and not one.skipped]
         if not lost or txn.cause == GONE_BACK or any(one.state == "committed" for one in named):
             return  # what was committed before is committed again, whatever else a standby lacks
@@ -171,6 +175,9 @@ class Audit:
         known = starter and not self.world.landing and log is not None and min(one.ended for one in lost) < log.started
         if target_of(txn) != "kafka" and any(target_of(one) == "kafka" for one in lost):
             raise Violation("torn", f"committed, though what can expire of its epoch is lost: {txn}, {lost}")
+        troubled = self.world.tick < self.world.troubled_until
+        if troubled and 2 * (self.world.tick - txn.since) > self.world.plan.config.timeout:
+            return  # who does not say what became of the lost one is waited for during half of the timeout
         if known:
             raise Violation("torn", f"a start committed this, though of its epoch this was lost before: {txn}, {lost}")
 

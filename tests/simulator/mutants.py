@@ -191,6 +191,11 @@ _REAL_OTHER_LOGS = ownership._other_logs
 # The coordinator
 
 
+def _without_order(shares: Sequence[Any]) -> None:
+    for share in shares:
+        share.after = ()
+
+
 def _without_a_count(view: LogView, sink: str, known: Any, **how: Any) -> str:
     return forgotten(view, sink, known and known._replace(transactions=None), **how)
 
@@ -846,6 +851,12 @@ MUTANTS: dict[str, Mutant] = {
         _laws("independent"),
         patches=((coordinator, "finish", _finish_in_turns),),
         narrow=with_kinds(K.OUTAGE, style="batch", sinks=("prepared", "kafka"), timeout=400),
+    ),
+    "no order of targets that refer to each other": Mutant(
+        "Rows are committed before those that they refer to.",
+        _laws("order"),
+        patches=((commit, "find_order", _without_order),),
+        narrow=with_kinds(K.TARGET_FAULT, K.SWITCH, sinks=("staged", "prepared"), style="batch", refers=True),
     ),
     "stop at the first sink that refuses": Mutant(
         "A decision is finished sink by sink, and one that refuses delays the others past their timeout.",

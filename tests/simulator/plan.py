@@ -160,6 +160,7 @@ class Config:
         adopt: Whether the command line says so, and goes on to.
         tries: Repetitions of a put before a writer gives up.
         timeout: Ticks after which the broker aborts an open transaction.
+        refers: Whether staged rows refer to prepared ones, by a foreign key.
         neighbour: Name of another pipeline that writes to the same targets at the same time; empty: none.
     """
 
@@ -176,6 +177,7 @@ class Config:
     adopt: bool = False
     tries: int = 2
     timeout: int = 600
+    refers: bool = False
     neighbour: str = ""
 
 
@@ -195,7 +197,7 @@ class Plan:
 def make(seed: int) -> Plan:
     """Draw a plan. Seeds give very different runs: few or many disturbances, of few or many kinds."""
     rng = random.Random(seed)
-    config = _config(rng)
+    config = replace(_config(rng), refers=seed % 2 == 1)
     kinds = list(_WEIGHTS)
     if rng.random() < 0.5:  # a run that does one sort of thing often finds other bugs than one that does all
         kinds = rng.sample(kinds, rng.randint(3, 6))

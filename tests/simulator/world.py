@@ -46,15 +46,15 @@ class Process:
         self.driver = driver
         self.alive = True
         self.wakes = 0
-        self.number = world.processes = world.processes + 1
+        self.machine = world.machines.setdefault(" ".join(name.split()[:2]), len(world.machines))
         self.memory: dict[Any, Any] = {}
 
     def __repr__(self) -> str:
         return self.name
 
     def clock(self) -> float:
-        """Ticks, by its own clock: no two show the same time, nor go at the same pace."""
-        return (self.world.tick + self.number * 7919 % 10007) * (1.0, 0.95, 1.05)[self.number % 3]
+        """Ticks, by the clock of its machine: no two show the same time, nor go at the same pace."""
+        return (self.world.tick + self.machine * 7919 % 10007) * (1.0, 0.95, 1.05)[self.machine % 3]
 
 
 class Task:
@@ -100,7 +100,8 @@ class World:
         self.late: list[tuple[str, Callable[[], object]]] = []
         self.trace: list[str] | None = [] if tracing else None
         self.disturbed = 0
-        self.processes = 0
+        self.machines: dict[str, int] = {}
+        """A driver and the Python processes beside it, or an executor, by the beginning of the processes' names."""
         self.excuses = 0
         """Disturbances that may make a healthy target's transactions expire; an outage of another one may not."""
         self.troubled_until = -1
