@@ -102,6 +102,9 @@ class FakeSink(TwoPhaseCommitSink[Any]):
         self.abort_status = AbortStatus.ABORTED
         self.keeps_open = False
         self.claim_error: Exception | None = None
+        """Raised by check_claim and claim."""
+        self.late_claim_error: Exception | None = None
+        """What becomes the claim_error with the first claim."""
         self.remembered: Remembered | None = None
         self.completed_error: Exception | None = None
         self.when_listed: Callable[[], object] | None = None
@@ -161,6 +164,7 @@ class FakeSink(TwoPhaseCommitSink[Any]):
 
     def claim(self, scope: Scope) -> None:
         self.calls.append(f"claim {scope.log}")
+        self.claim_error, self.late_claim_error = self.late_claim_error or self.claim_error, None
         if self.claim_error is not None:
             raise self.claim_error
 

@@ -161,7 +161,7 @@ class TestAdmission:
         """Two fresh logs decide under one name at the same time: the target takes one, the other is told."""
         bench = Bench()
         coordinator = bench.opened()
-        bench.sink.claim_error = EpochConflictError("claimed by another log")
+        bench.sink.late_claim_error = EpochConflictError("claimed by another log")
         with pytest.raises(EpochConflictError, match="claimed by another log"):
             bench.run(coordinator, 0)
         with pytest.raises(EpochConflictError, match="claimed by another log"):
@@ -305,11 +305,20 @@ class TestOpening:
         bench.sink.calls.clear()
         first = bench.run(coordinator, 0)
         bench.run(coordinator, 1)
-        assert bench.sink.calls[:2] == [f"claim {log}", f"commit {first.transaction}"]
+        assert bench.sink.calls[:3] == [f"check {log} -1 -1", f"claim {log}", f"commit {first.transaction}"]
         assert bench.sink.calls.count(f"claim {log}") == 1
         bench.sink.calls.clear()
         bench.opened()
         assert bench.sink.calls == [f"check {log} {first.writer} 1"]
+
+    def test_targets_are_asked_before_the_first_decision_too(self):
+        """A standby of the log's server has nothing yet, and a target has committed the first epoch."""
+        bench = Bench()
+        coordinator = bench.opened()
+        bench.sink.claim_error = EpochConflictError("this decision log is an outdated copy")
+        with pytest.raises(EpochConflictError, match="outdated copy"):
+            bench.run(coordinator, 0)
+        assert coordinator.view.newest is None
 
     def test_a_claim_that_was_cut_off_is_made_by_whoever_finishes_the_decision(self):
         bench = Bench()
@@ -327,7 +336,7 @@ class TestOpening:
         coordinator.admit(0, about(0))
         done = bench.committable(coordinator, 0)
         bench.sink.answers = [SinkError("broker is down")]
-        other.claim_error = RetryableSinkError("no answer")
+        other.late_claim_error = RetryableSinkError("no answer")
         with pytest.raises(SinkError):
             coordinator.commit(0, [acknowledgement(done, sinks=("a", "b"))], about(0))
         view = bench.opened(FakeSink("c")).view
@@ -376,7 +385,7 @@ class TestOpening:
         coordinator = bench.opened(other)
         coordinator.admit(1, about(1))
         coordinator.commit(1, [acknowledgement(epoch=1, sinks=("a", "b"))], about(1))
-        assert other.calls[1] == f"claim {coordinator.view.log}"
+        assert other.calls[1:3] == [f"check {coordinator.view.log} 0 0", f"claim {coordinator.view.log}"]
 
     def test_a_target_that_cannot_be_asked_for_the_names_delays_no_other(self):
         bench = Bench()

@@ -369,7 +369,8 @@ class Coordinator:
     def _check_kept(self, epoch: int) -> float:
         """Check, once the epoch is prepared, that no target has gone back to an older state since earlier epochs.
 
-        A target that does not answer is asked again until `commit_timeout`, as in a commit.
+        A target that does not answer is asked again until `commit_timeout`, as in a commit. This holds for the first
+        epoch, too: the log may have gone back to its beginning, and then a target alone knows of the epochs since.
 
         Returns:
             How long that took, in seconds.
@@ -377,10 +378,9 @@ class Coordinator:
         began = self.policy.monotonic()
         if self._went_back is not None:
             raise self._went_back
-        used = {name: sink for name, sink in self.sinks.items() if name in {*self.view.claimed, *self.view.reached}}
         for attempt in count():
             try:
-                errors = sorted(check_kept(self.writer, used).values(), key=_may_be_answered)
+                errors = sorted(check_kept(self.writer, self.sinks).values(), key=_may_be_answered)
             except EpochConflictError as error:
                 if not self.writer.still_newest():  # then a target knows more because of the newer writer
                     raise FencedError("a newer writer of this pipeline has started", pipeline=self.pipeline) from error
