@@ -9,15 +9,18 @@ import keyword
 import logging
 import re
 import sys
+from contextlib import contextmanager
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
 from typer.main import get_command
 
 from onceward.core.errors import ConfigurationError, OncewardError
+from onceward.core.kit.secrets import without_logins
 from onceward.testing.machine import needing
 
 from . import show
@@ -30,10 +33,36 @@ from .savepoint import app as savepoint_app
 from .ui import ui
 from .verify import verify
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 EXIT_FAILED, EXIT_MISUSED, EXIT_FAULT, EXIT_INTERRUPTED = 1, 2, 70, 130
+
+
+class _Commands(TyperGroup):
+    """The commands; a message about wrong arguments shows no password that one of them holds."""
+
+    def make_context(self, *args: Any, **more: Any) -> Any:
+        with _hidden_logins():
+            return super().make_context(*args, **more)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _hidden_logins():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _hidden_logins() -> Iterator[None]:
+    try:
+        yield
+    except typer.TyperException as error:
+        vars(error)["message"] = without_logins(vars(error).get("message", ""))
+        raise
+
 
 app = typer.Typer(
     name="onceward",
+    cls=_Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from onceward.core.checkpoint.recovery import TransactionStatus
+from onceward.core.kit.secrets import without_logins
 from onceward.core.sink import Guarantee
 from onceward.core.transaction import ANY_EPOCH
 
@@ -198,10 +199,10 @@ def any_failed(found: Sequence[Finding]) -> bool:
 
 
 class _Plain(Console):
-    """Shows control characters instead of sending them: names and reasons come from logs and targets."""
+    """Shows control characters instead of sending them, and no login: names and reasons come from logs and targets."""
 
     def render_str(self, text: str, **how: Any) -> Text:
-        return super().render_str(_CONTROL.sub(lambda found: repr(found[0])[1:-1], text), **how)
+        return super().render_str(_CONTROL.sub(lambda found: repr(found[0])[1:-1], without_logins(text)), **how)
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -211,7 +212,16 @@ def console(*, stderr: bool = False) -> Console:
 
 def print_json(what: Any) -> None:
     """Print indented JSON; what it has no form for, as text."""
-    typer.echo(msgspec.json.format(msgspec.json.encode(what, enc_hook=str)).decode())
+    shown = _without_logins(msgspec.to_builtins(what, enc_hook=str))
+    typer.echo(msgspec.json.format(msgspec.json.encode(shown)).decode())
+
+
+def _without_logins(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_logins(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_logins(one) for one in value]
+    return without_logins(value) if isinstance(value, str) else value
 
 
 def would(what: str) -> None:

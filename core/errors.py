@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from .kit.secrets import without_logins
+
 
 class OncewardError(Exception):
     """Base of all errors of this library.
 
     Args:
-        message: What happened and what to do.
+        message: What happened and what to do. Passwords in it are hidden as far as they can be recognized.
         pipeline: Name of the pipeline, if known.
         sink: Name of the sink, if known.
         epoch: Epoch number, if known.
@@ -35,12 +37,12 @@ class OncewardError(Exception):
         epoch: int | None = None,
         transaction: str | None = None,
     ) -> None:
-        self.message = message
+        self.message = without_logins(message)
         self.pipeline = pipeline
         self.sink = sink
         self.epoch = epoch
         self.transaction = transaction
-        super().__init__(message)
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         context = {

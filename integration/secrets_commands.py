@@ -69,7 +69,7 @@ class Commands:
         """Name, exit codes that may be, arguments."""
         where, log, bucket = self._in_file("kafka", "postgres"), self._log(), self.given["bucket"]
         targets = ["--target=postgres=postgres:words", "--target=kafka=kafka:words"]
-        refused = self.given["refused"]
+        refused, malformed = self.given["refused"], self.given["malformed"]
         wrong = ["--dsn", refused["postgres"]["dsn"]]
         stores = {name: ["--store", url] for name, (url, _) in self.given["refused_stores"].items()}
         done, failed, misused = {0, 1}, {1, 2}, {2}
@@ -98,6 +98,15 @@ class Commands:
             ("explain refused", failed, ["explain", "jobs.py:refused", "--json"]),
             ("verify", done, ["verify", str(self.folder / "log"), *targets, *where, "--json"]),
             ("verify refused", failed, ["verify", str(self.folder / "log"), targets[0], *wrong, "--json"]),
+            *(
+                (f"list, {kind}", misused, ["txn", "list", f"{option}={malformed[kind][setting]}"])
+                for kind, setting, option in (
+                    ("postgres with a slash", "dsn", "--dsn"),
+                    ("postgres with an @", "dsn", "--dsn"),
+                    ("kafka with a login", "bootstrap_servers", "--bootstrap-servers"),
+                )
+            ),
+            ("verify an address", misused, ["verify", f"--target={wrong[1]}", "--source=kafka:words", "--key=id"]),
         ]
 
     def _log(self) -> list[str]:

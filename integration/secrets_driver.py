@@ -179,17 +179,23 @@ def run_engine(folder: Path, given: dict[str, Any]) -> None:
         show(repr(source), repr(source.settings), repr(reader))
 
 
+def without_calls(record: logging.LogRecord) -> bool:
+    """Drop what py4j logs of every call, with its arguments; docs/logging.md shows it."""
+    return not record.name.startswith("py4j") or record.levelno > logging.DEBUG
+
+
 def main() -> None:
     how, folder = sys.argv[1], Path(sys.argv[2])
     given = json.load(sys.stdin)
     logging.basicConfig(level=logging.DEBUG)
-    logging.getLogger("py4j").setLevel(logging.INFO)  # its DEBUG shows every call, with its arguments
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(without_calls)
     registry = prometheus_client.CollectorRegistry()
     metrics.prometheus(registry)
     events = FileTransport(FileConfig(log_file_path=str(folder / "lineage.json"), append=True))
     lineage.openlineage(OpenLineageClient(transport=events), "tests")
     if how == "engine":
-        show_refusals(given["refused"])
+        show_refusals({**given["refused"], **given["malformed"]})
         run_engine(folder, given)
         show_refused_stores(given["refused_stores"])
     else:

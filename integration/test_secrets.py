@@ -148,11 +148,18 @@ def settings(places: Places, folder: Path) -> dict[str, Any]:
             "redis": {**cache, "url": redis.replace("@", f"{WRONG}@")},
             "redis away": {**cache, "url": f"redis://:{WRONG}@{nowhere}/0"},
         },
+        "malformed": {
+            "postgres with a slash": {"dsn": f"postgresql://u:first/{WRONG}@127.0.0.1:1/x", "table": "words"},
+            "postgres with an @": {"dsn": f"postgresql://u:first@{WRONG}@127.0.0.1:1", "table": "words"},
+            "kafka with a login": {**kafka, "bootstrap_servers": f"u:{WRONG}@{nowhere}"},
+            "redis with a slash": {**cache, "url": f"redis://:first/{WRONG}@{nowhere}/0"},
+        },
         "bucket": "s3://logs/secrets",
         "refused_stores": {
             "database": [sql.replace("@", f"{WRONG}@"), {}],
             "database away": [f"postgresql+psycopg://u:{WRONG}@{nowhere}/d", {}],
             "mariadb away": [f"mariadb+pymysql://u:{WRONG}@{nowhere}/d", {}],
+            "database with an @": [f"postgresql+psycopg://u:first@{WRONG}@{nowhere}/d", {}],
             "bucket": ["s3://logs/refused", {"secret": WRONG}],
             "bucket away": ["s3://logs/refused", {"endpoint_url": f"http://{nowhere}"}],
             "bucket with a login": [f"s3://dev:{WRONG}/@logs/refused", {"endpoint_url": s3}],
@@ -246,7 +253,7 @@ def test_a_secret_is_in_no_log_plan_event_checkpoint_error_metric_process_page_o
     ]
     assert shown == []
     assert done.returncode == 0, done.stderr[-3000:]
-    refused = len(given["refused"]) + len(given["refused_stores"]) if how == "engine" else 0
+    refused = sum(len(given[part]) for part in ("refused", "malformed", "refused_stores")) if how == "engine" else 0
     assert done.stdout.count(" was refused: ") == refused, done.stdout[-3000:]
     assert 'onceward_epochs_completed_total{pipeline="secrets-' in places["output"] or how == "format"
     assert systems != ALL or inbox.posts[-1].headers["x-api-key"] == HEADER

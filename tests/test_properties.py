@@ -47,7 +47,7 @@ from onceward.core.engine.state.store import decode_cells, encode_cells
 from onceward.core.errors import ConfigurationError, LogDamagedError, OncewardError, StateDamagedError
 from onceward.core.kit.options import arguments
 from onceward.core.kit.rows import to_json as row_to_json
-from onceward.core.kit.secrets import redact, shown_url
+from onceward.core.kit.secrets import redact, shown_address
 from onceward.core.log.entries import (
     Completed,
     Decide,
@@ -379,8 +379,8 @@ class TestSecrets:
 
         secret = f"{before}~geheim~{after}"
         for url in (f"s3://key:{secret}@host/x", f"postgresql://h/d?password={quote(secret)}&sslmode=require"):
-            assert "geheim" not in shown_url(url)
-        assert shown_url("postgresql://h/d?sslpassword=x&sslmode=require") == (
+            assert "geheim" not in shown_address(url)
+        assert shown_address("postgresql://h/d?sslpassword=x&sslmode=require") == (
             "postgresql://h/d?sslpassword=***&sslmode=require"
         )
 

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.options import check_seconds
+from onceward.core.kit.secrets import without_logins
 from onceward.core.names import Remembered, Scope
 from onceward.core.transaction import Committable, Observation
 from onceward.sinks import TwoPhaseCommitSink
@@ -89,7 +90,7 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
     def __repr__(self) -> str:
         key = f", key={list(self.target.key)}" if self.target.key else ""
         what = f"{self.name!r}, table={str(self.target.table)!r}, mode={self.mode!r}{key}"
-        return f"{type(self).__name__}({what}, url={str(self.target.url)!r})"
+        return without_logins(f"{type(self).__name__}({what}, url={str(self.target.url)!r})")
 
     def dataset(self) -> tuple[str, str] | None:
         url, table = self.target.url.parsed, self.target.table

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import URL, exc, make_url
 
 from onceward.core.errors import ConfigurationError
-from onceward.core.kit.secrets import HIDDEN, is_secret_name, redact
+from onceward.core.kit.secrets import AMBIGUOUS, is_ambiguous, is_secret_name, redact, shown_address
 from onceward.core.names import TransactionName, parse_transaction_name
 
 PREPARED: Final = "sql-prepared"
@@ -37,6 +37,8 @@ _HOW: Final = (
     "give for example 'postgresql+psycopg://user@host/db', 'mariadb+pymysql://user@host/db' or "
     "'sqlite:////var/lib/shop.db' (special characters in a password percent-encoded)"
 )
+_PORTS: Final = re.compile(r"[0-9,]*")
+"""Of a connection string; several hosts may have ports of their own."""
 
 
 class CommitPath(StrEnum):
@@ -134,11 +136,8 @@ class Url:
         except (exc.ArgumentError, ValueError):
             # Nothing of the text is repeated: a password may be anywhere in it.
             raise ConfigurationError(f"url is not a database URL of SQLAlchemy: {_HOW}") from None
-        if isinstance(text, str) and _is_ambiguous(text, url):
-            raise ConfigurationError(
-                "url has an @ that is not the one before the host, so a part of a password might be taken for the host "
-                "and shown: percent-encode special characters (@ as %40, / as %2F, ? as %3F, : as %3A)"
-            )
+        if isinstance(text, str) and url.get_backend_name() != "sqlite" and is_ambiguous(text, login=_has_login(url)):
+            raise ConfigurationError(f"url {AMBIGUOUS}")
         backend, _, driver = url.drivername.partition("+")
         known = DRIVERS.get(backend)
         if known is None:
@@ -172,11 +171,16 @@ class Url:
             ) from None
         names = ("username", "password", "host", "database")
         parts: dict[str, Any] = {name: given.pop(_LIBPQ.get(name, name), None) for name in names}
+        if not _PORTS.fullmatch(given.get("port", "")) or "@" in (parts["host"] or ""):
+            raise ConfigurationError(f"dsn {AMBIGUOUS}")
         if given.get("port", "").isdigit():
             parts["port"] = int(given.pop("port"))
         elif "port" in given:  # several hosts with ports of their own: in a URL of SQLAlchemy they are parameters
             given["host"] = parts.pop("host")
-        return cls.of(URL.create(f"postgresql+{DRIVERS['postgresql']}", **parts, query=given))
+        url = URL.create(f"postgresql+{DRIVERS['postgresql']}", **parts, query=given)
+        if is_ambiguous(text, login=_has_login(url)):
+            raise ConfigurationError(f"dsn {AMBIGUOUS}")
+        return cls.of(url)
 
     def libpq(self) -> dict[str, Any]:
         """The same as libpq's parameters, secrets included."""
@@ -201,18 +205,14 @@ class Url:
         return redact(message, secrets)
 
     def __str__(self) -> str:
-        hidden = {key: HIDDEN for key in self.parsed.query if is_secret_name(key)}
-        return self.parsed.update_query_dict(hidden).render_as_string(hide_password=True)
+        return shown_address(self.parsed.render_as_string(hide_password=True))
 
     def __repr__(self) -> str:
         return f"Url({str(self)!r})"
 
 
-def _is_ambiguous(text: str, url: URL) -> bool:
-    """Whether an @ is left where none belongs: what precedes it may be the rest of a password."""
-    _, _, place = text.partition("://")
-    known = 1 if url.username is not None or url.password is not None else 0
-    return url.get_backend_name() != "sqlite" and place.count("@") > known
+def _has_login(url: URL) -> bool:
+    return url.username is not None or url.password is not None
 
 
 class Access(NamedTuple):

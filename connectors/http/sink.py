@@ -18,6 +18,7 @@ import msgspec
 from onceward.core.errors import ConfigurationError, LogDamagedError, RetryableSinkError
 from onceward.core.kit.options import MOST_SECONDS, OF_FORMATS, arguments, check_choice, check_types
 from onceward.core.kit.rows import check_columns, json_rows
+from onceward.core.kit.secrets import without_logins
 from onceward.sinks.write_ahead import ROWS_PER_SEND, WriteAheadLogSink
 
 from .client import HttpSettings, clients, judge, with_authentication
@@ -167,7 +168,8 @@ class HttpSink(WriteAheadLogSink):
 
     def __repr__(self) -> str:
         names = [name for name, _ in self.settings.headers]
-        return f"HttpSink({self.name!r}, {self.directory!r}, url={self.settings.shown!r}, headers={names})"
+        what = f"url={self.settings.shown!r}, headers={names}"
+        return without_logins(f"HttpSink({self.name!r}, {self.directory!r}, {what})")
 
     def dataset(self) -> tuple[str, str] | None:
         """The server, and a digest of the whole URL, whose path or query may be secret."""

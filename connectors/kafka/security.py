@@ -22,7 +22,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from onceward.core.errors import ConfigurationError, KafkaError
-from onceward.core.kit.secrets import shown_url
+from onceward.core.kit.secrets import shown_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -149,7 +149,7 @@ def _function(given: Any) -> Callable[[str], Any]:
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(
             f"oauth_cb {given!r} is not a function: give it as module:function ({error})"
-        ) from error
+        ) from None
     return found  # type: ignore[no-any-return]
 
 
@@ -181,8 +181,8 @@ def _check_endpoint(url: str) -> None:
     here = parts.scheme == "http" and parts.hostname in {"localhost", "127.0.0.1", "::1"}
     if not here and (parts.scheme != "https" or not parts.hostname):
         raise ConfigurationError(
-            f"{_ENDPOINT} {shown_url(url)!r} is refused: the client's secret is sent there, so give an https:// URL "
-            "(http:// is allowed for localhost)"
+            f"{_ENDPOINT} {shown_address(url)!r} is refused: the client's secret is sent there, so give an https:// "
+            "URL (http:// is allowed for localhost)"
         )
 
 
@@ -220,7 +220,7 @@ def _from_endpoint(values: Mapping[str, Any]) -> Token:
         why = "its answer holds no access_token"
     except (OSError, ValueError, TypeError, http.client.HTTPException) as error:
         why = str(error) or type(error).__name__
-    raise KafkaError(f"no token from {shown_url(url)}: {why}")
+    raise KafkaError(f"no token from {shown_address(url)}: {why}")
 
 
 def _unsigned(config: Mapping[str, str]) -> Token:

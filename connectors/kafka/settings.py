@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from onceward.core.errors import ConfigurationError
-from onceward.core.kit.secrets import HIDDEN, is_secret_name
+from onceward.core.kit.secrets import HIDDEN, is_secret_name, shown_address, without_logins
 
 from .security import TokenSource, tls_context
 
@@ -127,7 +127,7 @@ MUST_BE: Final = {
 _SECRETS: Final = frozenset({"sasl.oauthbearer.config", "ssl.key.pem"})
 """Besides those that are called so."""
 _LAST_PORT: Final = 65535
-_SERVER = re.compile(r"(?:\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):([0-9]{1,5})")
+_SERVER = re.compile(r"(?:\[[0-9A-Fa-f:.%]+\]|[^\s:/@\[\]]+):([0-9]{1,5})")
 _JAAS = re.compile(r"""(username|password)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)')""")
 
 
@@ -190,7 +190,7 @@ class KafkaSettings:
             name: HIDDEN if name in _SECRETS or is_secret_name(name) else value
             for name, value in sorted(self._values.items())
         }
-        return f"KafkaSettings({shown})"
+        return without_logins(f"KafkaSettings({shown})")
 
     def for_librdkafka(self) -> dict[str, Any]:
         """Configuration of a client of confluent-kafka; what is not for its kind is ignored by librdkafka."""
@@ -262,8 +262,9 @@ def _check_servers(text: str) -> None:
     for server in text.split(","):
         found = _SERVER.fullmatch(server.strip())
         if found is None or not 0 < int(found[1]) <= _LAST_PORT:
+            shown = shown_address(text if "@" in text else server.strip())  # a comma may be a password's
             raise ConfigurationError(
-                f"{server.strip()!r} in bootstrap_servers (kafka.bootstrap.servers) is not host:port; separate several "
+                f"{shown!r} in bootstrap_servers (kafka.bootstrap.servers) is not host:port; separate several "
                 "with commas"
             )
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from onceward.core.errors import ConfigurationError, KafkaError
 from onceward.core.kit.options import OF_FORMATS, arguments, check_types
 from onceward.core.kit.pieces import pieces
+from onceward.core.kit.secrets import without_logins
 from onceward.core.names import NOTHING
 from onceward.core.row_hash import RowHash
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, Observation
@@ -147,7 +148,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         return cls(config=config, **given)
 
     def __repr__(self) -> str:
-        return f"KafkaSink({self.name!r}, topic={self.topic!r}, {self.settings})"
+        return without_logins(f"KafkaSink({self.name!r}, topic={self.topic!r}, {self.settings})")
 
     @property
     def transaction_timeout(self) -> float:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from onceward.core.errors import ConfigurationError, DataLossError, SinkError
 from onceward.core.kit.options import check_choice, check_types
+from onceward.core.kit.secrets import without_logins
 from onceward.core.names import NOTHING, Remembered, other_log, outdated_log, parse_transaction_name
 from onceward.core.sink import Guarantee
 from onceward.core.transaction import Progress
@@ -111,7 +112,7 @@ class RedisSink(WriteAheadLogSink):
 
     def __repr__(self) -> str:
         what = f"url={self.settings.shown!r}, key={self.key.text!r}, form={self.form!r}"
-        return f"RedisSink({self.name!r}, {self.directory!r}, {what})"
+        return without_logins(f"RedisSink({self.name!r}, {self.directory!r}, {what})")
 
     def dataset(self) -> tuple[str, str] | None:
         server, _, database = self.settings.shown.partition("://")[2].partition("/")

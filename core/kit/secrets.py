@@ -1,4 +1,11 @@
-"""Keeping secrets out of whatever a person may read: messages, logs, reprs."""
+"""Addresses and secrets, as far as a person may read them: in messages, logs, reprs.
+
+1. An address is shown without its password, and without the values of parameters whose names call them secrets.
+2. An address that can be read in two ways, because a password's own @, /, ? or # is not percent-encoded, is shown as
+   its scheme alone: what one client takes for the host is for another the rest of the password.
+3. Each OncewardError passes its message through `without_logins`: it may repeat a driver's text, or an address that was
+   given in place of something else.
+"""
 
 from __future__ import annotations
 
@@ -6,43 +13,89 @@ import re
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
-from ..errors import ConfigurationError
-
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 HIDDEN: Final = "***"
-_NAMES: Final = re.compile(r"passw|secret|token", re.IGNORECASE)
+UNREADABLE: Final = "…"
+"""Stands for all of an address that may not be shown."""
+AMBIGUOUS: Final = (
+    "has an @ that is not the one before the host, or a port that is no number, so a part of a password might be taken "
+    "for the host and shown: percent-encode special characters (@ as %40, / as %2F, ? as %3F, : as %3A)"
+)
 _LONG: Final = 6
-_USER_INFO: Final = re.compile(r"(?<=://)([^:/?#]*):.*@")
+_SECRET: Final = r"(?:passw|pwd|secret|token|credential|signature|access_?key|account_?key|api_?key)"  # noqa: S105
+_NAMES: Final = re.compile(_SECRET, re.IGNORECASE)
+_SAFE: Final = r"[\w.~!$&'()*+,;=%-]"
+"""RFC 3986: unreserved characters, sub-delimiters and percent-encoded ones."""
+_HOST: Final = r"(?:\[[0-9A-Fa-f:.%]+\]|[\w.%-]+)(?::[0-9]*)?"
+_SERVER: Final = re.compile(_HOST)
+_USER_INFO: Final = re.compile(rf"({_SAFE}*)(:(?:{_SAFE}|:)*)?@")
+_PLACE: Final = re.compile(rf"(?:{_HOST}(?:,{_HOST})*)?(?:[/?#].*)?", re.DOTALL)
+_LOGIN: Final = re.compile(r":.*@", re.DOTALL)
 _PARAMETER: Final = re.compile(r"(?<=[?&])([^=&]*)=([^&]*)")
+_IN_TEXT: Final = re.compile(
+    rf"""(?<!\w)(?P<mark>["'])(?P<quoted>(?:\\.|(?!(?P=mark)).)*)(?P=mark)(?!\w)"""
+    r"""|(?P<address>[A-Za-z][\w+.-]*://(?:[^\s/@]*:\S*[ ][^\s@]+@)?\S*?)(?P<end>[)\]}>'",.;:]*(?=\s|$))"""
+    r"""|(?P<login>[^\s"'(=@]*:[^\s@:]\S*@)"""
+    rf"""|(?P<setting>[\w.]*{_SECRET}[\w.]*\s?=\s?)(?:'(?:\\.|[^'])*'|\S+?)(?=[)\]'",.;:]*(?:\s|$))""",
+    re.IGNORECASE | re.DOTALL,
+)
+_SETTING: Final = re.compile(rf"{_SECRET}[\w.]*\s?=", re.IGNORECASE)
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether the value of a setting of this name must not be shown."""
+    """Return whether the value of a setting of this name must not be shown."""
     return _NAMES.search(name) is not None
 
 
-def shown_url(url: str) -> str:
-    """A URL without the password before its host, and without the values of parameters that are called secrets."""
+def shown_address(address: str) -> str:
+    """Return a URL, or a server's `host:port`, as far as it may be shown."""
+    scheme, mark, rest = address.partition("://")
+    if not mark:
+        return address if _SERVER.fullmatch(address) else UNREADABLE
+    user_info = _USER_INFO.match(rest)
+    place = rest[user_info.end() :] if user_info else rest
+    if not _PLACE.fullmatch(place) or _LOGIN.search(place) or (user_info and "@" in place):
+        return f"{scheme}://{UNREADABLE}"  # (2)
+    user, password = user_info.groups() if user_info else ("", None)
+    login = f"{user}{f':{HIDDEN}' if password is not None else ''}@" if user_info else ""
+    return f"{scheme}://{login}{_PARAMETER.sub(_without_secret, place)}"
 
-    def hidden(found: re.Match[str]) -> str:
-        return f"{found[1]}={HIDDEN}" if is_secret_name(found[1]) else found[0]
 
-    return _PARAMETER.sub(hidden, _USER_INFO.sub(rf"\1:{HIDDEN}@", url))
+def _without_secret(parameter: re.Match[str]) -> str:
+    return f"{parameter[1]}={HIDDEN}" if is_secret_name(parameter[1]) else parameter[0]
 
 
-def refuse_login(url: str) -> None:
-    """Refuse a bucket's URL with a password: it would be taken for a part of the bucket's name, and shown."""
-    if shown_url(url) != url:
-        raise ConfigurationError(
-            f"{shown_url(url)} holds a password, and no object store reads it there: give the credentials to fsspec, "
-            "for example in the environment (FSSPEC_S3_KEY, FSSPEC_S3_SECRET)"
-        )
+def is_ambiguous(address: str, *, login: bool) -> bool:
+    """Return whether a URL has an @ where none belongs: the text before it may be the rest of a password.
+
+    Args:
+        address: The URL.
+        login: Whether its reader found a user or a password in it.
+    """
+    return address.partition("://")[2].count("@") > login
+
+
+def without_logins(text: str) -> str:
+    """Return a text in which each address with a password is as shown_address shows it, and each secret setting ***."""
+    return _IN_TEXT.sub(_shown, text)
+
+
+def _shown(found: re.Match[str]) -> str:
+    if found["setting"]:
+        return f"{found['setting']}{HIDDEN}"
+    if found["login"]:
+        return f"{HIDDEN}@"
+    text = found["address"] or found["quoted"] or ""
+    if not _LOGIN.search(text.partition("://")[2] or text) and not _SETTING.search(text):
+        return found[0]
+    shown = without_logins(text) if "://" not in text and not _LOGIN.search(text) else shown_address(text)
+    return f"{found['mark']}{shown}{found['mark']}" if found["mark"] else f"{shown}{found['end']}"
 
 
 def redact(message: str, secrets: Iterable[str]) -> str:
-    """The message without these secrets, in whatever form a library may show them: percent-encoded, escaped.
+    """Return the message without these secrets, in whatever form a library may show them: percent-encoded, escaped.
 
     A short secret is replaced only where it is a whole word: cut out of another one, it could be guessed from the rest.
     """

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from ..errors import ConfigurationError, StoreError
-from ..kit.secrets import refuse_login
+from ..kit.secrets import shown_address
 from .bounded import bounded
 
 if TYPE_CHECKING:
@@ -136,7 +136,11 @@ class ObjectFiles:
 
 def open_objects(url: str) -> tuple[AbstractFileSystem, str]:
     """The file system of a URL such as s3://bucket/folder, and the path in it, or a ConfigurationError."""
-    refuse_login(url)
+    if (shown := shown_address(url)) != url:
+        raise ConfigurationError(
+            f"{shown} holds a password, and no object store reads it there: give the credentials to fsspec, for "
+            "example in the environment (FSSPEC_S3_KEY, FSSPEC_S3_SECRET)"
+        )
     try:
         import fsspec  # noqa: PLC0415 - an extra
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import ConfigurationError, NoDecisionLogError, OncewardError, StoreError
-from ..kit.secrets import shown_url
+from ..kit.secrets import AMBIGUOUS, is_ambiguous, shown_address
 from ..names import PIPELINE_LENGTH, check_pipeline_name
 from .bounded import ANSWER_SECONDS, bounded
 
@@ -94,11 +94,13 @@ class SqlStore:
                 poolclass=sa.NullPool if existing else None,  # who only looks closes nothing
             )
         except (exc.ArgumentError, exc.NoSuchModuleError, ImportError) as error:
-            raise ConfigurationError(f"not a usable database URL for a decision log: {error}") from error
+            raise ConfigurationError(f"not a usable database URL for a decision log: {error}") from None
         except ValueError:  # of a part that is no number, which may be of a password
             raise ConfigurationError("not a usable database URL for a decision log: is a part not encoded?") from None
         if self._engine.dialect.name == "sqlite":
             sa.event.listen(self._engine, "connect", _sync_every_commit)
+        elif is_ambiguous(url, login=self._engine.url.username is not None):
+            raise ConfigurationError(f"the URL of the decision log's database {AMBIGUOUS}")
         else:
             sa.event.listen(self._engine, "connect", _keep_warnings)
             sa.event.listen(self._engine, "connect", _prepare_nothing)
@@ -189,7 +191,7 @@ class SqlStore:
             connection.execute(TABLE.delete().where(self._mine, TABLE.c.entry == key))
 
     def describe(self) -> str:
-        return f"database {shown_url(self._engine.url.render_as_string(hide_password=True))}"
+        return f"database {shown_address(self._engine.url.render_as_string(hide_password=True))}"
 
     @property
     def shared(self) -> bool:
