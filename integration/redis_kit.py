@@ -37,6 +37,9 @@ class Valkey:
         self._server = ValkeyServer(port=self.port, data_dir=self._folder, config=self._config)
         self._server.start()
 
+    def start_again(self) -> None:
+        self.start()
+
     @property
     def _pid(self) -> int:
         return self._server._process.pid

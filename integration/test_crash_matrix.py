@@ -14,7 +14,9 @@ from .crash_matrix.bench import Bench, Outcome, environment
 from .crash_matrix.cells import Case, cells, series
 from .crash_matrix.drivers import Style
 from .crash_matrix.page import document
+from .crash_matrix.targets import SIX
 from .crash_matrix.trap import Death, Strike
+from .mariadb_kit import PROGRAM
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 SEED = 88
 CASES = 6
+MARIADB = ["MariaDB, prepared", "MariaDB, staging"]
+WITH_MARIADB = pytest.mark.skipif(PROGRAM is None, reason="MariaDB's server is not installed")
 
 
 @pytest.mark.parametrize("style", Style)
@@ -43,7 +47,7 @@ def test_the_page_names_what_was_not_exact() -> None:
     strikes = (Strike(Step.DECIDE_AFTER, 1, Death.KILL), Strike(Step.COMMIT_AFTER, 2, Death.PAUSE))
     good = Outcome("engine-1", Style.ENGINE, "Kafka", strikes, 2, 1.0)
     bad = Outcome("format-2", Style.FORMAT, "files", strikes, 1, 1.0, missing=3, left=("pending files",))
-    page = document([good, bad], SEED)
+    page = document([good, bad], str(SEED))
     assert "**3 kills in 2 cases, 1 of them not exact (below).**" in page
     assert "| format-2 | format | files | SIGKILL at `decide.after`, pass 1 | 3 | 0 | 0 | pending files |" in page
     assert "engine-1" not in page
@@ -60,20 +64,25 @@ def bench(kafka: KafkaServer, postgres: PostgresServer, dsn: str, tmp_path: Path
 @pytest.mark.kafka
 @pytest.mark.postgres
 @pytest.mark.parametrize(
-    "style",
+    ("style", "sinks"),
     [
-        Style.ENGINE,
-        pytest.param(Style.EXACTLY_ONCE, marks=pytest.mark.nightly),
-        pytest.param(Style.FORMAT, marks=pytest.mark.nightly),
+        (Style.ENGINE, ["all six"]),
+        pytest.param(Style.ENGINE, ["MariaDB, HTTP and Valkey"], marks=WITH_MARIADB),
+        (Style.ENGINE, ["HTTP"]),
+        pytest.param(Style.EXACTLY_ONCE, ["all six"], marks=pytest.mark.nightly),
+        pytest.param(Style.EXACTLY_ONCE, ["MariaDB, HTTP and Valkey"], marks=[pytest.mark.nightly, WITH_MARIADB]),
+        pytest.param(Style.FORMAT, list(SIX), marks=pytest.mark.nightly),
+        pytest.param(
+            Style.FORMAT, ["MariaDB, prepared", "MariaDB, staging"], marks=[pytest.mark.nightly, WITH_MARIADB]
+        ),
     ],
 )
-def test_after_deaths_at_durable_steps_every_reader_sees_each_row_once(bench: Bench, style: Style) -> None:
-    """Into six targets at once, or one after another through a format; the broker's deaths are left to the matrix."""
-    cases = itertools.chain.from_iterable(series(SEED, style))
-    chosen = [case for case in itertools.islice(cases, 400) if case.cell.death is not Death.KAFKA]
-    if style is not Style.FORMAT:
-        chosen = [case for case in chosen if case.cell.combination == "all six"]
-    chosen = chosen[:CASES]
+def test_after_deaths_at_durable_steps_every_reader_sees_each_row_once(
+    bench: Bench, style: Style, sinks: list[str]
+) -> None:
+    """Into several targets at once, or one after another through a format; the broker's deaths are the matrix's."""
+    cases = itertools.chain.from_iterable(series(SEED, style, sinks))
+    chosen = [case for case in itertools.islice(cases, 400) if case.cell.death is not Death.KAFKA][:CASES]
     outcomes = [
         outcome
         for _, group in itertools.groupby(chosen, lambda case: case.cell.combination)

@@ -18,10 +18,12 @@ import msgspec
 
 from onceward.testing.services import dev_services
 
+from ..mariadb_kit import PROGRAM
 from .bench import Bench, Outcome, environment
 from .cells import Case, campaign, series
 from .drivers import Style
 from .page import DOCUMENT, document
+from .targets import COMBINATIONS, ON_MARIADB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -65,8 +67,11 @@ class Results:
         sys.stdout.flush()
 
     def write_page(self) -> None:
-        if outcomes := self.outcomes:
-            DOCUMENT.write_text(document(outcomes, self._seed))
+        """Write the page of all campaigns in the folder."""
+        files = sorted(self._file.parent.glob("*.jsonl"))
+        outcomes = [outcome for file in files for outcome in Results(file, self._seed, 0).outcomes]
+        if outcomes:
+            DOCUMENT.write_text(document(outcomes, ", ".join(file.stem for file in files)))
 
 
 def told(outcome: Outcome) -> str:
@@ -103,6 +108,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2, help="each with services and Spark sessions of its own")
     parser.add_argument("--style", choices=list(Style), action="append", help="only this one; can be repeated")
+    parser.add_argument("--sinks", choices=list(COMBINATIONS), action="append", help="only these; can be repeated")
     parser.add_argument("--results", type=Path, help="default: SEED.jsonl in the folder results")
     parser.add_argument("--case", action="append", help="only this one again, without results; can be repeated")
     parser.add_argument("--page", action="store_true", help="only write the page of the results")
@@ -116,8 +122,10 @@ def main() -> int:
         return 0
     environment()
     if arguments.case:
-        return _again(arguments.seed, set(arguments.case), evidence)
-    groups = iter(list(itertools.islice(campaign(arguments.seed, styles), 10 + arguments.kills)))
+        return _again(arguments.seed, set(arguments.case), evidence, _possible(arguments.sinks))
+    groups = iter(
+        list(itertools.islice(campaign(arguments.seed, styles, _possible(arguments.sinks)), 10 + arguments.kills))
+    )
     signal.signal(signal.SIGTERM, _interrupted)
     try:
         with _home() as folder, ThreadPoolExecutor() as pool:
@@ -133,12 +141,17 @@ def main() -> int:
     return 0 if all(outcome.exact for outcome in results.outcomes) else 1
 
 
-def _again(seed: int, names: set[str], evidence: Path) -> int:
+def _possible(sinks: Sequence[str] | None) -> list[str]:
+    """Return the chosen combinations, by default those whose servers are installed."""
+    return list(sinks or (name for name, kinds in COMBINATIONS.items() if PROGRAM or not ON_MARIADB & set(kinds)))
+
+
+def _again(seed: int, names: set[str], evidence: Path, sinks: Sequence[str]) -> int:
     wanted: list[Case] = []
     for style in Style:
         numbers = [int(name.rpartition("-")[2]) for name in names if name.startswith(f"{style}-")]
         if numbers:
-            cases = itertools.islice(itertools.chain.from_iterable(series(seed, style)), max(numbers) + 1)
+            cases = itertools.islice(itertools.chain.from_iterable(series(seed, style, sinks)), max(numbers) + 1)
             wanted += [case for case in cases if case.name in names]
     bad = 0
     with (

@@ -21,8 +21,10 @@ from onceward.testing.judge import Kind as Fault
 from onceward.testing.machine import accepts_connections
 from onceward.testing.pipeline.endpoints import UnreadableError
 
+from ..mariadb_kit import PROGRAM, MariaDb, running_mariadb
 from ..redis_kit import running_valkey
 from .drivers import Job, Style, drive
+from .hook import Hook
 from .spark_host import Gateway, spark_hosts
 from .targets import COMBINATIONS, Place, rows
 from .trap import Death, Strike, Trap
@@ -89,7 +91,7 @@ class Bench:
 
     Args:
         folder: Empty; for everything.
-        services: Kafka and PostgreSQL.
+        services: Kafka and PostgreSQL; the other servers are the bench's own.
         dsn: A database of the server.
         evidence: Where the folder of a pipeline goes that was not exact.
     """
@@ -104,8 +106,12 @@ class Bench:
         trap = self._folder / "trap"
         trap.mkdir(parents=True)
         self._valkey = self._stack.enter_context(running_valkey())
-        ports = [int(self._services.bootstrap_servers.rpartition(":")[2]), urlsplit(self._dsn).port]
-        self._ports = (*(port for port in ports if port), self._valkey.port)
+        ports: list[int | None] = [int(self._services.bootstrap_servers.rpartition(":")[2]), urlsplit(self._dsn).port]
+        self._hook = Hook()
+        self._stack.enter_context(self._hook.up())
+        self._mariadb: MariaDb | None = self._stack.enter_context(running_mariadb()) if PROGRAM else None
+        ports += [self._valkey.port, self._hook.port, self._mariadb.port if self._mariadb else None]
+        self._ports = tuple(port for port in ports if port)
         self._trap_folder, self._trap = trap, Trap(trap, self._ports)
         return self
 
@@ -130,7 +136,15 @@ class Bench:
         self._pipelines += 1
         name = f"matrix{self._pipelines}"  # its targets' names too
         folder = self._folder / name
-        place = Place(name, folder, self._services.bootstrap_servers, self._dsn, self._valkey.url)
+        place = Place(
+            name,
+            folder,
+            self._services.bootstrap_servers,
+            self._dsn,
+            self._valkey.url,
+            f"http://127.0.0.1:{self._hook.port}",
+            self._mariadb.url if self._mariadb else "",
+        )
         self._job = Job(case.cell.style, COMBINATIONS[case.cell.combination], place)
         self._job.feed.mkdir(parents=True)
         self._fed = 0
@@ -228,7 +242,13 @@ class Bench:
         """What a strike needs of somebody else."""
         if death is Death.PAUSE:
             self._take_over(pid)
-        server = {Death.KAFKA: self._services.kafka, Death.POSTGRES: self._services.postgres}.get(death)
+        servers: dict[Death, Any] = {
+            Death.KAFKA: self._services.kafka,
+            Death.POSTGRES: self._services.postgres,
+            Death.MARIADB: self._mariadb,
+            Death.VALKEY: self._valkey,
+        }
+        server = servers.get(death)
         if server is not None:
             server.kill()
             self._trap.answered.touch()

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from onceward.core.steps import Step
 
 from .drivers import Style
-from .targets import COMBINATIONS, Kind
+from .targets import COMBINATIONS, DELIVERED, ON_MARIADB, Kind
 from .trap import Death, Strike
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
 IN_ONE_PIPELINE: Final = 20
 """Cases that a pipeline and its targets serve, one after another."""
@@ -59,7 +59,7 @@ def cells(styles: Iterable[Style] = Style) -> list[Cell]:
         for name, kinds in COMBINATIONS.items()
         if style is not Style.FORMAT or len(kinds) == 1
         for step in Step
-        if step not in _DELIVERIES or Kind.WAL in kinds
+        if step not in _DELIVERIES or DELIVERED & set(kinds)
         for death in Death
         if _applies(death, set(kinds))
     ]
@@ -70,11 +70,19 @@ def _applies(death: Death, kinds: set[Kind]) -> bool:
         Death.CUT: bool(kinds - _LOCAL),
         Death.KAFKA: Kind.KAFKA in kinds,
         Death.POSTGRES: bool(kinds & _POSTGRES),
+        Death.MARIADB: bool(kinds & ON_MARIADB),
+        Death.VALKEY: Kind.WAL in kinds,
     }.get(death, True)
 
 
-def series(seed: int, style: Style) -> Iterator[list[Case]]:
-    """Cases without end, in groups of one combination; each cell comes once before one comes twice."""
+def series(seed: int, style: Style, sinks: Collection[str] = COMBINATIONS) -> Iterator[list[Case]]:
+    """Cases without end, in groups of one combination; each cell comes once before one comes twice.
+
+    Args:
+        seed: Of the campaign.
+        style: Of all cases.
+        sinks: Combinations whose cases are yielded; which these are does not change a case or its name.
+    """
     dice, number, everything = Random(f"{seed} {style}"), 0, cells([style])
     while True:
         groups: list[list[Case]] = []
@@ -86,15 +94,16 @@ def series(seed: int, style: Style) -> Iterator[list[Case]]:
             groups += [cases[first : first + IN_ONE_PIPELINE] for first in range(0, len(cases), IN_ONE_PIPELINE)]
         dice.shuffle(groups)
         for group in groups:
-            yield [case._replace(name=f"{style}-{number + place}") for place, case in enumerate(group)]
+            if group[0].cell.combination in sinks:
+                yield [case._replace(name=f"{style}-{number + place}") for place, case in enumerate(group)]
             number += len(group)
 
 
-def campaign(seed: int, styles: Sequence[Style]) -> Iterator[list[Case]]:
+def campaign(seed: int, styles: Sequence[Style], sinks: Collection[str] = COMBINATIONS) -> Iterator[list[Case]]:
     """The groups of several styles in turns; the engine, whose kills are cheap, has two turns of each other one."""
     others = [style for style in styles if style is not Style.ENGINE]
     turns = [turn for style in others for turn in (Style.ENGINE, style) if turn in styles] or [Style.ENGINE]
-    each = {style: series(seed, style) for style in styles}
+    each = {style: series(seed, style, sinks) for style in styles}
     for style in itertools.cycle(turns):
         yield next(each[style])
 

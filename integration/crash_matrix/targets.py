@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onceward import FileSink, KafkaSink, PostgresSink, RedisSink, SqlAlchemySink
+from onceward import FileSink, HttpSink, KafkaSink, PostgresSink, RedisSink, SqlAlchemySink
 from onceward.testing.pipeline import Custom, Folder, KafkaTopic, Table
 from onceward.testing.pipeline.endpoints import Addresses, connected
 
@@ -32,12 +32,20 @@ class Kind(StrEnum):
     WAL = "write-ahead log"
     """RedisSink, into Valkey."""
     SQLITE = "SQLite"
+    XA = "MariaDB, prepared"
+    MARIADB = "MariaDB, staging"
+    HTTP = "HTTP"
 
 
+SIX = (Kind.KAFKA, Kind.PREPARED, Kind.STAGING, Kind.FILES, Kind.WAL, Kind.SQLITE)
+DELIVERED = {Kind.WAL, Kind.HTTP}
+"""Targets of a write-ahead log."""
+ON_MARIADB = {Kind.XA, Kind.MARIADB}
 COMBINATIONS = {
     **{str(kind): (kind,) for kind in Kind},
     "Kafka and PostgreSQL": (Kind.KAFKA, Kind.PREPARED),
-    "all six": tuple(Kind),
+    "all six": SIX,
+    "MariaDB, HTTP and Valkey": (Kind.XA, Kind.MARIADB, Kind.HTTP, Kind.WAL),
 }
 
 
@@ -51,6 +59,8 @@ class Place:
         servers: Kafka's address.
         dsn: PostgreSQL's.
         redis: Valkey's URL.
+        http: The HTTP server's URL.
+        mariadb: MariaDB's URL; empty if it is not installed.
     """
 
     name: str
@@ -58,6 +68,8 @@ class Place:
     servers: str
     dsn: str
     redis: str
+    http: str
+    mariadb: str
 
     @property
     def addresses(self) -> Addresses:
@@ -69,7 +81,9 @@ class Place:
         return f"sqlite:///{self.folder}/rows.db"
 
     def table(self, kind: Kind) -> str:
-        return {Kind.PREPARED: f"{self.name}_prepared", Kind.STAGING: f"{self.name}_staged"}.get(kind, "rows")
+        prepared, staged = f"{self.name}_prepared", f"{self.name}_staged"
+        tables = {Kind.PREPARED: prepared, Kind.XA: prepared, Kind.STAGING: staged, Kind.MARIADB: staged}
+        return tables.get(kind, "rows")
 
     def options(self, kind: Kind) -> tuple[str, dict[str, str]]:
         """The format of a kind and its options."""
@@ -83,6 +97,12 @@ class Place:
                 {"url": self.redis, "key": self.name, "directory": str(self.folder / "wal"), "rows_per_send": "5"},
             ),
             Kind.SQLITE: ("sql", {"url": self.database, "dbtable": self.table(kind)}),
+            Kind.XA: ("sql", {"url": self.mariadb, "dbtable": self.table(kind), "commit": "prepared"}),
+            Kind.MARIADB: ("sql", {"url": self.mariadb, "dbtable": self.table(kind), "commit": "staging"}),
+            Kind.HTTP: (
+                "http",
+                {"url": f"{self.http}/{self.name}", "directory": str(self.folder / "hook"), "rows_per_send": "5"},
+            ),
         }[kind]
 
     def sink(self, kind: Kind, *, select: list[str] | None = None) -> TwoPhaseCommitSink[Any]:
@@ -94,6 +114,7 @@ class Place:
             "files": FileSink,
             "redis": RedisSink,
             "sql": SqlAlchemySink,
+            "http": HttpSink,
         }
         made: TwoPhaseCommitSink[Any] = classes[form].from_options({"name": kind.name.lower(), **options})
         made.select = select
@@ -103,10 +124,11 @@ class Place:
         """A reader that shares no code with the sink."""
         if kind is Kind.KAFKA:
             return KafkaTopic(self.name, partitions=2)
-        if kind in (Kind.PREPARED, Kind.STAGING):
-            return Table(self.table(kind), COLUMNS)
-        if kind is Kind.SQLITE:
-            return Table(self.table(kind), COLUMNS, url=self.database)
+        if kind in (Kind.PREPARED, Kind.STAGING, Kind.SQLITE, *ON_MARIADB):
+            url = self.database if kind is Kind.SQLITE else self.mariadb if kind in ON_MARIADB else ""
+            return Table(self.table(kind), COLUMNS, url=url)
+        if kind is Kind.HTTP:
+            return Custom("hook", self._posted)
         if kind is Kind.FILES:
             return Folder("files")
         return Custom("stream", self._stream)
@@ -118,13 +140,19 @@ class Place:
             for folder in filter(Path.is_dir, (self.folder / "files" / "_onceward").glob("*")):
                 if not folder.name.endswith(".commit") or any(path.is_file() for path in folder.rglob("*")):
                     yield f"pending files in {folder}"
-        elif kind is Kind.WAL:
+        elif kind in DELIVERED:
             for suffix in ("partial", "segment"):
-                yield from (f"segment {path}" for path in (self.folder / "wal").rglob(f"*.{suffix}"))
+                folder = self.folder / ("wal" if kind is Kind.WAL else "hook")
+                yield from (f"segment {path}" for path in folder.rglob(f"*.{suffix}"))
         elif kind is Kind.STAGING:
             yield from _staged(self.dsn, "onceward.staged", self.name)
         elif kind is Kind.SQLITE:
             yield from _staged(self.database, "onceward_staged", self.name)
+        elif kind is Kind.MARIADB:
+            yield from _staged(self.mariadb, "onceward_staged", self.name)
+        elif kind is Kind.XA:
+            with connected(self.mariadb) as connection:
+                yield from (f"prepared {row[3]}" for row in connection.exec_driver_sql("XA RECOVER"))
 
     def _stream(self, _: Addresses) -> list[dict[str, Any]]:
         import redis
@@ -132,6 +160,12 @@ class Place:
         with redis.Redis.from_url(self.redis, decode_responses=True) as client:
             entries: Any = client.xrange(self.name)
             return [{"id": int(fields["id"]), "word": fields["word"]} for _, fields in entries]
+
+    def _posted(self, _: Addresses) -> list[dict[str, Any]]:
+        import httpx
+
+        found: list[dict[str, Any]] = httpx.get(f"{self.http}/{self.name}").json()
+        return found
 
 
 def _staged(url: str, table: str, pipeline: str) -> Iterator[str]:

@@ -40,6 +40,8 @@ class Death(StrEnum):
     """SIGKILL to the broker; the process goes on, and the broker is started again."""
     POSTGRES = "postgres"
     """SIGKILL to the database server; the process goes on, and the server is started again."""
+    MARIADB = "mariadb"
+    VALKEY = "valkey"
 
 
 class Strike(msgspec.Struct, frozen=True):

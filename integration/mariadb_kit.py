@@ -1,0 +1,97 @@
+"""A real MariaDB server of the tests' own, from an installed package, which can be killed and started again."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Final
+
+import pymysql
+
+from onceward.testing.machine import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PROGRAM: Final = shutil.which("mariadbd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+"""The server's program; None if it is not installed (Debian's package mariadb-server-core)."""
+_START_SECONDS: Final = 60.0
+
+
+class MariaDb:
+    """A server in a folder, always at the same port."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = free_port()
+
+    @property
+    def url(self) -> str:
+        return f"mariadb+pymysql://root@127.0.0.1:{self.port}/matrix"
+
+    def create(self) -> None:
+        """Make the server's files, and start it with an empty database."""
+        if os.geteuid() == 0:  # a server does not run as root
+            shutil.chown(self._folder, "nobody")
+        command = ["mariadb-install-db", "--no-defaults", f"--datadir={self._folder}/data", "--skip-test-db"]
+        command += ["--auth-root-authentication-method=normal", *self._user]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=self._folder)
+        self.start_again()
+        with self._connected() as connection, connection.cursor() as cursor:
+            cursor.execute("CREATE DATABASE matrix")
+
+    @property
+    def _user(self) -> list[str]:
+        return [f"--user={pwd.getpwnam('nobody').pw_name}"] if os.geteuid() == 0 else []
+
+    def _connected(self) -> pymysql.connections.Connection:
+        return pymysql.connect(host="127.0.0.1", port=self.port, user="root", connect_timeout=5)
+
+    def start_again(self) -> None:
+        assert PROGRAM is not None
+        place = [f"--datadir={self._folder}/data", f"--socket={self._folder}/socket", f"--port={self.port}"]
+        durable = ["--innodb-flush-log-at-trx-commit=1", "--sync-binlog=1", "--skip-name-resolve"]
+        with (self._folder / "log").open("ab") as log:
+            command = [PROGRAM, "--no-defaults", *place, "--bind-address=127.0.0.1", *durable, *self._user]
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self._folder)
+        until = time.monotonic() + _START_SECONDS
+        while True:
+            try:
+                self._connected().close()
+            except pymysql.Error:
+                if self._process.poll() is not None or time.monotonic() > until:
+                    raise RuntimeError(f"MariaDB did not start: {(self._folder / 'log').read_text()[-3000:]}") from None
+                time.sleep(0.05)
+            else:
+                return
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+def version() -> str:
+    """Return the version of the installed server."""
+    assert PROGRAM is not None
+    return subprocess.run([PROGRAM, "--version"], capture_output=True, text=True, check=True).stdout.split()[2]
+
+
+@contextmanager
+def running_mariadb() -> Iterator[MariaDb]:
+    with TemporaryDirectory(prefix="onceward-test-") as folder:
+        server = MariaDb(Path(folder))
+        try:
+            server.create()
+            yield server
+        finally:
+            server.kill()
