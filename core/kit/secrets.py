@@ -32,16 +32,19 @@ _HOST: Final = r"(?:\[[0-9A-Fa-f:.%]+\]|[\w.%-]+)(?::[0-9]*)?"
 _SERVER: Final = re.compile(_HOST)
 _USER_INFO: Final = re.compile(rf"({_SAFE}*)(:(?:{_SAFE}|:)*)?@")
 _PLACE: Final = re.compile(rf"(?:{_HOST}(?:,{_HOST})*)?(?:[/?#].*)?", re.DOTALL)
-_LOGIN: Final = re.compile(r":.*@", re.DOTALL)
 _PARAMETER: Final = re.compile(r"(?<=[?&])([^=&]*)=([^&]*)")
+_URL: Final = re.compile(r"[A-Za-z][\w+.-]*://")
 _IN_TEXT: Final = re.compile(
-    rf"""(?<!\w)(?P<mark>["'])(?P<quoted>(?:\\.|(?!(?P=mark)).)*)(?P=mark)(?!\w)"""
-    r"""|(?P<address>[A-Za-z][\w+.-]*://(?:[^\s/@]*:\S*[ ][^\s@]+@)?\S*?)(?P<end>[)\]}>'",.;:]*(?=\s|$))"""
-    r"""|(?P<login>[^\s"'(=@]*:[^\s@:]\S*@)"""
-    rf"""|(?P<setting>[\w.]*{_SECRET}[\w.]*\s?=\s?)(?:'(?:\\.|[^'])*'|\S+?)(?=[)\]'",.;:]*(?:\s|$))""",
+    rf"""(?<!\w)(?P<mark>["'])(?P<quoted>(?:\\.|(?!(?P=mark)).){{0,500}})(?P=mark)(?!\w)"""
+    r"""|(?P<address>[A-Za-z][\w+.-]{0,30}://(?:[^\s/@]{0,100}:\S{0,200}[ ][^\s@]{1,200}@)?\S*?)"""
+    r"""(?P<end>[)\]}>'",.;:]*(?=\s|$))"""
+    r"""|(?P<login>[^\s"'(=@:]{0,100}:[^\s@:]\S{0,300}@)"""
+    rf"""|(?P<setting>[\w.]{{0,20}}{_SECRET}[\w.]{{0,20}}\s?=\s?)"""
+    r"""(?:'(?:\\.|[^'])*'|\S+?)(?=[)\]'",.;:]*(?:\s|$))""",
     re.IGNORECASE | re.DOTALL,
 )
-_SETTING: Final = re.compile(rf"{_SECRET}[\w.]*\s?=", re.IGNORECASE)
+"""Lengths are limited because a message may hold a whole row: a search must not take the square of its length."""
+_SETTING: Final = re.compile(rf"{_SECRET}[\w.]{{0,20}}\s?=", re.IGNORECASE)
 
 
 def is_secret_name(name: str) -> bool:
@@ -56,11 +59,15 @@ def shown_address(address: str) -> str:
         return address if _SERVER.fullmatch(address) else UNREADABLE
     user_info = _USER_INFO.match(rest)
     place = rest[user_info.end() :] if user_info else rest
-    if not _PLACE.fullmatch(place) or _LOGIN.search(place) or (user_info and "@" in place):
+    if not _PLACE.fullmatch(place) or _may_hold_login(place) or (user_info and "@" in place):
         return f"{scheme}://{UNREADABLE}"  # (2)
     user, password = user_info.groups() if user_info else ("", None)
     login = f"{user}{f':{HIDDEN}' if password is not None else ''}@" if user_info else ""
     return f"{scheme}://{login}{_PARAMETER.sub(_without_secret, place)}"
+
+
+def _may_hold_login(text: str) -> bool:
+    return 0 <= text.find(":") < text.rfind("@")
 
 
 def _without_secret(parameter: re.Match[str]) -> str:
@@ -79,7 +86,7 @@ def is_ambiguous(address: str, *, login: bool) -> bool:
 
 def without_logins(text: str) -> str:
     """Return a text in which each address with a password is as shown_address shows it, and each secret setting ***."""
-    return _IN_TEXT.sub(_shown, text)
+    return _IN_TEXT.sub(_shown, text) if "@" in text or _SETTING.search(text) else text
 
 
 def _shown(found: re.Match[str]) -> str:
@@ -87,11 +94,12 @@ def _shown(found: re.Match[str]) -> str:
         return f"{found['setting']}{HIDDEN}"
     if found["login"]:
         return f"{HIDDEN}@"
-    text = found["address"] or found["quoted"] or ""
-    if not _LOGIN.search(text.partition("://")[2] or text) and not _SETTING.search(text):
+    text, mark = found["address"] or found["quoted"] or "", found["mark"] or ""
+    is_url = _URL.match(text) is not None
+    if is_url and not _may_hold_login(text.partition("://")[2]) and not _SETTING.search(text):
         return found[0]
-    shown = without_logins(text) if "://" not in text and not _LOGIN.search(text) else shown_address(text)
-    return f"{found['mark']}{shown}{found['mark']}" if found["mark"] else f"{shown}{found['end']}"
+    is_address = is_url or (_may_hold_login(text) and ":" in text.split(maxsplit=1)[0][:-1])
+    return f"{mark}{shown_address(text) if is_address else without_logins(text)}{mark or found['end']}"
 
 
 def redact(message: str, secrets: Iterable[str]) -> str:
