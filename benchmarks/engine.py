@@ -3,6 +3,7 @@
     python benchmarks/engine.py throughput [--rows 1000000] [--repeats 5]
     python benchmarks/engine.py sums [--rows 1000000] [--repeats 5] [--keys 10000]
     python benchmarks/engine.py snapshots [--megabytes 10 100 1000]
+    python benchmarks/engine.py slow [--seconds 15]
 
 `throughput`: rows out of memory through a keyed sum with RocksDB state into a sink that drops them, with checkpoints
 off and every second, in turn; the cost is the median of the ratios run by run.
@@ -10,6 +11,10 @@ off and every second, in turn; the cost is the median of the ratios run by run.
 RocksDB, in batches of 2,000 and 20,000 rows: rows per second, and per second of CPU time of the whole process.
 `snapshots`: RocksDB state of a size, of which 1 % changes before each of ten checkpoints: seconds and bytes written,
 full and incremental; and the seconds until a restarted pipeline has its state back.
+`slow`: functions that take 0.1 to 10 ms for a record, behind another function and with a million timers that are due,
+fed with batches of 10,000 rows and a checkpoint every second: seconds from the trigger of a checkpoint to its
+completion, seconds that `stop()` takes, and the CPU time of the process. The goal is 2 s for a checkpoint and 3 s for
+`stop()`.
 """
 
 from __future__ import annotations
@@ -243,13 +248,78 @@ def checkpoint(job: Job) -> tuple[float, int]:
     return record.duration, sum(task.uploaded for task in record.tasks)
 
 
+class Waits(ProcessFunction):
+    """Takes a while for each record and each timer, without using the CPU."""
+
+    seen = ValueState(default=0)
+
+    def __init__(self, seconds: float, timers: int) -> None:
+        self.seconds = seconds
+        self.timers = timers
+
+    def process(self, record: dict[str, Any], context: Any) -> Iterator[dict[str, Any]]:
+        if self.timers:  # set a thousand with each of the first records
+            self.timers -= 1000
+            for number in range(1000):
+                context.timer_at(float(number))
+            return
+        time.sleep(self.seconds)
+        self.seen.set(self.seen.get() + 1)
+        yield record
+
+    def on_timer(self, at: float, context: Any) -> Iterator[dict[str, Any]]:
+        time.sleep(self.seconds)
+        yield {"user": context.key, "amount": 0}
+
+
+def slow(seconds: float) -> None:
+    """Print how long checkpoints and `stop()` take with slow functions."""
+    print(f"{'per record':>10} {'timers':>9} {'tasks':>5} {'checkpoints':>11} {'slowest':>9} {'stop()':>8} {'CPU':>6}")
+    for cost, timers, tasks in SLOW:
+        one_slow(seconds, cost, timers, tasks)
+
+
+SLOW = [(0.0001, 0, 1), (0.001, 0, 1), (0.001, 0, 3), (0.01, 0, 1), (0.01, 0, 3), (0.01, 1_000_000, 1)]
+"""Seconds for a record, timers that are due, and parallelism."""
+
+
+def one_slow(seconds: float, cost: float, timers: int, tasks: int) -> None:
+    """Print one line of the table."""
+    table = a_table(400_000, KEYS)
+    with tempfile.TemporaryDirectory(prefix="onceward-bench-") as folder:
+        pipeline = Pipeline(
+            "bench",
+            checkpoint=CheckpointConfig(interval=1.0, history=100_000, timeout=60.0),
+            store=open_store(f"{folder}/log"),
+            backend=RocksDBBackend(f"{folder}/state"),
+        )
+        source = SequenceSource(table, batch_rows=10_000)
+        stream = pipeline.source(source).map(dict).key_by("user")
+        stream.process(Waits(cost, timers), uid="waits", parallelism=tasks).map(dict).sink(Nowhere())
+        job = pipeline.start()
+        job.wait(2.0)
+        cpu, began = time.process_time(), time.monotonic()
+        job.wait(seconds)
+        busy = (time.process_time() - cpu) / (time.monotonic() - began)
+        began = time.monotonic()
+        pipeline.stop()
+        stopped = time.monotonic() - began
+    records = [record for record in job.checkpoints if record.status == "completed"]
+    slowest = max((record.duration for record in records), default=float("nan"))
+    print(
+        f"{cost * 1000:7.1f} ms {timers:9,} {tasks:5} {len(records):11} {slowest:7.2f} s {stopped:6.2f} s {busy:6.1%}",
+        flush=True,
+    )
+
+
 def main() -> None:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["throughput", "sums", "snapshots"])
+    parser.add_argument("what", choices=["throughput", "sums", "snapshots", "slow"])
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--keys", type=int, default=KEYS)
+    parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--megabytes", type=int, nargs="+", default=[10, 100, 1000])
     given = parser.parse_args()
     memory = psutil.virtual_memory().total / 2**30
@@ -258,6 +328,8 @@ def main() -> None:
         throughput(given.rows, given.repeats)
     elif given.what == "sums":
         sums(given.rows, given.repeats, given.keys)
+    elif given.what == "slow":
+        slow(given.seconds)
     else:
         snapshots(given.megabytes)
 

@@ -55,6 +55,9 @@ class Piece(NamedTuple):
     next: int
     """Where the split continues: `Split(unit, next, end)` delivers exactly the remaining rows. After the last piece,
     the split is read to its end, whatever this says: where numbers do not count rows, a gap may follow the last one."""
+    numbers: Sequence[int] | None = None
+    """Number of each row in the split, ascending, where numbers do not count rows. With them the embedded engine can
+    stop between any two rows; without them, only between two pieces."""
 
 
 class Source(ABC):

@@ -301,7 +301,7 @@ def test_a_column_that_no_record_has_is_a_mistake_until_it_was_seen():
 def test_it_runs_as_process_does():
     """One machinery: freezing, restoring, confirming and closing are those of row-wise functions."""
     assert issubclass(AggregateLogic, ProcessLogic)
-    assert {"rows", "open", "__init__"} >= vars(AggregateLogic).keys() & vars(ProcessLogic).keys() - {
+    assert {"rows", "some_rows", "open", "__init__"} >= vars(AggregateLogic).keys() & vars(ProcessLogic).keys() - {
         "__module__",
         "__doc__",
     }

@@ -108,6 +108,37 @@ def what_a_turn_leaves_of_a_unit_is_dropped(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ends.ResettableLogic, "_turn", forgetful)
 
 
+def a_batch_that_is_given_in_parts_is_stored_as_read(patch: pytest.MonkeyPatch) -> None:
+    """The position behind its last row, while a barrier comes behind its first."""
+
+    def parts(self: Any, piece: Any, split: Any) -> Iterator[Any]:
+        self._position = self._source.advance(self._position, split, piece.next)
+        for at in range(piece.batch.num_rows):
+            yield piece.batch.slice(at, 1)
+
+    patch.setattr(ends.ResettableLogic, "_parts", parts)
+
+
+def the_rest_of_a_batch_comes_after_the_barrier(patch: pytest.MonkeyPatch) -> None:
+    """The channel is read while a batch that was taken from it is not done."""
+    read = task.Task._read_gate
+
+    def ahead(self: task.Task) -> bool:
+        gate, rest = self.gate, self._rest
+        if (
+            gate is not None
+            and rest is not None
+            and all(isinstance(c._elements[0], channels.Barrier) for c in gate.channels if c.readable)
+        ):
+            self._rest = None
+            went_on = read(self)
+            self._rest = rest
+            return went_on
+        return read(self)
+
+    patch.setattr(task.Task, "_read_gate", ahead)
+
+
 def the_source_goes_on_before_the_barrier_is_sent(patch: pytest.MonkeyPatch) -> None:
     """State is frozen when the barrier has been overtaken by a row."""
     snapshot = task.Task._snapshot
@@ -317,6 +348,8 @@ MUTANTS = [
     the_source_stores_where_it_will_be,
     a_unit_begins_its_next_turn_where_it_began_the_one_before,
     what_a_turn_leaves_of_a_unit_is_dropped,
+    a_batch_that_is_given_in_parts_is_stored_as_read,
+    the_rest_of_a_batch_comes_after_the_barrier,
     the_source_goes_on_before_the_barrier_is_sent,
     a_restart_begins_at_the_start_of_the_sources,
     state_is_not_restored,

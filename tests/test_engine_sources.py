@@ -114,13 +114,43 @@ def test_of_a_source_that_has_an_order_one_unit_is_read_after_the_other(tmp_path
     assert all(left < right for left, right in pairwise(read))
 
 
-@given(st.integers(0, 60), st.integers(1, 4), st.integers(1, 5), st.integers(1, 7), st.data())
+class Numbered(Watched):
+    """Its numbers do not count rows, as Kafka's offsets: each is thrice that of the row."""
+
+    @property
+    def counts_rows(self) -> bool:
+        return False
+
+    def start(self) -> Any:
+        return {unit: 3 * at for unit, at in super().start().items()}
+
+    def end(self) -> Any:
+        return {unit: 3 * at for unit, at in super().end().items()}
+
+    def latest(self, position: Any, limit: int | None = None, until: Any = None) -> Any:  # noqa: ARG002 - signature
+        return self.end() if until is None else until
+
+    def read(self, split: Split) -> Iterator[Piece]:
+        at = -(-split.start // 3)
+        for piece in super().read(Split(split.unit, at, -(-split.end // 3))):
+            yield Piece(piece.batch, 3 * piece.next - 2, [3 * n for n in range(at, piece.next)])
+            at = piece.next
+
+
+@pytest.mark.parametrize("kind", [Watched, Numbered])
+@given(
+    st.integers(0, 60),
+    st.fixed_dictionaries({"units": st.integers(1, 4), "batch_rows": st.integers(1, 5), "turn": st.integers(1, 7)}),
+    st.data(),
+)
 def test_from_any_position_on_exactly_the_rest_is_read(
-    rows: int, units: int, batch_rows: int, turn: int, data: st.DataObject
+    kind: type[Watched], rows: int, options: dict[str, int], data: st.DataObject
 ):
-    source = Watched(rows, units=units, batch_rows=batch_rows, turn=turn)
-    logic = a_logic(source)
-    before = numbers(logic, data.draw(st.integers(0, 80)))
+    source, units = kind(rows, **options), options["units"]
+    logic, before = a_logic(source), list[int]()
+    for _ in range(data.draw(st.integers(0, 80))):
+        logic.most_rows = data.draw(st.integers(1, 6))
+        before += numbers(logic, 1)
     stored = position_of(logic)
     logic.close()
     after = numbers(a_logic(source, stored))

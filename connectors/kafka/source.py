@@ -227,7 +227,7 @@ class KafkaSource(ResettableSource):
                         if self.invalid_timestamps == "error":
                             check_timestamps(batch, partition)
                         at = batch.column("offset")[-1].as_py() + 1
-                        yield Piece(batch, at)
+                        yield Piece(batch, at, batch.column("offset").to_numpy())
                 except Gone as gone:
                     why = str(gone)
             at = split.end if why is None else self._past_loss(partition, topic_id, at, split.end, why)

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from ..errors import ConfigurationError
 from .functions import ProcessFunction, ProcessLogic
+from .logic import Logic
 from .state.keyed import OperatorState, ValueState, pack, unpack
 
 if TYPE_CHECKING:
@@ -101,6 +102,9 @@ class AggregateLogic(ProcessLogic):
         known = self._lists["types"]
         of_subtasks = [list(types) for types in dict.fromkeys(map(tuple, known.get()))]  # each once
         known.set([merged] if (merged := _merged(of_subtasks)) else of_subtasks)
+
+    def some_rows(self, batch: pa.RecordBatch, enough: Callable[[], bool]) -> tuple[int, Sequence[pa.RecordBatch]]:
+        return Logic.some_rows(self, batch, enough)
 
     def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         return [self._guarded.call(batch.schema.names, self._aggregated, batch)] if batch.num_rows else []

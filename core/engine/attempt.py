@@ -39,6 +39,7 @@ from .events import (
 )
 from .functions import ProcessLogic
 from .logic import BatchLogic, Guarded, Logic, RecordLogic, Selection
+from .pace import FIRST_ROWS
 from .state.key_types import KeyTypes
 from .state.keyed import KeyScope
 from .state.keys import groups_of
@@ -75,7 +76,7 @@ class Attempt(ABC):
         self.history: tuple[CheckpointRecord, ...] = ()
         self._locks: defaultdict[str, Lock] = defaultdict(Lock)
         self.tasks = self._make_tasks(
-            TaskWorld(self.tell, self.monotonic, self.world.now, self.run_later, self._place, started.backend.most)
+            TaskWorld(self.tell, self.monotonic, self.world.now, self.run_later, self._place, most=started.backend.most)
         )
         sources = frozenset(id_ for id_, task in self.tasks.items() if task.gate is None)
         self.state: State = initial(
@@ -193,7 +194,7 @@ class Attempt(ABC):
                 channels = []
                 for consumer in reader.tasks():
                     if not side_by_side or producer.subtask == consumer.subtask:
-                        channel = Channel(CHANNEL_CAPACITY)
+                        channel = Channel(CHANNEL_CAPACITY, most_rows=FIRST_ROWS)
                         channel.wake_reader = partial(self.wake, consumer)
                         channel.wake_writer = partial(self.wake, producer)
                         inputs[consumer].append(channel)

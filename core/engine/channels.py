@@ -32,6 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..kit.pieces import PIECE_BYTES
+from .pace import MOST_ROWS
 from .state.keys import Memo, group_of, subtask_of
 
 if TYPE_CHECKING:
@@ -106,41 +107,49 @@ class Channel:
     Args:
         capacity: Maximum number of elements.
         most_bytes: Maximum bytes of the batches among them. A larger batch enters an empty channel: a row may be large.
+        most_rows: Maximum rows of the batches among them, which the reader sets to what it can work off soon. A larger
+            batch enters an empty channel.
     """
 
-    def __init__(self, capacity: int, most_bytes: int = CHANNEL_BYTES) -> None:
+    def __init__(self, capacity: int, most_bytes: int = CHANNEL_BYTES, most_rows: int = MOST_ROWS) -> None:
         self._elements: deque[Element] = deque()
         self._capacity = capacity
         self._most_bytes = most_bytes
+        self.most_rows = most_rows
         # Two counts, because only the writer changes one, and only the reader the other: one count would need a lock.
-        self._bytes_in = self._bytes_out = 0
+        self._bytes_in = self._bytes_out = self._rows_in = self._rows_out = 0
         self._refused = False
         self.wake_reader: Callable[[], object] = bool  # nobody waits
         self.wake_writer: Callable[[], object] = bool
 
     def offer(self, element: Element) -> bool:
         """Append; False if it is full."""
-        size = _bytes_of(element)
-        if self._is_full(size):
+        size, rows = _size_of(element)
+        if self._is_full(size, rows):
             self._refused = True
-            if self._is_full(size):  # else the reader has just made room, and may not have seen `_refused`
+            if self._is_full(size, rows):  # else the reader has just made room, and may not have seen `_refused`
                 return False
         self._bytes_in += size
+        self._rows_in += rows
         self._elements.append(element)
         self.wake_reader()
         return True
 
-    def _is_full(self, size: int) -> bool:
+    def _is_full(self, size: int, rows: int) -> bool:
         """Return whether an element of `size` bytes must wait. A barrier has none: for it, only the number counts."""
         if len(self._elements) >= self._capacity:
             return True
-        return size > 0 and bool(self._elements) and self.buffered_bytes + size > self._most_bytes
+        if not rows or not self._elements:
+            return False
+        return self.buffered_bytes + size > self._most_bytes or self.buffered_rows + rows > self.most_rows
 
     def take(self) -> Element | None:
         if not self._elements:
             return None
         element = self._elements.popleft()
-        self._bytes_out += _bytes_of(element)
+        size, rows = _size_of(element)
+        self._bytes_out += size
+        self._rows_out += rows
         if self._refused:
             self._refused = False
             self.wake_writer()
@@ -154,9 +163,14 @@ class Channel:
     def buffered_bytes(self) -> int:
         return self._bytes_in - self._bytes_out
 
+    @property
+    def buffered_rows(self) -> int:
+        return self._rows_in - self._rows_out
 
-def _bytes_of(element: Element) -> int:
-    return int(element.nbytes) if isinstance(element, pa.RecordBatch) else 0
+
+def _size_of(element: Element) -> tuple[int, int]:
+    """Return the bytes and rows of an element."""
+    return (int(element.nbytes), element.num_rows) if isinstance(element, pa.RecordBatch) else (0, 0)
 
 
 Partitioner: TypeAlias = Callable[[pa.RecordBatch, int], list[tuple[int, pa.RecordBatch]]]
@@ -200,6 +214,11 @@ class Output(NamedTuple):
 
     def parts(self, batch: pa.RecordBatch) -> list[tuple[Channel, Element]]:
         return [(self.channels[i], part) for i, part in self.partitioner(batch, len(self.channels))]
+
+    @property
+    def rows(self) -> int:
+        """Number of rows that the consumers can work off soon."""
+        return sum(channel.most_rows for channel in self.channels)
 
 
 class Aligned(NamedTuple):

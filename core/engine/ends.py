@@ -21,6 +21,7 @@ from ..errors import OncewardError, SourceError
 from ..kit.pieces import PIECE_BYTES
 from ..source import read_split
 from .logic import Frozen, Logic, nothing_to_write
+from .pace import FIRST_ROWS, even_part
 from .projection import projection_of
 from .state.handles import SubtaskState
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ..sink import TwoPhaseCommitSink
-    from ..source import LiveSource, Position, ResettableSource, Source, Split
+    from ..source import LiveSource, Piece, Position, ResettableSource, Source, Split
     from ..transaction import Committable, WriteContext
     from .channels import Barrier
 
@@ -48,6 +49,8 @@ class SourceLogic(Logic, Generic[S]):
     def __init__(self, source: S, subtask: int) -> None:
         self._source = source
         self._subtask = subtask
+        self.most_rows = FIRST_ROWS
+        """Maximum number of rows of the next batch, where it can be cut."""
 
     def before_barrier(self, barrier: Barrier) -> Sequence[pa.RecordBatch]:
         self._source.snapshot(barrier.checkpoint, self._subtask)
@@ -123,8 +126,7 @@ class ResettableLogic(SourceLogic["ResettableSource"]):
         most, rows, size = self._source.rows_per_turn, 0, 0
         pieces = read_split(self._source, split)
         for piece in pieces:
-            self._position = self._source.advance(self._position, split, piece.next)
-            yield piece.batch
+            yield from self._parts(piece, split)
             rows += piece.batch.num_rows
             size += piece.batch.nbytes
             if most is not None and not alone and (rows >= most or size >= PIECE_BYTES) and piece.next < split.end:
@@ -132,6 +134,20 @@ class ResettableLogic(SourceLogic["ResettableSource"]):
                 return msgspec.structs.replace(split, start=piece.next)
         self._position = self._source.advance(self._position, split, split.end)
         return None
+
+    def _parts(self, piece: Piece, split: Split) -> Iterator[pa.RecordBatch]:
+        """Give a piece in parts between which there may be a barrier, if it is known where each row is."""
+        batch, numbers = piece.batch, piece.numbers
+        if self._source.counts_rows:
+            numbers = range(piece.next - batch.num_rows, piece.next)
+        done = 0
+        while numbers is not None and (left := batch.num_rows - done) > self.most_rows:
+            part = batch.slice(done, even_part(left, self.most_rows))
+            done += part.num_rows
+            self._position = self._source.advance(self._position, split, int(numbers[done]))
+            yield part
+        self._position = self._source.advance(self._position, split, piece.next)
+        yield batch.slice(done)
 
     def freeze(self, barrier: Barrier) -> Frozen:
         position = self._position

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import ConfigurationError, OncewardError, StateError
 from ..kit.rows import in_python
-from .logic import Frozen, Guarded, Logic
+from .logic import Frozen, Guarded, Logic, chunks
 from .state.handles import ListHandle, SubtaskState
 from .state.key_types import KeyTypes
 from .state.keyed import NO_KEY, KeyedState, KeyScope, OperatorState, State, pack, unpack
@@ -154,24 +154,38 @@ class ProcessLogic(Logic):
     def open(self) -> None:
         self._guarded.call("open", self._function.open, self._context)
 
-    def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+    def some_rows(self, batch: pa.RecordBatch, enough: Callable[[], bool]) -> tuple[int, Sequence[pa.RecordBatch]]:
+        records = in_python(batch).to_pylist()
+        found = self._distinct(self._keys, batch) if self._keys is not None and self._scope is not None else None
+        codes = found.codes.to_pylist() if found is not None else records
         made: list[Record] = []
+        done = 0
+        for some, of_some in zip(chunks(records), chunks(codes), strict=True):
+            self._process(some, of_some, found, made)
+            done += len(some)
+            if enough():
+                break
+        if self._scope is not None:
+            self._scope.leave()
+        return done, self._guarded.batch(made)
+
+    def _process(
+        self, records: Sequence[Record], codes: Sequence[Any], found: Distinct | None, made: list[Record]
+    ) -> None:
         record, process, context = None, self._function.process, self._context
         try:
-            if self._keys is None or self._scope is None:
-                for record in in_python(batch).to_pylist():
+            if found is None or self._scope is None:
+                for record in records:
                     made += process(record, context) or ()
-                return self._guarded.batch(made)
-            found, enter = self._distinct(self._keys, batch), self._scope.enter
-            for record, code in zip(in_python(batch).to_pylist(), found.codes.to_pylist(), strict=True):
-                enter(found.values[code], found.encoded[code])
+                return
+            values, encoded, enter = found.values, found.encoded, self._scope.enter
+            for record, code in zip(records, codes, strict=True):
+                enter(values[code], encoded[code])
                 made += process(record, context) or ()
         except OncewardError:
             raise
         except Exception as error:
             raise self._guarded.failed(record, error) from error
-        self._scope.leave()
-        return self._guarded.batch(made)
 
     def _distinct(self, keys: KeyEncoder, batch: pa.RecordBatch) -> Distinct:
         found = keys.distinct(batch)

@@ -14,7 +14,7 @@ from .records import Record, batches
 from .state.handles import SubtaskState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ..transaction import Committable, Written
     from .channels import Barrier, TaskId
@@ -23,6 +23,14 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 _LONGEST = 500
+_RECORDS_AT_ONCE = 16
+"""After so many records, the time is looked at."""
+
+
+def chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Yield the items in their order, a few at a time."""
+    for at in range(0, len(items), _RECORDS_AT_ONCE):
+        yield items[at : at + _RECORDS_AT_ONCE]
 
 
 class Frozen(NamedTuple):
@@ -51,6 +59,14 @@ class Logic:
     def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         """Handle rows; what follows from them."""
         return [batch]
+
+    def some_rows(
+        self,
+        batch: pa.RecordBatch,
+        enough: Callable[[], bool],  # noqa: ARG002 - for subclasses
+    ) -> tuple[int, Sequence[pa.RecordBatch]]:
+        """Handle the first rows of a batch until it is enough, at least one: how many, and what follows from them."""
+        return batch.num_rows, self.rows(batch)
 
     def timers(self, now: float, enough: Callable[[], bool]) -> Sequence[pa.RecordBatch] | None:  # noqa: ARG002 - for subclasses
         """Handle timers that are due until it is enough, at least one; None if none is due."""
@@ -142,9 +158,16 @@ class RecordLogic(Logic):
         self._guarded = guarded
         self._function = function
 
-    def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+    def some_rows(self, batch: pa.RecordBatch, enough: Callable[[], bool]) -> tuple[int, Sequence[pa.RecordBatch]]:
         given = batch if self._kind == "filter" else in_python(batch)
-        answers = [self._guarded.call(record, self._answer, record) for record in given.to_pylist()]
+        answers: list[Any] = []
+        for records in chunks(given.to_pylist()):
+            answers += [self._guarded.call(record, self._answer, record) for record in records]
+            if enough():
+                break
+        return len(answers), self._made(batch.slice(0, len(answers)), answers)
+
+    def _made(self, batch: pa.RecordBatch, answers: list[Any]) -> Sequence[pa.RecordBatch]:
         if self._kind == "map":
             return self._guarded.batch(answers)
         if self._kind == "flat_map":

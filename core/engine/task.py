@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import OncewardError, StateError
 from .channels import Aligned, Barrier, Cancel, Element, End, Gate, TaskId
 from .ends import EXHAUSTED, SourceLogic
 from .events import Acknowledged, Confirm, Declined, Event, Exhausted, Finished, GiveUp, TaskRecord, ToTask, Trigger
+from .pace import FIRST_ROWS, MOST_ROWS, WORK_SECONDS, Pace, even_part
 from .state.handles import SubtaskState
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from .state.storage import CheckpointStorage
 
 _log = logging.getLogger("onceward.engine")
-TIMERS_SECONDS: Final = 0.05
-"""For how long timers that are due are handled before the input gets its turn."""
 
 
 class TaskWorld(NamedTuple):
@@ -45,6 +44,8 @@ class TaskWorld(NamedTuple):
     """Runs the asynchronous part of a snapshot."""
     storage: Callable[[Barrier], tuple[CheckpointStorage | None, str]]
     """Where a checkpoint's files go: storage and folder in it."""
+    most_rows: int = MOST_ROWS
+    """Maximum number of rows that a task works on at once."""
     most: int | None = None
     """Bytes that a checkpoint may keep of this task inside the decision log; None: any number."""
 
@@ -71,6 +72,9 @@ class Task:
         self._ending = False
         self._timers_were_last = False
         self._source = logic if isinstance(logic, SourceLogic) else None
+        self.pace = Pace(world.most_rows, world.most_rows if self._source is not None else FIRST_ROWS)
+        self._rest: pa.RecordBatch | None = None
+        """Rows of a batch that was taken from the gate and is not done: they come before whatever the gate gives."""
 
     def post(self, message: ToTask) -> None:
         self._control.append(message)
@@ -96,13 +100,17 @@ class Task:
             self._timers_were_last = False
             if self._read():
                 return True
-        until = self._world.monotonic() + TIMERS_SECONDS
-        timed = self.logic.timers(self._world.now(), lambda: self._world.monotonic() >= until)
+        timed = self.logic.timers(self._world.now(), self._enough())
         if timed is not None:
             self._timers_were_last = True
             self._emit(timed)
             return True
         return self._read()
+
+    def _enough(self) -> Callable[[], bool]:
+        """Return a function that says whether it is time to look at what else there is to do."""
+        monotonic, until = self._world.monotonic, self._world.monotonic() + WORK_SECONDS
+        return lambda: monotonic() >= until
 
     def wake_at(self) -> float | None:
         """Processing time at which there is something to do, whatever happens; None also while outputs are full."""
@@ -128,6 +136,7 @@ class Task:
             self._outbox += [(channel, element) for channel in output.channels]
 
     def _read_source(self, source: SourceLogic[Any]) -> bool:
+        source.most_rows = self.pace.up_to(self.outputs)
         batch = source.poll() if not self._exhausted else None
         if batch is None:
             return False
@@ -139,6 +148,9 @@ class Task:
         return True
 
     def _read_gate(self) -> bool:
+        if self._rest is not None:
+            self._work_on(self._rest)
+            return True
         event = self.gate.poll() if self.gate is not None else None
         match event:
             case None:
@@ -152,8 +164,22 @@ class Task:
                 self._drain()
                 self._end()
             case batch:
-                self._emit(self.logic.rows(batch))
+                self._work_on(batch)
         return True
+
+    def _work_on(self, batch: pa.RecordBatch) -> None:
+        """Handle as many rows as can be done soon; the rest has its turn in the next steps."""
+        rows, most = batch.num_rows, self.pace.up_to(self.outputs)
+        part = batch if rows <= most else batch.slice(0, even_part(rows, most))
+        began = self._world.monotonic()
+        done, made = self.logic.some_rows(part, self._enough())
+        seconds = self._world.monotonic() - began
+        self._rest = batch.slice(done) if done < rows else None
+        self._emit(made)
+        self.pace.measured(done, seconds, sum(batch.num_rows for batch in made), left_off=done < part.num_rows)
+        channels = self.gate.channels if self.gate is not None else ()
+        for channel in channels:
+            channel.most_rows = -(-self.pace.up_to(self.outputs) // len(channels))
 
     def _handle(self, message: ToTask) -> None:
         match message:

@@ -25,6 +25,7 @@ from onceward.core.engine.attempt import Attempt
 from onceward.core.engine.channels import Barrier, Kind
 from onceward.core.engine.events import Acknowledged, Event, Requested, Status, Tick
 from onceward.core.engine.origin import Restore
+from onceward.core.engine.pace import Pace
 from onceward.core.engine.start import EngineWorld, Setup, start
 from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.errors import OncewardError, StateError
@@ -36,9 +37,9 @@ from .graphs import RandomGraph
 from .operator import Operator
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from onceward.core.engine.channels import TaskId
+    from onceward.core.engine.channels import Output, TaskId
     from onceward.core.engine.start import Started
 
 MOST_STEPS = 200_000
@@ -47,6 +48,17 @@ MOST_ATTEMPTS = 60
 
 class Crash(BaseException):
     """The process ends here."""
+
+
+class AnyPace(Pace):
+    """Works on any number of rows at once, as if their cost changed from part to part."""
+
+    def __init__(self, random: Random) -> None:
+        super().__init__()
+        self._random = random
+
+    def up_to(self, outputs: Iterable[Output]) -> int:  # noqa: ARG002 - signature
+        return self._random.choice([2, 100, 100, 100, 100, 100])
 
 
 class Machine(Attempt):
@@ -58,6 +70,7 @@ class Machine(Attempt):
         self.later: list[Callable[[], None]] = []
         super().__init__(started)
         for task in self.tasks.values():
+            task.pace = AnyPace(simulation.paces)
             self.open(task)
         self.pace = {id_: simulation.random.choice([1.0, 1.0, 0.4, 0.1]) for id_ in self.tasks}
 
@@ -117,6 +130,8 @@ class Simulation:
             between=self.random.uniform,
             choose=self.random.choice,
         )
+        self.paces = Random(seed)
+        """Of how many rows each task works on at once."""
         self.order = Random(seed)
         """Of what happens at the same time."""
         pause = Backoff(attempts=12, sleep=self.pass_time, fraction=self.random.random)
