@@ -15,6 +15,7 @@ from onceward.core.engine.channels import Barrier, Channel, Gate, Output, TaskId
 from onceward.core.engine.logic import Guarded, RecordLogic
 from onceward.core.engine.pace import FIRST_ROWS, WORK_SECONDS, Pace, even_part
 from onceward.core.engine.task import Task, TaskWorld
+from onceward.core.errors import ConfigurationError
 from onceward.sources import SequenceSource
 
 from .engine_kit import Target, TargetSink, pipeline
@@ -142,3 +143,24 @@ def test_slow_functions_behind_large_batches_make_checkpoints_and_stop_at_once()
     assert job.error is None
     assert {record.status for record in job.checkpoints[:4]} == {"completed"}
     assert target.rows
+
+
+def test_a_function_gets_no_more_rows_at_once_than_max_batch_rows():
+    sizes: list[int] = []
+
+    def noted(batch: pa.RecordBatch) -> pa.RecordBatch:
+        sizes.append(batch.num_rows)
+        return batch
+
+    target = Target()
+    p = pipeline(checkpoint=CheckpointConfig(), max_batch_rows=7)
+    p.source(SequenceSource([{"n": n} for n in range(500)])).map_batches(noted).sink(TargetSink(target))
+    p.run()
+    assert sum(sizes) == len(target.rows) == 500
+    assert max(sizes) == 7
+
+
+@pytest.mark.parametrize("rows", [0, -1, "7", 1.5])
+def test_a_wrong_max_batch_rows_is_refused(rows: Any):
+    with pytest.raises(ConfigurationError, match="max_batch_rows"):
+        pipeline(max_batch_rows=rows)

@@ -76,7 +76,15 @@ class Attempt(ABC):
         self.history: tuple[CheckpointRecord, ...] = ()
         self._locks: defaultdict[str, Lock] = defaultdict(Lock)
         self.tasks = self._make_tasks(
-            TaskWorld(self.tell, self.monotonic, self.world.now, self.run_later, self._place, most=started.backend.most)
+            TaskWorld(
+                self.tell,
+                self.monotonic,
+                self.world.now,
+                self.run_later,
+                self._place,
+                started.setup.most_rows,
+                started.backend.most,
+            )
         )
         sources = frozenset(id_ for id_, task in self.tasks.items() if task.gate is None)
         self.state: State = initial(

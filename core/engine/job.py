@@ -105,6 +105,15 @@ class Job:
         """
         return int(self._ask(Kind.CHECKPOINT, None, timeout))
 
+    def try_checkpoint(self, timeout: float) -> None:
+        """Make a checkpoint if it runs, and log why none could be made; what it would hold is then read again."""
+        if self.state is not JobState.RUNNING:
+            return
+        try:
+            self.checkpoint(timeout)
+        except OncewardError as error:
+            _log.warning("pipeline %s ends without a last checkpoint: %s", self._setup.pipeline, error)
+
     def savepoint(self, path: str | Path, timeout: float | None = None) -> str:
         """Make a savepoint while it runs. It commits nothing.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, Any
+import signal
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow.compute as pc
 
@@ -24,7 +25,9 @@ from .graph import EndToEnd, Graph, Operator, end_to_end
 from .job import Job
 from .logic import Selection
 from .origin import Restore
+from .pace import MOST_ROWS
 from .projection import projection_of
+from .signals import raising_exit
 from .start import EngineWorld, Setup
 from .state.keys import MAX_PARALLELISM, KeyEncoder
 from .state.memory import MemoryBackend
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
     from .records import Record
 
 _log = logging.getLogger("onceward.engine")
+_LAST_CHECKPOINT_SECONDS: Final = 10.0
+"""How long a run that a signal ends waits for its last checkpoint: a third of the time that Kubernetes gives."""
 
 
 class Stream:
@@ -209,6 +214,8 @@ class Pipeline:
         restart: What happens after a failure. Default: exponential-delay with periodic checkpoints, none without.
         max_parallelism: Number of key groups, 1 to 32,768. It cannot change while there is state.
         parallelism: Number of subtasks of operators that do not set their own.
+        max_batch_rows: Maximum number of rows that a function or a sink gets at once. Default: as many as it works off
+            in about 50 ms.
         on_lost: What to do when a decided transaction can no longer be committed: "fail"; "skip", which leaves an audit
             record; "replay", which goes back to the previous checkpoint if every transaction of the lost one is proven
             not committed, and fails otherwise.
@@ -227,6 +234,7 @@ class Pipeline:
         restart: RestartStrategy | None = None,
         max_parallelism: int = MAX_PARALLELISM,
         parallelism: int = 1,
+        max_batch_rows: int | None = None,
         on_lost: str = DEFAULT_ON_LOST,
         commit_timeout: float = COMMIT_TIMEOUT,
         commit_backoff: float = COMMIT_BACKOFF,
@@ -238,6 +246,9 @@ class Pipeline:
         _check_kind("backend", backend, StateBackend, "a MemoryBackend, a FileBackend or a RocksDBBackend")
         check_type("parallelism", parallelism, int)
         check_type("max_parallelism", max_parallelism, int)
+        check_type("max_batch_rows", max_batch_rows, int | None)
+        if max_batch_rows is not None and max_batch_rows < 1:
+            raise ConfigurationError(f"max_batch_rows={max_batch_rows}: give 1 row or more")
         if store is None:
             _log.warning("pipeline %s has no store: its decisions are in memory and end with this process", name)
         config = (checkpoint or CheckpointConfig()).checked()
@@ -252,6 +263,7 @@ class Pipeline:
             policy=CommitPolicy.of(on_lost, commit_timeout, commit_backoff),
             restart=restart or (RestartStrategy.exponential_delay() if periodic else RestartStrategy.none()),
             world=world or EngineWorld(),
+            most_rows=MOST_ROWS if max_batch_rows is None else max_batch_rows,
         )
         self._job: Job | None = None
 
@@ -268,17 +280,13 @@ class Pipeline:
         return end_to_end(self.graph, self.setup.config)
 
     def run(self, *, restore: str | None = None, **options: Any) -> None:
-        """Run until the sources end or the run is stopped; `start` documents the options.
+        """Run until the sources end or the run is stopped; `start` documents the options, and `wait` what signals do.
 
         Raises:
             OncewardError: It failed for good.
         """
         self.start(restore=restore, **options)
-        try:
-            self.wait()
-        except BaseException:
-            self.stop()
-            raise
+        self.wait()
 
     def start(
         self,
@@ -323,11 +331,28 @@ class Pipeline:
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the run has ended, and return whether it has.
 
+        SIGINT and SIGTERM end the run with a checkpoint, for which they wait 10 s at most; a second signal ends it
+        without one. The program may handle SIGTERM itself.
+
+        Args:
+            timeout: Seconds to wait at most; None: no limit.
+
         Raises:
             OncewardError: It failed for good.
+            KeyboardInterrupt: SIGINT has come.
+            SystemExit: SIGTERM has come; the exit code is 143.
         """
         job = self._the_job()
-        if not job.wait(timeout):
+        try:
+            with raising_exit(signal.SIGTERM):
+                ended = job.wait(timeout)
+        except BaseException:
+            try:
+                job.try_checkpoint(_LAST_CHECKPOINT_SECONDS)
+            finally:
+                self.stop()
+            raise
+        if not ended:
             return False
         if job.error is not None:
             raise job.error

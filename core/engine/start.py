@@ -28,6 +28,7 @@ from .completion import Completer
 from .config import Mode
 from .fits import check_fits
 from .origin import find_origin
+from .pace import MOST_ROWS
 from .reference import Reference, inline, prove_newest, resolve
 from .retained import Retained
 from .state.handles import Metadata, SubtaskState
@@ -77,6 +78,8 @@ class Setup(NamedTuple):
     policy: CommitPolicy
     restart: RestartStrategy
     world: EngineWorld
+    most_rows: int = MOST_ROWS
+    """Maximum number of rows that a task works on at once."""
 
 
 class Assigned(NamedTuple):
