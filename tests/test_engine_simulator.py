@@ -16,6 +16,7 @@ from onceward.core.engine.logic import Frozen, nothing_to_write
 from onceward.core.engine.reference import Decided
 from onceward.core.engine.state import memory
 from onceward.core.errors import OncewardError
+from onceward.core.log import RunWriters
 
 from .engine_simulator.simulation import Simulation, ViolationError
 
@@ -329,7 +330,13 @@ def what_was_not_lost_is_written_again_too(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(coordinator, "gather", lambda _w, _s, _e, acks: [c for ack in acks for c in ack.committables])
 
 
+def an_older_run_starts_again_beside_a_newer_one(patch: pytest.MonkeyPatch) -> None:
+    """Whoever has started since: the two would fence one another by turns."""
+    patch.setattr(RunWriters, "overtaken", lambda _self, _view: "")
+
+
 MUTANTS = [
+    an_older_run_starts_again_beside_a_newer_one,
     an_epoch_is_computed_again_from_its_own_state,
     an_epoch_that_is_computed_again_has_no_end,
     what_was_not_lost_is_written_again_too,

@@ -8,6 +8,7 @@ end one more start sweeps, and the laws are checked:
 1. Nothing is missing, whatever was restored.
 2. Each record's effect shows once; once more, at most, for each reason that was given for going back.
 3. Nothing is left prepared.
+4. A run that a newer one has fenced does not start again by itself: it would fence the newer one.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from onceward.core.engine.pace import Pace
 from onceward.core.engine.start import EngineWorld, Setup, start
 from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.errors import OncewardError, StateError
+from onceward.core.log import RunWriters
 from onceward.core.log.reader import read
 from onceward.core.steps import Step, hooked
 
@@ -64,8 +66,9 @@ class AnyPace(Pace):
 class Machine(Attempt):
     """An attempt whose disk is full now and then, and what waits to be done around it."""
 
-    def __init__(self, started: Started, simulation: Simulation) -> None:
+    def __init__(self, started: Started, run_writers: RunWriters, simulation: Simulation) -> None:
         self.simulation = simulation
+        self.run_writers = run_writers
         self.events: deque[Event] = deque()
         self.later: list[Callable[[], None]] = []
         super().__init__(started)
@@ -153,6 +156,7 @@ class Simulation:
         self.vanishing = self.random.choice([0, 0, 0, 1, 2])
         self.operator = Operator(self.random, self.random.choice([0, 2, 4]) if mode is Mode.EXACTLY_ONCE else 0)
         self.crashes += self.operator.changes  # a command line that is not repeated shows little
+        self.run_writers = RunWriters()
         self.zombie: Machine | None = None
         self.torn = self.healed = 0
 
@@ -226,7 +230,7 @@ class Simulation:
             started = self.start()
             if started is None:
                 return False
-            attempt = Machine(started, self)
+            attempt = Machine(started, self.run_writers, self)
             return self.drive(attempt)
         except Crash:
             if attempt is not None and self.zombie is None and self.random.random() < 0.3:
@@ -242,7 +246,8 @@ class Simulation:
         self.look_around()
         command = self.operator.next()
         try:
-            started = start(self.setup(), command)
+            self.run_writers = RunWriters()
+            started = start(self.setup(), command, run_writers=self.run_writers)
         except Crash:
             self.operator.accepted()
             raise
@@ -343,6 +348,23 @@ class Simulation:
             self.note("the zombie is gone")
             zombie.close()
             self.zombie = None
+            self.restart_by_itself(zombie)
+
+    def restart_by_itself(self, zombie: Machine) -> None:
+        """Have the older run do what its restart strategy asks for.
+
+        Raises:
+            ViolationError: It has fenced the newer run.
+        """
+        store = self.graph.pipeline.setup.store
+        left, self.crashes, entries = self.crashes, 0, set(store.list_keys())
+        try:
+            start(self.setup(), Restore(), again=True, run_writers=zombie.run_writers)
+        except OncewardError as error:
+            self.note(f"the older run does not start again: {error}")
+        if not entries.issuperset(store.list_keys()):
+            raise ViolationError(self.said("an older run has started again beside a newer one"))
+        self.crashes = left
 
     def check(self) -> None:
         """Exactly once: as often as expected, with each way back once more at most. At least once: not less often."""
