@@ -365,7 +365,8 @@ class Shell(Attempt):
     def __init__(self) -> None:
         coordinator = SimpleNamespace(pipeline="p")
         config, store = CheckpointConfig().checked(), MemoryStore()
-        setup = SimpleNamespace(graph=Graph(1), config=config, world=EngineWorld(), store=store, policy=CommitPolicy())
+        world, policy = EngineWorld(), CommitPolicy()
+        setup = SimpleNamespace(graph=Graph(1), config=config, world=world, store=store, policy=policy, most_rows=1)
         started: Any = SimpleNamespace(
             setup=setup, backend=MemoryBackend(), coordinator=coordinator, next_id=5, again=None
         )

@@ -335,7 +335,19 @@ def an_older_run_starts_again_beside_a_newer_one(patch: pytest.MonkeyPatch) -> N
     patch.setattr(RunWriters, "overtaken", lambda _self, _view: "")
 
 
+def state_stays_with_the_number_of_its_subtask(patch: pytest.MonkeyPatch) -> None:
+    """However many subtasks there are now, and whichever keys they have."""
+    assigned = start._assigned
+
+    def by_number(operator: Any, subtask: int, states: Any, groups: int) -> Any:
+        right, own = assigned(operator, subtask, states, groups), states[subtask : subtask + 1]
+        return right._replace(keyed=tuple(state.keyed for state in own if state.keyed is not None))
+
+    patch.setattr(start, "_assigned", by_number)
+
+
 MUTANTS = [
+    state_stays_with_the_number_of_its_subtask,
     an_older_run_starts_again_beside_a_newer_one,
     an_epoch_is_computed_again_from_its_own_state,
     an_epoch_that_is_computed_again_has_no_end,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
+from dataclasses import replace
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -16,8 +19,8 @@ from ..engine_kit import Target, TargetSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from random import Random
 
+    from onceward.core.engine.graph import Graph, Operator
     from onceward.core.engine.pipeline import Stream
 
 Rows = list[dict[str, Any]]
@@ -89,6 +92,7 @@ class RandomGraph:
 
     def __init__(self, random: Random, target: Target, **options: Any) -> None:
         self._random = random
+        self._others = Random(random.random())
         self.pipeline = Pipeline("simulated", store=MemoryStore(), **options)
         self._target = target
         self._rows = 0
@@ -157,6 +161,16 @@ class RandomGraph:
     def _sink(self, branch: Branch, name: str) -> None:
         self.expected[name] = Counter(tuple(row[column] for column in COLUMNS[name]) for row in branch.rows)
         branch.stream.sink(TargetSink(self._target, name), parallelism=self._many())
+
+    def rescaled(self) -> Graph:
+        """Return the same graph with other numbers of subtasks."""
+        graph = copy.copy(self.pipeline.graph)
+        others: dict[str, Operator] = {}
+        for operator in graph.operators:
+            inputs = [(others[source.uid], keys) for source, keys in operator.inputs]
+            others[operator.uid] = replace(operator, inputs=inputs, parallelism=self._others.choice([1, 1, 2, 3]))
+        graph.operators = list(others.values())
+        return graph
 
     def seen(self, name: str) -> Counter[Any]:
         """What a sink's target shows."""
