@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PROGRAM = """
-import sys, time
+import signal, sys, time
 from onceward import FileBackend, MemoryBackend, Pipeline, open_store
 from onceward.core import CheckpointConfig
 from onceward.sources import SequenceSource
 from tests.engine_kit import RunningSum, Target, TargetSink, numbers
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background process would ignore it
 
 class Endless(SequenceSource):
     bounded = False
