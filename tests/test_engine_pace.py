@@ -54,11 +54,11 @@ def test_a_function_that_becomes_slower_is_noticed_at_once():
 def test_a_task_works_on_no_more_than_its_readers_work_off_in_time():
     pace = settled(lambda rows: rows * 1e-6)
     slow = Output([Channel(8, most_rows=20), Channel(8, most_rows=30)], forward)
-    assert pace.up_to([slow]) == 50
+    assert pace.up_to([slow.rows]) == 50
     twice = Pace()
     for _ in range(20):
         twice.measured(twice.rows, 1e-6, 2 * twice.rows)
-    assert twice.up_to([slow]) == 25
+    assert twice.up_to([slow.rows]) == 25
 
 
 @given(st.integers(1, 10_000), st.integers(1, 10_000))

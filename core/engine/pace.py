@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .channels import Output
-
 WORK_SECONDS: Final = 0.05
 """For how long a task works before it looks at what else there is to do."""
 FIRST_ROWS: Final = 32
@@ -85,11 +83,15 @@ class Pace:
         # Parts of the same size do not tell fixed from proportional time: then the next one has another size.
         return wanted if tells or not rows / 2 < wanted < rows * 2 else rows / 2
 
-    def up_to(self, outputs: Iterable[Output]) -> int:
-        """Return the number of rows of the next part: no more than what its readers can work off in time."""
+    def up_to(self, room: Iterable[int]) -> int:
+        """Return the number of rows of the next part: no more than its readers can work off in time.
+
+        Args:
+            room: For each output, how many rows that are.
+        """
         rows, out = self.rows, self._out / self._rows if self._rows else 1.0
-        for output in outputs:
-            rows = min(rows, int(output.rows / out) if out else rows)
+        for most in room:
+            rows = min(rows, int(most / out) if out else rows)
         return max(1, rows)
 
 

@@ -136,7 +136,7 @@ class Task:
             self._outbox += [(channel, element) for channel in output.channels]
 
     def _read_source(self, source: SourceLogic[Any]) -> bool:
-        source.most_rows = self.pace.up_to(self.outputs)
+        source.most_rows = self.pace.up_to(output.rows for output in self.outputs)
         batch = source.poll() if not self._exhausted else None
         if batch is None:
             return False
@@ -169,7 +169,7 @@ class Task:
 
     def _work_on(self, batch: pa.RecordBatch) -> None:
         """Handle as many rows as can be done soon; the rest has its turn in the next steps."""
-        rows, most = batch.num_rows, self.pace.up_to(self.outputs)
+        rows, most = batch.num_rows, self.pace.up_to(output.rows for output in self.outputs)
         part = batch if rows <= most else batch.slice(0, even_part(rows, most))
         began = self._world.monotonic()
         done, made = self.logic.some_rows(part, self._enough())
@@ -179,7 +179,7 @@ class Task:
         self.pace.measured(done, seconds, sum(batch.num_rows for batch in made), left_off=done < part.num_rows)
         channels = self.gate.channels if self.gate is not None else ()
         for channel in channels:
-            channel.most_rows = -(-self.pace.up_to(self.outputs) // len(channels))
+            channel.most_rows = -(-self.pace.up_to(output.rows for output in self.outputs) // len(channels))
 
     def _handle(self, message: ToTask) -> None:
         match message:

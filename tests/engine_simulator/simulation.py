@@ -41,7 +41,7 @@ from .operator import Operator
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from onceward.core.engine.channels import Output, TaskId
+    from onceward.core.engine.channels import TaskId
     from onceward.core.engine.start import Started
 
 MOST_STEPS = 200_000
@@ -61,7 +61,7 @@ class AnyPace(Pace):
         super().__init__()
         self._random = random
 
-    def up_to(self, outputs: Iterable[Output]) -> int:  # noqa: ARG002 - signature
+    def up_to(self, room: Iterable[int]) -> int:  # noqa: ARG002 - signature
         return self._random.choice([2, 100, 100, 100, 100, 100])
 
 
