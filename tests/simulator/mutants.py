@@ -766,6 +766,7 @@ MUTANTS: dict[str, Mutant] = {
         "The targets are not asked whether another decision log owns the names.",
         _laws("3"),
         Parts(coordinator=ClaimsNothing),
+        patches=((Coordinator, "_check_kept", lambda *_: 0.0),),  # which would ask before the first decision
         narrow=with_kinds(K.IMPOSTOR),
     ),
     "a fresh checkpoint and other names of sinks": Mutant(
