@@ -203,6 +203,12 @@ class Recorder:
         self.world = world
         self.rows: list[int] = []
 
+    def of(self, _txn: Any) -> Recorder:
+        return self
+
+    def on_lost(self, _kinds: Any) -> None:
+        """Nothing to check."""
+
     def on_begin(self, txn: Any) -> Any:
         return txn
 
