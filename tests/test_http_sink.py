@@ -634,10 +634,12 @@ def test_two_threads_share_a_client(inbox: Inbox, hook: HttpSink):
 def test_the_example_sends_each_row_once_however_often_it_is_run(tmp_path: Path, inbox: Inbox):
     example = Path(__file__).parents[1] / "examples" / "engine_http.py"
     environment = {**os.environ, "PYTHONPATH": str(example.parents[1] / "src")}
+    sent: list[int] = []
     for _ in range(2):
         command = [sys.executable, str(example), inbox.url, str(tmp_path)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
         assert "exactly-once" in done.stdout
+        sent.append(len(inbox.posts))
     assert inbox.numbers == list(range(1000))
-    assert len(inbox.posts) == 10
+    assert sent[0] == sent[1] >= 10  # the engine's first parts are small
