@@ -59,7 +59,7 @@ java:
 	@scripts/prerequisites.sh java
 
 .PHONY: test
-test: java check checked long ## All but nightly tests, container tests and `make pages`: twelve minutes on two cores
+test: java check checked long ## All but nightly tests, container tests and `make pages`: fifteen to twenty minutes on two cores
 
 .PHONY: checked
 checked:  # so that .ci/run need not check again where only a long test has failed

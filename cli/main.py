@@ -40,7 +40,7 @@ EXIT_FAILED, EXIT_MISUSED, EXIT_FAULT, EXIT_INTERRUPTED = 1, 2, 70, 130
 
 
 class _Commands(TyperGroup):
-    """The commands; a message about wrong arguments shows no password that one of them holds."""
+    """Group of all commands, whose messages about wrong arguments show no password that one of them holds."""
 
     def make_context(self, *args: Any, **more: Any) -> Any:
         with _hidden_logins():

@@ -23,7 +23,7 @@ from xdist.scheduler import LoadScopeScheduling
 from onceward.testing.services import KafkaServer, PostgresServer
 
 from .class_archives import use_class_archives, with_warm_workers
-from .postgres_kit import folder_open_to_all
+from .postgres_kit import folder_open_to_all, running_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -149,6 +149,16 @@ def dsn(postgres: PostgresServer, pytestconfig: pytest.Config) -> Iterator[str]:
     yield postgres.dsn_of(name)
     _start_again(postgres, pytestconfig)
     _drop(postgres, name)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    """A server that a module may kill and restart, and whose prepared transactions are its own.
+
+    A process that is killed loses nothing that it gave to the system: fsync=off only spares the disk.
+    """
+    with running_server(fsync="off", full_page_writes="off") as running:
+        yield running
 
 
 def _drop(postgres: PostgresServer, name: str) -> None:

@@ -40,13 +40,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.postgres
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    # A process that is killed loses nothing that it gave to the system: fsync=off only spares the disk.
-    with running_server(fsync="off", full_page_writes="off") as running:
-        yield running
-
-
 @pytest.fixture
 def database(server: PostgresServer) -> Iterator[Database]:
     with fresh_database(server) as fresh:

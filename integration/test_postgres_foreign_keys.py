@@ -10,7 +10,7 @@ from onceward.connectors.database.engines import close_idle
 from onceward.connectors.database.sinks import PostgresSink, SqlAlchemySink
 from onceward.core.errors import ConfigurationError
 
-from .postgres_kit import Database, fresh_database, running_server
+from .postgres_kit import Database, fresh_database
 from .sql_kit import write_lines_and_words
 
 if TYPE_CHECKING:
@@ -20,12 +20,6 @@ if TYPE_CHECKING:
     from onceward.testing.services import PostgresServer
 
 pytestmark = pytest.mark.postgres
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with running_server(fsync="off", full_page_writes="off") as running:
-        yield running
 
 
 @pytest.fixture

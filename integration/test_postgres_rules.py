@@ -19,7 +19,6 @@ from .postgres_kit import (
     expected,
     fresh_database,
     make_sink,
-    running_server,
     words,
     words_table,
     write,
@@ -35,12 +34,6 @@ pytestmark = pytest.mark.postgres
 
 PARTITIONS = 300
 CHANGES = pa.schema([*SCHEMA, ("op", pa.string())])
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with running_server(fsync="off", full_page_writes="off") as running:
-        yield running
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from .postgres_kit import (
     expected,
     fresh_database,
     make_sink,
-    running_server,
     words,
     words_table,
     write,
@@ -31,12 +30,6 @@ if TYPE_CHECKING:
     from onceward.testing.services import PostgresServer
 
 pytestmark = pytest.mark.postgres
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with running_server(fsync="off", full_page_writes="off") as running:
-        yield running
 
 
 @pytest.fixture

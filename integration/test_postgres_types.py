@@ -15,7 +15,7 @@ from onceward.connectors.database.postgres.dialect import PostgreSql
 from onceward.core.errors import PostgresError, SchemaError
 from onceward.core.transaction import CommitStatus
 
-from .postgres_kit import Database, context, fresh_database, make_sink, running_server, write
+from .postgres_kit import Database, context, fresh_database, make_sink, write
 from .sql_kit import VALUES
 
 if TYPE_CHECKING:
@@ -126,12 +126,6 @@ CASES: list[Case] = [
     (pa.dictionary(pa.int8(), pa.int64()), [5, None], "bigint", None),
     (pa.int32(), [5], "positive", None),
 ]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with running_server(fsync="off", full_page_writes="off") as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,6 @@ from .postgres_kit import (
     context,
     expected,
     fresh_database,
-    running_server,
     words,
     words_table,
     write,
@@ -39,13 +38,6 @@ if TYPE_CHECKING:
     from onceward.testing.services import PostgresServer
 
 pytestmark = pytest.mark.postgres
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    # A process that is killed loses nothing that it gave to the system: fsync=off only spares the disk.
-    with running_server(fsync="off", full_page_writes="off") as running:
-        yield running
 
 
 @pytest.fixture

@@ -170,8 +170,10 @@ class Marks:
         """Take room on the disk for the next mark."""
         if self._end + _MARK_BYTES > self._reserved:
             self._reserved = (self._end + _MARK_BYTES + _ROOM - 1) // _ROOM * _ROOM
-            os.posix_fallocate(self._file.fileno(), self._end, self._reserved - self._end)
+            self._file.write(bytes(self._reserved - self._end))
+            self._file.flush()
             os.fsync(self._file.fileno())
+            self._file.seek(self._end)
 
     def put(self, sent: int) -> None:
         """Record that so many rows are delivered; durable when this returns."""

@@ -276,7 +276,7 @@ def _fraction(column: SqlType, sqlite: bool) -> tuple[Check, ...]:
 
 
 def keeps_fraction(digits: int) -> Check:
-    """A check of a column of times that keeps so many digits of a second's fraction."""
+    """Return a check that a column which keeps so many digits of a second's fraction cuts no value."""
     unit = _SECOND // 10**digits
 
     def check(array: pa.Array) -> None:
@@ -326,7 +326,7 @@ def _one_of(allowed: list[str]) -> Check:
 
 
 def _members(allowed: Sequence[str]) -> Check:
-    """A check for SET. MariaDB would take a text of digits for a number whose bits are members."""
+    """Return a check that texts are sets of these members: MariaDB takes a text of digits for the bits of a set."""
 
     def check(array: pa.Array) -> None:
         for text in pc.unique(array.drop_null()).to_pylist():
@@ -338,7 +338,7 @@ def _members(allowed: Sequence[str]) -> Check:
 
 
 def no_blank_at_the_end(why: str) -> Check:
-    """A check of a column of texts where a blank at the end is lost, or does not tell keys apart."""
+    """Return a check that no text ends with a blank, which is lost there, or does not tell keys apart."""
 
     def check(array: pa.Array) -> None:
         if pc.any(pc.ends_with(array, pattern=" ")).as_py():

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 import sqlalchemy as sa
 
 from onceward.core.errors import SinkError
-from onceward.core.names import NOTHING, Progress, Remembered, Scope, other_log, outdated_log
+from onceward.core.names import NOTHING, Progress, Reached, Remembered, Scope, other_log, outdated_log
 from onceward.core.transaction import Observation, abort_outcome, commit_outcome
 
 from .engines import dialect_for, reading, transaction
@@ -199,14 +199,13 @@ def check(target: Target, scope: Scope, newest: Progress) -> Remembered | None:
     with reading(target, "cannot check who owns the names") as connection:
         behind = dialect_for(target).behind(connection)
 
-        def look() -> tuple[str | None, Progress, int]:
-            owner, known = _owned(target, connection, scope).owner, _progress(target, connection, scope)
-            return owner, known, _transactions(target, connection, scope, known.epoch)
+        def look() -> tuple[str | None, Reached]:
+            return _owned(target, connection, scope).owner, _reached(target, connection, scope)
 
-        owner, known, transactions = ask(target, connection, look, (None, NOTHING, 0))
-    if known > newest:
-        raise outdated_log(scope, known, newest, _PLACE)
-    return None if behind else Remembered(owner == scope.log, known, transactions=transactions)
+        owner, known = ask(target, connection, look, (None, Reached(*NOTHING)))
+    if known.progress > newest:
+        raise outdated_log(scope, known.progress, newest, _PLACE)
+    return None if behind else Remembered(owner == scope.log, known.progress, transactions=known.transactions)
 
 
 def claim(target: Target, scope: Scope) -> None:
@@ -261,7 +260,7 @@ def prune(target: Target, scope: Scope, below: int) -> None:
         newest = [
             sa.and_(table.c.rewound == rewound, table.c.epoch == kept.epoch)
             for rewound in (0, 1)
-            for kept in [_progress(target, connection, scope, rewound)]
+            for kept in [_reached(target, connection, scope, rewound)]
         ]
         if noted.rowcount:
             old = [*_mine(table, scope), table.c.epoch < below, sa.not_(sa.or_(*newest))]
@@ -283,11 +282,11 @@ def forget(target: Target, scope: Scope) -> None:
             connection.execute(table.delete().where(*_mine(table, scope)))
 
 
-def _of(table: sa.Table, pipeline: str, sink: str) -> list[sa.ColumnElement[bool]]:
+def _of(table: sa.FromClause, pipeline: str, sink: str) -> list[sa.ColumnElement[bool]]:
     return [table.c.pipeline == pipeline, table.c.sink == sink]
 
 
-def _mine(table: sa.Table, scope: Scope) -> list[sa.ColumnElement[bool]]:
+def _mine(table: sa.FromClause, scope: Scope) -> list[sa.ColumnElement[bool]]:
     return [*_of(table, scope.pipeline, scope.sink), table.c.log == scope.log]
 
 
@@ -303,16 +302,15 @@ def _insert(target: Target, table: sa.Table, scope: Scope, there: sa.Select[Any]
         _log.debug("somebody else did it at the same time: %s", error)
 
 
-def _transactions(target: Target, connection: sa.Connection, scope: Scope, epoch: int) -> int:
-    """How many transactions of an epoch were committed since the newest rewind: what was healed has several writers."""
-    ledger = tables_of(target).ledger
-    mine = [*_mine(ledger, scope), ledger.c.rewound == 0, ledger.c.epoch == epoch]
-    return connection.scalar(sa.select(sa.func.count()).where(*mine)) or 0
+def _reached(target: Target, connection: sa.Connection, scope: Scope, rewound: int = 0) -> Reached:
+    """Return the newest epoch that this log has committed: 0, less those from before a rewind; 1, of those alone.
 
-
-def _progress(target: Target, connection: sa.Connection, scope: Scope, rewound: int = 0) -> Progress:
-    """Generation and epoch of the newest commit of this log: 0, less those from before a rewind; 1, of those alone."""
+    Its transactions are counted whatever writer they are of: what was healed has several.
+    """
     ledger = tables_of(target).ledger
-    query = sa.select(ledger.c.writer, ledger.c.epoch).where(*_mine(ledger, scope), ledger.c.rewound == rewound)
+    others = ledger.alias()
+    mine, same = ([*_mine(of, scope), of.c.rewound == rewound] for of in (ledger, others))
+    count = sa.select(sa.func.count()).where(*same, others.c.epoch == ledger.c.epoch).scalar_subquery()
+    query = sa.select(ledger.c.writer, ledger.c.epoch, count).where(*mine)
     row = connection.execute(query.order_by(ledger.c.writer.desc(), ledger.c.epoch.desc()).limit(1)).first()
-    return NOTHING if row is None else Progress(*row)
+    return Reached(*NOTHING) if row is None else Reached(*row)

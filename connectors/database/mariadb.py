@@ -53,7 +53,7 @@ _ORPHANED_SECONDS: Final = 60
 """After so long the server itself ends a session that prepared, was to close, and was cut off from us."""
 _SEMI_SYNCHRONOUS: Final = tuple(f"rpl_semi_sync_master_{setting}" for setting in ("enabled", "timeout", "wait_point"))
 _FOR_EVER_MS: Final = 24 * 3_600_000
-"""A person has looked after a day."""
+"""A day: if a commit waits for longer, a person has noticed."""
 _TRIAL: Final = "onceward_trial"
 _CHANGES_ROWS: Final = sa.text(
     "SELECT count(*) FROM information_schema.triggers WHERE event_object_schema = coalesce(:schema, database())"
