@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onceward.core.errors import ConfigurationError
-from onceward.testing.machine import needing
+from onceward.core.kit.extras import needing
 
 from .options import AsJson  # noqa: TC001 - typer reads them
 from .show import console, print_json

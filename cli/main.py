@@ -20,8 +20,8 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from onceward.core.errors import ConfigurationError, OncewardError
+from onceward.core.kit.extras import needing
 from onceward.core.kit.secrets import without_logins
-from onceward.testing.machine import needing
 
 from . import show
 from .dev import app as dev_app

@@ -18,13 +18,13 @@ import typer
 
 from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.errors import ConfigurationError, NoDecisionLogError
+from onceward.core.kit.extras import needing
 from onceward.core.kit.options import pairs
 from onceward.core.log import open_store, read
 from onceward.core.log.objects import CONDITIONAL_PUT
 from onceward.core.log.reader import read_behind_gap
 from onceward.core.log.store import IN_CHECKPOINT, local_folder, scheme_of
 from onceward.sinks import DirectSink, Sink, TwoPhaseCommitSink
-from onceward.testing.machine import needing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -23,8 +23,9 @@ import pytest
 from testcontainers.core.container import DockerContainer
 
 from onceward.core.errors import ExternalError
+from onceward.core.kit.extras import needing
 
-from .machine import LOOPBACK, broker_answers, free_port, needing
+from .machine import LOOPBACK, broker_answers, free_port
 from .services.kafka import FAST_ONE_NODE, listener_settings
 
 if TYPE_CHECKING:

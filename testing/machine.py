@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onceward.core.errors import ConfigurationError, ExternalError
+from onceward.core.kit.extras import needing
 
 if TYPE_CHECKING:
     import pwd
@@ -39,20 +40,6 @@ _JAVA_ADVICE = (
     "Install a Java runtime, for example `apt-get install openjdk-17-jre-headless` (Debian, Ubuntu), "
     "`dnf install java-17-openjdk-headless` (Fedora) or `brew install openjdk@17` (macOS), or set JAVA_HOME."
 )
-
-
-@contextmanager
-def needing(extras: str) -> Iterator[None]:
-    """Say which extras to install if what the block imports is not there.
-
-    Raises:
-        ConfigurationError: It is not.
-    """
-    try:
-        yield
-    except ImportError as error:
-        what = f"{error.name} is needed" if error.name else " ".join(str(error).split())  # such as a C library
-        raise ConfigurationError(f"{what}: pip install 'onceward[{extras}]'") from error
 
 
 def free_port(taken: Collection[int] = ()) -> int:

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from onceward.core.errors import ConfigurationError, NoDecisionLogError
+from onceward.core.kit.extras import needing
 from onceward.core.log.store import local_folder
-from onceward.testing.machine import needing
 
 from ..operate import Search  # noqa: TC001 - typer reads it
 from ..options import with_group

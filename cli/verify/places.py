@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from onceward.core.errors import ConfigurationError
-from onceward.testing.machine import needing
+from onceward.core.kit.extras import needing
 
 from ..options import Access, imported
 

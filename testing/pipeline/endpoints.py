@@ -16,9 +16,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from onceward.core.errors import ConfigurationError, ExternalError
+from onceward.core.kit.extras import needing
 
 from ..judge import Record
-from ..machine import needing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -8,7 +8,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
-from ..machine import LOOPBACK, free_port, needing
+from onceward.core.kit.extras import needing
+
+from ..machine import LOOPBACK, free_port
 from ..proxy import Proxy
 from .endpoints import KAFKA, POSTGRES, connected
 

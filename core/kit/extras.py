@@ -1,0 +1,25 @@
+"""Optional dependencies: which extra to install if a package is not there."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ..errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def needing(extras: str) -> Iterator[None]:
+    """Say which extras to install if what the block imports is not there.
+
+    Raises:
+        ConfigurationError: It is not.
+    """
+    try:
+        yield
+    except ImportError as error:
+        what = f"{error.name} is needed" if error.name else " ".join(str(error).split())  # such as a C library
+        raise ConfigurationError(f"{what}: pip install 'onceward[{extras}]'") from error
