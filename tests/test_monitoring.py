@@ -466,6 +466,8 @@ class TestLineage:
         hooks = [HttpSink("h", tmp_path, url=f"https://api.example/hook/{token}").dataset() for token in ("a", "b")]
         assert [hook and hook[0] for hook in hooks] == ["https://api.example"] * 2
         assert hooks[0] != hooks[1]
+        rotated = [HttpSink("h", tmp_path, url=f"https://api.example/in?key={key}").dataset() for key in ("a", "b")]
+        assert rotated[0] == rotated[1]
         assert TargetSink.dataset(FakeSink()) is None  # type: ignore[arg-type]
 
     def test_the_target_of_a_direct_sink_is_named_too(self, transport: Transport) -> None:

@@ -243,9 +243,7 @@ class Files:
         except pa.ArrowInvalid:
             if not known or self._format != "arrow":
                 raise
-            self._finish(
-                partition
-            )  # an Arrow file has one dictionary for each column, and refuses another before it writes
+            self._finish(partition)  # it has one dictionary for each column, and refuses another before it writes
             self._open[partition] = file = self._begin(partition, batch.schema)
             file.write(batch)
         self.rows += batch.num_rows

@@ -12,6 +12,7 @@ import logging
 import re
 import uuid
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -172,9 +173,9 @@ class HttpSink(WriteAheadLogSink):
         return without_logins(f"HttpSink({self.name!r}, {self.directory!r}, {what})")
 
     def dataset(self) -> tuple[str, str] | None:
-        """The server, and a digest of the whole URL, whose path or query may be secret."""
-        server = self.settings.shown.rstrip("/…")
-        return server, hashlib.sha256(self.settings.url.encode()).hexdigest()[:16]
+        """Return the server, and a digest of the path, which may be secret; a query's secrets may be rotated."""
+        path = urlsplit(self.settings.url).path
+        return self.settings.shown.rstrip("/…"), hashlib.sha256(path.encode()).hexdigest()[:16]
 
     def validate(self, schema: pa.Schema) -> None:
         """Check the columns, the TLS files, and that a server answers; any answer will do.
