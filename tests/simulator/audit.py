@@ -33,6 +33,8 @@ PIPELINE = "orders"
 KINDS = ("kafka", "prepared", "staged")
 read_entry = lru_cache(512)(decode)
 """Entries never change, and are read much more often than written."""
+LONGEST_CALL = 40
+"""Ticks: a call that was begun while nobody answered may act on that a little later."""
 GONE_BACK = "failover"
 """Cause that is noted for transactions that a standby lacks, or has as prepared again."""
 BY_THE_LIBRARY = frozenset({"sink", "init", "discard"})
@@ -177,7 +179,7 @@ class Audit:
         known = starter and not self.world.landing and log is not None and min(one.ended for one in lost) < log.started
         if target_of(txn) != "kafka" and any(target_of(one) == "kafka" for one in lost):
             raise Violation("torn", f"committed, though what can expire of its epoch is lost: {txn}, {lost}")
-        troubled = self.world.tick < self.world.troubled_until
+        troubled = self.world.tick < self.world.troubled_until + LONGEST_CALL
         if troubled and 2 * (self.world.tick - txn.since) > self.world.plan.config.timeout:
             return  # who does not say what became of the lost one is waited for during half of the timeout
         if known:
