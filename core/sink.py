@@ -27,7 +27,7 @@ from .names import check_sink_name
 from .transaction import Observation
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -220,17 +220,6 @@ class TwoPhaseCommitSink(Sink, Generic[Txn]):
         Sinks of one pipeline commit at the same time, each in a thread of its own.
         """
         return [self.commit(committable) for committable in committables]
-
-    def commits_after(self, others: Sequence[TwoPhaseCommitSink[Any]]) -> Collection[str]:  # noqa: ARG002
-        """Return the names of those sinks to whose rows this sink's refer, so that its target must have them first.
-
-        Called at each start, and before a decision is finished; answer from memory where that is possible. Only sinks
-        whose transactions cannot expire are put in order. Default: none.
-
-        Raises:
-            ConfigurationError: This sink cannot be written beside one of the others. Heeded at a start only.
-        """
-        return ()
 
     def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
         """Ask the target about each one. Called before the decision if much of transaction_timeout has passed."""

@@ -49,18 +49,36 @@ VALUES: Final[tuple[tuple[pa.DataType, list[Any]], ...]] = (
 """Values of each Arrow type that one column or another would change."""
 
 
-def write_lines_and_words(folder: Path, sinks: Sequence[DatabaseSink], count: int = 3) -> None:
-    """Run epochs through a coordinator: a word, and in each other sink a line that refers to it."""
-    coordinator = Coordinator("lines", DirectoryStore(folder), sinks)
+def write_lines_and_words(
+    folder: Path,
+    sinks: Sequence[DatabaseSink],
+    count: int = 3,
+    *,
+    pipeline: str = "lines",
+    apart: bool = False,
+    **more: list[str],
+) -> None:
+    """Run epochs through a coordinator: a word, and in each other sink a line that refers to it.
+
+    Args:
+        folder: Of the decision log.
+        sinks: The one of the words is called "words".
+        count: How many epochs.
+        pipeline: Name of the pipeline.
+        apart: Whether each sink's lines have ids of their own.
+        more: Further columns of one row.
+    """
+    coordinator = Coordinator(pipeline, DirectoryStore(folder), sinks)
     coordinator.open()
     names = tuple(sink.name for sink in sinks)
     for epoch in range(count):
         about = EpochInput(query="q", start=[str(epoch)], end=[str(epoch + 1)])
         coordinator.admit(epoch, about)
         committables = []
-        for sink in sinks:
+        for number, sink in enumerate(sinks, 1):
             other = "word" if sink.name == "words" else "word_id"
-            batch = pa.record_batch({"id": [epoch], other: ["w"] if sink.name == "words" else [epoch]})
+            id_ = epoch + 100 * number * apart
+            batch = pa.record_batch({"id": [id_], other: ["w"] if sink.name == "words" else [epoch], **more})
             sink.validate(batch.schema)
             transaction = sink.begin(coordinator.context(sink.name, epoch, subtask=0))
             sink.write(transaction, batch)

@@ -80,9 +80,7 @@ def _forwarding(
     return complete
 
 
-@_forwarding(
-    TwoPhaseCommitSink, same=("dataset", "expires_at", "validate_complete_mode", "commits_after"), once=("discard",)
-)
+@_forwarding(TwoPhaseCommitSink, same=("dataset", "expires_at", "validate_complete_mode"), once=("discard",))
 class FaultySink(_Faulty, TwoPhaseCommitSink[Any]):
     """A TwoPhaseCommitSink with faults.
 

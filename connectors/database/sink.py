@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import sqlalchemy as sa
 
@@ -22,12 +22,12 @@ from .merging import abort_staged, commit_staged
 from .own_tables import ask, ensure, exists, staged_handle, tables_of
 from .prepared import PreparedWriting, abort_prepared, commit_prepared
 from .staging import PieceWriting
-from .tables import check_table, describe, references
+from .tables import check_table, describe
 from .target import PREPARED, STAGED, CommitPath, Target, own_name, unusable
 from .writing import Writing
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -113,9 +113,12 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
 
     def _choose_path(self) -> ServerFacts:
         facts = read_server(self.target)
-        if self.commit_mode is CommitPath.AUTO and facts.max_prepared and self._has_foreign_keys():
+        if facts.max_prepared and self._has_foreign_keys():
             why = "the table has foreign keys, and a prepared transaction does not see the rows of others"
-            facts = replace(facts, max_prepared=0, why_none=why)
+            if self.commit_mode is CommitPath.AUTO:
+                facts = replace(facts, max_prepared=0, why_none=why)
+            elif self.commit_mode is CommitPath.PREPARED:
+                _log.warning("sink %s: %s: if another sink writes these, use commit='staging'", self.name, why)
         self._path = choose_path(self.commit_mode, self.target, facts)
         why = facts.why_none if self._path is CommitPath.STAGING else "the server allows it"
         how = "rows that were staged" if self._path is CommitPath.STAGING else "prepared transactions"
@@ -124,7 +127,7 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
 
     def _has_foreign_keys(self) -> bool:
         described = describe(self.target, self.target.table)
-        return described is not None and bool(described.references)
+        return described is not None and described.refers
 
     def validate_complete_mode(self) -> None:
         if self.mode != "upsert":
@@ -194,26 +197,6 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
             sinks = ledger.sinks_of(self.target, connection, pipeline, log)
             found = [committable for sink in sinks for committable in self._list(connection, pipeline, sink)]
         return [committable for committable in found if committable.log == log]
-
-    def commits_after(self, others: Sequence[TwoPhaseCommitSink[Any]]) -> Collection[str]:
-        """Return the sinks of this database whose tables this one's foreign keys name.
-
-        Raises:
-            ConfigurationError: This sink prepares its transactions, in which those sinks' rows are not visible.
-        """
-        beside = {one.name: one.target.table for one in others if isinstance(one, DatabaseSink) and self._shares(one)}
-        found = references(self.target, beside) if beside else []
-        if found and self.commit_mode is CommitPath.PREPARED:
-            raise ConfigurationError(
-                f"table {self.target.table} has a foreign key to the table of sink {', '.join(found)}, whose rows are "
-                "not visible before they are committed: use commit='staging' (or 'auto')",
-                sink=self.name,
-            )
-        return found
-
-    def _shares(self, other: DatabaseSink) -> bool:
-        one, two = self.target.url, other.target.url
-        return (one.family, one.parsed.database) == (two.family, two.parsed.database)
 
     def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
         """Ask the database about each transaction.

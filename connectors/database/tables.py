@@ -24,7 +24,7 @@ from .plan import make_plan, without_change
 from .target import CommitPath, TableName, unusable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from .plan import Plan
     from .target import Target, Url
@@ -57,10 +57,8 @@ class Described:
     """`table`, or what else it is."""
     engine: str
     """MariaDB's storage engine; empty elsewhere."""
-    schema: str = ""
-    """The connection's default one."""
-    references: frozenset[tuple[str, str]] = frozenset()
-    """Schema and name of the tables that its foreign keys name, in lower case."""
+    refers: bool = False
+    """Whether it has foreign keys."""
 
 
 class _Kept(NamedTuple):
@@ -128,23 +126,8 @@ def _read(target: Target, connection: sa.Connection, name: TableName) -> Describ
         options: Any = inspector.get_table_options(name.table, schema=name.schema)
         engine = options.get("mariadb_engine") or options.get("mysql_engine") or ""
         uniques = dialect.read_uniques(connection, table) if isinstance(dialect, RowDialect) else ()
-        found = inspector.get_foreign_keys(name.table, schema=name.schema)
-        default = inspector.default_schema_name or ""
-        referred = {place(TableName(key["referred_schema"], key["referred_table"]), default) for key in found}
-        return Described(table, tuple(uniques), "table", str(engine), default, frozenset(referred))
-
-
-def place(name: TableName, default: str | None) -> tuple[str, str]:
-    """Return schema and name of a table in lower case, to compare tables of one database."""
-    return (name.schema or default or "").lower(), name.table.lower()
-
-
-def references(target: Target, others: Mapping[str, TableName]) -> list[str]:
-    """Return under which names stand tables of the same database that the target's foreign keys name."""
-    described = describe(target, target.table)
-    if described is None or not described.references:
-        return []
-    return [name for name, table in others.items() if place(table, described.schema) in described.references]
+        refers = bool(inspector.get_foreign_keys(name.table, schema=name.schema))
+        return Described(table, tuple(uniques), "table", str(engine), refers=refers)
 
 
 def existing(target: Target, schema: pa.Schema) -> Described:

@@ -11,7 +11,9 @@ Invariant 1: `finish` takes a permit. Invariant 7: COMPLETED is put only after e
    transaction was prepared moments ago.
 3. Targets of the same kind are independent: each round asks them at the same time, and what one of them raises is
    raised at the end.
-4. Shares that cannot expire wait for those to whose rows their own refer (order.py).
+4. Targets of the same kind may still be related, as tables by a foreign key: an inserted row needs the row that it
+   refers to, and a row can be deleted only when nothing refers to it. No order serves both, so what a target refuses is
+   asked for again whenever something else of the decision was committed.
 """
 
 from __future__ import annotations
@@ -26,7 +28,6 @@ from ..policy import OnLost
 from ..sink import by_urgency
 from .kept import check_kept
 from .losses import Verdict, settle
-from .order import find_order
 from .share import Share
 
 if TYPE_CHECKING:
@@ -161,19 +162,24 @@ def _commit_in_order(shares: Sequence[Share], active: Sequence[Share], policy: C
         for share in lasting:
             share.detail = f"not asked before {', '.join(one.sink.name for one in unfinished)}, which can expire"
         return
-    find_order(shares)  # (4)
-    while ready := [share for share in lasting if share.after is not None and all(one.ended for one in share.after)]:
-        policy.make_all([share.ask for share in ready])
-        lasting = [share for share in lasting if share not in ready]
-    for share in lasting:
-        if names := [one.sink.name for one in share.after or () if not one.ended]:
-            share.detail = f"not asked before {', '.join(names)}, to whose rows its own refer"
+    left = _left(active)
+    policy.make_all([share.ask for share in lasting])
+    while (now := _left(active)) < left:  # (4)
+        left = now
+        refused = [share for share in active if share.refused and not share.expires]
+        for share in refused:
+            share.error = None
+        policy.make_all([share.ask for share in refused])
+
+
+def _left(shares: Sequence[Share]) -> int:
+    return sum(len(share.pending) for share in shares)
 
 
 def _waiting(active: Sequence[Share]) -> list[Share]:
     """Return the shares to wait for: a final error of an expiring share blocks the lasting ones."""
     blocked = any(share.expires and share.error is not None for share in active)
-    return [share for share in active if share.waits and (share.expires or not (blocked or share.blocked))]
+    return [share for share in active if share.waits and (share.expires or not blocked)]
 
 
 def _announce(permit: CommitPermit, shares: Sequence[Share], *, voided: bool = False) -> None:

@@ -52,7 +52,6 @@ from .admission import (
 from .commit import check_sinks, finish
 from .healing import Lost, check_same_rows
 from .kept import check_kept
-from .order import check_order
 from .recovery import Swept, sweep
 from .taking_back import end_taken_back
 
@@ -173,7 +172,6 @@ class Coordinator:
         for error in (*unowned.values(), unswept):
             if error is not None:
                 raise error
-        check_order(self.sinks)
         started = Started(
             pipeline=self.pipeline,
             epoch=self.view.decided if self.view.newest is not None else None,

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from .. import answers
-from ..errors import ExternalError, FencedError, OncewardError
+from ..errors import DataLossError, ExternalError, FencedError, OncewardError, SinkError
 from ..events import about
 from ..steps import Step, crash_point
 from ..transaction import CommitOutcome, CommitStatus, Observation
@@ -48,7 +48,6 @@ class Share:
         detail: Why it waits.
         unseen: Whether its target did not answer `look`; then it gets no commits in this round.
         accepted: Whether the policy has accepted a loss of its target in this commit.
-        after: Shares to whose rows this one's refer, so that it waits for them; None if that is not known yet.
         owns: Whether the sink owns its names in its target once its share has ended.
     """
 
@@ -63,7 +62,6 @@ class Share:
         self.seconds = 0.0
         self.detail = ""
         self.unseen = self.accepted = False
-        self.after: tuple[Share, ...] | None = None
         mine = [c for c in permit.committables(sink.name) if c.transaction not in writer.view.skipped]
         mine.sort(key=lambda c: c.epoch)
         self.committables = tuple(mine)
@@ -78,9 +76,9 @@ class Share:
         return self.error is None and bool(self._epochs or self._to_claim)
 
     @property
-    def blocked(self) -> bool:
-        """Whether it waits for a share that asking again does not help."""
-        return any(share.error is not None or share.blocked for share in self.after or ())
+    def refused(self) -> bool:
+        """Whether its target has refused a commit for a reason that another target's commit may remove."""
+        return isinstance(self.error, SinkError) and not isinstance(self.error, DataLossError) and bool(self.pending)
 
     @property
     def ended(self) -> bool:

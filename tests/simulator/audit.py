@@ -165,10 +165,6 @@ class Audit:
     def _check_whole(self, txn: Txn, decision: Decide) -> None:
         """The first commit of a decision: nothing else that it names was lost before, or a replay is spoiled."""
         named = [self.prepared[c.identity()] for c in decision.committables]
-        if self.world.plan.config.refers and target_of(txn) == "staged" and txn.cause != GONE_BACK:
-            missing = [one for one in named if target_of(one) == "prepared" and one.state in ("open", "prepared")]
-            if missing:
-                raise Violation("order", f"committed before the rows that it refers to: {txn}, {missing}")
         lost = [one for one in named if one.state == "aborted" and not one.skipped]
         if not lost or txn.cause == GONE_BACK or any(one.state == "committed" for one in named):
             return  # what was committed before is committed again, whatever else a standby lacks

@@ -209,9 +209,19 @@ class Database:
         self.world.point(f"merge {[gid[-8:] for gid in gids]}")
         if self.away_until <= self.world.tick < self.refuses_until:
             raise PostgresError("new row violates check constraint")
+        if self.world.plan.config.refers and any(self._lacks_parents(held) for held in map(self.staged.get, gids)):
+            raise PostgresError("insert violates foreign key constraint")
         merged: list[str] = []
         self._ask("merge", lambda: merged.extend(self._take(gids, commit=True)) or DONE)
         return merged
+
+    def _lacks_parents(self, held: Held | None) -> bool:
+        """Whether rows of the same decision that these refer to are not committed yet."""
+        if held is None or held.txn.decision is None:
+            return False
+        others = self.audit.of(held.txn).prepared.values()
+        parents = [txn for txn in others if txn.decision is held.txn.decision and target_of(txn) == "prepared"]
+        return any(txn.state in ("open", "prepared") for txn in parents)
 
     def unstage(self, gid: str) -> list[str]:
         """Delete staged rows; the gids that were there.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from onceward.core.errors import PostgresError
 from onceward.core.names import Remembered, other_log, outdated_log, parse_transaction_name
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from onceward.core.names import Scope, TransactionName
-    from onceward.core.sink import TwoPhaseCommitSink
     from onceward.core.transaction import Progress
 
     from .audit import Audit
@@ -101,11 +100,6 @@ class DatabaseSink:
 
     def warm_up(self, context: WriteContext) -> None:
         """Nothing to make ready."""
-
-    def commits_after(self, others: Sequence[TwoPhaseCommitSink[Any]]) -> list[str]:
-        """Staged rows may refer to those of the other table."""
-        refers = self.kind == "staged" and self.world.plan.config.refers
-        return [sink.name for sink in others if refers and sink.name.startswith("prepared")]
 
     def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
         """One by one."""

@@ -191,9 +191,7 @@ _REAL_OTHER_LOGS = ownership._other_logs
 # The coordinator
 
 
-def _without_order(shares: Sequence[Any]) -> None:
-    for share in shares:
-        share.after = ()
+_REFERRING: dict[str, Any] = {"sinks": ("staged", "prepared"), "style": "batch", "refers": True, "neighbour": ""}
 
 
 def _without_a_count(view: LogView, sink: str, known: Any, **how: Any) -> str:
@@ -853,11 +851,11 @@ MUTANTS: dict[str, Mutant] = {
         patches=((coordinator, "finish", _finish_in_turns),),
         narrow=with_kinds(K.OUTAGE, style="batch", sinks=("prepared", "kafka"), timeout=400),
     ),
-    "no order of targets that refer to each other": Mutant(
-        "Rows are committed before those that they refer to.",
-        _laws("order"),
-        patches=((commit, "find_order", _without_order),),
-        narrow=with_kinds(K.TARGET_FAULT, K.SWITCH, sinks=("staged", "prepared"), style="batch", refers=True),
+    "what a target refuses is asked for once": Mutant(
+        "Rows that were refused because those that they refer to came a moment later stop the query.",
+        _laws("progress"),
+        patches=((commit, "_left", lambda _: 0),),
+        narrow=lambda plan: Plan(plan.seed, replace(plan.config, **_REFERRING)),
     ),
     "stop at the first sink that refuses": Mutant(
         "A decision is finished sink by sink, and one that refuses delays the others past their timeout.",
