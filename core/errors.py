@@ -37,7 +37,7 @@ class OncewardError(Exception):
         epoch: int | None = None,
         transaction: str | None = None,
     ) -> None:
-        self.message = without_logins(message)
+        self.message = without_logins(str(message))  # an error given as the message, as to built-in ones
         self.pipeline = pipeline
         self.sink = sink
         self.epoch = epoch

@@ -198,6 +198,7 @@ def test_each_database_has_one_driver(given: str, used: str) -> None:
         ("sqlite://", "in memory"),
         ("sqlite:///:memory:", "in memory"),
         ("sqlite:///file:x?mode=memory&uri=true", "in memory"),
+        ("sqlite:///file::memory:?cache=shared&uri=true", "in memory"),
     ],
 )
 def test_other_databases_and_drivers_are_refused_by_name(url: str, why: str) -> None:

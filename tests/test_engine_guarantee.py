@@ -120,6 +120,7 @@ def ran(source: Any, sink: Any, mode: str = "exactly-once") -> Pipeline:
         checkpoint=CheckpointConfig(mode=Mode(mode)),
         store=MemoryStore(),
         restart=RestartStrategy.fixed_delay(attempts=1, delay=0),
+        max_batch_rows=BATCH,  # so that a sink gets each batch at once
     )
     p.source(source).map(Once(sink.target)).sink(sink)
     source.let(10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from onceward.core import CheckpointConfig, ProcessFunction, RestartStrategy
 from onceward.core.engine.channels import Barrier, Channel, Gate, Output, TaskId, forward
-from onceward.core.engine.logic import Guarded, RecordLogic
+from onceward.core.engine.logic import Frozen, Guarded, Logic, RecordLogic
 from onceward.core.engine.pace import FIRST_ROWS, WORK_SECONDS, Pace, even_part
 from onceward.core.engine.task import Task, TaskWorld
 from onceward.core.errors import ConfigurationError
@@ -21,7 +22,7 @@ from onceward.sources import SequenceSource
 from .engine_kit import Target, TargetSink, pipeline
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 
 def settled(seconds: Any, parts: int = 60) -> Pace:
@@ -112,6 +113,44 @@ def test_work_is_left_off_in_the_middle_of_a_batch_and_a_barrier_stays_behind_it
     assert rig.seen == list(range(500))
     assert longest <= WORK_SECONDS + 16 * each
     assert rig.channel.most_rows < FIRST_ROWS or each < 0.003
+
+
+class Joining(Logic):
+    """Notes how many rows of which columns it got at once."""
+
+    joins = True
+
+    def __init__(self) -> None:
+        self.got: list[tuple[str, list[int]]] = []
+
+    def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        [name] = batch.schema.names
+        self.got.append((name, batch.column(0).to_pylist()))
+        return []
+
+    def freeze(self, barrier: Barrier) -> Frozen:
+        self.got.append(("barrier", [barrier.checkpoint]))
+        return super().freeze(barrier)
+
+
+def test_small_parts_are_joined_for_a_sink_and_written_before_a_barrier():
+    """Each would become a request, or a row group. Those of other columns are not joined with them."""
+    logic, channel = Joining(), Channel(1000)
+    world = TaskWorld(print, lambda: 0.0, lambda: 0.0, lambda _: None, lambda _: (None, ""))
+    task = Task(TaskId("it", 0), logic, Gate([channel], aligned=True, clock=lambda: 0.0), [], world)
+    for begin, name in ((0, "n"), (1000, "m"), (2000, "n")):
+        for at in range(begin, begin + 1000, 10):
+            channel.most_rows = 1 << 20
+            assert channel.offer(pa.RecordBatch.from_pydict({name: list(range(at, at + 10))}))
+    channel.offer(Barrier(1))
+    channel.offer(pa.RecordBatch.from_pydict({"n": [3000]}))
+    channel.offer(Barrier(2))
+    while task.step():
+        pass
+    names = [name for name, _ in logic.got]
+    assert [name for name, _ in groupby(names)] == ["n", "m", "n", "barrier", "n", "barrier"]
+    assert [number for name, some in logic.got if name != "barrier" for number in some] == list(range(3001))
+    assert len(logic.got) < 20
 
 
 class Waits(ProcessFunction):

@@ -572,6 +572,7 @@ def test_a_folder_whose_bytes_are_no_text_is_refused_by_name(tmp_path: Path):
         ("_delta_log/0.json", "country=de", "belongs to a Delta Lake table"),
         (".hoodie/hoodie.properties", "", "belongs to a Hudi table"),
         ("metadata/v1.metadata.json", "", "belongs to an Iceberg table"),
+        ("metadata/00001-a.metadata.json.gz", "", "belongs to an Iceberg table"),
         ("metadata/version-hint.text", "data", "belongs to an Iceberg table"),
     ],
 )

@@ -251,6 +251,12 @@ TEXTS = {
     "dsn host=h password='a b' user=u": "dsn host=h password=*** user=u",
     "said 'it failed: ask me@x.org at postgresql://u:pw@h'": "said 'it failed: ask me@x.org at postgresql://u:***@h'",
     "mail me@x.org, at 12:30, in https://medium.com/@me": "mail me@x.org, at 12:30, in https://medium.com/@me",
+    'password="my pass word" for u': "password=*** for u",
+    "{'sasl.password': 'x y', 'n': 1}": "{'sasl.password': ***, 'n': 1}",
+    '{"access_token":"x"}': '{"access_token":***}',
+    "//u:pw@h, or postgresql:/u:p/w@h": "***@h, or ***@h",
+    "max_tokens = 5, column token = int64": "max_tokens = 5, column token = int64",
+    "no file /mnt/data:2026@eu/x": "no file /mnt/data:2026@eu/x",
     "module:name of 'https://h:80/x'": "module:name of 'https://h:80/x'",
 }
 
@@ -259,6 +265,10 @@ TEXTS = {
 def test_a_text_hides_logins_and_nothing_else(text: str, expected: str) -> None:
     assert without_logins(text) == expected == without_logins(expected)
     assert ConfigurationError(text).message == expected
+
+
+def test_an_error_may_be_the_message_of_another_one() -> None:
+    assert ConfigurationError(ValueError("password=x")).message == "password=***"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("piece", ["a", ":", "a:", "'", '"a":', "a.", "://", "s3://a:", "password", "x@", "a:b@"])

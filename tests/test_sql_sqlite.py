@@ -57,8 +57,9 @@ class Database:
         with closing(sqlite3.connect(self.path)) as connection, connection:
             return connection.execute(statement).fetchall()
 
-    def rows(self) -> list[tuple[Any, ...]]:
-        return self.run("SELECT * FROM words ORDER BY id")
+    def rows(self, path: Path | None = None) -> list[tuple[Any, ...]]:
+        with closing(sqlite3.connect(path or self.path)) as connection:
+            return connection.execute("SELECT * FROM words ORDER BY id").fetchall()
 
     def sink(self, **settings: Any) -> SqlAlchemySink:
         return SqlAlchemySink("words", **{"url": self.url, "table": "words", **settings})
@@ -390,6 +391,20 @@ def test_a_file_that_was_replaced_under_an_open_connection_is_not_written_to(dat
     copy.replace(database.path)
     assert sink.commit(committable).status is CommitStatus.COMMITTED
     assert database.rows() == expected(1)
+
+
+@pytest.mark.parametrize("url", ["sqlite:///{}", "sqlite:///file:{}?uri=true"])
+def test_a_link_that_points_to_another_file_now_is_followed(database: Database, url: str) -> None:
+    link, copy = database.path.with_name("link.db"), database.path.with_name("copy.db")
+    link.symlink_to(database.path)
+    sink = database.sink(url=url.format(link))
+    sink.claim(SCOPE)
+    committable = write(sink, context(), words(1))
+    shutil.copy(database.path, copy)
+    link.unlink()
+    link.symlink_to(copy)
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    assert (database.rows(), database.rows(copy)) == ([], expected(1))
 
 
 def test_rows_that_the_table_refuses_stop_the_pipeline_and_stay_safe(database: Database) -> None:

@@ -16,6 +16,7 @@ import re
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc
@@ -26,7 +27,7 @@ from .failures import may_pass, words
 from .target import TableName
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from sqlalchemy.sql.dml import Insert
 
@@ -50,7 +51,7 @@ class Sqlite(RowDialect):
     def prepare_engine(self, engine: sa.Engine, access: Access) -> None:  # noqa: ARG002 - signature
         """Begin transactions here, not in the driver, which would begin at the first change only."""
         event.listen(engine, "connect", _set_up)
-        event.listen(engine, "connect", _note_file)
+        event.listen(engine, "connect", _note_file(engine.url.database or ""))
         event.listen(engine, "checkout", _check_file)
         event.listen(engine, "begin", _begin)
 
@@ -113,14 +114,21 @@ def _set_up(connection: Any, _: object) -> None:
     cursor.close()
 
 
-def _note_file(connection: Any, record: Any) -> None:
-    path = next(path for _, name, path in connection.execute("PRAGMA database_list") if name == "main")
-    record.info[_FILE], record.info[_INODE] = path, _inode(path)
+def _note_file(database: str) -> Callable[[Any, Any], None]:
+    """Note which file is open, and the name in the URL, which may be a link and point to another one later."""
+    name = unquote(database.removeprefix("file:").partition("?")[0]) if database.startswith("file:") else database
+    path = Path(name).absolute()
+
+    def note(connection: Any, record: Any) -> None:
+        opened = next(file for _, name, file in connection.execute("PRAGMA database_list") if name == "main")
+        record.info[_FILE], record.info[_INODE] = path, _inode(Path(opened))
+
+    return note
 
 
-def _inode(path: str) -> tuple[int, int] | None:
+def _inode(path: Path) -> tuple[int, int] | None:
     with suppress(OSError):
-        found = Path(path).stat()
+        found = path.stat()
         return found.st_dev, found.st_ino
     return None
 

@@ -144,7 +144,8 @@ class Url:
             raise ConfigurationError(f"url names the database {backend!r}, which has no sink here: {_HOW}")
         if driver not in ("", known):
             raise ConfigurationError(f"url names the driver {driver!r}: this sink works through {known} ({_HOW})")
-        if backend == "sqlite" and (url.database in (None, "", ":memory:") or url.query.get("mode") == "memory"):
+        file = (url.database or "").removeprefix("file:").partition("?")[0]
+        if backend == "sqlite" and (file in ("", ":memory:") or url.query.get("mode") == "memory"):
             raise ConfigurationError(f"url names an SQLite database in memory, which no other process sees: {_HOW}")
         return cls(url.set(drivername=f"{backend}+{known}"))
 

@@ -23,7 +23,7 @@ _TABLES: Final = {
     "_delta_log": "a Delta Lake table",
     ".hoodie": "a Hudi table",
     "metadata/version-hint.text": "an Iceberg table",
-    "metadata/*.metadata.json": "an Iceberg table",
+    "metadata/*.metadata.json*": "an Iceberg table",
 }
 """What the folder of a table holds, as a pattern."""
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import msgspec
 
-from ..checkpoint.subtask import SubtaskEpoch
+from ..checkpoint.subtask import DirectlyWritten, SubtaskEpoch
 from ..errors import OncewardError, SourceError
 from ..kit.pieces import PIECE_BYTES
 from ..source import read_split
@@ -201,6 +201,7 @@ class SinkLogic(Logic):
         self._valid: list[pa.Schema] = []
         """Schemas that the sink has accepted, the newest last: records of several shapes come in turns."""
         self._project = projection_of(sink)
+        self.joins = not isinstance(sink, DirectlyWritten)  # whose rows are to be seen at once
         self._writing: SubtaskEpoch | None = None
         self._prepared: dict[int, Committable] = {}
         """By the checkpoint at whose barrier it was prepared; not known to be decided."""

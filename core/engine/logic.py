@@ -60,6 +60,9 @@ class Logic:
         """Handle rows; what follows from them."""
         return [batch]
 
+    joins = False
+    """Whether small parts are joined first: what a sink gets at once may become a request, or a row group."""
+
     def some_rows(
         self,
         batch: pa.RecordBatch,

@@ -21,6 +21,8 @@ WORK_SECONDS: Final = 0.05
 FIRST_ROWS: Final = 32
 """Rows of the first part, when nothing is known yet."""
 MOST_ROWS: Final = 1 << 20
+JOINED_ROWS: Final = 10_000
+"""Rows to which small parts are joined for a sink, if it works these off in time."""
 _GROWTH: Final = (2, 8)
 """By how much the number grows from one part to the next: at most twofold if only the estimate of the fixed time says
 so, and eightfold if the whole time of the last part does."""

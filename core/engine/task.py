@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pyarrow as pa
+
 from ..errors import OncewardError, StateError
+from ..kit.pieces import PIECE_BYTES
 from .channels import Aligned, Barrier, Cancel, Element, End, Gate, TaskId
 from .ends import EXHAUSTED, SourceLogic
 from .events import Acknowledged, Confirm, Declined, Event, Exhausted, Finished, GiveUp, TaskRecord, ToTask, Trigger
-from .pace import FIRST_ROWS, MOST_ROWS, WORK_SECONDS, Pace, even_part
+from .pace import FIRST_ROWS, JOINED_ROWS, MOST_ROWS, WORK_SECONDS, Pace, even_part
 from .state.handles import SubtaskState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    import pyarrow as pa
 
     from .channels import Channel, Output
     from .logic import Frozen, Logic
@@ -75,6 +77,8 @@ class Task:
         self.pace = Pace(world.most_rows, world.most_rows if self._source is not None else FIRST_ROWS)
         self._rest: pa.RecordBatch | None = None
         """Rows of a batch that was taken from the gate and is not done: they come before whatever the gate gives."""
+        self._held: list[pa.RecordBatch] = []
+        """Parts that wait to be joined, until there are enough rows or a barrier comes."""
 
     def post(self, message: ToTask) -> None:
         self._control.append(message)
@@ -161,11 +165,32 @@ class Task:
                 self._broadcast(event)
                 self._world.tell(Declined(self.id, checkpoint, "its barrier was cancelled upstream"))
             case End():
+                self._flush()
                 self._drain()
                 self._end()
+            case batch if self.logic.joins:
+                self._hold(batch)
             case batch:
                 self._work_on(batch)
         return True
+
+    def _hold(self, batch: pa.RecordBatch) -> None:
+        if self._held and not self._held[0].schema.equals(batch.schema):
+            self._flush()
+        self._held.append(batch)
+        rows, size = sum(one.num_rows for one in self._held), sum(one.nbytes for one in self._held)
+        if rows >= min(self.pace.rows, JOINED_ROWS) or size >= PIECE_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        held, self._held = self._held, []
+        if len(held) > 1:
+            with suppress(pa.ArrowException):  # of types that Arrow cannot join
+                held = [pa.concat_batches(held)]
+        for batch in held:
+            self._rest = batch
+            while self._rest is not None:
+                self._work_on(self._rest)
 
     def _work_on(self, batch: pa.RecordBatch) -> None:
         """Handle as many rows as can be done soon; the rest has its turn in the next steps."""
@@ -203,6 +228,7 @@ class Task:
         if barrier.checkpoint in self._given_up:
             self._broadcast(Cancel(barrier.checkpoint))
             return
+        self._flush()
         if barrier.kind.drains:
             self._drain()
         self._emit(self.logic.before_barrier(barrier))

@@ -34,17 +34,21 @@ _USER_INFO: Final = re.compile(rf"({_SAFE}*)(:(?:{_SAFE}|:)*)?@")
 _PLACE: Final = re.compile(rf"(?:{_HOST}(?:,{_HOST})*)?(?:[/?#].*)?", re.DOTALL)
 _PARAMETER: Final = re.compile(r"(?<=[?&])([^=&]*)=([^&]*)")
 _URL: Final = re.compile(r"[A-Za-z][\w+.-]*://")
+_QUOTED: Final = r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\""""
+_SETTING_NAME: Final = rf"(?:{_SECRET}[\w.]{{0,20}}|(?:passw|pwd|secret)[\w.]{{0,20}}\s)="  # not "column token = int64"
+_ENTRY_NAME: Final = rf"{_SECRET}[\w.]{{0,20}}[\"']\s?:"
 _IN_TEXT: Final = re.compile(
-    rf"""(?<!\w)(?P<mark>["'])(?P<quoted>(?:\\.|(?!(?P=mark)).){{0,500}})(?P=mark)(?!\w)"""
+    rf"""(?P<entry>["'][\w.]{{0,40}}{_ENTRY_NAME}\s?)(?:{_QUOTED}|[^\s,}}]+)"""
+    rf"""|(?<!\w)(?P<mark>["'])(?P<quoted>(?:\\.|(?!(?P=mark)).){{0,500}})(?P=mark)(?!\w)"""
     r"""|(?P<address>[A-Za-z][\w+.-]{0,30}://(?:[^\s/@]{0,100}:\S{0,200}[ ][^\s@]{1,200}@)?\S*?)"""
     r"""(?P<end>[)\]}>'",.;:]*(?=\s|$))"""
-    r"""|(?P<login>[^\s"'(=@:]{0,100}:[^\s@:]\S{0,300}@)"""
-    rf"""|(?P<setting>[\w.]{{0,20}}{_SECRET}[\w.]{{0,20}}\s?=\s?)"""
-    r"""(?:'(?:\\.|[^'])*'|\S+?)(?=[)\]'",.;:]*(?:\s|$))""",
+    r"""|(?P<login>(?<![\w.~%+-])(?<![^:]/)(?://)?[^\s"'(=@:/]{0,100}:[^\s@:]\S{0,300}@)"""
+    rf"""|(?P<setting>[\w.]{{0,20}}{_SETTING_NAME}\s?)"""
+    rf"""(?:{_QUOTED}|\S+?)(?=[)\]'",.;:]*(?:\s|$))""",
     re.IGNORECASE | re.DOTALL,
 )
 """Lengths are limited because a message may hold a whole row: a search must not take the square of its length."""
-_SETTING: Final = re.compile(rf"{_SECRET}[\w.]{{0,20}}\s?=", re.IGNORECASE)
+_SETTING: Final = re.compile(rf"{_SETTING_NAME}|{_ENTRY_NAME}", re.IGNORECASE)
 
 
 def is_secret_name(name: str) -> bool:
@@ -90,8 +94,8 @@ def without_logins(text: str) -> str:
 
 
 def _shown(found: re.Match[str]) -> str:
-    if found["setting"]:
-        return f"{found['setting']}{HIDDEN}"
+    if name := found["setting"] or found["entry"]:
+        return f"{name}{HIDDEN}"
     if found["login"]:
         return f"{HIDDEN}@"
     text, mark = found["address"] or found["quoted"] or "", found["mark"] or ""
