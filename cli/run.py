@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from contextlib import suppress
-from pathlib import Path  # noqa: TC003 - typer reads it
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.options import pairs
+from onceward.core.log.run_writers import OVERTAKEN, RUN_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,7 +55,8 @@ def run(
     """Run a driver program, and start it again when it fails.
 
     Exits with the driver's code. It is not started again after code 0, after a code that means a mistake (2, 64, 78,
-    126, 127), or after SIGTERM, SIGINT, SIGHUP or SIGQUIT, which are passed on to it.
+    126, 127), after SIGTERM, SIGINT, SIGHUP or SIGQUIT, which are passed on to it, or when another run of its pipeline
+    has started since.
     """
     from onceward.core import RestartStrategy  # noqa: PLC0415 - the embedded engine
 
@@ -91,20 +94,24 @@ class Supervisor:
         """
         before = {number: signal.signal(number, self._pass_on) for number in _PASSED_ON}
         try:
-            return self._lives()
+            with tempfile.TemporaryDirectory(prefix="onceward-run-", ignore_cleanup_errors=True) as folder:
+                return self._lives(Path(folder))
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _lives(self) -> int:
+    def _lives(self, folder: Path) -> int:
         restarts = self._strategy.begin()
         while True:
             began = self._clock()
-            code = self._live()
+            code = self._live(folder)
             if code == 0 or self._stopping:
                 return code
             if code in MISTAKES:
                 self._say(f"ended with code {code}, which means a wrong setting or argument: a restart would not help")
+                return code
+            with suppress(FileNotFoundError):
+                self._say(f"ended with code {code}, and is not started again: {(folder / OVERTAKEN).read_text()}")
                 return code
             now = self._clock()
             pause = restarts(now, now - began)
@@ -116,10 +123,12 @@ class Supervisor:
             if self._stopping:
                 return code
 
-    def _live(self) -> int:
+    def _live(self, folder: Path) -> int:
         """One life of the driver, in a process group of its own; what it leaves behind there is killed."""
         try:
-            self._driver = driver = subprocess.Popen(self._command, start_new_session=True)  # noqa: S603 - the user's
+            self._driver = driver = subprocess.Popen(  # noqa: S603 - the user's
+                self._command, start_new_session=True, env={**os.environ, RUN_VARIABLE: str(folder)}
+            )
         except OSError as error:
             raise ConfigurationError(f"the driver cannot be started: {error}") from error
         if self._stopping:  # the signal came before there was anybody to pass it on to

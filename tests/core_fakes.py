@@ -167,6 +167,8 @@ class FakeSink(TwoPhaseCommitSink[Any]):
         self.claim_error, self.late_claim_error = self.late_claim_error or self.claim_error, None
         if self.claim_error is not None:
             raise self.claim_error
+        if self.remembered is not None:
+            self.remembered = self.remembered._replace(owned=True)
 
     def release(self, scope: Scope) -> None:
         self.calls.append("release")

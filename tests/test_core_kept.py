@@ -27,7 +27,7 @@ from onceward.core.errors import (
     RetryableSinkError,
     TargetWentBackError,
 )
-from onceward.core.log import DirectoryStore, EpochInput, Resolved
+from onceward.core.log import DirectoryStore, EpochInput, Resolved, read
 from onceward.core.names import NOTHING, Progress, Reached, Remembered, Scope
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import CommitStatus, Committable, Observation
@@ -103,6 +103,18 @@ def test_what_is_prepared_again_is_committed_again(caplog: pytest.LogCaptureFixt
     bench.open()
     assert (bench.sink.committed, bench.sink.aborted) == ([bench.done.transaction], [])
     assert "was committed, and was prepared again" in caplog.text
+
+
+@pytest.mark.parametrize("on_lost", OnLost)
+def test_a_target_that_went_back_to_before_the_claim_is_claimed_and_committed_to_again(on_lost: OnLost):
+    """The claim follows the first epoch's prepare. Booked as lost, its rows would stay prepared for ever."""
+    bench = Bench(PREPARED)
+    bench.sink.open = [bench.done]
+    bench.sink.remembered = Remembered(owned=False, progress=NOTHING)
+    bench.open(on_lost=on_lost)
+    assert (bench.sink.committed, bench.sink.aborted) == ([bench.done.transaction], [])
+    assert bench.sink.remembered.owned
+    assert not any(isinstance(entry, Resolved) for entry in read(bench.store).entries)
 
 
 def test_a_target_that_does_not_answer_then_fails_the_start():

@@ -16,6 +16,7 @@ from onceward.core import (
     JobState,
     MemoryBackend,
     OperatorState,
+    Pipeline,
     ProcessFunction,
     RestartStrategy,
     RocksDBBackend,
@@ -37,6 +38,7 @@ from onceward.core.errors import (
     StateError,
 )
 from onceward.core.log import DirectoryStore, MemoryStore, read
+from onceward.core.log.run_writers import OVERTAKEN, RUN_VARIABLE
 from onceward.sources import SequenceSource
 
 from .engine_kit import RunningSum, Slowly, Target, TargetSink, numbers, pipeline, reach, sums
@@ -679,6 +681,35 @@ def test_a_run_that_fails_does_not_drive_out_a_newer_run():
     new_source.let(100)
     assert new.wait(20)
     exact(target)
+
+
+def test_a_process_that_onceward_run_starts_again_does_not_drive_out_a_newer_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    target, store = Target(), DirectoryStore(tmp_path / "log")
+
+    def process() -> tuple[Pipeline, Slowly]:
+        source = Slowly(ROWS, batch_rows=100)
+        p = totals(target, source, store=store, checkpoint=CheckpointConfig(), backend=FileBackend(tmp_path / "state"))
+        return p, source
+
+    def live() -> None:
+        p, source = process()
+        reach(source, p.start(), 1)
+        p.stop()
+
+    (tmp_path / "run").mkdir()
+    monkeypatch.setenv(RUN_VARIABLE, str(tmp_path / "run"))
+    live()
+    live()
+    monkeypatch.delenv(RUN_VARIABLE)
+    live()
+    newest = read(store)
+    monkeypatch.setenv(RUN_VARIABLE, str(tmp_path / "run"))
+    with pytest.raises(FencedError, match="of another run, which has started since"):
+        process()[0].run()
+    assert read(store) == newest
+    assert (tmp_path / "run" / OVERTAKEN).exists()
 
 
 def test_a_source_that_is_not_the_same_again_weakens_the_guarantee():

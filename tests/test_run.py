@@ -15,6 +15,9 @@ from onceward.cli.main import main
 from onceward.cli.run import Supervisor
 from onceward.core import RestartStrategy
 from onceward.core.errors import ConfigurationError
+from onceward.core.log import LogWriter, RunWriters, open_store, read
+from onceward.core.log.run_writers import RUN_VARIABLE
+from onceward.core.policy import CommitPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -79,7 +82,8 @@ while True:
 def start(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", "from onceward.cli.main import main; main()", "run", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)
 
 
 def test_signals_are_passed_on_and_one_that_ends_the_driver_ends_it_for_good() -> None:
@@ -98,6 +102,66 @@ def test_a_signal_in_the_pause_ends_it() -> None:
         assert "ended with code 1, and is started again in 600.0 s" in supervisor.stderr.readline()
         supervisor.send_signal(signal.SIGTERM)
         assert supervisor.wait(20) == 1
+
+
+DRIVER = """
+import sys
+from onceward.core.log import LogWriter, RunWriters, open_store
+from onceward.core.policy import CommitPolicy
+store = open_store(sys.argv[1])
+LogWriter(store, "orders", CommitPolicy(), RunWriters.of("orders", store)).start()
+print("started", flush=True)
+sys.exit(sys.stdin.readline())
+"""
+
+
+@pytest.mark.parametrize("tool", ["", "onceward txn abort"])
+def test_a_driver_is_not_started_again_beside_a_newer_run(tmp_path: Path, tool: str) -> None:
+    """It would drive out the newer run, which would then do the same to it."""
+    store = open_store(str(tmp_path))
+    with start(
+        "--restart",
+        "fixed-delay",
+        "--setting",
+        "delay=0",
+        "--setting",
+        "attempts=9",
+        "--",
+        sys.executable,
+        "-c",
+        DRIVER,
+        str(tmp_path),
+    ) as supervisor:
+        assert supervisor.stdin is not None
+        assert supervisor.stdout is not None
+        assert supervisor.stderr is not None
+        for _ in range(3):
+            assert supervisor.stdout.readline() == "started\n"
+            supervisor.stdin.write("broken\n")
+            supervisor.stdin.flush()
+        assert supervisor.stdout.readline() == "started\n"
+        newer = LogWriter(store, "orders", CommitPolicy())
+        newer.start(tool)
+        supervisor.stdin.write("broken\n")
+        supervisor.stdin.flush()
+        if tool:
+            assert supervisor.stdout.readline() == "started\n"
+            supervisor.send_signal(signal.SIGTERM)
+        _, errors = supervisor.communicate(timeout=20)
+    newest = read(store).writer == newer.token.writer
+    assert (newest, supervisor.returncode) == ((False, 143) if tool else (True, 1))
+    refused = "and is not started again: pipeline orders: entry 4 is of another run, which has started since"
+    assert (refused in errors) == (not tool)
+
+
+def test_what_a_run_has_noted_must_be_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RUN_VARIABLE, str(tmp_path))
+    store = open_store(str(tmp_path / "log"))
+    LogWriter(store, "orders", CommitPolicy(), RunWriters.of("orders", store)).start()
+    (noted,) = tmp_path.glob("*.json")
+    noted.write_text("[")
+    with pytest.raises(ConfigurationError, match="End it, start anew"):
+        RunWriters.of("orders", store)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from onceward.connectors.spark.exactly_once import EpochHandler, check_pickles, 
 from onceward.connectors.spark.options import check_log
 from onceward.connectors.spark.query import any_stage_failed, epoch_input, read_text, reason
 from onceward.connectors.spark.writers import TOO_LARGE
-from onceward.core.errors import ConfigurationError, EpochConflictError, SinkError
+from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, SinkError
 from onceward.core.log import DirectoryStore, LogWriter, MemoryStore, Rewind, read
+from onceward.core.log.run_writers import OVERTAKEN, RUN_VARIABLE
 
 from .core_fakes import FakeSink, policy
 from .engine_kit import TargetSink
@@ -441,3 +442,22 @@ def test_what_a_late_attempt_prepares_is_swept_while_the_query_is_idle(
     assert handler._idle._thread is not None
     handler._idle._thread.join(10)
     assert not handler._idle._thread.is_alive()
+
+
+def test_a_driver_that_onceward_run_starts_again_does_not_drive_out_a_newer_run(
+    query: Query, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    monkeypatch.setenv(RUN_VARIABLE, str(folder))
+    query.run(0)
+    query.run(1, handler=query.driver())  # the next process of the same run
+    monkeypatch.delenv(RUN_VARIABLE)
+    newer = query.driver()
+    query.run(2, handler=newer)
+    monkeypatch.setenv(RUN_VARIABLE, str(folder))
+    with pytest.raises(FencedError, match="is of another run, which has started since"):
+        query.run(3, handler=query.driver())
+    assert (folder / OVERTAKEN).read_text().startswith("pipeline p: entry ")
+    query.run(3, handler=newer)
+    assert query.shown() == [0, 1, 2, 3]

@@ -24,6 +24,7 @@ from onceward.core.errors import (
     ProtocolError,
 )
 from onceward.core.log import DirectoryStore, read
+from onceward.core.log.run_writers import OVERTAKEN, RUN_VARIABLE
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import Observation, WriteContext
 
@@ -361,3 +362,21 @@ def test_a_retried_partition_says_so(query: Query, attempt: int):
     [message] = query.write(query.begin(), 0, [1], attempt=attempt)
     assert message.acknowledgement.retried is bool(attempt)
     assert message.acknowledgement.attempt == attempt
+
+
+def test_a_driver_that_onceward_run_starts_again_does_not_drive_out_a_newer_run(
+    query: Query, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    monkeypatch.setenv(RUN_VARIABLE, str(folder))
+    query.run(0)
+    query.run(1)
+    monkeypatch.delenv(RUN_VARIABLE)
+    query.run(2)  # another run
+    monkeypatch.setenv(RUN_VARIABLE, str(folder))
+    query.checkpoint.plan(3)
+    with pytest.raises(FencedError, match="is of another run, which has started since"):
+        query.begin()
+    assert (folder / OVERTAKEN).read_text().startswith("pipeline ")
+    assert query.view().decided == 2

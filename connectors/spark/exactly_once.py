@@ -275,7 +275,7 @@ class EpochHandler:
         self._elastic = conf.get("spark.dynamicAllocation.enabled", "false").lower() == "true"
         self._run: QueryRun | None = None
         self._coordinator: Coordinator | None = None
-        self._run_writers = RunWriters()
+        self._run_writers: RunWriters | None = None
         self._row_bytes: float | None = None
         self._idle = IdleSweeper(lambda: self._coordinator, self._is_active, self.policy.sweep_every)
 
@@ -317,7 +317,7 @@ class EpochHandler:
     def _attempt(self, frame: DataFrame, batch: int) -> None:
         run = current_run(self.spark, self._run)
         if self._run != run:
-            self._run_writers = RunWriters()
+            self._run_writers = None
             self._coordinator, self._read_text, self._row_bytes = None, checkpoint_reader(self.spark), None
         about = epoch_input(self._read_text, run.checkpoint, run.query, batch)
         coordinator = self._coordinator or self._open(run, batch, about)
@@ -360,6 +360,7 @@ class EpochHandler:
             check_not_moved(run.checkpoint, name, self._read_text)
         store = open_log(self.store, run.checkpoint, name)
         check_store(local_store(store), self.spark.sparkContext.master)
+        self._run_writers = self._run_writers or RunWriters.of(name, store)
         coordinator = Coordinator(name, store, self.sinks, self.policy, heals=True, run_writers=self._run_writers)
         coordinator.open(rewind=self.rewind, first_epoch=batch, query=run.query, epoch_input=about)
         for sink in self.sinks:

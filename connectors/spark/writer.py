@@ -34,7 +34,7 @@ from onceward.core.checkpoint import Admission, Coordinator
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, OncewardError, ProtocolError
 from onceward.core.events import EpochFailed, EpochReplayed, tell
 from onceward.core.kit.logs import show_if_asked
-from onceward.core.log import DirectoryStore, EpochInput, LogStore, Start, WriterToken, open_store, read
+from onceward.core.log import DirectoryStore, EpochInput, LogStore, RunWriters, Start, WriterToken, open_store, read
 from onceward.core.names import PIPELINE_LENGTH
 from onceward.core.transaction import Acknowledgement, Committable, WriteContext
 
@@ -105,7 +105,8 @@ class _Writer:
 
     def _coordinator(self) -> Coordinator:
         name = self._pipeline()
-        return Coordinator(name, self._store(name), [self.sink], self.options.policy(), heals=True)
+        store, policy = self._store(name), self.options.policy()
+        return Coordinator(name, store, [self.sink], policy, heals=True, run_writers=RunWriters.of(name, store))
 
     def _offered(self) -> tuple[int, EpochInput]:
         """The epoch that will be written."""

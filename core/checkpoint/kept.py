@@ -32,11 +32,11 @@ from ..log import Resolved, Rewind
 from ..log.view import NONE
 from ..names import NOTHING, Remembered
 from ..policy import OnLost
-from ..transaction import CommitOutcome, CommitStatus, Observation
+from ..transaction import CommitOutcome, CommitStatus, Committable, Observation
 from .losses import check_newest, resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ..log import Decide, LogView, LogWriter
     from ..sink import TwoPhaseCommitSink
@@ -115,30 +115,22 @@ def _check_kept(
     view = writer.view
     done = _newest_completed(view) if sink.keeps_ledger else None
     mine = [c for c in done.committables if c.sink == sink.name] if done is not None else []
+    seen = answers.of_each(sink, "inspect_many", mine, sink.inspect_many(mine), Observation) if mine else []
     if why := forgotten(view, sink.name, remembered, told_apart=bool(mine)):
-        _go_on_without(writer, sink, why)
-        return
+        if remembered is None or remembered.lost or all(at is not Observation.PREPARED for _, at in seen):
+            _go_on_without(writer, sink, why)
+            return
+        check_newest(writer)
+        sink.claim(writer.scope(sink.name))  # the claim follows the first epoch's prepare, so nothing older is missing
     if done is None or not mine:
         return
-    seen = answers.of_each(sink, "inspect_many", mine, sink.inspect_many(mine), Observation)
     if not starting and any(at is Observation.NO_ANSWER for _, at in seen):
         raise RetryableSinkError("it does not say whether it still has what was committed", sink=sink.name)
     failures: Failures = [
         (c, CommitOutcome(CommitStatus.LOST, TAKEN_BACK)) for c, at in seen if at is Observation.ABORTED
     ]
     again = [c for c, at in seen if at is Observation.PREPARED]
-    outcomes = answers.of_each(sink, "commit", again, sink.commit_many(again), CommitOutcome) if again else []
-    for committable, outcome in outcomes:
-        if outcome.status is CommitStatus.RETRY_LATER and starting:
-            raise RetryableSinkError(f"cannot commit again what the target has lost: {outcome.detail}", sink=sink.name)
-        if not outcome.settled and outcome.status is not CommitStatus.RETRY_LATER:
-            failures.append((committable, outcome))
-        _log.warning(
-            "%s was committed, and was prepared again: the target went back to an older state. Committing it again: %s",
-            committable.transaction,
-            outcome.status,
-            extra=about(committable),
-        )
+    failures += _committed_again(sink, again, starting=starting)
     if failures:
         resolve(done, failures, writer)
         if writer.view.undone is not None:  # the log no longer knows by the transaction's name which sink it was
@@ -151,6 +143,24 @@ def _check_kept(
             sink=sink.name,
             epoch=done.epoch,
         )
+
+
+def _committed_again(sink: TwoPhaseCommitSink[Any], again: Sequence[Committable], *, starting: bool) -> Failures:
+    """Commit what was committed and is prepared again; return which ones could not be."""
+    failures: Failures = []
+    outcomes = answers.of_each(sink, "commit", again, sink.commit_many(again), CommitOutcome) if again else []
+    for committable, outcome in outcomes:
+        if outcome.status is CommitStatus.RETRY_LATER and starting:
+            raise RetryableSinkError(f"cannot commit again what the target has lost: {outcome.detail}", sink=sink.name)
+        if not outcome.settled and outcome.status is not CommitStatus.RETRY_LATER:
+            failures.append((committable, outcome))
+        _log.warning(
+            "%s was committed, and was prepared again: the target went back to an older state. Committing it again: %s",
+            committable.transaction,
+            outcome.status,
+            extra=about(committable),
+        )
+    return failures
 
 
 def _newest_completed(view: LogView) -> Decide | None:

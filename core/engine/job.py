@@ -70,7 +70,7 @@ class Job:
         """Nobody waits for commands any more."""
         self._past: list[CheckpointRecord] = []
         self._started: Started | None = None
-        self._writers = RunWriters()
+        self._writers: RunWriters | None = None
         self.state = JobState.CREATED
         self.restarts = 0
         self.failure: OncewardError | None = None
@@ -230,6 +230,7 @@ class Job:
     def _one_attempt(self) -> OncewardError | None:
         self.state = JobState.STARTING
         try:
+            self._writers = self._writers or RunWriters.of(self._setup.pipeline, self._setup.store)
             started = start(self._setup, self._restore, again=self._started is not None, run_writers=self._writers)
             if started.again is None:
                 # It is decided now: from here on a restart goes on from the newest decision.

@@ -2,9 +2,10 @@
 
 from .entries import Completed, Decide, Entry, EpochInput, Moved, Replace, Resolved, Rewind, Rewound, Start, Void
 from .reader import audit_records, read
+from .run_writers import RunWriters
 from .store import DirectoryStore, LogStore, MemoryStore, open_store
 from .view import CommitPermit, LogView, fold
-from .writer import LogWriter, RunWriters, WriterToken
+from .writer import LogWriter, WriterToken
 
 __all__ = [
     "CommitPermit",

@@ -14,7 +14,6 @@ the position after the tail, makes every older writer's next put fail at that in
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -60,6 +59,7 @@ if TYPE_CHECKING:
 
     from ..policy import CommitPolicy
     from ..transaction import Committable
+    from .run_writers import RunWriters
     from .store import LogStore
     from .view import CommitPermit
 
@@ -89,34 +89,6 @@ def check_owner(view: LogView, pipeline: str, store: LogStore) -> None:
             f"{view.moved}. Start it there; if only a savepoint is there, restore that one first",
             pipeline=pipeline,
         )
-
-
-@dataclass
-class RunWriters:
-    """Writers of one run, which starts again after failures.
-
-    Attributes:
-        writers: Their identities.
-        since: Position of the log's tail when the first of them started; None before that.
-    """
-
-    writers: set[str] = field(default_factory=set)
-    since: int | None = None
-
-    def overtaken(self, view: LogView) -> str:
-        """Return why the run must not start again: another one has started since it did; empty if none has.
-
-        A START that a tool has put does not count (an operator ends transactions in doubt, for example): a run goes on
-        after it.
-        """
-        since = -1 if self.since is None else self.since
-        tools = {entry.writer for entry in view.entries if isinstance(entry, Start) and entry.tool}
-        for entry in reversed(view.entries):
-            if entry.position <= since or entry.writer in self.writers:
-                return ""
-            if entry.writer not in tools:
-                return f"entry {entry.position} is of another run, which has started since"
-        return ""
 
 
 class LogWriter:
@@ -163,6 +135,7 @@ class LogWriter:
             check_owner(self.view, self.pipeline, self.store)
             position = self.view.tail + 1
             if again is not None and (other := again.overtaken(self.view)):
+                again.end(f"pipeline {self.pipeline}: {other}")
                 raise self._fenced(other)
             log = self.view.log or self.policy.token()[:8]
             token = WriterToken(log, self.token.writer, position, position)
@@ -326,9 +299,7 @@ class LogWriter:
 
     def _note_writer(self, token: WriterToken) -> None:
         if self._run_writers is not None:
-            self._run_writers.writers.add(token.writer)
-            if self._run_writers.since is None:
-                self._run_writers.since = self.view.tail
+            self._run_writers.note(token.writer, self.view.tail)
 
     def scope(self, sink: str) -> Scope:
         """Whose transactions a sink's are under this log."""

@@ -1,0 +1,120 @@
+"""Writers of one run, which starts again after failures, in the same process or in another one.
+
+A START drives out whoever wrote before it. So two runs of one pipeline that both start again after each failure would
+take the pipeline from each other for ever, and an older one would win over the newer one that an operator has started.
+A run therefore starts again only if no other run has started since it did.
+
+`onceward run` starts the processes of one run: it passes them a folder, where each notes the writers it becomes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from ..errors import ConfigurationError, StoreError
+from .entries import Start
+
+if TYPE_CHECKING:
+    from .store import LogStore
+    from .view import LogView
+
+RUN_VARIABLE: Final = "ONCEWARD_RUN"
+"""Environment variable with the folder of the run, which `onceward run` sets for its driver."""
+OVERTAKEN: Final = "overtaken"
+"""File in that folder which says why the run must not start again."""
+_KEPT: Final = 1000
+"""Number of newest writers that are remembered; older ones are behind them in the log."""
+
+
+class _Notes(msgspec.Struct):
+    writers: list[str] = []
+    since: int | None = None
+
+
+@dataclass
+class RunWriters:
+    """Writers of one run.
+
+    Attributes:
+        writers: Their identities, the newest ones last.
+        since: Position of the log's tail when the first of them started; None before that.
+        file: Where they are noted for later processes of the same run; None if it has one process.
+    """
+
+    writers: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    since: int | None = None
+    file: Path | None = None
+
+    @classmethod
+    def of(cls, pipeline: str, store: LogStore) -> RunWriters:
+        """Return the writers of this run of a pipeline, with those of its earlier processes.
+
+        Raises:
+            ConfigurationError: The folder of the run cannot be read.
+        """
+        folder = os.environ.get(RUN_VARIABLE)
+        if not folder:
+            return cls()
+        key = hashlib.sha256(f"{pipeline}\n{store.describe()}".encode()).hexdigest()[:16]
+        file = Path(folder, f"{key}.json")
+        try:
+            notes = msgspec.json.decode(file.read_bytes(), type=_Notes)
+        except FileNotFoundError:
+            notes = _Notes()
+        except (OSError, msgspec.MsgspecError) as error:
+            raise ConfigurationError(
+                f"{RUN_VARIABLE}={folder}: the notes of `onceward run` cannot be read: {error}. End it, start anew"
+            ) from error
+        return cls(deque(notes.writers, _KEPT), notes.since, file)
+
+    def note(self, writer: str, tail: int) -> None:
+        """Note a writer before its START is put, because the answer may be lost.
+
+        Args:
+            writer: Its identity.
+            tail: Position of the log's last entry.
+
+        Raises:
+            StoreError: It cannot be noted for later processes.
+        """
+        self.writers.append(writer)
+        if self.since is None:
+            self.since = tail
+        if self.file is not None:
+            _write(self.file, msgspec.json.encode(_Notes(list(self.writers), self.since)))
+
+    def overtaken(self, view: LogView) -> str:
+        """Return why the run must not start again: another one has started since it did; empty if none has.
+
+        A START that a tool has put does not count (an operator ends transactions in doubt, for example): a run goes on
+        after it.
+        """
+        since = -1 if self.since is None else self.since
+        tools = {entry.writer for entry in view.entries if isinstance(entry, Start) and entry.tool}
+        for entry in reversed(view.entries):
+            if entry.position <= since or entry.writer in self.writers:
+                return ""
+            if entry.writer not in tools:
+                return f"entry {entry.position} is of another run, which has started since"
+        return ""
+
+    def end(self, why: str) -> None:
+        """Tell `onceward run` why this run must not start again."""
+        if self.file is not None:
+            _write(self.file.with_name(OVERTAKEN), why.encode())
+
+
+def _write(file: Path, data: bytes) -> None:
+    new = file.with_suffix(".new")
+    try:
+        new.write_bytes(data)
+        new.replace(file)
+    except OSError as error:
+        raise StoreError(f"the notes for `onceward run` cannot be written: {error}") from error
