@@ -13,18 +13,19 @@ from hypothesis import strategies as st
 
 from onceward.core import ListState, MemoryBackend, ProcessFunction, ValueState
 from onceward.core.engine import logic
-from onceward.core.engine.channels import TaskId
+from onceward.core.engine.channels import TaskId, by_key
 from onceward.core.engine.logic import Guarded
+from onceward.core.engine.mixed import MOST_SHAPES, cut_by_shape, records_of
 from onceward.core.engine.records import batches
 from onceward.core.engine.state.keyed import KeyScope
-from onceward.core.engine.state.keys import encode_key
+from onceward.core.engine.state.keys import KeyEncoder, encode_key
 from onceward.core.errors import OperatorError
 from onceward.sources import SequenceSource
 
 from .engine_kit import Target, TargetSink, pipeline
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 EAST = timezone(timedelta(hours=5))
 EARLIEST, LATEST = datetime(1900, 1, 1), datetime(2200, 1, 1)  # noqa: DTZ001
@@ -60,13 +61,62 @@ def typed(value: Any) -> Any:
     return (type(value), str(value) if isinstance(value, Decimal | float) else value)
 
 
+def typed_all(records: Iterable[Any]) -> list[Any]:
+    return [typed(record) for record in records]
+
+
 def read(records: list[dict[str, Any]]) -> list[Any]:
-    return [typed(record) for batch in guarded.batch(records) for record in batch.to_pylist()]
+    return [typed(record) for batch in guarded.batch(records) for record in records_of(batch)]
+
+
+def cut(records: list[dict[str, Any]]) -> list[Any]:
+    """As operators read them that need columns of one type each."""
+    parts = [part for batch in guarded.batch(records) for part in cut_by_shape(batch)]
+    return [typed(record) for part in parts for record in part.to_pylist()]
 
 
 @given(RECORDS)
 def test_each_record_is_read_as_it_was_returned(records: list[dict[str, Any]]) -> None:
-    assert read(records) == [typed(record) for record in records]
+    assert read(records) == cut(records) == [typed(record) for record in records]
+
+
+@given(RECORDS, st.data())
+def test_each_record_is_read_as_it_was_returned_in_a_part_of_a_batch(
+    records: list[dict[str, Any]], data: st.DataObject
+) -> None:
+    for batch in guarded.batch(records):
+        whole = records_of(batch)
+        begin = data.draw(st.integers(0, len(whole)))
+        rows = data.draw(st.integers(0, len(whole) - begin))
+        chosen = data.draw(st.lists(st.booleans(), min_size=rows, max_size=rows))
+        part = batch.slice(begin, rows).filter(pa.array(chosen, pa.bool_()))
+        expected = [record for record, chosen in zip(whole[begin : begin + rows], chosen, strict=True) if chosen]
+        assert typed_all(records_of(part)) == typed_all(expected)
+        assert typed_all(one for cut in cut_by_shape(part) for one in cut.to_pylist()) == typed_all(expected)
+
+
+@given(st.lists(st.sampled_from([3, 3.5, 3.0, "3", b"3", None, True])), st.integers(1, 4))
+def test_each_record_reaches_the_subtask_of_its_key_whatever_travels_with_it(keys: list[Any], subtasks: int) -> None:
+    part = by_key(KeyEncoder(["k"]), 8)
+    together, alone = [[]] * subtasks, [[]] * subtasks
+    for records, into in [([{"k": key, "n": n} for n, key in enumerate(keys)], together)] + [
+        ([{"k": key, "n": n}], alone) for n, key in enumerate(keys)
+    ]:
+        for batch in guarded.batch(records):
+            for subtask, rows in part(batch, subtasks):
+                into[subtask] = into[subtask] + records_of(rows)
+    assert [typed_all(records) for records in together] == [typed_all(records) for records in alone]
+
+
+@given(st.lists(st.sampled_from([3, 3.5, 3.0, "3", None]), min_size=1))
+def test_a_key_is_encoded_alike_whatever_travels_with_it(keys: list[Any]) -> None:
+    encoder = KeyEncoder(["k"])
+    for batch in guarded.batch([{"k": key} for key in keys]):
+        found = encoder.distinct(batch)
+        records = records_of(batch)
+        for code, record in zip(found.codes.to_pylist(), records, strict=True):
+            assert found.encoded[code] == encode_key(record["k"])
+            assert typed(found.values[code]) == typed(record["k"])
 
 
 @given(RECORDS, st.data())
@@ -97,6 +147,18 @@ def test_what_one_arrow_type_would_alter_is_kept(records: list[dict[str, Any]]) 
 def test_records_of_one_shape_share_a_batch() -> None:
     assert [batch.num_rows for batch in guarded.batch([{"v": n if n % 3 else None} for n in range(100)])] == [100]
     assert [batch.num_rows for batch in guarded.batch([{"v": [n] if n % 3 else []} for n in range(100)])] == [100]
+
+
+def test_records_of_changing_shapes_share_a_batch() -> None:
+    records = [{"v": n} if n % 2 else {"v": n / 2} for n in range(100)]
+    assert [batch.num_rows for batch in guarded.batch(records)] == [100]
+    assert [batch.num_rows for batch in guarded.batch([{"v": 1}] * 200 + [{"v": 1.5}] * 200)] == [200, 200]
+
+
+def test_there_may_be_any_number_of_shapes() -> None:
+    records = [{f"field{n}": n} for n in range(2 * MOST_SHAPES + 10)]
+    assert read(records) == cut(records) == [typed(record) for record in records]
+    assert [batch.num_rows for batch in guarded.batch(records)] == [MOST_SHAPES, MOST_SHAPES, 10]
 
 
 @pytest.mark.parametrize("bad", [{"n": 1, "v": [1, 2.5]}, {"n": 1, "v": {"w": [{"a": 1}, {"b": 2}]}}])

@@ -91,6 +91,8 @@ def _state(parts: Sequence[Part]) -> str:
 class AggregateLogic(ProcessLogic):
     """One subtask of `aggregate`."""
 
+    reads_mixed = False
+
     def __init__(self, function: Aggregation, *args: Any, **kwargs: Any) -> None:
         super().__init__(function, *args, **kwargs)
         self._totals, self._parts, self._state = function.totals, function.parts, _state(function.parts)

@@ -191,6 +191,8 @@ class LiveLogic(SourceLogic["LiveSource"]):
 class SinkLogic(Logic):
     """One subtask of a sink."""
 
+    reads_mixed = False
+
     def __init__(
         self, sink: TwoPhaseCommitSink[Any], context: Callable[[int], WriteContext], epoch: int, lock: Lock
     ) -> None:

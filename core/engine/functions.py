@@ -6,8 +6,8 @@ import copy
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import ConfigurationError, OncewardError, StateError
-from ..kit.rows import in_python
 from .logic import Frozen, Guarded, Logic, chunks
+from .mixed import records_of
 from .state.handles import ListHandle, SubtaskState
 from .state.key_types import KeyTypes
 from .state.keyed import NO_KEY, KeyedState, KeyScope, OperatorState, State, pack, unpack
@@ -155,7 +155,7 @@ class ProcessLogic(Logic):
         self._guarded.call("open", self._function.open, self._context)
 
     def some_rows(self, batch: pa.RecordBatch, enough: Callable[[], bool]) -> tuple[int, Sequence[pa.RecordBatch]]:
-        records = in_python(batch).to_pylist()
+        records = records_of(batch)
         found = self._distinct(self._keys, batch) if self._keys is not None and self._scope is not None else None
         codes = found.codes.to_pylist() if found is not None else records
         made: list[Record] = []
@@ -189,7 +189,8 @@ class ProcessLogic(Logic):
 
     def _distinct(self, keys: KeyEncoder, batch: pa.RecordBatch) -> Distinct:
         found = keys.distinct(batch)
-        self._key_types.learn(found.types)
+        for types in found.types:
+            self._key_types.learn(types)
         return found
 
     def timers(self, now: float, enough: Callable[[], bool]) -> Sequence[pa.RecordBatch] | None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import OncewardError, OperatorError
-from ..kit.rows import in_python
+from .mixed import cut_by_shape, is_mixed, records_of
 from .records import Record, batches
 from .state.handles import SubtaskState
 
@@ -60,6 +60,8 @@ class Logic:
         """Handle rows; what follows from them."""
         return [batch]
 
+    reads_mixed = True
+    """Whether it takes batches of records of several shapes as they are; otherwise they are cut first."""
     joins = False
     """Whether small parts are joined first: what a sink gets at once may become a request, or a row group."""
 
@@ -69,7 +71,8 @@ class Logic:
         enough: Callable[[], bool],  # noqa: ARG002 - for subclasses
     ) -> tuple[int, Sequence[pa.RecordBatch]]:
         """Handle the first rows of a batch until it is enough, at least one: how many, and what follows from them."""
-        return batch.num_rows, self.rows(batch)
+        parts = [batch] if self.reads_mixed else cut_by_shape(batch)
+        return batch.num_rows, [made for part in parts for made in self.rows(part)]
 
     def timers(self, now: float, enough: Callable[[], bool]) -> Sequence[pa.RecordBatch] | None:  # noqa: ARG002 - for subclasses
         """Handle timers that are due until it is enough, at least one; None if none is due."""
@@ -162,9 +165,9 @@ class RecordLogic(Logic):
         self._function = function
 
     def some_rows(self, batch: pa.RecordBatch, enough: Callable[[], bool]) -> tuple[int, Sequence[pa.RecordBatch]]:
-        given = batch if self._kind == "filter" else in_python(batch)
+        plain = self._kind == "filter" and not is_mixed(batch)
         answers: list[Any] = []
-        for records in chunks(given.to_pylist()):
+        for records in chunks(batch.to_pylist() if plain else records_of(batch)):
             answers += [self._guarded.call(record, self._answer, record) for record in records]
             if enough():
                 break
@@ -188,6 +191,8 @@ class RecordLogic(Logic):
 
 class BatchLogic(Logic):
     """map_batches, and filter by record batches: a function of record batches."""
+
+    reads_mixed = False
 
     def __init__(
         self, guarded: Guarded, function: Callable[[pa.RecordBatch], pa.RecordBatch], schema: pa.Schema | None = None

@@ -1,8 +1,9 @@
 """Records as record batches, so that what is read from a batch never depends on which records travel in it.
 
 Arrow gives a column one type, and would make 3 beside 3.5 into 3.0, "a" beside b"a" into bytes, and a field that one
-record lacks into a null. So only records of one shape share a batch: the same fields, each with the same kind of value
-in all of them. Where the shape changes, the next batch begins. None, and an empty list, fit with everything.
+record lacks into a null. So only records of one shape share columns: the same fields, each with the same kind of value
+in all of them. None, and an empty list, fit with everything. Where the shape changes seldom, the next batch begins.
+Where it changes often, records of several shapes share a batch of another form (mixed.py).
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 import reprlib
 from datetime import date, datetime, timedelta
 from decimal import Decimal
-from itertools import chain
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+
+from .mixed import MOST_SHAPES, cut_by_shape, mixed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +28,9 @@ Shape: TypeAlias = Any
 
 _PLAIN: Final = frozenset({int, float, str, bool, bytes, date, timedelta})
 """Types whose values all have one shape."""
+_PLAIN_OR_NONE: Final = _PLAIN | {type(None)}
+_LONG_RUN: Final = 100
+"""Number of records of one shape in a row, on average, from which on each run becomes a batch."""
 _LISTS: Final = (list, tuple, set, frozenset)
 _NONE_FITS: Final = object()
 """No shape: of values that none fits."""
@@ -39,27 +45,66 @@ def batches(records: Sequence[Record], schema: pa.Schema | None) -> Iterator[pa.
     if schema is not None:
         if records:
             yield _of_schema(records, schema)
-        return
-    for run in runs(records):
-        yield _of_one_shape(run)
+    elif records and isinstance(records[0], dict) and _have_one_shape(records):
+        yield _of_one_shape(records)
+    else:
+        groups = _Groups()
+        for record in records:
+            if not groups.add(record):
+                yield from groups.batches()
+                groups = _Groups()
+                groups.add(record)
+        yield from groups.batches()
 
 
-def runs(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
-    """Cut records into stretches of one shape, as long as possible."""
-    if not records:
-        return
-    if isinstance(records[0], dict) and _have_one_shape(records):
-        yield records
-        return
-    begin, shape = 0, _shape_of_fields(records[0])
-    for at, record in enumerate(records):
-        own = _shape_of_fields(record)
-        both = _merged(shape, own)
-        if both is _NONE_FITS:
-            yield records[begin:at]
-            begin, both = at, own
-        shape = both
-    yield records[begin:]
+class _Groups:
+    """Records by their shape."""
+
+    def __init__(self) -> None:
+        self._records: list[list[Record]] = []
+        self._shapes: list[Shape] = []
+        self._numbers: list[int] = []
+        """Of each record, its group."""
+        self._known: dict[Any, int] = {}
+
+    def add(self, record: Record) -> bool:
+        """Add a record; return False if it has one shape too many for a batch."""
+        kinds = tuple(map(type, record.values()))
+        key = (tuple(record), kinds) if _PLAIN_OR_NONE.issuperset(kinds) else None
+        number = self._known.get(key) if key is not None else None
+        if number is None:
+            number = self._number_of(_shape_of_fields(record))
+            if number == MOST_SHAPES:
+                return False
+            if key is not None:
+                self._known[key] = number
+        self._records[number].append(record)
+        self._numbers.append(number)
+        return True
+
+    def _number_of(self, shape: Shape) -> int:
+        for number, of_group in enumerate(self._shapes):
+            merged = _merged(of_group, shape)
+            if merged is not _NONE_FITS:
+                self._shapes[number] = merged
+                return number
+        if len(self._shapes) < MOST_SHAPES:
+            self._shapes.append(shape)
+            self._records.append([])
+            return len(self._shapes) - 1
+        return MOST_SHAPES
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        shapes = [_of_one_shape(records) for records in self._records]
+        if len(shapes) < 2:  # noqa: PLR2004 - nothing is mixed
+            yield from shapes
+            return
+        batch = mixed(shapes, self._numbers)
+        changes = sum(left != right for left, right in pairwise(self._numbers))
+        if changes * _LONG_RUN < len(self._numbers):
+            yield from cut_by_shape(batch)
+        else:
+            yield batch
 
 
 def _have_one_shape(values: Sequence[Any]) -> bool:

@@ -20,6 +20,7 @@ from ..kit.pieces import PIECE_BYTES
 from .channels import Aligned, Barrier, Cancel, Element, End, Gate, TaskId
 from .ends import EXHAUSTED, SourceLogic
 from .events import Acknowledged, Confirm, Declined, Event, Exhausted, Finished, GiveUp, TaskRecord, ToTask, Trigger
+from .mixed import cut_by_shape
 from .pace import FIRST_ROWS, JOINED_ROWS, MOST_ROWS, WORK_SECONDS, Pace, even_part
 from .state.handles import SubtaskState
 
@@ -169,7 +170,8 @@ class Task:
                 self._drain()
                 self._end()
             case batch if self.logic.joins:
-                self._hold(batch)
+                for part in cut_by_shape(batch):
+                    self._hold(part)
             case batch:
                 self._work_on(batch)
         return True

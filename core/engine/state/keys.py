@@ -13,11 +13,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import ConfigurationError
 from ...kit.rows import in_python
+from ..mixed import by_shape, is_mixed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -99,8 +101,8 @@ class Distinct(NamedTuple):
     encoded: list[bytes]
     codes: pa.Array
     """For each row, where its key is in those lists."""
-    types: tuple[pa.DataType, ...]
-    """Of the key's columns."""
+    types: Sequence[tuple[pa.DataType, ...]]
+    """Of the key's columns, for each shape of records."""
 
 
 class KeyEncoder:
@@ -113,6 +115,21 @@ class KeyEncoder:
         self._memos: Memo[tuple[pa.DataType, ...], Memo[Any, bytes]] = Memo(lambda _: Memo(_encoded))
 
     def distinct(self, batch: pa.RecordBatch) -> Distinct:
+        if not is_mixed(batch):
+            return self._distinct(batch)
+        values: list[Any] = []
+        encoded: list[bytes] = []
+        codes = np.empty(batch.num_rows, np.int32)
+        types: list[tuple[pa.DataType, ...]] = []
+        for shape, at in by_shape(batch):
+            found = self._distinct(shape)
+            codes[at] = found.codes.to_numpy() + len(values)
+            values += found.values
+            encoded += found.encoded
+            types += found.types
+        return _merged(values, encoded, pa.array(codes), types)
+
+    def _distinct(self, batch: pa.RecordBatch) -> Distinct:
         missing = [name for name in self.columns if name not in batch.schema.names]
         if missing:
             raise ConfigurationError(f"key_by names columns {missing}; the rows have {batch.schema.names}")
@@ -124,8 +141,8 @@ class KeyEncoder:
             values, codes = rows[0] if len(rows) == 1 else list(zip(*rows, strict=True)), None
         types = tuple(column.type for column in columns)
         if codes is not None and all(map(_is_plain, types)):
-            return Distinct(values, [*map(self._memos[types].__getitem__, values)], codes, types)
-        return _merged(values, [*map(_encoded, values)], codes, types)
+            return Distinct(values, [*map(self._memos[types].__getitem__, values)], codes, [types])
+        return _merged(values, [*map(_encoded, values)], codes, [types])
 
 
 def _dictionary(columns: Sequence[pa.Array]) -> tuple[list[Any], pa.Array]:
@@ -156,7 +173,7 @@ def _is_plain(type_: pa.DataType) -> bool:
 
 
 def _merged(
-    values: list[Any], encoded: list[bytes], codes: pa.Array | None, types: tuple[pa.DataType, ...]
+    values: list[Any], encoded: list[bytes], codes: pa.Array | None, types: Sequence[tuple[pa.DataType, ...]]
 ) -> Distinct:
     """Make one key of those that are encoded alike, such as 0.0 and -0.0."""
     numbers: dict[bytes, int] = {}
