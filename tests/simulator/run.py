@@ -402,9 +402,9 @@ class Simulation:
         self.names, self.changed = [f"{kind}-{suffix}" for kind in here], True
 
     def _restore(self, arg: int) -> None:
-        """Only where a target has seen what came after the backup: nobody else could know."""
-        backups = self.store.backups
-        if not backups or len(self.drivers) >= 2 * STARTS:
+        """Only where a target has seen what came after the backup, and no rewind makes it forget: nobody else knows."""
+        backups, kinds = self.store.backups, {event.kind for event in self.world.plan.events}
+        if not backups or Kind.REWIND in kinds or len(self.drivers) >= 2 * STARTS:
             return
         backup = backups[arg % len(backups)]
         names = [name for name in self.names if not name.startswith("kafka")]

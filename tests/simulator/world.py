@@ -294,6 +294,7 @@ class World:
                 self._yield()
             case Kind.NAP:
                 task.process.wakes = self.tick + event.arg % LONGEST_NAP
+                self.at(task.process.wakes, self._excuse)  # for what began meanwhile, too
                 if event.arg % 2 and task.role in ("driver", "python"):  # taken for dead, and replaced
                     self.actions[Kind.TWIN](event.arg)
                 self._yield()
@@ -310,6 +311,9 @@ class World:
                 self.actions[event.kind](event.arg)
                 if not task.process.alive:
                     raise Killed
+
+    def _excuse(self) -> None:
+        self.excuses += 1
 
     def _crash(self, process: Process, arg: int) -> None:
         self.actions[Kind.CRASH](arg)
