@@ -25,12 +25,13 @@ from onceward.core.errors import (
     DecisionInDoubtError,
     LifecycleError,
     RetryableSinkError,
+    SinkError,
     TargetWentBackError,
 )
 from onceward.core.log import DirectoryStore, EpochInput, Resolved, read
 from onceward.core.names import NOTHING, Progress, Reached, Remembered, Scope
 from onceward.core.steps import Step, hooked
-from onceward.core.transaction import CommitStatus, Committable, Observation
+from onceward.core.transaction import CommitOutcome, CommitStatus, Committable, Observation
 from onceward.testing.faults import Faults
 from onceward.testing.wrappers import FaultySink
 
@@ -115,6 +116,31 @@ def test_a_target_that_went_back_to_before_the_claim_is_claimed_and_committed_to
     assert (bench.sink.committed, bench.sink.aborted) == ([bench.done.transaction], [])
     assert bench.sink.remembered.owned
     assert not any(isinstance(entry, Resolved) for entry in read(bench.store).entries)
+
+
+def test_what_refers_to_rows_of_another_sink_is_committed_again_after_these():
+    """As with a foreign key, when a promoted standby has both prepared and neither committed."""
+    store, child, parent = MemoryStore(), FakeSink("a"), FakeSink("b")
+    coordinator = Coordinator("p", store, [child, parent], policy())
+    coordinator.open()
+    about = EpochInput(query="q", start=0, end=1)
+    coordinator.admit(0, about)
+    of_sinks = [prepared(coordinator.context(name, 0, subtask=0)) for name in "ab"]
+    coordinator.commit(0, [acknowledgement(*of_sinks, sinks=("a", "b"))], about)
+
+    class Refusing(FakeSink):
+        def commit(self, committable: Committable) -> CommitOutcome:
+            if not parent.committed:
+                raise SinkError("violates foreign key constraint")
+            return super().commit(committable)
+
+    again = Refusing("a")
+    for sink, committable in zip((again, parent), of_sinks, strict=True):
+        sink.keeps_ledger = True  # type: ignore[misc]
+        sink.states[committable.transaction] = PREPARED
+        sink.committed.clear()
+    Coordinator("p", store, [again, parent], policy()).open()
+    assert (again.committed, parent.committed) == ([of_sinks[0].transaction], [of_sinks[1].transaction])
 
 
 def test_a_target_that_does_not_answer_then_fails_the_start():

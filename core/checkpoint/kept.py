@@ -91,23 +91,28 @@ def check_kept(
         return remembered[name]
 
     writer.policy.make_all([partial(ask, sink) for sink in sinks.values()])
-    for name, sink in sinks.items():
-        try:
-            _check_kept(writer, sink, answer_of(name), starting=starting)
-        except (EpochConflictError, FencedError, DecisionInDoubtError):
-            raise
-        except OncewardError as error:
-            errors[name] = error
-        except Exception as error:  # noqa: BLE001 - whatever one sink raises, the others are asked
-            errors[name] = SinkError(f"asked what it remembers, it raised {error!r}", sink=name)
-            errors[name].__cause__ = error
+    waiting = list(sinks.items())
+    while waiting:
+        committed, errors = False, {}
+        for name, sink in waiting:
+            try:
+                committed |= _check_kept(writer, sink, answer_of(name), starting=starting)
+            except (EpochConflictError, FencedError, DecisionInDoubtError):
+                raise
+            except OncewardError as error:
+                errors[name] = error
+            except Exception as error:  # noqa: BLE001 - whatever one sink raises, the others are asked
+                errors[name] = SinkError(f"asked what it remembers, it raised {error!r}", sink=name)
+                errors[name].__cause__ = error
+        # Rows may refer to rows of another sink, so what was refused is asked for again whenever others were committed.
+        waiting = [(name, sinks[name]) for name in errors] if committed else []
     return errors
 
 
 def _check_kept(
     writer: LogWriter, sink: TwoPhaseCommitSink[Any], remembered: Remembered | None, *, starting: bool
-) -> None:
-    """Check that the target still has what was committed.
+) -> bool:
+    """Check that the target still has what was committed; return whether something was committed again.
 
     A ledger is asked for each transaction of the newest completed decision. Transactions that are prepared again are
     committed again, as the decision says. Of earlier epochs, the log knows only the newest one of each sink.
@@ -119,11 +124,11 @@ def _check_kept(
     if why := forgotten(view, sink.name, remembered, told_apart=bool(mine)):
         if remembered is None or remembered.lost or all(at is not Observation.PREPARED for _, at in seen):
             _go_on_without(writer, sink, why)
-            return
+            return False
         check_newest(writer)
         sink.claim(writer.scope(sink.name))  # the claim follows the first epoch's prepare, so nothing older is missing
     if done is None or not mine:
-        return
+        return False
     if not starting and any(at is Observation.NO_ANSWER for _, at in seen):
         raise RetryableSinkError("it does not say whether it still has what was committed", sink=sink.name)
     failures: Failures = [
@@ -143,6 +148,7 @@ def _check_kept(
             sink=sink.name,
             epoch=done.epoch,
         )
+    return bool(again)
 
 
 def _committed_again(sink: TwoPhaseCommitSink[Any], again: Sequence[Committable], *, starting: bool) -> Failures:

@@ -211,7 +211,7 @@ class Audit:
         if txn.state in ("aborted", "committed"):
             return
         driver = self.world.current.process.driver if self.world.current is not None else None
-        if driver is not None and driver.store.audit.restored is not None and target_of(txn) == "kafka":
+        if driver is not None and driver.store.is_outdated and target_of(txn) == "kafka":
             cause = "outdated copy"  # which Kafka cannot tell while the target that could does not answer
         before, txn.state, txn.cause, txn.ended = txn.state, "aborted", cause, self.world.tick
         self.world.note(f"ABORTED {txn}")

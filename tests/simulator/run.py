@@ -260,9 +260,11 @@ class Simulation:
         """At the end: everything once, nothing lingers, nobody else was touched."""
         if self.stopped:
             return
-        look = self._last_look()
-        if look.error is not None and self._is_told_what_to_do(look.error):
+        for _ in range(LAST_STARTS):
             look = self._last_look()
+            again = isinstance(look.error, OncewardError) and look.error.retryable
+            if look.error is None or not (again or self._is_told_what_to_do(look.error)):
+                break
         if isinstance(look.error, DataLossError) and self.database.promoted:  # since the newest epoch
             self.stopped = True
             return

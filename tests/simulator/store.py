@@ -121,6 +121,11 @@ class FakeStore:
         store._entries.update(backup.entries)
         return store
 
+    @property
+    def is_outdated(self) -> bool:
+        """Whether it lacks entries that the true log has."""
+        return self.audit.restored is not None or self._standby is not None
+
     def go_back(self, lacks: int, ticks: int, is_behind: Callable[[Progress], bool]) -> None:
         """A standby without the newest entries answers for a while; then the server is brought back that has them.
 
