@@ -49,7 +49,7 @@ def a_table() -> KeyedTable:
 
 def a_logic(keys: Sequence[str], totals: Mapping[str, tuple[str, str]], **options: Any) -> AggregateLogic:
     encoder = KeyEncoder(keys)
-    scope = KeyScope(options.pop("table", None) or a_table(), ALL, 128)
+    scope = KeyScope(options.pop("table", None) or a_table(), ALL, 128, options.get("now", lambda: 0.0))
     options = {"keys": encoder, "scope": scope, "parallelism": 1, "lists": {}, "now": lambda: 0.0} | options
     logic = AggregateLogic(aggregation(encoder, totals), Guarded(TaskId("totals", 0), None), **options)
     logic.open()

@@ -652,10 +652,12 @@ def test_the_page_on_operators_says_what_is_true(
 ):
     """Its code makes a pipeline (that would run if there were a broker)."""
     text = (EXAMPLES.parent / "docs" / "operators.md").read_text()
-    pipeline_code, batches_code, function_code, hooks_code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    pipeline_code, batches_code, function_code, ttl_code, hooks_code = re.findall(
+        r"```python\n(.*?)```", text, re.DOTALL
+    )
     names: dict[str, Any] = {}
-    exec(function_code, names)
-    exec(hooks_code, names)
+    for code in (function_code, ttl_code, hooks_code):
+        exec(code, names)
     monkeypatch.setitem(sys.modules, "running_sum", SimpleNamespace(RunningSum=names["RunningSum"]))
     exec(pipeline_code.replace("/var/lib/onceward", str(tmp_path)).replace("pipeline.run()", ""), names)
     assert names["pipeline"].guarantee() == ("exactly-once", ())
@@ -671,6 +673,15 @@ def test_the_page_on_operators_says_what_is_true(
     names["running_totals"](p.source(SequenceSource([*rows, {"user": "b", "amount": -1}]))).sink(TargetSink(target))
     p.run()
     assert target.rows == [{"user": "a", "total": 595, "orders": 2, "largest": 357}]
+    target = Target()
+    p = pipeline()
+    visits = [{"user": "a", "page": page, "at": at, "amount": 1} for at, page in enumerate("xyx")]
+    orders = p.source(SequenceSource(visits))
+    orders.key_by("user").process(names["Visits"]()).sink(TargetSink(target))
+    names["totals_of_the_day"](orders).sink(TargetSink(target, "days"))
+    p.run()
+    assert [(row["pages"], row["clicks"]) for row in target.by_sink("target")] == [(1, 1), (2, 2), (2, 3)]
+    assert target.by_sink("days")[-1]["total"] == 3
     target = Target()
     p = pipeline()
     p.source(SequenceSource(rows)).process(names["Batches"]()).sink(TargetSink(target))

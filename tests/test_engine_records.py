@@ -227,7 +227,7 @@ def test_state_is_found_under_the_key_that_was_returned(keys: list[Any], batch_r
 
 @pytest.mark.parametrize("before", [0, 1, 15, 16, 65_535, 65_536])
 def test_an_item_is_appended_to_a_list_of_any_length(before: int) -> None:
-    scope = KeyScope(MemoryBackend().open(TaskId("list", 0), range(8), [], None), range(8), 8)
+    scope = KeyScope(MemoryBackend().open(TaskId("list", 0), range(8), [], None), range(8), 8, lambda: 0.0)
     scope.enter("k", encode_key("k"))
     state = ListState().bound(scope)
     if before:

@@ -683,7 +683,7 @@ def test_a_batch_is_split_by_its_keys_groups_and_keeps_its_order():
 @pytest.mark.parametrize("at", [float("nan"), "soon", None])
 def test_a_timer_needs_a_time(at: Any):
     """Nothing is earlier or later than NaN: it would keep all timers behind it from firing."""
-    scope = KeyScope(MemoryBackend().open(TASK, ALL, [], None), ALL, 128)
+    scope = KeyScope(MemoryBackend().open(TASK, ALL, [], None), ALL, 128, lambda: 0.0)
     scope.enter("k", keys.encode_key("k"))
     with pytest.raises(ConfigurationError, match="a timer's time must be a number"):
         scope.set_timer(at)

@@ -244,7 +244,7 @@ FIRED: list[float] = []
 
 
 def ringing(timers: int) -> ProcessLogic:
-    scope = KeyScope(MemoryBackend().open(TaskId("it", 0), range(8), [], None), range(8), 8)
+    scope = KeyScope(MemoryBackend().open(TaskId("it", 0), range(8), [], None), range(8), 8, lambda: 0.0)
     for number in range(timers):
         scope.enter(number % 10, encode_key(number % 10))
         scope.set_timer(float(number))

@@ -31,7 +31,7 @@ STEPS = st.lists(
 
 def a_scope(table: Any = None) -> KeyScope:
     table = MemoryBackend().open(TaskId("timers", 0), GROUPS, [], None) if table is None else table
-    return KeyScope(table, GROUPS, len(GROUPS))
+    return KeyScope(table, GROUPS, len(GROUPS), lambda: 0.0)
 
 
 def due(scope: KeyScope, now: float) -> set[tuple[str, float]]:

@@ -20,6 +20,7 @@ from ..errors import ConfigurationError
 from .functions import ProcessFunction, ProcessLogic
 from .logic import Logic
 from .state.keyed import OperatorState, ValueState, pack, unpack
+from .state.ttl import checked_ttl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -53,7 +54,9 @@ class Aggregation(ProcessFunction):
         self.parts = _parts(totals.values())
 
 
-def aggregation(keys: KeyEncoder | None, totals: Mapping[str, tuple[str, str]]) -> Aggregation:
+def aggregation(
+    keys: KeyEncoder | None, totals: Mapping[str, tuple[str, str]], ttl: float | None = None
+) -> Aggregation:
     """Check what `Stream.aggregate` was given."""
     if keys is None:
         raise ConfigurationError("aggregate needs keys: call key_by first")
@@ -70,7 +73,8 @@ def aggregation(keys: KeyEncoder | None, totals: Mapping[str, tuple[str, str]]) 
     if not wanted:
         raise ConfigurationError("aggregate needs at least one total")
     # The state's name says what is in it: a restore refuses to read it as something else.
-    with_state: type[Aggregation] = type("Aggregation", (Aggregation,), {_state(_parts(wanted.values())): ValueState()})
+    states = {_state(_parts(wanted.values())): ValueState(ttl=checked_ttl("aggregate", ttl))}
+    with_state: type[Aggregation] = type("Aggregation", (Aggregation,), states)
     return with_state(wanted)
 
 
@@ -116,20 +120,22 @@ class AggregateLogic(ProcessLogic):
         keys, scope = self._keys, self._scope
         if keys is None or scope is None:
             raise ConfigurationError("aggregate needs keys: call key_by first")
+        scope.leave()
         if batch.schema != self._schema:
             self._set_types(batch.schema)
         batch = self._with_all_columns(batch)
         found = self._distinct(keys, batch)
         grouped = self._grouped(batch, found.codes)
         rows = [*map(scope.rows[self._state].__getitem__, found.encoded)]
-        before = _unpack(scope.table.get_many(rows), len(self._parts))
+        state: ValueState = getattr(self._function, self._state)
+        before = _unpack(state.get_many(scope, rows), len(self._parts))
         made: dict[Part, list[Any]] = {}
         arrays: dict[Part, pa.Array] = {}
         for part, olds in zip(self._parts, before, strict=True):
             made[part] = _combined(part, self._types[part], olds, _values(part, self._types[part], grouped))
             arrays[part] = self._array(part, made[part], found.values)
         packed = zip(*(map(pack, values) for values in made.values()), strict=True)
-        scope.table.put_many(rows, [*map(b"".join, packed)])
+        state.put_many(scope, rows, [*map(b"".join, packed)])
         firsts = grouped.column("row_min").combine_chunks()
         columns = {name: batch.column(name).take(firsts) for name in keys.columns}
         for name, (column, function) in self._totals.items():

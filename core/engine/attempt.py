@@ -254,7 +254,7 @@ class Attempt(ABC):
             groups = groups_of(task.subtask, operator.parallelism, most)
             writer = started.coordinator.writer.token.start
             table = started.backend.open(task, groups, assigned.keyed, started.restored_storage, writer)
-            scope = KeyScope(table, groups, most)
+            scope = KeyScope(table, groups, most, self.world.now)
         kind = AggregateLogic if isinstance(operator.what, Aggregation) else ProcessLogic
         return kind(
             operator.what,
@@ -265,4 +265,5 @@ class Attempt(ABC):
             lists=assigned.lists,
             now=self.world.now,
             key_types=key_types,
+            layouts=assigned.layouts,
         )

@@ -16,6 +16,7 @@ from .aggregate import Aggregation, check_types, types_of_totals
 from .functions import kinds_of
 from .state.key_types import merged, named, refusal, type_name
 from .state.keyed import unpack
+from .state.ttl import without_times
 
 if TYPE_CHECKING:
     from .graph import Graph, Operator
@@ -52,7 +53,7 @@ def _check_states(operator: Operator, record: OperatorRecord, where: str) -> Non
     keyed = any(state.keyed is not None for state in record.subtasks)
     now = kinds_of(operator)
     gone = sorted({*record.states, *record.kinds} - now.keys())
-    other = [f"{name} (a {kind})" for name, kind in record.kinds.items() if now.get(name, kind) != kind]
+    other = [f"{name} (a {kind})" for name, kind in record.kinds.items() if _differ(now.get(name, kind), kind)]
     if other:
         raise ConfigurationError(
             f"operator {operator.uid} has in {where} states of another kind than it declares now: "
@@ -65,6 +66,10 @@ def _check_states(operator: Operator, record: OperatorRecord, where: str) -> Non
             f"operator {operator.uid} has in {where} {what}: it would be lost. Declare it again, or drop it on purpose "
             "with allow_non_restored_state=True"
         )
+
+
+def _differ(layout: str, other: str) -> bool:
+    return without_times(layout) != without_times(other)
 
 
 def _check_types(operator: Operator, record: OperatorRecord, where: str) -> None:

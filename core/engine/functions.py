@@ -125,7 +125,7 @@ def states_of(function: ProcessFunction) -> dict[str, State]:
 def kinds_of(operator: Operator) -> dict[str, str]:
     """How the states that an operator's function declares are laid out, by their names."""
     declared = states_of(operator.what) if operator.kind == "process" else {}
-    return {name: state.layout for name, state in sorted(declared.items())}
+    return {name: state.stored_as for name, state in sorted(declared.items())}
 
 
 class ProcessLogic(Logic):
@@ -142,13 +142,14 @@ class ProcessLogic(Logic):
         lists: Mapping[str, list[bytes]],
         now: Callable[[], float],
         key_types: KeyTypes | None = None,
+        layouts: Mapping[str, str] | None = None,
     ) -> None:
         self._function = copy.deepcopy(function)
         self._guarded = guarded
         self._keys = keys
         self._scope = scope
         self._key_types = key_types or KeyTypes(guarded.task.uid, keys.columns if keys is not None else ())
-        self._lists = self._bind(lists)
+        self._lists = self._bind(lists, layouts or {})
         self._context = FunctionContext(guarded.task.uid, guarded.task.subtask, parallelism, scope, now)
 
     def open(self) -> None:
@@ -241,7 +242,7 @@ class ProcessLogic(Logic):
         if self._scope is None:
             return Frozen(lambda _storage, _folder: (SubtaskState(lists=lists), 0))
         key_types = self._key_types.stored()
-        freezing = self._scope.table.freeze(barrier.checkpoint, full=barrier.kind.savepoint)
+        freezing = self._scope.freeze(barrier.checkpoint, full=barrier.kind.savepoint)
 
         def write(storage: CheckpointStorage | None, folder: str) -> tuple[SubtaskState, int]:
             handle, written = freezing.write(storage, folder)
@@ -262,18 +263,22 @@ class ProcessLogic(Logic):
             if self._scope is not None:
                 self._scope.table.close()
 
-    def _bind(self, lists: Mapping[str, list[bytes]]) -> dict[str, OperatorState]:
+    def _bind(self, lists: Mapping[str, list[bytes]], layouts: Mapping[str, str]) -> dict[str, OperatorState]:
         bound: dict[str, OperatorState] = {}
+        keyed: list[KeyedState] = []
         for name, declared in states_of(self._function).items():
             if isinstance(declared, OperatorState):
                 bound[name] = declared.bound([unpack(item) for item in lists.get(name, ())])
                 setattr(self._function, name, bound[name])
             elif isinstance(declared, KeyedState) and self._scope is not None:
-                setattr(self._function, name, declared.bound(self._scope))
+                keyed.append(declared.bound(self._scope))
+                setattr(self._function, name, keyed[-1])
             else:
                 raise ConfigurationError(
                     f"operator {self._guarded.task.uid}: state {name!r} is keyed, the stream is not: key_by first"
                 )
+        if self._scope is not None:
+            self._scope.take_over(keyed, layouts)
         return bound
 
     def _handle(self, name: str, state: OperatorState) -> ListHandle:

@@ -139,6 +139,7 @@ class Stream:
         self,
         totals: Mapping[str, tuple[str, str]],
         *,
+        ttl: float | None = None,
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
@@ -154,13 +155,15 @@ class Stream:
                 (float64) and decimal128 (38 digits); `mean` the same (float64); `min` and `max` also text, bytes,
                 booleans, dates, times and timestamps (the column's type). Nulls are ignored, as in SQL; a total
                 without values is null. A total that does not fit its type fails the run.
+            ttl: Seconds for which a key's totals are kept after its last row, in processing time; then they begin anew.
+                None: forever.
             uid: Stable name of the state, which belongs to these functions and columns: others need another uid.
             parallelism: Number of subtasks.
 
         Raises:
-            ConfigurationError: The stream has no keys, or a function is unknown, or a name is taken.
+            ConfigurationError: The stream has no keys, a function is unknown, a name is taken, or `ttl` is no time.
         """
-        return self._then("process", aggregation(self._keys, totals), uid, parallelism)
+        return self._then("process", aggregation(self._keys, totals, ttl), uid, parallelism)
 
     def union(self, *others: Stream, uid: str | None = None, parallelism: int | None = None) -> Stream:
         """Merge this stream with others; the order within each is kept."""

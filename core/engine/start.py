@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from .config import CheckpointConfig, RestartStrategy
     from .graph import Graph, Operator
     from .origin import Origin, Restore
-    from .state.handles import KeyedHandle
+    from .state.handles import KeyedHandle, OperatorRecord
     from .state.storage import CheckpointStorage
     from .state.store import StateBackend
 
@@ -95,6 +95,8 @@ class Assigned(NamedTuple):
     """Types of the keys that the operator's state is under, column by column."""
     all_new_types: bool = True
     """Whether keys of other types are accepted from the first row on."""
+    layouts: Mapping[str, str] = {}
+    """How the operator's states lie in the handles, by their names; none in those of early versions."""
 
 
 class Started(NamedTuple):
@@ -231,7 +233,7 @@ def assign(graph: Graph, metadata: Metadata | None) -> dict[TaskId, Assigned]:
     """What each subtask starts from; nothing without a checkpoint."""
     records = metadata.operators if metadata is not None else {}
     return {
-        task: _assigned(operator, task.subtask, records[operator.uid].subtasks, graph.max_parallelism)
+        task: _assigned(operator, task.subtask, records[operator.uid], graph.max_parallelism)
         if operator.uid in records
         else Assigned()
         for operator in graph.operators
@@ -239,7 +241,8 @@ def assign(graph: Graph, metadata: Metadata | None) -> dict[TaskId, Assigned]:
     }
 
 
-def _assigned(operator: Operator, subtask: int, states: Sequence[SubtaskState], groups: int) -> Assigned:
+def _assigned(operator: Operator, subtask: int, record: OperatorRecord, groups: int) -> Assigned:
+    states = record.subtasks
     mine = groups_of(subtask, operator.parallelism, groups)
     keyed = [state.keyed for state in states if state.keyed is not None]
     names = {name: handle.redistribute for state in states for name, handle in state.lists.items()}
@@ -248,6 +251,7 @@ def _assigned(operator: Operator, subtask: int, states: Sequence[SubtaskState], 
         keyed=tuple(handle for handle in keyed if handle.first < mine.stop and mine.start < handle.end),
         lists={name: _items(states, name, how, subtask, operator.parallelism) for name, how in names.items()},
         key_types=merged(state.key_types for state in states),
+        layouts=record.kinds,
     )
 
 

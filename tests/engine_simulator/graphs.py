@@ -33,6 +33,8 @@ def not_divided_by_three(batch: pa.RecordBatch) -> pa.Array:
     return pa.array([n % 3 != 0 for n in batch.column("n").to_pylist()], pa.bool_())
 
 
+LONG = 1e9
+"""Seconds."""
 PREDICATES: dict[str, Any] = {
     "filter": lambda row: row["n"] % 3,
     "mask": not_divided_by_three,
@@ -58,6 +60,12 @@ class Counting(ProcessFunction):
     def process(self, record: dict[str, Any], context: Any) -> Iterator[dict[str, Any]]:  # noqa: ARG002 - signature
         self.seen.set(self.seen.get() + 1)
         yield {**record, "seen": self.seen.get()}
+
+
+class CountingForAWhile(Counting):
+    """The same, with a time to live that no run of the simulator reaches."""
+
+    seen = ValueState(default=0, ttl=LONG)
 
 
 class Counted(ProcessFunction):
@@ -111,16 +119,20 @@ class RandomGraph:
 
     def _counted(self, branch: Branch) -> Branch:
         """Row by row."""
-        counted = branch.stream.key_by("k").process(Counting(), uid="count", parallelism=self._many())
+        counted = branch.stream.key_by("k").process(self._counting(), uid="count", parallelism=self._many())
         totals = Counter(row["k"] for row in branch.rows)
         rows = [{"k": k, "seen": n + 1, "total": 0} for k, total in totals.items() for n in range(total)]
         # Without the record's number: which number a record of a key gets depends on the order of the sources.
         return Branch(counted.map(lambda row: {"k": row["k"], "seen": row["seen"], "total": 0}), rows)
 
+    def _counting(self) -> ProcessFunction:
+        return self._others.choice([Counting, CountingForAWhile])()
+
     def _aggregated(self, branch: Branch) -> Branch:
         """Batch by batch."""
         totals = {"rows": ("*", "count"), "total": ("n", "sum"), "least": ("n", "min")}
-        running = branch.stream.key_by("k").aggregate(totals, uid="aggregate", parallelism=self._many())
+        keyed, ttl = branch.stream.key_by("k"), self._others.choice([None, LONG])
+        running = keyed.aggregate(totals, ttl=ttl, uid="aggregate", parallelism=self._many())
         numbers: dict[str, list[int]] = {}
         for row in branch.rows:
             numbers.setdefault(row["k"], []).append(row["n"])
@@ -163,12 +175,14 @@ class RandomGraph:
         branch.stream.sink(TargetSink(self._target, name), parallelism=self._many())
 
     def rescaled(self) -> Graph:
-        """Return the same graph with other numbers of subtasks."""
+        """Return the same graph with other numbers of subtasks, and perhaps with or without a time to live."""
         graph = copy.copy(self.pipeline.graph)
         others: dict[str, Operator] = {}
         for operator in graph.operators:
             inputs = [(others[source.uid], keys) for source, keys in operator.inputs]
-            others[operator.uid] = replace(operator, inputs=inputs, parallelism=self._others.choice([1, 1, 2, 3]))
+            what = self._counting() if isinstance(operator.what, Counting) else operator.what
+            parallelism = self._others.choice([1, 1, 2, 3])
+            others[operator.uid] = replace(operator, what=what, inputs=inputs, parallelism=parallelism)
         graph.operators = list(others.values())
         return graph
 

@@ -14,11 +14,12 @@ import msgspec
 
 from ...errors import ConfigurationError
 from . import keys
+from .ttl import AT_LEAST_PER_SNAPSHOT, CREATED_PER_SWEEP, TIME, WITH_TIMES, checked_ttl, has_times
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from .store import KeyedTable
+    from .store import Freezing, KeyedTable
 
 _IMMUTABLE = (type(None), bool, int, float, str, bytes)
 pack = msgspec.msgpack.Encoder().encode
@@ -32,11 +33,24 @@ _FEW: Final = 64
 
 
 class KeyScope:
-    """One subtask's keyed state: the table that holds it, the key at hand, and its timers."""
+    """One subtask's keyed state: the table that holds it, the key at hand, and its timers.
 
-    def __init__(self, table: KeyedTable, groups: range, max_parallelism: int) -> None:
+    Args:
+        table: The table.
+        groups: The key groups of the subtask.
+        max_parallelism: Number of all key groups.
+        now: Seconds since 1970, for the time to live.
+    """
+
+    def __init__(self, table: KeyedTable, groups: range, max_parallelism: int, now: Callable[[], float]) -> None:
         self.table = table
         self._max = max_parallelism
+        self._now = now
+        self._time: float | None = None
+        self._mortal: dict[bytes, KeyedState] = {}
+        """States with a time to live, by name."""
+        self._created = 0
+        """Number of cells with times that were created since the last sweep."""
         self.key: Any = None
         self._encoded: bytes | None = None
         self.rows: keys.Memo[str, keys.Memo[bytes, bytes]] = keys.Memo(
@@ -54,10 +68,56 @@ class KeyScope:
 
     def enter(self, key: Any, encoded: bytes) -> None:
         """States are now those of this key."""
-        self.key, self._encoded = key, encoded
+        self.key, self._encoded, self._time = key, encoded, None
 
     def leave(self) -> None:
-        self.key = self._encoded = None
+        self.key = self._encoded = self._time = None
+        if self._created >= CREATED_PER_SWEEP:
+            self.sweep(2 * self._created)
+
+    @property
+    def time(self) -> float:
+        """Processing time. It stands still while a record or timer is handled, so nothing expires meanwhile."""
+        if self._time is None:
+            self._time = self._now()
+        return self._time
+
+    def take_over(self, states: Iterable[KeyedState], layouts: Mapping[str, str]) -> None:
+        """Take these states over from a checkpoint in which they had these layouts.
+
+        A value that has no time, and needs one, was written now. A time that is not needed any more is removed.
+        """
+        self._mortal = {state.name.encode(): state for state in states if state.ttl is not None}
+        changed = {
+            state.name.encode(): state
+            for state in states
+            if has_times(layouts.get(state.name, "")) is not (state.ttl is not None)
+        }
+        now = self._now()
+        for row, column, cell in self.table.scan(b"") if changed else ():
+            state = changed.get(keys.state_in(row))
+            if state is not None:
+                self.table.put(row, state.with_times(cell, now) if state.ttl is not None else state.plain(cell), column)
+
+    def created(self, cells: int = 1) -> None:
+        """Note that there are so many more cells with times."""
+        self._created += cells
+
+    def sweep(self, most: int | None) -> None:
+        """Remove what has expired from the next `most` cells; None: from all."""
+        self._created = 0
+        if self._mortal:
+            now = self._now()
+            self.table.revise(lambda row, cell: self._lasting(row, cell, now), most)
+
+    def _lasting(self, row: bytes, cell: bytes, now: float) -> bytes | None:
+        state = self._mortal.get(keys.state_in(row))
+        return cell if state is None else state.lasting(cell, now)
+
+    def freeze(self, checkpoint: int, *, full: bool) -> Freezing:
+        """Freeze the state for a snapshot, without some of what has expired."""
+        self.sweep(None if self.table.copied_whole else AT_LEAST_PER_SNAPSHOT + 2 * self._created)
+        return self.table.freeze(checkpoint, full=full)
 
     def row(self, state: str) -> bytes:
         """The current key's row of a state."""
@@ -133,6 +193,7 @@ class KeyScope:
 
     def each_key(self) -> Iterator[Any]:
         """Enter each key that has state, one after another, and yield it. Its state may be changed meanwhile."""
+        self.sweep(None)
         for _, cells in groupby(self.table.scan(b""), lambda cell: keys.group_in(cell[0])):
             for encoded in dict.fromkeys(keys.key_in(row) for row, _, _ in cells):
                 self._enter_encoded(encoded)
@@ -151,17 +212,31 @@ class State:
     """How it lies in a checkpoint: one of another layout cannot read it."""
     name = ""
 
+    @property
+    def stored_as(self) -> str:
+        """The layout, and whether there are times in it."""
+        return self.layout
+
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
 
 class KeyedState(State):
-    """Base of all keyed states."""
+    """Base of all keyed states.
+
+    Args:
+        ttl: Seconds for which a value is kept after it was written; None: forever. Reading it does not renew it.
+    """
 
     layout = "value"
 
-    def __init__(self) -> None:
+    def __init__(self, ttl: float | None = None) -> None:
         self._scope: KeyScope | None = None
+        self.ttl = checked_ttl(type(self).__name__, ttl)
+
+    @property
+    def stored_as(self) -> str:
+        return self.layout if self.ttl is None else self.layout + WITH_TIMES
 
     def bound(self, scope: KeyScope) -> Self:
         """This state in one subtask's table."""
@@ -169,16 +244,51 @@ class KeyedState(State):
         mine._scope = scope  # noqa: SLF001 - of the same class
         return mine
 
-    def _place(self) -> tuple[KeyedTable, bytes]:
+    def _place(self) -> tuple[KeyScope, bytes]:
         if self._scope is None:
             raise ConfigurationError(f"state {self.name!r} can be used only by a function that runs in a pipeline")
-        return self._scope.table, self._scope.row(self.name)
+        return self._scope, self._scope.row(self.name)
+
+    def _get(self, column: bytes = b"") -> bytes | None:
+        """Return the current key's value, packed; None if there is none, or it has expired."""
+        scope, row = self._place()
+        cell = scope.table.get(row, column)
+        return cell if self.ttl is None or cell is None else self._fresh(scope, row, column, cell)
+
+    def _fresh(self, scope: KeyScope, row: bytes, column: bytes, cell: bytes) -> bytes | None:
+        """Return the value of a cell with times, and delete it if it has expired."""
+        lasting = self.lasting(cell, scope.time)
+        if lasting is None:
+            scope.table.delete(row, column)
+            return None
+        return self.plain(lasting)
+
+    def _put(self, data: bytes, column: bytes = b"") -> None:
+        """Set the current key's value, packed."""
+        scope, row = self._place()
+        if self.ttl is not None:
+            data = self.with_times(data, scope.time)
+            scope.created(scope.table.get(row, column) is None)
+        scope.table.put(row, data, column)
+
+    def with_times(self, data: bytes, now: float) -> bytes:
+        """Return a cell with a value that is written now."""
+        return TIME.pack(now) + data
+
+    def plain(self, cell: bytes) -> bytes:
+        """Return the value of a cell with times."""
+        return cell[TIME.size :]
+
+    def lasting(self, cell: bytes, now: float) -> bytes | None:
+        """Return what is left of a cell with times; None if all of it has expired."""
+        assert self.ttl is not None  # noqa: S101 - else there are no times
+        return cell if TIME.unpack_from(cell)[0] + self.ttl > now else None
 
     def clear(self) -> None:
         """Forget the current key's value."""
-        table, row = self._place()
-        for column, _ in list(table.columns(row)):
-            table.delete(row, column)
+        scope, row = self._place()
+        for column, _ in list(scope.table.columns(row)):
+            scope.table.delete(row, column)
 
 
 class ValueState(KeyedState):
@@ -186,38 +296,57 @@ class ValueState(KeyedState):
 
     Args:
         default: What `get` gives where nothing was set.
+        ttl: Seconds for which the value is kept after it was set; None: forever. Reading it does not renew it.
     """
 
-    def __init__(self, default: Any = None) -> None:
-        super().__init__()
+    def __init__(self, default: Any = None, *, ttl: float | None = None) -> None:
+        super().__init__(ttl)
         self.default = default
 
     def get(self) -> Any:
         """The current key's value."""
-        table, row = self._place()
-        data = table.get(row)
+        data = self._get()
         if data is None:
             return self.default if isinstance(self.default, _IMMUTABLE) else copy.deepcopy(self.default)
         return unpack(data)
 
     def set(self, value: Any) -> None:
         """Set the current key's value."""
-        table, row = self._place()
-        table.put(row, pack(value))
+        self._put(pack(value))
 
     def clear(self) -> None:
         """Delete the current key's value."""
-        table, row = self._place()
-        table.delete(row)
+        scope, row = self._place()
+        scope.table.delete(row)
+
+    def get_many(self, scope: KeyScope, rows: Sequence[bytes]) -> list[bytes | None]:
+        """Return the values of many keys, packed."""
+        cells = scope.table.get_many(rows)
+        if self.ttl is None:
+            return cells
+        pairs = zip(rows, cells, strict=True)
+        values = [None if cell is None else self._fresh(scope, row, b"", cell) for row, cell in pairs]
+        scope.created(values.count(None))
+        return values
+
+    def put_many(self, scope: KeyScope, rows: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Set the values of many keys, which `get_many` has read before."""
+        if self.ttl is not None:
+            values = [self.with_times(value, scope.time) for value in values]
+        scope.table.put_many(rows, values)
 
 
 class ListState(ValueState):
-    """A list for each key."""
+    """A list for each key.
+
+    Args:
+        ttl: Seconds for which an item is kept after it was added; None: forever. Each item has its own time.
+    """
 
     layout = "list"
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, ttl: float | None = None) -> None:
+        super().__init__(ttl=ttl)
 
     def get(self) -> list[Any]:
         """The current key's items, oldest first."""
@@ -225,9 +354,27 @@ class ListState(ValueState):
 
     def append(self, value: Any) -> None:
         """Add an item, without reading the others."""
-        table, row = self._place()
-        number, items = _items(table.get(row))
-        table.put(row, b"\xdd" + (number + 1).to_bytes(4, "big") + items + pack(value))
+        scope, row = self._place()
+        cell = scope.table.get(row)
+        number, items = _items(cell)
+        if self.ttl is not None:
+            value = [scope.time, value]
+            scope.created(cell is None)
+        scope.table.put(row, b"\xdd" + (number + 1).to_bytes(4, "big") + items + pack(value))
+
+    def with_times(self, data: bytes, now: float) -> bytes:
+        return pack([(now, item) for item in unpack(data)])
+
+    def plain(self, cell: bytes) -> bytes:
+        return pack([item for _, item in unpack(cell)])
+
+    def lasting(self, cell: bytes, now: float) -> bytes | None:
+        assert self.ttl is not None  # noqa: S101 - else there are no times
+        items = unpack(cell)
+        left = [item for item in items if item[0] + self.ttl > now]
+        if not left:
+            return None
+        return cell if len(left) == len(items) else pack(left)
 
 
 def _items(data: bytes | None) -> tuple[int, bytes | memoryview]:
@@ -244,45 +391,52 @@ class ReducingState(ValueState):
 
     Args:
         reduce: Of the value so far and the one added, the next.
+        ttl: Seconds for which the value is kept after one was added; None: forever. Reading it does not renew it.
     """
 
-    def __init__(self, reduce: Callable[[Any, Any], Any]) -> None:
-        super().__init__()
+    def __init__(self, reduce: Callable[[Any, Any], Any], *, ttl: float | None = None) -> None:
+        super().__init__(ttl=ttl)
         self._reduce = reduce
 
     def add(self, value: Any) -> None:
         """Fold a value in."""
-        table, row = self._place()
-        data = table.get(row)
-        table.put(row, pack(value if data is None else self._reduce(unpack(data), value)))
+        data = self._get()
+        self._put(pack(value if data is None else self._reduce(unpack(data), value)))
 
 
 class MapState(KeyedState):
-    """A map for each key, whose entries are read and written one by one."""
+    """A map for each key, whose entries are read and written one by one.
+
+    Args:
+        ttl: Seconds for which an entry is kept after it was put; None: forever. Each entry has its own time.
+    """
 
     layout = "map"
 
+    def __init__(self, *, ttl: float | None = None) -> None:
+        super().__init__(ttl)
+
     def get(self, key: Any, default: Any = None) -> Any:
         """An entry's value."""
-        table, row = self._place()
-        data = table.get(row, pack(key))
+        data = self._get(pack(key))
         return default if data is None else unpack(data)
 
     def put(self, key: Any, value: Any) -> None:
         """Set an entry."""
-        table, row = self._place()
-        table.put(row, pack(value), pack(key))
+        self._put(pack(value), pack(key))
 
     def remove(self, key: Any) -> None:
         """Remove an entry, if it is there."""
-        table, row = self._place()
-        table.delete(row, pack(key))
+        scope, row = self._place()
+        scope.table.delete(row, pack(key))
 
     def items(self) -> Iterator[tuple[Any, Any]]:
         """The current key's entries, in the order of their keys' bytes."""
-        table, row = self._place()
-        for column, value in list(table.columns(row)):
-            yield unpack(column), unpack(value)
+        scope, row = self._place()
+        for column, cell in list(scope.table.columns(row)):
+            data = cell if self.ttl is None else self._fresh(scope, row, column, cell)
+            if data is not None:
+                yield unpack(column), unpack(data)
 
 
 class OperatorState(State):

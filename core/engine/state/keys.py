@@ -75,6 +75,11 @@ def key_in(row_: bytes) -> bytes:
     return row_[_HEAD.size + row_[2] + _LENGTH.size :]
 
 
+def state_in(row_: bytes) -> bytes:
+    """The name of the state that a row belongs to."""
+    return row_[_HEAD.size : _HEAD.size + row_[2]]
+
+
 def group_in(row_: bytes) -> int:
     """The key group of a row."""
     return int.from_bytes(row_[:2], "big")

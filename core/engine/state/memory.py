@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from ...errors import ConfigurationError
@@ -10,7 +11,7 @@ from .storage import CheckpointStorage, folder_in, inside
 from .store import Freezing, KeyedTable, StateBackend, encode_cells, restored_cells
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from ..channels import TaskId
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 class MemoryTable(KeyedTable):
     """Cells in dictionaries. Freezing copies them; bytes are not copied."""
 
+    copied_whole = True
+
     def __init__(self, groups: range, task: str) -> None:
         self._groups = groups
         self._task = task
@@ -27,6 +30,8 @@ class MemoryTable(KeyedTable):
         """Single values by row."""
         self._maps: dict[bytes, dict[bytes, bytes]] = {}
         """Rows with columns."""
+        self._round: Iterator[tuple[bytes, bytes]] = iter(())
+        """Cells that `revise` has not come to."""
 
     def get(self, row: bytes, column: bytes = b"") -> bytes | None:
         return self._maps.get(row, {}).get(column) if column else self._values.get(row)
@@ -60,6 +65,26 @@ class MemoryTable(KeyedTable):
         for row in sorted(row for row in self._values.keys() | self._maps if row.startswith(prefix)):
             for column, value in self.columns(row):
                 yield row, column, value
+
+    def revise(self, revised: Callable[[bytes, bytes], bytes | None], most: int | None) -> None:
+        looked_at = 0
+        if most is None:
+            self._round = self._places()
+        for row, column in islice(self._round, most):
+            looked_at += 1
+            value = self.get(row, column)
+            new = None if value is None else revised(row, value)
+            if new is None:
+                self.delete(row, column)
+            elif new is not value:
+                self.put(row, new, column)
+        if most is not None and looked_at < most:
+            self._round = self._places()
+
+    def _places(self) -> Iterator[tuple[bytes, bytes]]:
+        """Rows and columns of all cells that there are now."""
+        maps = [(row, column) for row, columns in self._maps.items() for column in columns]
+        return chain(((row, b"") for row in list(self._values)), maps)
 
     def freeze(self, checkpoint: int, *, full: bool = False) -> Freezing:  # noqa: ARG002 - it is always full
         frozen = [(row, b"", value) for row, value in self._values.items()]

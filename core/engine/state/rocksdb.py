@@ -30,7 +30,7 @@ except ModuleNotFoundError as error:
     raise ConfigurationError("RocksDBBackend needs rocksdict: pip install 'onceward[rocksdb]'") from error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ..channels import TaskId
     from .store import Cell
@@ -64,6 +64,8 @@ class RocksTable(KeyedTable):
         self._base = {ref.name: ref for ref in base if ref.shared}
         """Files of the working copy that a completed checkpoint holds."""
         self._written: dict[int, dict[str, FileRef]] = {}
+        self._round: bytes | None = None
+        """Where `revise` goes on; None: at the front."""
 
     def get(self, row: bytes, column: bytes = b"") -> bytes | None:
         key = row + column
@@ -99,6 +101,17 @@ class RocksTable(KeyedTable):
     def scan(self, prefix: bytes) -> Iterator[Cell]:
         self._write_changes()
         return _cells(self._db, prefix)
+
+    def revise(self, revised: Callable[[bytes, bytes], bytes | None], most: int | None) -> None:
+        self._write_changes()
+        start, self._round = (self._round if most is not None else None), None
+        for number, (key, value) in enumerate(self._db.items(from_key=start) if start else self._db.items()):
+            if number == most:
+                self._round = key
+                return
+            new = revised(key[: row_end(key)], value)
+            if new is not value:
+                self._change(key, new)
 
     def _change(self, key: bytes, value: bytes | None) -> None:
         self._make_room()

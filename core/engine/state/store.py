@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from abc import ABC, abstractmethod
 from itertools import islice
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeAlias
 
 from ...errors import StateDamagedError
 from ...sealed import check_format
@@ -29,6 +29,9 @@ Cell: TypeAlias = tuple[bytes, bytes, bytes]
 
 class KeyedTable(ABC):
     """The keyed state of one running subtask. One thread uses it; only what `freeze` returns runs elsewhere."""
+
+    copied_whole: ClassVar[bool] = False
+    """Whether `freeze` copies every cell."""
 
     @abstractmethod
     def get(self, row: bytes, column: bytes = b"") -> bytes | None: ...
@@ -55,6 +58,16 @@ class KeyedTable(ABC):
     @abstractmethod
     def scan(self, prefix: bytes) -> Iterator[Cell]:
         """All cells whose row begins so, in order."""
+
+    @abstractmethod
+    def revise(self, revised: Callable[[bytes, bytes], bytes | None], most: int | None) -> None:
+        """Replace values by what a function makes of row and value; delete those of which it makes None.
+
+        Args:
+            revised: The function.
+            most: How many cells it gets, beginning where the last call has ended, and at the front again after the
+                last cell; None: all.
+        """
 
     @abstractmethod
     def freeze(self, checkpoint: int, *, full: bool = False) -> Freezing:

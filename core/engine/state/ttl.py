@@ -1,0 +1,43 @@
+"""Time to live: how long a keyed state keeps a value after it was written.
+
+As in Flink ("State Time-To-Live (TTL)"): in processing time, a write renews a value and a read does not, and a value
+that has expired is never given. A cell of such a state begins with the time at which it was written; in a list, each
+item has its own. So times are in every snapshot, whatever the backend and the parallelism.
+
+Nothing waits for a value to expire. Expired cells are removed when they are read, and a few at a time by a sweep: it
+looks at twice as many cells as were created since the last sweep, so garbage is at most a share of the state.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Final
+
+from ...errors import ConfigurationError
+
+TIME: Final = struct.Struct(">d")
+WITH_TIMES: Final = " with times"
+"""What a layout's name ends with if its cells have times."""
+CREATED_PER_SWEEP: Final = 2_000
+AT_LEAST_PER_SNAPSHOT: Final = 1_000
+"""Cells that the sweep before a snapshot looks at, even if none was created, because old ones expire all the same."""
+
+
+def checked_ttl(kind: str, ttl: float | None) -> float | None:
+    """Return a time to live in seconds; a ConfigurationError unless it is a number above 0."""
+    if ttl is None:
+        return None
+    if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not 0 < ttl < math.inf:
+        raise ConfigurationError(f"{kind}(ttl={ttl!r}): give a number of seconds above 0, or leave it out to keep all")
+    return float(ttl)
+
+
+def has_times(layout: str) -> bool:
+    """Return whether the cells of a layout have times."""
+    return layout.endswith(WITH_TIMES)
+
+
+def without_times(layout: str) -> str:
+    """Return the name of a layout, be there times in its cells or not: a restore adds and removes them."""
+    return layout.removesuffix(WITH_TIMES)
