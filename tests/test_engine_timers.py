@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from onceward.core import CheckpointConfig, MapState, MemoryBackend, ProcessFunction, RocksDBBackend, ValueState
 from onceward.core.engine.channels import TaskId
+from onceward.core.engine.state import timers
 from onceward.core.engine.state.keyed import KeyScope
 from onceward.core.engine.state.keys import encode_key
+from onceward.core.engine.state.memory import cells_of
 from onceward.core.log import MemoryStore
 from onceward.sources import SequenceSource
 
@@ -73,6 +77,90 @@ def test_a_session_timer_that_moves_with_each_record_takes_the_memory_of_one():
     assert scope.timers == 10
     assert scope.entries < 500
     assert due(scope, 2 * FOREVER) == {*last.items()}
+
+
+TIMES = st.sampled_from([-math.inf, -1e300, -2.5, -1.0, -0.0, 0.0, 5e-324, 1.0, 2.5, 1e300, math.inf])
+MANY_STEPS = st.lists(
+    st.tuples(st.sampled_from(["set", "set", "set", "drop", "pass"]), st.sampled_from(["a", "ab", 3, ("x", 1)]), TIMES),
+    max_size=120,
+)
+
+
+@pytest.fixture(scope="module")
+def rocks(tmp_path_factory: pytest.TempPathFactory) -> RocksDBBackend:
+    return RocksDBBackend(tmp_path_factory.mktemp("rocks"))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@given(steps=MANY_STEPS, restart_at=st.integers(1, 120))
+def test_timers_outside_of_memory_fire_in_the_same_order(
+    steps: Any, restart_at: int, rocks: RocksDBBackend, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(timers, "ROOM", 4)
+    monkeypatch.setattr(timers, "_WRITTEN_AT_ONCE", 3)
+    table = rocks.open(TaskId("timers", 0), GROUPS, [], None)
+    outside, inside = a_scope(table), a_scope()
+    for number, (what, key, at) in enumerate(steps):
+        if number == restart_at:
+            outside = a_scope(table)
+        for scope in (outside, inside):
+            scope.enter(key, encode_key(key))
+            {"set": scope.set_timer, "drop": scope.drop_timer, "pass": lambda _: None}[what](at)
+        if what == "pass":
+            assert in_order(outside, at) == in_order(inside, at)
+        assert outside.next_timer() == inside.next_timer()
+        assert outside.timers == inside.timers
+    assert in_order(outside, math.inf) == in_order(inside, math.inf)
+    assert outside.timers == 0
+    table.close()
+
+
+def in_order(scope: KeyScope, now: float) -> list[Any]:
+    fired = []
+    while (at := scope.enter_due(now)) is not None:
+        fired.append((at, scope.key))
+    return fired
+
+
+def test_with_rocksdb_timers_live_outside_of_memory(rocks: RocksDBBackend):
+    scope, most = a_scope(rocks.open(TaskId("timers", 0), GROUPS, [], None)), 0
+    times = random.Random(7).sample(range(100_000), 50_000)
+    for n, at in enumerate(times):
+        scope.enter(n, encode_key(n))
+        scope.set_timer(at)
+        most = max(most, scope.entries)
+    assert scope.timers == len(times)
+    assert [at for at, _ in in_order(scope, 50_000.0)] == sorted(at for at in times if at <= 50_000)
+    for n, at in enumerate(times):
+        if at > 50_000:
+            scope.enter(n, encode_key(n))
+            scope.drop_timer(at)
+            most = max(most, scope.entries)
+    assert scope.next_timer() is None
+    assert most <= timers.ROOM + 1_000
+    assert list(scope.table.scan(b"")) == []
+    scope.table.close()
+
+
+def test_a_snapshot_has_timers_as_state_and_not_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """So it is read by earlier versions and other backends, and the order is made anew at a restore."""
+    monkeypatch.setattr(timers, "ROOM", 10)
+    rocks, cells = RocksDBBackend(tmp_path), []
+    for backend in (rocks, MemoryBackend()):
+        scope = a_scope(backend.open(TaskId("timers", 0), GROUPS, [], None))
+        for n in range(100):
+            scope.enter(n, encode_key(n))
+            scope.set_timer(float(100 - n))
+        for full in (False, True):
+            freezing = scope.freeze(1 + full, full=full)
+            handle, _ = freezing.write(backend.storage, f"chk-{full}")
+            freezing.discard()
+            cells.append(sorted(cells_of(handle, backend.storage, GROUPS)))
+            restored = a_scope(rocks.open(TaskId("timers", 0), GROUPS, [handle], backend.storage))
+            assert [at for at, _ in in_order(restored, FOREVER)] == [float(n) for n in range(1, 101)]
+            restored.table.close()
+        scope.table.close()
+    assert cells == cells[:1] * 4
 
 
 class Window(ProcessFunction):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import heapq
 import math
 import struct
 from functools import partial
@@ -14,6 +13,7 @@ import msgspec
 
 from ...errors import ConfigurationError
 from . import keys
+from .timers import Timers
 from .ttl import AT_LEAST_PER_SNAPSHOT, CREATED_PER_SWEEP, TIME, WITH_TIMES, checked_ttl, has_times
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ NO_KEY: Final = "a timer belongs to a key: key_by first, and set it while a reco
 _TIMERS: Final = "!timers"
 """The state that timers are in: so they are checkpointed and distributed as any other."""
 _TIME: Final = struct.Struct(">d")
-_FEW: Final = 64
-"""Dropped timers that are not worth going through all others."""
 
 
 class KeyScope:
@@ -57,14 +55,10 @@ class KeyScope:
             lambda state: keys.Memo(partial(self._row, state))
         )
         """By state and encoded key: where the state is."""
-        self._heap: list[tuple[float, bytes]] = []
-        """Timers by time; those that were dropped are still in it for a while."""
-        self._dropped: set[tuple[float, bytes]] = set()
-        """Those in the heap that were dropped; they are taken out when they are as many as the others."""
+        self._timers = Timers(table.overflow)
         for group in groups:
             for row, column, _ in table.scan(keys.row_prefix(group, _TIMERS)):
-                self._heap.append((_TIME.unpack(column)[0], keys.key_in(row)))
-        heapq.heapify(self._heap)
+                self._timers.add((_TIME.unpack(column)[0], keys.key_in(row)))
 
     def enter(self, key: Any, encoded: bytes) -> None:
         """States are now those of this key."""
@@ -146,11 +140,7 @@ class KeyScope:
         row, column = self.row(_TIMERS), _TIME.pack(at)
         if self.table.get(row, column) is None:
             self.table.put(row, b"", column)
-            timer = (at, keys.key_in(row))
-            if timer in self._dropped:
-                self._dropped.remove(timer)
-            else:
-                heapq.heappush(self._heap, timer)
+            self._timers.add((at, keys.key_in(row)))
 
     def drop_timer(self, at: float) -> None:
         """Drop a timer of the current key, if it is set."""
@@ -158,35 +148,31 @@ class KeyScope:
         if self.table.get(row, column) is None:
             return
         self.table.delete(row, column)
-        self._dropped.add((at + 0.0, keys.key_in(row)))
-        if len(self._dropped) > max(_FEW, len(self._heap) // 2):
-            self._heap = [timer for timer in self._heap if timer not in self._dropped]
-            heapq.heapify(self._heap)
-            self._dropped.clear()
+        self._timers.remove((at + 0.0, keys.key_in(row)))
 
     @property
     def timers(self) -> int:
         """The number of timers that are set."""
-        return len(self._heap) - len(self._dropped)
+        return len(self._timers)
 
     @property
     def entries(self) -> int:
         """The number of timers in memory: those that are set, and some that were dropped."""
-        return len(self._heap)
+        return self._timers.in_memory
 
     def next_timer(self) -> float | None:
         """Return when the next timer is due."""
-        while self._heap and self._heap[0] in self._dropped:
-            self._dropped.remove(heapq.heappop(self._heap))
-        return self._heap[0][0] if self._heap else None
+        first = self._timers.first()
+        return None if first is None else first[0]
 
     def enter_due(self, now: float) -> float | None:
         """Take the next timer that is due, enter its key, and return its time."""
-        at = self.next_timer()
-        if at is None or at > now:
+        first = self._timers.first()
+        if first is None or first[0] > now:
             self.leave()
             return None
-        at, encoded = heapq.heappop(self._heap)
+        self._timers.pop()
+        at, encoded = first
         self._enter_encoded(encoded)
         self.table.delete(self.row(_TIMERS), _TIME.pack(at))
         return at

@@ -13,6 +13,7 @@ from __future__ import annotations
 import secrets
 import shutil
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +22,7 @@ from ...errors import ConfigurationError, StateError
 from .handles import FileRef, KeyedHandle
 from .keys import group_in, row_end, row_prefix
 from .storage import SHARED, CheckpointStorage, folder_in, inside
-from .store import Freezing, KeyedTable, StateBackend, encode_cells, required, restored_cells
+from .store import Freezing, KeyedTable, Overflow, StateBackend, encode_cells, required, restored_cells
 from .working import WorkingCopy, room
 
 try:
@@ -30,7 +31,7 @@ except ModuleNotFoundError as error:
     raise ConfigurationError("RocksDBBackend needs rocksdict: pip install 'onceward[rocksdb]'") from error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ..channels import TaskId
     from .store import Cell
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 _SUFFIX: Final = ".sst"
 _FORM: Final = "rocksdb"
 _NEAR_BYTES: Final = 16_000_000
+_OVERFLOW_BUFFER: Final = 4_000_000
+"""Bytes of an overflow that RocksDB keeps in memory before it writes them."""
 _ENTRY: Final = 200
 """What Python takes for an entry of a dictionary and its objects, in bytes."""
 
@@ -55,6 +58,8 @@ class RocksTable(KeyedTable):
         self._incremental = incremental
         self._lock = Lock()
         self._db = _open(copy.folder / "db")
+        self.overflow = self._make_overflow
+        self._overflows: list[RocksOverflow] = []
         self._near: dict[bytes, bytes | None] = {}
         """Values that were read or written lately, by row and column. Every call into RocksDB lets another thread take
         the interpreter, which then keeps it for milliseconds."""
@@ -168,7 +173,14 @@ class RocksTable(KeyedTable):
 
     def close(self) -> None:
         self._db.close()
+        for overflow in self._overflows:
+            overflow.close()
         self._copy.close()
+
+    def _make_overflow(self) -> Overflow:
+        made = RocksOverflow(self._copy.folder / f"overflow-{len(self._overflows)}")
+        self._overflows.append(made)
+        return made
 
     def _write_rows(self, frozen: Path, storage: CheckpointStorage, path: str) -> tuple[KeyedHandle, int]:
         with _reading(frozen) as db:
@@ -196,6 +208,28 @@ class RocksTable(KeyedTable):
             self._written[checkpoint] = {ref.name: ref for ref in files if ref.shared}
         handle = KeyedHandle(first=self._groups.start, end=self._groups.stop, form=_FORM, files=tuple(files))
         return handle, sum(ref.size for ref in files if base.get(ref.name) != ref)
+
+
+class RocksOverflow(Overflow):
+    """A RocksDB of its own in the working copy, so that snapshots need not leave it out."""
+
+    def __init__(self, folder: Path) -> None:
+        self._db = _open(folder, write_buffer=_OVERFLOW_BUFFER)
+
+    def change(self, changes: Mapping[bytes, bool]) -> None:
+        batch = WriteBatch(raw_mode=True)
+        for data, there in changes.items():
+            if there:
+                batch.put(data, b"")
+            else:
+                batch.delete(data)
+        self._db.write(batch)
+
+    def first(self, start: bytes, most: int) -> list[bytes]:
+        return list(islice(self._db.keys(from_key=start), most))
+
+    def close(self) -> None:
+        self._db.close()
 
 
 class RocksDBBackend(StateBackend):
@@ -288,9 +322,12 @@ def _options() -> Any:
     return options
 
 
-def _open(path: Path) -> Any:
+def _open(path: Path, write_buffer: int | None = None) -> Any:
+    options = _options()
+    if write_buffer is not None:
+        options.set_write_buffer_size(write_buffer)
     try:
-        db = Rdict(str(path), _options())
+        db = Rdict(str(path), options)
     except Exception as error:
         raise StateError(f"RocksDB cannot be opened at {path}: {error}") from error
     unlogged = WriteOptions()

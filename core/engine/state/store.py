@@ -17,7 +17,7 @@ from ...sealed import check_format
 from .keys import group_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ..channels import TaskId
     from .handles import KeyedHandle
@@ -27,11 +27,25 @@ Cell: TypeAlias = tuple[bytes, bytes, bytes]
 """Row, column, value."""
 
 
+class Overflow(ABC):
+    """A set of byte strings outside of memory, in their order. It is in no snapshot, and ends with its table."""
+
+    @abstractmethod
+    def change(self, changes: Mapping[bytes, bool]) -> None:
+        """Add strings (True) and remove strings (False)."""
+
+    @abstractmethod
+    def first(self, start: bytes, most: int) -> list[bytes]:
+        """Return the first `most` strings from `start` on, in order."""
+
+
 class KeyedTable(ABC):
     """The keyed state of one running subtask. One thread uses it; only what `freeze` returns runs elsewhere."""
 
     copied_whole: ClassVar[bool] = False
     """Whether `freeze` copies every cell."""
+    overflow: Callable[[], Overflow] | None = None
+    """Makes room outside of memory; None: there is none."""
 
     @abstractmethod
     def get(self, row: bytes, column: bytes = b"") -> bytes | None: ...
