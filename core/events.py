@@ -1,4 +1,4 @@
-"""What a pipeline tells of itself: one record per start, epoch and checkpoint.
+"""What a pipeline tells of itself: one record per start, epoch and checkpoint, and one a second of its operators.
 
 Log lines, metrics and lineage are made of the same records, by observers; `log`, the first of them, is at the end. An
 observer decides nothing: what it raises is logged once, and the epoch goes on.
@@ -162,6 +162,39 @@ class CheckpointEnded(NamedTuple):
     bad: bool
 
 
+class SubtaskUsage(NamedTuple):
+    """What a subtask of the embedded engine did."""
+
+    operator: str
+    subtask: int
+    rows_in: int = 0
+    rows_out: int = 0
+    busy: float = 0.0
+    """Seconds in which it worked."""
+    blocked: float = 0.0
+    """Seconds in which it waited for room in its outputs (backpressure)."""
+    timers: int | None = None
+    """How many are set; None where there can be none."""
+    lag: int | None = None
+    """Rows, or numbers of rows, that its source has seen and not read; None if it is no resettable source."""
+
+    def since(self, before: SubtaskUsage) -> SubtaskUsage:
+        """Return what was counted since then; timers and lag are those of now."""
+        return self._replace(
+            rows_in=self.rows_in - before.rows_in,
+            rows_out=self.rows_out - before.rows_out,
+            busy=max(0.0, self.busy - before.busy),
+            blocked=max(0.0, self.blocked - before.blocked),
+        )
+
+
+class OperatorsMeasured(NamedTuple):
+    """What the subtasks of the embedded engine did since the event of this kind before."""
+
+    pipeline: str
+    subtasks: Sequence[SubtaskUsage]
+
+
 class QueryProgressed(NamedTuple):
     """Spark has reported a micro-batch."""
 
@@ -182,6 +215,7 @@ Event: TypeAlias = (
     | EpochReplayed
     | EpochFailed
     | CheckpointEnded
+    | OperatorsMeasured
     | QueryProgressed
 )
 Observer: TypeAlias = "Callable[[Event], None]"

@@ -22,7 +22,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from onceward import CommitStatus, FileSink, HttpSink, KafkaSink, RedisSink, SqlAlchemySink, lineage, metrics
 from onceward.connectors.monitoring import start_if_asked
 from onceward.connectors.monitoring.table import TABLE
-from onceward.core import CheckpointConfig, events
+from onceward.core import CheckpointConfig, ProcessFunction, events
 from onceward.core.errors import CommitPendingError, ConfigurationError
 from onceward.core.events import CheckpointEnded, EpochCompleted, Event, QueryProgressed, Took, observe, tell
 from onceward.core.log import EpochInput
@@ -76,6 +76,14 @@ def registry() -> Iterator[Registry]:
     made = Registry()
     yield made
     metrics._made.pop(id(made.client))
+
+
+class Ringing(ProcessFunction):
+    """Sets a timer for each key, for a time that does not come."""
+
+    def process(self, record: dict[str, Any], context: Any) -> Any:
+        context.timer_at(1e12)
+        return [record]
 
 
 class ExpiringSink(FakeSink):
@@ -260,6 +268,28 @@ class TestPrometheus:
         assert registry.value("onceward_checkpoint_duration_seconds_sum") == 3
         assert registry.value("onceward_checkpoint_alignment_seconds_sum") == 2
         assert registry.value("onceward_checkpoint_size_bytes") == 120
+
+    def test_operators_of_the_engine_have_rows_seconds_timers_and_a_lag(self, registry: Registry) -> None:
+        graph, source = pipeline(checkpoint=CheckpointConfig()), Slowly(numbers(40), batch_rows=10)
+        source.let(4)
+        rows = graph.source(source, uid="rows", parallelism=1).flat_map(lambda row: [row, row], uid="twice")
+        rows.key_by("k").process(Ringing(), uid="bell", parallelism=2).sink(TargetSink(Target()))
+        graph.run()
+
+        def value(name: str, operator: str, subtask: int = 0) -> Any:
+            return registry.value(f"onceward_{name}", operator=operator, subtask=str(subtask))
+
+        assert value("operator_rows_in_total", "rows") == 0
+        assert value("operator_rows_out_total", "rows") == value("operator_rows_in_total", "twice") == 40
+        assert value("operator_rows_out_total", "twice") == 80
+        assert sum(value("operator_rows_in_total", "bell", subtask) for subtask in (0, 1)) == 80
+        assert value("operator_rows_in_total", "target") == 80
+        assert value("operator_rows_out_total", "target") == 0
+        assert sum(value("operator_timers", "bell", subtask) for subtask in (0, 1)) == 3
+        assert value("operator_busy_seconds_total", "twice") > 0
+        assert value("operator_blocked_seconds_total", "twice") >= 0
+        assert value("source_lag", "rows") == 0
+        assert value("source_lag", "twice") is value("operator_timers", "twice") is None
 
     def test_records_behind_the_last_stable_offset_are_asked_for_beside_the_epoch(self, registry: Registry) -> None:
         import threading
@@ -628,7 +658,7 @@ class TestPromtool:
 def test_names_follow_prometheus_rules() -> None:
     for metric in TABLE:
         assert metric.prometheus.endswith("_total") == (metric.kind == "counter")
-        assert metric.prometheus.endswith("_seconds") == (metric.unit == "s")
+        assert metric.prometheus.removesuffix("_total").endswith("_seconds") == (metric.unit == "s")
         assert metric.help.endswith(".")
 
 

@@ -22,8 +22,10 @@ from onceward.core.events import (
     EpochReplayed,
     Event,
     LostRewritten,
+    OperatorsMeasured,
     QueryProgressed,
     Started,
+    SubtaskUsage,
     wall_clock,
 )
 
@@ -76,6 +78,8 @@ class Metric(NamedTuple):
 
 
 TABLE: Final[list[Metric]] = []
+SUBTASK: Final = ("operator", "subtask")
+"""Labels of what is measured in each subtask of the embedded engine."""
 
 
 def _metric(name: str, kind: Kind, unit: str, help_: str, *labels: str) -> Metric:
@@ -144,6 +148,37 @@ CHECKPOINTS = _metric("checkpoints", Kind.COUNTER, "{checkpoint}", "Checkpoints 
 CHECKPOINT = _metric("checkpoint.duration", Kind.HISTOGRAM, "s", "From the trigger until the checkpoint is completed.")
 ALIGNMENT = _metric("checkpoint.alignment", Kind.HISTOGRAM, "s", "Alignment of barriers: the slowest task.")
 SIZE = _metric("checkpoint.size", Kind.GAUGE, "By", "State of the newest completed checkpoint.")
+OPERATOR_IN = _metric(
+    "operator.rows.in", Kind.COUNTER, "{row}", "Rows that a subtask of the embedded engine has read.", *SUBTASK
+)
+OPERATOR_OUT = _metric(
+    "operator.rows.out",
+    Kind.COUNTER,
+    "{row}",
+    "Rows that a subtask of the embedded engine has passed on, once each, however many operators read them.",
+    *SUBTASK,
+)
+OPERATOR_BUSY = _metric(
+    "operator.busy", Kind.COUNTER, "s", "Time in which a subtask of the embedded engine worked.", *SUBTASK
+)
+OPERATOR_BLOCKED = _metric(
+    "operator.blocked",
+    Kind.COUNTER,
+    "s",
+    "Time in which a subtask of the embedded engine waited for the operators after it (backpressure).",
+    *SUBTASK,
+)
+OPERATOR_TIMERS = _metric(
+    "operator.timers", Kind.GAUGE, "{timer}", "Timers that are set in a subtask of the embedded engine.", *SUBTASK
+)
+SOURCE_LAG = _metric(
+    "source.lag",
+    Kind.GAUGE,
+    "{row}",
+    "Rows that a subtask of a source of the embedded engine has not read, of those that were there at its last look; "
+    "for Kafka, offsets.",
+    *SUBTASK,
+)
 SPARK_ROWS = _metric("spark.input.rows", Kind.COUNTER, "{row}", "Input rows of micro-batches, as Spark counts them.")
 SPARK_BATCH = _metric("spark.batch.duration", Kind.HISTOGRAM, "s", "Spark's triggerExecution of micro-batches.")
 SPARK_STATE = _metric("spark.state.rows", Kind.GAUGE, "{row}", "Rows in the query's state stores.")
@@ -188,6 +223,8 @@ def samples(event: Event) -> Iterator[Sample]:  # noqa: C901 - one case for each
             yield Sample(FAILED, 1, one)
         case CheckpointEnded():
             yield from _checkpoint(event)
+        case OperatorsMeasured(pipeline, subtasks):
+            yield from (sample for usage in subtasks for sample in _measured(pipeline, usage))
         case QueryProgressed(_, progress):
             yield from _progressed(one, progress)
 
@@ -200,6 +237,18 @@ def _progressed(one: tuple[str], progress: Mapping[str, Any]) -> Iterator[Sample
     behind = [int(of_source[BEHIND]) for of_source in metrics if BEHIND in of_source]
     if behind:
         yield Sample(SPARK_BEHIND, max(behind), one)
+
+
+def _measured(pipeline: str, usage: SubtaskUsage) -> Iterator[Sample]:
+    labels = (pipeline, usage.operator, str(usage.subtask))
+    yield Sample(OPERATOR_IN, usage.rows_in, labels)
+    yield Sample(OPERATOR_OUT, usage.rows_out, labels)
+    yield Sample(OPERATOR_BUSY, usage.busy, labels)
+    yield Sample(OPERATOR_BLOCKED, usage.blocked, labels)
+    if usage.timers is not None:
+        yield Sample(OPERATOR_TIMERS, usage.timers, labels)
+    if usage.lag is not None:
+        yield Sample(SOURCE_LAG, usage.lag, labels)
 
 
 def _started(event: Started) -> Iterator[Sample]:

@@ -14,7 +14,7 @@ from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from ..events import CheckpointEnded, tell
+from ..events import CheckpointEnded, OperatorsMeasured, tell
 from ..log.notes import note
 from ..source import ResettableSource
 from .aggregate import AggregateLogic, Aggregation
@@ -86,6 +86,7 @@ class Attempt(ABC):
                 started.backend.most,
             )
         )
+        self._measured = {id_: task.usage() for id_, task in self.tasks.items()}
         sources = frozenset(id_ for id_, task in self.tasks.items() if task.gate is None)
         self.state: State = initial(
             self._config,
@@ -120,6 +121,13 @@ class Attempt(ABC):
     def open(self, task: Task) -> None:
         task.logic.open()
         self.tell(Opened(task.id))
+
+    def measure(self) -> None:
+        """Tell what the subtasks have done since the last call."""
+        now = {id_: task.usage() for id_, task in self.tasks.items()}
+        done = [usage.since(self._measured[id_]) for id_, usage in now.items()]
+        self._measured = now
+        tell(OperatorsMeasured(self._started.coordinator.pipeline, done))
 
     def handle(self, event: Event) -> None:
         """Take a step, and do what it asks for."""

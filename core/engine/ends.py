@@ -82,7 +82,15 @@ class ResettableLogic(SourceLogic["ResettableSource"]):
         self._again = until is not None
         self._until = until
         self._reading: Generator[pa.RecordBatch] | None = None
+        self._unread: dict[tuple[str, int], int] = {}
+        """By unit and end of a range: how much of it is left."""
+        self._left = 0
+        """The sum of these."""
         self._stored: dict[int, Position] = {}
+
+    @property
+    def lag(self) -> int:
+        return self._left
 
     def open(self) -> None:
         if self._source.bounded and not self._again:
@@ -115,6 +123,8 @@ class ResettableLogic(SourceLogic["ResettableSource"]):
         Units are read in turn, one at a time, so that none waits until all others are read.
         """
         waiting = deque(self._source.splits(self._position, end))
+        self._unread = {(split.unit, split.end): split.end - split.start for split in waiting}
+        self._left = sum(self._unread.values())
         while waiting:
             rest = yield from self._turn(waiting.popleft(), alone=not waiting)
             if rest is not None:
@@ -132,7 +142,7 @@ class ResettableLogic(SourceLogic["ResettableSource"]):
             if most is not None and not alone and (rows >= most or size >= PIECE_BYTES) and piece.next < split.end:
                 pieces.close()  # before another unit is read: a source may have one connection
                 return msgspec.structs.replace(split, start=piece.next)
-        self._position = self._source.advance(self._position, split, split.end)
+        self._move(split, split.end)
         return None
 
     def _parts(self, piece: Piece, split: Split) -> Iterator[pa.RecordBatch]:
@@ -144,10 +154,17 @@ class ResettableLogic(SourceLogic["ResettableSource"]):
         while numbers is not None and (left := batch.num_rows - done) > self.most_rows:
             part = batch.slice(done, even_part(left, self.most_rows))
             done += part.num_rows
-            self._position = self._source.advance(self._position, split, int(numbers[done]))
+            self._move(split, int(numbers[done]))
             yield part
-        self._position = self._source.advance(self._position, split, piece.next)
+        self._move(split, piece.next)
         yield batch.slice(done)
+
+    def _move(self, split: Split, to: int) -> None:
+        """Set the position behind what was read of a range."""
+        self._position = self._source.advance(self._position, split, to)
+        range_, left = (split.unit, split.end), split.end - to
+        self._left += left - self._unread[range_]
+        self._unread[range_] = left
 
     def freeze(self, barrier: Barrier) -> Frozen:
         position = self._position

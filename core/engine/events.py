@@ -28,7 +28,7 @@ class Status(StrEnum):
 
 
 class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One task's part in a checkpoint: seconds after the trigger, seconds, bytes."""
+    """One task's part in a checkpoint: seconds after the trigger, seconds, bytes; its work since the last barrier."""
 
     task: str = ""
     acknowledged: float = 0.0
@@ -38,6 +38,12 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     asynchronous: float = 0.0
     uploaded: int = 0
     state: int = 0
+    rows_in: int = 0
+    rows_out: int = 0
+    busy: float = 0.0
+    blocked: float = 0.0
+    timers: int | None = None
+    lag: int | None = None
 
 
 class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):

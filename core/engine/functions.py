@@ -209,6 +209,10 @@ class ProcessLogic(Logic):
                 break
         return self._guarded.batch(made)
 
+    @property
+    def timers_set(self) -> int | None:
+        return self._scope.timers if self._scope is not None else None
+
     def next_timer(self) -> float | None:
         return self._scope.next_timer() if self._scope is not None else None
 

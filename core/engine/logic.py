@@ -65,6 +65,16 @@ class Logic:
     joins = False
     """Whether small parts are joined first: what a sink gets at once may become a request, or a row group."""
 
+    @property
+    def lag(self) -> int | None:
+        """Rows, or numbers of rows, that a source has seen and not read; None if it does not know."""
+        return None
+
+    @property
+    def timers_set(self) -> int | None:
+        """How many timers are set; None where there can be none."""
+        return None
+
     def some_rows(
         self,
         batch: pa.RecordBatch,

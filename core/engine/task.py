@@ -23,10 +23,12 @@ from .events import Acknowledged, Confirm, Declined, Event, Exhausted, Finished,
 from .mixed import cut_by_shape
 from .pace import FIRST_ROWS, JOINED_ROWS, MOST_ROWS, WORK_SECONDS, Pace, even_part
 from .state.handles import SubtaskState
+from .usage import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ..events import SubtaskUsage
     from .channels import Channel, Output
     from .logic import Frozen, Logic
     from .state.storage import CheckpointStorage
@@ -80,12 +82,24 @@ class Task:
         """Rows of a batch that was taken from the gate and is not done: they come before whatever the gate gives."""
         self._held: list[pa.RecordBatch] = []
         """Parts that wait to be joined, until there are enough rows or a barrier comes."""
+        self._usage = Usage(world.monotonic)
+        self._at_barrier = self.usage()
 
     def post(self, message: ToTask) -> None:
         self._control.append(message)
 
+    def usage(self) -> SubtaskUsage:
+        """Return what the subtask has done so far. Called from any thread."""
+        return self._usage.total(self.id, lag=self.logic.lag, timers=self.logic.timers_set)
+
     def step(self) -> bool:
         """Do the next bit of work; False if there is nothing to do now."""
+        began = self._usage.begin()
+        worked = self._step()
+        self._usage.end(began, worked=worked, full=bool(self._outbox))
+        return worked
+
+    def _step(self) -> bool:
         if self._control and not self.done:
             self._handle(self._control.popleft())
             return True
@@ -133,6 +147,7 @@ class Task:
 
     def _emit(self, batches: Sequence[pa.RecordBatch]) -> None:
         for batch in batches:
+            self._usage.rows_out += batch.num_rows
             for output in self.outputs:
                 self._outbox += output.parts(batch)
 
@@ -169,11 +184,13 @@ class Task:
                 self._flush()
                 self._drain()
                 self._end()
-            case batch if self.logic.joins:
-                for part in cut_by_shape(batch):
-                    self._hold(part)
             case batch:
-                self._work_on(batch)
+                self._usage.rows_in += batch.num_rows
+                if self.logic.joins:
+                    for part in cut_by_shape(batch):
+                        self._hold(part)
+                else:
+                    self._work_on(batch)
         return True
 
     def _hold(self, batch: pa.RecordBatch) -> None:
@@ -243,11 +260,13 @@ class Task:
             return
         self._broadcast(barrier)
         sync = self._world.monotonic() - began
+        before, self._at_barrier = self._at_barrier, self.usage()
+        done = self._at_barrier.since(before)
         if barrier.kind.terminal:
             self._suspended = barrier.checkpoint
-        self._world.run_later(lambda: self._write_out(aligned, frozen, sync))
+        self._world.run_later(lambda: self._write_out(aligned, frozen, sync, done))
 
-    def _write_out(self, aligned: Aligned, frozen: Frozen, sync: float) -> None:
+    def _write_out(self, aligned: Aligned, frozen: Frozen, sync: float, done: SubtaskUsage) -> None:
         barrier, began = aligned.barrier, self._world.monotonic()
         try:
             state, written = self._written(barrier, frozen)
@@ -264,6 +283,12 @@ class Task:
             sync=sync,
             asynchronous=self._world.monotonic() - began,
             uploaded=written,
+            rows_in=done.rows_in,
+            rows_out=done.rows_out,
+            busy=done.busy,
+            blocked=done.blocked,
+            timers=done.timers,
+            lag=done.lag,
         )
         self._world.tell(
             Acknowledged(

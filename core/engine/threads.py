@@ -29,6 +29,8 @@ IDLE_SECONDS = 0.02
 """How often a source that has nothing is asked again."""
 JOIN_SECONDS = 30.0
 """How long an attempt that ends waits for its tasks, and then for what they still write out."""
+MEASURE_SECONDS = 1.0
+"""How often the counts of the subtasks are passed to observers."""
 _ASYNC_THREADS = 4
 
 
@@ -58,9 +60,13 @@ class ThreadedAttempt(Attempt):
             for task in self.tasks.values()
         }
         self._start_all(writers, workers)
+        measured = self.monotonic()
         try:
             while not self.all_finished and self.failure is None and not self._stopping.is_set():
                 now = self.monotonic()
+                if now - measured >= MEASURE_SECONDS:
+                    measured = now
+                    self.measure()
                 due = deadline(self.state, now)
                 self._hear(1.0 if due is None else min(1.0, max(0.0, due - now)))
         finally:
@@ -120,6 +126,7 @@ class ThreadedAttempt(Attempt):
         for ready in self._ready.values():
             ready.set()
         late = _join(workers)
+        self.measure()
         for _ in writers:
             self._asynchronous.put(None)
         late += _join(writers)

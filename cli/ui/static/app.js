@@ -332,6 +332,12 @@ function life(one, row) {
     ["Snapshot", "number", (task) => duration((task.sync + task.asynchronous) * 1000)],
     ["Uploaded", "number", (task) => bytes(task.uploaded)],
     ["State", "number", (task) => bytes(task.state)],
+    ["Rows in", "number", (task) => number(task.rows_in)],
+    ["Rows out", "number", (task) => number(task.rows_out)],
+    ["Busy", "number", (task) => duration(task.busy * 1000)],
+    ["Blocked", "number", (task) => duration(task.blocked * 1000)],
+    ["Timers", "number", (task) => number(task.timers)],
+    ["Lag", "number", (task) => number(task.lag)],
   ];
   return h("section", { class: "card", id: "life", "aria-labelledby": "life-title" },
     h("div", { class: "head" }, h("h3", { id: "life-title" }, `${what} ${row.epoch}`), pill(row.status)),
