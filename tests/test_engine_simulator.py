@@ -339,8 +339,8 @@ def state_stays_with_the_number_of_its_subtask(patch: pytest.MonkeyPatch) -> Non
     """However many subtasks there are now, and whichever keys they have."""
     assigned = start._assigned
 
-    def by_number(operator: Any, subtask: int, states: Any, groups: int) -> Any:
-        right, own = assigned(operator, subtask, states, groups), states[subtask : subtask + 1]
+    def by_number(operator: Any, subtask: int, record: Any, groups: int) -> Any:
+        right, own = assigned(operator, subtask, record, groups), record.subtasks[subtask : subtask + 1]
         return right._replace(keyed=tuple(state.keyed for state in own if state.keyed is not None))
 
     patch.setattr(start, "_assigned", by_number)
