@@ -203,3 +203,26 @@ def test_a_function_gets_no_more_rows_at_once_than_max_batch_rows():
 def test_a_wrong_max_batch_rows_is_refused(rows: Any):
     with pytest.raises(ConfigurationError, match="max_batch_rows"):
         pipeline(max_batch_rows=rows)
+
+
+def test_with_linger_small_batches_are_joined_and_nothing_is_left_behind():
+    sizes: list[int] = []
+
+    def noted(batch: pa.RecordBatch) -> pa.RecordBatch:
+        sizes.append(batch.num_rows)
+        return batch
+
+    target = Target()
+    p = pipeline(checkpoint=CheckpointConfig(), linger=5.0)
+    p.source(SequenceSource([{"n": n} for n in range(2_000)], batch_rows=1)).map_batches(noted).sink(TargetSink(target))
+    began = time.monotonic()
+    p.run()
+    assert time.monotonic() - began < 4
+    assert [row["n"] for row in target.rows] == list(range(2_000))
+    assert len(sizes) < 200
+
+
+@pytest.mark.parametrize("linger", [-1, float("nan"), float("inf"), "1", None])
+def test_a_wrong_linger_is_refused(linger: Any):
+    with pytest.raises(ConfigurationError, match="linger"):
+        pipeline(linger=linger)

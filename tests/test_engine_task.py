@@ -9,7 +9,8 @@ import pytest
 
 from onceward.core import MemoryBackend, ProcessFunction
 from onceward.core.engine.channels import Barrier, Cancel, Channel, End, Gate, Kind, Output, TaskId, forward
-from onceward.core.engine.events import Acknowledged, Confirm, Declined, Event, Finished, GiveUp, Trigger
+from onceward.core.engine.ends import EXHAUSTED, SourceLogic
+from onceward.core.engine.events import Acknowledged, Confirm, Declined, Event, Exhausted, Finished, GiveUp, Trigger
 from onceward.core.engine.functions import ProcessLogic
 from onceward.core.engine.logic import Frozen, Guarded, Logic
 from onceward.core.engine.state.handles import SubtaskState
@@ -17,6 +18,7 @@ from onceward.core.engine.state.keyed import KeyScope
 from onceward.core.engine.state.keys import KeyEncoder, encode_key
 from onceward.core.engine.task import Task, TaskWorld
 from onceward.core.errors import StateError
+from onceward.sources import SequenceSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -89,6 +91,92 @@ class Rig:
         while (element := self.output.take()) is not None:
             found.append(element["n"][0].as_py() if isinstance(element, pa.RecordBatch) else element)
         return found
+
+
+class Trickle(SourceLogic[Any]):
+    """A source that gives what it is told to give."""
+
+    def __init__(self) -> None:
+        super().__init__(SequenceSource([]), 0)
+        self.next: list[Any] = []
+        self.given = 0
+
+    def poll(self) -> Any:
+        taken = self.next.pop(0) if self.next else None
+        self.given += isinstance(taken, pa.RecordBatch)
+        return taken
+
+    def freeze(self, barrier: Barrier) -> Frozen:  # noqa: ARG002 - signature
+        position = self.given
+        return Frozen(lambda _storage, _folder: (SubtaskState(position=position), 0))
+
+
+class Lingering:
+    """A source's task that waits ten seconds for more rows."""
+
+    def __init__(self) -> None:
+        self.seconds, self.told = 0.0, list[Event]()
+        self.logic, self.output = Trickle(), Channel(100, most_rows=5)
+        self.later: list[Callable[[], None]] = []
+        world = TaskWorld(
+            *(self.told.append, lambda: self.seconds, lambda: self.seconds, self.later.append, lambda _: (None, "")),
+            linger=10.0,
+        )
+        self.task = Task(TaskId("it", 0), self.logic, None, [Output([self.output], forward)], world)
+
+    def poll(self, *numbers: int) -> list[Any]:
+        """Have the source give these rows; what is passed on."""
+        self.logic.next += [batch(number) for number in numbers]
+        return self.sent()
+
+    def sent(self) -> list[Any]:
+        while self.task.step():
+            pass
+        taken = iter(self.output.take, None)
+        return [part["n"].to_pylist() if isinstance(part, pa.RecordBatch) else part for part in taken]
+
+
+def test_a_source_waits_for_more_rows_and_no_longer_than_it_may():
+    it = Lingering()
+    assert it.poll(1, 2) == []
+    it.seconds = 9.0
+    assert it.poll(3) == []
+    assert it.task.wake_at() == 10.0
+    it.seconds = 10.0
+    assert it.sent() == [[1, 2, 3]]
+    assert it.task.wake_at() is None
+    assert it.poll(4) == []  # the time begins anew
+    it.seconds = 20.0
+    assert it.poll(5) == [[4, 5]]
+
+
+def test_a_source_does_not_wait_for_more_rows_than_its_readers_work_off_soon():
+    assert Lingering().poll(1, 2, 3, 4, 5, 6) == [[1, 2, 3, 4, 5]]
+
+
+def test_rows_for_which_a_source_waits_come_before_the_barrier():
+    it = Lingering()
+    assert it.poll(1, 2) == []
+    it.task.post(Trigger(Barrier(1)))
+    assert it.sent() == [[1, 2], Barrier(1)]
+    it.later.pop()()
+    [ack] = it.told
+    assert isinstance(ack, Acknowledged)
+    assert ack.state.position == 2
+    assert it.poll(3) == []
+
+
+def test_at_its_end_a_source_waits_for_nothing():
+    it = Lingering()
+    it.logic.next += [batch(1), EXHAUSTED]
+    assert it.sent() == [[1]]
+    assert it.told == [Exhausted(TaskId("it", 0))]
+
+
+def test_rows_of_another_schema_are_another_batch():
+    it = Lingering()
+    it.logic.next += [batch(1), pa.RecordBatch.from_pydict({"n": ["a"]}), EXHAUSTED]
+    assert it.sent() == [[1], ["a"]]
 
 
 def test_at_a_barrier_the_state_is_frozen_and_written_while_rows_go_on():

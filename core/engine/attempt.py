@@ -83,6 +83,7 @@ class Attempt(ABC):
                 self.run_later,
                 self._place,
                 started.setup.most_rows,
+                started.setup.linger,
                 started.backend.most,
             )
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 from typing import TYPE_CHECKING, Any, Final
@@ -219,6 +220,8 @@ class Pipeline:
         parallelism: Number of subtasks of operators that do not set their own.
         max_batch_rows: Maximum number of rows that a function or a sink gets at once. Default: as many as it works off
             in about 50 ms.
+        linger: Seconds for which a source waits for more rows before it passes on a batch with fewer rows than its
+            readers work off in about 50 ms. Larger batches cost less, and each row may come so much later.
         on_lost: What to do when a decided transaction can no longer be committed: "fail"; "skip", which leaves an audit
             record; "replay", which goes back to the previous checkpoint if every transaction of the lost one is proven
             not committed, and fails otherwise.
@@ -238,6 +241,7 @@ class Pipeline:
         max_parallelism: int = MAX_PARALLELISM,
         parallelism: int = 1,
         max_batch_rows: int | None = None,
+        linger: float = 0.0,
         on_lost: str = DEFAULT_ON_LOST,
         commit_timeout: float = COMMIT_TIMEOUT,
         commit_backoff: float = COMMIT_BACKOFF,
@@ -252,6 +256,9 @@ class Pipeline:
         check_type("max_batch_rows", max_batch_rows, int | None)
         if max_batch_rows is not None and max_batch_rows < 1:
             raise ConfigurationError(f"max_batch_rows={max_batch_rows}: give 1 row or more")
+        check_type("linger", linger, float)
+        if not 0 <= linger < math.inf:
+            raise ConfigurationError(f"linger={linger}: give a number of seconds, 0 or more")
         if store is None:
             _log.warning("pipeline %s has no store: its decisions are in memory and end with this process", name)
         config = (checkpoint or CheckpointConfig()).checked()
@@ -267,6 +274,7 @@ class Pipeline:
             restart=restart or (RestartStrategy.exponential_delay() if periodic else RestartStrategy.none()),
             world=world or EngineWorld(),
             most_rows=MOST_ROWS if max_batch_rows is None else max_batch_rows,
+            linger=linger,
         )
         self._job: Job | None = None
 

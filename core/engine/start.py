@@ -80,6 +80,8 @@ class Setup(NamedTuple):
     world: EngineWorld
     most_rows: int = MOST_ROWS
     """Maximum number of rows that a task works on at once."""
+    linger: float = 0.0
+    """Seconds for which a source waits for more rows before it passes on a small batch."""
 
 
 class Assigned(NamedTuple):

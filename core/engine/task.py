@@ -51,6 +51,8 @@ class TaskWorld(NamedTuple):
     """Where a checkpoint's files go: storage and folder in it."""
     most_rows: int = MOST_ROWS
     """Maximum number of rows that a task works on at once."""
+    linger: float = 0.0
+    """Seconds for which a source waits for more rows before it passes on a small batch."""
     most: int | None = None
     """Bytes that a checkpoint may keep of this task inside the decision log; None: any number."""
 
@@ -81,7 +83,10 @@ class Task:
         self._rest: pa.RecordBatch | None = None
         """Rows of a batch that was taken from the gate and is not done: they come before whatever the gate gives."""
         self._held: list[pa.RecordBatch] = []
-        """Parts that wait to be joined, until there are enough rows or a barrier comes."""
+        """Parts that wait to be joined, until there are enough rows, a barrier comes, or a source has waited long
+        enough."""
+        self._held_rows = self._held_bytes = 0
+        self._held_since = 0.0
         self._usage = Usage(world.monotonic)
         self._at_barrier = self.usage()
 
@@ -133,7 +138,11 @@ class Task:
 
     def wake_at(self) -> float | None:
         """Processing time at which there is something to do, whatever happens; None also while outputs are full."""
-        return self.logic.next_timer() if self._suspended is None and not self._outbox else None
+        if self._suspended is not None or self._outbox:
+            return None
+        if self._source is not None and self._held:
+            return self._world.now() + max(0.0, self._held_since + self._world.linger - self._world.monotonic())
+        return self.logic.next_timer()
 
     def _read(self) -> bool:
         return self._read_source(self._source) if self._source is not None else self._read_gate()
@@ -158,14 +167,20 @@ class Task:
     def _read_source(self, source: SourceLogic[Any]) -> bool:
         source.most_rows = self.pace.up_to(output.rows for output in self.outputs)
         batch = source.poll() if not self._exhausted else None
-        if batch is None:
-            return False
         if batch is EXHAUSTED:
+            self._flush()
             self._exhausted = True
             self._world.tell(Exhausted(self.id))
-        else:
+            return True
+        linger = self._world.linger
+        if batch is not None and linger:
+            self._hold(batch)
+        elif batch is not None:
             self._emit([batch])
-        return True
+        if self._held and self._world.monotonic() >= self._held_since + linger:
+            self._flush()
+            return True
+        return batch is not None
 
     def _read_gate(self) -> bool:
         if self._rest is not None:
@@ -196,16 +211,24 @@ class Task:
     def _hold(self, batch: pa.RecordBatch) -> None:
         if self._held and not self._held[0].schema.equals(batch.schema):
             self._flush()
+        if not self._held:
+            self._held_since = self._world.monotonic()
         self._held.append(batch)
-        rows, size = sum(one.num_rows for one in self._held), sum(one.nbytes for one in self._held)
-        if rows >= min(self.pace.rows, JOINED_ROWS) or size >= PIECE_BYTES:
+        self._held_rows += batch.num_rows
+        self._held_bytes += batch.nbytes
+        enough = self._source.most_rows if self._source is not None else self.pace.rows
+        if self._held_rows >= min(enough, JOINED_ROWS) or self._held_bytes >= PIECE_BYTES:
             self._flush()
 
     def _flush(self) -> None:
         held, self._held = self._held, []
+        self._held_rows = self._held_bytes = 0
         if len(held) > 1:
             with suppress(pa.ArrowException):  # of types that Arrow cannot join
                 held = [pa.concat_batches(held)]
+        if self._source is not None:
+            self._emit(held)
+            return
         for batch in held:
             self._rest = batch
             while self._rest is not None:

@@ -138,6 +138,8 @@ class Simulation:
         )
         self.paces = Random(seed)
         """Of how many rows each task works on at once."""
+        self.linger = Random(f"linger {seed}").choice([0.0, 0.0, 0.002, 0.1])
+        """Seconds for which sources wait for more rows."""
         self.order = Random(seed)
         """Of what happens at the same time."""
         pause = Backoff(attempts=12, sleep=self.pass_time, fraction=self.random.random)
@@ -230,7 +232,9 @@ class Simulation:
 
     def setup(self) -> Setup:
         setup = self.graph.pipeline.setup
-        return setup._replace(graph=self.scaled, config=self.config, policy=self.policy, world=self.world)
+        return setup._replace(
+            graph=self.scaled, config=self.config, policy=self.policy, world=self.world, linger=self.linger
+        )
 
     def one_attempt(self) -> bool:
         """Start and drive a machine until it ends (True), fails or crashes."""
