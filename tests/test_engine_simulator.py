@@ -14,7 +14,7 @@ from onceward.core.engine import again, attempt, channels, completion, ends, ori
 from onceward.core.engine.events import Completed, Confirm
 from onceward.core.engine.logic import Frozen, nothing_to_write
 from onceward.core.engine.reference import Decided
-from onceward.core.engine.state import memory
+from onceward.core.engine.state import keyed, memory
 from onceward.core.errors import OncewardError
 from onceward.core.log import RunWriters
 
@@ -346,7 +346,26 @@ def state_stays_with_the_number_of_its_subtask(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(start, "_assigned", by_number)
 
 
+def rows_for_which_a_source_waits_come_after_the_barrier(patch: pytest.MonkeyPatch) -> None:
+    """Its position is behind them."""
+    snapshot = task.Task._snapshot
+
+    def late(self: task.Task, aligned: channels.Aligned) -> None:
+        held, self._held = self._held, []
+        snapshot(self, aligned)
+        self._held = held
+
+    patch.setattr(task.Task, "_snapshot", late)
+
+
+def a_restore_reads_times_as_values(patch: pytest.MonkeyPatch) -> None:
+    """And values as times: a state gets a time to live, or loses it."""
+    patch.setattr(keyed.KeyScope, "take_over", lambda *_: None)
+
+
 MUTANTS = [
+    rows_for_which_a_source_waits_come_after_the_barrier,
+    a_restore_reads_times_as_values,
     state_stays_with_the_number_of_its_subtask,
     an_older_run_starts_again_beside_a_newer_one,
     an_epoch_is_computed_again_from_its_own_state,
