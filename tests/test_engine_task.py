@@ -132,7 +132,7 @@ class Lingering:
     def sent(self) -> list[Any]:
         while self.task.step():
             pass
-        taken = iter(self.output.take, None)
+        taken: Any = iter(self.output.take, None)
         return [part["n"].to_pylist() if isinstance(part, pa.RecordBatch) else part for part in taken]
 
 
