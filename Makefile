@@ -95,6 +95,10 @@ containers: java setup ## The tests that need a Docker engine
 docs: setup ## Build the documentation's site into .run/site, with warnings as errors: ten seconds
 	@NO_MKDOCS_2_WARNING=1 PYTHONPATH=src $(BIN)/mkdocs build --strict $(ARGS)
 
+.PHONY: layout
+layout: setup ## Show which package imports which, and how far the layout is from its goals
+	@PYTHONPATH=src $(BIN)/python -m tests.layout
+
 .PHONY: demo
 demo: java setup ## Kafka to Spark to Kafka and PostgreSQL, killed at random: about five minutes, more on a busy machine
 	@$(BIN)/onceward demo $(ARGS)
