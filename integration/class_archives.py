@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from onceward.testing.machine import find_java
+from onceward.core.kit.programs import find_java
 from onceward.testing.services import KafkaServer
 from onceward.testing.services.kafka import KAFKA_LOCK
 

@@ -1,26 +1,22 @@
-"""What local services need of this machine: free ports, folders, a Java, an answer."""
+"""What local services need of this machine: free ports, folders, an answer."""
 
 from __future__ import annotations
 
 import fcntl
-import functools
 import os
 import random
-import re
 import shutil
 import socket
-import subprocess
 from collections import deque
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from onceward.core.errors import ConfigurationError, ExternalError
 from onceward.core.kit.extras import needing
 
 if TYPE_CHECKING:
-    import pwd
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator
 
 
 class DevServiceError(ExternalError):
@@ -32,14 +28,8 @@ class DevServiceError(ExternalError):
 FIRST, LAST = 20_000, 32_000
 ATTEMPTS = 200
 LOOPBACK = "127.0.0.1"
-MINIMUM_JAVA = 17
 MARKER = ".made-by-onceward"
 """File in a folder that a program may empty; it names the program."""
-
-_JAVA_ADVICE = (
-    "Install a Java runtime, for example `apt-get install openjdk-17-jre-headless` (Debian, Ubuntu), "
-    "`dnf install java-17-openjdk-headless` (Fedora) or `brew install openjdk@17` (macOS), or set JAVA_HOME."
-)
 
 
 def free_port(taken: Collection[int] = ()) -> int:
@@ -145,66 +135,9 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def run_program(
-    command: Sequence[str | Path],
-    *,
-    user: pwd.struct_passwd | None = None,
-    cwd: Path = Path("/"),
-    env: Mapping[str, str] | None = None,
-) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end and return its exit code and output (standard error joined to standard output)."""
-    return subprocess.run(  # noqa: S603 - the callers run programs that they found or fetched themselves
-        command,
-        check=False,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        cwd=cwd,
-        env=env,
-        **as_user(user),
-    )
-
-
 def end_of(log: Path, lines: int) -> str:
     """The last lines of a log, if there is one."""
     if not log.exists():
         return ""
     with log.open(errors="replace") as content:
         return "".join(deque(content, maxlen=lines))
-
-
-def as_user(user: pwd.struct_passwd | None) -> dict[str, Any]:
-    """Arguments of subprocess for another user, None: this one."""
-    return {} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
-
-
-def find_java() -> Path:
-    """The `java` program of JAVA_HOME, else the first on PATH.
-
-    Raises:
-        ConfigurationError: There is none, or it is older than Java 17; the message says what to install.
-    """
-    home = os.environ.get("JAVA_HOME")
-    found = shutil.which("java", path=str(Path(home) / "bin") if home else None)
-    if found is None:
-        where = f"in JAVA_HOME ({home})" if home else "on PATH"
-        raise ConfigurationError(f"there is no `java` {where}; Java {MINIMUM_JAVA} or newer is needed. {_JAVA_ADVICE}")
-    version = java_version(Path(found))
-    if version < MINIMUM_JAVA:
-        raise ConfigurationError(f"{found} is Java {version}; Java {MINIMUM_JAVA} or newer is needed. {_JAVA_ADVICE}")
-    return Path(found)
-
-
-@functools.cache
-def java_version(java: Path) -> int:
-    """The feature release (17, 21, …) of a `java` program.
-
-    Raises:
-        ConfigurationError: The program does not answer as a Java runtime does.
-    """
-    answer = run_program([java, "-version"]).stdout
-    match = re.search(r'version "(?:1\.)?(\d+)', answer)
-    if match is None:
-        raise ConfigurationError(f"{java} does not run: {answer.strip()}. {_JAVA_ADVICE}")
-    return int(match[1])

@@ -14,16 +14,14 @@ import pytest
 
 import onceward.testing.services
 from onceward.core.errors import ConfigurationError
+from onceward.core.kit.programs import MINIMUM_JAVA, find_java, java_version
 from onceward.testing.machine import (
     LAST,
     LOOPBACK,
-    MINIMUM_JAVA,
     DevServiceError,
     accepts_connections,
     cache_home,
-    find_java,
     free_port,
-    java_version,
     needing,
     state_home,
 )

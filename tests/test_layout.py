@@ -131,7 +131,7 @@ LEFT = {
     "cli/demo/pipeline.py": "connectors.database.sinks connectors.kafka.sink connectors.spark.exactly_once",
     "cli/dev.py": "connectors.kafka.admin connectors.kafka.settings",
     "cli/doctor/__init__.py": """
-        connectors.database.target connectors.kafka.settings connectors.spark.task testing.machine""",
+        connectors.database.target connectors.kafka.settings connectors.spark.task""",
     "cli/doctor/kafka.py": """
         connectors.kafka.admin connectors.kafka.errors connectors.kafka.lookup connectors.kafka.positions
         connectors.kafka.settings connectors.kafka.sink connectors.kafka.source""",

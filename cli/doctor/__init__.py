@@ -20,12 +20,12 @@ from onceward.core.errors import (
     NoDecisionLogError,
     OncewardError,
 )
+from onceward.core.kit.programs import find_java, java_version
 from onceward.core.log import Completed, Decide, Start
 from onceward.core.log.store import local_folder
 from onceward.core.log.writer import check_owner
 from onceward.core.names import NOTHING, Scope
 from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
-from onceward.testing.machine import find_java, java_version
 
 from ..operate.survey import given_up, survey
 from ..options import open_log, server_targets

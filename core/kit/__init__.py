@@ -1,1 +1,1 @@
-"""What a process needs in several places: options, secrets, caches of a process, rows as JSON."""
+"""What a process needs in several places: options, secrets, caches of a process, rows as JSON, programs."""

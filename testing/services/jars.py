@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from onceward.core.errors import ConfigurationError
+from onceward.core.kit.programs import find_java, run_program
 
-from ..machine import DevServiceError, cache_home, find_java, locked, run_program
+from ..machine import DevServiceError, cache_home, locked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,15 +11,14 @@ from signal import SIGTERM
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from onceward.core.folders import put_once
+from onceward.core.kit.programs import find_java, run_program
 
 from ..machine import (
     LOOPBACK,
     DevServiceError,
     accepts_connections,
     broker_answers,
-    find_java,
     free_port,
-    run_program,
 )
 from .jars import ensure_jars, jars_folder
 from .service import Service

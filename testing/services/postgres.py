@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import psutil
 
 from onceward.core.errors import ConfigurationError
+from onceward.core.kit.programs import run_program
 
-from ..machine import LOOPBACK, DevServiceError, accepts_connections, free_port, run_program
+from ..machine import LOOPBACK, DevServiceError, accepts_connections, free_port
 from .service import Service
 
 if TYPE_CHECKING:

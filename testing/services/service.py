@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import psutil
 
 from onceward.core.errors import ConfigurationError
+from onceward.core.kit.programs import as_user
 
-from ..machine import DevServiceError, as_user, end_of, locked
+from ..machine import DevServiceError, end_of, locked
 from . import guard
 
 if TYPE_CHECKING:
