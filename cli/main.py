@@ -22,6 +22,7 @@ from typer.main import get_command
 from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.core.kit.extras import needing
 from onceward.core.kit.secrets import without_logins
+from onceward.core.operations.findings import any_failed, skipped
 
 from . import show
 from .dev import app as dev_app
@@ -149,13 +150,13 @@ def doctor(
         raise ConfigurationError("--topic needs a name")
     findings = run_checks(access, topics=topic or [], pipeline=pipeline, store=store, folders=directory or [])
     if query is None:
-        findings.append(show.skipped("query", "give --query to check a plan for what weakens the guarantee"))
+        findings.append(skipped("query", "give --query to check a plan for what weakens the guarantee"))
     else:
         from .explain import load, together  # noqa: PLC0415
 
         findings += [finding for explanation in together(load(query)) for finding in explanation.findings]
     show.findings(findings, as_json=as_json)
-    raise typer.Exit(int(show.any_failed(findings)))
+    raise typer.Exit(int(any_failed(findings)))
 
 
 @app.command(context_settings={"ignore_unknown_options": True})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -12,7 +11,7 @@ from rich.console import Console
 
 from onceward.core.checkpoint.recovery import TransactionStatus
 from onceward.core.kit.secrets import without_logins
-from onceward.core.sink import Guarantee
+from onceward.core.operations.findings import Finding, Health
 from onceward.core.transaction import ANY_EPOCH
 
 if TYPE_CHECKING:
@@ -120,62 +119,6 @@ def history(told: History, *, as_json: bool) -> None:
         out.print(f"  by {given.who}: {given.why}")
 
 
-class Health(StrEnum):
-    """How bad it is."""
-
-    OK = "ok"
-    WARNING = "warning"
-    """It works, and weakens the guarantee or may fail later."""
-    FAILED = "failed"
-    """It does not work."""
-    SKIPPED = "skipped"
-    """Not asked for, or not to be had without what failed before."""
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """One check's result.
-
-    Attributes:
-        check: What was checked. README's table of what weakens the guarantee names it.
-        health: How bad it is.
-        found: What was seen.
-        advice: What to do; empty if nothing.
-        where: Of which part: a sink, a source, a topic, an address; empty if there is only one.
-        guarantee: What is left of the guarantee because of this; None if it stays as it is.
-    """
-
-    check: str
-    health: Health
-    found: str
-    advice: str = ""
-    where: str = ""
-    guarantee: Guarantee | None = None
-
-    def of(self, where: str) -> Finding:
-        """The same, of this part."""
-        return msgspec.structs.replace(self, where=where)
-
-
-def ok(check: str, found: str, where: str = "") -> Finding:
-    """Nothing to do."""
-    return Finding(check, Health.OK, found, where=where)
-
-
-def warning(check: str, found: str, advice: str, where: str = "", guarantee: Guarantee | None = None) -> Finding:
-    """Better changed."""
-    return Finding(check, Health.WARNING, found, advice, where, guarantee)
-
-
-def failed(check: str, found: str, advice: str, where: str = "") -> Finding:
-    """Must be changed."""
-    return Finding(check, Health.FAILED, found, advice, where)
-
-
-def skipped(check: str, why: str, where: str = "") -> Finding:
-    """Not looked at."""
-    return Finding(check, Health.SKIPPED, why, where=where)
-
-
 _HEALTH: Final = {Health.OK: "green", Health.WARNING: "yellow", Health.FAILED: "red", Health.SKIPPED: "dim"}
 
 
@@ -191,11 +134,6 @@ def findings(found: Sequence[Finding], *, as_json: bool = False) -> None:
         out.print(f"{finding.check}{where}: {' '.join(finding.found.split())}")
         if finding.advice:
             out.print(f"         → {finding.advice}")
-
-
-def any_failed(found: Sequence[Finding]) -> bool:
-    """Whether something does not work."""
-    return any(finding.health is Health.FAILED for finding in found)
 
 
 class _Plain(Console):

@@ -13,9 +13,9 @@ from psycopg import sql
 from onceward import FileBackend, Pipeline, PostgresSink, SequenceSource
 from onceward.cli.doctor import run_checks
 from onceward.cli.options import Access
-from onceward.cli.show import Finding, Health
 from onceward.connectors.kafka.admin import publish_offsets
 from onceward.connectors.kafka.settings import KafkaSettings
+from onceward.core.operations.findings import Finding, Health
 
 if TYPE_CHECKING:
     from collections.abc import Callable

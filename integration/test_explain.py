@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onceward import FileSink, PostgresSink, SequenceSource, exactly_once, explain, read_stream
-from onceward.cli.show import Finding, Health
 from onceward.connectors.spark.plan import Cause, unstable, unstable_for
 from onceward.core.log import DirectoryStore, LogWriter
+from onceward.core.operations.findings import Finding, Health
 from onceward.core.policy import CommitPolicy
 from onceward.core.sink import Guarantee
 from onceward.core.steps import Step

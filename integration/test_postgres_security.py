@@ -21,12 +21,12 @@ from tests.hostile import TEXTS, check_altered
 from onceward import FileBackend, Pipeline, PostgresSink, RestartStrategy, SequenceSource, SqlAlchemySink
 from onceward.cli.doctor import run_checks
 from onceward.cli.options import Access
-from onceward.cli.show import Health
 from onceward.connectors.database.engines import close_idle
 from onceward.connectors.database.postgres.reread import reread
 from onceward.core.errors import OncewardError, PostgresError, SqlError, StoreError
 from onceward.core.log import open_store
 from onceward.core.names import Scope
+from onceward.core.operations.findings import Health
 from onceward.core.steps import Step
 from onceward.core.transaction import CommitStatus, Observation
 

@@ -25,11 +25,11 @@ from onceward.core.log import Completed, Decide, Start
 from onceward.core.log.store import local_folder
 from onceward.core.log.writer import check_owner
 from onceward.core.names import NOTHING, Scope
+from onceward.core.operations.findings import Finding, failed, ok, skipped, warning
 from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 
 from ..operate.survey import given_up, survey
 from ..options import open_log, server_targets
-from ..show import Finding, failed, ok, skipped, warning
 from .folders import check_folder
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from onceward.core.errors import SinkError
 from onceward.core.folders import check_rename, file_errors, put_once, sole, sync_folder
-
-from ..show import Finding, failed, ok, warning
+from onceward.core.operations.findings import Finding, failed, ok, warning
 
 if TYPE_CHECKING:
     from collections.abc import Callable

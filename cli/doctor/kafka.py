@@ -24,8 +24,7 @@ from onceward.connectors.kafka.sink import KafkaSink
 from onceward.connectors.kafka.source import KafkaSource
 from onceward.core.errors import KafkaError, SourceError
 from onceward.core.names import FORMAT, check_pipeline_name
-
-from ..show import Finding, failed, ok, skipped, warning
+from onceward.core.operations.findings import Finding, failed, ok, skipped, warning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -9,8 +9,7 @@ import psycopg as _psycopg  # noqa: F401 - a missing package is reported here, n
 from onceward.connectors.database.engines import dialect_for, read_server, reading
 from onceward.connectors.database.target import LEDGER_SCHEMA, TableName, Target, Url
 from onceward.core.errors import SinkError
-
-from ..show import Finding, failed, ok, warning
+from onceward.core.operations.findings import Finding, failed, ok, warning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,12 +21,12 @@ from onceward.core.engine.graph import weakest
 from onceward.core.engine.pipeline import Pipeline
 from onceward.core.errors import ConfigurationError
 from onceward.core.log.store import EXPLAINING
+from onceward.core.operations.findings import Finding, Health, any_failed, ok, warning
 from onceward.core.sink import Guarantee, TwoPhaseCommitSink
 
 from .. import show
 from ..doctor import check_log, check_pipeline, findings_of
 from ..options import sinks_target
-from ..show import Finding, Health, ok, warning
 from .described import Described, described_pipeline, shared_names
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Explanation(msgspec.Struct, frozen=True):
     @property
     def exit_code(self) -> int:
         """0: exactly once. 1: weaker than that, or something does not work."""
-        return int(self.guarantee is not Guarantee.EXACTLY_ONCE or show.any_failed(self.findings))
+        return int(self.guarantee is not Guarantee.EXACTLY_ONCE or any_failed(self.findings))
 
     def show(self) -> None:
         """Print it."""

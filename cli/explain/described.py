@@ -14,9 +14,8 @@ from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.engine.graph import OF_MODE, of_sink, of_source
 from onceward.core.engine.state.memory import MemoryBackend
 from onceward.core.log.store import DirectoryStore, MemoryStore, UnopenedStore, local_folder
+from onceward.core.operations.findings import Finding, failed, ok, warning
 from onceward.core.sink import Guarantee
-
-from ..show import Finding, failed, ok, warning
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

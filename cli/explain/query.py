@@ -14,9 +14,9 @@ from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.engine.graph import of_source
 from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.core.log.store import local_folder
+from onceward.core.operations.findings import Finding, failed, ok, skipped, warning
 from onceward.core.sink import Guarantee
 
-from ..show import Finding, failed, ok, skipped, warning
 from .described import Described, part_finding, sink_findings, store_url
 
 if TYPE_CHECKING:
