@@ -9,7 +9,7 @@ import pytest
 
 from onceward.cli.demo.run import MADE, SAID, TARGETS, VICTIMS, _said, expected, generate, judge, plan
 from onceward.core.errors import ConfigurationError
-from onceward.testing.judge import Kind, Record
+from onceward.core.operations.comparison import Kind, Record
 from onceward.testing.machine import emptied
 from onceward.testing.pipeline.faults import FAULTS
 

@@ -144,14 +144,12 @@ LEFT = {
     "cli/options.py": """
         connectors.database.sinks connectors.database.target connectors.kafka.admin connectors.kafka.ownership
         connectors.kafka.settings connectors.kafka.sink connectors.kafka.transaction""",
-    "cli/verify/__init__.py": "testing.judge",
-    "cli/verify/audit.py": "testing.judge",
     "cli/verify/places.py": """
         connectors.database.postgres.reread connectors.database.reread connectors.database.sinks
         connectors.files.reread connectors.kafka.reread connectors.redis.forms""",
     "cli/verify/rows.py": """
         connectors.database.postgres.conversions connectors.files.formats connectors.files.partitions
-        connectors.kafka.messages connectors.redis.forms testing.judge""",
+        connectors.kafka.messages connectors.redis.forms""",
     "connectors/spark/kafka.py": """
         connectors.kafka.admin connectors.kafka.positions connectors.kafka.settings connectors.kafka.source""",
     "connectors/spark/writer.py": "connectors.monitoring",

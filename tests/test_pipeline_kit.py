@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from onceward.core.errors import ConfigurationError
+from onceward.core.operations.comparison import Comparison, Kind, Record, Verdict, compare
 from onceward.core.steps import Step
-from onceward.testing.judge import Comparison, Kind, Record, Verdict, compare
 from onceward.testing.pipeline.driver import arguments_of
 from onceward.testing.pipeline.faults import FAULTS, NothingToHitError, NotReachedError, PlannedFault, planned_faults
 from onceward.testing.sink_case import ALWAYS

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from onceward.testing.judge import Record, Verdict, compare
+from onceward.core.operations.comparison import Record, Verdict, compare
 from onceward.testing.pipeline.endpoints import Addresses
 
 ROOT = Path(__file__).parent.parent

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from onceward.testing.judge import Comparison
+    from onceward.core.operations.comparison import Comparison
 
 EPOCHS, ROWS, SUBTASKS = 3, 10, 2
 FORMATS = ["parquet", "csv", "jsonl", "arrow"]

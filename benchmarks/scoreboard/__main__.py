@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from onceward.testing.judge import Kind
+from onceward.core.operations.comparison import Kind
 from onceward.testing.machine import locked
 from onceward.testing.pipeline.case import Case
 from onceward.testing.pipeline.endpoints import UnreadableError
@@ -35,7 +35,7 @@ from .table import About, Output, Run, draw, page, read_runs, write_runs
 from .watch import Watch
 
 if TYPE_CHECKING:
-    from onceward.testing.judge import Verdict
+    from onceward.core.operations.comparison import Verdict
     from onceward.testing.pipeline.faults import PlannedFault
 
 

@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from onceward.testing.judge import Kind
+from onceward.core.operations.comparison import Kind
 from onceward.testing.machine import emptied
 from onceward.testing.pipeline.endpoints import Addresses
 from onceward.testing.services import dev_services

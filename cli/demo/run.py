@@ -24,7 +24,7 @@ import psycopg
 from psycopg import sql
 
 from onceward.core.errors import ExternalError
-from onceward.testing.judge import Comparison, compare
+from onceward.core.operations.comparison import Comparison, compare
 from onceward.testing.pipeline.driver import Start, Supervisor
 from onceward.testing.pipeline.endpoints import KAFKA, POSTGRES, Addresses, KafkaTopic, Table
 from onceward.testing.pipeline.faults import FAULTS, Scene
@@ -32,7 +32,7 @@ from onceward.testing.pipeline.faults import FAULTS, Scene
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from onceward.testing.judge import Record
+    from onceward.core.operations.comparison import Record
     from onceward.testing.services import DevServices
 
 CENTS_PER_UNIT = {"EUR": 100, "USD": 91, "GBP": 117}

@@ -10,10 +10,10 @@ import typer
 
 from onceward.core.errors import ConfigurationError
 from onceward.core.names import Scope
+from onceward.core.operations.comparison import Verdict as Compared
+from onceward.core.operations.comparison import compare
 from onceward.core.proof import ALL_EPOCHS
 from onceward.core.row_hash import RowHash
-from onceward.testing.judge import Verdict as Compared
-from onceward.testing.judge import compare
 
 from ..options import AsJson, Pipeline, open_log, with_group
 from ..show import console, print_json
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from onceward.core.log import LogView
+    from onceward.core.operations.comparison import Comparison
     from onceward.core.proof import ProvenEpoch
-    from onceward.testing.judge import Comparison
 
     from ..options import Log
     from .audit import Line

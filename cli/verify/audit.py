@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from onceward.core.log import LogView
+    from onceward.core.operations.comparison import Comparison
     from onceward.core.proof import ProvenEpoch, Reread
-    from onceward.testing.judge import Comparison
 
 OLDER: Final = "older"
 FOREIGN: Final = "foreign"

@@ -13,15 +13,15 @@ import msgspec
 import pyarrow as pa
 
 from onceward.core.errors import ConfigurationError
+from onceward.core.operations.comparison import Record, compare
 from onceward.core.proof import JSON_LINE, NUMBER, PARTITION
 from onceward.core.proof import UUID as UUID_BYTES
-from onceward.testing.judge import Record, compare
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
+    from onceward.core.operations.comparison import Comparison
     from onceward.core.proof import Reread
-    from onceward.testing.judge import Comparison
 
     from .places import Place, Rows
 

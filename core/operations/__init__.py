@@ -1,1 +1,1 @@
-"""What operators do with pipelines: findings about what a pipeline stands on."""
+"""What operators do with pipelines: findings, and comparisons of rows."""

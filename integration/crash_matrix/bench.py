@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import msgspec
 import psutil
 
-from onceward.testing.judge import Comparison, compare
-from onceward.testing.judge import Kind as Fault
+from onceward.core.operations.comparison import Comparison, compare
+from onceward.core.operations.comparison import Kind as Fault
 from onceward.testing.machine import accepts_connections
 from onceward.testing.pipeline.endpoints import UnreadableError
 

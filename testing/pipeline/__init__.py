@@ -22,7 +22,8 @@ import shlex
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from ..judge import Record, Row
+from onceward.core.operations.comparison import Record, Row
+
 from .case import Case
 from .endpoints import Addresses, Custom, Endpoint, Folder, KafkaTopic, Table, UnreadableError
 from .faults import CLEAN, FAULTS, NothingToHitError, PlannedFault, Scene, planned_faults

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Final, Self
 from urllib.parse import urlsplit
 
 from onceward.core.errors import ConfigurationError
+from onceward.core.operations.comparison import Verdict, compare
 
-from ..judge import Verdict, compare
 from ..machine import end_of
 from .driver import Start, Supervisor, arguments_of
 from .endpoints import KAFKA, POSTGRES, Addresses, Endpoint, UnreadableError
@@ -34,7 +34,8 @@ from .spec import ReferenceRun, counted, from_function
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ..judge import Record, Row
+    from onceward.core.operations.comparison import Record, Row
+
     from .servers import Servers
     from .spec import PipelineSpec
 

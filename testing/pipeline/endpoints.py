@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from onceward.core.errors import ConfigurationError, ExternalError
 from onceward.core.kit.extras import needing
-
-from ..judge import Record
+from onceward.core.operations.comparison import Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     import confluent_kafka
     import sqlalchemy as sa
 
-    from ..judge import Row
+    from onceward.core.operations.comparison import Row
 
 KAFKA, POSTGRES = "kafka", "postgres"
 

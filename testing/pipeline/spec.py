@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeAlias
 
 from onceward.core.errors import ConfigurationError
+from onceward.core.operations.comparison import text_of
 
-from ..judge import text_of
 from .endpoints import Endpoint
 from .faults import FAULTS, Inject
 
 if TYPE_CHECKING:
-    from ..judge import Record, Row
+    from onceward.core.operations.comparison import Record, Row
+
     from .driver import Command
 
 Expected: TypeAlias = "Sequence[Row] | Mapping[str, Sequence[Row]]"
