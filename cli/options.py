@@ -1,4 +1,4 @@
-"""Options that several commands have, and what they name: decision logs, targets, a pipeline's own sinks.
+"""Options that several commands have, and what they name: targets, a pipeline's own sinks.
 
 Kafka and PostgreSQL can be asked for everything under onceward's names, of any pipeline, and need no setting of the
 sink that wrote: a handle, a gid or a staged row says all that commit and abort want.
@@ -12,24 +12,18 @@ import sys
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import urlsplit
 
 import typer
 
-from onceward.core.checkpoint.subtask import DirectlyWritten
-from onceward.core.errors import ConfigurationError, NoDecisionLogError
+from onceward.core.errors import ConfigurationError
 from onceward.core.kit.extras import needing
 from onceward.core.kit.options import pairs
-from onceward.core.log import open_store, read
-from onceward.core.log.objects import CONDITIONAL_PUT
-from onceward.core.log.reader import read_behind_gap
-from onceward.core.log.store import IN_CHECKPOINT, local_folder, scheme_of
-from onceward.sinks import DirectSink, Sink, TwoPhaseCommitSink
+from onceward.core.operations.targets import Target, sinks_target
+from onceward.sinks import Sink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from onceward.core.log import LogStore, LogView
     from onceward.core.transaction import Committable
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -83,87 +77,6 @@ def with_group(command: Callable[..., None]) -> Callable[..., None]:
     keyword = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in taken]
     vars(run)["__signature__"] = inspect.Signature(keyword)
     return run
-
-
-@dataclass(frozen=True)
-class Log:
-    """A pipeline's decision log, in its store."""
-
-    pipeline: str
-    store: LogStore
-
-    @property
-    def view(self) -> LogView:
-        """What it says now."""
-        return read(self.store)
-
-
-def open_log(url: str, pipeline: str | None = None, *, writing: bool = False, repairs: bool = False) -> Log:
-    """Find a decision log; nothing is made or changed.
-
-    Args:
-        url: Of the store, as for open_store, or a Spark checkpoint folder.
-        pipeline: Its name; a directory tells it by itself.
-        writing: It will be written to: an object store is probed first, as by open_store.
-        repairs: It has a gap, and counts from there on.
-
-    Raises:
-        NoDecisionLogError: There is none.
-        ConfigurationError: The URL is not usable, or the log is another pipeline's.
-        StoreError: The store did not answer.
-        LogDamagedError: An entry is damaged or missing.
-    """
-    try:
-        urlsplit(url)
-    except ValueError:
-        raise ConfigurationError("--store is not a valid URL: are its special characters percent-encoded?") from None
-    if pipeline is None and local_folder(url) is None:
-        raise ConfigurationError(f"{scheme_of(url)}:// holds the logs of several pipelines: name one with --pipeline")
-    where = ""
-    for location in _locations(url):
-        store = open_store(location, pipeline=pipeline or "any", existing=True)
-        where = where or store.describe()
-        owner = (read_behind_gap if repairs else read)(store).pipeline
-        if owner and pipeline not in (None, owner):
-            raise ConfigurationError(f"the decision log in {where} belongs to {owner!r}, not to {pipeline!r}")
-        if owner:
-            return Log(owner, open_store(location, pipeline=owner) if writing else store)
-    raise NoDecisionLogError(f"{where} has no decision log{f' of {pipeline}' if pipeline else ''}")
-
-
-def _locations(url: str) -> Iterator[str]:
-    """The URL, and what is in it if that is a checkpoint."""
-    yield url
-    path, mark, query = url.partition("?")
-    folder, shared = local_folder(url) or (None, False)
-    if folder is None and urlsplit(url).scheme in CONDITIONAL_PUT:
-        yield f"{path.rstrip('/')}/{IN_CHECKPOINT}{mark}{query}"
-    elif folder is not None and (folder / IN_CHECKPOINT).is_dir():
-        yield f"{folder / IN_CHECKPOINT}?shared={shared}"
-
-
-@dataclass(frozen=True, eq=False)
-class Target:
-    """Where transactions are.
-
-    Attributes:
-        title: For people.
-        names: Under which names, pipeline and sink, something is open or prepared; it is given the pipelines that are
-            asked for by name. Raises ConfigurationError if it can be searched by a pipeline's name only, and SinkError
-            if the target did not answer.
-        known: Under which sinks' names a pipeline of this name has written here, as far as the target remembers.
-        holds: Whether committables of this kind and sink are here.
-        sink: By which transactions of the sink of this name are listed and ended.
-        expires: When the target ends each of these open transactions by itself, in seconds since 1970 on its clock, and
-            None if it never does; None if its sinks know that.
-    """
-
-    title: str
-    names: Callable[[Collection[str]], Iterable[tuple[str, str]]]
-    known: Callable[[str], Iterable[str]]
-    holds: Callable[[str, str], bool]
-    sink: Callable[[str], TwoPhaseCommitSink[Any]]
-    expires: Callable[[Sequence[Committable]], Sequence[float | None]] | None = None
 
 
 def server_targets(access: Access) -> list[Target]:
@@ -228,31 +141,6 @@ def _postgres(dsn: str, ledger_schema: str | None) -> Target:
         known=lambda pipeline: sink("any").known_sinks(pipeline),
         holds=lambda kind, _: kind in (PREPARED, STAGED),
         sink=sink,
-    )
-
-
-def sinks_target(sinks: Iterable[Sink], title: str) -> Target:
-    """The pipeline's own sinks, of any class; the title says where they come from."""
-    by_name: dict[str, TwoPhaseCommitSink[Any]] = {}
-    for sink in sinks:
-        if sink.name in by_name:
-            raise ConfigurationError(f"{title}: two sinks are called {sink.name!r}; a name is unique in a pipeline")
-        if isinstance(sink, DirectSink):
-            by_name[sink.name] = DirectlyWritten(sink)
-        elif isinstance(sink, TwoPhaseCommitSink):
-            by_name[sink.name] = sink
-
-    def names(pipelines: Collection[str]) -> Iterable[tuple[str, str]]:
-        if not pipelines:
-            raise ConfigurationError("--sinks list by their pipeline's name: give --pipeline, or its --store")
-        return [(pipeline, sink) for pipeline in pipelines for sink in by_name]
-
-    return Target(
-        title=title,
-        names=names,
-        known=lambda _: by_name,
-        holds=lambda _, sink: sink in by_name,
-        sink=by_name.__getitem__,
     )
 
 

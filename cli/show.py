@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
+    from onceward.core.operations.logs import Log
+
     from .operate.survey import Found, History
-    from .options import Log
 
 FENCES = "a run of this pipeline that is still alive would be fenced and stop"
 COPY = "if this is only a copy of the log that the pipeline uses, stop here: decided rows would be lost"

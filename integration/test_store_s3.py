@@ -16,7 +16,6 @@ import pytest
 import s3fs
 from botocore.exceptions import BotoCoreError
 
-from onceward.cli.options import open_log
 from onceward.cli.savepoint.copies import create
 from onceward.cli.savepoint.manifest import Savepoint, delete, listed
 from onceward.cli.savepoint.restore import examine, restore
@@ -24,6 +23,7 @@ from onceward.core.checkpoint import CommitPolicy
 from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.errors import EpochConflictError
 from onceward.core.log import EpochInput, LogWriter, open_store
+from onceward.core.operations.logs import open_log
 from onceward.testing.machine import free_port
 
 from .simulator_kit import store_contract

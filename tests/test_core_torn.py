@@ -11,7 +11,6 @@ import pytest
 
 from onceward.cli.operate.resolve import commit_decided
 from onceward.cli.operate.survey import history, survey
-from onceward.cli.options import Log, sinks_target
 from onceward.core.checkpoint import Admission, Coordinator, OnLost
 from onceward.core.checkpoint.recovery import TransactionStatus, status_for_sweeper, status_of
 from onceward.core.errors import (
@@ -25,6 +24,8 @@ from onceward.core.errors import (
     SinkError,
 )
 from onceward.core.log import EpochInput, Replace, audit_records, read
+from onceward.core.operations.logs import Log
+from onceward.core.operations.targets import sinks_target
 from onceward.core.outcome import OUTCOMES
 from onceward.core.proof import Proof, total
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, Observation

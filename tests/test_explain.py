@@ -32,10 +32,10 @@ from onceward import (
 from onceward.cli.doctor import check_pipeline, check_store
 from onceward.cli.explain import Explanation, described, load, together
 from onceward.cli.explain.described import sink_findings
-from onceward.cli.options import sinks_target
 from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.core.log import DirectoryStore, LogWriter, read
 from onceward.core.operations.findings import Finding, Health
+from onceward.core.operations.targets import sinks_target
 from onceward.core.policy import CommitPolicy, OnLost
 from onceward.core.sink import Guarantee
 from onceward.core.steps import Step, hooked

@@ -22,7 +22,6 @@ from onceward.cli import show
 from onceward.cli.main import app, main
 from onceward.cli.operate.resolve import Committed, abort_orphaned, abort_undecided, chosen, commit_decided
 from onceward.cli.operate.survey import Found, GivenUp, History, advice, history, survey
-from onceward.cli.options import Log, open_log, sinks_target
 from onceward.core import CheckpointConfig, FileBackend
 from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator, OnLost, Swept
 from onceward.core.checkpoint.recovery import TransactionStatus, status_of
@@ -31,6 +30,8 @@ from onceward.core.kit.options import pairs
 from onceward.core.log import Decide, DirectoryStore, LogView, LogWriter, Resolved, audit_records
 from onceward.core.log.view import NONE
 from onceward.core.names import Scope
+from onceward.core.operations.logs import Log, open_log
+from onceward.core.operations.targets import sinks_target
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import ANY_EPOCH, Committable, Observation
 from onceward.sources import SequenceSource

@@ -19,7 +19,6 @@ import pytest
 from typer.testing import CliRunner
 
 from onceward.cli.main import app, main
-from onceward.cli.options import open_log
 from onceward.cli.savepoint import copies
 from onceward.cli.savepoint.copies import create
 from onceward.cli.savepoint.manifest import Manifest, Savepoint, delete, listed
@@ -37,6 +36,7 @@ from onceward.core.errors import (
     StateDamagedError,
 )
 from onceward.core.log import DirectoryStore, LogWriter, open_store, read
+from onceward.core.operations.logs import open_log
 from onceward.core.sealed import seal
 from onceward.core.steps import Step, hooked
 

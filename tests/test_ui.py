@@ -15,12 +15,12 @@ from onceward import FileSink
 from onceward.cli import options
 from onceward.cli.main import app
 from onceward.cli.operate import Search
-from onceward.cli.options import open_log
 from onceward.cli.ui.desk import Desk, Look, Unsynced, Watch
 from onceward.cli.ui.model import EPOCHS
 from onceward.core.errors import RetryableSinkError
 from onceward.core.log import DirectoryStore, LogWriter, MemoryStore, read
 from onceward.core.log.notes import FILE, MOST_BYTES, OLDER, note, notes
+from onceward.core.operations.logs import open_log
 from onceward.core.transaction import Committable
 
 from .ui_kit import TOKEN, Folder

@@ -26,10 +26,11 @@ from onceward.core.log.store import local_folder
 from onceward.core.log.writer import check_owner
 from onceward.core.names import NOTHING, Scope
 from onceward.core.operations.findings import Finding, failed, ok, skipped, warning
+from onceward.core.operations.logs import open_log
 from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 
 from ..operate.survey import given_up, survey
-from ..options import open_log, server_targets
+from ..options import server_targets
 from .folders import check_folder
 
 if TYPE_CHECKING:
@@ -37,9 +38,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from onceward.core.log import LogView
+    from onceward.core.operations.logs import Log
+    from onceward.core.operations.targets import Target
     from onceward.core.sink import TwoPhaseCommitSink
 
-    from ..options import Access, Log, Target
+    from ..options import Access
 
 _OLDEST: Final = {"pyspark": (4, 0), "pandas": (2, 2)}
 """Spark asks for pandas wherever Arrow goes in or out of a Python function."""

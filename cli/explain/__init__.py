@@ -22,11 +22,11 @@ from onceward.core.engine.pipeline import Pipeline
 from onceward.core.errors import ConfigurationError
 from onceward.core.log.store import EXPLAINING
 from onceward.core.operations.findings import Finding, Health, any_failed, ok, warning
+from onceward.core.operations.targets import sinks_target
 from onceward.core.sink import Guarantee, TwoPhaseCommitSink
 
 from .. import show
 from ..doctor import check_log, check_pipeline, findings_of
-from ..options import sinks_target
 from .described import Described, described_pipeline, shared_names
 
 if TYPE_CHECKING:

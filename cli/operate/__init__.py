@@ -12,26 +12,17 @@ from onceward.core.errors import ConfigurationError, LogDamagedError
 from onceward.core.log.reader import read_behind_gap
 from onceward.core.log.writer import check_owner
 from onceward.core.names import check_pipeline_name
+from onceward.core.operations.logs import Log, open_log
 
 from .. import show
-from ..options import (
-    Access,
-    AsJson,
-    Log,
-    Pipeline,
-    Yes,
-    load_sinks,
-    open_log,
-    server_targets,
-    with_group,
-)
+from ..options import Access, AsJson, Pipeline, Yes, load_sinks, server_targets, with_group
 from .resolve import abort_orphaned, abort_undecided, chosen, commit_decided, committing, repair
 from .survey import Found, history, survey
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..options import Target
+    from onceward.core.operations.targets import Target
 
 app = typer.Typer(no_args_is_help=True, help="List, inspect, commit and abort transactions that are in doubt.")
 

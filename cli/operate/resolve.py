@@ -37,9 +37,10 @@ if TYPE_CHECKING:
     from onceward.core.checkpoint import Swept
     from onceward.core.log import Decide
     from onceward.core.names import Scope
+    from onceward.core.operations.logs import Log
+    from onceward.core.operations.targets import Target
     from onceward.core.transaction import AbortOutcome, CommitOutcome, Committable, WriteContext
 
-    from ..options import Log, Target
     from .survey import Found
 
 _WHY_NOT = {

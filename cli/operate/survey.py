@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from onceward.core.log import Completed, Decide, LogView
-
-    from ..options import Log, Target
+    from onceward.core.operations.logs import Log
+    from onceward.core.operations.targets import Target
 
 _REPORT: Final = {
     TransactionStatus.COMPLETED: "its decision is completed, but the target still has it open: ask the target's "

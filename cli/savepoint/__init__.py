@@ -11,9 +11,10 @@ from onceward.core.engine.channels import Kind
 from onceward.core.engine.requests import ask
 from onceward.core.engine.state.storage import CheckpointStorage, locate
 from onceward.core.errors import ConfigurationError
+from onceward.core.operations.logs import open_log
 
 from .. import show
-from ..options import AsJson, Pipeline, Yes, open_log
+from ..options import AsJson, Pipeline, Yes  # noqa: TC001 - typer reads them
 from . import copies, manifest, restore
 
 app = typer.Typer(no_args_is_help=True, help="Make, list, restore and delete savepoints.")

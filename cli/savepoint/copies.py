@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
     from onceward.core.checkpoint import CommitPolicy
     from onceward.core.log import Decide, LogStore, LogView
-
-    from ..options import Log
+    from onceward.core.operations.logs import Log
 
 QUIET_SECONDS: Final = 2.0
 """For which a checkpoint must not change before its query is taken for stopped."""

@@ -20,10 +20,10 @@ from onceward.core.errors import ConfigurationError, EpochConflictError, NoDecis
 from onceward.core.log import DirectoryStore, read
 from onceward.core.log.entries import position_of
 from onceward.core.log.store import IN_CHECKPOINT, local_folder
+from onceward.core.operations.logs import Log, open_log
 
 from .. import show
 from ..operate.resolve import abort_undecided, chosen, commit_decided
-from ..options import Log, open_log
 from .model import SEARCH_EVERY, Watched
 
 if TYPE_CHECKING:

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from onceward.core.log.notes import Note
-
-    from ..options import Log
+    from onceward.core.operations.logs import Log
 
 EPOCHS: Final = 50
 TRANSACTIONS: Final = 200

@@ -12,10 +12,11 @@ from onceward.core.errors import ConfigurationError
 from onceward.core.names import Scope
 from onceward.core.operations.comparison import Verdict as Compared
 from onceward.core.operations.comparison import compare
+from onceward.core.operations.logs import open_log
 from onceward.core.proof import ALL_EPOCHS
 from onceward.core.row_hash import RowHash
 
-from ..options import AsJson, Pipeline, open_log, with_group
+from ..options import AsJson, Pipeline, with_group
 from ..show import console, print_json
 from .audit import FOREIGN, Audit, Expected, Verdict, check_overlap, check_stopped, grouped, judge, tally, with_starts
 from .places import Place, Systems, load_function
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
 
     from onceward.core.log import LogView
     from onceward.core.operations.comparison import Comparison
+    from onceward.core.operations.logs import Log
     from onceward.core.proof import ProvenEpoch
 
-    from ..options import Log
     from .audit import Line
     from .places import Rows
 

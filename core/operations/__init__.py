@@ -1,1 +1,1 @@
-"""What operators do with pipelines: findings, and comparisons of rows."""
+"""What operators do with pipelines: decision logs and targets, findings, and comparisons of rows."""

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from onceward.cli.operate.resolve import abort_undecided, chosen, commit_decided
 from onceward.cli.operate.survey import survey
-from onceward.cli.options import Log, Target
 from onceward.connectors.spark.exactly_once import EpochHandler
 from onceward.core.checkpoint import Coordinator, OnLost
 from onceward.core.errors import DataLossError, EpochConflictError, OncewardError
 from onceward.core.names import PooledName, Scope, TransactionName
+from onceward.core.operations.logs import Log
+from onceward.core.operations.targets import Target
 
 from .audit import KINDS, Audit, LogAudit, Txn, kind_of, target_of
 from .broker import MARKERS_TAKE, ONGOING, Broker

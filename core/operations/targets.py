@@ -1,0 +1,64 @@
+"""Targets: where transactions are, and the sinks by which they are listed and ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..checkpoint.subtask import DirectlyWritten
+from ..errors import ConfigurationError
+from ..sink import DirectSink, Sink, TwoPhaseCommitSink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+    from ..transaction import Committable
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """Where transactions are.
+
+    Attributes:
+        title: For people.
+        names: Under which names, pipeline and sink, something is open or prepared; it is given the pipelines that are
+            asked for by name. Raises ConfigurationError if it can be searched by a pipeline's name only, and SinkError
+            if the target did not answer.
+        known: Under which sinks' names a pipeline of this name has written here, as far as the target remembers.
+        holds: Whether committables of this kind and sink are here.
+        sink: By which transactions of the sink of this name are listed and ended.
+        expires: When the target ends each of these open transactions by itself, in seconds since 1970 on its clock, and
+            None if it never does; None if its sinks know that.
+    """
+
+    title: str
+    names: Callable[[Collection[str]], Iterable[tuple[str, str]]]
+    known: Callable[[str], Iterable[str]]
+    holds: Callable[[str, str], bool]
+    sink: Callable[[str], TwoPhaseCommitSink[Any]]
+    expires: Callable[[Sequence[Committable]], Sequence[float | None]] | None = None
+
+
+def sinks_target(sinks: Iterable[Sink], title: str) -> Target:
+    """The pipeline's own sinks, of any class; the title says where they come from."""
+    by_name: dict[str, TwoPhaseCommitSink[Any]] = {}
+    for sink in sinks:
+        if sink.name in by_name:
+            raise ConfigurationError(f"{title}: two sinks are called {sink.name!r}; a name is unique in a pipeline")
+        if isinstance(sink, DirectSink):
+            by_name[sink.name] = DirectlyWritten(sink)
+        elif isinstance(sink, TwoPhaseCommitSink):
+            by_name[sink.name] = sink
+
+    def names(pipelines: Collection[str]) -> Iterable[tuple[str, str]]:
+        if not pipelines:
+            raise ConfigurationError("--sinks list by their pipeline's name: give --pipeline, or its --store")
+        return [(pipeline, sink) for pipeline in pipelines for sink in by_name]
+
+    return Target(
+        title=title,
+        names=names,
+        known=lambda _: by_name,
+        holds=lambda _, sink: sink in by_name,
+        sink=by_name.__getitem__,
+    )
