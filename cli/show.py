@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from onceward.core.operations.logs import Log
-
-    from .operate.survey import Found, History
+    from onceward.core.operations.survey import Found, History
 
 FENCES = "a run of this pipeline that is still alive would be fenced and stop"
 COPY = "if this is only a copy of the log that the pipeline uses, stop here: decided rows would be lost"

@@ -15,9 +15,9 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as sf
 
 from onceward import KafkaSink, PostgresSink
-from onceward.cli.operate.survey import given_up
 from onceward.core.log import open_store, read
 from onceward.core.operations.logs import Log
+from onceward.core.operations.survey import given_up
 from onceward.core.steps import CRASH_VARIABLE, Step
 from onceward.testing.proxy import Proxy
 

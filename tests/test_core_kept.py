@@ -13,8 +13,6 @@ import pyarrow as pa
 import pytest
 
 from onceward import FileSink, SqlAlchemySink
-from onceward.cli.operate.resolve import commit_decided
-from onceward.cli.operate.survey import survey
 from onceward.connectors.database.engines import engine_of
 from onceward.core.checkpoint import Coordinator, OnLost
 from onceward.core.checkpoint.subtask import SubtaskEpoch
@@ -30,6 +28,8 @@ from onceward.core.errors import (
 from onceward.core.log import DirectoryStore, EpochInput, Resolved, read
 from onceward.core.names import NOTHING, Progress, Reached, Remembered, Scope
 from onceward.core.operations.logs import open_log
+from onceward.core.operations.resolve import commit_decided
+from onceward.core.operations.survey import survey
 from onceward.core.operations.targets import sinks_target
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import CommitOutcome, CommitStatus, Committable, Observation

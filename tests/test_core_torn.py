@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from onceward.cli.operate.resolve import commit_decided
-from onceward.cli.operate.survey import history, survey
 from onceward.core.checkpoint import Admission, Coordinator, OnLost
 from onceward.core.checkpoint.recovery import TransactionStatus, status_for_sweeper, status_of
 from onceward.core.errors import (
@@ -25,6 +23,8 @@ from onceward.core.errors import (
 )
 from onceward.core.log import EpochInput, Replace, audit_records, read
 from onceward.core.operations.logs import Log
+from onceward.core.operations.resolve import commit_decided
+from onceward.core.operations.survey import history, survey
 from onceward.core.operations.targets import sinks_target
 from onceward.core.outcome import OUTCOMES
 from onceward.core.proof import Proof, total

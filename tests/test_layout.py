@@ -176,7 +176,7 @@ def test_the_layout_does_not_move_away_from_its_goals() -> None:
 
 def test_an_import_is_known_with_the_package_that_a_link_leads_to() -> None:
     found = {(each.file, each.module) for each in layout.imports()}
-    assert ("cli/operate/__init__.py", "cli.operate.survey") in found  # from .survey import …
+    assert ("core/operations/resolve.py", "core.operations.survey") in found  # from .survey import …
     assert ("cli/verify/places.py", "connectors.kafka.reread") in found  # from onceward.connectors.kafka import reread
     assert ("connectors/spark/kafka.py", "connectors.kafka.source") in found  # from onceward import KafkaSource
     assert any(line.startswith("cli.verify ") and "→ connectors.kafka: " in line for line in layout.report())

@@ -20,8 +20,6 @@ from typer.testing import CliRunner
 from onceward import FileSink
 from onceward.cli import show
 from onceward.cli.main import app, main
-from onceward.cli.operate.resolve import Committed, abort_orphaned, abort_undecided, chosen, commit_decided
-from onceward.cli.operate.survey import Found, GivenUp, History, advice, history, survey
 from onceward.core import CheckpointConfig, FileBackend
 from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator, OnLost, Swept
 from onceward.core.checkpoint.recovery import TransactionStatus, status_of
@@ -31,6 +29,8 @@ from onceward.core.log import Decide, DirectoryStore, LogView, LogWriter, Resolv
 from onceward.core.log.view import NONE
 from onceward.core.names import Scope
 from onceward.core.operations.logs import Log, open_log
+from onceward.core.operations.resolve import Committed, abort_orphaned, abort_undecided, chosen, commit_decided
+from onceward.core.operations.survey import Found, GivenUp, History, advice, history, survey
 from onceward.core.operations.targets import sinks_target
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import ANY_EPOCH, Committable, Observation

@@ -27,9 +27,9 @@ from onceward.core.log.writer import check_owner
 from onceward.core.names import NOTHING, Scope
 from onceward.core.operations.findings import Finding, failed, ok, skipped, warning
 from onceward.core.operations.logs import open_log
+from onceward.core.operations.survey import given_up, survey
 from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 
-from ..operate.survey import given_up, survey
 from ..options import server_targets
 from .folders import check_folder
 

@@ -13,11 +13,11 @@ from onceward.core.log.reader import read_behind_gap
 from onceward.core.log.writer import check_owner
 from onceward.core.names import check_pipeline_name
 from onceward.core.operations.logs import Log, open_log
+from onceward.core.operations.resolve import abort_orphaned, abort_undecided, chosen, commit_decided, committing, repair
+from onceward.core.operations.survey import Found, history, survey
 
 from .. import show
 from ..options import Access, AsJson, Pipeline, Yes, load_sinks, server_targets, with_group
-from .resolve import abort_orphaned, abort_undecided, chosen, commit_decided, committing, repair
-from .survey import Found, history, survey
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,9 +21,9 @@ from onceward.core.log import DirectoryStore, read
 from onceward.core.log.entries import position_of
 from onceward.core.log.store import IN_CHECKPOINT, local_folder
 from onceward.core.operations.logs import Log, open_log
+from onceward.core.operations.resolve import abort_undecided, chosen, commit_decided
 
 from .. import show
-from ..operate.resolve import abort_undecided, chosen, commit_decided
 from .model import SEARCH_EVERY, Watched
 
 if TYPE_CHECKING:

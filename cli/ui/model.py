@@ -20,9 +20,8 @@ from onceward.core.engine.events import CheckpointRecord, TaskRecord
 from onceward.core.errors import OncewardError
 from onceward.core.log import Decide, DirectoryStore
 from onceward.core.log.notes import FILE, notes
+from onceward.core.operations.survey import GivenUp, given_up
 from onceward.core.transaction import rows_by_sink
-
-from ..operate.survey import GivenUp, given_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from onceward.cli.operate.resolve import abort_undecided, chosen, commit_decided
-from onceward.cli.operate.survey import survey
 from onceward.connectors.spark.exactly_once import EpochHandler
 from onceward.core.checkpoint import Coordinator, OnLost
 from onceward.core.errors import DataLossError, EpochConflictError, OncewardError
 from onceward.core.names import PooledName, Scope, TransactionName
 from onceward.core.operations.logs import Log
+from onceward.core.operations.resolve import abort_undecided, chosen, commit_decided
+from onceward.core.operations.survey import survey
 from onceward.core.operations.targets import Target
 
 from .audit import KINDS, Audit, LogAudit, Txn, kind_of, target_of

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from onceward.core.checkpoint.recovery import Action, TransactionStatus, action, status_of
-from onceward.core.errors import ExternalError
-from onceward.core.log import Replace, Resolved, Void, audit_records
-from onceward.core.names import Scope
-from onceward.core.transaction import ANY_EPOCH, Committable, Observation, rows_by_sink
+from ..checkpoint.recovery import Action, TransactionStatus, action, status_of
+from ..errors import ExternalError
+from ..log import Replace, Resolved, Void, audit_records
+from ..names import Scope
+from ..transaction import ANY_EPOCH, Committable, Observation, rows_by_sink
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from onceward.core.log import Completed, Decide, LogView
-    from onceward.core.operations.logs import Log
-    from onceward.core.operations.targets import Target
+    from ..log import Completed, Decide, LogView
+    from .logs import Log
+    from .targets import Target
 
 _REPORT: Final = {
     TransactionStatus.COMPLETED: "its decision is completed, but the target still has it open: ask the target's "
@@ -330,7 +330,7 @@ def _given_up(record: Resolved | Void | Replace) -> GivenUp:
 
 
 def _epoch(pipeline: str, decision: Decide, completed: Completed | None) -> Epoch:
-    from onceward.core.engine.reference import Decided, older_checkpoints  # noqa: PLC0415 - the embedded engine
+    from ..engine.reference import Decided, older_checkpoints  # noqa: PLC0415 - the embedded engine
 
     decided = Decided.of(decision)
     folder = decided.checkpoint.folder if decided is not None else None

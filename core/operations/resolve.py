@@ -13,20 +13,19 @@ import socket
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from onceward.core.checkpoint import CommitPolicy, OnLost, finish, sweep
-from onceward.core.checkpoint.kept import check_kept
-from onceward.core.checkpoint.recovery import TransactionStatus
-from onceward.core.errors import (
+from ..checkpoint import CommitPolicy, OnLost, finish, sweep
+from ..checkpoint.kept import check_kept
+from ..checkpoint.recovery import TransactionStatus
+from ..errors import (
     ConfigurationError,
     DataLossError,
     EpochConflictError,
     FencedError,
     SinkError,
 )
-from onceward.core.log import LogWriter
-from onceward.core.outcome import PROVEN_NOT_COMMITTED, Observation
-from onceward.sinks import TwoPhaseCommitSink
-
+from ..log import LogWriter
+from ..outcome import PROVEN_NOT_COMMITTED, Observation
+from ..sink import TwoPhaseCommitSink
 from .survey import UNPROVEN
 
 if TYPE_CHECKING:
@@ -34,14 +33,13 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from onceward.core.checkpoint import Swept
-    from onceward.core.log import Decide
-    from onceward.core.names import Scope
-    from onceward.core.operations.logs import Log
-    from onceward.core.operations.targets import Target
-    from onceward.core.transaction import AbortOutcome, CommitOutcome, Committable, WriteContext
-
+    from ..checkpoint import Swept
+    from ..log import Decide
+    from ..names import Scope
+    from ..transaction import AbortOutcome, CommitOutcome, Committable, WriteContext
+    from .logs import Log
     from .survey import Found
+    from .targets import Target
 
 _WHY_NOT = {
     TransactionStatus.DECIDED: "a decision names it: it is committed, never aborted (`txn commit`)",
