@@ -16,8 +16,8 @@ from onceward.core.operations.logs import Log, open_log
 from onceward.core.operations.resolve import abort_orphaned, abort_undecided, chosen, commit_decided, committing, repair
 from onceward.core.operations.survey import Found, history, survey
 
-from .. import show
-from ..options import Access, AsJson, Pipeline, Yes, load_sinks, server_targets, with_group
+from . import show
+from .options import Access, AsJson, Pipeline, Yes, load_sinks, server_targets, with_group
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
