@@ -13,8 +13,9 @@ from onceward.core.log.reader import read_behind_gap
 from onceward.core.log.writer import check_owner
 from onceward.core.names import check_pipeline_name
 from onceward.core.operations.logs import Log, open_log
-from onceward.core.operations.resolve import abort_orphaned, abort_undecided, chosen, commit_decided, committing, repair
-from onceward.core.operations.survey import Found, history, survey
+from onceward.core.operations.resolve import abort_orphaned, abort_undecided, abortable, commit_decided, committing
+from onceward.core.operations.resolve import repair_log as repair
+from onceward.core.operations.survey import FoundTransaction, history, survey
 
 from . import show
 from .options import Access, AsJson, Pipeline, Yes, load_sinks, server_targets, with_group
@@ -48,7 +49,7 @@ class Search(Access):
     unanswered: dict[str, str] = field(init=False, default_factory=dict)
     """Targets that did not answer, with what they raised."""
 
-    def found(self, logs: Sequence[Log] | None = None) -> list[Found]:
+    def found(self, logs: Sequence[Log] | None = None) -> Sequence[FoundTransaction]:
         """What is there; of the log's pipeline alone, if one is given."""
         if self.pipeline is not None:
             check_pipeline_name(self.pipeline)
@@ -57,9 +58,10 @@ class Search(Access):
         for log in logs:
             if log.view.moved:
                 show.moved(log)
-        found = survey(logs, self.targets(), self.pipeline, unanswered=self.unanswered)
+        found = survey(logs, self.targets(), self.pipeline, must_answer=False)
+        self.unanswered.update(found.unanswered)
         show.unanswered(self.unanswered)
-        return found
+        return found.transactions
 
     def end(self) -> None:
         """End the command with exit code 1 if a target did not answer."""
@@ -153,7 +155,7 @@ def commit(
     typer.echo(f"epoch {done.epoch} of {log.pipeline} is completed; committed transactions: {done.committed}{given_up}")
 
 
-def _without(decided: Sequence[Found], skip_lost: str | None) -> str:
+def _without(decided: Sequence[FoundTransaction], skip_lost: str | None) -> str:
     lost = sum(one.lost for one in decided)
     if not lost:
         return ""
@@ -181,7 +183,7 @@ def abort(
     """
     log = None if orphaned and not search.store else search.log(writing=yes)
     found = search.found([log] if log is not None else [])
-    meant = chosen(found, transactions or [], orphaned=orphaned)
+    meant = abortable(found, transactions or [], orphaned=orphaned)
     if not meant:
         typer.echo("nothing to abort")
         return
@@ -191,23 +193,11 @@ def abort(
         show.table(meant)
         show.would(f"abort {len(meant)}; {show.ORPHANS if orphaned else show.FENCES}")
         return
-    left = _abort_orphaned(meant) if orphaned or log is None else _abort_undecided(log, meant)
-    typer.echo(f"aborted {len(meant) - len(left)} of {len(meant)}")
-    for words in left:
-        typer.echo(f"not aborted: {words}", err=True)
-    raise typer.Exit(int(bool(left)))
-
-
-def _abort_orphaned(meant: list[Found]) -> list[str]:
-    outcomes = zip(meant, abort_orphaned(meant), strict=True)
-    return [f"{one.name}: {outcome.status}, {outcome.detail}" for one, outcome in outcomes if not outcome.done]
-
-
-def _abort_undecided(log: Log, meant: list[Found]) -> list[str]:
-    aborted = {c.identity() for c in abort_undecided(log, meant).aborted}
-    left = [one.name for one in meant if one.committable.identity() not in aborted]
-    why = "it was decided or ended meanwhile, or its target did not abort it: see `txn list`"
-    return [f"{name}: {why}" for name in left]
+    done = abort_orphaned(meant) if orphaned or log is None else abort_undecided(log, meant)
+    typer.echo(f"aborted {len(meant) - len(done.left)} of {len(meant)}")
+    for one in done.left:
+        typer.echo(f"not aborted: {one.transaction.name}: {one.why}", err=True)
+    raise typer.Exit(int(bool(done.left)))
 
 
 @with_group
@@ -252,8 +242,8 @@ def repair_log(
             f"{log.pipeline} ({state}); {show.FENCES}"
         )
         return
-    decision = repair(log, why or "")
-    typer.echo(f"the decision log of {log.pipeline} is readable again; it goes on with epoch {decision.epoch}")
+    repaired = repair(log, why or "")
+    typer.echo(f"the decision log of {log.pipeline} is readable again; it goes on with epoch {repaired.epoch}")
 
 
 def one_log(stores: list[str] | None, pipeline: str | None, *, writing: bool = False) -> Log:

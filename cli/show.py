@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from onceward.core.operations.logs import Log
-    from onceward.core.operations.survey import Found, History
+    from onceward.core.operations.survey import FoundTransaction, History
 
 FENCES = "a run of this pipeline that is still alive would be fenced and stop"
 COPY = "if this is only a copy of the log that the pipeline uses, stop here: decided rows would be lost"
@@ -39,7 +39,7 @@ _STYLE = {
 }
 
 
-def table(found: Sequence[Found], *, as_json: bool = False) -> None:
+def table(found: Sequence[FoundTransaction], *, as_json: bool = False) -> None:
     """Transactions: a line each with its name, which is not cut, and what is known of it below."""
     if as_json:
         print_json([one.as_json() for one in found])
@@ -59,7 +59,7 @@ def table(found: Sequence[Found], *, as_json: bool = False) -> None:
     out.print(f"transactions: {len(found)}" if found else "no open, prepared or waiting transactions")
 
 
-def details(found: Sequence[Found], *, as_json: bool) -> None:
+def details(found: Sequence[FoundTransaction], *, as_json: bool) -> None:
     """All that is known, the handle too."""
     told = [msgspec.to_builtins(one.as_json()) for one in found]
     if as_json:

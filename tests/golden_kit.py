@@ -10,6 +10,7 @@ import itertools
 import re
 import shutil
 import sys
+from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,6 +118,10 @@ class Driver:
 
     def finish(self, epoch: int, *, dies: bool = False) -> list[Committable]:
         """Write, decide and commit an epoch, or die before its commit."""
+        return self.decide(epoch, self.prepare(epoch), dies=dies)
+
+    def decide(self, epoch: int, committables: list[Committable], *, dies: bool = False) -> list[Committable]:
+        """Decide and commit what was prepared for an epoch, or die before its commit."""
 
         def die(at: Step) -> None:
             if dies and at is Step.COMMIT_BEFORE:
@@ -124,19 +129,14 @@ class Driver:
 
         about = EpochInput(query="q", start={"in": epoch}, end={"in": epoch + 1})
         self.coordinator.admit(epoch, about)
-        committables = self.prepare(epoch)
         names = tuple(sink.name for sink in self.sinks)
         parts = [tuple(c for c in committables if c.subtask == subtask) for subtask in range(SUBTASKS)]
         acknowledgements = [
             Acknowledgement(epoch=epoch, subtask=subtask, attempt=0, sinks=names, committables=part)
             for subtask, part in enumerate(parts)
         ]
-        with hooked(die):
-            if dies:
-                with pytest.raises(Crash):
-                    self.coordinator.commit(epoch, acknowledgements, about)
-            else:
-                self.coordinator.commit(epoch, acknowledgements, about)
+        with hooked(die), pytest.raises(Crash) if dies else nullcontext():
+            self.coordinator.commit(epoch, acknowledgements, about)
         return committables
 
 

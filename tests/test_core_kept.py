@@ -28,7 +28,7 @@ from onceward.core.errors import (
 from onceward.core.log import DirectoryStore, EpochInput, Resolved, read
 from onceward.core.names import NOTHING, Progress, Reached, Remembered, Scope
 from onceward.core.operations.logs import open_log
-from onceward.core.operations.resolve import commit_decided
+from onceward.core.operations.resolve import CommittedEpoch, commit_decided
 from onceward.core.operations.survey import survey
 from onceward.core.operations.targets import sinks_target
 from onceward.core.steps import Step, hooked
@@ -391,9 +391,11 @@ def test_a_loss_is_told_to_an_operator_who_commits_the_decision_that_waits(disk:
     assert waiting is not None
     for _ in range(2):
         with pytest.raises(DataLossError, match=r"the target no longer has it.*epoch 1"):
-            commit_decided(log, waiting, survey([log], [target]))
+            commit_decided(log, waiting, survey([log], [target]).transactions)
     assert log.view.completed == 1
-    assert commit_decided(log, waiting, survey([log], [target]), skip_lost="the backup was all there is") == (2, 1, 0)
+    assert commit_decided(
+        log, waiting, survey([log], [target]).transactions, skip_lost="the backup was all there is"
+    ) == CommittedEpoch(2, 1, 0)
     record, *_ = [entry for entry in log.view.entries if isinstance(entry, Resolved)]
     assert record.why.startswith("the backup was all there is; lost: it was committed, but the target no longer has it")
     disk.begin()
@@ -408,7 +410,7 @@ def test_a_check_that_is_not_answered_keeps_no_operator_from_committing(disk: Di
     waiting = log.view.undone
     assert waiting is not None
     monkeypatch.setattr(disk.sink, "check_claim", unanswered)
-    assert commit_decided(log, waiting, survey([log], [target])) == (1, 1, 0)
+    assert commit_decided(log, waiting, survey([log], [target]).transactions) == CommittedEpoch(1, 1, 0)
 
 
 def test_a_loss_that_was_accepted_is_not_told_again(disk: Disk):

@@ -524,13 +524,12 @@ class TestOperators:
         case.table.when_listed = _raise_no_answer
         with pytest.raises(RetryableSinkError):
             survey([log], [kafka, table])
-        unanswered: dict[str, str] = {}
-        found = survey([log], [kafka, table], unanswered=unanswered)
-        assert {(one.committable.sink, one.state) for one in found} == {
+        found = survey([log], [kafka, table], must_answer=False)
+        assert {(one.committable.sink, one.state) for one in found.transactions} == {
             ("kafka", PREPARED),
             ("table", Observation.NO_ANSWER),
         }
-        assert list(unanswered) == ["table"]
+        assert list(found.unanswered) == ["table"]
 
     def test_what_expires_is_committed_though_another_target_does_not_answer(self):
         case = Case()
@@ -538,7 +537,7 @@ class TestOperators:
         case.table.when_listed, case.table.away = _raise_no_answer, True
         decision = log.view.undone
         assert decision is not None
-        found = survey([log], [kafka, table], unanswered={})
+        found = survey([log], [kafka, table], must_answer=False).transactions
         with pytest.raises(CommitPendingError, match="table: RetryableSinkError: no answer"):
             commit_decided(log, decision, found, policy=policy())
         assert len(case.kafka.with_state(COMMITTED)) == 1
@@ -550,7 +549,7 @@ class TestOperators:
         decision = log.view.undone
         assert decision is not None
         with pytest.raises(SinkError, match="The epoch stays decided, without this part"):
-            commit_decided(log, decision, survey([log], [kafka]), policy=policy())
+            commit_decided(log, decision, survey([log], [kafka]).transactions, policy=policy())
         assert len(case.kafka.with_state(COMMITTED)) == 1
 
     def test_what_cannot_expire_waits_for_a_target_that_was_not_given(self):
@@ -559,14 +558,14 @@ class TestOperators:
         decision = log.view.undone
         assert decision is not None
         with pytest.raises(SinkError):
-            commit_decided(log, decision, survey([log], [table]), policy=policy())
+            commit_decided(log, decision, survey([log], [table]).transactions, policy=policy())
         assert not case.table.with_state(COMMITTED)
 
     def test_the_seconds_that_are_left_are_shown(self):
         case = Case()
         log, kafka, _ = self.log_and_targets(case)
         case.kafka.expires_at = lambda _: time.time() + 90.4  # type: ignore[method-assign]
-        [one, _] = sorted(survey([log], [kafka]), key=lambda one: one.committable.sink)
+        [one, _] = sorted(survey([log], [kafka]).transactions, key=lambda one: one.committable.sink)
         assert one.expires_in == one.as_json()["expires_in"] == 90
         [epoch] = history(log, [one]).epochs
         assert (epoch.completed, epoch.expires_in) == (None, 90)

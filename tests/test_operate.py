@@ -29,8 +29,15 @@ from onceward.core.log import Decide, DirectoryStore, LogView, LogWriter, Resolv
 from onceward.core.log.view import NONE
 from onceward.core.names import Scope
 from onceward.core.operations.logs import Log, open_log
-from onceward.core.operations.resolve import Committed, abort_orphaned, abort_undecided, chosen, commit_decided
-from onceward.core.operations.survey import Found, GivenUp, History, advice, history, survey
+from onceward.core.operations.resolve import (
+    Aborted,
+    CommittedEpoch,
+    abort_orphaned,
+    abort_undecided,
+    abortable,
+    commit_decided,
+)
+from onceward.core.operations.survey import FoundTransaction, GivenUp, History, advice, history, survey
 from onceward.core.operations.targets import sinks_target
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import ANY_EPOCH, Committable, Observation
@@ -83,10 +90,10 @@ class Case:
     def log(self) -> Log:
         return open_log(str(self.checkpoint))
 
-    def survey(self) -> list[Found]:
-        return survey([self.log], [self.target_of_sinks])
+    def survey(self) -> Sequence[FoundTransaction]:
+        return survey([self.log], [self.target_of_sinks]).transactions
 
-    def commit(self, found: list[Found] | None = None, **how: Any) -> Committed | None:
+    def commit(self, found: Sequence[FoundTransaction] | None = None, **how: Any) -> CommittedEpoch | None:
         decision = self.log.view.undone
         assert decision is not None
         return commit_decided(self.log, decision, self.survey() if found is None else found, **how)
@@ -98,8 +105,8 @@ class Case:
             return CliRunner().invoke(app, ["txn", *arguments, "--sinks", "jobs:SINKS"])
 
 
-def names(swept: Swept) -> list[str]:
-    return [aborted.transaction for aborted in swept.aborted]
+def names(done: Aborted) -> list[str]:
+    return [aborted.name for aborted in done.aborted]
 
 
 @pytest.fixture
@@ -114,9 +121,9 @@ def test_what_is_decided_is_shown_and_committed_once_and_its_zombie_is_fenced(ca
     assert (found.status, found.held, found.committable.rows) == (TransactionStatus.DECIDED, True, 3)
     assert "txn commit" in found.next
     case.sink_case.assert_visible([])
-    assert case.commit() == Committed(epoch=0, committed=1, given_up=0)
+    assert case.commit() == CommittedEpoch(epoch=0, committed=1, given_up=0)
     case.sink_case.assert_visible(case.sink_case.numbers())
-    assert (case.survey(), case.log.view.completed) == ([], 0)
+    assert (case.survey(), case.log.view.completed) == ((), 0)
     with pytest.raises(FencedError):
         case.sink_case.coordinator.writer.complete(0)
 
@@ -147,16 +154,16 @@ def test_only_what_is_named_is_aborted_and_what_is_decided_is_refused(case: Case
     case.finish_until(Step.COMMIT_BEFORE, 0, decided)
     found = case.survey()
     with pytest.raises(ConfigurationError, match="committed, never aborted"):
-        chosen(found, [decided.transaction], orphaned=False)
+        abortable(found, [decided.transaction])
     with pytest.raises(ConfigurationError, match="omit --orphaned"):
-        chosen(found, [one.transaction], orphaned=True)
+        abortable(found, [one.transaction], orphaned=True)
     with pytest.raises(ConfigurationError, match="is not open or prepared"):
-        chosen(found, ["nothing"], orphaned=False)
-    swept = abort_undecided(case.log, chosen(found, [one.transaction], orphaned=False))
+        abortable(found, ["nothing"])
+    swept = abort_undecided(case.log, abortable(found, [one.transaction]))
     assert names(swept) == [one.transaction]
     left = {found.name: found.status for found in case.survey()}
     assert left == {decided.transaction: TransactionStatus.DECIDED, other.transaction: TransactionStatus.LINGERING}
-    assert [found.name for found in chosen(case.survey(), [], orphaned=False)] == [other.transaction]
+    assert [found.name for found in abortable(case.survey())] == [other.transaction]
 
 
 def test_another_logs_transactions_are_ended_only_by_name_and_word(case: Case) -> None:
@@ -165,15 +172,15 @@ def test_another_logs_transactions_are_ended_only_by_name_and_word(case: Case) -
     LogWriter(DirectoryStore(case.checkpoint), "orders", CommitPolicy()).start()
     [found] = case.survey()
     assert found.status is TransactionStatus.FOREIGN
-    assert chosen([found], [], orphaned=False) == []
+    assert abortable([found]) == []
     with pytest.raises(ConfigurationError, match="lost for good"):
-        chosen([found], [other.transaction], orphaned=False)
+        abortable([found], [other.transaction])
     with pytest.raises(ConfigurationError, match="needs the names"):
-        chosen([found], [], orphaned=True)
+        abortable([found], [], orphaned=True)
     assert abort_undecided(case.log, [found]).aborted == ()
-    [outcome] = abort_orphaned(chosen([found], [other.transaction], orphaned=True))
-    assert outcome.done
-    assert case.survey() == []
+    done = abort_orphaned(abortable([found], [other.transaction], orphaned=True))
+    assert (names(done), done.left) == ([other.transaction], ())
+    assert case.survey() == ()
 
 
 def test_lost_data_is_loud_and_skipping_it_goes_on_record(case: Case) -> None:
@@ -195,7 +202,7 @@ def test_a_target_that_was_not_given_fences_nobody(case: Case) -> None:
     committable = case.sink_case.prepare()
     case.finish_until(Step.COMMIT_BEFORE, 0, committable)
     tail = case.log.view.tail
-    found = survey([case.log], [sinks_target([], "none")])
+    found = survey([case.log], [sinks_target([], "none")]).transactions
     assert [(one.target, one.state) for one in found] == [(None, Observation.UNKNOWN)]
     with pytest.raises(ConfigurationError, match=r"sink files.*--sinks"):
         case.commit(found)
@@ -237,7 +244,7 @@ def test_the_wrong_folder_is_told_before_anybody_is_fenced_and_gives_nothing_up(
     wrong = sinks_target([FileSink("files", older, format="jsonl")], "wrong")
     for how in ({}, {"skip_lost": "so be it"}):
         with pytest.raises(ConfigurationError, match="it is the right target"):
-            case.commit(survey([case.log], [wrong]), **how)
+            case.commit(survey([case.log], [wrong]).transactions, **how)
     assert case.log.view.tail == tail
     case.target_of_sinks = sinks_target([case.make()], "right")
     case.commit()
@@ -286,7 +293,7 @@ def test_nothing_of_a_decision_that_has_lost_something_is_committed_before_someb
     with pytest.raises(DataLossError):
         case.commit()
     case.sink_case.assert_visible([])
-    assert case.commit(skip_lost="gone") == Committed(epoch=0, committed=1, given_up=1)
+    assert case.commit(skip_lost="gone") == CommittedEpoch(epoch=0, committed=1, given_up=1)
     case.sink_case.assert_visible(case.sink_case.numbers(5))
 
 
@@ -312,12 +319,12 @@ def test_an_old_copy_of_the_log_ends_nothing_if_the_targets_show_it(case: Case) 
     case.sink_case.finish(1, case.sink_case.prepare(1))
     case.finish_until(Step.COMMIT_BEFORE, 2, case.sink_case.prepare(2))
     copy, target = open_log(str(case.folder / "copy")), case.target_of_sinks
-    [found] = survey([copy], [target])
+    [found] = survey([copy], [target]).transactions
     assert found.status is TransactionStatus.AHEAD
     with pytest.raises(ConfigurationError, match="outdated copy"):
-        chosen([found], [], orphaned=False)
+        abortable([found])
     for logs in ([case.log, copy], [copy, case.log]):
-        assert [one.status for one in survey(logs, [target])] == [TransactionStatus.DECIDED]
+        assert [one.status for one in survey(logs, [target]).transactions] == [TransactionStatus.DECIDED]
 
 
 @pytest.mark.parametrize("command", ["commit", "abort"])
@@ -354,18 +361,19 @@ def test_each_transaction_is_judged_by_its_own_log_of_those_given(case: Case) ->
     LogWriter(DirectoryStore(case.folder / "other"), "orders", CommitPolicy()).start()
     logs = [case.log, open_log(str(case.folder / "other"))]
     for given in (logs, logs[::-1]):
-        assert [one.status for one in survey(given, [case.target_of_sinks])] == [TransactionStatus.DECIDED]
+        assert [one.status for one in survey(given, [case.target_of_sinks]).transactions] == [TransactionStatus.DECIDED]
 
 
 def test_what_two_places_have_counts_once(case: Case) -> None:
     case.sink_case.prepare()
-    assert len(survey([case.log], [case.target_of_sinks, sinks_target([case.make()], "again")])) == 1
+    assert len(survey([case.log], [case.target_of_sinks, sinks_target([case.make()], "again")]).transactions) == 1
 
 
 def test_sinks_without_a_log_are_listed_by_their_pipelines_name(case: Case) -> None:
     case.sink_case.prepare()
-    assert [one.status for one in survey([], [case.target_of_sinks], "orders")] == [TransactionStatus.UNKNOWN]
-    assert survey([], [case.target_of_sinks], "orders-eu") == []
+    [found] = survey([], [case.target_of_sinks], "orders").transactions
+    assert found.status is TransactionStatus.UNKNOWN
+    assert survey([], [case.target_of_sinks], "orders-eu").transactions == ()
     with pytest.raises(ConfigurationError, match="give --pipeline"):
         survey([], [case.target_of_sinks])
 
@@ -374,7 +382,7 @@ def test_what_the_target_has_ended_only_in_part_is_still_held(case: Case) -> Non
     case.sink_case.prepare()
     half = Telling("files", case.target, format="jsonl")
     half.answer = Observation.EXPIRED
-    [found] = survey([case.log], [sinks_target([half], "half")])
+    [found] = survey([case.log], [sinks_target([half], "half")]).transactions
     assert found.held
     assert "txn abort" in found.next
     assert len(abort_undecided(case.log, [found]).aborted) == 1
@@ -394,7 +402,7 @@ def test_what_was_given_up_before_a_crash_says_so(case: Case) -> None:
     [found] = case.survey()
     assert "skipped it" in found.next
     assert [given.transaction for given in history(case.log).given_up] == [lost.transaction]
-    assert case.commit() == Committed(epoch=0, committed=0, given_up=1)
+    assert case.commit() == CommittedEpoch(epoch=0, committed=0, given_up=1)
     assert [r.transaction for r in audit_records(case.log.store) if isinstance(r, Resolved)] == [lost.transaction]
 
 
@@ -526,7 +534,7 @@ class TestCommands:
         assert case.log.view.tail == 0
         done = case.run("abort", *store, "--yes")
         assert (done.exit_code, done.stdout) == (0, "aborted 1 of 1\n")
-        assert case.survey() == []
+        assert case.survey() == ()
 
     def test_commit_dry_and_done(self, case: Case) -> None:
         case.finish_until(Step.COMMIT_BEFORE, 0, case.sink_case.prepare())
@@ -570,7 +578,7 @@ class TestCommands:
         done = run("--yes", "--why", "the standby lagged")
         assert done.stdout == "the decision log of orders is readable again; it goes on with epoch 1\n"
         assert entries[-1].read_bytes() == newest
-        assert case.commit() == Committed(1, 1, 0)
+        assert case.commit() == CommittedEpoch(1, 1, 0)
         case.sink_case.assert_visible(case.sink_case.numbers(0, 1))
         shown = CliRunner().invoke(app, ["checkpoints", "--store", str(case.checkpoint)]).stdout
         assert "repair of epoch 1" in shown
@@ -624,7 +632,7 @@ class TestCommands:
 
     def test_a_name_is_printed_as_it_is(self, case: Case, capsys: pytest.CaptureFixture[str]) -> None:
         """Console markup and emoji would change `:key:` and `:100:`."""
-        found = Found(
+        found = FoundTransaction(
             committable(sink="key", transaction="onceward:1:orders:key:0a0b0c0d:100:42:1:0:ab [red]"),
             case.target_of_sinks,
             TransactionStatus.IN_DOUBT,
@@ -642,7 +650,7 @@ class TestCommands:
         said = r"a\x1b]0;owned\x07\x1b[2J\r\x9b1A\x7f \u202e\u2066" + " \u00e9 \u6f22 \U0001f389"
         show.table(
             [
-                found := Found(
+                found := FoundTransaction(
                     committable(sink=evil), None, TransactionStatus.IN_DOUBT, Observation.PREPARED, listed=True
                 )
             ]
@@ -707,7 +715,7 @@ def test_a_driver_that_starts_meanwhile_wins(case: Case, monkeypatch: pytest.Mon
 
 def test_what_was_not_aborted_says_why_it_may_be(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = case.sink_case.prepare()
-    monkeypatch.setattr("onceward.cli.operate.abort_undecided", lambda *_: Swept())  # it was decided meanwhile
+    monkeypatch.setattr("onceward.core.operations.resolve.sweep", lambda *_, **__: Swept())  # it was decided meanwhile
     done = case.run("abort", "--store", str(case.checkpoint), "--yes")
     assert (done.exit_code, done.stdout) == (1, "aborted 0 of 1\n")
     assert f"not aborted: {prepared.transaction}: it was decided or ended meanwhile, or its target" in done.stderr

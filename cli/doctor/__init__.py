@@ -254,7 +254,7 @@ def _decided(log: Log, targets: Sequence[Target]) -> Finding:
     """Whether what is decided can still be committed, and whether anybody has given something up."""
     name, skipped_ever = _DECIDED, given_up(log)
     try:
-        found = [one for one in survey([log], targets, log.pipeline) if one.listed is False]
+        found = [one for one in survey([log], targets, log.pipeline).transactions if one.listed is False]
     except OncewardError as error:
         return skipped(name, str(error))
     lost = [one for one in found if action(one.status, one.state) is Action.LOST]

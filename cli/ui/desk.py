@@ -21,7 +21,7 @@ from onceward.core.log import DirectoryStore, read
 from onceward.core.log.entries import position_of
 from onceward.core.log.store import IN_CHECKPOINT, local_folder
 from onceward.core.operations.logs import Log, open_log
-from onceward.core.operations.resolve import abort_undecided, chosen, commit_decided
+from onceward.core.operations.resolve import abort_undecided, abortable, commit_decided
 
 from .. import show
 from .model import SEARCH_EVERY, Watched
@@ -233,9 +233,8 @@ class Desk:
             raise ConfigurationError("no transaction was named; nothing was done")
         with self._acting:
             log = open_log(watched.url, watched.log.pipeline, writing=True)
-            meant = chosen(self._search_of(watched).found([log]), order.transactions, orphaned=False)
-            aborted = {c.identity() for c in abort_undecided(log, meant).aborted}
-        left = [one.name for one in meant if one.committable.identity() not in aborted]
+            meant = abortable(self._search_of(watched).found([log]), order.transactions, orphaned=False)
+            left = [one.transaction.name for one in abort_undecided(log, meant).left]
         return f"Aborted {len(meant) - len(left)} of {len(meant)}" + (
             f"; not aborted: {', '.join(left)}" if left else ""
         )

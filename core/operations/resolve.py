@@ -10,8 +10,8 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 from ..checkpoint import CommitPolicy, OnLost, finish, sweep
 from ..checkpoint.kept import check_kept
@@ -33,12 +33,11 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from ..checkpoint import Swept
     from ..log import Decide
     from ..names import Scope
     from ..transaction import AbortOutcome, CommitOutcome, Committable, WriteContext
     from .logs import Log
-    from .survey import Found
+    from .survey import FoundTransaction
     from .targets import Target
 
 _WHY_NOT = {
@@ -50,32 +49,79 @@ _WHY_NOT = {
 }
 _ORPHANS: Final = (TransactionStatus.FOREIGN, TransactionStatus.UNKNOWN)
 _UNDECIDED: Final = (TransactionStatus.IN_DOUBT, TransactionStatus.LINGERING)
+_MEANWHILE: Final = "it was decided or ended meanwhile, or its target did not abort it: see `txn list`"
 _COMMIT_TIMEOUT: Final = 10.0
 """Seconds; an operator waits for the answer."""
 
 
-class Committed(NamedTuple):
-    """What became of a decision: how many of its transactions were committed, how many given up, now or before."""
+@dataclass(frozen=True)
+class CommittedEpoch:
+    """An epoch whose decision was finished by hand.
+
+    Attributes:
+        epoch: Its number.
+        committed: How many of its transactions are committed, now or before.
+        given_up: How many of them were given up, now or before.
+    """
 
     epoch: int
     committed: int
     given_up: int
 
 
+@dataclass(frozen=True)
+class NotAborted:
+    """A transaction that was to be aborted and was not.
+
+    Attributes:
+        transaction: As the survey found it.
+        why: The reason.
+    """
+
+    transaction: FoundTransaction
+    why: str
+
+
+@dataclass(frozen=True)
+class Aborted:
+    """What became of transactions that were to be aborted.
+
+    Attributes:
+        aborted: Those that are gone.
+        left: The others.
+    """
+
+    aborted: tuple[FoundTransaction, ...] = ()
+    left: tuple[NotAborted, ...] = ()
+
+
+@dataclass(frozen=True)
+class RepairedLog:
+    """A decision log that can be read again.
+
+    Attributes:
+        pipeline: Whose log it is.
+        epoch: The newest decided epoch, with which it goes on.
+    """
+
+    pipeline: str
+    epoch: int
+
+
 def commit_decided(
     log: Log,
     decision: Decide,
-    found: Sequence[Found],
+    transactions: Sequence[FoundTransaction],
     *,
     skip_lost: str | None = None,
     policy: CommitPolicy | None = None,
-) -> Committed | None:
-    """Become the newest writer and finish a decision; None if somebody else has ended it.
+) -> CommittedEpoch | None:
+    """Become the newest writer and finish a decision; return None if another process has finished it.
 
     Args:
         log: The pipeline's decision log.
-        decision: The one that waits.
-        found: What the survey found since.
+        decision: The one that waits: `log.view.undone`.
+        transactions: Those that a survey has found since.
         skip_lost: Why the pipeline shall go on without what is proven not to be committed, now and for ever; None:
             that is an error.
         policy: Clock and pauses.
@@ -91,7 +137,7 @@ def commit_decided(
             others are.
         FencedError: Another writer has started at the same time.
     """
-    sinks = committing(found)
+    sinks = committing(transactions)
     _check_same(log, decision, log.view.undone)
     if log.view.undone is None:
         return None
@@ -112,10 +158,10 @@ def commit_decided(
     for loss in lost.values():
         raise loss
     given_up = sum(c.transaction in writer.view.skipped for c in decision.committables)
-    return Committed(decision.epoch, len(decision.committables) - given_up, given_up)
+    return CommittedEpoch(decision.epoch, len(decision.committables) - given_up, given_up)
 
 
-def committing(found: Sequence[Found]) -> Mapping[str, TwoPhaseCommitSink[Any]]:
+def committing(found: Sequence[FoundTransaction]) -> Mapping[str, TwoPhaseCommitSink[Any]]:
     """The sinks by which what is decided is committed, by name.
 
     Raises:
@@ -132,7 +178,7 @@ def committing(found: Sequence[Found]) -> Mapping[str, TwoPhaseCommitSink[Any]]:
     return {**sinks, **{name: _NotGiven(name, committable) for name, committable in not_given.items()}}
 
 
-def _check_current(found: Sequence[Found]) -> None:
+def _check_current(found: Sequence[FoundTransaction]) -> None:
     """Refuse a log that is an outdated copy, if the targets prove it."""
     for one in found:
         if one.status is TransactionStatus.AHEAD:
@@ -143,7 +189,7 @@ def _check_current(found: Sequence[Found]) -> None:
             )
 
 
-def _sinks_of(found: Sequence[Found]) -> Mapping[str, TwoPhaseCommitSink[Any]]:
+def _sinks_of(found: Sequence[FoundTransaction]) -> Mapping[str, TwoPhaseCommitSink[Any]]:
     """By which these of one pipeline are ended, by the name of the sink."""
     targets: dict[str, Target] = {}
     for one in found:
@@ -210,7 +256,7 @@ def _check_same(log: Log, decision: Decide, waiting: Decide | None) -> None:
         )
 
 
-def _check_known(decided: Sequence[Found], sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> None:
+def _check_known(decided: Sequence[FoundTransaction], sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> None:
     """Before a run is fenced, refuse a wrong target: it can tell, and knows none of what a sink has decided."""
     silent = {
         name
@@ -229,40 +275,74 @@ def _check_known(decided: Sequence[Found], sinks: Mapping[str, TwoPhaseCommitSin
             )
 
 
-def abort_undecided(log: Log, found: Sequence[Found], *, policy: CommitPolicy | None = None) -> Swept:
+def abort_undecided(
+    log: Log, transactions: Sequence[FoundTransaction], *, policy: CommitPolicy | None = None
+) -> Aborted:
     """Become the newest writer, so that none of these can be decided any more, and abort exactly these.
 
-    What was decided, or ended, since they were found is left alone. FencedError and StoreError: nothing was aborted.
+    Transactions that were decided, or ended, since they were found are left alone.
+
+    Args:
+        log: The pipeline's decision log.
+        transactions: Those to be aborted, as `abortable` returns them.
+        policy: Clock and pauses.
+
+    Raises:
+        FencedError: Another writer has started at the same time; nothing was aborted.
+        StoreError: The log's store did not answer; nothing was aborted.
     """
-    targets = dict.fromkeys((one.committable.sink, one.target) for one in found if one.target is not None)
+    targets = dict.fromkeys((one.committable.sink, one.target) for one in transactions if one.target is not None)
     writer = LogWriter(log.store, log.pipeline, (policy or CommitPolicy()))
     writer.start("txn abort")
-    meant = {one.committable.identity() for one in found}
+    meant = {one.committable.identity() for one in transactions}
     swept = sweep(writer, [target.sink(sink) for sink, target in targets], only=meant)
     if not swept.aborted and not writer.still_newest():
         raise FencedError("another writer has started meanwhile; nothing was aborted", pipeline=log.pipeline)
-    return swept
+    gone = {committable.identity() for committable in swept.aborted}
+    aborted = tuple(one for one in transactions if one.committable.identity() in gone)
+    return Aborted(aborted, tuple(NotAborted(one, _MEANWHILE) for one in transactions if one not in aborted))
 
 
-def abort_orphaned(found: Sequence[Found]) -> list[AbortOutcome]:
-    """Abort exactly these, whose decision log is gone for good: nobody can decide or commit them any more."""
-    return [one.target.sink(one.committable.sink).abort(one.committable) for one in found if one.target is not None]
+def abort_orphaned(transactions: Sequence[FoundTransaction]) -> Aborted:
+    """Abort exactly these, whose decision log is gone for good: nobody can decide or commit them any more.
 
+    Args:
+        transactions: Those to be aborted, as `abortable` returns them.
 
-def chosen(found: Sequence[Found], names: Sequence[str], *, orphaned: bool) -> list[Found]:
-    """Those that are to be aborted: all that no decision can name, or these names; refuse what must not be aborted.
-
-    With `orphaned`, those whose log is another one, or not given, are meant, and only by their names.
+    Raises:
+        ConfigurationError: The decision log of one of them was given to the survey; nothing was aborted.
+        SinkError: A target did not answer.
     """
-    _check_current(found)
+    meant = abortable(transactions, [one.name for one in transactions], orphaned=True)
+    ended = [(one, one.target.sink(one.committable.sink).abort(one.committable)) for one in meant if one.target]
+    return Aborted(
+        tuple(one for one, outcome in ended if outcome.done),
+        tuple(NotAborted(one, f"{out.status}, {out.detail}") for one, out in ended if not out.done),
+    )
+
+
+def abortable(
+    transactions: Sequence[FoundTransaction], names: Sequence[str] = (), *, orphaned: bool = False
+) -> list[FoundTransaction]:
+    """Return the transactions that may be aborted: those that no decision names and, from now on, none can.
+
+    Args:
+        transactions: Those that a survey has found.
+        names: The ones to return; none: all that may be aborted.
+        orphaned: Return those whose decision log is another one, or was not given; they must be named.
+
+    Raises:
+        ConfigurationError: One that is named must not be aborted, or is not open or prepared.
+    """
+    _check_current(transactions)
     may = _ORPHANS if orphaned else _UNDECIDED
     if not names:
         if orphaned:
             raise ConfigurationError(
                 "--orphaned needs the names of the transactions: without their log, none is proven"
             )
-        return [one for one in found if one.held and one.status in may]
-    by_name = {one.name: one for one in found if one.held}
+        return [one for one in transactions if one.held and one.status in may]
+    by_name = {one.name: one for one in transactions if one.held}
     for name in names:
         if name not in by_name:
             raise ConfigurationError(f"{name} is not open or prepared in any of the targets given: see `txn list`")
@@ -273,8 +353,13 @@ def chosen(found: Sequence[Found], names: Sequence[str], *, orphaned: bool) -> l
     return [by_name[name] for name in dict.fromkeys(names)]
 
 
-def repair(log: Log, why: str, *, policy: CommitPolicy | None = None) -> Decide:
-    """Become the newest writer, and make void what is below the log's gap; the decision that it goes on with.
+def repair_log(log: Log, why: str, *, policy: CommitPolicy | None = None) -> RepairedLog:
+    """Become the newest writer, and make void what is below the log's gap.
+
+    Args:
+        log: The damaged log, opened with `repairs=True`.
+        why: The reason, which is recorded in the log.
+        policy: Clock and pauses.
 
     Raises:
         LogDamagedError: There is no gap, or it cannot be explained; nothing was written.
@@ -284,7 +369,7 @@ def repair(log: Log, why: str, *, policy: CommitPolicy | None = None) -> Decide:
     view = writer.start("repair-log", repairs=True)
     decision, _ = view.decisions[-1]
     writer.resolve(decision.epoch, "", action="repair", who=_who(), why=why)
-    return decision
+    return RepairedLog(log.pipeline, decision.epoch)
 
 
 def _who() -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -21,7 +21,7 @@ from ..names import Scope
 from ..transaction import ANY_EPOCH, Committable, Observation, rows_by_sink
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from ..log import Completed, Decide, LogView
     from .logs import Log
@@ -62,8 +62,8 @@ GIVEN_UP = "an operator skipped it (`onceward checkpoints` shows who): the next 
 
 
 @dataclass(frozen=True)
-class Found:
-    """A transaction.
+class FoundTransaction:
+    """A transaction that a target lists, or that a waiting decision names.
 
     Attributes:
         committable: Its handle.
@@ -135,21 +135,30 @@ class Found:
         }
 
 
+@dataclass(frozen=True)
+class Survey:
+    """The transactions that targets and decision logs show.
+
+    Attributes:
+        transactions: Those that are open, prepared, or wait for their commit.
+        unanswered: Title of each target that did not answer, with the error. Its transactions are listed as far as the
+            decision logs name them.
+    """
+
+    transactions: tuple[FoundTransaction, ...]
+    unanswered: Mapping[str, str] = field(default_factory=dict)
+
+
 def survey(
-    logs: Sequence[Log],
-    targets: Sequence[Target],
-    pipeline: str | None = None,
-    *,
-    unanswered: dict[str, str] | None = None,
-) -> list[Found]:
-    """List what is open or prepared, or waits for its commit.
+    logs: Sequence[Log], targets: Sequence[Target], pipeline: str | None = None, *, must_answer: bool = True
+) -> Survey:
+    """List the transactions that are open, prepared, or wait for their commit.
 
     Args:
         logs: The decision logs that are known.
         targets: Where to look; of two that have the same transaction, the first counts.
         pipeline: Look at this one alone; None: at all.
-        unanswered: Gets the title of each target that did not answer, with what it raised; what the log says of its
-            transactions is listed all the same. None: such a target is an error.
+        must_answer: Whether a target that does not answer is an error.
 
     Raises:
         ConfigurationError: A target cannot be searched without the name of a pipeline.
@@ -157,7 +166,8 @@ def survey(
         StoreError: A store did not answer.
     """
     known = {log.pipeline for log in logs} | ({pipeline} if pipeline is not None else set())
-    seen: dict[tuple[str, ...], Found] = {}
+    seen: dict[tuple[str, ...], FoundTransaction] = {}
+    unanswered: dict[str, str] = {}
     for target in targets:
         try:
             listed_here = [
@@ -167,20 +177,19 @@ def survey(
                 for one in _listed(target, owner, sink)
             ]
         except ExternalError as error:
-            if unanswered is None:
+            if must_answer:
                 raise
             unanswered[target.title] = str(error)
             continue
         for one in listed_here:
             seen.setdefault((one.committable.pipeline, *one.committable.identity()), one)
-    silent = set() if unanswered is None else set(unanswered)
     views = _newest([(log.pipeline, log.view) for log in logs if pipeline in (None, log.pipeline)])
     listed = {_name(one.committable) for one in seen.values()}
-    waiting = [one for _, view in views for one in _waiting(view, targets, listed, silent)]
-    return _with_expiry([_judged(one, views) for one in [*seen.values(), *waiting]])
+    waiting = [one for _, view in views for one in _waiting(view, targets, listed, unanswered)]
+    return Survey(tuple(_with_expiry([_judged(one, views) for one in [*seen.values(), *waiting]])), unanswered)
 
 
-def _with_expiry(found: Sequence[Found]) -> list[Found]:
+def _with_expiry(found: Sequence[FoundTransaction]) -> list[FoundTransaction]:
     """Add when the targets end what is open, as far as they tell."""
     held = [one for one in found if one.target is not None and one.held]
     expires: dict[int, float | None] = {}
@@ -209,18 +218,18 @@ def _newest(views: Iterable[tuple[str, LogView]]) -> list[tuple[str, LogView]]:
     return list(newest.values())
 
 
-def _listed(target: Target, pipeline: str, name: str) -> Iterable[Found]:
+def _listed(target: Target, pipeline: str, name: str) -> Iterable[FoundTransaction]:
     sink = target.sink(name)
     listed = list(sink.lingering(Scope(pipeline, name, "")))
     for committable, state in zip(listed, sink.inspect_many(listed), strict=True):
         # To be listed is an answer, where the target gives no better one.
         state = Observation.PREPARED if state in UNPROVEN else state  # noqa: PLW2901
-        yield Found(committable, target, TransactionStatus.UNKNOWN, state, listed=True)
+        yield FoundTransaction(committable, target, TransactionStatus.UNKNOWN, state, listed=True)
 
 
 def _waiting(
     view: LogView, targets: Sequence[Target], listed: set[tuple[str, ...]], silent: Collection[str]
-) -> Iterable[Found]:
+) -> Iterable[FoundTransaction]:
     """What the undone decision names and no listing showed."""
     by_sink: dict[tuple[str, str], list[Committable]] = defaultdict(list)
     for committable in view.undone.committables if view.undone is not None else ():
@@ -233,14 +242,14 @@ def _waiting(
         else:
             states = list(target.sink(sink).inspect_many(committables))
         for committable, state in zip(committables, states, strict=True):
-            yield Found(committable, target, TransactionStatus.UNKNOWN, state, listed=False)
+            yield FoundTransaction(committable, target, TransactionStatus.UNKNOWN, state, listed=False)
 
 
 def _name(committable: Committable) -> tuple[str, ...]:
     return (committable.pipeline, committable.sink, committable.transaction)
 
 
-def _judged(seen: Found, views: Sequence[tuple[str, LogView]]) -> Found:
+def _judged(seen: FoundTransaction, views: Sequence[tuple[str, LogView]]) -> FoundTransaction:
     """With what its own log says if that is among them, else another one of its pipeline."""
     c = seen.committable
     of_pipeline = [view for pipeline, view in views if pipeline == c.pipeline]
@@ -294,15 +303,16 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     given_up: list[GivenUp]
 
 
-def history(log: Log, found: Sequence[Found] = ()) -> History:
+def history(log: Log, transactions: Sequence[FoundTransaction] = ()) -> History:
     """Return what a decision log says about the past. It is pruned at each completion, so there are few epochs.
 
     Args:
         log: The log.
-        found: Transactions that the targets show now; they say when those of the waiting epoch expire.
+        transactions: Those that the targets show now; they say when those of the waiting epoch expire.
     """
     epochs = {decision.epoch: _epoch(log.pipeline, decision, done) for decision, done in log.view.decisions}
-    waiting = [one for one in found if one.status is TransactionStatus.DECIDED and one.expires_in is not None]
+    decided = [one for one in transactions if one.status is TransactionStatus.DECIDED]
+    waiting = [one for one in decided if one.expires_in is not None]
     for epoch in {one.committable.epoch for one in waiting} & set(epochs):
         seconds = min(one.expires_in or 0 for one in waiting if one.committable.epoch == epoch)
         epochs[epoch] = msgspec.structs.replace(epochs[epoch], expires_in=seconds)

@@ -10,7 +10,7 @@ from onceward.core.checkpoint import Coordinator, OnLost
 from onceward.core.errors import DataLossError, EpochConflictError, OncewardError
 from onceward.core.names import PooledName, Scope, TransactionName
 from onceward.core.operations.logs import Log
-from onceward.core.operations.resolve import abort_undecided, chosen, commit_decided
+from onceward.core.operations.resolve import abort_undecided, abortable, commit_decided
 from onceward.core.operations.survey import survey
 from onceward.core.operations.targets import Target
 
@@ -468,9 +468,9 @@ class Simulation:
 
         def txn() -> None:
             decision = log.view.undone
-            found = survey([log], [target])
+            found = survey([log], [target]).transactions
             if arg % 2 == 0:
-                abort_undecided(log, chosen(found, [], orphaned=False), policy=policy)
+                abort_undecided(log, abortable(found), policy=policy)
             elif decision is not None:
                 commit_decided(log, decision, found, skip_lost=skip, policy=replace(policy, on_lost=OnLost.FAIL))
 

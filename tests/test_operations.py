@@ -1,0 +1,134 @@
+"""`onceward.operations`: what the commands for operators do, from Python, with values that nobody can change."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sys
+from contextlib import chdir
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from onceward import FileSink, operations
+from onceward.core.checkpoint.recovery import TransactionStatus
+from onceward.core.errors import ConfigurationError, SqlError
+from onceward.core.transaction import Observation
+
+from .golden_kit import SUBTASKS, Driver
+
+ROOT = Path(__file__).parent.parent
+
+
+def targets_of(driver: Driver) -> list[operations.Target]:
+    return [operations.sinks_target(driver.sinks, "the pipeline's sinks")]
+
+
+def rows_in(folder: Path) -> list[int]:
+    lines = [line for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
+    return sorted(json.loads(line)["n"] for line in lines)
+
+
+@pytest.mark.parametrize("name", operations.__all__)
+def test_each_name_is_documented_and_its_values_cannot_be_changed(name: str) -> None:
+    public = getattr(operations, name)
+    assert public.__doc__
+    assert public.__module__.startswith("onceward.core.")
+    if dataclasses.is_dataclass(public):
+        assert vars(public)["__dataclass_params__"].frozen
+    elif isinstance(public, type) and issubclass(public, msgspec.Struct):
+        assert public.__struct_config__.frozen
+
+
+def test_a_decision_that_waits_is_surveyed_and_committed(tmp_path: Path) -> None:
+    driver = Driver(tmp_path, "orders")
+    driver.finish(0, dies=True)
+    log = operations.open_log(str(tmp_path / "orders"), writing=True)
+    found = operations.survey([log], targets_of(driver))
+    assert {one.status for one in found.transactions} == {TransactionStatus.DECIDED}
+    assert not found.unanswered
+    decision = log.view.undone
+    assert decision is not None
+    done = operations.commit_decided(log, decision, found.transactions)
+    assert done == operations.CommittedEpoch(epoch=0, committed=2 * SUBTASKS, given_up=0)
+    assert rows_in(tmp_path / "orders-files") == [0, 1, 2, 3]
+    assert [epoch.completed is None for epoch in operations.history(log).epochs] == [False]
+
+
+def test_the_program_of_the_page_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs" / "in-doubt.md").read_text()
+    [program] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    driver = Driver(tmp_path, "orders", "checkpoints/orders")
+    driver.finish(0, dies=True)
+    monkeypatch.setitem(sys.modules, "jobs", SimpleNamespace(SINKS=driver.sinks))
+    with chdir(tmp_path):
+        exec(program, {})
+    *listed, committed = capsys.readouterr().out.splitlines()
+    assert len(listed) == 2 * SUBTASKS
+    assert committed == str(operations.CommittedEpoch(0, 2 * SUBTASKS, 0))
+
+
+def test_undecided_transactions_are_aborted_by_name(tmp_path: Path) -> None:
+    driver = Driver(tmp_path, "orders")
+    driver.prepare(0)
+    log = operations.open_log(str(tmp_path / "orders"), writing=True)
+    found = operations.survey([log], targets_of(driver)).transactions
+    [one] = operations.abortable(found, [found[0].name])
+    assert operations.abort_undecided(log, [one]) == operations.Aborted(aborted=(one,))
+    left = operations.survey([log], targets_of(driver)).transactions
+    assert [each.name for each in left] == [each.name for each in found[1:]]
+
+
+def test_a_transaction_that_was_decided_meanwhile_is_left_and_the_reason_is_told(tmp_path: Path) -> None:
+    driver = Driver(tmp_path, "orders")
+    log = operations.open_log(str(tmp_path / "orders"), writing=True)
+    prepared = driver.prepare(0)
+    found = operations.survey([log], targets_of(driver))
+    driver.decide(0, prepared, dies=True)
+    done = operations.abort_undecided(log, operations.abortable(found.transactions))
+    assert not done.aborted
+    assert len(done.left) == 2 * SUBTASKS
+    assert done.left[0].why.startswith("it was decided or ended meanwhile")
+
+
+def test_only_orphans_are_aborted_as_orphans(tmp_path: Path) -> None:
+    driver = Driver(tmp_path, "orders")
+    driver.prepare(0)
+    log = operations.open_log(str(tmp_path / "orders"))
+    with pytest.raises(ConfigurationError, match="its decision log was given"):
+        operations.abort_orphaned(operations.survey([log], targets_of(driver)).transactions)
+    found = operations.survey([], targets_of(driver), "orders").transactions
+    assert len(operations.abort_orphaned(found).aborted) == len(found) == 2 * SUBTASKS
+    assert not operations.survey([], targets_of(driver), "orders").transactions
+
+
+def test_a_target_that_does_not_answer_is_an_error_unless_the_rest_is_asked_for(tmp_path: Path) -> None:
+    driver = Driver(tmp_path, "orders")
+    driver.finish(0, dies=True)
+    log = operations.open_log(str(tmp_path / "orders"))
+    files, table = driver.sinks
+    (tmp_path / "orders.db").write_bytes(b"no database, however long it may be" * 100)
+    targets = [operations.sinks_target([sink], sink.name) for sink in (files, table)]
+    with pytest.raises(SqlError):
+        operations.survey([log], targets)
+    found = operations.survey([log], targets, must_answer=False)
+    assert list(found.unanswered) == ["table"]
+    states = {one.committable.sink: one.state for one in found.transactions}
+    assert states == {"files": Observation.PREPARED, "table": Observation.NO_ANSWER}
+
+
+def test_a_file_sink_of_another_folder_is_refused_before_a_run_is_fenced(tmp_path: Path) -> None:
+    driver = Driver(tmp_path, "orders")
+    driver.finish(0, dies=True)
+    log = operations.open_log(str(tmp_path / "orders"), writing=True)
+    elsewhere = operations.sinks_target([FileSink("files", tmp_path / "elsewhere", format="jsonl")], "elsewhere")
+    decision, tail = log.view.undone, log.view.tail
+    assert decision is not None
+    with pytest.raises(ConfigurationError, match="Nothing was done"):
+        operations.commit_decided(log, decision, operations.survey([log], [elsewhere]).transactions)
+    assert log.view.tail == tail
