@@ -10,12 +10,12 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from onceward.cli.verify.audit import Expected, Line, Verdict, check_overlap, grouped, judge, tally
 from onceward.cli.verify.places import Place, Systems, load_function
 from onceward.connectors.kafka.reread import OUTSIDE, _headers, offsets_in
 from onceward.core.errors import ConfigurationError
 from onceward.core.log import EpochInput, LogView, LogWriter, Rewound, read
 from onceward.core.log.entries import Decide, Start, decode, encode
+from onceward.core.operations.audit import Expected, Line, Verdict, check_overlap, grouped, judge, tally
 from onceward.core.proof import HISTORY_BYTES, NO_ROWS, Piece, Proof, Proofs, Reread, Wrote, total, without
 from onceward.core.row_hash import RowHash
 from onceward.core.transaction import Committable

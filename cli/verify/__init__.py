@@ -10,6 +10,18 @@ import typer
 
 from onceward.core.errors import ConfigurationError
 from onceward.core.names import Scope
+from onceward.core.operations.audit import (
+    FOREIGN,
+    Audit,
+    Expected,
+    Verdict,
+    check_overlap,
+    check_stopped,
+    grouped,
+    judge,
+    tally,
+    with_starts,
+)
 from onceward.core.operations.comparison import Verdict as Compared
 from onceward.core.operations.comparison import compare
 from onceward.core.operations.logs import open_log
@@ -18,7 +30,6 @@ from onceward.core.row_hash import RowHash
 
 from ..options import AsJson, Pipeline, with_group
 from ..show import console, print_json
-from .audit import FOREIGN, Audit, Expected, Verdict, check_overlap, check_stopped, grouped, judge, tally, with_starts
 from .places import Place, Systems, load_function
 from .rows import compared, mapped, records, shown
 
@@ -28,11 +39,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from onceward.core.log import LogView
+    from onceward.core.operations.audit import Line
     from onceward.core.operations.comparison import Comparison
     from onceward.core.operations.logs import Log
     from onceward.core.proof import ProvenEpoch
 
-    from .audit import Line
     from .places import Rows
 
 _STYLE: Final = {Verdict.PROVEN: "green", Verdict.DIFFERS: "red", Verdict.UNPROVEN: "yellow"}

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from onceward.core.errors import ConfigurationError
-from onceward.core.proof import ALL_EPOCHS, Wrote, without
-from onceward.core.row_hash import hexadecimal, row_hashes
+from ..errors import ConfigurationError
+from ..proof import ALL_EPOCHS, Wrote, without
+from ..row_hash import hexadecimal, row_hashes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from onceward.core.log import LogView
-    from onceward.core.operations.comparison import Comparison
-    from onceward.core.proof import ProvenEpoch, Reread
+    from ..log import LogView
+    from ..proof import ProvenEpoch, Reread
+    from .comparison import Comparison
 
 OLDER: Final = "older"
 FOREIGN: Final = "foreign"
