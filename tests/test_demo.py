@@ -9,7 +9,7 @@ import pytest
 
 from onceward.cli.demo.run import MADE, SAID, TARGETS, VICTIMS, _said, expected, generate, judge, plan
 from onceward.core.errors import ConfigurationError
-from onceward.core.operations.comparison import Kind, Record
+from onceward.core.operations.comparison import Mismatch, Record
 from onceward.testing.machine import emptied
 from onceward.testing.pipeline.faults import FAULTS
 
@@ -52,14 +52,14 @@ def test_the_checker_accepts_exactly_what_must_be_there():
 )
 def test_the_checker_sees_one_missing_one_doubled_and_one_wrong_row(fault, missing, duplicated, wrong):
     verdict = judged(*rows(**{fault: SOME}))
-    assert tuple(verdict.count(kind) for kind in Kind) == (missing, duplicated, wrong)
+    assert tuple(verdict.count(kind) for kind in Mismatch) == (missing, duplicated, wrong)
     assert not verdict.exact
 
 
 def test_the_contrast_is_compared_without_running_totals():
     some = [{name: row[name] for name in ("order_id", "user", "cents")} for row in rows()]
     found = [Record(row, "") for row in [*some, some[0]]]
-    assert [judge(target, found, TOTALS).count(Kind.DUPLICATED) for target in TARGETS] == [0, 0, 1, 1]
+    assert [judge(target, found, TOTALS).count(Mismatch.DUPLICATED) for target in TARGETS] == [0, 0, 1, 1]
 
 
 def test_what_the_driver_says_in_its_log_is_read_line_by_line(tmp_path: Path):
@@ -74,7 +74,7 @@ def test_what_the_driver_says_in_its_log_is_read_line_by_line(tmp_path: Path):
 
 
 def test_a_row_that_nobody_expected_is_wrong():
-    assert judged(*rows(), {"order_id": "o99999999"}).count(Kind.WRONG) == 1
+    assert judged(*rows(), {"order_id": "o99999999"}).count(Mismatch.WRONG) == 1
 
 
 def test_the_same_seed_gives_the_same_orders_and_running_totals_that_only_grow():

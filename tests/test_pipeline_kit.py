@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from onceward.core.errors import ConfigurationError
-from onceward.core.operations.comparison import Comparison, Kind, Record, Verdict, compare
+from onceward.core.operations.comparison import Comparison, Mismatch, Record, Verdict, compare
 from onceward.core.steps import Step
 from onceward.testing.pipeline.driver import arguments_of
 from onceward.testing.pipeline.faults import FAULTS, NothingToHitError, NotReachedError, PlannedFault, planned_faults
@@ -31,7 +31,7 @@ def judged(expected: list[dict[str, Any]], found: list[dict[str, Any]], output: 
 
 
 def counts(comparison: Comparison) -> tuple[int, int, int]:
-    return comparison.count(Kind.MISSING), comparison.count(Kind.DUPLICATED), comparison.count(Kind.WRONG)
+    return comparison.count(Mismatch.MISSING), comparison.count(Mismatch.DUPLICATED), comparison.count(Mismatch.WRONG)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_long_values_are_compared_whole_and_shown_in_part() -> None:
     right, wrong = [{"id": 1, "text": f"{long}a"}], [{"id": 1, "text": f"{long}b"}]
     assert judged(right, [{"id": 1, "text": f"{long}a"}]).exact
     [finding] = judged(right, wrong).findings
-    assert (finding.kind, finding.row["text"]) == (Kind.WRONG, f"{'x' * 1_000}… (5001 characters)")
+    assert (finding.kind, finding.row["text"]) == (Mismatch.WRONG, f"{'x' * 1_000}… (5001 characters)")
     nested = judged([], [{"id": 1, "data": b"x" * 5_000, "tags": [long, "y"]}])
     assert "(5000 bytes)" in str(nested.findings[0].row["data"])
     assert "(5009 characters)" in nested.findings[0].row["tags"]

@@ -15,7 +15,7 @@ from onceward.connectors.kafka.reread import OUTSIDE, _headers, offsets_in
 from onceward.core.errors import ConfigurationError
 from onceward.core.log import EpochInput, LogView, LogWriter, Rewound, read
 from onceward.core.log.entries import Decide, Start, decode, encode
-from onceward.core.operations.audit import Expected, Line, Verdict, check_overlap, grouped, judge, tally
+from onceward.core.operations.audit import EpochVerdict, Expected, Line, check_overlap, grouped, judge, tally
 from onceward.core.proof import HISTORY_BYTES, NO_ROWS, Piece, Proof, Proofs, Reread, Wrote, total, without
 from onceward.core.row_hash import RowHash
 from onceward.core.transaction import Committable
@@ -190,7 +190,7 @@ def test_epochs_that_differ_are_named_and_the_others_proven(writer: LogWriter) -
     view = read(writer.store)
     held = (("m3", (6, 6)), ("m0", (1,)), ("m0", (0,)), ("m1", (2,)), ("m2", (5, 4)), ("nobody", (9,)))
     lines, foreign = lines_of(view, reread(*held))
-    good, bad = Verdict.PROVEN, Verdict.DIFFERS
+    good, bad = EpochVerdict.PROVEN, EpochVerdict.DIFFERS
     assert lines == [Line(0, 2, 2, good), Line(1, 2, 1, bad), Line(2, 2, 2, good), Line(3, 2, 2, bad)]
     assert foreign == 1
 
@@ -198,7 +198,7 @@ def test_epochs_that_differ_are_named_and_the_others_proven(writer: LogWriter) -
 def test_a_mark_that_nobody_knows_is_foreign_where_nothing_older_was_written(writer: LogWriter) -> None:
     decided(writer, 0, committable(0, 1))
     lines, foreign = lines_of(read(writer.store), reread(("m0", (1,)), ("m7", (1,))))
-    assert ([line.verdict for line in lines], foreign) == ([Verdict.PROVEN], 1)
+    assert ([line.verdict for line in lines], foreign) == ([EpochVerdict.PROVEN], 1)
 
 
 def test_older_epochs_are_judged_by_their_sum(writer: LogWriter) -> None:
@@ -207,22 +207,22 @@ def test_older_epochs_are_judged_by_their_sum(writer: LogWriter) -> None:
     view = read(writer.store)
     all_of_it = [(f"m{epoch}", (epoch,)) for epoch in range(300)]
     lines, _ = lines_of(view, reread(*all_of_it))
-    assert {line.verdict for line in lines} == {Verdict.PROVEN}
+    assert {line.verdict for line in lines} == {EpochVerdict.PROVEN}
     assert lines[0].epoch is None
     lines, _ = lines_of(view, reread(*all_of_it[1:]))
-    assert [line.epoch for line in lines if line.verdict is Verdict.DIFFERS] == [None]
+    assert [line.epoch for line in lines if line.verdict is EpochVerdict.DIFFERS] == [None]
     by_the_ledger = [("x5", (5,)), *(one for one in all_of_it if one[0] != "m5")]
     lines, foreign = lines_of(view, reread(*by_the_ledger, epochs={"x5": 5}))
-    assert ({line.verdict for line in lines}, foreign) == ({Verdict.PROVEN}, 0)
+    assert ({line.verdict for line in lines}, foreign) == ({EpochVerdict.PROVEN}, 0)
     lines, _ = lines_of(view, reread(*all_of_it[1:], counts={0: 1, 299: 1}))
-    assert [line for line in lines if line.verdict is Verdict.DIFFERS][1] == Line(0, 1, 0, Verdict.DIFFERS)
+    assert [line for line in lines if line.verdict is EpochVerdict.DIFFERS][1] == Line(0, 1, 0, EpochVerdict.DIFFERS)
 
 
 def test_a_target_that_forgot_who_wrote_what_is_proven_as_a_whole(writer: LogWriter) -> None:
     for epoch in range(3):
         decided(writer, epoch, committable(epoch, epoch))
     view = read(writer.store)
-    assert lines_of(view, reread(("restored", (2, 0, 1)))) == ([Line(None, 3, 3, Verdict.PROVEN)], 0)
+    assert lines_of(view, reread(("restored", (2, 0, 1)))) == ([Line(None, 3, 3, EpochVerdict.PROVEN)], 0)
     lines, foreign = lines_of(view, reread(("restored", (2, 0, 0))))
     assert (len(lines), foreign) == (3, 3)
 
@@ -236,7 +236,7 @@ def test_epochs_from_before_a_rewind_are_judged_together(writer: LogWriter) -> N
     assert expected.without({0, 1}).older == Wrote(2, hash_of(0, 1))
     view = without_marks(view)
     lines, foreign = lines_of(view, held)
-    assert [(line.epoch, line.verdict) for line in lines] == [(None, Verdict.DIFFERS), (2, Verdict.PROVEN)]
+    assert [(line.epoch, line.verdict) for line in lines] == [(None, EpochVerdict.DIFFERS), (2, EpochVerdict.PROVEN)]
     assert foreign == 0
 
 
@@ -245,7 +245,7 @@ def test_epochs_that_come_in_while_the_target_is_read_are_not_judged(writer: Log
     before = read(writer.store)
     decided(writer, 1, committable(1, 2), complete=False)
     lines, foreign = lines_of(before, reread(("m0", (1,)), ("m1", (2,))), read(writer.store))
-    assert ([line.verdict for line in lines], foreign) == ([Verdict.PROVEN], 0)
+    assert ([line.verdict for line in lines], foreign) == ([EpochVerdict.PROVEN], 0)
     writer.complete(1)
     check_overlap(before, read(writer.store))
     for epoch in range(2, 300):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from onceward.core.operations.comparison import Kind
+from onceward.core.operations.comparison import Mismatch
 from onceward.testing.machine import locked
 from onceward.testing.pipeline.case import Case
 from onceward.testing.pipeline.endpoints import UnreadableError
@@ -54,7 +54,7 @@ def found_in(spec: Contestant, case: Case, verdict: Verdict) -> tuple[Output, ..
         torn.setdefault(here, set()).update(keys)
     found: list[Output] = []
     for output, comparison in zip(outputs_of(spec), verdict.comparisons, strict=True):
-        counts = [comparison.count(kind) for kind in (Kind.MISSING, Kind.DUPLICATED, Kind.WRONG)]
+        counts = [comparison.count(kind) for kind in (Mismatch.MISSING, Mismatch.DUPLICATED, Mismatch.WRONG)]
         files = len(output.torn(case.addresses)) if isinstance(output, Files) else 0
         found.append(
             Output(comparison.output, comparison.expected, *counts, len(torn.get(comparison.output, ())) + files)
@@ -67,7 +67,7 @@ def is_late(verdict: Verdict) -> bool:
     newest: dict[str, int] = {}
     missing: list[tuple[str, int]] = []
     for comparison in verdict.comparisons:
-        gone = {str(finding.row["id"]) for finding in comparison.findings if finding.kind is Kind.MISSING}
+        gone = {str(finding.row["id"]) for finding in comparison.findings if finding.kind is Mismatch.MISSING}
         for key, positions in verdict.sources.items():
             places = [(partition, int(offset)) for partition, _, offset in (p.rpartition("@") for p in positions)]
             if key in gone:

@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from onceward.core.operations.comparison import Kind
+from onceward.core.operations.comparison import Mismatch
 from onceward.testing.machine import emptied
 from onceward.testing.pipeline.endpoints import Addresses
 from onceward.testing.services import dev_services
@@ -83,7 +83,7 @@ def summary(story: Story) -> RenderableType:
     for column in ("target", "expected", "seen", "missing", "duplicated", "wrong", ""):
         table.add_column(column, justify="left" if column in ("target", "") else "right")
     for verdict in story.verdicts:
-        numbers = (verdict.expected, verdict.found, *(verdict.count(kind) for kind in Kind))
+        numbers = (verdict.expected, verdict.found, *(verdict.count(kind) for kind in Mismatch))
         mark = "[green]exact[/green]" if verdict.exact else "[red]not exact[/red]"
         table.add_row(verdict.output, *[f"{number:,}" for number in numbers], mark)
     return table
@@ -119,7 +119,7 @@ def _timeline(axes: Axes, story: Story) -> None:
 
 def _bars(axes: Axes, story: Story) -> None:
     names = [verdict.output for verdict in story.verdicts]
-    missing, duplicated = ([v.count(kind) for v in story.verdicts] for kind in (Kind.MISSING, Kind.DUPLICATED))
+    missing, duplicated = ([v.count(kind) for v in story.verdicts] for kind in (Mismatch.MISSING, Mismatch.DUPLICATED))
     axes.barh(names, missing, color="#762a83", label="missing")
     axes.barh(names, duplicated, left=missing, color="#d6604d", label="duplicated")
     for row, (lost, doubled) in enumerate(zip(missing, duplicated, strict=True)):

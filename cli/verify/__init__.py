@@ -13,8 +13,8 @@ from onceward.core.names import Scope
 from onceward.core.operations.audit import (
     FOREIGN,
     Audit,
+    EpochVerdict,
     Expected,
-    Verdict,
     check_overlap,
     check_stopped,
     grouped,
@@ -22,8 +22,7 @@ from onceward.core.operations.audit import (
     tally,
     with_starts,
 )
-from onceward.core.operations.comparison import Verdict as Compared
-from onceward.core.operations.comparison import compare
+from onceward.core.operations.comparison import Verdict, compare
 from onceward.core.operations.logs import open_log
 from onceward.core.proof import ALL_EPOCHS
 from onceward.core.row_hash import RowHash
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
 
     from .places import Rows
 
-_STYLE: Final = {Verdict.PROVEN: "green", Verdict.DIFFERS: "red", Verdict.UNPROVEN: "yellow"}
+_STYLE: Final = {EpochVerdict.PROVEN: "green", EpochVerdict.DIFFERS: "red", EpochVerdict.UNPROVEN: "yellow"}
 
 
 @with_group
@@ -179,7 +178,7 @@ def _audit(question: _Question, sink: str, place: Place) -> Audit:
             raise ConfigurationError(f"--epochs: sink {sink} has written nothing in these epochs")
     source = _Source(question, place, before, reread.schema)
     lines = [source.checked(line, expected) for line in lines]
-    bad = {line.epoch for line in lines if not line.proven and line.verdict is not Verdict.UNPROVEN}
+    bad = {line.epoch for line in lines if not line.proven and line.verdict is not EpochVerdict.UNPROVEN}
     rows = None
     if foreign or (bad and source.is_known):
         told = {FOREIGN, *bad} if source.is_known else {FOREIGN}
@@ -221,7 +220,7 @@ class _Source:
         for batch in self._batches(line.epoch):
             found.add(batch)
         same = (found.rows, found.proof().hash) == (written.rows, written.hash)
-        return msgspec.structs.replace(line, source=Verdict.PROVEN if same else Verdict.DIFFERS)
+        return msgspec.structs.replace(line, source=EpochVerdict.PROVEN if same else EpochVerdict.DIFFERS)
 
 
 def _show(found: Sequence[Audit], *, as_json: bool) -> None:
@@ -235,12 +234,12 @@ def _show(found: Sequence[Audit], *, as_json: bool) -> None:
         rows = sum(line.found for line in proven)
         out.print(f"{audit.sink} in {audit.target}", style="bold")
         if proven:
-            out.print(f"  proven: {_epochs(proven)}, {rows} rows", style=_STYLE[Verdict.PROVEN])
+            out.print(f"  proven: {_epochs(proven)}, {rows} rows", style=_STYLE[EpochVerdict.PROVEN])
         for line in audit.lines:
             if not line.proven:
-                out.print(f"  {_words(line)}", style=_STYLE[Verdict.DIFFERS if line.source else line.verdict])
+                out.print(f"  {_words(line)}", style=_STYLE[EpochVerdict.DIFFERS if line.source else line.verdict])
         if audit.foreign:
-            out.print(f"  {audit.foreign} rows that no epoch wrote", style=_STYLE[Verdict.DIFFERS])
+            out.print(f"  {audit.foreign} rows that no epoch wrote", style=_STYLE[EpochVerdict.DIFFERS])
         for note in _notes(audit):
             out.print(f"  {note}")
         if audit.rows is not None:
@@ -255,7 +254,7 @@ def _notes(audit: Audit) -> Iterator[str]:
         yield "no epoch is completed, and there are no rows"
     if audit.left_out:
         yield f"not compared: {', '.join(audit.left_out)}"
-    if any(line.verdict is Verdict.UNPROVEN for line in audit.lines):
+    if any(line.verdict is EpochVerdict.UNPROVEN for line in audit.lines):
         yield (
             "no hash is recorded by upserts, with proof=False, and of rows without a column that is compared: compare "
             "the rows themselves, without a decision log (--source, --target and --key)"
@@ -267,7 +266,7 @@ def _show_rows(found: Comparison, *, as_json: bool) -> None:
     if as_json:
         print_json(_rows(found))
         return
-    for line in Compared((found,)).lines():
+    for line in Verdict((found,)).lines():
         console().print(f"  {line}")
 
 
@@ -281,9 +280,9 @@ def _epochs(lines: Sequence[Line]) -> str:
 
 def _words(line: Line) -> str:
     what = f"epoch {line.epoch}" if line.epoch is not None else "older epochs together"
-    if line.verdict is Verdict.PROVEN:
+    if line.verdict is EpochVerdict.PROVEN:
         return f"{what}: the target holds what was written, but the source's rows give something else"
-    if line.verdict is Verdict.UNPROVEN:
+    if line.verdict is EpochVerdict.UNPROVEN:
         return f"{what}: no hash of its rows was recorded; the target shows {line.found} rows of it"
     if line.written == line.found:
         return f"{what}: {line.found} rows, but not the same ones as were written"

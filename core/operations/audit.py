@@ -29,7 +29,7 @@ OLDER: Final = "older"
 FOREIGN: Final = "foreign"
 
 
-class Verdict(StrEnum):
+class EpochVerdict(StrEnum):
     """What was found out of some epochs in one target."""
 
     PROVEN = "proven"
@@ -48,14 +48,14 @@ class Line(msgspec.Struct, frozen=True):
     """Rows, by the log."""
     found: int
     """Rows in the target."""
-    verdict: Verdict
-    source: Verdict | None = None
+    verdict: EpochVerdict
+    source: EpochVerdict | None = None
     """Whether the source's rows give those that were written; None if that was not asked for."""
 
     @property
     def proven(self) -> bool:
         """Whether nothing differs."""
-        return self.verdict is Verdict.PROVEN and self.source in (None, Verdict.PROVEN)
+        return self.verdict is EpochVerdict.PROVEN and self.source in (None, EpochVerdict.PROVEN)
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def grouped(found: Mapping[str, Wrote], reread: Reread, expected: Expected, late
         where: dict[Any, Wrote] = epochs if isinstance(group, int) else others
         where[group] = where.get(group, Wrote()).plus(written)
     counts = [(epoch, reread.counts[epoch], rows) for epoch, rows in sorted(old.items())]
-    differing = [Line(*count, Verdict.DIFFERS) for count in counts if count[1] != count[2]]
+    differing = [Line(*count, EpochVerdict.DIFFERS) for count in counts if count[1] != count[2]]
     return Held(epochs, others[OLDER], others[FOREIGN], groups, differing)
 
 
@@ -213,16 +213,18 @@ def judge(expected: Expected, held: Held, unmarked: Collection[int] = ()) -> tup
     rest = apart.older if apart.older is not None else Wrote(hash="")
     if rest.rows or held.older.rows:
         lines.insert(0, _line(None, rest, held.older))
-    if expected.total is not None and (held.foreign.rows or any(line.verdict is not Verdict.PROVEN for line in lines)):
+    if expected.total is not None and (
+        held.foreign.rows or any(line.verdict is not EpochVerdict.PROVEN for line in lines)
+    ):
         whole = _line(None, expected.total, everything)
-        if whole.verdict is Verdict.PROVEN:
+        if whole.verdict is EpochVerdict.PROVEN:
             return [whole], 0
     return lines, held.foreign.rows
 
 
 def _line(epoch: int | None, written: Wrote, found: Wrote) -> Line:
-    verdict = Verdict.PROVEN if (written.rows, written.hash) == (found.rows, found.hash) else Verdict.DIFFERS
-    return Line(epoch, written.rows, found.rows, verdict if written.hash else Verdict.UNPROVEN)
+    verdict = EpochVerdict.PROVEN if (written.rows, written.hash) == (found.rows, found.hash) else EpochVerdict.DIFFERS
+    return Line(epoch, written.rows, found.rows, verdict if written.hash else EpochVerdict.UNPROVEN)
 
 
 def with_starts(epochs: Iterable[ProvenEpoch]) -> Iterator[ProvenEpoch]:

@@ -1,4 +1,4 @@
-"""The judge: what is in the outputs against what must be in them, as multisets of rows, with the evidence."""
+"""Compare the rows of an output with those that must be in it, as multisets, and name the rows that differ."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Row: TypeAlias = dict[str, Any]
 
 _SHOWN: Final = 10
 _LONGEST: Final = 1_000
-"""Characters of a value that a finding shows."""
+"""Characters of a value that a discrepancy shows."""
 
 
 class Record(NamedTuple):
@@ -26,8 +26,8 @@ class Record(NamedTuple):
     position: str
 
 
-class Kind(StrEnum):
-    """What is wrong with a row of an output."""
+class Mismatch(StrEnum):
+    """The ways in which a row of an output can be wrong."""
 
     MISSING = "missing"
     DUPLICATED = "duplicated"
@@ -35,10 +35,10 @@ class Kind(StrEnum):
     """No such row is expected: another content for its key, or a key that nothing must come out for."""
 
 
-class Finding(NamedTuple):
+class Discrepancy(NamedTuple):
     """One row that is not as it must be."""
 
-    kind: Kind
+    kind: Mismatch
     row: Row
     copies: int
     """Copies that are missing or too many."""
@@ -103,14 +103,14 @@ class Comparison:
     output: str
     expected: int
     found: int
-    findings: tuple[Finding, ...]
+    findings: tuple[Discrepancy, ...]
 
     @property
     def exact(self) -> bool:
         """Whether it holds what it must."""
         return not self.findings
 
-    def count(self, kind: Kind) -> int:
+    def count(self, kind: Mismatch) -> int:
         """Number of rows of a kind."""
         return sum(finding.copies for finding in self.findings if finding.kind is kind)
 
@@ -128,14 +128,14 @@ def compare(output: str, expected: Iterable[Row], found: Iterable[Record], key: 
     """
     wanted = _Side((row, "") for row in expected)
     present = _Side(found)
-    findings: list[Finding] = []
+    findings: list[Discrepancy] = []
     replaced: Counter[Any] = Counter()
     for digest, (row, positions) in present.copies.items():
         extra = len(positions) - wanted.count(digest)
         if extra > 0:
-            kind = Kind.DUPLICATED if digest in wanted.copies else Kind.WRONG
-            findings.append(Finding(kind, row, extra, tuple(positions)))
-            if kind is Kind.WRONG and key in row:
+            kind = Mismatch.DUPLICATED if digest in wanted.copies else Mismatch.WRONG
+            findings.append(Discrepancy(kind, row, extra, tuple(positions)))
+            if kind is Mismatch.WRONG and key in row:
                 replaced[str(row[key])] += extra
     for digest, (row, positions) in wanted.copies.items():
         lacking = len(positions) - present.count(digest)
@@ -144,7 +144,7 @@ def compare(output: str, expected: Iterable[Row], found: Iterable[Record], key: 
             covered = min(lacking, replaced[name])
             replaced[name] -= covered
             if lacking > covered:
-                findings.append(Finding(Kind.MISSING, row, lacking - covered, ()))
+                findings.append(Discrepancy(Mismatch.MISSING, row, lacking - covered, ()))
     return Comparison(output, wanted.rows, present.rows, tuple(findings))
 
 
@@ -172,7 +172,7 @@ class Verdict:
     @property
     def may_improve(self) -> bool:
         """Whether waiting can help: rows may still come or change, but duplicated rows stay."""
-        late = {Kind.MISSING, Kind.WRONG}
+        late = {Mismatch.MISSING, Mismatch.WRONG}
         return bool(self.left_open) or any(f.kind in late for c in self.comparisons for f in c.findings)
 
     def torn(self) -> dict[tuple[str, str], list[str]]:
@@ -181,7 +181,8 @@ class Verdict:
             return {}
         bad = {c.output: {str(f.row.get(self.key)) for f in c.findings} for c in self.comparisons}
         missing = {
-            c.output: [str(f.row.get(self.key)) for f in c.findings if f.kind is Kind.MISSING] for c in self.comparisons
+            c.output: [str(f.row.get(self.key)) for f in c.findings if f.kind is Mismatch.MISSING]
+            for c in self.comparisons
         }
         pairs = {
             (there, here): [name for name in names if name not in bad[there]]
@@ -194,9 +195,9 @@ class Verdict:
     def lines(self) -> Iterator[str]:
         """The verdict in words, with the offending rows and their positions."""
         for comparison in self.comparisons:
-            counts = ", ".join(f"{comparison.count(kind)} {kind}" for kind in Kind)
+            counts = ", ".join(f"{comparison.count(kind)} {kind}" for kind in Mismatch)
             yield f"{comparison.output}: {comparison.expected} rows expected, {comparison.found} found: {counts}"
-            for kind in Kind:
+            for kind in Mismatch:
                 findings = [finding for finding in comparison.findings if finding.kind is kind]
                 yield from (self._line(finding) for finding in findings[:_SHOWN])
                 if len(findings) > _SHOWN:
@@ -206,7 +207,7 @@ class Verdict:
             yield f"torn: in {there} and missing in {here}: {self.key} {', '.join(names[:_SHOWN])}{more}"
         yield from (f"left open: {what}" for what in self.left_open)
 
-    def _line(self, finding: Finding) -> str:
+    def _line(self, finding: Discrepancy) -> str:
         sources = self.sources.get(str(finding.row.get(self.key)), ()) if self.key else ()
         origin = f"; input {', '.join(sources)}" if sources else ""
         where = f", at {', '.join(finding.positions)}" if finding.positions else ""

@@ -17,7 +17,7 @@ import msgspec
 import psutil
 
 from onceward.core.operations.comparison import Comparison, compare
-from onceward.core.operations.comparison import Kind as Fault
+from onceward.core.operations.comparison import Mismatch as Fault
 from onceward.testing.machine import accepts_connections
 from onceward.testing.pipeline.endpoints import UnreadableError
 
