@@ -67,6 +67,7 @@ COMMANDS = {
     "doctor": "doctor --json",
     "doctor-as-text": "doctor --store orders --directory orders-files",
     "doctor-of-a-query": "doctor --store orders --query programs:orders --json",
+    "doctor-of-another-pipeline": "doctor --store orders --pipeline another --json",
     "doctor-no-log": "doctor --store nowhere --pipeline orders --json",
     "explain": "explain programs:orders --json",
     "explain-as-text": "explain programs:orders",
