@@ -66,6 +66,8 @@ class Txn:
     """The offsets file that its rows were read by."""
     began: int = 0
     """How many excuses for an expiry there had been when it began."""
+    went_back: bool = False
+    """Whether a failover has undone its commit or its end, whatever became of it afterwards."""
     since: int = 0
     """Tick at which it was prepared."""
     ended: int = 0
@@ -193,6 +195,7 @@ class Audit:
             self.visible[target_of(txn)] -= Counter(txn.rows)
         self.world.note(f"GONE BACK {txn}, now {state}")
         txn.state, txn.cause, txn.ended, txn.shown = state, GONE_BACK, self.world.tick, 0
+        txn.went_back = True
         self.lost.add(target_of(txn))
 
     def on_visible(self, txn: Txn, rows: list[int]) -> None:
@@ -437,7 +440,7 @@ class LogAudit:
         if self.undone is None or self.undone.epoch != entry.epoch:
             raise Violation("7", f"epoch {entry.epoch} is completed, but undone is {self.undone}")
         for txn in self._named(self.undone):
-            hidden = txn.shown < len(set(txn.rows) - set(txn.gone)) and txn.cause != GONE_BACK
+            hidden = txn.shown < len(set(txn.rows) - set(txn.gone)) and not txn.went_back
             if hidden and not txn.skipped:
                 raise Violation("7", f"epoch {entry.epoch} is recorded as completed before its rows are visible: {txn}")
         if entry.floor > self.undone.position:
