@@ -366,7 +366,9 @@ class Shell(Attempt):
         coordinator = SimpleNamespace(pipeline="p")
         config, store = CheckpointConfig().checked(), MemoryStore()
         world, policy = EngineWorld(), CommitPolicy()
-        setup = SimpleNamespace(graph=Graph(1), config=config, world=world, store=store, policy=policy, most_rows=1)
+        setup = SimpleNamespace(
+            graph=Graph(1), config=config, world=world, store=store, policy=policy, most_rows=1, linger=0.0
+        )
         started: Any = SimpleNamespace(
             setup=setup, backend=MemoryBackend(), coordinator=coordinator, next_id=5, again=None
         )

@@ -89,7 +89,9 @@ def test_each_record_is_read_as_it_was_returned_in_a_part_of_a_batch(
         begin = data.draw(st.integers(0, len(whole)))
         rows = data.draw(st.integers(0, len(whole) - begin))
         chosen = data.draw(st.lists(st.booleans(), min_size=rows, max_size=rows))
-        part = batch.slice(begin, rows).filter(pa.array(chosen, pa.bool_()))
+        part = batch.slice(begin, rows)
+        assert typed_all(records_of(part)) == typed_all(whole[begin : begin + rows])
+        part = part.filter(pa.array(chosen, pa.bool_()))
         expected = [record for record, chosen in zip(whole[begin : begin + rows], chosen, strict=True) if chosen]
         assert typed_all(records_of(part)) == typed_all(expected)
         assert typed_all(one for cut in cut_by_shape(part) for one in cut.to_pylist()) == typed_all(expected)

@@ -85,10 +85,13 @@ def records_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 def _places(batch: pa.RecordBatch) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int32]]:
     """Return for each record the number of its shape, and where it is in that shape's struct.
 
-    Within a slice or a filtered batch, too, the records of one shape lie one after the other there.
+    Within a slice or a filtered batch, too, the records of one shape lie one after the other there. The buffers are
+    read here, because `type_codes` and `offsets` of pyarrow 26 are those of the whole array.
     """
     union = batch.column(0)
-    return union.type_codes.to_numpy(), union.offsets.to_numpy()
+    _, kinds, offsets = union.buffers()[:3]
+    first, last = union.offset, union.offset + len(union)
+    return np.frombuffer(kinds, np.int8)[first:last], np.frombuffer(offsets, np.int32)[first:last]
 
 
 def _shape(batch: pa.RecordBatch, number: int, offset: int, rows: int) -> pa.RecordBatch:
