@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from datetime import datetime
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -26,6 +28,17 @@ if TYPE_CHECKING:
     from onceward.core.engine.state.handles import Metadata
     from onceward.core.log import MemoryStore
     from onceward.core.names import Scope
+
+
+def typed(value: Any) -> Any:
+    """The value with the types of all that is in it: 3 == 3.0, and True == 1. The order of fields does not count."""
+    if isinstance(value, dict):
+        return {name: typed(value[name]) for name in sorted(value)}
+    if isinstance(value, list):
+        return [typed(inner) for inner in value]
+    if isinstance(value, datetime):
+        return (datetime, value, value.utcoffset())
+    return (type(value), str(value) if isinstance(value, Decimal | float) else value)
 
 
 class Target:

@@ -22,7 +22,7 @@ from onceward.core.engine.state.keys import KeyEncoder, encode_key
 from onceward.core.errors import OperatorError
 from onceward.sources import SequenceSource
 
-from .engine_kit import Target, TargetSink, pipeline
+from .engine_kit import Target, TargetSink, pipeline, typed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -48,17 +48,6 @@ ONE_TYPE = st.lists(st.none() | st.integers(-5, 5)) | st.lists(st.none() | st.te
 VALUES = st.recursive(PLAIN | ONE_TYPE, lambda inner: st.dictionaries(NAMES, inner, max_size=2), max_leaves=4)
 RECORDS = st.lists(st.dictionaries(NAMES, VALUES, max_size=3), max_size=12)
 guarded = Guarded(TaskId("map", 0), None)
-
-
-def typed(value: Any) -> Any:
-    """The value with the types of all that is in it: 3 == 3.0, and True == 1."""
-    if isinstance(value, dict):
-        return {name: typed(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [typed(inner) for inner in value]
-    if isinstance(value, datetime):
-        return (datetime, value, value.utcoffset())
-    return (type(value), str(value) if isinstance(value, Decimal | float) else value)
 
 
 def typed_all(records: Iterable[Any]) -> list[Any]:

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+import struct
 from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from onceward.core import Mode
+from onceward.core import Mode, Pipeline
 from onceward.core.checkpoint import coordinator
-from onceward.core.engine import again, attempt, channels, completion, ends, origin, start, task
+from onceward.core.engine import (
+    again,
+    attempt,
+    channels,
+    completion,
+    ends,
+    functions,
+    logic,
+    origin,
+    records,
+    start,
+    task,
+)
 from onceward.core.engine.events import Completed, Confirm
 from onceward.core.engine.logic import Frozen, nothing_to_write
 from onceward.core.engine.reference import Decided
 from onceward.core.engine.state import keyed, memory
 from onceward.core.errors import OncewardError
-from onceward.core.log import RunWriters
+from onceward.core.log import MemoryStore, RunWriters
 
+from .engine_kit import Target, TargetSink
+from .engine_simulator.functions import InOrder, Windows, shown
+from .engine_simulator.graphs import InTurn
+from .engine_simulator.interpreter import Interpreter
 from .engine_simulator.simulation import Simulation, ViolationError
 
 if TYPE_CHECKING:
@@ -32,6 +51,37 @@ MUTANT_RUNS = 250
 def test_every_record_takes_effect_exactly_once():
     for seed in range(RUNS):
         Simulation(seed).run()
+
+
+ONE_TYPE = st.lists(st.none() | st.integers(-5, 5)) | st.lists(st.none() | st.text("ab", max_size=2))
+SIMPLE = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text("3a") | st.binary()
+ANY = st.recursive(SIMPLE | ONE_TYPE, lambda inner: st.dictionaries(st.sampled_from("abc"), inner), max_leaves=4)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 1_000_000), st.lists(ANY, min_size=1, max_size=8))
+def test_any_records_in_any_batches_give_the_rows_and_the_state_of_a_plain_interpreter(seed: int, values: list[Any]):
+    Simulation(seed, values=values).run()
+
+
+def test_the_interpreter_reads_a_small_program_as_its_author_does():
+    target, program = Target(), Pipeline("small", store=MemoryStore())
+    source = InTurn([{"n": n, "k": "ab"[n % 2]} for n in range(4)])
+    source.rows = [{"n": 0, "k": 3}, {"n": 1, "k": 3.0}, {"n": 2, "k": 3}]
+    windows = (
+        program.source(source)
+        .filter(lambda row: row["n"] != 1)
+        .key_by("k")
+        .process(Windows(0.5, moves=True, ends=False), uid="windows")
+    )
+    windows.key_by("k").process(InOrder(ordered=True), uid="order").sink(TargetSink(target))
+    plain = Interpreter(program.graph).read()
+    rows = [(row["n"], row["by"], row["gap"], row["before"]) for row in plain.given["target"]]
+    assert rows == [(0, "row", 0, None), (2, "row", 0, 0)]
+    assert {(at, uid) for at, uid, _ in plain.state.timers} == {(0.5, "windows")}
+    rows = [(row["n"], row["by"], row["gap"], row["before"]) for row in plain.fire().given["target"][2:]]
+    assert rows == [(0, "window", 0, None), (2, "window", 0, 0)]
+    assert plain.state.shown()["windows seen 3"] == shown(4)
 
 
 def test_in_at_least_once_mode_nothing_is_lost_and_duplicates_do_occur():
@@ -346,6 +396,110 @@ def state_stays_with_the_number_of_its_subtask(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(start, "_assigned", by_number)
 
 
+def timers_are_lost_at_a_restore(patch: pytest.MonkeyPatch) -> None:
+    """They are in the state, and nobody knows when they are due."""
+    begin = keyed.KeyScope.__init__
+
+    def without(self: keyed.KeyScope, *args: Any) -> None:
+        begin(self, *args)
+        self._timers = type(self._timers)(None)
+
+    patch.setattr(keyed.KeyScope, "__init__", without)
+
+
+def timers_are_not_in_the_checkpoint(patch: pytest.MonkeyPatch) -> None:
+    """They are only in memory."""
+    freeze = memory.MemoryTable.freeze
+
+    def without(self: memory.MemoryTable, *args: Any, **options: Any) -> Any:
+        timers = {row: self._maps.pop(row) for row in list(self._maps) if b"!timers" in row}
+        frozen = freeze(self, *args, **options)
+        self._maps.update(timers)
+        return frozen
+
+    patch.setattr(memory.MemoryTable, "freeze", without)
+
+
+def timers_overtake_the_rows_before_them(patch: pytest.MonkeyPatch) -> None:
+    """What a function gives for rows waits for the next rows, or a barrier; what it gives at a timer does not."""
+    kind = functions.ProcessLogic
+    rows, barrier, finish = kind.some_rows, kind.before_barrier, kind.finish
+
+    def late(self: Any, *args: Any) -> Any:
+        held, (done, made) = vars(self).get("held", []), rows(self, *args)
+        self.held = made
+        return done, held
+
+    def all_of(before: Any) -> Any:
+        return lambda self, *args: [*vars(self).pop("held", []), *before(self, *args)]
+
+    patch.setattr(kind, "some_rows", late)
+    patch.setattr(kind, "before_barrier", all_of(barrier))
+    patch.setattr(kind, "finish", all_of(finish))
+
+
+def timers_fire_before_they_are_due(patch: pytest.MonkeyPatch) -> None:
+    """By a clock that is fast."""
+    due = keyed.KeyScope.enter_due
+    patch.setattr(keyed.KeyScope, "enter_due", lambda self, now: due(self, now + 0.01))
+
+
+def a_timer_that_was_dropped_fires(patch: pytest.MonkeyPatch) -> None:
+    """It is dropped in the state, and not in memory."""
+
+    def drop(self: keyed.KeyScope, at: float) -> None:
+        self.table.delete(self.row("!timers"), struct.pack(">d", at))
+
+    patch.setattr(keyed.KeyScope, "drop_timer", drop)
+
+
+def a_timer_that_fired_stays_in_the_state(patch: pytest.MonkeyPatch) -> None:
+    """So it fires again after a restore."""
+
+    def due(self: keyed.KeyScope, now: float) -> float | None:
+        first = self._timers.first()
+        if first is None or first[0] > now:
+            return None
+        self._timers.pop()
+        self._enter_encoded(first[1])
+        return first[0]
+
+    patch.setattr(keyed.KeyScope, "enter_due", due)
+
+
+def of_one_shape(patch: pytest.MonkeyPatch, one: type, other: type) -> None:
+    """Let Arrow choose the type of a column that has values of two types, as it would by itself."""
+    shape = records._shape
+    patch.setattr(records, "_shape", lambda value, field: other if type(value) is one else shape(value, field))
+
+
+def a_number_is_a_float_if_one_beside_it_is(patch: pytest.MonkeyPatch) -> None:
+    """Also as a key: 3 beside 3.5 is the key 3.0."""
+    of_one_shape(patch, int, float)
+
+
+def text_beside_bytes_becomes_bytes(patch: pytest.MonkeyPatch) -> None:
+    """Also as a key."""
+    of_one_shape(patch, str, bytes)
+
+
+def a_missing_field_becomes_none(patch: pytest.MonkeyPatch) -> None:
+    """If a record in the same batch has it."""
+    make = records.batches
+
+    def whole(some: Any, schema: Any) -> Any:
+        names = dict.fromkeys(name for record in some for name in record)
+        return make([{name: record.get(name) for name in names} for record in some], schema)
+
+    patch.setattr(logic, "batches", whole)
+
+
+def a_missing_field_of_a_field_becomes_none(patch: pytest.MonkeyPatch) -> None:
+    """As Arrow makes one struct of all dictionaries."""
+    shape = records._shape
+    patch.setattr(records, "_shape", lambda value, field: dict if isinstance(value, dict) else shape(value, field))
+
+
 def rows_for_which_a_source_waits_come_after_the_barrier(patch: pytest.MonkeyPatch) -> None:
     """Its position is behind them."""
     snapshot = task.Task._snapshot
@@ -366,6 +520,16 @@ def a_restore_reads_times_as_values(patch: pytest.MonkeyPatch) -> None:
 MUTANTS = [
     rows_for_which_a_source_waits_come_after_the_barrier,
     a_restore_reads_times_as_values,
+    timers_are_lost_at_a_restore,
+    timers_are_not_in_the_checkpoint,
+    timers_overtake_the_rows_before_them,
+    timers_fire_before_they_are_due,
+    a_timer_that_was_dropped_fires,
+    a_timer_that_fired_stays_in_the_state,
+    a_number_is_a_float_if_one_beside_it_is,
+    text_beside_bytes_becomes_bytes,
+    a_missing_field_becomes_none,
+    a_missing_field_of_a_field_becomes_none,
     state_stays_with_the_number_of_its_subtask,
     an_older_run_starts_again_beside_a_newer_one,
     an_epoch_is_computed_again_from_its_own_state,

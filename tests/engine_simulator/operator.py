@@ -30,6 +30,8 @@ class Operator:
         self.there: list[str] = []
         """Those that are not gone."""
         self.command = Restore()
+        self.accepts_new_types = False
+        """Whether the next start says that keys of other types are meant."""
         self._interrupted = Restore()
         """The newest command line that may have begun a way back; where that did not end, it must be said again."""
         self.ways_back: set[str] = set()
@@ -40,7 +42,8 @@ class Operator:
         if self.changes and self.folders and self._random.random() < 0.7:
             self.changes -= 1
             self.change(self._something())
-        return self.command
+        accepts, self.accepts_new_types = self.accepts_new_types, False
+        return self.command._replace(allow_non_restored=accepts)
 
     def change(self, command: Restore) -> None:
         """Give another command line from now on."""
