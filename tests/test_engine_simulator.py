@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 RUNS = 50
 MUTANT_RUNS = 250
+CATCHING = [0, 4, 10, 93, 45, 6, 1, 23, 48, 55, 2, 3, 9, 11]
+"""Seeds that find what few others do."""
 
 
 def test_every_record_takes_effect_exactly_once():
@@ -570,7 +572,7 @@ def mutated(mutant: Callable[[pytest.MonkeyPatch], None]) -> Iterator[None]:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_the_simulator_catches(mutant: Callable[[pytest.MonkeyPatch], None]):
     with mutated(mutant):
-        for seed in [3, 47, 31, 130, 6, 2, 40, 555, *range(MUTANT_RUNS)]:  # the first find what only few do
+        for seed in [*CATCHING, *range(MUTANT_RUNS)]:
             try:
                 Simulation(seed).run()
             except (ViolationError, OncewardError):

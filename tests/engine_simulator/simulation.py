@@ -179,7 +179,7 @@ class Simulation:
         self.suspends = self.random.choice([0, 1, 2])
         self.suspended_into = ""
         self.requested: list[str] = []
-        self.vanishing = self.random.choice([0, 0, 0, 1, 2])
+        self.vanishing = self.random.choice([0, 1, 2])
         # An epoch that is computed again has other rows where timers fire; and rows with structs have no hash.
         if self.graph.timed or self.graph.nested:
             self.vanishing = 0
@@ -226,7 +226,7 @@ class Simulation:
         return self
 
     def reach(self, step: Step) -> None:
-        if step is Step.DECIDE_AFTER and self.vanishing and self.random.random() < 0.1:
+        if step is Step.DECIDE_AFTER and self.vanishing and self.random.random() < 0.3:
             self.vanishing -= 1
             self.forget_decided()
         if self.crashes and self.random.random() < self.likely * (30 if step is Step.DECIDE_BEFORE else 3):
@@ -455,7 +455,7 @@ class Simulation:
 
     def looked_by(self, uid: str) -> float:
         """When all subtasks of an operator had looked for timers, the last time."""
-        return min(self.looked.get(task, 0.0) for o in self.scaled.operators if o.uid == uid for task in o.tasks())
+        return min(at for task, at in self.looked.items() if task.uid == uid)
 
     def last_state(self) -> State:
         """Read the state that a next run would go on from."""
