@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
 RUNS = 50
 MUTANT_RUNS = 250
-CATCHING = [0, 4, 10, 93, 45, 6, 1, 23, 48, 55, 2, 3, 9, 11]
+CATCHING = [0, 4, 10, 93, 45, 6, 1, 23, 48, 55, 2, 3, 9, 11, 516]
 """Seeds that find what few others do."""
 
 
@@ -575,6 +576,6 @@ def test_the_simulator_catches(mutant: Callable[[pytest.MonkeyPatch], None]):
         for seed in [*CATCHING, *range(MUTANT_RUNS)]:
             try:
                 Simulation(seed).run()
-            except (ViolationError, OncewardError):
+            except (ViolationError, OncewardError, msgspec.DecodeError):  # the last one: state that cannot be read
                 return
     pytest.fail(f"{MUTANT_RUNS} runs did not notice")
