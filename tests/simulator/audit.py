@@ -213,8 +213,8 @@ class Audit:
         """The transaction's rows will never be visible."""
         if txn.state in ("aborted", "committed"):
             return
-        driver = self.world.current.process.driver if self.world.current is not None else None
-        if driver is not None and driver.store.is_outdated and target_of(txn) == "kafka":
+        store = self.world.current.process.store if self.world.current is not None else None
+        if store is not None and store.is_outdated and target_of(txn) == "kafka":
             cause = "outdated copy"  # which Kafka cannot tell while the target that could does not answer
         before, txn.state, txn.cause, txn.ended = txn.state, "aborted", cause, self.world.tick
         self.world.note(f"ABORTED {txn}")

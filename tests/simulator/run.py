@@ -475,6 +475,7 @@ class Simulation:
                 commit_decided(log, decision, found, skip_lost=skip, policy=replace(policy, on_lost=OnLost.FAIL))
 
         process = Process(self.world, f"operator {len(self.operators)}")
+        process.operated = self.store
         self.operators.append(self.world.start(process, "txn", txn, role="python"))
 
     def _move(self) -> None:

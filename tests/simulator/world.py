@@ -7,6 +7,7 @@ run is a function of its plan.
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import greenlet
@@ -44,6 +45,8 @@ class Process:
         self.world = world
         self.name = name
         self.driver = driver
+        self.operated: Any = None
+        """Store of the log that an operator works on in it."""
         self.alive = True
         self.wakes = 0
         self.machine = world.machines.setdefault(" ".join(name.split()[:2]), len(world.machines))
@@ -51,6 +54,11 @@ class Process:
 
     def __repr__(self) -> str:
         return self.name
+
+    @property
+    def store(self) -> Any:
+        """Store of the log with which it works; None if it works with none."""
+        return self.operated if self.driver is None else self.driver.store
 
     def clock(self) -> float:
         """Ticks, by the clock of its machine: no two show the same time, nor go at the same pace."""
@@ -113,6 +121,7 @@ class World:
         self.outside: dict[str, object] = {"World": self}
         """What exists outside of all processes."""
         self._timers: list[tuple[int, int, Callable[[], object]]] = []
+        self._number = count()
         self.actions: dict[Kind, Callable[[int], None]] = {}
         self._events: list[Event] = list(plan.events)
         self._next = self._events[0].tick if self._events else TOO_LONG
@@ -157,7 +166,7 @@ class World:
 
     def at(self, tick: int, effect: Callable[[], object]) -> None:
         """Something that happens by itself."""
-        heappush(self._timers, (tick, len(self._timers), effect))
+        heappush(self._timers, (tick, next(self._number), effect))
 
     def trouble(self, ticks: int) -> int:
         """When a trouble ends that begins now."""
