@@ -6,6 +6,7 @@ from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -19,7 +20,7 @@ from onceward.core.engine.mixed import MOST_SHAPES, cut_by_shape, records_of
 from onceward.core.engine.records import batches
 from onceward.core.engine.state.keyed import KeyScope
 from onceward.core.engine.state.keys import KeyEncoder, encode_key
-from onceward.core.errors import OperatorError
+from onceward.core.errors import OperatorError, SchemaError
 from onceward.sources import SequenceSource
 
 from .engine_kit import Target, TargetSink, pipeline, typed
@@ -129,10 +130,29 @@ def test_any_cut_into_batches_gives_the_same(records: list[dict[str, Any]], data
         [{"v": []}, {"v": [1]}, {"v": None}, {"v": [None, 2]}, {"v": [2.5]}],
         [{"v": datetime(2026, 1, 1)}, {"v": datetime(2026, 1, 1, tzinfo=EAST)}, {"v": date(2026, 1, 1)}],  # noqa: DTZ001
         [{"v": Decimal("1.5")}, {"v": Decimal("1.25")}],
+        [{"v": [1]}, {"v": [2.5]}],
     ],
 )
 def test_what_one_arrow_type_would_alter_is_kept(records: list[dict[str, Any]]) -> None:
     assert read(records) == [typed(record) for record in records]
+
+
+def test_arrays_of_objects_are_read_as_lists_of_what_they_hold() -> None:
+    records = [{"v": np.array([1], object)}, {"v": np.array([2.5], object)}]
+    assert read(records) == [typed({"v": [1]}), typed({"v": [2.5]})]
+
+
+def test_times_are_those_of_python_or_refused_beside_other_records_too() -> None:
+    records = [{"v": np.datetime64("2026-01-01T00:00:00.000001000")}, {"v": 1}]
+    assert read(records) == [typed({"v": datetime(2026, 1, 1, 0, 0, 0, 1)}), typed({"v": 1})]  # noqa: DTZ001
+    with pytest.raises(SchemaError, match="fraction of a microsecond"):
+        read([{"v": np.datetime64("2026-01-01T00:00:00.000000001")}, {"v": 1}])
+
+
+def test_what_a_user_says_of_a_batch_does_not_make_it_a_mixed_one() -> None:
+    schema = pa.schema({"n": pa.int64()}, {b"onceward.records": b"mixed"})
+    batch = pa.RecordBatch.from_pylist([{"n": 1}], schema=schema)
+    assert records_of(batch) == [{"n": 1}]
 
 
 def test_records_of_one_shape_share_a_batch() -> None:

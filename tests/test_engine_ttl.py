@@ -228,7 +228,7 @@ def test_a_key_whose_state_has_expired_has_no_end(scope: KeyScope, clock: Clock)
     ],
 )
 def test_a_time_to_live_is_a_number_of_seconds(made: Callable[[Any], Any], ttl: Any):
-    with pytest.raises(ConfigurationError, match=r"\(ttl=.*\): give a number of seconds above 0"):
+    with pytest.raises(ConfigurationError, match=r"\(ttl=.*\): give a number of seconds from 0\.001 to 1e\+12"):
         made(ttl)
 
 
@@ -254,6 +254,54 @@ def counting(ttl: float | None) -> ProcessFunction:
             return [{"k": context.key, "counts": list(counts)}]
 
     return Counts()
+
+
+class Keeps(ProcessFunction):
+    """Gives all numbers that it has seen of each key."""
+
+    def process(self, record: dict[str, Any], context: Any) -> Any:  # noqa: ARG002 - signature
+        if (state := getattr(self, "seen", None)) is not None:
+            if isinstance(state, ListState):
+                state.append(record["n"])
+            else:
+                state.put(record["n"], None)
+        return [
+            {
+                "seen": None
+                if state is None
+                else [*(state.get() if isinstance(state, ListState) else dict(state.items()))]
+            }
+        ]
+
+
+class Listed(Keeps):
+    seen = ListState(ttl=1000)
+
+
+class ListedForever(Keeps):
+    seen = ListState()
+
+
+class Mapped(Keeps):
+    seen = MapState()
+
+
+@pytest.mark.parametrize("backend", ["files", "rocksdb"])
+@pytest.mark.parametrize("between", [Keeps, Mapped])
+@pytest.mark.parametrize("kinds", [(Listed, Listed), (Listed, ListedForever), (ListedForever, Listed)])
+def test_a_state_that_was_dropped_on_purpose_is_empty_when_it_is_declared_again(
+    tmp_path: Path, backend: str, between: type[Keeps], kinds: tuple[type[Keeps], type[Keeps]]
+):
+    store = MemoryStore()
+    seen = []
+    for run, kind in enumerate((kinds[0], between, kinds[1])):
+        target = Target()
+        p = Pipeline("p", store=store, backend=BACKENDS[backend](tmp_path), checkpoint=CheckpointConfig())
+        rows = [{"k": "a", "n": n} for n in range(run + 1)]
+        p.source(SequenceSource(rows), uid="rows").key_by("k").process(kind(), uid="keeps").sink(TargetSink(target))
+        p.run(allow_non_restored_state=run > 0)
+        seen += [row["seen"] for row in target.rows]
+    assert seen == [[0], [1] if between is Mapped else None, [2]]
 
 
 BACKENDS: dict[str, Callable[[Path], Any]] = {

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MOST_SHAPES: Final = 100
 """Number of shapes in one batch; Arrow allows 128."""
-_MARK: Final = {b"onceward": b"mixed"}
+_MARK: Final = {b"onceward.records": b"mixed"}
 
 
 def mixed(shapes: Sequence[pa.RecordBatch], numbers: Sequence[int]) -> pa.RecordBatch:
@@ -43,7 +43,7 @@ def _fieldless(rows: int) -> pa.StructArray:
 def is_mixed(batch: pa.RecordBatch) -> bool:
     """Return whether the batch may hold records of several shapes."""
     metadata: dict[bytes, bytes] | None = batch.schema.metadata
-    return metadata == _MARK
+    return metadata == _MARK and pa.types.is_union(batch.schema.field(0).type)
 
 
 def by_shape(batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]]:
@@ -77,7 +77,7 @@ def records_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
         return plain
     records: list[dict[str, Any]] = [{}] * batch.num_rows
     for shape, at in by_shape(batch):
-        for position, record in zip(at.tolist(), shape.to_pylist(), strict=True):
+        for position, record in zip(at.tolist(), in_python(shape).to_pylist(), strict=True):
             records[position] = record
     return records
 

@@ -133,6 +133,8 @@ def _shape_of_fields(record: Record) -> Shape:
 
 def _shape(value: Any, field: str) -> Shape:
     """Return the shape of a value that lies in this field, whose name is for errors."""
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        value = value.tolist()
     if isinstance(value, dict):
         return {name: _shape(inner, f"{field}.{name}") for name, inner in value.items()}
     if isinstance(value, _LISTS):

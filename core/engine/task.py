@@ -209,6 +209,8 @@ class Task:
         return True
 
     def _hold(self, batch: pa.RecordBatch) -> None:
+        if not batch.num_rows:  # it may keep alive a large batch that it is a part of
+            return
         if self._held and not self._held[0].schema.equals(batch.schema):
             self._flush()
         if not self._held:

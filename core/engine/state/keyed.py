@@ -14,10 +14,10 @@ import msgspec
 from ...errors import ConfigurationError
 from . import keys
 from .timers import Timers
-from .ttl import AT_LEAST_PER_SNAPSHOT, CREATED_PER_SWEEP, TIME, WITH_TIMES, checked_ttl, has_times
+from .ttl import AT_LEAST_PER_SNAPSHOT, CREATED_PER_SWEEP, TIME, WITH_TIMES, checked_ttl, has_times, without_times
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from .store import Freezing, KeyedTable
 
@@ -76,11 +76,16 @@ class KeyScope:
             self._time = self._now()
         return self._time
 
-    def take_over(self, states: Iterable[KeyedState], layouts: Mapping[str, str]) -> None:
+    def take_over(self, states: Collection[KeyedState], layouts: Mapping[str, str]) -> None:
         """Take these states over from a checkpoint in which they had these layouts.
 
-        A value that has no time, and needs one, was written now. A time that is not needed any more is removed.
+        A value that has no time, and needs one, was written now. A time that is not needed any more is removed. What is
+        of a state that was dropped on purpose, or is of another kind now, is deleted: a state declared again later
+        must not find it.
         """
+        kinds = {state.name: state.layout for state in states}
+        keyed = {name: without_times(layout) for name, layout in layouts.items() if layout != OperatorState.layout}
+        dropped = {name.encode() for name, layout in keyed.items() if kinds.get(name) != layout}
         self._mortal = {state.name.encode(): state for state in states if state.ttl is not None}
         changed = {
             state.name.encode(): state
@@ -88,10 +93,16 @@ class KeyScope:
             if has_times(layouts.get(state.name, "")) is not (state.ttl is not None)
         }
         now = self._now()
-        for row, column, cell in self.table.scan(b"") if changed else ():
-            state = changed.get(keys.state_in(row))
-            if state is not None:
-                self.table.put(row, state.with_times(cell, now) if state.ttl is not None else state.plain(cell), column)
+
+        def taken_over(row: bytes, cell: bytes) -> bytes | None:
+            name = keys.state_in(row)
+            state = changed.get(name)
+            if name in dropped or state is None:
+                return None if name in dropped else cell
+            return state.plain(cell) if state.ttl is None else state.with_times(cell, now)
+
+        if changed or dropped:
+            self.table.revise(taken_over, None)
 
     def created(self, cells: int = 1) -> None:
         """Note that there are so many more cells with times."""
@@ -345,7 +356,7 @@ class ListState(ValueState):
         number, items = _items(cell)
         if self.ttl is not None:
             value = [scope.time, value]
-            scope.created(cell is None)
+            scope.created()  # an item, too, is looked at again
         scope.table.put(row, b"\xdd" + (number + 1).to_bytes(4, "big") + items + pack(value))
 
     def with_times(self, data: bytes, now: float) -> bytes:

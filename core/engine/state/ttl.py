@@ -10,7 +10,6 @@ looks at twice as many cells as were created since the last sweep, so garbage is
 
 from __future__ import annotations
 
-import math
 import struct
 from typing import Final
 
@@ -19,17 +18,22 @@ from ...errors import ConfigurationError
 TIME: Final = struct.Struct(">d")
 WITH_TIMES: Final = " with times"
 """What a layout's name ends with if its cells have times."""
+LEAST: Final = 0.001
+"""Seconds: clocks are not finer, so a shorter time might have passed at once."""
+MOST: Final = 1e12
 CREATED_PER_SWEEP: Final = 2_000
 AT_LEAST_PER_SNAPSHOT: Final = 1_000
 """Cells that the sweep before a snapshot looks at, even if none was created, because old ones expire all the same."""
 
 
 def checked_ttl(kind: str, ttl: float | None) -> float | None:
-    """Return a time to live in seconds; a ConfigurationError unless it is a number above 0."""
+    """Return a time to live in seconds; a ConfigurationError unless it is a number within the limits."""
     if ttl is None:
         return None
-    if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not 0 < ttl < math.inf:
-        raise ConfigurationError(f"{kind}(ttl={ttl!r}): give a number of seconds above 0, or leave it out to keep all")
+    if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not LEAST <= ttl <= MOST:
+        raise ConfigurationError(
+            f"{kind}(ttl={ttl!r}): give a number of seconds from {LEAST} to {MOST:.0e}, or leave it out to keep all"
+        )
     return float(ttl)
 
 
