@@ -227,7 +227,8 @@ class Audit:
             raise Violation("9", f"a transaction of another pipeline was aborted: {txn}")
         log = self.log_of(txn)
         taken_back = log is not None and txn.decision is not None and txn.decision is log.taken_back
-        if txn.decision is not None and not txn.skipped and not (taken_back or self._may_withdraw(txn.decision)):
+        gone = bool(txn.rows) and set(txn.rows) <= set(txn.gone)  # with its topic: a fence is the proof of that
+        if txn.decision is not None and not (txn.skipped or gone or taken_back or self._may_withdraw(txn.decision)):
             raise Violation("4", f"a decided transaction was aborted by the library: {txn}")
         if cause != "discard" and before == "prepared" and log is not None and log.may_decide(txn):
             raise Violation("4", f"aborted by the library while its decision could still be written: {txn}")
