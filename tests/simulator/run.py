@@ -300,6 +300,7 @@ class Simulation:
                 self.world.note(f"{driver.process} ENDED WITH {type(task.error).__name__}: {task.error}")
                 alone = driver.store is self.store and (not self.crowded or self.world.calm)
                 if self._is_told_what_to_do(task.error):
+                    self.world.excuses += 1  # a person needs time
                     continue
                 judge(task.error, driver, alone=alone)
                 lost = isinstance(task.error, DataLossError) and not task.error.retryable and self.audit.lost
