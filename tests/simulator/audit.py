@@ -64,6 +64,8 @@ class Txn:
     """Whether a server is at work on it for somebody."""
     input: str = ""
     """The offsets file that its rows were read by."""
+    driver: Process | None = None
+    """For which driver it was begun."""
     began: int = 0
     """How many excuses for an expiry there had been when it began."""
     went_back: bool = False
@@ -131,7 +133,9 @@ class Audit:
     def on_begin(self, txn: Txn) -> Txn:
         """A subtask begins to write."""
         task = self.world.current
-        txn.began, txn.input = self.world.excuses, task.input if task is not None else ""
+        txn.began = self.world.excuses
+        if task is not None:
+            txn.input, txn.driver = task.input, task.driver
         log = self.log_of(txn)
         # A fenced writer may read a later rewind; it decides nothing, and what it prepares is swept.
         newest = log is not None and txn.writer == log.start
@@ -230,7 +234,8 @@ class Audit:
         gone = bool(txn.rows) and set(txn.rows) <= set(txn.gone)  # with its topic: a fence is the proof of that
         if txn.decision is not None and not (txn.skipped or gone or taken_back or self._may_withdraw(txn.decision)):
             raise Violation("4", f"a decided transaction was aborted by the library: {txn}")
-        if cause != "discard" and before == "prepared" and log is not None and log.may_decide(txn):
+        decidable = log is not None and log.may_decide(txn) and not log.is_of_copy(txn)
+        if cause != "discard" and before == "prepared" and decidable:
             raise Violation("4", f"aborted by the library while its decision could still be written: {txn}")
 
     def _may_withdraw(self, decision: Decide) -> bool:
@@ -353,6 +358,11 @@ class LogAudit:
         if txn.log == self.log and txn.decision is None and self.may_heal(txn):
             return True
         return txn.log == self.log and txn.writer == self.start and (self.decided is None or txn.epoch > self.decided)
+
+    def is_of_copy(self, txn: Txn) -> bool:
+        """Whether its START was only in a copy of the log, and has the number of this log's newest one."""
+        known = txn.driver is not None and self.starter is not None
+        return known and txn.writer == self.start and txn.driver is not self.starter
 
     def on_put(self, key: str, data: bytes, by: Driver | None) -> None:
         """A value came into being under a key."""

@@ -124,6 +124,7 @@ def _audited(audit: Audit, sweep: Callable[..., Swept]) -> Callable[..., Swept]:
         **how: Any,
     ) -> Swept:
         log, disturbed = audit.logs[writer.token.log], audit.world.disturbed
+        outdated = writer.store.is_outdated
         lingering = log.audit.lingering(log)
         swept = sweep(writer, sinks, abandoned=abandoned, busy=busy, skip=skip, **how)
         newest = (log.start, log.writer) == (writer.token.start, writer.token.writer)
@@ -134,7 +135,7 @@ def _audited(audit: Audit, sweep: Callable[..., Swept]) -> Callable[..., Swept]:
         meant = [txn for txn in lingering if txn.sink in names or (abandoned and target_of(txn) in here)]
         # Of a START that only a standby's log had, nothing is known until the log has come as far.
         left = [t for t in meant if t.state == "prepared" and not t.ending and t.writer <= writer.token.start]
-        if newest and left and disturbed == audit.world.disturbed:
+        if newest and left and not outdated and disturbed == audit.world.disturbed:
             raise Violation("sweep", f"lingers after an undisturbed sweep: {left}")
         return swept
 

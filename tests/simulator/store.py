@@ -154,6 +154,7 @@ class FakeStore:
             self._world.note("THE LOG IS WHOLE AGAIN")
             self._entries, _ = self._brought_back
             self._brought_back = self._standby = None
+            self._world.disturbed += 1
 
     def moved(self, entries: dict[str, bytes]) -> FakeStore:
         """Where the log goes on; its truth is the same one."""

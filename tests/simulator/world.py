@@ -81,6 +81,8 @@ class Task:
         self.role = ""
         self.context: Any = None
         self.input = ""
+        self.driver: Process | None = None
+        """For which driver a task of Spark runs."""
         self.greenlet = greenlet.greenlet(self._run, parent=process.world.hub)
 
     def _run(self) -> None:
