@@ -64,7 +64,7 @@ class Txn:
     """Whether a server is at work on it for somebody."""
     input: str = ""
     """The offsets file that its rows were read by."""
-    driver: Process | None = None
+    driver: Driver | None = None
     """For which driver it was begun."""
     began: int = 0
     """How many excuses for an expiry there had been when it began."""
@@ -80,6 +80,8 @@ class Txn:
     """Whether somebody asked, before a decision, if it was still there."""
     gone: list[int] = field(default_factory=list)
     """Rows that were deleted with their topic."""
+    complete: bool = True
+    """Whether none of its rows were gone when it was prepared."""
 
     def __repr__(self) -> str:
         where = f"{self.sink} epoch {self.epoch} subtask {self.subtask}.{self.attempt} writer {self.writer}"
@@ -145,7 +147,7 @@ class Audit:
 
     def on_prepared(self, identity: tuple[str, str, str], txn: Txn) -> None:
         """A committable for the transaction was handed out."""
-        txn.since = self.world.tick
+        txn.since, txn.complete = self.world.tick, not txn.gone
         self.prepared[identity] = txn
 
     def on_commit(self, txn: Txn) -> None:
@@ -231,7 +233,8 @@ class Audit:
             raise Violation("9", f"a transaction of another pipeline was aborted: {txn}")
         log = self.log_of(txn)
         taken_back = log is not None and txn.decision is not None and txn.decision is log.taken_back
-        gone = bool(txn.rows) and set(txn.rows) <= set(txn.gone)  # with its topic: a fence is the proof of that
+        # With its topic, since it was prepared: a fence is the proof of that.
+        gone = bool(txn.rows) and txn.complete and set(txn.rows) <= set(txn.gone)
         if txn.decision is not None and not (txn.skipped or gone or taken_back or self._may_withdraw(txn.decision)):
             raise Violation("4", f"a decided transaction was aborted by the library: {txn}")
         decidable = log is not None and log.may_decide(txn) and not log.is_of_copy(txn)
@@ -361,8 +364,9 @@ class LogAudit:
 
     def is_of_copy(self, txn: Txn) -> bool:
         """Whether its START was only in a copy of the log, and has the number of this log's newest one."""
-        known = txn.driver is not None and self.starter is not None
-        return known and txn.writer == self.start and txn.driver is not self.starter
+        starter = self.starter.driver if self.starter is not None else None
+        known = txn.driver is not None and starter is not None
+        return known and txn.writer == self.start and txn.driver is not starter
 
     def on_put(self, key: str, data: bytes, by: Driver | None) -> None:
         """A value came into being under a key."""

@@ -300,7 +300,7 @@ class Stage:
 
         task = driver.cluster.run(driver.app, body, f"epoch {self._batch} task {subtask}.{number}")
         task.context = TaskContext(subtask, number, self.number, properties)
-        task.input, task.driver = driver.folder.offsets[self._batch], driver.process
+        task.input, task.driver = driver.folder.offsets[self._batch], driver
         attempt = Attempt(subtask, number, task)
         self._attempts.append(attempt)
         driver.cluster.attempts.append(attempt)

@@ -81,7 +81,7 @@ class Task:
         self.role = ""
         self.context: Any = None
         self.input = ""
-        self.driver: Process | None = None
+        self.driver: Any = None
         """For which driver a task of Spark runs."""
         self.greenlet = greenlet.greenlet(self._run, parent=process.world.hub)
 
