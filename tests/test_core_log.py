@@ -241,6 +241,24 @@ class TestFencing:
         store.entries = whole
         mine.decide(0, [], sinks=["a"], epoch_input=EpochInput())
 
+    def test_an_entry_that_is_pruned_while_the_log_is_read_is_not_taken_for_lost(self):
+        """Another run goes on meanwhile, and a START that was sent long ago lands in the slot, where it is void."""
+        store = MemoryStore()
+        mine, other = writer_on(store), writer_on(store)
+        mine.start()
+        get = store.get
+
+        def get_late(key: str) -> bytes | None:
+            store.get = get
+            other.start()
+            run_epochs(other, 0, 1, 2)
+            assert key_of(0) not in store.entries
+            store.entries[key_of(0)] = encode(start(0, "long ago"))
+            return get(key)
+
+        store.get = get_late
+        assert not mine.still_newest()
+
     @pytest.mark.parametrize("is_used", [False, True])
     def test_a_view_that_is_older_than_what_the_writer_has_written_is_not_believed(self, is_used: bool):
         """With it, an epoch would be decided again once the right server is back."""

@@ -364,10 +364,16 @@ class LogWriter:
 
         With an older view, an epoch could be decided again as soon as the right server is back.
         """
-        view = read(self.store)
+        view = self._read_again_if_mine_is_missing()
         if self._lacks_mine(view):
             raise self._lost(self.token.last, view)
         return view
+
+    def _read_again_if_mine_is_missing(self) -> LogView:
+        # Keys are listed first. Before one is read, it may be pruned, and a late START be put there that counts for
+        # nothing.
+        view = read(self.store)
+        return read(self.store) if self._lacks_mine(view) else view
 
     def _lacks_mine(self, view: LogView) -> bool:
         """Whether this writer's last entry is missing above the floor, or another one is in its place."""
@@ -379,7 +385,7 @@ class LogWriter:
         """Return why the store took no entry: its place is taken, or the entry before it is not there."""
         if self._until_definite(lambda: self.store.get(key_of(position))) is not None:
             return self._fenced(f"entry {position} was written by another writer")
-        view, last = self._until_definite(lambda: read(self.store)), self.token.last
+        view, last = self._until_definite(self._read_again_if_mine_is_missing), self.token.last
         if self._lacks_mine(view):
             return self._lost(last, view)
         if view.tail > last:
