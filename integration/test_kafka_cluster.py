@@ -208,6 +208,22 @@ def test_a_cut_for_longer_than_the_transactions_timeout_is_a_loud_loss(cluster: 
     assert driven.visible() == sorted(set(once(3)) - skipped)
 
 
+def test_every_broker_is_asked_for_a_transactions_partitions(cluster: KafkaCluster) -> None:
+    driven = Driven(cluster)
+    coordinator = driven.open()
+    writing = SubtaskEpoch(driven.sink, coordinator.context("out", 0, subtask=0))
+    writing.write(numbered(0, ROWS))
+    prepared = writing.pre_commit()
+    assert prepared is not None
+    client = cluster_of(driven.sink.settings).transactions
+    known = client.describe([prepared.transaction])[prepared.transaction]
+    assert known.handle is not None
+    assert client.partitions_everywhere(known.handle) == known.partitions
+    assert {partition for _, partition in known.partitions} == set(range(PARTITIONS))
+    assert client.leaderless_of([driven.topic]) == []
+    driven.sink.abort(prepared)
+
+
 def test_sources_look_topics_up_though_the_broker_is_dead_that_their_client_asks(cluster: KafkaCluster) -> None:
     """librdkafka asks one broker, which its metadata call the controller, and does not look for another by itself."""
     topic = cluster.create(f"looked-up-{uuid.uuid4().hex[:8]}", PARTITIONS)

@@ -206,6 +206,38 @@ class Leaders(Brokers):
 PLACE = ("t", 0)
 
 
+def test_every_broker_is_asked_for_the_partitions_of_a_transaction():
+    """Of those that do not coordinate it, one says so, and a deposed coordinator does not."""
+    rows = {1: row("Ongoing", [0]), 2: row("Ongoing", [0, 1]), 3: row("", [], code=Code.NOT_COORDINATOR)}
+
+    class Cluster(Brokers):
+        def nodes(self, *, seconds: float) -> list[int]:  # noqa: ARG002
+            return sorted(rows)
+
+        def exchange(self, requests: Sequence[tuple[int | None, Any]], *, seconds: float) -> list[wire.Answer]:  # noqa: ARG002
+            return [wire.Answer(Code.NONE, SimpleNamespace(transaction_states=[rows[node]])) for node, _ in requests]
+
+    asked = client(Cluster())
+    assert asked.partitions_everywhere(Handle(NAME, 7, 3, 1000)) == {("t", 0), ("t", 1)}
+    assert asked.partitions_everywhere(Handle(NAME, 7, 4, 1000)) == set()
+    rows[3] = row("", [], code=Code.COORDINATOR_LOAD_IN_PROGRESS)
+    assert asked.partitions_everywhere(Handle(NAME, 7, 3, 1000)) is None
+
+
+def row(state: str, partitions: list[int], code: int = Code.NONE) -> Any:
+    """What a broker says of a transaction."""
+    return SimpleNamespace(
+        transactional_id=NAME,
+        producer_id=7,
+        producer_epoch=3,
+        transaction_start_time_ms=1000,
+        error_code=code,
+        transaction_state=state,
+        transaction_timeout_ms=60_000,
+        topics=[SimpleNamespace(topic="t", partitions=partitions)],
+    )
+
+
 def test_a_task_looks_up_leaders_and_ids_with_each_description_and_not_again():
     brokers = Leaders()
     task = client(brokers).within(5.0)

@@ -143,6 +143,7 @@ class Written:
         self.left = 0.0
         self.transactions = self
         self.producers: dict[tuple[str, int], OpenProducers | None] = {("t", 0): {(7, 3): 1}}
+        self.leaderless, self.everywhere = [], {("t", 0)}
         self.ids: dict[str, str | None] = {"t": "id-of-t"}
 
     def flush(self, deadline: float) -> None:
@@ -166,6 +167,14 @@ class Written:
     def partitions_of(self, topics):
         assert topics == ["t"]
         return [("t", 0), ("t", 1)]
+
+    def leaderless_of(self, topics):
+        assert topics == ["t"]
+        return self.leaderless
+
+    def partitions_everywhere(self, handle):
+        assert handle.transactional_id == str(self.name)
+        return self.everywhere
 
     def describe_producers(self, partitions, *, retry_seconds=None):  # noqa: ARG002 - signature
         self.calls.append("describe producers")
@@ -201,6 +210,23 @@ def test_a_coordinator_that_does_not_know_all_partitions_is_not_believed(monkeyp
         pre_committed(monkeypatch, written)
     written.producers[("t", 1)] = {(7, 2): 1, (8, 3): 1}
     pre_committed(monkeypatch, written)
+
+
+@pytest.mark.parametrize("lost", ["before", "meanwhile"])
+def test_where_a_partition_cannot_say_what_it_has_every_broker_is_asked(monkeypatch, lost):
+    """The one that answered may have been deposed, and the partition may have lost its leader since the flush."""
+    written = Written()
+    if lost == "before":
+        written.leaderless = [("t", 1)]
+    else:
+        written.producers[("t", 1)] = None
+    pre_committed(monkeypatch, written)
+    written.everywhere = {("t", 0), ("t", 1)}
+    with pytest.raises(KafkaError, match="does not know that the transaction has rows in t-1"):
+        pre_committed(monkeypatch, written)
+    written.everywhere = None
+    with pytest.raises(KafkaError, match="a broker does not answer"):
+        pre_committed(monkeypatch, written)
 
 
 def test_a_flush_leaves_half_of_the_timeout_for_decision_and_commit(monkeypatch):

@@ -45,6 +45,7 @@ RETRY_SECONDS: Final = 5.0
 TRIES_BEFORE_BOOTSTRAP: Final = 4
 """Unanswered retries after which the brokers' addresses themselves are in doubt."""
 ASK_AGAIN: Final = PASSING | {Code.CONCURRENT_TRANSACTIONS}
+_KNOWN_OR_NOT_HERE: Final = {Code.NONE, Code.NOT_COORDINATOR, Code.TRANSACTIONAL_ID_NOT_FOUND}
 NOBODY: Final = -1
 """The producer id and epoch of a client that has none yet."""
 FRESH_SECONDS: Final = 0.1
@@ -236,6 +237,29 @@ class TransactionCoordinatorClient:
         if names and {topic for topic, _ in known}.issuperset(names):
             return known
         return sorted(self._wire.topics(names, seconds=self._seconds).leaders) if names != [] else []
+
+    def leaderless_of(self, topics: Collection[str]) -> list[Partition]:
+        """The partitions of these topics that have no leader now."""
+        known = self._topics
+        if known is None or not {topic for topic, _ in (*known.leaders, *known.leaderless)}.issuperset(topics):
+            known = self._wire.topics(sorted(topics), seconds=self._seconds)
+        return sorted(partition for partition in known.leaderless if partition[0] in topics)
+
+    def partitions_everywhere(self, handle: Handle) -> set[Partition] | None:
+        """Return the partitions of a transaction as any broker knows them, be it its coordinator or a deposed one.
+
+        Returns:
+            None if a broker did not answer, or is still loading what a coordinator knows.
+        """
+        request = DescribeTransactionsRequest(transactional_ids=[handle.transactional_id])
+        nodes = self._wire.nodes(seconds=self._seconds)
+        found: set[Partition] = set()
+        for answer in self._wire.exchange([(node, request) for node in nodes], seconds=self._seconds):
+            rows = [Description.of(row) for row in answer.response.transaction_states] if not answer.code else []
+            if any(row.code not in _KNOWN_OR_NOT_HERE for row in rows) or not rows:
+                return None
+            found.update(*(row.partitions for row in rows if row.handle is not None and row.handle[:3] == handle[:3]))
+        return found if nodes else None
 
     def write_marker(
         self, partition: Partition, producer: tuple[int, int], coordinator_epoch: int, *, commit: bool

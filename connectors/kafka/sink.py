@@ -332,11 +332,9 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         others = set(client.partitions_of(topics)) - prepared.partitions
         producers = client.describe_producers(prepared.partitions | others, retry_seconds=0)
         if left := sorted(partition for partition in others if prepared.producer in (producers[partition] or ())):
-            raise KafkaError(
-                f"its coordinator does not know that the transaction has rows in {left[0][0]}-{left[0][1]}: another "
-                "broker has taken its place. Nothing of the epoch is committed; the next attempt writes it again",
-                transaction=name,
-            )
+            raise _lacks(left[0], name)
+        if client.leaderless_of(topics) or any(producers[partition] is None for partition in others):
+            self._check_everywhere(client, prepared)
         if not gone and any(producers[partition] is None for partition in prepared.partitions):
             producers = client.describe_producers(prepared.partitions)
         inside = Inside.GONE if gone else judge_partitions(prepared, producers)
@@ -347,6 +345,22 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 transaction=name,
             )
         return prepared
+
+    def _check_everywhere(self, client: TransactionCoordinatorClient, prepared: Prepared) -> None:
+        """Refuse a handle from a deposed coordinator, where a partition cannot say whether it has rows.
+
+        Raises:
+            KafkaError: Another broker knows of more partitions, or one does not answer.
+        """
+        name, known = prepared.handle.transactional_id, client.partitions_everywhere(prepared.handle)
+        if known is None:
+            raise KafkaError(
+                "a partition has no leader and a broker does not answer, so the transaction's partitions cannot be "
+                "told. Nothing of the epoch is committed; the next attempt writes it again",
+                transaction=name,
+            )
+        if known - prepared.partitions:
+            raise _lacks(min(known - prepared.partitions), name)
 
     def _pool(self, scope: Scope) -> ProducerPool:
         return pool_of(self.settings, scope, self._timeout_ms)
@@ -362,6 +376,14 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     @property
     def _bounded(self) -> TransactionCoordinatorClient:
         return self._client.within(commits.CALL_SECONDS)
+
+
+def _lacks(partition: tuple[str, int], name: str) -> KafkaError:
+    return KafkaError(
+        f"its coordinator does not know that the transaction has rows in {partition[0]}-{partition[1]}: another broker "
+        "has taken its place. Nothing of the epoch is committed; the next attempt writes it again",
+        transaction=name,
+    )
 
 
 def _seconds(milliseconds: str) -> float:

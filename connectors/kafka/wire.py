@@ -84,6 +84,8 @@ class Topics(NamedTuple):
     """Node of each partition's leader; partitions without one are missing."""
     ids: dict[str, str | None]
     """Id of each topic, None for one that does not exist; what cannot be told is missing."""
+    leaderless: frozenset[tuple[str, int]] = frozenset()
+    """Partitions without a leader."""
 
 
 class Wire:
@@ -163,13 +165,17 @@ class Wire:
     def topics_in(self, answer: Answer) -> Topics:
         """Out of the answer to a `metadata_request`; nothing if there is none."""
         self._meet_brokers(answer)
-        leaders = {
-            (topic.name, partition.partition_index): partition.leader_id
+        partitions = {
+            (topic.name, partition.partition_index): partition
             for topic in (answer.response.topics if answer.code == Code.NONE else ())
             for partition in topic.partitions
+        }
+        leaders = {
+            name: partition.leader_id
+            for name, partition in partitions.items()
             if partition.error_code == Code.NONE and partition.leader_id >= 0
         }
-        return Topics(leaders, _ids_in(answer))
+        return Topics(leaders, _ids_in(answer), frozenset(partitions.keys() - leaders.keys()))
 
     def topic_ids_everywhere(self, topics: Sequence[str], *, seconds: float) -> dict[str, str | None]:
         """Ids of topics as in Topics, as far as all brokers say alike: one may not have heard of a change yet."""

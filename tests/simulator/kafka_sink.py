@@ -145,6 +145,20 @@ class SimulatedClient:
         """Partitions that have a leader."""
         return [(f"{TOPIC}-{n}", n) for n in range(PARTITIONS) if topics and not self._broker.leaderless(n)]
 
+    def leaderless_of(self, topics: Collection[str]) -> list[Partition]:
+        """Partitions that have no leader, but a topic."""
+        there = [n for n in range(PARTITIONS) if self._broker.partitions[n].topic_id is not None]
+        return [(f"{TOPIC}-{n}", n) for n in there if topics and self._broker.leaderless(n)]
+
+    def partitions_everywhere(self, handle: Handle) -> set[Partition] | None:
+        """What the coordinator and a deposed one know."""
+        if self._once("describe everywhere", lambda: NONE) != NONE:
+            return None
+        known = self._broker.look(handle.transactional_id)
+        if known is None or (known.pid, known.epoch) != (handle.producer_id, handle.producer_epoch):
+            return set()
+        return {(f"{TOPIC}-{n}", n) for n in known.partitions}
+
     def write_marker(
         self, partition: Partition, producer: tuple[int, int], coordinator_epoch: int, *, commit: bool
     ) -> int:
