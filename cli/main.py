@@ -118,9 +118,13 @@ def demo(
 def doctor(
     access: Access,
     *,
-    topic: Annotated[
+    place: Annotated[
         list[str] | None,
-        typer.Option(help="A topic of a sink or source, to check existence and permissions; repeatable."),
+        typer.Option(
+            metavar="SYSTEM:NAME",
+            help="What a pipeline reads or writes, such as kafka:TOPIC or files:FOLDER: its settings, what this user "
+            "may do, what its file system can; repeatable.",
+        ),
     ] = None,
     pipeline: Annotated[
         str | None, typer.Option(help="Name of the pipeline whose transactional ids and decision log to check.")
@@ -131,24 +135,15 @@ def doctor(
     query: Annotated[
         str | None, typer.Option(help="The pipeline's query, as for `onceward explain`, to check all that it names.")
     ] = None,
-    directory: Annotated[
-        list[Path] | None,
-        typer.Option(help="Folder of a FileSink, HttpSink or RedisSink, whose file system to try; repeatable."),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check Java, Python, Kafka, PostgreSQL and the decision log; report what is wrong and how to fix it.
+    """Check Java, Python, the systems and the decision log; report what is wrong and how to fix it.
 
-    Changes nothing; in each `--directory`, a hidden folder is created and deleted again.
+    Changes nothing; in each folder of `--place files:…`, a hidden folder is created and deleted again.
     """
     from .doctor import run_checks  # noqa: PLC0415 - looks at extras
 
-    if access.bootstrap_servers is None and (access.kafka or topic):
-        raise ConfigurationError("--kafka and --topic need --bootstrap-servers")
-    access.check()
-    if not all(topic or []):
-        raise ConfigurationError("--topic needs a name")
-    findings = run_checks(access, topics=topic or [], pipeline=pipeline, store=store, folders=directory or [])
+    findings = run_checks(access, places=place or [], pipeline=pipeline, store=store)
     if query is None:
         findings.append(skipped("query", "give --query to check a plan for what weakens the guarantee"))
     else:

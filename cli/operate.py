@@ -18,7 +18,7 @@ from onceward.core.operations.resolve import repair_log as repair
 from onceward.core.operations.survey import FoundTransaction, history, survey
 
 from . import show
-from .options import Access, AsJson, Pipeline, Yes, load_sinks, server_targets, with_group
+from .options import Access, AsJson, Pipeline, Yes, load_sinks, targets_of, with_group
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,16 +78,15 @@ class Search(Access):
     @property
     def has_targets(self) -> bool:
         """Whether a target was given."""
-        return any((self.bootstrap_servers, self.dsn, self.sinks))
+        return bool(self.at or self.sinks)
 
     def targets(self) -> list[Target]:
         """The targets given."""
-        self.check()
         targets = [] if self.sinks is None else [load_sinks(self.sinks)]
-        targets += server_targets(self)
+        targets += targets_of(self)
         if not targets:
             raise ConfigurationError(
-                "no target was given. Pass --bootstrap-servers, --dsn, or the pipeline's own --sinks module:name"
+                "no target was given. Pass --at kafka=…, --at postgres=…, or the pipeline's own --sinks module:name"
             )
         return targets
 

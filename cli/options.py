@@ -1,8 +1,4 @@
-"""Options that several commands have, and what they name: targets, a pipeline's own sinks.
-
-Kafka and PostgreSQL can be asked for everything under onceward's names, of any pipeline, and need no setting of the
-sink that wrote: a handle, a gid or a staged row says all that commit and abort want.
-"""
+"""Options that several commands have, and what they name: systems, targets, a pipeline's own sinks."""
 
 from __future__ import annotations
 
@@ -15,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onceward.core.connector import connectors
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.extras import needing
 from onceward.core.kit.options import pairs
@@ -22,9 +19,9 @@ from onceward.core.operations.targets import Target, sinks_target
 from onceward.sinks import Sink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
-    from onceward.core.transaction import Committable
+    from onceward.core.connector import Connector
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do it; without this option, only show what would be done.")]
@@ -33,31 +30,67 @@ Pipeline = Annotated[str | None, typer.Option(help="Name of the pipeline; not ne
 
 @dataclass(kw_only=True)
 class Access:
-    """How Kafka and PostgreSQL are reached."""
+    """Where systems are, and how they are reached."""
 
-    bootstrap_servers: Annotated[str | None, typer.Option(help="Bootstrap servers of Kafka.")] = None
-    kafka: Annotated[
+    at: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME=VALUE|@FILE", help="A setting for the connection to Kafka, or a file of them; repeatable."
+            metavar="SYSTEM=ADDRESS",
+            help="A system, such as kafka=HOST:PORT or postgres=DSN; repeatable.",
         ),
     ] = None
-    dsn: Annotated[str | None, typer.Option(help="PostgreSQL's connection string.")] = None
-    ledger_schema: Annotated[str | None, typer.Option(help="Schema of onceward's own tables in PostgreSQL.")] = None
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="SYSTEM:NAME=VALUE",
+            help="A setting for the connection to a system, or a file of them: SYSTEM:@FILE; repeatable.",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
-        self.config = pairs("--kafka", self.kafka)
+        self.addresses = _by_system("--at", "=", self.at)
+        self._settings = _by_system("--set", ":", self.set_)
+        for name, given in self.addresses.items():
+            if len(given) > 1:
+                raise ConfigurationError(f"--at {name}=…: given twice; one address is asked at a time")
+            if not connectors()[name].address_form or not given[0]:
+                raise ConfigurationError(f"--at {name}={given[0]}: {_address_of(name)}")
+        for name in self._settings:
+            if name not in self.addresses:
+                raise ConfigurationError(f"--set {name}:… needs --at {name}={connectors()[name].address_form}")
 
-    def check(self) -> None:
-        """Refuse an option without the one that it belongs to.
+    def system(self, name: str) -> Connector:
+        """Return the connector to a system; to one of files without an address.
 
         Raises:
-            ConfigurationError: There is one.
+            ConfigurationError: Its address was not given, or a setting is wrong.
         """
-        if self.config and self.bootstrap_servers is None:
-            raise ConfigurationError("--kafka needs --bootstrap-servers")
-        if self.ledger_schema is not None and self.dsn is None:
-            raise ConfigurationError("--ledger-schema needs --dsn")
+        kind = connectors()[name]
+        if name not in self.addresses and kind.address_form:
+            raise ConfigurationError(f"give --at {name}={kind.address_form}")
+        [address] = self.addresses.get(name, [""])
+        return kind(address, pairs(f"--set {name}:", self._settings.get(name)))
+
+    def systems(self) -> Iterator[Connector]:
+        """Return the connectors to all systems whose address was given."""
+        return map(self.system, self.addresses)
+
+
+def _by_system(option: str, mark: str, given: Iterable[str] | None) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for text in given or ():
+        name, separator, rest = text.partition(mark)
+        if not separator or name not in connectors():
+            # Not the text itself: it may hold a password.
+            raise ConfigurationError(f"{option} takes SYSTEM{mark}…; systems are {', '.join(connectors())}")
+        found.setdefault(name, []).append(rest)
+    return found
+
+
+def _address_of(name: str) -> str:
+    form = connectors()[name].address_form
+    return f"an address looks like {name}={form}" if form else "this kind of system has no address"
 
 
 def with_group(command: Callable[..., None]) -> Callable[..., None]:
@@ -79,69 +112,17 @@ def with_group(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def server_targets(access: Access) -> list[Target]:
-    """The Kafka cluster and the PostgreSQL database that are named.
+def targets_of(access: Access) -> list[Target]:
+    """Return the targets at the addresses that are given.
 
     Raises:
-        ConfigurationError: An extra is not installed.
+        ConfigurationError: An extra is not installed, or a system's transactions cannot be found by its address.
     """
-    targets = []
-    if access.bootstrap_servers is not None:
-        with needing("kafka"):
-            targets.append(_kafka(access.bootstrap_servers, access.config))
-    if access.dsn is not None:
-        with needing("postgres"):
-            targets.append(_postgres(access.dsn, access.ledger_schema))
-    return targets
-
-
-def _kafka(bootstrap_servers: str, config: Mapping[str, str]) -> Target:
-    from onceward.connectors.kafka.admin import check_reachable, cluster_of  # noqa: PLC0415 - an extra
-    from onceward.connectors.kafka.ownership import open_names, sinks_of  # noqa: PLC0415
-    from onceward.connectors.kafka.settings import KafkaSettings  # noqa: PLC0415
-    from onceward.connectors.kafka.sink import KafkaSink  # noqa: PLC0415
-    from onceward.connectors.kafka.transaction import KIND, Prepared  # noqa: PLC0415
-
-    settings = KafkaSettings(bootstrap_servers, config)
-
-    def names(_: Collection[str]) -> Iterable[tuple[str, str]]:
-        check_reachable(settings)
-        return {scope[:2] for scope in open_names(cluster_of(settings).transactions)}
-
-    def expires(committables: Sequence[Committable]) -> list[float | None]:
-        prepared = [Prepared.of(committable) for committable in committables]
-        names = [one.handle.transactional_id for one in prepared if one is not None]
-        described = cluster_of(settings).transactions.describe(names)
-        return [
-            None if one is None else one.ends_at(described[one.handle.transactional_id].timeout_ms) for one in prepared
-        ]
-
-    return Target(
-        expires=expires,
-        title=f"Kafka at {bootstrap_servers}",
-        names=names,
-        known=lambda pipeline: sinks_of(cluster_of(settings).transactions, pipeline),
-        holds=lambda kind, _: kind == KIND,
-        sink=lambda name: KafkaSink(name, bootstrap_servers=bootstrap_servers, config=config),
-    )
-
-
-def _postgres(dsn: str, ledger_schema: str | None) -> Target:
-    from onceward.connectors.database.sinks import PostgresSink  # noqa: PLC0415 - an extra
-    from onceward.connectors.database.target import PREPARED, STAGED, Url  # noqa: PLC0415
-
-    schema: dict[str, Any] = {} if ledger_schema is None else {"ledger_schema": ledger_schema}
-
-    def sink(name: str) -> PostgresSink:
-        return PostgresSink(name, table="any", dsn=dsn, **schema)  # gid and staged row name what they are for
-
-    return Target(
-        title=f"PostgreSQL {Url.from_dsn(dsn)}",
-        names=lambda _: {scope[:2] for scope in sink("any").open_names()},
-        known=lambda pipeline: sink("any").known_sinks(pipeline),
-        holds=lambda kind, _: kind in (PREPARED, STAGED),
-        sink=sink,
-    )
+    found = []
+    for system in access.systems():
+        with needing(system.extra):
+            found.append(system.target())
+    return found
 
 
 def load_sinks(reference: str) -> Target:

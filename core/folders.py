@@ -23,7 +23,7 @@ _ABANDONED_SECONDS: Final = 3600.0
 
 _UNABLE: Final = (
     "the file system cannot do that, or forbids it. It needs hard links, renames, exclusive creation, locks and fsync "
-    "of folders: `onceward doctor --directory` tries them"
+    "of folders: `onceward doctor --place files:FOLDER` tries them"
 )
 _IN_THE_WAY: Final = "a file, or a link to nothing, is where a folder must be: move it away"
 _LASTING: Final = {

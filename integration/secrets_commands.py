@@ -70,23 +70,28 @@ class Commands:
         where, log, bucket = self._in_file("kafka", "postgres"), self._log(), self.given["bucket"]
         targets = ["--target=postgres=postgres:words", "--target=kafka=kafka:words"]
         refused, malformed = self.given["refused"], self.given["malformed"]
-        wrong = ["--dsn", refused["postgres"]["dsn"]]
+        address = refused["postgres"]["dsn"]
+        wrong = ["--at", f"postgres={address}"]
         stores = {name: ["--store", url] for name, (url, _) in self.given["refused_stores"].items()}
         done, failed, misused = {0, 1}, {1, 2}, {2}
         return [
-            ("doctor", done, ["doctor", *where, "--topic=words", *log, "--query=jobs.py:query", "--json"]),
-            ("doctor in words", done, ["doctor", *where, "--topic=words", *log]),
+            ("doctor", done, ["doctor", *where, "--place=kafka:words", *log, "--query=jobs.py:query", "--json"]),
+            ("doctor in words", done, ["doctor", *where, "--place=kafka:words", *log]),
             ("doctor of the bucket", done, ["doctor", "--store", bucket, "--pipeline=secrets-bucket", "--json"]),
             (
                 "doctor refused",
                 failed,
-                ["doctor", *self._in_file("kafka refused"), *wrong, "--topic=words", *log, "--json"],
+                ["doctor", *self._in_file("kafka refused"), *wrong, "--place=kafka:words", *log, "--json"],
             ),
             ("list", done, ["txn", "list", *where, "--sinks=jobs:SINKS", *log, "--json"]),
             ("inspect", misused, ["txn", "inspect", *where, *log, "no-such-transaction"]),
             ("list refused", failed, ["txn", "list", *wrong, *log, "--json"]),
             ("list refused by Kafka", failed, ["txn", "list", *self._in_file("kafka refused"), *log]),
-            ("list, wrong setting", misused, ["txn", "list", *self._in_file("kafka"), "--kafka", "wrong-geheim", *log]),
+            (
+                "list, wrong setting",
+                misused,
+                ["txn", "list", *self._in_file("kafka"), "--set", "kafka:wrong-geheim", *log],
+            ),
             ("checkpoints", done, ["checkpoints", *log, "--json"]),
             ("checkpoints of the bucket", done, ["checkpoints", "--store", bucket, "--pipeline=secrets-bucket"]),
             *(
@@ -99,14 +104,14 @@ class Commands:
             ("verify", done, ["verify", str(self.folder / "log"), *targets, *where, "--json"]),
             ("verify refused", failed, ["verify", str(self.folder / "log"), targets[0], *wrong, "--json"]),
             *(
-                (f"list, {kind}", misused, ["txn", "list", f"{option}={malformed[kind][setting]}"])
-                for kind, setting, option in (
-                    ("postgres with a slash", "dsn", "--dsn"),
-                    ("postgres with an @", "dsn", "--dsn"),
-                    ("kafka with a login", "bootstrap_servers", "--bootstrap-servers"),
+                (f"list, {kind}", misused, ["txn", "list", f"--at={system}={malformed[kind][setting]}"])
+                for kind, setting, system in (
+                    ("postgres with a slash", "dsn", "postgres"),
+                    ("postgres with an @", "dsn", "postgres"),
+                    ("kafka with a login", "bootstrap_servers", "kafka"),
                 )
             ),
-            ("verify an address", misused, ["verify", f"--target={wrong[1]}", "--source=kafka:words", "--key=id"]),
+            ("verify an address", misused, ["verify", f"--target={address}", "--source=kafka:words", "--key=id"]),
         ]
 
     def _log(self) -> list[str]:
@@ -120,12 +125,12 @@ class Commands:
             if kind == "postgres":
                 parts = psycopg.conninfo.conninfo_to_dict(settings["dsn"])
                 parts.pop("password")
-                found += ["--dsn", psycopg.conninfo.make_conninfo("", **parts)]
+                found += ["--at", f"postgres={psycopg.conninfo.make_conninfo('', **parts)}"]
             else:
                 file = self.elsewhere / f"{kind}.properties"
                 lines = [f"{name}={value}" for name, value in settings["config"].items()]
                 file.write_text("\n".join(["# of the tests", "", *lines, ""]))
-                found += ["--bootstrap-servers", settings["bootstrap_servers"], "--kafka", f"@{file}"]
+                found += ["--at", f"kafka={settings['bootstrap_servers']}", "--set", f"kafka:@{file}"]
         return found
 
     def _environment(self, name: str) -> dict[str, str]:

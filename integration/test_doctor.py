@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def open_transactions(kafka: KafkaServer) -> int:
     """How many the tests before have left open under onceward's names."""
-    found = by_check(run_checks(Access(bootstrap_servers=kafka.bootstrap_servers)))["open transactions"].found
+    found = by_check(run_checks(Access(at=[f"kafka={kafka.bootstrap_servers}"])))["open transactions"].found
     return int(found.partition(",")[0])
 
 
@@ -47,7 +47,9 @@ def test_open_transactions_and_the_real_replication_of_their_log_are_seen(
     producer.produce(name, b"waits")
     producer.flush(30)
     try:
-        findings = run_checks(Access(bootstrap_servers=kafka.bootstrap_servers), topics=[name, "nowhere"])
+        findings = run_checks(
+            Access(at=[f"kafka={kafka.bootstrap_servers}"]), places=[f"kafka:{name}", "kafka:nowhere"]
+        )
     finally:
         producer.abort_transaction(30)
     seen = by_check(findings)
@@ -74,7 +76,7 @@ def test_a_consumer_that_reads_what_may_be_aborted_is_told(kafka: KafkaServer, t
     try:
         for group, offset in ((f"waits-{name}", 0), (f"runs-ahead-{name}", 1)):
             publish_offsets(KafkaSettings(servers), group, {name: {"0": offset}})
-        seen = by_check(run_checks(Access(bootstrap_servers=servers), topics=[name]))["consumers"]
+        seen = by_check(run_checks(Access(at=[f"kafka={servers}"]), places=[f"kafka:{name}"]))["consumers"]
     finally:
         producer.abort_transaction(30)
     assert seen.health is Health.WARNING
@@ -89,17 +91,17 @@ def test_a_log_that_is_lost_is_told(dsn: str, tmp_path: Path) -> None:
     pipeline = Pipeline("numbers", store=str(tmp_path / "log"), backend=FileBackend(tmp_path / "state"))
     pipeline.source(SequenceSource([{"n": 1}])).sink(PostgresSink("table", dsn=dsn, table="numbers"))
     pipeline.run()
-    seen = by_check(run_checks(Access(dsn=dsn), store=str(tmp_path / "log")))
+    seen = by_check(run_checks(Access(at=[f"postgres={dsn}"]), store=str(tmp_path / "log")))
     assert (seen["ownership"].health, seen["ownership"].where) == (Health.OK, "table")
     assert seen["decided transactions"].health is seen["starts"].health is Health.OK
     assert seen["standbys"].found == "none connected"
     assert seen["session timeouts"].health is seen["durability"].health is Health.OK
     with psycopg.connect(dsn) as connection:
         connection.execute("DELETE FROM onceward.pipelines")
-    seen = by_check(run_checks(Access(dsn=dsn), store=str(tmp_path / "log")))
+    seen = by_check(run_checks(Access(at=[f"postgres={dsn}"]), store=str(tmp_path / "log")))
     assert (seen["ownership"].health, seen["ownership"].found[:17]) == (Health.FAILED, "this pipeline has")
     shutil.rmtree(tmp_path / "log")
-    seen = by_check(run_checks(Access(dsn=dsn), store=str(tmp_path / "log"), pipeline="numbers"))
+    seen = by_check(run_checks(Access(at=[f"postgres={dsn}"]), store=str(tmp_path / "log"), pipeline="numbers"))
     assert seen["ownership"].health is Health.FAILED
     assert "knows this pipeline and sink from decision log" in seen["ownership"].found
 
@@ -110,19 +112,19 @@ def test_timeouts_are_harmless(dsn: str) -> None:
         name = sql.Identifier(connection.info.dbname)
         setting = sql.SQL("ALTER DATABASE {} SET idle_in_transaction_session_timeout = '30s'")
         connection.execute(setting.format(name))
-    seen = by_check(run_checks(Access(dsn=dsn)))["session timeouts"]
+    seen = by_check(run_checks(Access(at=[f"postgres={dsn}"])))["session timeouts"]
     assert seen.health is Health.OK
     assert seen.found.startswith("idle_in_transaction_session_timeout 30 s; harmless")
 
 
 @pytest.mark.postgres
 def test_a_table_with_more_partitions_than_the_server_has_room_for_is_named(dsn: str) -> None:
-    assert by_check(run_checks(Access(dsn=dsn)))["max_locks_per_transaction"].health is Health.OK
+    assert by_check(run_checks(Access(at=[f"postgres={dsn}"])))["max_locks_per_transaction"].health is Health.OK
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("CREATE TABLE many (id bigint PRIMARY KEY) PARTITION BY LIST (id)")
         for n in range(600):
             connection.execute(f"CREATE TABLE many_{n} PARTITION OF many FOR VALUES IN ({n})".encode())
-    seen = by_check(run_checks(Access(dsn=dsn)))["max_locks_per_transaction"]
+    seen = by_check(run_checks(Access(at=[f"postgres={dsn}"])))["max_locks_per_transaction"]
     assert seen.health is Health.WARNING
     assert "writes to all 600 partitions of many takes 1202" in seen.found
 
@@ -137,13 +139,21 @@ def test_the_server_of_a_log_is_looked_at(dsn: str) -> None:
 
 @pytest.mark.postgres
 def test_a_database_is_looked_at_and_not_changed(dsn: str) -> None:
-    seen = by_check(run_checks(Access(dsn=dsn)))
+    seen = by_check(run_checks(Access(at=[f"postgres={dsn}"])))
     assert seen["max_prepared_transactions"].health is Health.OK
     assert "may create it" in seen["schema for the ledger"].found
     with psycopg.connect(dsn) as connection:
         schemas = connection.execute("SELECT count(*) FROM pg_namespace WHERE nspname = 'onceward'").fetchone()
     assert schemas == (0,)
-    assert by_check(run_checks(Access(dsn=dsn, ledger_schema="public")))["schema for the ledger"].found == "there"
     assert (
-        "may create it" in by_check(run_checks(Access(dsn=dsn, ledger_schema="Public")))["schema for the ledger"].found
+        by_check(run_checks(Access(at=[f"postgres={dsn}"], set_=["postgres:ledger_schema=public"])))[
+            "schema for the ledger"
+        ].found
+        == "there"
+    )
+    assert (
+        "may create it"
+        in by_check(run_checks(Access(at=[f"postgres={dsn}"], set_=["postgres:ledger_schema=Public"])))[
+            "schema for the ledger"
+        ].found
     )

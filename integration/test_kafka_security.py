@@ -20,7 +20,7 @@ from confluent_kafka.admin import (
 )
 from tests.hostile import TEXTS
 
-from onceward.cli.doctor.kafka import check_kafka
+from onceward.connectors.kafka.checks import check_kafka
 from onceward.connectors.kafka.settings import KafkaSettings
 from onceward.connectors.kafka.sink import KafkaSink
 from onceward.core.errors import KafkaError, OncewardError

@@ -75,7 +75,7 @@ class Job:
         in_child(EPOCH, self.pipeline, str(self.checkpoint), self.batches, str(step.value) if step else "")
 
     def line(self, *arguments: str) -> list[str]:
-        where = ["--bootstrap-servers", self.servers, "--dsn", self.dsn, "--pipeline", self.pipeline]
+        where = ["--at", f"kafka={self.servers}", "--at", f"postgres={self.dsn}", "--pipeline", self.pipeline]
         return ["txn", *arguments, *where]
 
     def txn(self, *arguments: str, code: int = 0) -> str:

@@ -173,7 +173,9 @@ def test_a_server_that_is_not_the_right_one_is_refused_at_once_and_nothing_is_wr
     with pytest.raises(StoreError, match=says) as caught:
         open_store(url, pipeline="orders")
     assert PASSWORD not in str(caught.value)
-    found = [finding for finding in run_checks(Access(dsn=dsn), store=url) if finding.health is Health.FAILED]
+    found = [
+        finding for finding in run_checks(Access(at=[f"postgres={dsn}"]), store=url) if finding.health is Health.FAILED
+    ]
     assert {finding.check for finding in found} >= {"postgresql server", "standbys"}
     assert all(
         re.search(says, finding.found) for finding in found if finding.check in {"postgresql server", "standbys"}
@@ -191,7 +193,10 @@ def test_the_store_and_the_doctor_use_tls_that_they_have_verified(tls_database: 
     with closing(open_store(url, pipeline="orders")) as store:
         assert store.put_if_absent("0" * 20, b"x")
         assert PASSWORD not in store.describe()
-    seen = {finding.check: finding.health for finding in run_checks(Access(dsn=dsn), store=url, pipeline="orders")}
+    seen = {
+        finding.check: finding.health
+        for finding in run_checks(Access(at=[f"postgres={dsn}"]), store=url, pipeline="orders")
+    }
     assert seen["postgresql server"] is seen["standbys"] is Health.OK
     tls_database.run("DROP OWNED BY writer")
 

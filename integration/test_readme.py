@@ -182,8 +182,8 @@ def test_a_new_user_follows_it_from_top_to_bottom(shell: Shell, environment: Ins
     servers = shell.variable("KAFKA_BOOTSTRAP_SERVERS")
     assert len(read_all(servers, "paid")) == 2 * 999
     assert len(read_all(servers, "totals")) == 1000
-    addresses = '--bootstrap-servers "$KAFKA_BOOTSTRAP_SERVERS" --dsn "$DATABASE_URL"'
-    doctor = shell.run(f"onceward doctor {addresses} --store checkpoints/paid --pipeline paid --topic paid")
+    addresses = '--at kafka="$KAFKA_BOOTSTRAP_SERVERS" --at postgres="$DATABASE_URL"'
+    doctor = shell.run(f"onceward doctor {addresses} --store checkpoints/paid --pipeline paid --place kafka:paid")
     assert "pipeline paid, newest decided epoch 1" in doctor
     assert "no onceward" not in doctor
 

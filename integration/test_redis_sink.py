@@ -1034,7 +1034,7 @@ class Told(Job):
     """A pipeline that writes each batch four times, and what `onceward verify` says of it."""
 
     def __init__(self, folder: Path, valkey: Valkey, **settings: Any) -> None:
-        self.place = [f"redis:{settings.get('key', 'rows')}", "--url", valkey.url]
+        self.place = [f"redis:{settings.get('key', 'rows')}", "--at", f"redis={valkey.url}"]
         super().__init__(make(folder, valkey, **settings), folder / "decisions")
 
     def write(self, *batches: pa.RecordBatch) -> None:
@@ -1120,7 +1120,7 @@ def test_without_a_decision_log_hashes_are_compared_by_key(tmp_path: Path, valke
     """With what a stream says of them."""
     Told(tmp_path / "1", valkey, form="hash", key="row:{n}").write(numbers(1, 2, 2))
     Told(tmp_path / "2", valkey, key="source", name="source").write(numbers(1, 2, 3))
-    where = ["--source", "redis:source", "--target", "redis:row:{n}", "--key", "n", "--url", valkey.url]
+    where = ["--source", "redis:source", "--target", "redis:row:{n}", "--key", "n", "--at", f"redis={valkey.url}"]
     mapping = ["--map", "integration.test_redis_sink:only_numbers"]
     done = CliRunner().invoke(app, ["verify", *where, *mapping])
     assert done.exit_code == 1, done.exception
@@ -1130,7 +1130,7 @@ def test_without_a_decision_log_hashes_are_compared_by_key(tmp_path: Path, valke
 def test_a_list_whose_elements_are_no_text_is_compared_without_a_traceback(tmp_path: Path, valkey: Valkey):
     Told(tmp_path, valkey, key="source").write(numbers(1))
     connect(make(tmp_path, valkey).settings).rpush("list", b'{"n":"\xff"}')
-    where = ["--source", "redis:source", "--target", "redis:list", "--url", valkey.url]
+    where = ["--source", "redis:source", "--target", "redis:list", "--at", f"redis={valkey.url}"]
     done = CliRunner().invoke(app, ["verify", *where])
     assert isinstance(done.exception, SystemExit), done.exception
 

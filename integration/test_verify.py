@@ -96,7 +96,7 @@ class Job:
         return attempt.pre_commit()
 
     def verify(self, *arguments: str, code: int = 0) -> str:
-        where = ["--bootstrap-servers", self.servers, "--dsn", self.dsn, "--url", self.dsn]
+        where = ["--at", f"kafka={self.servers}", "--at", f"postgres={self.dsn}", "--at", f"sql={self.dsn}"]
         done = CliRunner().invoke(app, ["verify", *arguments, *where])
         assert done.exit_code == code, (done.output, done.exception)
         return done.stdout
@@ -227,7 +227,9 @@ def test_values_that_python_or_json_write_otherwise_are_proven(dsn: str, tmp_pat
         (tmp_path / "source" / "a.jsonl").write_text("\n".join(lines) + "\n")
 
         def verify(*arguments: str) -> str:
-            done = CliRunner().invoke(app, ["verify", *arguments, "--target", "postgres:odd", "--dsn", dsn])
+            done = CliRunner().invoke(
+                app, ["verify", *arguments, "--target", "postgres:odd", "--at", f"postgres={dsn}"]
+            )
             assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
             return done.stdout
 

@@ -103,9 +103,9 @@ def test_missing_database_programs_are_one_message_with_what_to_install(tmp_path
 @pytest.mark.parametrize(
     ("arguments", "answer"),
     [
-        (["--bootstrap-servers", "localhost:1", "--kafka", "foo"], "--kafka takes NAME=VALUE"),
-        (["--topic", "orders"], "need --bootstrap-servers"),
-        (["--bootstrap-servers", "localhost:1", "--topic", ""], "--topic is empty: give it a value"),
+        (["--at", "kafka=localhost:1", "--set", "kafka:foo"], "--set kafka: takes NAME=VALUE"),
+        (["--place", "kafka:orders"], "needs --at kafka=HOST:PORT"),
+        (["--at", "kafka=localhost:1", "--place", ""], "--place is empty: give it a value"),
     ],
 )
 def test_the_doctor_says_what_is_wrong_with_its_options(tmp_path: Path, arguments: list[str], answer: str) -> None:
@@ -117,7 +117,7 @@ def test_the_doctor_says_what_is_wrong_with_its_options(tmp_path: Path, argument
 
 @pytest.mark.slow
 def test_a_broker_that_does_not_answer_is_not_healthy(tmp_path: Path) -> None:
-    told = onceward("doctor", "--bootstrap-servers", "localhost:1", "--topic", "t", "--json", home=tmp_path / "home")
+    told = onceward("doctor", "--at", "kafka=localhost:1", "--place", "kafka:t", "--json", home=tmp_path / "home")
     assert told.returncode == 1
     broker = next(finding for finding in json.loads(told.stdout) if finding["check"] == "kafka broker")
     assert broker["health"] == "failed"

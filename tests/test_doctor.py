@@ -15,8 +15,9 @@ from urllib.parse import quote
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from onceward.cli.doctor import check_store, kafka
-from onceward.cli.doctor.folders import check_folder
+from onceward.cli.doctor import check_store
+from onceward.connectors.files.checks import check_folder
+from onceward.connectors.kafka import checks as kafka
 from onceward.core.log import DirectoryStore, EpochInput, LogWriter, open_store
 from onceward.core.policy import CommitPolicy
 
@@ -48,7 +49,7 @@ def write_log(folder: Path) -> None:
 
 
 def test_it_works_without_any_extra() -> None:
-    told = doctor("--json", "--bootstrap-servers", NO_BROKER, "--dsn", "host=127.0.0.1", without=EXTRAS)
+    told = doctor("--json", "--at", f"kafka={NO_BROKER}", "--at", "postgres=host=127.0.0.1", without=EXTRAS)
     assert "Traceback" not in told.stderr
     assert told.returncode == 1
     advice = {finding["check"]: finding["advice"] for finding in json.loads(told.stdout)}
@@ -57,22 +58,24 @@ def test_it_works_without_any_extra() -> None:
 
 
 def test_a_client_that_cannot_be_loaded_is_told() -> None:
-    told = doctor("--json", "--dsn", "host=127.0.0.1", PSYCOPG_IMPL="c")  # the locked packages hold the binary one
+    told = doctor(
+        "--json", "--at", "postgres=host=127.0.0.1", PSYCOPG_IMPL="c"
+    )  # the locked packages hold the binary one
     assert "Traceback" not in told.stderr
     found = {finding["check"]: finding["found"] for finding in json.loads(told.stdout)}
     assert "cannot be loaded: couldn't import requested psycopg 'c'" in found["postgres client"]
 
 
 def test_what_no_target_was_given_for_is_refused() -> None:
-    told = doctor("--ledger-schema", "books")
-    assert (told.returncode, told.stderr) == (2, "error: --ledger-schema needs --dsn\n")
+    told = doctor("--set", "postgres:ledger_schema=books")
+    assert (told.returncode, told.stderr) == (2, "error: --set postgres:… needs --at postgres=DSN\n")
 
 
 def test_an_extra_that_nobody_asked_about_may_be_missing() -> None:
     told = doctor("--json", without=("confluent_kafka", "psycopg"))
     findings = {finding["check"]: finding for finding in json.loads(told.stdout)}
-    assert findings["kafka client"]["health"] == findings["postgres client"]["health"] == "skipped"
-    assert "onceward[kafka]" in findings["kafka client"]["found"]
+    assert findings["kafka"]["health"] == findings["postgres"]["health"] == "skipped"
+    assert findings["kafka"]["found"] == "give --at kafka=HOST:PORT to check it"
 
 
 def test_a_python_that_the_program_may_still_set_is_a_warning(tmp_path: Path) -> None:
@@ -177,7 +180,7 @@ def test_no_answer_about_a_topic_is_waited_for_without_end(monkeypatch: pytest.M
 
 @pytest.mark.slow
 def test_a_broker_that_does_not_answer_is_told_in_a_few_lines() -> None:
-    told = doctor("--bootstrap-servers", NO_BROKER, "--topic", "orders", "--pipeline", "orders")
+    told = doctor("--at", f"kafka={NO_BROKER}", "--place", "kafka:orders", "--pipeline", "orders")
     assert told.returncode == 1
     broker = next(line for line in told.stdout.splitlines() if "kafka broker" in line)
     assert NO_BROKER in broker
@@ -187,7 +190,7 @@ def test_a_broker_that_does_not_answer_is_told_in_a_few_lines() -> None:
 
 def test_a_folders_file_system_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    told = doctor("--json", "--directory", str(tmp_path / "out"), "--directory", str(tmp_path / "missing"))
+    told = doctor("--json", "--place", f"files:{tmp_path}/out", "--place", f"files:{tmp_path}/missing")
     good, missing = (found for found in json.loads(told.stdout) if found["check"] == "file system")
     assert good["health"] == "ok"
     for ability in ("exclusive creation", "hard links", "renames", "locks", "fsync of folders"):

@@ -246,7 +246,7 @@ def test_a_file_system_without_hard_links_is_found_before_the_decision(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "link", refuses)
-    with pytest.raises(SinkError, match=r"hard links.*onceward doctor --directory.*sink out") as caught:
+    with pytest.raises(SinkError, match=r"hard links.*onceward doctor --place files:FOLDER.*sink out") as caught:
         prepared(sink, range(4))
     assert not caught.value.retryable
 

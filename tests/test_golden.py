@@ -55,17 +55,17 @@ COMMANDS = {
     "repair-log": "repair-log --store orders",
     "verify-files": "verify orders --target files=files:orders-files --json",
     "verify-files-as-text": "verify orders --target files=files:orders-files",
-    "verify-a-table": "verify orders --target table=sql:numbers --url sqlite:///orders.db --json",
+    "verify-a-table": "verify orders --target table=sql:numbers {at}orders.db --json",
     "verify-epochs": "verify orders --target files=files:orders-files --epochs 1:1 --json",
-    "verify-a-table-of-a-stopped-pipeline": "verify doubt --target table=sql:numbers --url sqlite:///doubt.db --json",
-    "verify-another-table": "verify doubt --target table=sql:numbers --url sqlite:///orders.db --json",
+    "verify-a-table-of-a-stopped-pipeline": "verify doubt --target table=sql:numbers {at}doubt.db --json",
+    "verify-another-table": "verify doubt --target table=sql:numbers {at}orders.db --json",
     "verify-other-files": "verify orders --target files=files:doubt-files",
-    "verify-by-key": "verify --source files:orders-files --target sql:numbers --url sqlite:///orders.db --key n --json",
+    "verify-by-key": "verify --source files:orders-files --target sql:numbers {at}orders.db --key n --json",
     "verify-by-key-differs": "verify --source files:orders-files --target files:doubt-files --key n --json",
     "verify-by-key-as-text": "verify --source files:orders-files --target files:doubt-files --key n",
     "verify-no-place": "verify orders --target files=nowhere",
     "doctor": "doctor --json",
-    "doctor-as-text": "doctor --store orders --directory orders-files",
+    "doctor-as-text": "doctor --store orders --place files:orders-files",
     "doctor-of-a-query": "doctor --store orders --query programs:orders --json",
     "doctor-of-another-pipeline": "doctor --store orders --pipeline another --json",
     "doctor-no-log": "doctor --store nowhere --pipeline orders --json",
@@ -99,7 +99,7 @@ def test_a_command_prints_what_it_printed(
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> None:
-    command = COMMANDS[name].format_map(scene.named)
+    command = COMMANDS[name].format_map({"at": "--at sql=sqlite:///", **scene.named})
     monkeypatch.setattr(sys, "argv", ["onceward", *shlex.split(command)])
     monkeypatch.setenv("JAVA_HOME", str(scene.folder / "jdk"))
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)

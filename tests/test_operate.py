@@ -598,8 +598,8 @@ class TestCommands:
         ("arguments", "answer"),
         [
             (["list"], "no target was given"),
-            (["list", "--kafka", "a=b", "--sinks", "jobs:SINKS"], "--kafka needs --bootstrap-servers"),
-            (["list", "--bootstrap-servers", "x:1", "--kafka", "a=s3cret", "--kafka", "s3cret"], "number 2 of those"),
+            (["list", "--set", "kafka:a=b", "--sinks", "jobs:SINKS"], "--set kafka:… needs --at kafka=HOST:PORT"),
+            (["list", "--at", "kafka=x:1", "--set", "kafka:a=s3cret", "--set", "kafka:s3cret"], "number 2 of those"),
             (["list", "--sinks", "ends:SINKS"], "cannot import ends:SINKS: SystemExit"),
             (["commit", "--skip-lost", " ", "--sinks", "jobs:SINKS"], "--skip-lost is empty"),
             (["list", "--sinks", "nothing"], "takes module:name"),
@@ -608,7 +608,7 @@ class TestCommands:
             (["list", "--sinks", "json:__name__"], "neither a sink nor a list"),
             (["commit", "--sinks", "json:decoder"], "--store, once"),
             (["abort", "--sinks", "json:decoder"], "--store, once"),
-            (["inspect", "x", "--store", "/no/such/folder", "--dsn", "host=x"], "no such folder"),
+            (["inspect", "x", "--store", "/no/such/folder", "--at", "postgres=host=x"], "no such folder"),
         ],
     )
     def test_a_mistake_is_one_message(
@@ -671,9 +671,9 @@ class TestCommands:
 def test_settings_of_kafka_come_from_a_file_too(tmp_path: Path) -> None:
     file = tmp_path / "client.properties"
     file.write_text("# of the cluster\n\n  sasl.password=pa=ss # word \nsasl.username=alice\n")
-    given = pairs("--kafka", ["sasl.username=bob", f"@{file}", "client.id=x"])
+    given = pairs("--set kafka:", ["sasl.username=bob", f"@{file}", "client.id=x"])
     assert given == {"sasl.username": "alice", "sasl.password": "pa=ss # word", "client.id": "x"}
-    assert pairs("--kafka", None) == {}
+    assert pairs("--set kafka:", None) == {}
 
 
 @pytest.mark.parametrize(
@@ -691,7 +691,7 @@ def test_a_file_of_settings_that_cannot_be_read_is_one_message(
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(ConfigurationError, match=says) as caught:
-        pairs("--kafka", [f"@{file}"])
+        pairs("--set kafka:", [f"@{file}"])
     assert "s3cret" not in str(caught.value)
 
 

@@ -10,7 +10,8 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from onceward.cli.verify.places import Place, Systems, load_function
+from onceward.cli.options import Access
+from onceward.cli.verify.places import load_function, place_of
 from onceward.connectors.kafka.reread import OUTSIDE, _headers, offsets_in
 from onceward.core.errors import ConfigurationError
 from onceward.core.log import EpochInput, LogView, LogWriter, Rewound, read
@@ -279,7 +280,7 @@ def test_only_whole_record_batches_are_told() -> None:
 @pytest.mark.parametrize("text", ["orders", "redis:orders", "kafka:", "postgres:orders"])
 def test_a_place_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError):
-        Place.parse(text, Systems(bootstrap_servers="localhost:9092"))
+        place_of(text, Access(at=["kafka=localhost:9092"]))
 
 
 def test_a_function_that_is_not_there_is_refused() -> None:

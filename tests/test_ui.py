@@ -12,15 +12,16 @@ import pytest
 from typer.testing import CliRunner
 
 from onceward import FileSink
-from onceward.cli import options
 from onceward.cli.main import app
 from onceward.cli.operate import Search
 from onceward.cli.ui.desk import Desk, Look, Unsynced, Watch
 from onceward.cli.ui.model import EPOCHS
+from onceward.connectors.kafka.connector import KafkaConnector
 from onceward.core.errors import RetryableSinkError
 from onceward.core.log import DirectoryStore, LogWriter, MemoryStore, read
 from onceward.core.log.notes import FILE, MOST_BYTES, OLDER, note, notes
 from onceward.core.operations.logs import open_log
+from onceward.core.operations.targets import Target, sinks_target
 from onceward.core.transaction import Committable
 
 from .ui_kit import TOKEN, Folder
@@ -368,15 +369,15 @@ def test_settings_in_a_file_are_read_again_whenever_targets_are_asked(
     """A password may be changed while the page is open."""
     asked: list[str] = []
 
-    def cluster(_: str, config: dict[str, str]) -> options.Target:
-        asked.append(config["sasl.password"])
-        return options.sinks_target([], "Kafka")
+    def cluster(connector: KafkaConnector) -> Target:
+        asked.append(connector.settings["sasl.password"])
+        return sinks_target([], "Kafka")
 
-    monkeypatch.setattr(options, "_kafka", cluster)
+    monkeypatch.setattr(KafkaConnector, "target", cluster)
     folder.finish(0)
     file = tmp_path / "client.properties"
     file.write_text("sasl.password=first")
-    desk = Desk(folder.watch(), Search(bootstrap_servers="b:1", kafka=[f"@{file}"]))
+    desk = Desk(folder.watch(), Search(at=["kafka=b:1"], set_=[f"kafka:@{file}"]))
     file.write_text("sasl.password=second")
     assert desk.look() == Look(transactions=[], unanswered={})
     assert asked == ["first", "second"]

@@ -20,13 +20,14 @@ from typer.testing import CliRunner
 
 from onceward import FileSink, SqlAlchemySink
 from onceward.cli.main import app
-from onceward.cli.verify.places import Place, Systems
-from onceward.cli.verify.rows import compared, mapped, records, shown
+from onceward.connectors.database.connector import PostgresConnector
+from onceward.connectors.database.postgres.reread import PostgresTable
 from onceward.connectors.files import text
 from onceward.core.checkpoint import Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.errors import ConfigurationError, SchemaError, SqlError
 from onceward.core.log import DirectoryStore, EpochInput
+from onceward.core.operations.rows import compared, mapped, records, shown
 from onceward.core.proof import NUMBER, UUID, Piece, Reread
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import Acknowledgement
@@ -307,7 +308,7 @@ def test_an_epoch_that_waits_for_its_commit_is_named_and_not_judged(tmp_path: Pa
 @pytest.mark.parametrize("value", [b"no json", b"[1]"])
 def test_a_message_that_is_no_json_object_is_told_with_one_hint(value: bytes) -> None:
     batch = pa.record_batch({"value": [value]})
-    place = Place("postgres", "orders", Systems(dsn="host=x"))
+    place = PostgresConnector("host=x").place("orders")
     with pytest.raises(ConfigurationError, match="not a JSON object") as refused:
         list(mapped([batch], place, pa.schema([("id", pa.int64())]), None))
     assert str(refused.value).count("--map") == 1
@@ -317,7 +318,7 @@ def test_a_table_that_is_missing_is_not_to_be_created_by_whoever_verifies(tmp_pa
     job = FileJob(tmp_path)
     job.run(1)
     (tmp_path / "target.db").touch()
-    arguments = ["--target", "files=sql:nothing", "--url", f"sqlite:///{tmp_path}/target.db"]
+    arguments = ["--target", "files=sql:nothing", "--at", f"sql=sqlite:///{tmp_path}/target.db"]
     done = CliRunner().invoke(app, ["verify", str(job.folder), *arguments])
     assert str(done.exception) == "table nothing does not exist; is this its name, and its database?"
 
@@ -398,7 +399,7 @@ class TableJob(Job):
         super().__init__(sink, tmp_path / "log")
 
     def told(self, code: int = 0) -> dict[str, Any]:
-        return self.audit("sql:orders", "--url", self.url, code=code)
+        return self.audit("sql:orders", "--at", f"sql={self.url}", code=code)
 
     def change(self, statement: str) -> None:
         with closing(sqlite3.connect(self.file)) as database, database:
@@ -436,7 +437,7 @@ def test_a_changed_row_of_a_table_that_shows_no_epochs_is_found(tmp_path: Path, 
 def test_epochs_that_cannot_be_told_apart_are_judged_together(tmp_path: Path) -> None:
     job = TableJob(tmp_path)
     job.run(2, make=without_decimals)
-    where = ["sql:orders", "--url", job.url, "--epochs"]
+    where = ["sql:orders", "--at", f"sql={job.url}", "--epochs"]
     assert [line["written"] for line in job.audit(*where, "1:1")["epochs"]] == [20]
     job.change("DELETE FROM orders WHERE id = 3")
     assert [line["verdict"] for line in job.audit(*where, "1:1", code=1)["epochs"]] == ["differs"]
@@ -478,7 +479,7 @@ def test_a_table_that_shows_no_epochs_is_not_judged_while_one_is_not_completed(t
     job.run(1, make=without_decimals)
     with hooked(die_in_commit), pytest.raises(Crash):
         job.run(1, make=without_decimals)
-    done = CliRunner().invoke(app, ["verify", str(job.folder), "--target", "sql:orders", "--url", job.url])
+    done = CliRunner().invoke(app, ["verify", str(job.folder), "--target", "sql:orders", "--at", f"sql={job.url}"])
     assert isinstance(done.exception, ConfigurationError)
     assert "onceward txn commit" in str(done.exception)
 
@@ -486,8 +487,8 @@ def test_a_table_that_shows_no_epochs_is_not_judged_while_one_is_not_completed(t
 def test_a_table_that_shows_no_epochs_is_not_compared_with_what_an_epoch_read(tmp_path: Path) -> None:
     job = TableJob(tmp_path)
     job.run(1, make=without_decimals)
-    source = ["--source", "kafka:orders", "--bootstrap-servers", "127.0.0.1:1"]
-    where = ["--target", "sql:orders", "--url", job.url, *source]
+    source = ["--source", "kafka:orders", "--at", "kafka=127.0.0.1:1"]
+    where = ["--target", "sql:orders", "--at", f"sql={job.url}", *source]
     done = CliRunner().invoke(app, ["verify", str(job.folder), *where])
     assert isinstance(done.exception, ConfigurationError)
     assert "leave out --source" in str(done.exception)
@@ -497,7 +498,9 @@ def test_a_database_that_is_not_there_is_not_created(tmp_path: Path) -> None:
     job = TableJob(tmp_path)
     job.run(1, make=without_decimals)
     other = tmp_path / "other.db"
-    done = CliRunner().invoke(app, ["verify", str(job.folder), "--target", "sql:orders", "--url", f"sqlite:///{other}"])
+    done = CliRunner().invoke(
+        app, ["verify", str(job.folder), "--target", "sql:orders", "--at", f"sql=sqlite:///{other}"]
+    )
     assert isinstance(done.exception, SqlError)
     assert not other.exists()
 
@@ -506,7 +509,7 @@ def test_a_value_that_is_none_of_its_column_is_named(tmp_path: Path) -> None:
     job = TableJob(tmp_path)
     job.run(1, make=without_decimals)
     job.change("UPDATE orders SET day = 'tomorrow' WHERE id = 3")
-    done = CliRunner().invoke(app, ["verify", str(job.folder), "--target", "sql:orders", "--url", job.url])
+    done = CliRunner().invoke(app, ["verify", str(job.folder), "--target", "sql:orders", "--at", f"sql={job.url}"])
     assert isinstance(done.exception, SchemaError)
     assert "tomorrow" in str(done.exception)
 
@@ -516,7 +519,7 @@ def test_a_value_of_another_class_in_a_table_of_sqlite_is_named(tmp_path: Path, 
     job = TableJob(tmp_path)
     job.run(make=without_decimals)
     job.change(f"UPDATE orders SET {change} WHERE id = 11")
-    done = CliRunner().invoke(app, ["verify", str(job.folder), "--target", "sql:orders", "--url", job.url])
+    done = CliRunner().invoke(app, ["verify", str(job.folder), "--target", "sql:orders", "--at", f"sql={job.url}"])
     assert isinstance(done.exception, SchemaError)
     assert "not of its column's type" in str(done.exception)
 
@@ -524,12 +527,16 @@ def test_a_value_of_another_class_in_a_table_of_sqlite_is_named(tmp_path: Path, 
 def sides(messages: list[bytes], rows: list[dict[str, Any]], schema: pa.Schema, **names: Any) -> Comparison:
     """What is found if these messages are compared with these rows of a table."""
     value = pa.record_batch({"value": pa.array(messages, pa.binary())})
-    source: Any = SimpleNamespace(title="a topic", kind="kafka", batches=lambda: iter([value]))
+    source: Any = SimpleNamespace(title="a topic", batches=lambda: iter([value]))
     found = pa.RecordBatch.from_pylist(rows, schema)
     piece = Piece(found, [""] * len(rows), [str(number) for number in range(len(rows))])
     reread = Reread(iter([piece]), {}, schema, lambda _: False)
-    target: Any = SimpleNamespace(title="a table", kind="sql", name="orders", reread=lambda *_: reread)
-    return compared(source, target, None, names.get("key"))
+
+    class Table(PostgresTable):
+        def reread(self, scope: Any, columns: Any) -> Reread:  # noqa: ARG002
+            return reread
+
+    return compared(source, Table("a table", None), None, names.get("key"))  # type: ignore[arg-type]
 
 
 X = pa.schema({"id": pa.int64(), "x": pa.int64()})

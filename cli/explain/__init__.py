@@ -11,12 +11,15 @@ import importlib
 import runpy
 import sys
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from unittest.mock import patch
 
 import msgspec
 
+from onceward.core.checkpoint.subtask import DirectlyWritten
+from onceward.core.connector import connector_of
 from onceward.core.engine.graph import weakest
 from onceward.core.engine.pipeline import Pipeline
 from onceward.core.errors import ConfigurationError
@@ -141,25 +144,17 @@ def _look_at_targets(one: Described) -> Iterator[Finding]:
         yield from findings_of("sql", lambda: check_log(url, one.pipeline))
         if any(isinstance(sink, TwoPhaseCommitSink) for sink in one.sinks):
             yield from check_pipeline(url, one.pipeline, [sinks_target(one.sinks, "the pipeline's sinks")])
-    yield from findings_of("kafka", lambda: _kafka(one))
-    yield from findings_of("postgres", lambda: _databases(one))
+    yield from _check_parts(one)
     yield from _timeouts(one)
 
 
-def _kafka(one: Described) -> Iterator[Finding]:
-    if any(type(part).__name__ in ("KafkaSink", "KafkaSource") for part in (*one.sinks, *one.sources)):
-        from ..doctor.kafka import check_parts  # noqa: PLC0415 - an extra
-
-        yield from check_parts(one.sinks, one.sources, one.pipeline)
-
-
-def _databases(one: Described) -> Iterator[Finding]:
-    targets = {sink.target.url: sink.target for sink in one.sinks if hasattr(sink, "commit_path")}
-    if targets:
-        from ..doctor.postgres import check_database  # noqa: PLC0415 - an extra
-
-        for target in targets.values():
-            yield from check_database(target)
+def _check_parts(one: Described) -> Iterator[Finding]:
+    sinks = [sink.sink if isinstance(sink, DirectlyWritten) else sink for sink in one.sinks]
+    kinds = {part: connector_of(part) for part in (*sinks, *one.sources)}
+    for kind in dict.fromkeys(each for each in kinds.values() if each is not None):
+        mine = [sink for sink in sinks if kinds[sink] is kind]
+        sources = [source for source in one.sources if kinds[source] is kind]
+        yield from findings_of(kind.extra or kind.name, partial(kind.check_parts, mine, sources, one.pipeline))
 
 
 def _timeouts(one: Described) -> Iterator[Finding]:

@@ -35,7 +35,7 @@ def ui(
 ) -> None:
     """Show pipelines, epochs, checkpoints and transactions in doubt on a local web page.
 
-    --store is a checkpoint folder, or a folder that contains several; repeatable. With --bootstrap-servers, --dsn or
+    --store is a checkpoint folder, or a folder that contains several; repeatable. With --at or
     --sinks, the page also shows what is open in the targets, and can commit and abort as `onceward txn` does.
     """
     with needing("ui"):

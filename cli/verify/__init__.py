@@ -24,13 +24,13 @@ from onceward.core.operations.audit import (
 )
 from onceward.core.operations.comparison import Verdict, compare
 from onceward.core.operations.logs import open_log
+from onceward.core.operations.rows import compared, mapped, records, shown
 from onceward.core.proof import ALL_EPOCHS
 from onceward.core.row_hash import RowHash
 
-from ..options import AsJson, Pipeline, with_group
+from ..options import Access, AsJson, Pipeline, with_group
 from ..show import console, print_json
-from .places import Place, Systems, load_function
-from .rows import compared, mapped, records, shown
+from .places import load_function, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from onceward.core.operations.audit import Line
     from onceward.core.operations.comparison import Comparison
     from onceward.core.operations.logs import Log
+    from onceward.core.operations.rows import Rows
+    from onceward.core.place import Place
     from onceward.core.proof import ProvenEpoch
-
-    from .places import Rows
 
 _STYLE: Final = {EpochVerdict.PROVEN: "green", EpochVerdict.DIFFERS: "red", EpochVerdict.UNPROVEN: "yellow"}
 
@@ -77,7 +77,7 @@ def verify(
     key: Annotated[str | None, typer.Option(help="Column that identifies a row.")] = None,
     epochs: Annotated[str | None, typer.Option(metavar="A:B", help="Only epochs from A to B.")] = None,
     pipeline: Pipeline = None,
-    access: Systems,
+    access: Access,
     as_json: AsJson = False,
 ) -> None:
     """Prove that targets still hold exactly the rows that were written, or name the epochs and rows that differ.
@@ -85,7 +85,7 @@ def verify(
     With a decision log, each target is read again and compared with the number and the hash of the rows that each epoch
     recorded. Without one, a source and a target are compared by key. Changes nothing.
     """
-    origin = Place.parse(source, access) if source is not None else None
+    origin = place_of(source, access) if source is not None else None
     function = load_function(mapping) if mapping is not None else None
     if store is None:
         if origin is None or len(target) != 1 or epochs is not None:
@@ -93,7 +93,7 @@ def verify(
                 "without a decision log give --source, one --target, and no --epochs; with one, its checkpoint folder "
                 "or store as the argument"
             )
-        found = compared(origin, Place.parse(target[0], access), function, key)
+        found = compared(origin, place_of(target[0], access), function, key)
         _show_rows(found, as_json=as_json)
         raise typer.Exit(int(not found.exact))
     question = _Question(open_log(store, pipeline), _range(epochs), origin, function, key)
@@ -130,12 +130,12 @@ class _Question(NamedTuple):
     """Column that identifies a row."""
 
 
-def _audits(question: _Question, targets: Sequence[str], access: Systems) -> list[Audit]:
+def _audits(question: _Question, targets: Sequence[str], access: Access) -> list[Audit]:
     """Audit each target, given as SINK=PLACE."""
     return [_audit(question, sink, place) for sink, place in _targets(question.log, targets, access)]
 
 
-def _targets(log: Log, given: Sequence[str], access: Systems) -> list[tuple[str, Place]]:
+def _targets(log: Log, given: Sequence[str], access: Access) -> list[tuple[str, Place]]:
     view = log.view
     known = sorted({*view.proofs.total, *(view.newest.sinks if view.newest is not None else ())})
     found = []
@@ -149,7 +149,7 @@ def _targets(log: Log, given: Sequence[str], access: Systems) -> list[tuple[str,
             sink, place = known[0], text
         if sink not in known:
             raise ConfigurationError(f"the decision log knows no sink {sink!r}: it has {', '.join(known) or 'none'}")
-        found.append((sink, Place.parse(place, access)))
+        found.append((sink, place_of(place, access)))
     return found
 
 

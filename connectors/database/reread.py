@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from onceward.core.errors import SchemaError, SqlError
 from onceward.core.kit.pieces import PIECE_BYTES
+from onceward.core.place import Place
 from onceward.core.proof import ALL_EPOCHS, NUMBER, Piece, Reread
 
 from .conversions import read_back
@@ -24,11 +25,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from decimal import Decimal
 
+    from onceward.core.names import Scope
+
     from .target import Target
 
 _ROWS_AT_ONCE: Final = 10_000
 _READ: Final = {pa.int64(): sa.BigInteger(), pa.uint64(): sa.BigInteger(), pa.float64(): sa.Double()}
 """As what SQLAlchemy hands out columns that may be declared as booleans, or as decimals of a double."""
+
+
+class OtherTable(Place):
+    """A table of another database than PostgreSQL."""
+
+    def __init__(self, title: str, target: Target) -> None:
+        super().__init__(title)
+        self._target = target
+
+    def reread(self, scope: Scope | None, columns: Sequence[str]) -> Reread:  # noqa: ARG002
+        """Read the rows; nothing there tells an epoch."""
+        return reread(self._target, columns)
 
 
 def reread(target: Target, columns: Sequence[str] = ()) -> Reread:

@@ -24,10 +24,11 @@ from onceward.core.errors import ConfigurationError
 from onceward.core.kit.pieces import PIECE_BYTES
 from onceward.core.kit.rows import decoded
 from onceward.core.names import parse_file_name
+from onceward.core.place import Place, fitted
 from onceward.core.proof import JSON_LINE, PARTITION, Piece, Reread
 from onceward.core.row_hash import covers
 
-from .formats import FORMATS, visible_files
+from .formats import FORMATS, as_lines, visible_files
 from .partitions import folder_texts
 from .text import CSV_NULLS, batches_with_blocks, with_blocks
 
@@ -81,6 +82,28 @@ class _File(NamedTuple):
     mark: str
     folders: dict[str, str]
     schema: pa.Schema
+
+
+class WrittenFolder(Place):
+    """A folder of a FileSink.
+
+    Args:
+        path: Where it is.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"files:{path}")
+        self._path = path
+
+    def reread(self, scope: Scope | None, columns: Sequence[str]) -> Reread:
+        """Read the finished files, whose names tell the epochs."""
+        return reread(self._path, scope, columns)
+
+    def as_hashed(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+        """Return rows as lines of JSON where files hold such, and the values of partitions as their folders' names."""
+        if JSON_LINE in schema.names and JSON_LINE not in batch.schema.names:
+            batch = as_lines(batch, [name for name in schema.names if name in batch.schema.names])
+        return fitted(batch, schema, {PARTITION: folder_texts})
 
 
 def reread(folder: str, scope: Scope | None, columns: Sequence[str] = ()) -> Reread:

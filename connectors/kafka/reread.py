@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import pyarrow as pa
 
-from onceward.core.errors import KafkaError
+from onceward.core.errors import ConfigurationError, KafkaError
+from onceward.core.place import Place
 from onceward.core.proof import Piece, Reread
 from onceward.core.source import read_split
 
@@ -26,8 +27,10 @@ from .source import KafkaSource
 from .transaction import mark_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from onceward.core.names import Scope
+    from onceward.core.proof import ProvenEpoch
     from onceward.core.source import Position
 
     from .admin import Cluster
@@ -42,6 +45,42 @@ _MAGIC: Final = 2
 _TRANSACTIONAL: Final = 0x10
 _FETCH_BYTES: Final = 16 * 2**20
 _SECONDS: Final = 30.0
+
+
+class Topic(Place):
+    """A topic.
+
+    Args:
+        servers: Addresses of brokers.
+        config: Further settings under librdkafka's names.
+        name: Its name.
+    """
+
+    takes_copies = True
+
+    def __init__(self, servers: str, config: Mapping[str, Any], name: str) -> None:
+        super().__init__(f"kafka:{name}")
+        self._servers, self._config, self._name = servers, config, name
+
+    def reread(self, scope: Scope | None, columns: Sequence[str]) -> Reread:  # noqa: ARG002
+        """Read what read_committed consumers see, up to the last stable offset: key, value and headers."""
+        return reread(self._servers, self._config, self._name)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Read all messages, as KafkaSource has them."""
+        yield from messages(self._servers, self._config, self._name)
+
+    def of_epoch(self, epoch: ProvenEpoch) -> Iterator[pa.RecordBatch]:
+        """Read the messages between the offsets that the decision log has of an epoch."""
+        start, end = offsets_in(epoch.start, self._name), offsets_in(epoch.end, self._name)
+        if not end:
+            raise ConfigurationError(f"epoch {epoch.epoch}: the decision log names no offsets of {self.title}")
+        first, last = {self._name: dict.fromkeys(end, 0) | start}, {self._name: end}
+        yield from messages(self._servers, self._config, self._name, first, last)
+
+    def as_hashed(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:  # noqa: ARG002
+        """Return key, value and headers."""
+        return hashed(batch, own_topic=False)
 
 
 def reread(servers: str, config: Mapping[str, Any], topic: str) -> Reread:

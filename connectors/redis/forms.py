@@ -21,12 +21,15 @@ from onceward.core.errors import ConfigurationError, SchemaError, SinkError
 from onceward.core.kit.pieces import pieces, size_of
 from onceward.core.kit.rows import UNWRITABLE, check_columns, in_microseconds, plain, to_json, with_column
 from onceward.core.names import FORMAT
+from onceward.core.place import Place
 from onceward.core.proof import ALL_EPOCHS, JSON_LINE, Piece, Reread
 
 from .client import RedisSettings, asking, connect, read_facts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from onceward.core.names import Scope
 
 RESERVED: Final = f"{FORMAT}:"
 """How the keys of markers begin."""
@@ -245,6 +248,29 @@ def _batch(rows: Iterable[tuple[bytes, Mapping[bytes, bytes]]]) -> pa.RecordBatc
         shown = name.decode(errors="backslashreplace")
         columns[shown if shown != KEY else _FIELD_OF_THAT_NAME] = [entry.get(name) for _, entry in every]
     return pa.record_batch({name: pa.array(cells, pa.binary()) for name, cells in columns.items()})
+
+
+class Keys(Place):
+    """The keys of a sink.
+
+    Args:
+        url: The sink's.
+        key: The sink's, with columns in braces.
+    """
+
+    holds_bytes = True
+
+    def __init__(self, url: str, key: str) -> None:
+        super().__init__(f"redis:{key}")
+        self._url, self._key = url, key
+
+    def reread(self, scope: Scope | None, columns: Sequence[str]) -> Reread:  # noqa: ARG002
+        """Read what the keys hold now, as bytes; nothing there tells an epoch."""
+        return reread(self._url, self._key, columns)
+
+    def as_hashed(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+        """Return the fields, or the JSON, that the sink writes."""
+        return as_written(batch, self._key, schema)
 
 
 def reread(url: str, key: str, columns: Sequence[str] = ()) -> Reread:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def needing(extras: str) -> Iterator[None]:
-    """Say which extras to install if what the block imports is not there.
+    """Say which extras to install if what the block imports is not there; none if it needs none of onceward's.
 
     Raises:
         ConfigurationError: It is not.
@@ -22,4 +22,5 @@ def needing(extras: str) -> Iterator[None]:
         yield
     except ImportError as error:
         what = f"{error.name} is needed" if error.name else " ".join(str(error).split())  # such as a C library
-        raise ConfigurationError(f"{what}: pip install 'onceward[{extras}]'") from error
+        advice = f": pip install 'onceward[{extras}]'" if extras else ""
+        raise ConfigurationError(f"{what}{advice}") from error

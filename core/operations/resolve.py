@@ -208,7 +208,7 @@ def _sinks_of(found: Sequence[FoundTransaction]) -> Mapping[str, TwoPhaseCommitS
 def _not_given(c: Committable) -> str:
     return (
         f"transactions of kind {c.kind} (sink {c.sink}) cannot be reached through any of the given targets: give "
-        "--bootstrap-servers, --dsn, or the pipeline's own --sinks module:name"
+        "--at kafka=…, --at postgres=…, or the pipeline's own --sinks module:name"
     )
 
 

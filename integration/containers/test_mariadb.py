@@ -619,7 +619,7 @@ def test_the_rows_of_all_epochs_are_proven_until_one_is_changed(
         coordinator.commit(epoch, [write_partition([sink], contexts, [of_all_types(epoch)])], about)
 
     def audit(code: int) -> Any:
-        arguments = [str(tmp_path), "--target", "sql:proofs", "--url", database.url, "--json"]
+        arguments = [str(tmp_path), "--target", "sql:proofs", "--at", f"sql={database.url}", "--json"]
         done = CliRunner().invoke(app, ["verify", *arguments])
         assert done.exit_code == code, (done.output, done.exception)
         [told] = json.loads(done.stdout)

@@ -376,7 +376,7 @@ function doubt(one) {
     found?.rows ? h("p", { class: "small soft" }, `${rows.length ? "" : "No open, prepared or waiting transactions. "}Asked ${ago(found.at)}: ${state.targets}`) : null,
     rows.length ? h("ul", { class: "found" }, rows.map((tx) => transaction(one, tx))) : null,
     chosen.length && state.actions ? h("div", { class: "row" }, h("button", { type: "button", class: "danger", "data-key": "abort", onclick: () => confirmAbort(one, chosen) }, `Abort ${chosen.length} …`)) : null,
-    state.targets ? null : h("p", { class: "small soft" }, "To see what is open in the targets, start onceward ui with --bootstrap-servers, --dsn or --sinks."));
+    state.targets ? null : h("p", { class: "small soft" }, "To see what is open in the targets, start onceward ui with --at or --sinks."));
 }
 
 const mayAbort = (tx) => tx.held && (tx.status === "in doubt" || tx.status === "lingering");

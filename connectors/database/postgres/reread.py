@@ -17,12 +17,14 @@ import pyarrow as pa
 
 from onceward.core.errors import SchemaError
 from onceward.core.kit.pieces import PIECE_BYTES
+from onceward.core.place import Place, fitted
 from onceward.core.proof import NUMBER, UUID, Piece, Reread
 
 from ..engines import autocommitting
 from ..failures import translated
 from ..target import TableName, quoted
 from .catalog import read_table
+from .conversions import encode_uuids
 from .session import is_hashed, session
 
 if TYPE_CHECKING:
@@ -66,6 +68,26 @@ _READ: Final = {
 _SINCE_1970: Final = {4: (">i4", 10_957), 8: (">i8", 10_957 * 24 * 3600 * 10**6)}
 """By a number's bytes: its kind, and PostgreSQL's zero, the year 2000, in days or microseconds since 1970."""
 _MARKS: Final = {"numeric": {NUMBER: ""}, "uuid": {UUID: ""}}
+
+
+class PostgresTable(Place):
+    """A table of PostgreSQL."""
+
+    def __init__(self, title: str, target: Target) -> None:
+        super().__init__(title)
+        self._target = target
+
+    def reread(self, scope: Scope | None, columns: Sequence[str]) -> Reread:
+        """Read the rows, with the transactions that wrote them, whose epochs the ledger tells."""
+        return reread(self._target, scope, columns)
+
+    def as_hashed(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+        """Return rows in the table's types, UUIDs as bytes."""
+        return fitted(batch, schema, {UUID: _uuids})
+
+
+def _uuids(array: pa.Array) -> pa.Array:
+    return encode_uuids(array) if pa.types.is_string(array.type) else array
 
 
 def reread(target: Target, scope: Scope | None, columns: Sequence[str] = ()) -> Reread:

@@ -6,6 +6,7 @@ Nothing is changed, but that a folder to check gets a hidden folder for a moment
 from __future__ import annotations
 
 import os
+from functools import partial
 from importlib import metadata
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
@@ -13,6 +14,7 @@ from urllib.parse import urlsplit
 
 from onceward.core.checkpoint.kept import forgotten
 from onceward.core.checkpoint.recovery import Action, action
+from onceward.core.connector import connectors
 from onceward.core.errors import (
     ConfigurationError,
     EpochConflictError,
@@ -30,19 +32,20 @@ from onceward.core.operations.logs import open_log
 from onceward.core.operations.survey import given_up, survey
 from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 
-from ..options import server_targets
-from .folders import check_folder
+from .options import targets_of
+from .verify.places import check_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from onceward.core.connector import Connector
     from onceward.core.log import LogView
     from onceward.core.operations.logs import Log
     from onceward.core.operations.targets import Target
     from onceward.core.sink import TwoPhaseCommitSink
 
-    from ..options import Access
+    from .options import Access
 
 _OLDEST: Final = {"pyspark": (4, 0), "pandas": (2, 2)}
 """Spark asks for pandas wherever Arrow goes in or out of a Python function."""
@@ -54,40 +57,33 @@ _MANY_STARTS: Final = 3
 
 
 def run_checks(
-    access: Access,
-    *,
-    topics: Sequence[str] = (),
-    pipeline: str | None = None,
-    store: str | None = None,
-    folders: Sequence[Path] = (),
+    access: Access, *, places: Sequence[str] = (), pipeline: str | None = None, store: str | None = None
 ) -> list[Finding]:
     """Check this machine, and the services that are named.
 
     Args:
-        access: How Kafka and PostgreSQL are reached.
-        topics: Topics whose permissions are checked.
-        pipeline: Pipeline whose transactional ids are checked, and whose log.
+        access: How systems are reached.
+        places: What pipelines read and write, such as `kafka:TOPIC` and `files:FOLDER`, whose settings and rights are
+            checked.
+        pipeline: Pipeline whose rights in its systems are checked, and whose log.
         store: URL of the decision log's store, or the checkpoint folder.
-        folders: Folders of sinks whose file systems are checked.
+
+    Raises:
+        ConfigurationError: A place is not one, or is in a system whose address is not given.
     """
+    named: dict[str, list[str]] = {}
+    for text in places:
+        system, _, name = text.partition(":")
+        check_place(text, access)
+        named.setdefault(system, []).append(name)
 
-    def kafka() -> list[Finding]:
-        from .kafka import check_kafka  # noqa: PLC0415 - an extra
+    systems = {name: access.system(name) for name in {*access.addresses, *named}}
 
-        if access.bootstrap_servers is None:
-            return [skipped("kafka", "give --bootstrap-servers to check it")]
-        from onceward.connectors.kafka.settings import KafkaSettings  # noqa: PLC0415
-
-        return check_kafka(KafkaSettings(access.bootstrap_servers, access.config), topics, pipeline)
-
-    def postgres() -> list[Finding]:
-        from .postgres import check_postgres, target_of  # noqa: PLC0415 - an extra
-
-        if access.dsn is None:
-            return [skipped("postgresql", "give --dsn to check it")]
-        from onceward.connectors.database.target import Url  # noqa: PLC0415
-
-        return check_postgres(target_of(Url.from_dsn(access.dsn), access.ledger_schema))
+    def check(kind: type[Connector]) -> Iterable[Finding]:
+        if kind.name in systems:
+            return systems[kind.name].check(named.get(kind.name, []), pipeline)
+        form = kind.address_form
+        return [skipped(kind.name, f"give --at {kind.name}={form} to check it")] if form else []
 
     return [
         _java(),
@@ -99,19 +95,21 @@ def run_checks(
             f"{COMMIT_TIMEOUT:g} s, with pauses of up to {COMMIT_BACKOFF:g} s, unless the pipeline sets it: for "
             "that long a decided commit is retried before CommitPendingError",
         ),
-        *findings_of("kafka", kafka, asked=access.bootstrap_servers is not None),
-        *findings_of("postgres", postgres, asked=access.dsn is not None),
+        *[
+            finding
+            for kind in connectors().values()
+            for finding in findings_of(kind.extra or kind.name, partial(check, kind))
+        ],
         *_check_names(store, pipeline, access),
-        *map(check_folder, folders),
     ]
 
 
 def _check_names(store: str | None, pipeline: str | None, access: Access) -> list[Finding]:
     """What the log and the targets say of the pipeline's name, under whatever sinks' names it has written."""
-    why = "give --store, and --bootstrap-servers or --dsn"
-    if store is not None and {access.bootstrap_servers, access.dsn} != {None}:
+    why = "give --store, and --at for its targets"
+    if store is not None and access.at:
         try:
-            return check_pipeline(store, pipeline, server_targets(access))
+            return check_pipeline(store, pipeline, targets_of(access))
         except OncewardError as error:
             if isinstance(error.__cause__, ImportError):
                 return []  # told already
@@ -119,13 +117,12 @@ def _check_names(store: str | None, pipeline: str | None, access: Access) -> lis
     return [skipped(name, why) for name in (_STARTS, _DECIDED, _OWNERSHIP)]
 
 
-def findings_of(extra: str, check: Callable[[], Iterable[Finding]], *, asked: bool = True) -> Iterator[Finding]:
+def findings_of(extra: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
     """What a check finds, and what it lacks or cannot do.
 
     Args:
         extra: Whose packages it needs.
         check: The check.
-        asked: Whether somebody has asked for it, or uses what it checks.
     """
     try:
         yield from check()
@@ -133,8 +130,7 @@ def findings_of(extra: str, check: Callable[[], Iterable[Finding]], *, asked: bo
         found = f"it cannot be loaded: {' '.join(str(error).split())}"
         if isinstance(error, ModuleNotFoundError):
             found = f"{error.name} is not installed"
-        name, advice = f"{extra} client", f"pip install 'onceward[{extra}]'"
-        yield failed(name, found, advice) if asked else skipped(name, f"{found}; if it is needed: {advice}")
+        yield failed(f"{extra} client", found, f"pip install 'onceward[{extra}]'")
     except OncewardError as error:
         yield failed(extra, str(error), "correct it")
 
@@ -179,13 +175,9 @@ def _python() -> Finding:
 def check_log(url: str | None, pipeline: str | None) -> Iterator[Finding]:
     """A decision log's store, and the standbys of its server; the arguments are those of check_store."""
     yield check_store(url, pipeline)
-    scheme = urlsplit(url or "").scheme.partition("+")[0]
-    if scheme in ("mariadb", "mysql"):
-        yield skipped("standbys", "of PostgreSQL only: see whether this server is replicated synchronously")
-    if url is not None and scheme == "postgresql":
-        from .postgres import check_log_server  # noqa: PLC0415 - an extra
-
-        yield check_log_server(url)
+    if url is not None:
+        for kind in connectors().values():
+            yield from kind.check_log(url)
 
 
 def check_store(url: str | None, pipeline: str | None) -> Finding:

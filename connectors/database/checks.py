@@ -6,17 +6,18 @@ from typing import TYPE_CHECKING, Final
 
 import psycopg as _psycopg  # noqa: F401 - a missing package is reported here, not at the first question
 
-from onceward.connectors.database.engines import dialect_for, read_server, reading
-from onceward.connectors.database.target import LEDGER_SCHEMA, TableName, Target, Url
 from onceward.core.errors import SinkError
 from onceward.core.operations.findings import Finding, failed, ok, warning
+
+from .engines import dialect_for, read_server, reading
+from .target import LEDGER_SCHEMA, TableName, Target, Url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import sqlalchemy as sa
 
-    from onceward.connectors.database.dialect import ServerFacts
+    from .dialect import ServerFacts
 
 _CREATE: Final = """
 SELECT has_database_privilege(current_database(), 'CREATE'), current_user::text, current_database()::text,
@@ -80,23 +81,24 @@ def check_postgres(target: Target) -> list[Finding]:
 
 
 def check_database(target: Target) -> Iterator[Finding]:
-    """A sink's database, of any kind, with its address beside each finding."""
-    where = str(target.url)
+    """Check a database of any kind."""
     if target.url.backend == "postgresql":
-        yield from (finding if finding.where else finding.of(where) for finding in check_postgres(target))
+        yield from check_postgres(target)
         return
     try:
         facts = read_server(target)
     except SinkError as error:
-        yield failed("database", str(error), "check address, role and password", where)
+        yield failed("database", str(error), "check address, role and password")
         return
-    yield from (warning("durability", text, "turn it on", where) for text in facts.warnings)
+    yield from (warning("durability", text, "turn it on") for text in facts.warnings)
     if facts.unusable:
-        yield failed("database", facts.unusable, "name the primary", where)
+        yield failed("database", facts.unusable, "name the primary")
+    else:
+        yield ok("database", "it answers, and rows can be written")
 
 
 def check_log_server(url: str) -> Finding:
-    """Whether the server of a decision log can lose entries when a standby takes over."""
+    """Check whether the server of a decision log can lose entries when a standby takes over."""
     target = target_of(Url.of(url))
     try:
         with reading(target, "cannot look") as connection:

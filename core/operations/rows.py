@@ -12,18 +12,20 @@ from uuid import UUID
 import msgspec
 import pyarrow as pa
 
-from onceward.core.errors import ConfigurationError
-from onceward.core.operations.comparison import Record, compare
-from onceward.core.proof import JSON_LINE, NUMBER, PARTITION
-from onceward.core.proof import UUID as UUID_BYTES
+from ..errors import ConfigurationError
+from ..place import has_mark
+from ..proof import JSON_LINE
+from ..proof import UUID as UUID_BYTES
+from .comparison import Record, compare
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from onceward.core.operations.comparison import Comparison
-    from onceward.core.proof import Reread
+    from ..place import Place
+    from ..proof import Reread
+    from .comparison import Comparison
 
-    from .places import Place, Rows
+    Rows = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 
 def records(reread: Reread, marks: Collection[str] | None = None) -> Iterator[Record]:
@@ -49,13 +51,9 @@ def _values(column: pa.Array, field: pa.Field) -> list[Any]:
         values = column.cast(pa.large_binary()).to_pylist()
     except (OverflowError, ValueError):
         return [_value(scalar) for scalar in column]
-    if _has(field, UUID_BYTES):
+    if has_mark(field, UUID_BYTES):
         return [value if value is None else str(UUID(bytes=value)) for value in values]
     return values
-
-
-def _has(field: pa.Field, mark: str) -> bool:
-    return mark.encode() in (field.metadata or {})
 
 
 def _value(scalar: pa.Scalar) -> Any:
@@ -82,58 +80,17 @@ def mapped(
     for batch in batches:
         try:
             made = function(batch) if function is not None else _from_json(batch, place, schema)
-            yield as_hashed(made, place, schema)
+            yield place.as_hashed(made, schema)
         except (pa.ArrowException, ArithmeticError, LookupError, ValueError, TypeError) as error:
             raise ConfigurationError(
                 f"the source's rows do not fit {place.title} ({error}): give --map MODULE:FUNCTION to convert them"
             ) from error
 
 
-def as_hashed(batch: pa.RecordBatch, place: Place, schema: pa.Schema) -> pa.RecordBatch:
-    """Rows as they are hashed when they are written to a target."""
-    if place.kind == "kafka":
-        from onceward.connectors.kafka.messages import hashed  # noqa: PLC0415 - an extra
-
-        return hashed(batch, own_topic=False)
-    if place.kind == "redis":
-        from onceward.connectors.redis.forms import as_written  # noqa: PLC0415 - an extra
-
-        return as_written(batch, place.name, schema)
-    return _fitted(batch, schema)
-
-
-def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    if JSON_LINE in schema.names and JSON_LINE not in batch.schema.names:
-        from onceward.connectors.files.formats import as_lines  # noqa: PLC0415 - for files alone
-
-        batch = as_lines(batch, [name for name in schema.names if name in batch.schema.names])
-    names = [name for name in schema.names if name in batch.schema.names]
-    columns = [_cast(batch.column(name), schema.field(name)) for name in names]
-    return pa.RecordBatch.from_arrays(columns, schema=pa.schema([schema.field(name) for name in names]))
-
-
-def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
-    if _has(field, PARTITION):
-        from onceward.connectors.files.partitions import folder_texts  # noqa: PLC0415 - for files alone
-
-        return folder_texts(array)
-    if _has(field, UUID_BYTES) and pa.types.is_string(array.type):
-        from onceward.connectors.database.postgres.conversions import encode_uuids  # noqa: PLC0415 - an extra
-
-        return encode_uuids(array).cast(field.type)
-    if not _has(field, NUMBER):
-        if pa.types.is_decimal(array.type) and pa.types.is_floating(field.type):  # Arrow's cast may be one digit off
-            return pa.array([None if value is None else float(value) for value in array.to_pylist()], field.type)
-        return array.cast(field.type)
-    numbers = [None if text is None else f"{Decimal(text):f}" for text in array.cast(pa.string()).to_pylist()]
-    short = [number if number is None or "." not in number else number.rstrip("0").rstrip(".") for number in numbers]
-    return pa.array(short, pa.string())
-
-
 def _from_json(batch: pa.RecordBatch, place: Place, schema: pa.Schema) -> pa.RecordBatch:
     """The columns of JSON objects; a topic gets a copy."""
     column = next((name for name in ("value", JSON_LINE) if name in batch.schema.names), None)
-    if column is None or place.kind == "kafka":
+    if column is None or place.takes_copies:
         return batch
     try:
         rows = [_OBJECT.decode(value or b"null") for value in batch.column(column).to_pylist()]
@@ -141,9 +98,9 @@ def _from_json(batch: pa.RecordBatch, place: Place, schema: pa.Schema) -> pa.Rec
         raise ValueError(f"a message of the source is not a JSON object: {error}") from error
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: _column([row.get(name) for row in rows]) for name in names}
-    if place.kind != "redis":  # where everything is bytes
+    if not place.holds_bytes:
         for field in schema:
-            if field.name in columns and pa.types.is_binary(field.type) and not _has(field, UUID_BYTES):
+            if field.name in columns and pa.types.is_binary(field.type) and not has_mark(field, UUID_BYTES):
                 columns[field.name] = _bytes(columns[field.name])
     return pa.RecordBatch.from_pydict(columns)
 

@@ -16,24 +16,25 @@ from confluent_kafka import (
 from confluent_kafka.admin._acl import AclOperation
 from confluent_kafka.admin._config import ConfigResource
 
-from onceward.connectors.kafka.admin import GROUP_SECONDS, admin_of, check_reachable, cluster_of
-from onceward.connectors.kafka.errors import Code, code_name
-from onceward.connectors.kafka.lookup import Lookup
-from onceward.connectors.kafka.positions import LATEST, Partition
-from onceward.connectors.kafka.sink import KafkaSink
-from onceward.connectors.kafka.source import KafkaSource
 from onceward.core.errors import KafkaError, SourceError
 from onceward.core.names import FORMAT, check_pipeline_name
 from onceward.core.operations.findings import Finding, failed, ok, skipped, warning
+
+from .admin import GROUP_SECONDS, admin_of, check_reachable, cluster_of
+from .errors import Code, code_name
+from .lookup import Lookup
+from .positions import LATEST, Partition
+from .sink import KafkaSink
+from .source import KafkaSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from confluent_kafka.admin import AdminClient
 
-    from onceward.connectors.kafka.admin import Admin
-    from onceward.connectors.kafka.positions import Offsets
-    from onceward.connectors.kafka.settings import KafkaSettings
+    from .admin import Admin
+    from .positions import Offsets
+    from .settings import KafkaSettings
 
 _ANSWER_SECONDS: Final = 15
 _SHORT_TIMEOUT_MS: Final = 15 * 60 * 1000
@@ -68,7 +69,7 @@ def check_kafka(settings: KafkaSettings, topics: Sequence[str] = (), pipeline: s
 
 
 def check_parts(sinks: Sequence[Any], sources: Sequence[Any], pipeline: str | None) -> Iterator[Finding]:
-    """Each cluster once, with the topics of all these sinks and sources."""
+    """Check each cluster once, with the topics of all these sinks and sources."""
     written: dict[KafkaSettings, list[str]] = {}
     read: dict[KafkaSettings, list[str]] = {}
     for sink in sinks:

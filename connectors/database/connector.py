@@ -1,0 +1,147 @@
+"""What onceward knows of databases beyond its sinks; imported by every command, so without SQLAlchemy."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from onceward.core.connector import Connector
+from onceward.core.errors import ConfigurationError
+from onceward.core.operations.findings import skipped
+from onceward.core.operations.targets import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from onceward.core.operations.findings import Finding
+    from onceward.core.place import Place
+    from onceward.core.sink import Sink
+    from onceward.core.source import ResettableSource
+
+    from .sink import DatabaseSink
+    from .target import Url
+
+_SETTINGS = frozenset({"ledger_schema"})
+
+
+class DatabaseConnector(Connector):
+    """A database; its one setting is `ledger_schema`, the schema of onceward's own tables."""
+
+    place_form = "TABLE"
+    extra = "sql"
+    title: ClassVar[str] = "database"
+
+    @abstractmethod
+    def a_sink(self, name: str, table: str = "any") -> DatabaseSink:
+        """Return a sink at this address; the name of a transaction or a staged row says which table it is for."""
+
+    @abstractmethod
+    def url(self) -> Url:
+        """Return its address; a text of it shows no password."""
+
+    def _arguments(self) -> dict[str, Any]:
+        unknown = sorted(self.settings.keys() - _SETTINGS)
+        if unknown:
+            raise ConfigurationError(f"--set {self.name}:{unknown[0]}: the one setting is {self.name}:ledger_schema")
+        return dict(self.settings)
+
+    def target(self) -> Target:
+        """List and end transactions of any pipeline, prepared or staged."""
+        from .target import PREPARED, STAGED  # noqa: PLC0415 - an extra
+
+        return Target(
+            title=f"{self.title} {self.url()}",
+            names=lambda _: {scope[:2] for scope in self.a_sink("any").open_names()},
+            known=lambda pipeline: self.a_sink("any").known_sinks(pipeline),
+            holds=lambda kind, _: kind in (PREPARED, STAGED),
+            sink=self.a_sink,
+        )
+
+    def check(self, names: Sequence[str], pipeline: str | None) -> Iterable[Finding]:  # noqa: ARG002
+        """Check the server's durability and room, and this role's rights."""
+        from .checks import check_database, target_of  # noqa: PLC0415 - an extra
+
+        return check_database(target_of(self.url(), self._arguments().get("ledger_schema")))
+
+    @classmethod
+    def check_parts(
+        cls,
+        sinks: Sequence[Sink],
+        sources: Sequence[ResettableSource],  # noqa: ARG003
+        pipeline: str | None,  # noqa: ARG003
+    ) -> Iterable[Finding]:
+        """Check each sink's database once."""
+        from .checks import check_database  # noqa: PLC0415 - an extra
+
+        targets = {sink.target.url: sink.target for sink in sinks if hasattr(sink, "target")}
+        for target in targets.values():
+            yield from (finding if finding.where else finding.of(str(target.url)) for finding in check_database(target))
+
+    def place(self, name: str) -> Place:
+        """Return a table."""
+        target = self.a_sink("any", name).target
+        title = f"{self.name}:{name}"
+        if target.url.backend == "postgresql":
+            from .postgres.reread import PostgresTable  # noqa: PLC0415 - an extra
+
+            return PostgresTable(title, target)
+        from .reread import OtherTable  # noqa: PLC0415
+
+        return OtherTable(title, target)
+
+
+class PostgresConnector(DatabaseConnector):
+    """A PostgreSQL database, at a connection string of libpq."""
+
+    name = "postgres"
+    sink = "onceward.connectors.database.sinks:PostgresSink"
+    address_form = "DSN"
+    title = "PostgreSQL"
+    extra = "postgres"
+
+    def a_sink(self, name: str, table: str = "any") -> DatabaseSink:
+        """Return a PostgresSink."""
+        from .sinks import PostgresSink  # noqa: PLC0415 - an extra
+
+        return PostgresSink(name, table=table, dsn=self.address, **self._arguments())
+
+    def url(self) -> Url:
+        """Read the connection string."""
+        from .target import Url  # noqa: PLC0415 - an extra
+
+        return Url.from_dsn(self.address)
+
+    @classmethod
+    def check_log(cls, url: str) -> Iterable[Finding]:
+        """Check whether a PostgreSQL server that holds a decision log can lose entries at a failover."""
+        if not url.startswith(("postgresql:", "postgresql+")):
+            return ()
+        from .checks import check_log_server  # noqa: PLC0415 - an extra
+
+        return [check_log_server(url)]
+
+
+class SqlConnector(DatabaseConnector):
+    """A database that SQLAlchemy reaches, at its URL: MariaDB, SQLite, or PostgreSQL."""
+
+    name = "sql"
+    sink = "onceward.connectors.database.sinks:SqlAlchemySink"
+    address_form = "URL"
+
+    def a_sink(self, name: str, table: str = "any") -> DatabaseSink:
+        """Return a SqlAlchemySink."""
+        from .sinks import SqlAlchemySink  # noqa: PLC0415 - an extra
+
+        return SqlAlchemySink(name, table=table, url=self.address, **self._arguments())
+
+    def url(self) -> Url:
+        """Read the URL."""
+        from .target import Url  # noqa: PLC0415 - an extra
+
+        return Url.of(self.address)
+
+    @classmethod
+    def check_log(cls, url: str) -> Iterable[Finding]:
+        """Say that standbys of other servers than PostgreSQL are not looked at."""
+        if url.startswith(("mariadb", "mysql")):
+            yield skipped("standbys", "of PostgreSQL only: see whether this server is replicated synchronously")

@@ -1,0 +1,83 @@
+"""What onceward knows of Kafka beyond its sink and source; imported by every command, so without confluent-kafka."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onceward.core.connector import Connector
+from onceward.core.operations.targets import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from onceward.core.operations.findings import Finding
+    from onceward.core.sink import Sink
+    from onceward.core.source import ResettableSource
+    from onceward.core.transaction import Committable
+
+    from .reread import Topic
+
+
+class KafkaConnector(Connector):
+    """A Kafka cluster; its settings are those of librdkafka."""
+
+    name = "kafka"
+    sink = "onceward.connectors.kafka.sink:KafkaSink"
+    source = "onceward.connectors.kafka.source:KafkaSource"
+    address_form = "HOST:PORT"
+    place_form = "TOPIC"
+    extra = "kafka"
+
+    def target(self) -> Target:
+        """List and end transactions of any pipeline: a handle says all that commit and abort want."""
+        from .admin import check_reachable, cluster_of  # noqa: PLC0415 - an extra
+        from .ownership import open_names, sinks_of  # noqa: PLC0415
+        from .settings import KafkaSettings  # noqa: PLC0415
+        from .sink import KafkaSink  # noqa: PLC0415
+        from .transaction import KIND, Prepared  # noqa: PLC0415
+
+        settings = KafkaSettings(self.address, self.settings)
+
+        def names(_: Collection[str]) -> Iterable[tuple[str, str]]:
+            check_reachable(settings)
+            return {scope[:2] for scope in open_names(cluster_of(settings).transactions)}
+
+        def expires(committables: Sequence[Committable]) -> list[float | None]:
+            prepared = [Prepared.of(committable) for committable in committables]
+            ids = [one.handle.transactional_id for one in prepared if one is not None]
+            described = cluster_of(settings).transactions.describe(ids)
+            return [
+                None if one is None else one.ends_at(described[one.handle.transactional_id].timeout_ms)
+                for one in prepared
+            ]
+
+        return Target(
+            title=f"Kafka at {self.address}",
+            names=names,
+            known=lambda pipeline: sinks_of(cluster_of(settings).transactions, pipeline),
+            holds=lambda kind, _: kind == KIND,
+            sink=lambda name: KafkaSink(name, bootstrap_servers=self.address, config=self.settings),
+            expires=expires,
+        )
+
+    def check(self, names: Sequence[str], pipeline: str | None) -> Iterable[Finding]:
+        """Check settings of brokers and topics, consumers, and rights."""
+        from .checks import check_kafka  # noqa: PLC0415 - an extra
+        from .settings import KafkaSettings  # noqa: PLC0415
+
+        return check_kafka(KafkaSettings(self.address, self.settings), names, pipeline)
+
+    @classmethod
+    def check_parts(
+        cls, sinks: Sequence[Sink], sources: Sequence[ResettableSource], pipeline: str | None
+    ) -> Iterable[Finding]:
+        """Check the clusters and topics of sinks and sources."""
+        from .checks import check_parts  # noqa: PLC0415 - an extra
+
+        return check_parts(sinks, sources, pipeline)
+
+    def place(self, name: str) -> Topic:
+        """Return a topic."""
+        from .reread import Topic  # noqa: PLC0415 - an extra
+
+        return Topic(self.address, self.settings, name)

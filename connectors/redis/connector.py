@@ -1,0 +1,55 @@
+"""What onceward knows of Redis and Valkey beyond its sink; imported by every command, so without redis-py."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onceward.core.connector import Connector
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from onceward.core.operations.findings import Finding
+    from onceward.core.sink import Sink
+    from onceward.core.source import ResettableSource
+
+    from .forms import Keys
+
+
+class RedisConnector(Connector):
+    """A server of Redis or Valkey."""
+
+    name = "redis"
+    sink = "onceward.connectors.redis.sink:RedisSink"
+    address_form = "URL"
+    place_form = "KEY"
+    extra = "redis"
+
+    def check(self, names: Sequence[str], pipeline: str | None) -> Iterable[Finding]:  # noqa: ARG002
+        """Check that the server takes writes and keeps them."""
+        from .checks import check_server  # noqa: PLC0415 - an extra
+        from .client import RedisSettings  # noqa: PLC0415
+
+        return check_server(RedisSettings(self.address))
+
+    @classmethod
+    def check_parts(
+        cls,
+        sinks: Sequence[Sink],
+        sources: Sequence[ResettableSource],  # noqa: ARG003
+        pipeline: str | None,  # noqa: ARG003
+    ) -> Iterable[Finding]:
+        """Check each sink's server once."""
+        from .checks import check_server  # noqa: PLC0415 - an extra
+        from .sink import RedisSink  # noqa: PLC0415
+
+        asked = {(sink.settings, sink.durable, sink.replicas) for sink in sinks if isinstance(sink, RedisSink)}
+        for settings, durable, replicas in asked:
+            for finding in check_server(settings, durable=durable, replicas=replicas):
+                yield finding.of(settings.shown)
+
+    def place(self, name: str) -> Keys:
+        """Return the keys that a sink's `key` gives."""
+        from .forms import Keys  # noqa: PLC0415 - an extra
+
+        return Keys(self.address, name)

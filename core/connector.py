@@ -1,0 +1,157 @@
+"""The contract of connectors: what onceward knows of one kind of system, beyond its sinks and sources.
+
+A sink says how rows are committed; its connector says everything else: how the command line reaches the system, what is
+prepared in it under onceward's names, what it holds, and whether it is set up as the guarantee needs. Commands, formats
+for Spark and monitoring know no system by name: they ask the connectors. These are found by the entry point group
+`onceward.connectors`, whose names are those of the connectors, so a package of somebody else adds one in the same way
+as onceward adds its own. dlt's `Destination` and Airbyte's `spec`, `check` and `read` are the models.
+
+Every command imports the modules that define connectors, so these import an extra's packages inside of methods.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from .errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from .operations.findings import Finding
+    from .operations.targets import Target
+    from .place import Place
+    from .sink import Sink
+    from .source import ResettableSource
+
+GROUP: Final = "onceward.connectors"
+"""The group of entry points."""
+
+
+class Connector(ABC):
+    """One kind of system; an instance is one system of that kind, at an address.
+
+    Args:
+        address: Where it is, as `--at NAME=ADDRESS` gives it.
+        settings: Further settings of the connection, as `--set NAME:SETTING=VALUE` gives them.
+
+    Attributes:
+        name: Name of the kind, as in `--at kafka=…`, `kafka:orders` and `format("onceward-kafka")`.
+        sink: The class of its sink, as `module:class`; empty if it has none.
+        source: The class of its source, likewise.
+        address_form: What an address looks like, for help and messages; empty if the system has none.
+        place_form: What names a place, likewise; empty if nothing can be read back.
+        extra: The extra of onceward that it needs; empty if none.
+    """
+
+    name: ClassVar[str]
+    sink: ClassVar[str] = ""
+    source: ClassVar[str] = ""
+    address_form: ClassVar[str] = ""
+    place_form: ClassVar[str] = ""
+    extra: ClassVar[str] = ""
+
+    def __init__(self, address: str = "", settings: Mapping[str, str] | None = None) -> None:
+        self.address = address
+        self.settings = dict(settings or {})
+
+    @classmethod
+    def sink_class(cls) -> type[Sink]:
+        """Import the class of its sink.
+
+        Raises:
+            ImportError: A package is missing.
+        """
+        found: type[Sink] = _imported(cls.sink)
+        return found
+
+    @classmethod
+    def source_class(cls) -> type[ResettableSource]:
+        """Import the class of its source.
+
+        Raises:
+            ImportError: A package is missing.
+        """
+        found: type[ResettableSource] = _imported(cls.source)
+        return found
+
+    def target(self) -> Target:
+        """Return what lists and ends transactions here, of any pipeline and sink; `onceward txn` asks it.
+
+        Raises:
+            ConfigurationError: They can be listed only through the pipeline's own sinks.
+        """
+        raise ConfigurationError(
+            f"--at {self.name}={self.address_form or '…'}: transactions of this kind of system cannot be found by its "
+            "address. Pass the pipeline's own --sinks module:name"
+        )
+
+    def place(self, name: str) -> Place:
+        """Return what is called so here; `onceward verify` reads it again.
+
+        Raises:
+            ConfigurationError: Nothing can be read back, or the name is not valid.
+        """
+        raise ConfigurationError(f"{self.name}:{name}: nothing can be read back from this kind of system")
+
+    def check(self, names: Sequence[str], pipeline: str | None) -> Iterable[Finding]:  # noqa: ARG002
+        """Check whether the system is set up as the guarantee needs; `onceward doctor` asks. Changes nothing.
+
+        Args:
+            names: Places in it that are checked, too.
+            pipeline: Pipeline whose rights are checked, too.
+        """
+        return ()
+
+    @classmethod
+    def check_parts(
+        cls,
+        sinks: Sequence[Sink],  # noqa: ARG003
+        sources: Sequence[ResettableSource],  # noqa: ARG003
+        pipeline: str | None,  # noqa: ARG003
+    ) -> Iterable[Finding]:
+        """Check the systems of these sinks and sources, which are of this kind; `onceward explain` asks."""
+        return ()
+
+    @classmethod
+    def check_log(cls, url: str) -> Iterable[Finding]:  # noqa: ARG003
+        """Check the server of a decision log, if a store of this URL is of this kind; `onceward doctor` asks."""
+        return ()
+
+
+def _imported(reference: str) -> Any:
+    module, _, name = reference.partition(":")
+    return getattr(import_module(module), name)
+
+
+@cache
+def connectors() -> Mapping[str, type[Connector]]:
+    """Return the connectors that are installed, by their names.
+
+    Raises:
+        ConfigurationError: One cannot be loaded, or two have the same name.
+    """
+    found: dict[str, type[Connector]] = {}
+    for point in sorted(entry_points(group=GROUP)):
+        try:
+            loaded = point.load()
+        except Exception as error:
+            raise ConfigurationError(
+                f"the connector {point.name} ({point.value}) cannot be loaded: {type(error).__name__}: {error}. Update "
+                "or remove its package"
+            ) from error
+        if not (isinstance(loaded, type) and issubclass(loaded, Connector) and loaded.name == point.name):
+            raise ConfigurationError(f"{point.value} is not a Connector that is called {point.name}")
+        if found.setdefault(point.name, loaded) is not loaded:
+            raise ConfigurationError(f"two packages have a connector {point.name}: remove one of them")
+    return found
+
+
+def connector_of(part: object) -> type[Connector] | None:
+    """Return the connector of a sink or source, by its class or the one that it is derived from."""
+    names = {f"{each.__module__}:{each.__qualname__}" for each in type(part).__mro__}
+    return next((one for one in connectors().values() if names & {one.sink, one.source}), None)

@@ -1,0 +1,106 @@
+"""Places: what rows are written to or read from, as far as it can be read back.
+
+`onceward verify` compares what a place holds with what a decision log says, or with what another place holds.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from decimal import Decimal
+from typing import TYPE_CHECKING, ClassVar
+
+import pyarrow as pa
+
+from .errors import ConfigurationError
+from .proof import NUMBER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from .names import Scope
+    from .proof import ProvenEpoch, Reread
+
+
+class Place(ABC):
+    """Something in a system that rows are written to or read from: a topic, a table, a folder.
+
+    Args:
+        title: What people call it, such as `kafka:orders`.
+
+    Attributes:
+        takes_copies: Whether rows that come from a topic arrive as its messages are, key and value, and not as the
+            columns of the JSON objects in them.
+        holds_bytes: Whether all its columns are bytes, so that a text of JSON is not taken for bytes in Base64.
+    """
+
+    takes_copies: ClassVar[bool] = False
+    holds_bytes: ClassVar[bool] = False
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+
+    @abstractmethod
+    def reread(self, scope: Scope | None, columns: Sequence[str]) -> Reread:
+        """Read what it holds, with what shows the transaction that wrote each row.
+
+        Args:
+            scope: Whose ledger or file names tell the epochs; None: nobody asks for them.
+            columns: Which columns to read; none: all that can be compared.
+
+        Raises:
+            SinkError: The system does not answer, or refuses.
+            SchemaError: A column is missing.
+        """
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Read all rows as they are."""
+        yield from (piece.rows for piece in self.reread(None, ()).pieces)
+
+    def of_epoch(self, epoch: ProvenEpoch) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
+        """Read what an epoch of a pipeline has read from here.
+
+        Raises:
+            ConfigurationError: The decision log does not say where the epoch's input begins and ends here.
+            SourceError: The system does not answer, or no longer holds these rows.
+        """
+        raise ConfigurationError(f"{self.title}: a decision log says only for a topic what each epoch read")
+
+    def as_hashed(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+        """Return rows as a sink hashes them when it writes them here, if the rows here have this schema."""
+        return fitted(batch, schema)
+
+
+def fitted(
+    batch: pa.RecordBatch, schema: pa.Schema, casts: Mapping[str, Callable[[pa.Array], pa.Array]] | None = None
+) -> pa.RecordBatch:
+    """Return the columns that a schema has, too, in its types.
+
+    Args:
+        batch: The rows.
+        schema: The types.
+        casts: How columns are converted whose fields have one of these marks in their metadata.
+
+    Raises:
+        pyarrow.ArrowException: A value cannot be converted.
+    """
+    names = [name for name in schema.names if name in batch.schema.names]
+    columns = [_cast(batch.column(name), schema.field(name), casts or {}) for name in names]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema([schema.field(name) for name in names]))
+
+
+def _cast(array: pa.Array, field: pa.Field, casts: Mapping[str, Callable[[pa.Array], pa.Array]]) -> pa.Array:
+    for mark, cast in casts.items():
+        if has_mark(field, mark):
+            array = cast(array)
+    if not has_mark(field, NUMBER):
+        if pa.types.is_decimal(array.type) and pa.types.is_floating(field.type):  # Arrow's cast may be one digit off
+            return pa.array([None if value is None else float(value) for value in array.to_pylist()], field.type)
+        return array.cast(field.type)
+    numbers = [None if text is None else f"{Decimal(text):f}" for text in array.cast(pa.string()).to_pylist()]
+    short = [number if number is None or "." not in number else number.rstrip("0").rstrip(".") for number in numbers]
+    return pa.array(short, pa.string())
+
+
+def has_mark(field: pa.Field, mark: str) -> bool:
+    """Return whether a field's metadata has one of the marks of onceward.core.proof."""
+    return mark.encode() in (field.metadata or {})
