@@ -46,6 +46,8 @@ class Connector(ABC):
         address_form: What an address looks like, for help and messages; empty if the system has none.
         place_form: What names a place, likewise; empty if nothing can be read back.
         extra: The extra of onceward that it needs; empty if none.
+        spark_format: The class of its format for Spark, as `module:class`, where that does more than write into the
+            sink; empty for one that is made of the sink.
     """
 
     name: ClassVar[str]
@@ -54,6 +56,7 @@ class Connector(ABC):
     address_form: ClassVar[str] = ""
     place_form: ClassVar[str] = ""
     extra: ClassVar[str] = ""
+    spark_format: ClassVar[str] = ""
 
     def __init__(self, address: str = "", settings: Mapping[str, str] | None = None) -> None:
         self.address = address

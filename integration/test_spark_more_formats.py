@@ -44,6 +44,12 @@ def files(folder: Path) -> Iterator[Target]:
     yield Target("onceward-files", {"path": str(folder / "out"), "fileFormat": "jsonl", "partitionBy": "word"}, read)
 
 
+def any_sink(folder: Path) -> Iterator[Target]:
+    """The same sink, by its class."""
+    for target in files(folder):
+        yield Target("onceward", {"sink": "onceward.connectors.files.sink:FileSink", **target.options}, target.read)
+
+
 def sql(folder: Path) -> Iterator[Target]:
     engine = sqlalchemy.create_engine(f"sqlite:///{folder}/target.db")
     with engine.begin() as connection:

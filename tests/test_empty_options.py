@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import LongType, StructType
 
-import onceward
 from onceward import (
     FileSink,
     HttpSink,
@@ -23,7 +22,7 @@ from onceward import (
     exactly_once,
 )
 from onceward.cli.main import check_words
-from onceward.connectors.spark.formats import FORMATS, FilesFormat, SinkFormat
+from onceward.connectors.spark.formats import SinkFormat, format_of
 from onceward.connectors.spark.kafka import (
     ELSEWHERE,
     ONLY_BATCH,
@@ -35,6 +34,7 @@ from onceward.connectors.spark.kafka import (
     stream_source,
 )
 from onceward.connectors.spark.options import FormatOptions
+from onceward.core.connector import connectors
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.options import OF_FORMATS, option_names
 
@@ -52,10 +52,11 @@ GOOD: dict[str, dict[str, str]] = {
 
 
 def options_of(kind: type[SinkFormat]) -> list[str]:
-    sink = getattr(onceward, kind.sink_class)
+    sink = kind.connector.sink_class()
     return list(dict.fromkeys([*OF_FORMATS, *option_names(sink, aliases=sink.option_aliases)]))
 
 
+FORMATS = [format_of(kind) for kind in connectors().values() if kind.sink]
 OPTIONS = [(kind, option) for kind in FORMATS for option in options_of(kind)]
 
 
@@ -225,7 +226,7 @@ def test_the_options_of_these_tests_are_otherwise_good(kind: type[SinkFormat]) -
     ("option", "value"), [("rewind", "why"), ("adopt", "true"), ("checkpointLocation", "/c"), ("REWIND", "why")]
 )
 def test_a_batch_write_refuses_what_only_a_streaming_query_takes(tmp_path: Path, option: str, value: str) -> None:
-    made = FilesFormat({"path": str(tmp_path / "out"), option: value})
+    made = format_of(connectors()["files"])({"path": str(tmp_path / "out"), option: value})
     with pytest.raises(
         ConfigurationError, match=f"a batch write takes no option {option}, which belongs to a streaming"
     ):
@@ -234,7 +235,9 @@ def test_a_batch_write_refuses_what_only_a_streaming_query_takes(tmp_path: Path,
 
 
 def test_a_streaming_query_refuses_what_only_a_batch_write_takes(tmp_path: Path) -> None:
-    made = FilesFormat({"path": str(tmp_path / "out"), "checkpointLocation": str(tmp_path), "run_key": "monday"})
+    made = format_of(connectors()["files"])(
+        {"path": str(tmp_path / "out"), "checkpointLocation": str(tmp_path), "run_key": "monday"}
+    )
     with pytest.raises(ConfigurationError, match="a streaming query takes no option run_key, which belongs to a batch"):
         made.streamWriter(StructType().add("n", LongType()), overwrite=False)
 

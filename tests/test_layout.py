@@ -250,7 +250,7 @@ def test_the_wheel_made_from_the_source_distribution_has_all_and_only_our_names(
     assert skeleton == (ROOT / "examples" / "custom_sink.py").read_bytes()
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     formats = ("files", "http", "kafka", "postgres", "redis", "sql")
-    assert tops == {"onceward", *(f"pyspark_onceward_{name}.py" for name in formats)}
+    assert tops == {"onceward", "pyspark_onceward.py", *(f"pyspark_onceward_{name}.py" for name in formats)}
     expected = {f"onceward/{path.relative_to(PUBLIC)}" for path in PUBLIC.rglob("*.py")}
     for folder in FOLDERS:
         expected |= {f"onceward/{path.relative_to(ROOT)}" for path in (ROOT / folder).rglob("*.py")}

@@ -15,8 +15,8 @@ import onceward
 from onceward import FileBackend, HttpSink, KafkaSink, KafkaSource, Pipeline
 from onceward.cli.main import command, main
 from onceward.connectors.kafka.settings import SECURITY, TRANSLATED
-from onceward.connectors.spark.formats import FORMATS
 from onceward.connectors.spark.kafka import ONLY_BATCH, SELECTIONS, STARTS, STRATEGY, TIMEOUT, batch_source
+from onceward.core.connector import connectors
 from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.core.kit.options import option_names
 from onceward.core.kit.secrets import is_secret_name, shown_address, without_logins
@@ -125,7 +125,7 @@ def test_an_option_of_the_kafka_source_shows_no_password_of_an_address(option: s
 
 SECRET_ARGUMENTS = [
     (sink, name)
-    for sink in {kind.sink_class for kind in FORMATS}
+    for sink in {kind.sink_class().__name__ for kind in connectors().values() if kind.sink}
     for name in option_names(getattr(onceward, sink))
     if is_secret_name(name)
 ]

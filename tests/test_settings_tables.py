@@ -10,8 +10,8 @@ import pytest
 
 import onceward
 from onceward.connectors.spark import kafka
-from onceward.connectors.spark.formats import FORMATS
 from onceward.connectors.spark.options import COMMON
+from onceward.core.connector import connectors
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.options import OF_FORMATS
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-SINKS = [each.sink_class for each in FORMATS]
+SINKS = [each.sink_class().__name__ for each in connectors().values() if each.sink]
 OF_FORMATS_ALONE = {"name", "runkey"}
 OF_SPARK = {"path", "queryname"}
 

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import fsspec
 import pytest
 
+from onceward import FileSink
 from onceward.connectors.spark import options
-from onceward.connectors.spark.formats import SqlFormat
+from onceward.connectors.spark.formats import AnyFormat, format_of
 from onceward.connectors.spark.options import FormatOptions
 from onceward.connectors.spark.query import newest_batch, read_text
 from onceward.connectors.spark.task import write_partition
 from onceward.connectors.spark.writer import StreamWriter
+from onceward.core.connector import connectors
 from onceward.core.errors import (
     CommitPendingError,
     ConfigurationError,
@@ -95,17 +97,41 @@ def query(tmp_path: Path) -> Query:
     return Query(tmp_path)
 
 
+SQL_FORMAT = format_of(connectors()["sql"])
+
+
 def test_every_option_of_a_format_may_be_spelled_with_underscores(tmp_path: Path):
     """Its own as well as those of its sink; in two spellings at once it is refused."""
     given = {"url": f"sqlite:///{tmp_path}/db", "dbtable": "t", "lock_timeout": "5", "commit_timeout": "7", "name": "n"}
-    sink: Any = SqlFormat(given).own_sink()
+    sink: Any = SQL_FORMAT(given).own_sink()
     assert sink.target.lock_timeout == 5
     assert FormatOptions.parse(given).commit_timeout == 7
     for again in ({"locktimeout": "5"}, {"table": "t"}):
         with pytest.raises(ConfigurationError, match="two spellings of one"):
-            SqlFormat({**given, **again}).own_sink()
+            SQL_FORMAT({**given, **again}).own_sink()
     with pytest.raises(ConfigurationError, match="options commit_timeout and commitTimeout are two spellings of one"):
         FormatOptions.parse({**given, "commitTimeout": "7"})
+
+
+class TestAnySink:
+    def test_a_sink_is_named_by_its_class_or_by_its_connector(self, tmp_path: Path):
+        options = {"name": "n", "path": str(tmp_path), "checkpointLocation": "c", "fileFormat": "csv"}
+        for named in ("files", "onceward.connectors.files.sink:FileSink"):
+            sink: Any = AnyFormat({**options, "sink": named}).own_sink()
+            assert (type(sink), sink.name, sink.format, sink.directory) == (FileSink, "n", "csv", str(tmp_path))
+
+    @pytest.mark.parametrize(
+        ("named", "why"),
+        [
+            ("", "needs option sink: module:class, or one of files, http, kafka, postgres, redis, sql"),
+            ("nowhere", "needs option sink"),
+            ("no.such:Sink", "cannot import no.such:Sink"),
+            ("onceward:FileSource", "onceward:FileSource is not a class of sinks"),
+        ],
+    )
+    def test_what_is_not_a_sink_is_refused(self, named: str, why: str):
+        with pytest.raises(ConfigurationError, match=why):
+            AnyFormat({"sink": named}).own_sink()
 
 
 def test_each_batch_is_written_once_and_told_when_it_is_completed(query: Query):

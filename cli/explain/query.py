@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from onceward.connectors.spark.any_source import registered_source
-from onceward.connectors.spark.formats import FORMATS
+from onceward.connectors.spark.formats import formats
 from onceward.connectors.spark.kafka import stream_source
 from onceward.connectors.spark.options import FormatOptions, check_store
 from onceward.connectors.spark.plan import Cause, planned, streaming_sources, unstable, unstable_for
@@ -72,7 +72,7 @@ def described_query(writer: Any) -> Described:
 
 
 def _read_sinks(query: PlannedQuery, one: Described) -> None:
-    kind = next((kind for kind in FORMATS if kind.format_name == query.format), None)
+    kind = next((kind for kind in formats() if kind.format_name == query.format), None)
     if query.handler is not None:
         handler = query.handler
         one.sinks, one.policy, one.pipeline = list(handler.sinks), handler.policy, handler.pipeline

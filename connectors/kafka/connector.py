@@ -27,6 +27,7 @@ class KafkaConnector(Connector):
     address_form = "HOST:PORT"
     place_form = "TOPIC"
     extra = "kafka"
+    spark_format = "onceward.connectors.spark.kafka_format:KafkaFormat"
 
     def target(self) -> Target:
         """List and end transactions of any pipeline: a handle says all that commit and abort want."""

@@ -1,28 +1,25 @@
-"""The data sources `onceward-kafka`, `onceward-postgres`, `onceward-sql`, `onceward-files`, `-http` and `-redis`.
+"""The data sources `onceward-…`, one for each connector that has a sink, and `onceward` for any sink.
 
 Importable with no extra installed: the sinks' own packages are imported where a sink is made.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from pyspark.errors import AnalysisException
 from pyspark.sql.datasource import DataSource
 
+from onceward.core.checkpoint.subtask import DirectlyWritten
+from onceward.core.connector import connectors
 from onceward.core.errors import ConfigurationError
-from onceward.core.kit.options import plain
+from onceward.core.kit.extras import needing
+from onceward.core.kit.options import option_names, plain
+from onceward.sinks import DirectSink, TwoPhaseCommitSink
 
-from .any_source import LIMITS, BeforeLimits, SourceBatchReader, spark_schema
-from .kafka import (
-    FORMAT,
-    KafkaStreamReader,
-    batch_source,
-    checked_source,
-    is_ours,
-    publisher_from_options,
-    stream_source,
-)
+from .kafka import is_ours, publisher_from_options
 from .options import COMMON, FormatOptions
 from .query import ASYNC, refused
 from .task import arrow_schema, warn_of_python
@@ -31,13 +28,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pyspark.sql import SparkSession
-    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
     from pyspark.sql.types import StructType
 
-    from onceward.sinks import TwoPhaseCommitSink
+    from onceward.core.connector import Connector
+    from onceward.sinks import Sink
 
     from .writer import BatchWriter, StreamWriter
 
+_SINK: Final = "sink"
 _OF_STREAMS: Final = frozenset({"rewind", "adopt", "checkpointlocation"})
 _OF_BATCHES: Final = frozenset({"runkey"})
 _validated: set[str] = set()
@@ -49,29 +47,34 @@ class SinkFormat(DataSource):
 
     Attributes:
         format_name: Name of the format.
-        sink_class: Name of the sink's class in onceward; it has `from_options`.
-        own_too: Options that every format has, and that the sink gets as well.
+        connector: Whose sink it writes into.
     """
 
     format_name: ClassVar[str]
-    sink_class: ClassVar[str]
-    own_too: ClassVar[frozenset[str]] = frozenset({"name"})
+    connector: ClassVar[type[Connector]]
 
     @classmethod
     def name(cls) -> str:
         """Name of the format."""
         return cls.format_name
 
+    def sink_class(self) -> type[Sink]:
+        """Import the class of the sink.
+
+        Raises:
+            ConfigurationError: Its extra is not installed.
+        """
+        with needing(self.connector.extra):
+            return self.connector.sink_class()
+
     def make_sink(self, options: Mapping[str, str]) -> TwoPhaseCommitSink[Any]:
-        """The sink that the format's own options describe.
+        """Make the sink that the format's own options describe.
 
         Raises:
             ConfigurationError: An option is wrong, or the sink's extra is not installed.
         """
-        import onceward  # noqa: PLC0415 - the sinks come with extras
-
-        sink: TwoPhaseCommitSink[Any] = getattr(onceward, self.sink_class).from_options(options)
-        return sink
+        sink = self.sink_class().from_options(options)
+        return DirectlyWritten(sink) if isinstance(sink, DirectSink) else cast("TwoPhaseCommitSink[Any]", sink)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's name
         tracking = self.options.get("asyncProgressTrackingEnabled", "false")
@@ -89,7 +92,7 @@ class SinkFormat(DataSource):
         if overwrite:
             raise ConfigurationError(f"{self.name()} appends: use mode('append'), it cannot replace existing rows")
         if publisher_from_options(self.options) is not None:
-            raise ConfigurationError("options offsets.kafka.… belong to a streaming query: a batch has no offsets")
+            raise ConfigurationError("options offsets.… belong to a streaming query: a batch has no offsets")
         self._refuse_options(_OF_STREAMS, "batch write", "a streaming query")
         made: BatchWriter = _writers().BatchWriter(self._sink(schema), FormatOptions.parse(self.options))
         return made
@@ -110,8 +113,14 @@ class SinkFormat(DataSource):
         return self.make_sink(self._own_options())
 
     def _own_options(self) -> dict[str, str]:
-        common = COMMON - self.own_too
-        return {key: value for key, value in self.options.items() if plain(key) not in common and not is_ours(key)}
+        return {key: value for key, value in self.options.items() if self._is_own(plain(key)) and not is_ours(key)}
+
+    def _is_own(self, option: str) -> bool:
+        """Return whether the sink gets an option: Spark itself gives `path` to every format."""
+        if option == "path":
+            sink = self.sink_class()
+            return option in map(plain, option_names(sink, aliases=sink.option_aliases))
+        return option not in COMMON or option == "name"
 
     def _sink(self, schema: StructType) -> TwoPhaseCommitSink[Any]:
         sink = self.own_sink()
@@ -133,67 +142,57 @@ def _writers() -> Any:
     return writer
 
 
-class KafkaFormat(SinkFormat):
-    """`format("onceward-kafka")`: read from and write to Kafka, exactly once; `kafka.*`, `topic`, `name`."""
+class AnyFormat(SinkFormat):
+    """`format("onceward")`: write through any sink. Option `sink` names its class, as `module:class`, or a connector.
 
-    format_name = FORMAT
-    sink_class = "KafkaSink"
+    The other options are the arguments of the class (see Sink.from_options).
+    """
 
-    def schema(self) -> StructType:
-        return spark_schema(checked_source(self.options))
+    format_name = "onceward"
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802 - Spark's name
-        source = stream_source(self.options)
-        return (KafkaStreamReader if LIMITS else BeforeLimits)(source, source.max_offsets_per_trigger)
+    def sink_class(self) -> type[Sink]:
+        """Import what option `sink` names."""
+        kinds = {kind.name: kind for kind in connectors().values() if kind.sink}
+        reference = next((value for name, value in self.options.items() if plain(name) == _SINK), "")
+        if reference in kinds:
+            with needing(kinds[reference].extra):
+                return kinds[reference].sink_class()
+        module, _, name = reference.partition(":")
+        if not module or not name.isidentifier():
+            raise ConfigurationError(f"format onceward needs option sink: module:class, or one of {', '.join(kinds)}")
+        try:
+            found = getattr(import_module(module), name)
+        except Exception as error:
+            raise ConfigurationError(f"option sink: cannot import {reference}: {error}") from error
+        if not (isinstance(found, type) and issubclass(found, TwoPhaseCommitSink | DirectSink)):
+            raise ConfigurationError(f"option sink: {reference} is not a class of sinks")
+        return found
 
-    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark's signature
-        source = batch_source(self.options)
-        return SourceBatchReader(source, *source.range())
-
-
-class PostgresFormat(SinkFormat):
-    """`format("onceward-postgres")`: write to PostgreSQL; `dsn`, `dbtable`, `mode`, `key` (docs/postgres.md)."""
-
-    format_name = "onceward-postgres"
-    sink_class = "PostgresSink"
-
-
-class SqlFormat(SinkFormat):
-    """`format("onceward-sql")`: write through SQLAlchemy; `url`, `dbtable`, `key` (docs/sqlalchemy.md)."""
-
-    format_name = "onceward-sql"
-    sink_class = "SqlAlchemySink"
-
-
-class FilesFormat(SinkFormat):
-    """`format("onceward-files")`: write files into a folder; `path`, `fileFormat`, `partitionBy` (docs/files.md)."""
-
-    format_name = "onceward-files"
-    sink_class = "FileSink"
-    own_too = frozenset({"name", "path"})
+    def make_sink(self, options: Mapping[str, str]) -> TwoPhaseCommitSink[Any]:
+        """Make the sink out of all options but `sink`."""
+        return super().make_sink({name: value for name, value in options.items() if plain(name) != _SINK})
 
 
-class HttpFormat(SinkFormat):
-    """`format("onceward-http")`: send to an HTTP server; `url`, `directory`, `header.*` (docs/http.md)."""
-
-    format_name = "onceward-http"
-    sink_class = "HttpSink"
-
-
-class RedisFormat(SinkFormat):
-    """`format("onceward-redis")`: write to Redis or Valkey; `url`, `key`, `form`, `directory` (docs/redis.md)."""
-
-    format_name = "onceward-redis"
-    sink_class = "RedisSink"
+@cache
+def format_of(connector: type[Connector]) -> type[SinkFormat]:
+    """Return the format that reads and writes a kind of system: `onceward-` and the connector's name."""
+    if connector.spark_format:
+        module, _, name = connector.spark_format.partition(":")
+        found: type[SinkFormat] = getattr(import_module(module), name)
+        return found
+    made = {"format_name": f"onceward-{connector.name}", "connector": connector, "__module__": __name__}
+    return type(f"{connector.name.title()}Format", (SinkFormat,), made)
 
 
-FORMATS = (KafkaFormat, PostgresFormat, SqlFormat, FilesFormat, HttpFormat, RedisFormat)
+def formats() -> list[type[SinkFormat]]:
+    """Return the formats of all connectors that have a sink, and the one for any sink."""
+    return [*(format_of(kind) for kind in connectors().values() if kind.sink), AnyFormat]
 
 
 def register(spark: SparkSession) -> None:
     """Register the formats with a session; Spark also finds them by the names of the `pyspark_onceward_*` modules."""
     warn_of_python(spark)
-    for kind in FORMATS:
+    for kind in formats():
         try:
             spark.dataSource.register(kind)
         except AnalysisException as error:

@@ -1,0 +1,33 @@
+"""The format that reads from Kafka, too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onceward.core.connector import connectors
+
+from .any_source import LIMITS, BeforeLimits, SourceBatchReader, spark_schema
+from .formats import SinkFormat
+from .kafka import FORMAT, KafkaStreamReader, batch_source, checked_source, stream_source
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
+    from pyspark.sql.types import StructType
+
+
+class KafkaFormat(SinkFormat):
+    """`format("onceward-kafka")`: read from and write to Kafka, exactly once; `kafka.*`, `topic`, `name`."""
+
+    format_name = FORMAT
+    connector = connectors()["kafka"]
+
+    def schema(self) -> StructType:
+        return spark_schema(checked_source(self.options))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802 - Spark's name
+        source = stream_source(self.options)
+        return (KafkaStreamReader if LIMITS else BeforeLimits)(source, source.max_offsets_per_trigger)
+
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark's signature
+        source = batch_source(self.options)
+        return SourceBatchReader(source, *source.range())
