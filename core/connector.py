@@ -121,6 +121,17 @@ class Connector(ABC):
         return ()
 
     @classmethod
+    def readers_lag(cls, sink: Sink) -> int | None:  # noqa: ARG003
+        """Count the records in a sink's target that its readers cannot see yet; None if that is not known.
+
+        The metrics ask at most every 15 s, in a thread of their own.
+
+        Raises:
+            SinkError: The system does not answer.
+        """
+        return None
+
+    @classmethod
     def check_log(cls, url: str) -> Iterable[Finding]:  # noqa: ARG003
         """Check the server of a decision log, if a store of this URL is of this kind; `onceward doctor` asks."""
         return ()

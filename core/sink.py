@@ -117,10 +117,6 @@ class Sink(ABC):
         """Namespace and name of the target, as OpenLineage names datasets; None if it is not one dataset."""
         return None
 
-    def last_stable_offset_lag(self) -> int | None:
-        """Records of the target that read_committed readers cannot see yet; None if that is not known."""
-        return None
-
     def validate(self, schema: pa.Schema) -> None:  # noqa: B027 - most sinks check more
         """Check settings, target and `schema` on the driver, before anything is written.
 

@@ -20,9 +20,11 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from onceward import CommitStatus, FileSink, HttpSink, KafkaSink, RedisSink, SqlAlchemySink, lineage, metrics
+from onceward.connectors.monitoring import metrics as observer
 from onceward.connectors.monitoring import start_if_asked
 from onceward.connectors.monitoring.table import TABLE
 from onceward.core import CheckpointConfig, ProcessFunction, events
+from onceward.core.connector import Connector
 from onceward.core.errors import CommitPendingError, ConfigurationError
 from onceward.core.events import CheckpointEnded, EpochCompleted, Event, QueryProgressed, Took, observe, tell
 from onceward.core.log import EpochInput
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from onceward.core.transaction import Committable, WriteContext
+    from onceward.sinks import Sink
 
 ROOT = Path(__file__).parent.parent
 BOARD = ROOT / "docs" / "monitoring" / "grafana-dashboard.json"
@@ -291,17 +294,21 @@ class TestPrometheus:
         assert value("source_lag", "rows") == 0
         assert value("source_lag", "twice") is value("operator_timers", "twice") is None
 
-    def test_records_behind_the_last_stable_offset_are_asked_for_beside_the_epoch(self, registry: Registry) -> None:
+    def test_records_behind_the_last_stable_offset_are_asked_for_beside_the_epoch(
+        self, registry: Registry, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         import threading
 
         asked = threading.Event()
 
-        class Topic(FakeSink):
-            def last_stable_offset_lag(self) -> int | None:
+        class Topics(Connector):
+            @classmethod
+            def readers_lag(cls, sink: Sink) -> int | None:  # noqa: ARG003
                 asked.set()
                 return 12
 
-        bench = Bench(Topic())
+        monkeypatch.setattr(observer, "connector_of", lambda _: Topics)
+        bench = Bench(FakeSink())
         coordinator = bench.opened()
         bench.run(coordinator, 0)
         assert asked.wait(10)

@@ -77,6 +77,13 @@ class KafkaConnector(Connector):
 
         return check_parts(sinks, sources, pipeline)
 
+    @classmethod
+    def readers_lag(cls, sink: Sink) -> int | None:
+        """Count the records beyond the last stable offset of the sink's topic."""
+        from .sink import KafkaSink  # noqa: PLC0415 - an extra
+
+        return sink.last_stable_offset_lag() if isinstance(sink, KafkaSink) else None
+
     def place(self, name: str) -> Topic:
         """Return a topic."""
         from .reread import Topic  # noqa: PLC0415 - an extra

@@ -14,6 +14,7 @@ import time
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final
 
+from onceward.core.connector import connector_of
 from onceward.core.errors import ConfigurationError
 from onceward.core.events import EpochCompleted, Event, observe
 
@@ -144,7 +145,8 @@ class _Exporter:
     def _look(self, due: Mapping[tuple[str, ...], Sink]) -> None:
         for labels, sink in due.items():
             try:
-                lag = sink.last_stable_offset_lag()
+                kind = connector_of(sink)
+                lag = kind.readers_lag(sink) if kind is not None else None
                 if lag is not None:
                     self._recorders[LSO_LAG](lag, labels)
             except Exception as error:  # noqa: BLE001 - a broker's, or an exporter's
