@@ -20,7 +20,7 @@ import pyarrow.dataset
 import pyspark
 import pytest
 
-from onceward.testing.pipeline.driver import DriverProcess, Start
+from onceward.testing.pipeline.driver import DriverProcess, DriverStart
 
 from .spark_kit import Feed
 
@@ -103,7 +103,7 @@ def test_a_log_on_a_local_disk_is_refused_on_a_cluster_and_a_shared_one_is_not(
     url, worker = cluster
     command = [sys.executable, "-c", DRIVER, url, str(tmp_path)]
     log, started_by = tmp_path / "driver.log", set[int]()
-    driver = DriverProcess(Start(command, driver_environment, tmp_path, log))
+    driver = DriverProcess(DriverStart(command, driver_environment, tmp_path, log))
     try:
         while driver.exit_code is None:
             for jvm in set(driver.jvms()) - set(driver.family()):

@@ -75,7 +75,7 @@ class Delivery(NamedTuple):
         return f"{self.transaction}:{self.first}:{self.rows}"
 
 
-class _Layout(msgspec.Struct, frozen=True):
+class _SegmentLayout(msgspec.Struct, frozen=True):
     """Layout of a committable's handle."""
 
     sha256: str
@@ -102,7 +102,7 @@ class WriteAheadLogSink(FolderSink[Segment]):
     """
 
     kind = "write-ahead-log"
-    layout = _Layout
+    layout = _SegmentLayout
     remembers = False
     """Whether the target recognizes the identity of a delivery that it has accepted before."""
     proof = True

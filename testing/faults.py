@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Kind(StrEnum):
+class FaultKind(StrEnum):
     """What goes wrong with a call."""
 
     FAIL = "fail"
@@ -63,7 +63,7 @@ class Fault:
         ConfigurationError: A number is out of range.
     """
 
-    kind: Kind
+    kind: FaultKind
     call: str
     nth: int = 1
     times: int = 1
@@ -76,32 +76,32 @@ class Fault:
 
 def fail(call: str, *, nth: int = 1, times: int = 1) -> Fault:
     """The call is not made, and raises or answers "retry later"."""
-    return Fault(Kind.FAIL, call, nth, times)
+    return Fault(FaultKind.FAIL, call, nth, times)
 
 
 def delay(call: str, seconds: float, *, nth: int = 1, times: int = 1) -> Fault:
     """The call is made so many seconds late."""
-    return Fault(Kind.DELAY, call, nth, times, seconds)
+    return Fault(FaultKind.DELAY, call, nth, times, seconds)
 
 
 def lose_answer(call: str, *, nth: int = 1, times: int = 1) -> Fault:
     """The call is made, and raises or answers "retry later"."""
-    return Fault(Kind.LOSE_ANSWER, call, nth, times)
+    return Fault(FaultKind.LOSE_ANSWER, call, nth, times)
 
 
 def duplicate(call: str, *, nth: int = 1, times: int = 1) -> Fault:
     """The call is made twice."""
-    return Fault(Kind.DUPLICATE, call, nth, times)
+    return Fault(FaultKind.DUPLICATE, call, nth, times)
 
 
 def die(call: str, *, nth: int = 1) -> Fault:
     """SIGKILL before the call."""
-    return Fault(Kind.DIE, call, nth)
+    return Fault(FaultKind.DIE, call, nth)
 
 
 def die_after(call: str, *, nth: int = 1) -> Fault:
     """SIGKILL after the call."""
-    return Fault(Kind.DIE_AFTER, call, nth)
+    return Fault(FaultKind.DIE_AFTER, call, nth)
 
 
 class InjectedSinkError(RetryableSinkError):
@@ -140,7 +140,7 @@ class Faults:
     def __init__(self, *faults: Fault) -> None:
         self._faults = faults
         self._seed, self._rate = 0, 0.0
-        self._kinds: Sequence[Kind] = ()
+        self._kinds: Sequence[FaultKind] = ()
         self._calls: Sequence[str] = ()
         self._id = uuid.uuid4().hex
 
@@ -150,7 +150,7 @@ class Faults:
         seed: int,
         rate: float,
         *,
-        kinds: Sequence[Kind] = (Kind.FAIL, Kind.LOSE_ANSWER, Kind.DUPLICATE),
+        kinds: Sequence[FaultKind] = (FaultKind.FAIL, FaultKind.LOSE_ANSWER, FaultKind.DUPLICATE),
         calls: Sequence[str] = (),
     ) -> Faults:
         """Each call goes wrong with this probability.
@@ -197,18 +197,18 @@ class Faults:
         if fault is None:
             return make()
         words = f"injected fault: {fault.kind}, at {call}"
-        if fault.kind is Kind.FAIL:
+        if fault.kind is FaultKind.FAIL:
             return lost(words)
-        if fault.kind is Kind.DIE:
+        if fault.kind is FaultKind.DIE:
             os.kill(os.getpid(), signal.SIGKILL)
-        if fault.kind is Kind.DELAY:
+        if fault.kind is FaultKind.DELAY:
             time.sleep(fault.seconds)
-        if fault.kind is Kind.DUPLICATE:
+        if fault.kind is FaultKind.DUPLICATE:
             make()
         answer = make()
-        if fault.kind is Kind.DIE_AFTER:
+        if fault.kind is FaultKind.DIE_AFTER:
             os.kill(os.getpid(), signal.SIGKILL)
-        return lost(words) if fault.kind is Kind.LOSE_ANSWER else answer
+        return lost(words) if fault.kind is FaultKind.LOSE_ANSWER else answer
 
     @property
     def _history(self) -> _History:
@@ -221,7 +221,7 @@ class Faults:
             for name in (call, "*"):
                 history.counts[name] = history.counts.get(name, 0) + 1
             fault = self._planned(call, history.counts) or self._by_chance(call, history.dice)
-            if fault is None or (fault.kind is Kind.DUPLICATE and not again):
+            if fault is None or (fault.kind is FaultKind.DUPLICATE and not again):
                 return None
             history.struck.append(fault)
             return fault

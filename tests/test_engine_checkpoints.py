@@ -10,14 +10,13 @@ import pytest
 
 from onceward.core import CheckpointConfig, MemoryBackend
 from onceward.core.engine.attempt import Attempt
-from onceward.core.engine.channels import Barrier, Kind, TaskId
-from onceward.core.engine.checkpoints import State, advance, deadline, initial
+from onceward.core.engine.channels import Barrier, CheckpointKind, TaskId
+from onceward.core.engine.checkpoints import CheckpointsState, advance, deadline, initial
 from onceward.core.engine.events import (
     Acknowledged,
-    Answer,
     CheckpointRecord,
     Complete,
-    Completed,
+    CompletedCheckpoint,
     Confirm,
     Declined,
     Discard,
@@ -28,10 +27,11 @@ from onceward.core.engine.events import (
     Finished,
     GiveUp,
     NotCompleted,
-    Opened,
     Remember,
+    Reply,
     Requested,
     Stopping,
+    TaskOpened,
     TaskRecord,
     Tick,
     Trigger,
@@ -62,22 +62,22 @@ class Rig:
             checked, frozenset({SOURCE}), ALL, next_id=5, now=0.0, between=lambda low, high: (low + high) / 2
         )
         for task in sorted(ALL):
-            self.take(Opened(task))
+            self.take(TaskOpened(task))
 
     def take(self, event: Event, now: float = 0.0) -> None:
         self.state, effects = advance(self.state, event, now)
         self.effects += effects
         for effect in effects:
             if isinstance(effect, Complete):
-                self.take(self.refuse or Completed(f"made {effect.pending.checkpoint}"), now)
+                self.take(self.refuse or CompletedCheckpoint(f"made {effect.pending.checkpoint}"), now)
 
     def pass_time(self, now: float) -> None:
         self.take(Tick(), now)
 
     def trigger(self, now: float = 0.0) -> None:
-        self.take(Requested(Kind.CHECKPOINT), now)
+        self.take(Requested(CheckpointKind.CHECKPOINT), now)
 
-    def request(self, kind: Kind, now: float, target: str = "somewhere") -> Future[Any]:
+    def request(self, kind: CheckpointKind, now: float, target: str = "somewhere") -> Future[Any]:
         answer: Future[Any] = Future()
         self.take(Requested(kind, target, answer), now)
         return answer
@@ -117,7 +117,7 @@ class Rig:
         return [(record.checkpoint, record.status) for record in self.history]
 
     def answered(self, request: Future[Any]) -> Any:
-        [answer] = [effect for effect in self.of(Answer) if effect.to is request]
+        [answer] = [effect for effect in self.of(Reply) if effect.to is request]
         return answer.error or answer.result
 
 
@@ -135,7 +135,7 @@ def test_sources_are_triggered_all_acknowledge_and_all_are_told():
 def test_a_trigger_is_declined_with_the_names_of_the_tasks_that_do_not_run():
     rig = Rig()
     rig.take(Finished(SUM))
-    request = rig.request(Kind.SAVEPOINT, 0.0)
+    request = rig.request(CheckpointKind.SAVEPOINT, 0.0)
     assert str(rig.answered(request)) == "not all required tasks run: sum[0]"
     assert rig.begun == []
     assert rig.state.next_id == 5
@@ -215,7 +215,7 @@ def test_53_a_success_resets_the_count():
 
 def test_53_a_failed_savepoint_is_told_to_who_asked_and_does_not_count():
     rig = Rig()
-    request = rig.request(Kind.SAVEPOINT, 0.0)
+    request = rig.request(CheckpointKind.SAVEPOINT, 0.0)
     rig.decline(SUM, 5, "disk full", 0.0)
     assert "disk full" in str(rig.answered(request))
     assert rig.state.failure is None
@@ -256,7 +256,7 @@ def test_54_periodic_triggers_that_could_not_begin_do_not_pile_up():
 def test_54_a_savepoint_waits_in_the_queue_until_it_may_begin():
     rig = Rig(min_pause=5)
     rig.trigger()
-    request = rig.request(Kind.SAVEPOINT, 1.0, "somewhere")
+    request = rig.request(CheckpointKind.SAVEPOINT, 1.0, "somewhere")
     assert rig.begun == [5]
     rig.ack(5, now=2.0)
     assert rig.begun == [5]
@@ -340,7 +340,7 @@ def test_nothing_is_freed_of_a_checkpoint_whose_completion_was_interrupted():
 
 def test_nothing_begins_beside_a_checkpoint_that_ends_the_run_and_after_it():
     rig = Rig(interval=1, max_concurrent=5)
-    rig.request(Kind.SUSPEND, 0.0, "somewhere")
+    rig.request(CheckpointKind.SUSPEND, 0.0, "somewhere")
     rig.pass_time(5.0)
     assert rig.begun == [5]
     rig.ack(5, now=6.0)
@@ -351,12 +351,12 @@ def test_nothing_begins_beside_a_checkpoint_that_ends_the_run_and_after_it():
 def test_when_the_run_stops_what_is_under_way_is_given_up_and_who_waits_is_told():
     rig = Rig()
     rig.trigger()
-    request = rig.request(Kind.SAVEPOINT, 0.0)
+    request = rig.request(CheckpointKind.SAVEPOINT, 0.0)
     rig.take(Stopping("the pipeline is stopping"), 1.0)
     assert "stopping" in str(rig.answered(request))
     assert rig.statuses == [(5, "failed")]
     assert rig.state.failure is None
-    assert "stopping" in str(rig.answered(rig.request(Kind.SAVEPOINT, 2.0)))
+    assert "stopping" in str(rig.answered(rig.request(CheckpointKind.SAVEPOINT, 2.0)))
 
 
 class Shell(Attempt):
@@ -409,7 +409,7 @@ def test_a_savepoint_is_never_subsumed_by_a_newer_checkpoint():
     """It is its user's; that a newer checkpoint was faster is no reason to end it."""
     rig = Rig(max_concurrent=3)
     rig.trigger()
-    request = rig.request(Kind.SAVEPOINT, 0.0)
+    request = rig.request(CheckpointKind.SAVEPOINT, 0.0)
     rig.trigger()
     rig.ack(6, SOURCE)
     rig.ack(7)
@@ -465,13 +465,16 @@ def test_the_size_of_a_task_in_the_history_counts_its_operator_state():
 # Every order of events
 
 
-def events_after(state: State) -> list[tuple[Event, float]]:
+def events_after(state: CheckpointsState) -> list[tuple[Event, float]]:
     """All that may happen next, of two tasks; the second number is the time that has passed."""
     if state.completing is not None:
         error = StateError("refused")
-        return [(Completed(), 0.0), (NotCompleted(error), 0.0), (NotCompleted(error, in_doubt=True), 0.0)]
+        return [(CompletedCheckpoint(), 0.0), (NotCompleted(error), 0.0), (NotCompleted(error, in_doubt=True), 0.0)]
     found: list[tuple[Event, float]] = [(Tick(), 3.0), (Stopping("stop"), 0.0)]
-    found += [(Requested(kind, "folder", Future()), 0.0) for kind in (Kind.CHECKPOINT, Kind.SAVEPOINT, Kind.DRAIN)]
+    found += [
+        (Requested(kind, "folder", Future()), 0.0)
+        for kind in (CheckpointKind.CHECKPOINT, CheckpointKind.SAVEPOINT, CheckpointKind.DRAIN)
+    ]
     for checkpoint in range(5, state.next_id):
         found += [(Acknowledged(task, checkpoint, SubtaskState()), 0.0) for task in sorted(state.tasks)]
         found.append((Declined(SINK, checkpoint, "no"), 0.0))
@@ -491,12 +494,16 @@ def test_in_every_order_of_events_the_laws_hold(begun: int):
     config = CheckpointConfig(timeout=5, max_concurrent=2, tolerable_failures=1).checked()
     tasks = frozenset({SOURCE, SINK})
     begin = initial(config, frozenset({SOURCE}), tasks, next_id=5, now=0.0, between=min)
-    first: list[Event] = [Opened(SOURCE), Opened(SINK), *[Requested(Kind.CHECKPOINT, None, Future())] * begun]
+    first: list[Event] = [
+        TaskOpened(SOURCE),
+        TaskOpened(SINK),
+        *[Requested(CheckpointKind.CHECKPOINT, None, Future())] * begun,
+    ]
     done: list[Effect] = []
     for event in first:
         begin, effects = advance(begin, event, 0.0)
         done += effects
-    runs: list[tuple[State, float, list[Event], list[Effect]]] = [(begin, 0.0, first, done)]
+    runs: list[tuple[CheckpointsState, float, list[Event], list[Effect]]] = [(begin, 0.0, first, done)]
     for _ in range(4):
         runs = [
             (after, now + passed, [*events, event], [*effects, *more])
@@ -526,7 +533,7 @@ def check_run(tasks: frozenset[TaskId], events: list[Event], effects: list[Effec
         p.checkpoint for p in named if p.barrier.kind.commits
     } - given_up
     asked = [event.answer for event in events if isinstance(event, Requested)]
-    assert sorted(map(id, asked)) == sorted(id(effect.to) for effect in of(Answer))
+    assert sorted(map(id, asked)) == sorted(id(effect.to) for effect in of(Reply))
     acks = [event for event in events if isinstance(event, Acknowledged)]
     freed = {id(effect.ack) for effect in of(Discard)}
     kept = {id(ack) for p in named if p.checkpoint not in given_up for ack, _ in p.acks.values()}
@@ -544,7 +551,7 @@ def test_the_first_failure_counts():
 def test_a_checkpoint_that_drains_and_is_given_up_fails_the_run():
     """Functions have given what they held back: only a restart brings them back to where they were."""
     rig = Rig(tolerable_failures=9)
-    rig.request(Kind.DRAIN, 0.0)
+    rig.request(CheckpointKind.DRAIN, 0.0)
     rig.decline(SUM, 5, "disk full")
     assert "which was to end the run, declined by sum[0]: disk full" in str(rig.state.failure)
 
@@ -553,4 +560,4 @@ def test_at_the_end_of_all_sources_one_last_checkpoint_begins():
     rig = Rig()
     for _ in range(2):
         rig.take(Exhausted(SOURCE))
-    assert [effect.barrier.kind for effect in rig.of(Trigger)] == [Kind.FINAL]
+    assert [effect.barrier.kind for effect in rig.of(Trigger)] == [CheckpointKind.FINAL]

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from onceward.cli.main import app
 from onceward.core import CheckpointConfig, FileBackend, JobState
 from onceward.core.engine import job, requests
-from onceward.core.engine.channels import Kind
+from onceward.core.engine.channels import CheckpointKind
 from onceward.core.engine.requests import Request, ask, serve
 from onceward.core.errors import CheckpointFailedError, ConfigurationError
 from onceward.core.log import DirectoryStore, LogWriter, read
@@ -102,14 +102,14 @@ def test_the_reason_why_a_savepoint_was_not_made_reaches_the_command(run: Run) -
     Path(run.save).mkdir()
     (Path(run.save) / "mine").write_text("mine")
     with pytest.raises(CheckpointFailedError, match="the folder is not empty"):
-        ask(run.store, Kind.SAVEPOINT, run.save, timeout=20)
+        ask(run.store, CheckpointKind.SAVEPOINT, run.save, timeout=20)
     running.stop()
 
 
 def test_nobody_answers_for_a_pipeline_that_does_not_run(run: Run) -> None:
     run.finish()
     with pytest.raises(CheckpointFailedError, match=r"no run answers.*No savepoint was made"):
-        ask(run.store, Kind.SUSPEND, run.save, timeout=0.1)
+        ask(run.store, CheckpointKind.SUSPEND, run.save, timeout=0.1)
     assert [key for key in run.store.list_keys() if key[0] in "QA"] == []
 
 
@@ -123,7 +123,7 @@ def test_a_later_run_does_not_find_what_was_asked_of_an_earlier_one(run: Run, mo
     assert made == []
     monkeypatch.setattr(requests.time, "sleep", lambda _: LogWriter(run.store, "p", policy()).start())
     with pytest.raises(CheckpointFailedError, match="was restarted"):
-        ask(run.store, Kind.SAVEPOINT, run.save, timeout=20)
+        ask(run.store, CheckpointKind.SAVEPOINT, run.save, timeout=20)
     assert [key for key in run.store.list_keys() if key[0] in "QA"] == []
 
 
@@ -133,7 +133,7 @@ def test_a_request_is_acted_upon_once_also_when_its_answer_is_lost(run: Run) -> 
     run.store.put_if_absent(f"Q{key_of(start)[1:]}", msgspec.json.encode(Request("a", "SAVEPOINT", run.save)))
     made: list[str] = []
 
-    def make(_kind: Kind, target: str) -> str:
+    def make(_kind: CheckpointKind, target: str) -> str:
         made.append(target)
         raise DiedError
 
@@ -169,8 +169,8 @@ def test_an_older_answer_is_not_taken_for_the_own_one(run: Run) -> None:
     thread = threading.Thread(target=answering)
     thread.start()
     try:
-        assert ask(run.store, Kind.SAVEPOINT, "one", timeout=20) == "made one"
-        assert ask(run.store, Kind.SAVEPOINT, "two", timeout=20) == "made two"
+        assert ask(run.store, CheckpointKind.SAVEPOINT, "one", timeout=20) == "made one"
+        assert ask(run.store, CheckpointKind.SAVEPOINT, "two", timeout=20) == "made two"
     finally:
         stop.set()
         thread.join()
@@ -188,7 +188,7 @@ def test_of_two_commands_at_once_each_gets_its_own_savepoint(run: Run, monkeypat
     monkeypatch.setattr(requests.time, "sleep", sleep)
 
     def command(target: str) -> None:
-        answers[target] = ask(run.store, Kind.SAVEPOINT, target, timeout=5)
+        answers[target] = ask(run.store, CheckpointKind.SAVEPOINT, target, timeout=5)
 
     threads = [threading.Thread(target=command, args=(target,)) for target in ("one", "two")]
     for thread in threads:
@@ -203,4 +203,4 @@ def test_of_two_commands_at_once_each_gets_its_own_savepoint(run: Run, monkeypat
 def test_the_log_of_a_spark_query_answers_no_request(run: Run) -> None:
     LogWriter(run.store, "p", policy()).start()
     with pytest.raises(ConfigurationError, match="For a Spark query, give --checkpoint"):
-        ask(run.store, Kind.SAVEPOINT, run.save, timeout=1)
+        ask(run.store, CheckpointKind.SAVEPOINT, run.save, timeout=1)

@@ -27,7 +27,7 @@ from onceward.core.engine import (
     start,
     task,
 )
-from onceward.core.engine.events import Completed, Confirm
+from onceward.core.engine.events import CompletedCheckpoint, Confirm
 from onceward.core.engine.logic import Frozen, nothing_to_write
 from onceward.core.engine.reference import Decided
 from onceward.core.engine.state import keyed, memory
@@ -266,7 +266,7 @@ def a_savepoint_confirms_what_sinks_prepared(patch: pytest.MonkeyPatch) -> None:
 
     def confirms(state: Any, event: Any, now: float) -> Any:
         after, effects = advance(state, event, now)
-        if isinstance(event, Completed) and state.completing.barrier.kind.savepoint:
+        if isinstance(event, CompletedCheckpoint) and state.completing.barrier.kind.savepoint:
             effects = [*effects, Confirm(state.completing.checkpoint)]
         return after, effects
 

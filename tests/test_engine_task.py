@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from onceward.core import MemoryBackend, ProcessFunction
-from onceward.core.engine.channels import Barrier, Cancel, Channel, End, Gate, Kind, Output, TaskId, forward
+from onceward.core.engine.channels import Barrier, Cancel, Channel, CheckpointKind, End, Gate, Output, TaskId, forward
 from onceward.core.engine.ends import EXHAUSTED, SourceLogic
 from onceward.core.engine.events import Acknowledged, Confirm, Declined, Event, Exhausted, Finished, GiveUp, Trigger
 from onceward.core.engine.functions import ProcessLogic
@@ -247,7 +247,7 @@ def test_a_source_that_hears_too_late_of_a_trigger_sends_a_cancel_marker():
 
 def test_after_a_barrier_that_ends_the_run_nothing_is_read_until_it_is_completed_or_given_up():
     rig = Rig()
-    barrier = Barrier(1, Kind.SUSPEND, "somewhere")
+    barrier = Barrier(1, CheckpointKind.SUSPEND, "somewhere")
     for channel in rig.inputs:
         channel.offer(barrier)
         channel.offer(batch(2))
@@ -256,7 +256,7 @@ def test_after_a_barrier_that_ends_the_run_nothing_is_read_until_it_is_completed
     rig.task.post(GiveUp(1))
     rig.work()
     assert rig.sent() == [2, 2]
-    again = Barrier(2, Kind.SUSPEND, "elsewhere")
+    again = Barrier(2, CheckpointKind.SUSPEND, "elsewhere")
     for channel in rig.inputs:
         channel.offer(again)
     rig.work()
@@ -270,9 +270,9 @@ def test_after_a_barrier_that_ends_the_run_nothing_is_read_until_it_is_completed
 def test_what_is_held_back_is_given_before_the_barrier_that_drains():
     rig = Rig()
     for channel in rig.inputs:
-        channel.offer(Barrier(1, Kind.FINAL))
+        channel.offer(Barrier(1, CheckpointKind.FINAL))
     rig.work()
-    assert rig.sent() == [99, Barrier(1, Kind.FINAL)]
+    assert rig.sent() == [99, Barrier(1, CheckpointKind.FINAL)]
 
 
 def test_a_full_channel_holds_its_producer_back():

@@ -21,7 +21,7 @@ from onceward.core.log import MemoryStore
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable
 from onceward.sinks import DirectSink, TwoPhaseCommitSink
 from onceward.sources import LiveSource, ResettableSource, SequenceSource
-from onceward.testing.faults import Fault, Faults, Kind, delay, die_after, duplicate, fail, lose_answer
+from onceward.testing.faults import Fault, FaultKind, Faults, delay, die_after, duplicate, fail, lose_answer
 from onceward.testing.wrappers import FaultyDirectSink, FaultyLiveSource, FaultySink, FaultySource, FaultyStore
 
 from .engine_kit import Target, TargetSink, numbers, pipeline
@@ -99,7 +99,7 @@ def test_a_star_counts_all_calls():
 
 def test_at_random_is_the_same_for_the_same_seed():
     def strikes(seed: int) -> list[Fault]:
-        faults = Faults.at_random(seed, 0.3, kinds=[Kind.FAIL, Kind.DUPLICATE], calls=["x"])
+        faults = Faults.at_random(seed, 0.3, kinds=[FaultKind.FAIL, FaultKind.DUPLICATE], calls=["x"])
         for _ in range(100):
             made(faults, "x")
             made(faults, "y")
@@ -142,7 +142,7 @@ def test_die_ends_the_process_by_sigkill():
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "made\n")
-    assert die_after("x").kind is Kind.DIE_AFTER
+    assert die_after("x").kind is FaultKind.DIE_AFTER
 
 
 def test_a_sinks_outcomes_are_values_and_its_other_faults_may_pass():

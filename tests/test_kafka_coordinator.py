@@ -33,12 +33,12 @@ class Brokers:
         self.listings: dict[int, Callable[[], Any]] = {}
         self.offline: list[int] = []
 
-    def coordinators(self, names: Sequence[str], *, seconds: float) -> dict[str, wire.Answer]:  # noqa: ARG002
-        return {name: wire.Answer(Code.NONE, self.coordinator) for name in names}
+    def coordinators(self, names: Sequence[str], *, seconds: float) -> dict[str, wire.WireAnswer]:  # noqa: ARG002
+        return {name: wire.WireAnswer(Code.NONE, self.coordinator) for name in names}
 
-    def exchange(self, requests: Sequence[tuple[int, Any]], *, seconds: float) -> list[wire.Answer]:  # noqa: ARG002
+    def exchange(self, requests: Sequence[tuple[int, Any]], *, seconds: float) -> list[wire.WireAnswer]:  # noqa: ARG002
         self.asked += [node for node, _ in requests]
-        return [wire.Answer(Code.NONE, self.listings[n]() if self.listings else self._end(n)) for n, _ in requests]
+        return [wire.WireAnswer(Code.NONE, self.listings[n]() if self.listings else self._end(n)) for n, _ in requests]
 
     def _end(self, node: int) -> Any:
         if node != self.coordinator:
@@ -184,8 +184,8 @@ class Leaders(Brokers):
         self.lookups += 1
         return wire.Topics({PLACE: self.leader}, {"t": "an-id"})
 
-    def exchange(self, requests: Sequence[tuple[int | None, Any]], *, seconds: float) -> list[wire.Answer]:  # noqa: ARG002
-        return [wire.Answer(Code.NONE, self._answer(node)) for node, _ in requests]
+    def exchange(self, requests: Sequence[tuple[int | None, Any]], *, seconds: float) -> list[wire.WireAnswer]:  # noqa: ARG002
+        return [wire.WireAnswer(Code.NONE, self._answer(node)) for node, _ in requests]
 
     def _answer(self, node: int | None) -> Any:
         open_ = [self.stale] if node != self.leader and self.stale is not None else []
@@ -214,8 +214,10 @@ def test_every_broker_is_asked_for_the_partitions_of_a_transaction():
         def nodes(self, *, seconds: float) -> list[int]:  # noqa: ARG002
             return sorted(rows)
 
-        def exchange(self, requests: Sequence[tuple[int | None, Any]], *, seconds: float) -> list[wire.Answer]:  # noqa: ARG002
-            return [wire.Answer(Code.NONE, SimpleNamespace(transaction_states=[rows[node]])) for node, _ in requests]
+        def exchange(self, requests: Sequence[tuple[int | None, Any]], *, seconds: float) -> list[wire.WireAnswer]:  # noqa: ARG002
+            return [
+                wire.WireAnswer(Code.NONE, SimpleNamespace(transaction_states=[rows[node]])) for node, _ in requests
+            ]
 
     asked = client(Cluster())
     assert asked.partitions_everywhere(Handle(NAME, 7, 3, 1000)) == {("t", 0), ("t", 1)}
@@ -264,7 +266,7 @@ def test_leaders_that_waited_for_a_slow_coordinator_are_looked_up_again(monkeypa
     task = client(brokers).within(5.0)
     exchange = brokers.exchange
 
-    def slow(requests: Sequence[tuple[int | None, Any]], *, seconds: float) -> list[wire.Answer]:
+    def slow(requests: Sequence[tuple[int | None, Any]], *, seconds: float) -> list[wire.WireAnswer]:
         clock[0] += 1.0
         return exchange(requests, seconds=seconds)
 

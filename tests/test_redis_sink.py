@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from onceward.connectors.redis.client import Facts, check_facts, connect
-from onceward.connectors.redis.forms import KeyTemplate, Written, check_form, hashed, written
+from onceward.connectors.redis.client import RedisFacts, check_facts, connect
+from onceward.connectors.redis.forms import KeyTemplate, WrittenEntry, check_form, hashed, written
 from onceward.connectors.redis.sink import RedisSink
 from onceward.core.errors import ConfigurationError, SchemaError, SinkError
 from onceward.core.names import Scope
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SECRET = "open-sesame@1234"
-GOOD = Facts((7, 2), "master", cluster=False, append_only=True, fsync="always", evicts=False, replicas=0)
+GOOD = RedisFacts((7, 2), "master", cluster=False, append_only=True, fsync="always", evicts=False, replicas=0)
 
 
 def make(folder: Path, **settings: Any) -> RedisSink:
@@ -223,11 +223,13 @@ def test_values_are_text_and_nulls_have_no_field():
     }
     words = [word for pair in fields.items() for word in pair]
     key = KeyTemplate("{{x}}:{text}:{n}")
-    assert written("s", "hash", key, batch) == [Written("{x}:grün:1".encode(), words, [b"none"])]
+    assert written("s", "hash", key, batch) == [WrittenEntry("{x}:grün:1".encode(), words, [b"none"])]
     assert written("s", "stream", key, batch)[0].words == [b"*", *words]
     assert written("s", "stream", key, batch, 7)[0].words == [b"MAXLEN", b"~", b"7", b"*", *words]
     assert written("s", "hash", KeyTemplate("k:{small}"), batch)[0].key == b"k:0.00000000"
-    assert written("s", "list", KeyTemplate("l"), rows(n=[1], m=["a"])) == [Written(b"l", [b'{"n":1,"m":"a"}'], [])]
+    assert written("s", "list", KeyTemplate("l"), rows(n=[1], m=["a"])) == [
+        WrittenEntry(b"l", [b'{"n":1,"m":"a"}'], [])
+    ]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,16 @@ from onceward import KafkaSource
 from onceward.connectors.kafka import admin
 from onceward.connectors.kafka import lookup as lookups
 from onceward.connectors.kafka.lookup import Found, Lookup, resolve
-from onceward.connectors.kafka.positions import EARLIEST, LATEST, AtOffsets, AtTime, Held, Partition, bound, spread
+from onceward.connectors.kafka.positions import (
+    EARLIEST,
+    LATEST,
+    AtOffsets,
+    AtTime,
+    HeldOffsets,
+    Partition,
+    bound,
+    spread,
+)
 from onceward.connectors.kafka.received import to_batch
 from onceward.connectors.kafka.settings import KafkaSettings
 from onceward.connectors.spark.any_source import SourceStreamReader
@@ -230,7 +239,7 @@ def a_source(monkeypatch: pytest.MonkeyPatch, id_: str, **options: Any) -> Kafka
     monkeypatch.setattr(KafkaSource, "_find", lambda _: found)
     named = {EARLIEST: 0, LATEST: 50}
     lookup = SimpleNamespace(
-        held=lambda *_: {Partition("t", 0): Held(0, 50, 50)},
+        held=lambda *_: {Partition("t", 0): HeldOffsets(0, 50, 50)},
         offsets=lambda asked: [{partition: named.get(offset, offset) for partition, offset in asked.items()}],
     )
     monkeypatch.setattr(KafkaSource, "_lookup", lambda _: lookup)

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from onceward.connectors.kafka.positions import (
-    Held,
+    HeldOffsets,
     Partition,
     begin,
     cut,
@@ -32,7 +32,7 @@ def random_world(seed: int):
         partition = Partition(dice.choice("xyz"), number)
         earliest = 0 if dice.random() < 0.5 else dice.randint(0, 50)
         stable = earliest + dice.randint(0, 1000)
-        held[partition] = Held(earliest, stable, stable + dice.choice([0, 3]))
+        held[partition] = HeldOffsets(earliest, stable, stable + dice.choice([0, 3]))
         if earliest or dice.random() < 0.8:
             position[partition] = dice.randint(earliest, held[partition].end)
     return dice, position, held
@@ -71,20 +71,20 @@ def test_no_range_goes_beyond_the_stable_end_or_back(seed: int):
 
 def test_a_position_behind_the_stable_end_waits_there():
     """After read_uncommitted a position may lie where transactions are open."""
-    held = {A: Held(0, 5, 9)}
+    held = {A: HeldOffsets(0, 5, 9)}
     assert losses({A: 7}, held) == []
     assert reach({A: 7}, held) == {A: 7}
 
 
 def test_a_new_partition_begins_at_offset_0():
     """S2."""
-    held = {A: Held(0, 10, 10), B: Held(0, 4, 4)}
+    held = {A: HeldOffsets(0, 10, 10), B: HeldOffsets(0, 4, 4)}
     assert ranges({A: 10}, reach({A: 10}, held)) == [(B, 0, 4)]
 
 
 def test_records_deleted_before_anybody_saw_them_are_a_loss():
     """S2, S4."""
-    [loss] = losses({}, {A: Held(3, 10, 10)})
+    [loss] = losses({}, {A: HeldOffsets(3, 10, 10)})
     assert (loss.partition, loss.wanted) == (A, 0)
     assert "offsets 0 to 2 are deleted" in str(loss)
 
@@ -92,7 +92,7 @@ def test_records_deleted_before_anybody_saw_them_are_a_loss():
 def test_each_kind_of_loss_says_what_is_gone():
     """S4."""
     position = {A: 5, B: 20, C: 7}
-    told = [str(loss) for loss in losses(position, {A: Held(8, 10, 10), B: Held(0, 12, 12)})]
+    told = [str(loss) for loss in losses(position, {A: HeldOffsets(8, 10, 10), B: HeldOffsets(0, 12, 12)})]
     assert told == [
         "a-0: offsets 5 to 7 are deleted (retention)",
         "a-1 ends at offset 12, before 20, which was reached: the topic was recreated, or its log was truncated",
@@ -101,10 +101,10 @@ def test_each_kind_of_loss_says_what_is_gone():
 
 
 def test_where_losses_are_allowed_reading_goes_on_past_them():
-    assert begin(5, Held(8, 10, 10)) == 8
-    assert begin(20, Held(2, 12, 12)) == 2
-    assert begin(9, Held(8, 10, 10)) == 9
-    held = {A: Held(8, 10, 10), B: Held(0, 12, 12)}
+    assert begin(5, HeldOffsets(8, 10, 10)) == 8
+    assert begin(20, HeldOffsets(2, 12, 12)) == 2
+    assert begin(9, HeldOffsets(8, 10, 10)) == 9
+    held = {A: HeldOffsets(8, 10, 10), B: HeldOffsets(0, 12, 12)}
     end = reach({A: 5, B: 20, C: 7}, held)
     assert end == {A: 10, B: 12}
     assert ranges({A: 5, B: 20, C: 7}, end) == [(A, 5, 10), (B, 0, 12)]
@@ -115,18 +115,18 @@ def test_a_topic_made_anew_is_read_from_its_beginning_whether_it_is_longer_or_sh
     for length in range(13):
         at, read = {A: 5}, []
         for step in range(3):
-            end = reach(at, {A: Held(0, length, length)}, anew={"a"} if step == 0 else ())
+            end = reach(at, {A: HeldOffsets(0, length, length)}, anew={"a"} if step == 0 else ())
             read += [offset for _, first, stop in ranges(at, end) for offset in range(first, stop)]
             at = end
         assert read == list(range(length))
-    assert reach({A: 5}, {A: Held(0, 12, 12)}, limit=3, anew={"a"}) == {A: 3}
-    assert reach({A: 1}, {A: Held(0, 12, 12)}, anew={"a"}) == {A: 0}
-    assert reach({}, {A: Held(0, 12, 12)}, anew={"a"}) == {A: 12}
-    assert ranges({A: 5}, reach({A: 5}, {A: Held(7, 12, 12)}, anew={"a"})) == [(A, 5, 12)]
+    assert reach({A: 5}, {A: HeldOffsets(0, 12, 12)}, limit=3, anew={"a"}) == {A: 3}
+    assert reach({A: 1}, {A: HeldOffsets(0, 12, 12)}, anew={"a"}) == {A: 0}
+    assert reach({}, {A: HeldOffsets(0, 12, 12)}, anew={"a"}) == {A: 12}
+    assert ranges({A: 5}, reach({A: 5}, {A: HeldOffsets(7, 12, 12)}, anew={"a"})) == [(A, 5, 12)]
 
 
 def test_until_bounds_what_is_read_and_leaves_later_partitions_alone():
-    held = {A: Held(0, 10, 10), B: Held(0, 10, 10), C: Held(0, 10, 10)}
+    held = {A: HeldOffsets(0, 10, 10), B: HeldOffsets(0, 10, 10), C: HeldOffsets(0, 10, 10)}
     assert reach({A: 2, C: 3}, held, until={A: 6}) == {A: 6, C: 3}
     assert reach({A: 8}, held, until={A: 6}) == {A: 8}
 

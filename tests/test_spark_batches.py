@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from onceward import FileSink, HttpSink, SqlAlchemySink
 from onceward.connectors.spark import run_folder
 from onceward.connectors.spark.options import FormatOptions
-from onceward.connectors.spark.task import Place
+from onceward.connectors.spark.task import TaskPlace
 from onceward.connectors.spark.writer import BatchWriter
 from onceward.core.errors import CommitPendingError, EpochConflictError, FencedError
 from onceward.core.steps import Step, hooked
@@ -295,7 +295,9 @@ def on_another_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calla
     def write(run: Run, number: int) -> Any:
         folder, hidden = run.folder, tmp_path / "hidden"
         with monkeypatch.context() as elsewhere:
-            elsewhere.setattr("onceward.connectors.spark.writer.place", lambda: Place(0, 0, -1, "spark://master:7077"))
+            elsewhere.setattr(
+                "onceward.connectors.spark.writer.place", lambda: TaskPlace(0, 0, -1, "spark://master:7077")
+            )
             if folder.exists():
                 folder.rename(hidden)
             message = run.write(number)

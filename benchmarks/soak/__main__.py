@@ -18,8 +18,16 @@ from benchmarks.common import machine
 
 from onceward import __version__
 from onceward.testing.machine import emptied
-from onceward.testing.pipeline.driver import Start, Supervisor
-from onceward.testing.pipeline.endpoints import KAFKA, POSTGRES, Addresses, Endpoint, KafkaTopic, Table, UnreadableError
+from onceward.testing.pipeline.driver import DriverStart, DriverSupervisor
+from onceward.testing.pipeline.endpoints import (
+    KAFKA,
+    POSTGRES,
+    Addresses,
+    Endpoint,
+    KafkaTopic,
+    Table,
+    UnreadableError,
+)
 from onceward.testing.pipeline.faults import FAULTS, NothingToHitError, Scene
 from onceward.testing.services import dev_services
 
@@ -36,7 +44,10 @@ MADE = ("services", "checkpoint", "driver.log", "samples.json")
 """What a run makes in its folder, and the next one deletes there."""
 SAMPLE_SECONDS = 10.0
 DRAIN_SECONDS = 300.0
-OUTPUTS: tuple[Endpoint, ...] = (KafkaTopic(TARGET, PARTITIONS), Table(TARGET, "number bigint, fed double precision"))
+OUTPUTS: tuple[Endpoint, ...] = (
+    KafkaTopic(TARGET, PARTITIONS),
+    Table(TARGET, "number bigint, fed double precision"),
+)
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -80,8 +91,8 @@ class Soak:
         for endpoint in (KafkaTopic(SOURCE, PARTITIONS), *OUTPUTS):
             endpoint.create(self._addresses)
         environment = {**os.environ, **self._addresses.environment()}
-        start = Start([sys.executable, "-m", "benchmarks.soak.job"], environment, Path.cwd(), home / "driver.log")
-        self._supervisor = Supervisor(start)
+        start = DriverStart([sys.executable, "-m", "benchmarks.soak.job"], environment, Path.cwd(), home / "driver.log")
+        self._supervisor = DriverSupervisor(start)
         self._feeder = Feeder(services.bootstrap_servers, arguments.rate)
         self._reader = Reader(services.bootstrap_servers)
         self._observer = Observer(self._addresses, self._supervisor, self._feeder, self._reader)

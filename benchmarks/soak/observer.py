@@ -24,7 +24,7 @@ from .job import SOURCE, TARGET
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from onceward.testing.pipeline.driver import Supervisor
+    from onceward.testing.pipeline.driver import DriverSupervisor
     from onceward.testing.pipeline.endpoints import Addresses
 
 PARTITIONS = 4
@@ -142,7 +142,7 @@ class Reader:
 class Observer:
     """Takes samples, which cost the services little."""
 
-    def __init__(self, addresses: Addresses, supervisor: Supervisor, feeder: Feeder, reader: Reader) -> None:
+    def __init__(self, addresses: Addresses, supervisor: DriverSupervisor, feeder: Feeder, reader: Reader) -> None:
         self._addresses, self._supervisor, self._feeder, self._reader = addresses, supervisor, feeder, reader
         self._admin = AdminClient({"bootstrap.servers": addresses.bootstrap_servers, "log_level": 0})
         self.began = time.monotonic()

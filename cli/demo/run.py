@@ -25,7 +25,7 @@ from psycopg import sql
 
 from onceward.core.errors import ExternalError
 from onceward.core.operations.comparison import Comparison, compare
-from onceward.testing.pipeline.driver import Start, Supervisor
+from onceward.testing.pipeline.driver import DriverStart, DriverSupervisor
 from onceward.testing.pipeline.endpoints import KAFKA, POSTGRES, Addresses, KafkaTopic, Table
 from onceward.testing.pipeline.faults import FAULTS, Scene
 
@@ -207,7 +207,9 @@ def run(story: Story, services: DevServices, kills: list[Kill]) -> None:
 def _run_pipeline(story: Story, services: DevServices, kills: list[Kill]) -> None:
     log = story.addresses.folder / "driver.log"
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **story.addresses.environment()}
-    supervisor = Supervisor(Start([sys.executable, "-m", "onceward.cli.demo.pipeline"], environment, Path.cwd(), log))
+    supervisor = DriverSupervisor(
+        DriverStart([sys.executable, "-m", "onceward.cli.demo.pipeline"], environment, Path.cwd(), log)
+    )
     servers = dict(zip((KAFKA, POSTGRES), services.each, strict=True))
     dice = Random(len(kills))  # noqa: S311 - how long a server stays down
     scene = Scene(supervisor, servers, story.addresses, dice, math.inf, story.note)

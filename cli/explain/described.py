@@ -20,7 +20,7 @@ from onceward.core.sink import Guarantee
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from onceward.core.engine.graph import Part
+    from onceward.core.engine.graph import WeakPart
     from onceward.core.engine.pipeline import Pipeline
     from onceward.core.log import LogStore
 
@@ -66,7 +66,7 @@ def store_url(store: LogStore | str) -> str | None:
     return str(store.path) if isinstance(store, DirectoryStore) else None
 
 
-def part_finding(check: str, part: Part | None, name: str, fine: str) -> Finding:
+def part_finding(check: str, part: WeakPart | None, name: str, fine: str) -> Finding:
     """A source, a sink or the engine: exactly-once, or what it leaves of it."""
     if part is None:
         return ok(check, fine, name)

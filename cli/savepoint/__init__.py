@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from onceward.core.checkpoint import CommitPolicy
-from onceward.core.engine.channels import Kind
+from onceward.core.engine.channels import CheckpointKind
 from onceward.core.engine.requests import ask
 from onceward.core.engine.state.storage import CheckpointStorage, locate
 from onceward.core.errors import ConfigurationError
@@ -56,7 +56,7 @@ def create(
             end = " and end" if stop or drain else ""
             show.would(f"ask the running pipeline {log.pipeline} to make a savepoint{end}")
             return
-        kind = Kind.DRAIN if drain else Kind.SUSPEND if stop else Kind.SAVEPOINT
+        kind = CheckpointKind.DRAIN if drain else CheckpointKind.SUSPEND if stop else CheckpointKind.SAVEPOINT
         typer.echo(f"savepoint {ask(log.store, kind, locate(folder), timeout=timeout)}")
         return
     if stop or drain:

@@ -83,7 +83,7 @@ _PART: Final = r"(?!\.{1,2}(/|\Z))[^/\0]+"
 """Of a path that stays below its folder."""
 
 
-class _Layout(msgspec.Struct, frozen=True):
+class _FilesLayout(msgspec.Struct, frozen=True):
     """Layout of a committable's handle."""
 
     files: list[Annotated[str, msgspec.Meta(pattern=rf"^{_PART}(/{_PART})*\Z")]]
@@ -115,7 +115,7 @@ class FileSink(FolderSink[Files]):
     default_name = "files"
     option_aliases: ClassVar[Mapping[str, str]] = {"path": "directory", "fileFormat": "format"}
     kind = "files"
-    layout = _Layout
+    layout = _FilesLayout
 
     def __init__(
         self,

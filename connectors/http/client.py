@@ -173,7 +173,7 @@ def _check_url(url: str) -> None:
         ) from None
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     """An answer: its status, the seconds to wait before the next request if it names them, its body's beginning."""
 
     status: int
@@ -248,7 +248,7 @@ class HttpClient:
         if left > 0:
             time.sleep(min(left, longest))
 
-    def request(self, method: str, headers: Mapping[str, str], content: bytes = b"") -> Answer:
+    def request(self, method: str, headers: Mapping[str, str], content: bytes = b"") -> HttpAnswer:
         """Send a request; its answer.
 
         Raises:
@@ -273,7 +273,7 @@ class HttpClient:
         finally:
             response.close()
 
-    def _read(self, response: httpx.Response) -> Answer:
+    def _read(self, response: httpx.Response) -> HttpAnswer:
         body, until = b"", time.monotonic() + self._settings.timeout
         with suppress(httpx.HTTPError):  # the status has been said
             for piece in response.iter_raw():  # as they come: a number of bytes would be waited for
@@ -285,7 +285,7 @@ class HttpClient:
         if seconds is not None or response.is_success:  # a success ends what was asked for before
             with self._lock:
                 self._not_before = time.monotonic() + (seconds or 0.0)
-        return Answer(response.status_code, seconds, text)
+        return HttpAnswer(response.status_code, seconds, text)
 
     def _words(self, error: Exception) -> str:
         return f"{type(error).__name__}: {self._settings.redact(str(error))}"

@@ -158,24 +158,24 @@ class TransactionCoordinatorClient:
                 would not be complete.
         """
 
-        def ask(_: Sequence[str], retries: Retries) -> dict[str, list[wire.Answer]]:
+        def ask(_: Sequence[str], retries: Retries) -> dict[str, list[wire.WireAnswer]]:
             return {prefix: [*self._list_once(states, prefix, retries.left), *self._unlisted(retries.left)]}
 
-        unanswered: list[wire.Answer] = []
+        unanswered: list[wire.WireAnswer] = []
         answers = self._repeat([prefix], ask, lambda found: _worst(found).code, unanswered)[prefix]
         if (worst := _worst(answers)).code:
             raise kafka_error("cannot list transactions", worst.code, worst.detail or self._wire.last_fault)
         ids: list[str] = [row.transactional_id for answer in answers for row in answer.response.transaction_states]
         return [name for name in ids if name.startswith(prefix)]
 
-    def _unlisted(self, seconds: float) -> list[wire.Answer]:
+    def _unlisted(self, seconds: float) -> list[wire.WireAnswer]:
         """Return an error in the name of partitions of the coordinators' topic that have no leader, if there are any.
 
         No broker lists their transactions. A client that may not describe the topic sees no such partition.
         """
         offline = self._wire.leaderless(STATE_TOPIC, seconds=seconds)
         why = f"{STATE_TOPIC} has no leader for partition {', '.join(map(str, offline))}"
-        return [wire.Answer(Code.COORDINATOR_NOT_AVAILABLE, detail=why)] if offline else []
+        return [wire.WireAnswer(Code.COORDINATOR_NOT_AVAILABLE, detail=why)] if offline else []
 
     def running_longer(self, ids: Collection[str], milliseconds: int) -> set[str] | None:
         """Which of these ids have a transaction that has been open for longer.
@@ -383,7 +383,7 @@ class TransactionCoordinatorClient:
 
     def _list_once(
         self, states: Collection[str], prefix: str, seconds: float, longer_than_ms: int | None = None
-    ) -> list[wire.Answer]:
+    ) -> list[wire.WireAnswer]:
         """Every broker's list, with the code of the whole answer.
 
         The pattern is an RE2 that the whole name matches (Kafka 4.1); for how long transactions have been running is
@@ -420,9 +420,9 @@ class TransactionCoordinatorClient:
         return {**known, **(self._wire.topics(sorted(missing), seconds=self._seconds).leaders if missing else {})}
 
 
-def _worst(answers: Sequence[wire.Answer]) -> wire.Answer:
+def _worst(answers: Sequence[wire.WireAnswer]) -> wire.WireAnswer:
     """Of all brokers' answers the one that makes them no complete list, if there is one."""
-    none = wire.Answer(Code.NO_ANSWER)
+    none = wire.WireAnswer(Code.NO_ANSWER)
     return next((answer for answer in answers if answer.code), answers[0] if answers else none)
 
 

@@ -17,7 +17,7 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 from onceward.core.errors import ConfigurationError, SourceError
 
 from .admin import admin_of
-from .positions import EARLIEST, LATEST, AtTime, Bound, Held, Partition, assignment_from_json, spread
+from .positions import EARLIEST, LATEST, AtTime, Bound, HeldOffsets, Partition, assignment_from_json, spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -66,14 +66,14 @@ class Lookup:
             found = self._ask(f"look up {', '.join(names)}", lambda admin, s: _described(admin, names, s))
         return found
 
-    def held(self, partitions: Iterable[Partition], position: Mapping[Partition, int]) -> dict[Partition, Held]:
+    def held(self, partitions: Iterable[Partition], position: Mapping[Partition, int]) -> dict[Partition, HeldOffsets]:
         """First and last offsets of partitions; the end behind open transactions only where a position needs it."""
         wanted = sorted(partitions)
         earliest, stable = self.offsets(dict.fromkeys(wanted, EARLIEST), dict.fromkeys(wanted, LATEST))
         beyond = {p: LATEST for p in wanted if self._committed and position.get(p, 0) > stable[p]}
         uncommitted = Lookup(self._settings, committed=False, retry_seconds=self._retry_seconds)
         [ends] = uncommitted.offsets(beyond) if beyond else [{}]
-        return {p: Held(earliest[p], stable[p], max(stable[p], ends.get(p, 0))) for p in wanted}
+        return {p: HeldOffsets(earliest[p], stable[p], max(stable[p], ends.get(p, 0))) for p in wanted}
 
     def offsets(self, *questions: Mapping[Partition, int]) -> list[Offsets]:
         """Where EARLIEST and LATEST are now; other numbers are offsets and stay. All questions at once."""

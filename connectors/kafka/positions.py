@@ -201,7 +201,7 @@ def spread(given: Bound, partitions: Iterable[Partition], what: str) -> dict[Par
     return {partition: listed[partition] for partition in sorted(wanted)}
 
 
-class Held(NamedTuple):
+class HeldOffsets(NamedTuple):
     """What the brokers hold of a partition."""
 
     earliest: int
@@ -212,7 +212,7 @@ class Held(NamedTuple):
     """Where the next record goes; `stable` if that was not asked for."""
 
 
-def beyond(offsets: Mapping[Partition, int], held: Mapping[Partition, Held]) -> Offsets:
+def beyond(offsets: Mapping[Partition, int], held: Mapping[Partition, HeldOffsets]) -> Offsets:
     """Return the offsets that lie beyond the end of what the brokers hold of their partitions."""
     return {p: offsets[p] for p, there in held.items() if offsets[p] > max(there.stable, there.end)}
 
@@ -223,7 +223,7 @@ class Loss(NamedTuple):
     partition: Partition
     wanted: int
     """The offset from which on they were wanted."""
-    held: Held | None
+    held: HeldOffsets | None
     """What is there instead; None: no such partition."""
     anew: bool = False
     """The topic is another one of the same name."""
@@ -241,7 +241,9 @@ class Loss(NamedTuple):
         )
 
 
-def losses(position: Mapping[Partition, int], held: Mapping[Partition, Held], anew: Collection[str] = ()) -> list[Loss]:
+def losses(
+    position: Mapping[Partition, int], held: Mapping[Partition, HeldOffsets], anew: Collection[str] = ()
+) -> list[Loss]:
     """What a position needs and the brokers do not hold, new partitions included.
 
     Args:
@@ -258,7 +260,7 @@ def losses(position: Mapping[Partition, int], held: Mapping[Partition, Held], an
     return found
 
 
-def begin(wanted: int, held: Held, *, anew: bool = False) -> int:
+def begin(wanted: int, held: HeldOffsets, *, anew: bool = False) -> int:
     """Return where to continue reading: where it was, or past what is lost; for a new topic, at its beginning."""
     if anew or wanted > max(held.stable, held.end):
         return held.earliest
@@ -267,7 +269,7 @@ def begin(wanted: int, held: Held, *, anew: bool = False) -> int:
 
 def reach(
     position: Mapping[Partition, int],
-    held: Mapping[Partition, Held],
+    held: Mapping[Partition, HeldOffsets],
     *,
     limit: int | None = None,
     until: Mapping[Partition, int] | None = None,

@@ -64,7 +64,7 @@ OWN: Final = {
 }
 
 
-class Answer(NamedTuple):
+class WireAnswer(NamedTuple):
     """The response to one request, or why there is none."""
 
     code: int
@@ -98,7 +98,7 @@ class Wire:
         self.last_fault = ""
         """Why the newest request that got no answer got none."""
 
-    def exchange(self, requests: Sequence[tuple[int | None, Any]], *, seconds: float) -> list[Answer]:
+    def exchange(self, requests: Sequence[tuple[int | None, Any]], *, seconds: float) -> list[WireAnswer]:
         """Send requests to nodes (None: any), all at once, and wait for the answers.
 
         Requests to one node are pipelined: they arrive and are answered in order.
@@ -111,21 +111,21 @@ class Wire:
             One answer for each request. A fault of the network is an Answer with NO_ANSWER, never an exception.
         """
         deadline = time.monotonic() + seconds
-        answers: list[Answer] = []
+        answers: list[WireAnswer] = []
         for begin in range(0, len(requests), PIPELINE):
             answers += self._exchange(requests[begin : begin + PIPELINE], deadline)
         self.last_fault = next((a.detail for a in answers if a.code), self.last_fault)
         return answers
 
-    def _exchange(self, requests: Sequence[tuple[int | None, Any]], deadline: float) -> list[Answer]:
+    def _exchange(self, requests: Sequence[tuple[int | None, Any]], deadline: float) -> list[WireAnswer]:
         try:
             manager = self._connected(deadline - time.monotonic())
-            sent: list[Answer] = manager.run(lambda: _send_all(manager, requests, deadline))
+            sent: list[WireAnswer] = manager.run(lambda: _send_all(manager, requests, deadline))
         except Exception as error:  # noqa: BLE001 - kafka-python raises its own, OSError, RuntimeError when closing
             return [_fault(error)] * len(requests)
         return sent
 
-    def coordinators(self, ids: Sequence[str], *, seconds: float) -> dict[str, Answer]:
+    def coordinators(self, ids: Sequence[str], *, seconds: float) -> dict[str, WireAnswer]:
         """Find the transaction coordinators; the response of each answer is a node id."""
         request = FindCoordinatorRequest(
             key_type=CoordinatorType.TRANSACTION.value, coordinator_keys=list(ids), min_version=4
@@ -141,8 +141,8 @@ class Wire:
                     cluster.add_coordinator(row, CoordinatorType.TRANSACTION, row.key, synthesize_node_id=False)
 
         self._learn(add)
-        found = {row.key: Answer(row.error_code, row.node_id, row.error_message or "") for row in rows}
-        return {name: found.get(name, Answer(Code.COORDINATOR_NOT_AVAILABLE)) for name in ids}
+        found = {row.key: WireAnswer(row.error_code, row.node_id, row.error_message or "") for row in rows}
+        return {name: found.get(name, WireAnswer(Code.COORDINATOR_NOT_AVAILABLE)) for name in ids}
 
     def nodes(self, *, seconds: float) -> list[int]:
         """Ids of the cluster's brokers, freshly asked for; empty if no broker answers."""
@@ -162,7 +162,7 @@ class Wire:
         [answer] = self.exchange([(ANY_NODE, metadata_request(names))], seconds=seconds)
         return self.topics_in(answer)
 
-    def topics_in(self, answer: Answer) -> Topics:
+    def topics_in(self, answer: WireAnswer) -> Topics:
         """Out of the answer to a `metadata_request`; nothing if there is none."""
         self._meet_brokers(answer)
         partitions = {
@@ -184,16 +184,16 @@ class Wire:
         first, *others = [_ids_in(answer) for answer in answers] or [{}]
         return {topic: found for topic, found in first.items() if all(ids.get(topic, "") == found for ids in others)}
 
-    def topic(self, name: str, *, seconds: float) -> Answer:
+    def topic(self, name: str, *, seconds: float) -> WireAnswer:
         """Look a topic up; the response is its number of partitions."""
         [answer] = self.exchange([(ANY_NODE, metadata_request([name]))], seconds=seconds)
         self._meet_brokers(answer)
         if answer.code:
             return answer
         [topic] = answer.response.topics
-        return Answer(topic.error_code, len(topic.partitions))
+        return WireAnswer(topic.error_code, len(topic.partitions))
 
-    def broker_config(self, node: int, *, seconds: float) -> Answer:
+    def broker_config(self, node: int, *, seconds: float) -> WireAnswer:
         """A broker's configuration; the response is a dictionary of texts."""
         resource = DescribeConfigsRequest.DescribeConfigsResource
         asked = resource(resource_type=BROKER_RESOURCE, resource_name=str(node), configuration_keys=None)
@@ -202,7 +202,7 @@ class Wire:
             return answer
         [result] = answer.response.results
         values = {row.name: row.value for row in result.configs}
-        return Answer(result.error_code, values, result.error_message or "")
+        return WireAnswer(result.error_code, values, result.error_message or "")
 
     def forget(self) -> None:
         """Drop all connections; the next exchange starts from the bootstrap servers again."""
@@ -211,7 +211,7 @@ class Wire:
         if manager is not None:
             _close(manager)
 
-    def _meet_brokers(self, answer: Answer) -> None:
+    def _meet_brokers(self, answer: WireAnswer) -> None:
         """Make the brokers that an answer names known: kafka-python looks for them every five minutes only."""
         if answer.code == Code.NONE:
             self._learn(lambda cluster: cluster.update_metadata(answer.response))
@@ -236,7 +236,7 @@ def metadata_request(topics: Sequence[str] | None) -> Any:
     return MetadataRequest(topics=wanted, allow_auto_topic_creation=False, max_version=12)
 
 
-def _ids_in(answer: Answer) -> dict[str, str | None]:
+def _ids_in(answer: WireAnswer) -> dict[str, str | None]:
     """Ids of topics in one broker's answer."""
     rows = answer.response.topics if answer.code == Code.NONE else ()
     gone = {row.name: None for row in rows if row.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION}
@@ -310,7 +310,7 @@ def _close(manager: Any) -> None:
     net.close()
 
 
-async def _send_all(manager: Any, requests: Sequence[tuple[int | None, Any]], deadline: float) -> list[Answer]:
+async def _send_all(manager: Any, requests: Sequence[tuple[int | None, Any]], deadline: float) -> list[WireAnswer]:
     futures = [_sent(manager, request, node, deadline) for node, request in requests]
     return [await _answer(manager, future, deadline) for future in futures]
 
@@ -322,11 +322,11 @@ def _sent(manager: Any, request: Any, node: int | None, deadline: float) -> Any:
         return error
 
 
-async def _answer(manager: Any, future: Any, deadline: float) -> Answer:
+async def _answer(manager: Any, future: Any, deadline: float) -> WireAnswer:
     if isinstance(future, Exception):
         return _fault(future)
     try:
-        return Answer(Code.NONE, await manager.wait_for(future, _milliseconds_to(deadline)))
+        return WireAnswer(Code.NONE, await manager.wait_for(future, _milliseconds_to(deadline)))
     except Exception as error:  # noqa: BLE001 - any failure to get an answer is NO_ANSWER
         return _fault(error)
 
@@ -335,8 +335,8 @@ def _milliseconds_to(deadline: float) -> float:
     return max(1.0, (deadline - time.monotonic()) * 1000)
 
 
-def _fault(error: Exception) -> Answer:
+def _fault(error: Exception) -> WireAnswer:
     code: int = Code.NO_ANSWER
     if isinstance(error, BrokerResponseError) and error.errno in FORBIDDEN:
         code = error.errno
-    return Answer(code, detail=f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+    return WireAnswer(code, detail=f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)

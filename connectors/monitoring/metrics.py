@@ -18,7 +18,7 @@ from onceward.core.connector import connector_of
 from onceward.core.errors import ConfigurationError
 from onceward.core.events import EpochCompleted, Event, observe
 
-from .table import BUCKETS, LSO_LAG, TABLE, Kind, Metric, samples
+from .table import BUCKETS, LSO_LAG, TABLE, Metric, MetricKind, samples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -171,13 +171,13 @@ def _prometheus_client() -> Any:
 def _prometheus_recorder(client: Any, metric: Metric, registry: Any) -> Recorder:
     common = (metric.prometheus, metric.help, metric.all_labels)
     match metric.kind:
-        case Kind.COUNTER:
+        case MetricKind.COUNTER:
             counter = client.Counter(*common, registry=registry)
             return lambda value, labels: counter.labels(*labels).inc(value)
-        case Kind.GAUGE:
+        case MetricKind.GAUGE:
             gauge = client.Gauge(*common, registry=registry, multiprocess_mode="mostrecent")
             return lambda value, labels: gauge.labels(*labels).set(value)
-        case Kind.HISTOGRAM:
+        case MetricKind.HISTOGRAM:
             histogram = client.Histogram(*common, registry=registry, buckets=BUCKETS)
             return lambda value, labels: histogram.labels(*labels).observe(value)
 
@@ -186,11 +186,11 @@ def _otel_recorder(meter: Any, metric: Metric) -> Recorder:
     names = metric.all_labels
     about = {"unit": metric.unit, "description": metric.help}
     match metric.kind:
-        case Kind.COUNTER:
+        case MetricKind.COUNTER:
             record = meter.create_counter(metric.name, **about).add
-        case Kind.GAUGE:
+        case MetricKind.GAUGE:
             record = meter.create_gauge(metric.name, **about).set
-        case Kind.HISTOGRAM:
+        case MetricKind.HISTOGRAM:
             record = meter.create_histogram(metric.name, **about, explicit_bucket_boundaries_advisory=BUCKETS).record
     return lambda value, labels: record(value, dict(zip(names, labels, strict=True)))
 

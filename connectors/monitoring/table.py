@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     """How a metric's values add up."""
 
     COUNTER = "counter"
@@ -60,7 +60,7 @@ class Metric(NamedTuple):
     """
 
     name: str
-    kind: Kind
+    kind: MetricKind
     unit: str
     labels: tuple[str, ...]
     help: str
@@ -73,7 +73,7 @@ class Metric(NamedTuple):
     @property
     def prometheus(self) -> str:
         """Its name in Prometheus."""
-        total = "_total" if self.kind is Kind.COUNTER else ""
+        total = "_total" if self.kind is MetricKind.COUNTER else ""
         return f"{self.name.replace('.', '_')}{_UNITS.get(self.unit, '')}{total}"
 
 
@@ -82,56 +82,68 @@ SUBTASK: Final = ("operator", "subtask")
 """Labels of what is measured in each subtask of the embedded engine."""
 
 
-def _metric(name: str, kind: Kind, unit: str, help_: str, *labels: str) -> Metric:
+def _metric(name: str, kind: MetricKind, unit: str, help_: str, *labels: str) -> Metric:
     metric = Metric(f"onceward.{name}", kind, unit, labels, help_)
     TABLE.append(metric)
     return metric
 
 
-STARTS = _metric("starts", Kind.COUNTER, "{start}", "Starts of the pipeline; with a format, one for each epoch.")
-COMPLETED = _metric("epochs.completed", Kind.COUNTER, "{epoch}", "Epochs that are committed in every sink.")
+STARTS = _metric("starts", MetricKind.COUNTER, "{start}", "Starts of the pipeline; with a format, one for each epoch.")
+COMPLETED = _metric("epochs.completed", MetricKind.COUNTER, "{epoch}", "Epochs that are committed in every sink.")
 REPLAYED = _metric(
-    "epochs.replayed", Kind.COUNTER, "{epoch}", "Completed epochs that Spark ran again: nothing was written."
+    "epochs.replayed", MetricKind.COUNTER, "{epoch}", "Completed epochs that Spark ran again: nothing was written."
 )
 FAILED = _metric(
-    "epochs.failed", Kind.COUNTER, "{epoch}", "Epochs, or attempts of the embedded engine, that ended with an error."
+    "epochs.failed",
+    MetricKind.COUNTER,
+    "{epoch}",
+    "Epochs, or attempts of the embedded engine, that ended with an error.",
 )
 VOIDED = _metric(
     "epochs.voided",
-    Kind.COUNTER,
+    MetricKind.COUNTER,
     "{epoch}",
     "Decided epochs that are written again, because a target had lost its part and nothing was visible.",
 )
 REWRITTEN = _metric(
     "lost.transactions.rewritten",
-    Kind.COUNTER,
+    MetricKind.COUNTER,
     "{transaction}",
     "Decided transactions that a target had lost and that were written again, with the same rows.",
 )
-LAST_EPOCH = _metric("epoch.last", Kind.GAUGE, "", "Number of the newest completed epoch.")
+LAST_EPOCH = _metric("epoch.last", MetricKind.GAUGE, "", "Number of the newest completed epoch.")
 LAST_COMPLETED = _metric(
-    "epoch.last.completed.timestamp", Kind.GAUGE, "s", "When the newest epoch was completed, in seconds since 1970."
+    "epoch.last.completed.timestamp",
+    MetricKind.GAUGE,
+    "s",
+    "When the newest epoch was completed, in seconds since 1970.",
 )
-ROWS = _metric("rows", Kind.COUNTER, "{row}", "Rows of completed epochs.", "sink")
-TRANSACTIONS = _metric("transactions", Kind.COUNTER, "{transaction}", "Transactions of completed epochs.", "sink")
-EPOCH = _metric("epoch.duration", Kind.HISTOGRAM, "s", "From an epoch's beginning until it is completed.")
-WRITE = _metric("write.duration", Kind.HISTOGRAM, "s", "Writing an epoch's rows: the slowest subtask.", "sink")
-PREPARE = _metric("prepare.duration", Kind.HISTOGRAM, "s", "Flush and prepare: the slowest subtask.", "sink")
-DECIDE = _metric("decide.duration", Kind.HISTOGRAM, "s", "Making the decision durable.")
-COMMIT = _metric("commit.duration", Kind.HISTOGRAM, "s", "From the decision until the sink has committed it.", "sink")
+ROWS = _metric("rows", MetricKind.COUNTER, "{row}", "Rows of completed epochs.", "sink")
+TRANSACTIONS = _metric("transactions", MetricKind.COUNTER, "{transaction}", "Transactions of completed epochs.", "sink")
+EPOCH = _metric("epoch.duration", MetricKind.HISTOGRAM, "s", "From an epoch's beginning until it is completed.")
+WRITE = _metric("write.duration", MetricKind.HISTOGRAM, "s", "Writing an epoch's rows: the slowest subtask.", "sink")
+PREPARE = _metric("prepare.duration", MetricKind.HISTOGRAM, "s", "Flush and prepare: the slowest subtask.", "sink")
+DECIDE = _metric("decide.duration", MetricKind.HISTOGRAM, "s", "Making the decision durable.")
+COMMIT = _metric(
+    "commit.duration", MetricKind.HISTOGRAM, "s", "From the decision until the sink has committed it.", "sink"
+)
 RETRIES = _metric(
-    "commit.retries", Kind.COUNTER, "{retry}", "Times that a commit was repeated, because it did not succeed.", "sink"
+    "commit.retries",
+    MetricKind.COUNTER,
+    "{retry}",
+    "Times that a commit was repeated, because it did not succeed.",
+    "sink",
 )
 IN_DOUBT = _metric(
     "in_doubt.since.timestamp",
-    Kind.GAUGE,
+    MetricKind.GAUGE,
     "s",
     "Since when the oldest transaction that has not ended may be open, or, where its commit waits, since when it is "
     "decided, in seconds since 1970; 0: there is none.",
 )
 EXPIRY = _metric(
     "decided.expiry.timestamp",
-    Kind.GAUGE,
+    MetricKind.GAUGE,
     "s",
     "When the target aborts a decided transaction that could not be committed yet, in seconds since 1970; 0: no such "
     "transaction waits, or it never expires.",
@@ -139,59 +151,63 @@ EXPIRY = _metric(
 )
 LSO_LAG = _metric(
     "last_stable_offset.lag",
-    Kind.GAUGE,
+    MetricKind.GAUGE,
     "{record}",
     "Records of the sink's topic that read_committed readers cannot see yet: a transaction before them is open.",
     "sink",
 )
-CHECKPOINTS = _metric("checkpoints", Kind.COUNTER, "{checkpoint}", "Checkpoints that have ended.", "status")
-CHECKPOINT = _metric("checkpoint.duration", Kind.HISTOGRAM, "s", "From the trigger until the checkpoint is completed.")
-ALIGNMENT = _metric("checkpoint.alignment", Kind.HISTOGRAM, "s", "Alignment of barriers: the slowest task.")
-SIZE = _metric("checkpoint.size", Kind.GAUGE, "By", "State of the newest completed checkpoint.")
+CHECKPOINTS = _metric("checkpoints", MetricKind.COUNTER, "{checkpoint}", "Checkpoints that have ended.", "status")
+CHECKPOINT = _metric(
+    "checkpoint.duration", MetricKind.HISTOGRAM, "s", "From the trigger until the checkpoint is completed."
+)
+ALIGNMENT = _metric("checkpoint.alignment", MetricKind.HISTOGRAM, "s", "Alignment of barriers: the slowest task.")
+SIZE = _metric("checkpoint.size", MetricKind.GAUGE, "By", "State of the newest completed checkpoint.")
 OPERATOR_IN = _metric(
-    "operator.rows.in", Kind.COUNTER, "{row}", "Rows that a subtask of the embedded engine has read.", *SUBTASK
+    "operator.rows.in", MetricKind.COUNTER, "{row}", "Rows that a subtask of the embedded engine has read.", *SUBTASK
 )
 OPERATOR_OUT = _metric(
     "operator.rows.out",
-    Kind.COUNTER,
+    MetricKind.COUNTER,
     "{row}",
     "Rows that a subtask of the embedded engine has passed on, once each, however many operators read them.",
     *SUBTASK,
 )
 OPERATOR_BUSY = _metric(
-    "operator.busy", Kind.COUNTER, "s", "Time in which a subtask of the embedded engine worked.", *SUBTASK
+    "operator.busy", MetricKind.COUNTER, "s", "Time in which a subtask of the embedded engine worked.", *SUBTASK
 )
 OPERATOR_BLOCKED = _metric(
     "operator.blocked",
-    Kind.COUNTER,
+    MetricKind.COUNTER,
     "s",
     "Time in which a subtask of the embedded engine waited for the operators after it (backpressure).",
     *SUBTASK,
 )
 OPERATOR_TIMERS = _metric(
-    "operator.timers", Kind.GAUGE, "{timer}", "Timers that are set in a subtask of the embedded engine.", *SUBTASK
+    "operator.timers", MetricKind.GAUGE, "{timer}", "Timers that are set in a subtask of the embedded engine.", *SUBTASK
 )
 SOURCE_LAG = _metric(
     "source.lag",
-    Kind.GAUGE,
+    MetricKind.GAUGE,
     "{row}",
     "Rows that a subtask of a source of the embedded engine has not read, of those that were there at its last look; "
     "for Kafka, offsets.",
     *SUBTASK,
 )
-SPARK_ROWS = _metric("spark.input.rows", Kind.COUNTER, "{row}", "Input rows of micro-batches, as Spark counts them.")
-SPARK_BATCH = _metric("spark.batch.duration", Kind.HISTOGRAM, "s", "Spark's triggerExecution of micro-batches.")
-SPARK_STATE = _metric("spark.state.rows", Kind.GAUGE, "{row}", "Rows in the query's state stores.")
+SPARK_ROWS = _metric(
+    "spark.input.rows", MetricKind.COUNTER, "{row}", "Input rows of micro-batches, as Spark counts them."
+)
+SPARK_BATCH = _metric("spark.batch.duration", MetricKind.HISTOGRAM, "s", "Spark's triggerExecution of micro-batches.")
+SPARK_STATE = _metric("spark.state.rows", MetricKind.GAUGE, "{row}", "Rows in the query's state stores.")
 SPARK_BEHIND = _metric(
     "spark.offsets.behind.latest",
-    Kind.GAUGE,
+    MetricKind.GAUGE,
     "{offset}",
     "Offsets between the end of the newest micro-batch and the end of the topic, in the Kafka partition that is "
     "furthest behind.",
 )
 
 
-class Sample(NamedTuple):
+class MetricSample(NamedTuple):
     """A counter's increase, a gauge's new value, or a histogram's observation."""
 
     metric: Metric
@@ -199,28 +215,28 @@ class Sample(NamedTuple):
     labels: tuple[str, ...]
 
 
-def samples(event: Event) -> Iterator[Sample]:  # noqa: C901 - one case for each kind of event
+def samples(event: Event) -> Iterator[MetricSample]:  # noqa: C901 - one case for each kind of event
     """What an event changes."""
     one = (event.pipeline,)
     match event:
         case Started():
             yield from _started(event)
         case EpochBegan(_, since):
-            yield Sample(IN_DOUBT, since, one)
+            yield MetricSample(IN_DOUBT, since, one)
         case EpochAbandoned():
-            yield Sample(IN_DOUBT, 0, one)
+            yield MetricSample(IN_DOUBT, 0, one)
         case CommitWaits():
             yield from _waits(event)
         case Committed():
             yield from _committed(event)
         case LostRewritten(_, _, transactions):
-            yield Sample(REWRITTEN, transactions, one)
+            yield MetricSample(REWRITTEN, transactions, one)
         case EpochCompleted():
             yield from _completed(event)
         case EpochReplayed():
-            yield Sample(REPLAYED, 1, one)
+            yield MetricSample(REPLAYED, 1, one)
         case EpochFailed():
-            yield Sample(FAILED, 1, one)
+            yield MetricSample(FAILED, 1, one)
         case CheckpointEnded():
             yield from _checkpoint(event)
         case OperatorsMeasured(pipeline, subtasks):
@@ -229,32 +245,32 @@ def samples(event: Event) -> Iterator[Sample]:  # noqa: C901 - one case for each
             yield from _progressed(one, progress)
 
 
-def _progressed(one: tuple[str], progress: Mapping[str, Any]) -> Iterator[Sample]:
-    yield Sample(SPARK_ROWS, progress.get("numInputRows") or 0, one)
-    yield Sample(SPARK_BATCH, progress.get("durationMs", {}).get("triggerExecution", 0) / 1000, one)
-    yield Sample(SPARK_STATE, sum(o.get("numRowsTotal", 0) for o in progress.get("stateOperators", [])), one)
+def _progressed(one: tuple[str], progress: Mapping[str, Any]) -> Iterator[MetricSample]:
+    yield MetricSample(SPARK_ROWS, progress.get("numInputRows") or 0, one)
+    yield MetricSample(SPARK_BATCH, progress.get("durationMs", {}).get("triggerExecution", 0) / 1000, one)
+    yield MetricSample(SPARK_STATE, sum(o.get("numRowsTotal", 0) for o in progress.get("stateOperators", [])), one)
     metrics = [source.get("metrics") or {} for source in progress.get("sources", ())]
     behind = [int(of_source[BEHIND]) for of_source in metrics if BEHIND in of_source]
     if behind:
-        yield Sample(SPARK_BEHIND, max(behind), one)
+        yield MetricSample(SPARK_BEHIND, max(behind), one)
 
 
-def _measured(pipeline: str, usage: SubtaskUsage) -> Iterator[Sample]:
+def _measured(pipeline: str, usage: SubtaskUsage) -> Iterator[MetricSample]:
     labels = (pipeline, usage.operator, str(usage.subtask))
-    yield Sample(OPERATOR_IN, usage.rows_in, labels)
-    yield Sample(OPERATOR_OUT, usage.rows_out, labels)
-    yield Sample(OPERATOR_BUSY, usage.busy, labels)
-    yield Sample(OPERATOR_BLOCKED, usage.blocked, labels)
+    yield MetricSample(OPERATOR_IN, usage.rows_in, labels)
+    yield MetricSample(OPERATOR_OUT, usage.rows_out, labels)
+    yield MetricSample(OPERATOR_BUSY, usage.busy, labels)
+    yield MetricSample(OPERATOR_BLOCKED, usage.blocked, labels)
     if usage.timers is not None:
-        yield Sample(OPERATOR_TIMERS, usage.timers, labels)
+        yield MetricSample(OPERATOR_TIMERS, usage.timers, labels)
     if usage.lag is not None:
-        yield Sample(SOURCE_LAG, usage.lag, labels)
+        yield MetricSample(SOURCE_LAG, usage.lag, labels)
 
 
-def _started(event: Started) -> Iterator[Sample]:
+def _started(event: Started) -> Iterator[MetricSample]:
     one = (event.pipeline,)
-    yield Sample(STARTS, 1, one)
-    yield Sample(IN_DOUBT, 0, one)
+    yield MetricSample(STARTS, 1, one)
+    yield MetricSample(IN_DOUBT, 0, one)
     for counter in (
         COMPLETED,
         REPLAYED,
@@ -262,55 +278,55 @@ def _started(event: Started) -> Iterator[Sample]:
         VOIDED,
         REWRITTEN,
     ):  # the first increase of a counter that is not there is not seen
-        yield Sample(counter, 0, one)
+        yield MetricSample(counter, 0, one)
     if event.epoch is not None and event.completed is not None:  # a pipeline that dies at each start grows old, too
-        yield Sample(LAST_EPOCH, event.epoch, one)
-        yield Sample(LAST_COMPLETED, event.completed, one)
+        yield MetricSample(LAST_EPOCH, event.epoch, one)
+        yield MetricSample(LAST_COMPLETED, event.completed, one)
 
 
-def _waits(event: CommitWaits) -> Iterator[Sample]:
-    yield Sample(IN_DOUBT, event.since, (event.pipeline,))
+def _waits(event: CommitWaits) -> Iterator[MetricSample]:
+    yield MetricSample(IN_DOUBT, event.since, (event.pipeline,))
     for sink, expiry in event.waiting.items():
-        yield Sample(RETRIES, 1, (event.pipeline, sink))
-        yield Sample(EXPIRY, expiry or 0, (event.pipeline, sink))
+        yield MetricSample(RETRIES, 1, (event.pipeline, sink))
+        yield MetricSample(EXPIRY, expiry or 0, (event.pipeline, sink))
     for sink in event.done:
-        yield Sample(EXPIRY, 0, (event.pipeline, sink))
+        yield MetricSample(EXPIRY, 0, (event.pipeline, sink))
 
 
-def _committed(event: Committed) -> Iterator[Sample]:
+def _committed(event: Committed) -> Iterator[MetricSample]:
     if event.voided:
-        yield Sample(VOIDED, 1, (event.pipeline,))
+        yield MetricSample(VOIDED, 1, (event.pipeline,))
     for sink, took in event.seconds.items():
-        yield Sample(EXPIRY, 0, (event.pipeline, sink))
-        yield Sample(RETRIES, 0, (event.pipeline, sink))
+        yield MetricSample(EXPIRY, 0, (event.pipeline, sink))
+        yield MetricSample(RETRIES, 0, (event.pipeline, sink))
         if not event.voided:
-            yield Sample(COMMIT, took, (event.pipeline, sink))
+            yield MetricSample(COMMIT, took, (event.pipeline, sink))
 
 
-def _checkpoint(event: CheckpointEnded) -> Iterator[Sample]:
+def _checkpoint(event: CheckpointEnded) -> Iterator[MetricSample]:
     one, record = (event.pipeline,), event.record
-    yield Sample(CHECKPOINTS, 1, (event.pipeline, record.status))
+    yield MetricSample(CHECKPOINTS, 1, (event.pipeline, record.status))
     if record.status == "completed":
-        yield Sample(CHECKPOINT, record.duration, one)
-        yield Sample(ALIGNMENT, max((task.alignment for task in record.tasks), default=0.0), one)
-        yield Sample(SIZE, sum(task.state for task in record.tasks), one)
+        yield MetricSample(CHECKPOINT, record.duration, one)
+        yield MetricSample(ALIGNMENT, max((task.alignment for task in record.tasks), default=0.0), one)
+        yield MetricSample(SIZE, sum(task.state for task in record.tasks), one)
 
 
-def _completed(event: EpochCompleted) -> Iterator[Sample]:
+def _completed(event: EpochCompleted) -> Iterator[MetricSample]:
     pipeline, one = event.pipeline, (event.pipeline,)
-    yield Sample(COMPLETED, 1, one)
-    yield Sample(LAST_EPOCH, event.epoch, one)
-    yield Sample(LAST_COMPLETED, wall_clock(), one)
+    yield MetricSample(COMPLETED, 1, one)
+    yield MetricSample(LAST_EPOCH, event.epoch, one)
+    yield MetricSample(LAST_COMPLETED, wall_clock(), one)
     if event.took is not None:
-        yield Sample(EPOCH, event.took.epoch, one)
-        yield Sample(DECIDE, event.took.decide, one)
+        yield MetricSample(EPOCH, event.took.epoch, one)
+        yield MetricSample(DECIDE, event.took.decide, one)
     if not event.checkpoint:  # the next rows of the embedded engine are being written already
-        yield Sample(IN_DOUBT, 0, one)
+        yield MetricSample(IN_DOUBT, 0, one)
     for sink, rows in event.rows().items():
-        yield Sample(ROWS, rows, (pipeline, sink))
+        yield MetricSample(ROWS, rows, (pipeline, sink))
     for sink in event.sinks:
-        yield Sample(TRANSACTIONS, sum(c.sink == sink for c in event.committables), (pipeline, sink))
+        yield MetricSample(TRANSACTIONS, sum(c.sink == sink for c in event.committables), (pipeline, sink))
     for sink in sorted({written.sink for written in event.written}):
         mine = [written for written in event.written if written.sink == sink]
-        yield Sample(WRITE, max(written.write for written in mine), (pipeline, sink))
-        yield Sample(PREPARE, max(written.prepare for written in mine), (pipeline, sink))
+        yield MetricSample(WRITE, max(written.write for written in mine), (pipeline, sink))
+        yield MetricSample(PREPARE, max(written.prepare for written in mine), (pipeline, sink))

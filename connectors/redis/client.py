@@ -191,7 +191,7 @@ def explained(settings: RedisSettings, what: str, error: Exception) -> SinkError
     return kind(f"{what} at {settings.shown}: {settings.redact(str(error)) or type(error).__name__}")
 
 
-class Facts(NamedTuple):
+class RedisFacts(NamedTuple):
     """What a server says of itself."""
 
     version: tuple[int, int]
@@ -211,7 +211,7 @@ class Facts(NamedTuple):
     """Bytes of a request (client-query-buffer-limit); Redis' default where it does not say so."""
 
 
-def read_facts(settings: RedisSettings) -> Facts:
+def read_facts(settings: RedisSettings) -> RedisFacts:
     """Ask the server.
 
     Raises:
@@ -226,7 +226,7 @@ def read_facts(settings: RedisSettings) -> Facts:
                 found = client.execute_command("CONFIG GET", name)
                 settings_of.update(found if isinstance(found, dict) else {})
     major, minor, *_ = info["redis_version"].split(".")
-    return Facts(
+    return RedisFacts(
         version=(int(major), int(minor)),
         role=info.get("role", "master"),
         cluster=info.get("cluster_enabled") == "1" or info.get("redis_mode") == "cluster",
@@ -239,7 +239,7 @@ def read_facts(settings: RedisSettings) -> Facts:
     )
 
 
-def check_facts(facts: Facts, where: str, *, durable: bool, replicas: int) -> list[str]:
+def check_facts(facts: RedisFacts, where: str, *, durable: bool, replicas: int) -> list[str]:
     """What to warn of.
 
     Args:
@@ -273,7 +273,7 @@ def check_facts(facts: Facts, where: str, *, durable: bool, replicas: int) -> li
     return [f"{where} has appendfsync everysec: each delivery waits for up to a second"] if slow else []
 
 
-def _refusal(facts: Facts, where: str) -> str:
+def _refusal(facts: RedisFacts, where: str) -> str:
     if facts.cluster:
         return (
             f"{where} is a Redis Cluster: rows and their marker are one write, which a cluster does for keys of one "

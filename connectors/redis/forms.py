@@ -55,7 +55,7 @@ FORMS: Final = {"stream": "XADD", "hash": "HSET", "list": "RPUSH"}
 """What writes a row of each form. A form is called as TYPE calls its key."""
 
 
-class Written(NamedTuple):
+class WrittenEntry(NamedTuple):
     """A row as it is written.
 
     Attributes:
@@ -167,7 +167,9 @@ def check_form(sink: str, form: str, key: KeyTemplate, schema: pa.Schema, rows_p
         )
 
 
-def written(sink: str, form: str, key: KeyTemplate, rows: pa.RecordBatch, maxlen: int | None = None) -> list[Written]:
+def written(
+    sink: str, form: str, key: KeyTemplate, rows: pa.RecordBatch, maxlen: int | None = None
+) -> list[WrittenEntry]:
     """Rows as they are written.
 
     Raises:
@@ -210,16 +212,16 @@ def check_sizes(sink: str, form: str, key: KeyTemplate, batch: pa.RecordBatch, s
                 )
 
 
-def _row(form: str, key: KeyTemplate, row: dict[str, Any], maxlen: int | None) -> Written:
+def _row(form: str, key: KeyTemplate, row: dict[str, Any], maxlen: int | None) -> WrittenEntry:
     if form == "list":
-        return Written(key.of(row), [to_json(row).encode()], [])
+        return WrittenEntry(key.of(row), [to_json(row).encode()], [])
     fields = [word for name, value in row.items() if value is not None for word in (name.encode(), cell(value))]
     if form == "hash":
-        return Written(key.of(row), fields, [name.encode() for name, value in row.items() if value is None])
+        return WrittenEntry(key.of(row), fields, [name.encode() for name, value in row.items() if value is None])
     if not fields:
         raise ValueError("all its columns are null, and a stream has no empty entries")
     trimmed = [] if maxlen is None else [b"MAXLEN", b"~", str(maxlen).encode()]
-    return Written(key.of(row), [*trimmed, b"*", *fields], [])
+    return WrittenEntry(key.of(row), [*trimmed, b"*", *fields], [])
 
 
 def hashed(form: str, key: KeyTemplate, batch: pa.RecordBatch, sink: str = "any") -> pa.RecordBatch:

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from onceward.core.names import Scope, TransactionName
 
     from .client import RedisSettings
-    from .forms import Written
+    from .forms import WrittenEntry
 
 _log = logging.getLogger("onceward.redis")
 
@@ -226,7 +226,7 @@ def deliver(  # noqa: PLR0917 - of the delivery
     name: TransactionName,
     first: int,
     form: str,
-    rows: list[Written],
+    rows: list[WrittenEntry],
     loss: Loss,
     replicas: int,
 ) -> None:

@@ -56,7 +56,7 @@ _SETTLED_SECONDS: Final = 600.0
 """The same for a run that succeeded: Spark kills superseded attempts at once, and a lost executor exits by itself."""
 
 
-class Failed(msgspec.Struct, frozen=True):
+class FailedRun(msgspec.Struct, frozen=True):
     """The mark of a run that failed, or that succeeded with attempts that may still be at work."""
 
     pipeline: str
@@ -112,7 +112,7 @@ def has_ended(folder: Path) -> bool:
 
 def mark_failed(folder: Path, pipeline: str, sink: TwoPhaseCommitSink[Any], *, succeeded: bool = False) -> None:
     """Mark a run that will decide nothing more, so that the next run into the same target sweeps what it has left."""
-    mark = Failed(pipeline, sink.name, target_of(sink), succeeded)
+    mark = FailedRun(pipeline, sink.name, target_of(sink), succeeded)
     if not mark.target:
         _log.warning(
             "sink %s does not say what its target is (dataset), so no later run will end the transactions that tasks "
@@ -157,7 +157,7 @@ def sweep_failed_runs(sink: TwoPhaseCommitSink[Any], policy: CommitPolicy) -> No
 
 def _sweep(mark: Path, sink: TwoPhaseCommitSink[Any], policy: CommitPolicy) -> None:
     with sole(mark) as there:
-        failed = msgspec.json.decode(mark.read_bytes(), type=Failed) if there else None
+        failed = msgspec.json.decode(mark.read_bytes(), type=FailedRun) if there else None
         mine = failed is not None and failed.target and (failed.sink, failed.target) == (sink.name, target_of(sink))
         store = DirectoryStore(mark.parent) if mine else None
         if failed is None or store is None or read(store).undone is not None:

@@ -43,7 +43,7 @@ PYTHON_ADVICE: Final = f"set PYSPARK_PYTHON={sys.executable} before the session 
 _PROBE: Final = "import sys, onceward.core, pyarrow; print('.'.join(map(str, sys.version_info[:2])))"
 
 
-class Place(NamedTuple):
+class TaskPlace(NamedTuple):
     """Where a task runs: partition, attempt, stage.
 
     The attempt counts within one attempt of its stage: a stage that is tried again, because an executor was lost with
@@ -57,14 +57,14 @@ class Place(NamedTuple):
     """Spark's: a Python data source's driver-side processes are told nothing of the session (pyspark 4.2)."""
 
 
-def place() -> Place:
+def place() -> TaskPlace:
     """Where this code runs."""
     from pyspark import TaskContext  # noqa: PLC0415 - needs a Spark installation
 
     task = TaskContext.get()
     if task is None:
-        return Place(0, 0, -1, None)
-    return Place(task.partitionId(), task.attemptNumber(), task.stageId(), task.getLocalProperty("spark.master"))
+        return TaskPlace(0, 0, -1, None)
+    return TaskPlace(task.partitionId(), task.attemptNumber(), task.stageId(), task.getLocalProperty("spark.master"))
 
 
 def write_partition(

@@ -56,7 +56,7 @@ _BATCH, _RUN = "streaming.sql.batchId", "spark.jobGroup.id"
 _DIGEST = 16
 
 
-class Opened(msgspec.Struct, frozen=True, kw_only=True):
+class OpenedEpoch(msgspec.Struct, frozen=True, kw_only=True):
     """An epoch that was opened and admitted.
 
     Attributes:
@@ -83,7 +83,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
 class WrittenPartition(WriterCommitMessage):
     """What an executor answers: its acknowledgement (None if the epoch was a replay), and under which START."""
 
-    opened: Opened
+    opened: OpenedEpoch
     acknowledgement: Acknowledgement | None
 
 
@@ -95,7 +95,7 @@ class _Writer:
         start_if_asked()
         self.sink = sink
         self.options = options
-        self.opened: Opened | None = None
+        self.opened: OpenedEpoch | None = None
 
     def _pipeline(self) -> str:
         raise NotImplementedError
@@ -129,14 +129,14 @@ class _Writer:
         with contextlib.suppress(OncewardError):  # its name may be what is missing
             tell(EpochFailed(self._pipeline(), epoch, why))
 
-    def _open(self) -> Opened:
+    def _open(self) -> OpenedEpoch:
         coordinator = self._coordinator()
         since = coordinator.policy.monotonic()
         epoch, about = self._offered()
         coordinator.open(rewind=self.options.rewind, first_epoch=epoch, query=about.query, epoch_input=about)
         admission = coordinator.admit(epoch, about, adopt=self.options.adopt)
         lost = coordinator.lost
-        return Opened(
+        return OpenedEpoch(
             lost=() if lost is None else tuple(c.transaction for c in lost.committables),
             only=None if lost is None else lost.writes(self.sink.name),
             token=coordinator.writer.token,
@@ -191,7 +191,7 @@ class _Writer:
             with contextlib.suppress(FencedError):  # decided, or a newer writer has started: both look after it
                 self._resumed(written)[1].give_up()
 
-    def _resumed(self, written: Sequence[WrittenPartition]) -> tuple[Opened, Coordinator]:
+    def _resumed(self, written: Sequence[WrittenPartition]) -> tuple[OpenedEpoch, Coordinator]:
         opened = written[0].opened
         if any(message.opened.token != opened.token for message in written):
             raise ProtocolError("the commit messages come from different writers; nothing was decided")
@@ -351,7 +351,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         newest = (view.writer, view.start) == (self.opened.token.writer, self.opened.token.start)
         return newest and view.completed < self.opened.context.epoch
 
-    def _open(self) -> Opened:
+    def _open(self) -> OpenedEpoch:
         options = self.options
         if options.store is None and options.run_key is None and options.pipeline is None:
             run_folder.sweep_failed_runs(self.sink, options.policy())

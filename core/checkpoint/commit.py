@@ -27,7 +27,7 @@ from ..events import Committed, CommitWaits, moment, tell, wall_clock
 from ..policy import OnLost
 from ..sink import by_urgency
 from .kept import check_kept
-from .losses import Verdict, settle
+from .losses import LossVerdict, settle
 from .share import Share
 
 if TYPE_CHECKING:
@@ -84,11 +84,11 @@ def finish(
         if attempt or not fresh:
             policy.make_all([share.look for share in _to_look_at(active, first=not attempt)])  # (2)
         verdict = _commit_round(permit, shares, active, writer, heals=heals)
-        if verdict is Verdict.VOIDED:
+        if verdict is LossVerdict.VOIDED:
             _announce(permit, shares, voided=True)
             return False
         waiting = _waiting(active)
-        if not waiting and verdict is Verdict.STANDS:
+        if not waiting and verdict is LossVerdict.STANDS:
             break
         tell(_waits(permit, shares))
         if attempt == TOLD_AFTER:
@@ -116,14 +116,14 @@ def _to_look_at(active: Sequence[Share], *, first: bool) -> list[Share]:
 
 def _commit_round(
     permit: CommitPermit, shares: Sequence[Share], active: Sequence[Share], writer: LogWriter, *, heals: bool
-) -> Verdict:
+) -> LossVerdict:
     """Commit what may be committed now, and have the policy settle what is lost."""
     while True:
         if not any(share.failures for share in shares):
             _commit_in_order(shares, active, writer.policy)
         if not any(share.failures for share in shares):
             if not _accept_losses(active, writer):
-                return Verdict.STANDS
+                return LossVerdict.STANDS
             continue
         try:
             verdict = settle(permit.decision, shares, writer, heals=heals)
@@ -132,7 +132,7 @@ def _commit_round(
                 if why := share.error or (share.detail if share.waits else ""):
                     loss.add_note(f"besides, sink {share.sink.name} has not committed its part: {why}")
             raise
-        if verdict is not Verdict.STANDS:
+        if verdict is not LossVerdict.STANDS:
             return verdict
         for share in shares:
             share.failures.clear()  # given up, with an audit record: the rest is committed

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("onceward.commit")
 
 
-class Verdict(StrEnum):
+class LossVerdict(StrEnum):
     """What the policy says of a decision some of which can no longer be committed."""
 
     STANDS = "stands"
@@ -32,7 +32,7 @@ class Verdict(StrEnum):
     """A target does not answer, so nobody knows yet."""
 
 
-def settle(decision: Decide, shares: Sequence[Share], writer: LogWriter, *, heals: bool = False) -> Verdict:
+def settle(decision: Decide, shares: Sequence[Share], writer: LogWriter, *, heals: bool = False) -> LossVerdict:
     """Settle what cannot be committed as the policy says, before anything else is committed.
 
     Args:
@@ -53,16 +53,16 @@ def settle(decision: Decide, shares: Sequence[Share], writer: LogWriter, *, heal
         if policy.on_lost is OnLost.FAIL and _is_visible(shares, writer):
             _finish_expiring(shares, writer)
         resolve(decision, _failures(shares), writer)
-        return Verdict.STANDS
+        return LossVerdict.STANDS
     check_newest(writer)
     unproven = any(outcome.status not in PROVEN_NOT_COMMITTED for _, outcome in failures)
     if not unproven and not _is_visible(shares, writer):
         voided = withdraw(decision, shares, writer)
         if voided is not False:
-            return Verdict.VOIDED if voided else Verdict.WAITS
+            return LossVerdict.VOIDED if voided else LossVerdict.WAITS
         policy.make_all([share.look for share in shares])
     if _finish_expiring(shares, writer):
-        return Verdict.WAITS
+        return LossVerdict.WAITS
     obstacle = "it cannot be proven that what is missing was not committed" if unproven else ""
     raise torn(decision, _failures(shares), heals=heals, obstacle=obstacle)
 

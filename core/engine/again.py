@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import DataLossError
 from ..source import ResettableSource
-from .channels import Kind
+from .channels import CheckpointKind
 from .reference import Decided, resolve
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Again(NamedTuple):
     lost: Lost
     before: Decided
     ends: Mapping[TaskId, Any]
-    kind: Kind = Kind.AGAIN
+    kind: CheckpointKind = CheckpointKind.AGAIN
 
     @classmethod
     def of(cls, graph: Graph, coordinator: Coordinator) -> Again:
@@ -61,7 +61,9 @@ class Again(NamedTuple):
             for task in operator.tasks():
                 share = operator.what.share(task.subtask, operator.parallelism)
                 ends[task] = share.merge([position for position in stored if position is not None])
-        return cls(lost, state, ends, Kind.AGAIN_DRAINED if _was_drained(lost.decision) else Kind.AGAIN)
+        return cls(
+            lost, state, ends, CheckpointKind.AGAIN_DRAINED if _was_drained(lost.decision) else CheckpointKind.AGAIN
+        )
 
     def writes(self, sink: str, subtask: int) -> bool:
         """Return whether a subtask of a sink writes again."""

@@ -33,7 +33,7 @@ _MOST: Final = 1 << 63
 _EXACT: Final = Context(prec=100)
 
 
-class Part(NamedTuple):
+class AggregateValue(NamedTuple):
     """A value in the state of a key."""
 
     column: str
@@ -49,7 +49,7 @@ class Aggregation(ProcessFunction):
     types = OperatorState("union")
     """Arrow types of the parts, so that values of one type are never read as those of another."""
 
-    def __init__(self, totals: Mapping[str, Part]) -> None:
+    def __init__(self, totals: Mapping[str, AggregateValue]) -> None:
         self.totals = dict(totals)
         self.parts = _parts(totals.values())
 
@@ -69,7 +69,7 @@ def aggregation(
             raise ConfigurationError(f"aggregate: {name!r} is the {total[1]} of '*'; only rows as a whole are counted")
         if name in keys.columns:
             raise ConfigurationError(f"aggregate: {name!r} is a column of the key; give the total another name")
-        wanted[name] = Part(*total)
+        wanted[name] = AggregateValue(*total)
     if not wanted:
         raise ConfigurationError("aggregate needs at least one total")
     # The state's name says what is in it: a restore refuses to read it as something else.
@@ -78,15 +78,15 @@ def aggregation(
     return with_state(wanted)
 
 
-def _parts(totals: Iterable[Part]) -> list[Part]:
+def _parts(totals: Iterable[AggregateValue]) -> list[AggregateValue]:
     """What has to be kept for these totals, in an order of its own."""
-    found: set[Part] = set()
+    found: set[AggregateValue] = set()
     for column, function in totals:
-        found |= {Part(column, each) for each in (("sum", "count") if function == "mean" else (function,))}
+        found |= {AggregateValue(column, each) for each in (("sum", "count") if function == "mean" else (function,))}
     return sorted(found)
 
 
-def _state(parts: Sequence[Part]) -> str:
+def _state(parts: Sequence[AggregateValue]) -> str:
     """Name of the state: a readable one, and short, because every row of the state begins with it."""
     name = ",".join(map(str, parts))
     return name if len(name.encode()) <= _LONGEST else f"{name[: _LONGEST // 4]}~{zlib.crc32(name.encode()):08x}"
@@ -101,7 +101,7 @@ class AggregateLogic(ProcessLogic):
         super().__init__(function, *args, **kwargs)
         self._totals, self._parts, self._state = function.totals, function.parts, _state(function.parts)
         self._schema: pa.Schema | None = None
-        self._types: dict[Part, pa.DataType] = {}
+        self._types: dict[AggregateValue, pa.DataType] = {}
         """Of each part; null while all values of its column have been null."""
 
     def open(self) -> None:
@@ -129,8 +129,8 @@ class AggregateLogic(ProcessLogic):
         rows = [*map(scope.rows[self._state].__getitem__, found.encoded)]
         state: ValueState = getattr(self._function, self._state)
         before = _unpack(state.get_many(scope, rows), len(self._parts))
-        made: dict[Part, list[Any]] = {}
-        arrays: dict[Part, pa.Array] = {}
+        made: dict[AggregateValue, list[Any]] = {}
+        arrays: dict[AggregateValue, pa.Array] = {}
         for part, olds in zip(self._parts, before, strict=True):
             made[part] = _combined(part, self._types[part], olds, _values(part, self._types[part], grouped))
             arrays[part] = self._array(part, made[part], found.values)
@@ -140,11 +140,11 @@ class AggregateLogic(ProcessLogic):
         columns = {name: batch.column(name).take(firsts) for name in keys.columns}
         for name, (column, function) in self._totals.items():
             if function == "mean":
-                sums, counts = made[Part(column, "sum")], made[Part(column, "count")]
+                sums, counts = made[AggregateValue(column, "sum")], made[AggregateValue(column, "count")]
                 means = [float(total / count) if count else None for total, count in zip(sums, counts, strict=True)]
                 columns[name] = pa.array(means, pa.float64())
             else:
-                columns[name] = arrays[Part(column, function)]
+                columns[name] = arrays[AggregateValue(column, function)]
         return pa.RecordBatch.from_pydict(columns)
 
     def _grouped(self, batch: pa.RecordBatch, codes: pa.Array) -> pa.Table:
@@ -162,7 +162,7 @@ class AggregateLogic(ProcessLogic):
         in_order = grouped.column("key").combine_chunks().equals(rows.slice(0, grouped.num_rows))
         return grouped if in_order else grouped.sort_by("key")
 
-    def _array(self, part: Part, values: Sequence[Any], keys: Sequence[Any]) -> pa.Array:
+    def _array(self, part: AggregateValue, values: Sequence[Any], keys: Sequence[Any]) -> pa.Array:
         type_ = self._types[part]
         try:
             return _as_array(values, type_)
@@ -204,7 +204,7 @@ class AggregateLogic(ProcessLogic):
         known.set([mine])
         self._schema, self._types = schema, types
 
-    def _known_types(self, of_state: Sequence[Sequence[str]]) -> dict[Part, pa.DataType] | None:
+    def _known_types(self, of_state: Sequence[Sequence[str]]) -> dict[AggregateValue, pa.DataType] | None:
         """The types in this operator's state; None if it has several, or those of other parts."""
         if len(of_state) > 1 or any(len(types) != len(self._parts) for types in of_state):
             return None
@@ -289,7 +289,7 @@ def _unpack(stored: Sequence[bytes | None], parts: int) -> list[list[Any]]:
     return [values[part::parts] for part in range(parts)]
 
 
-def _type_of(part: Part, schema: pa.Schema, known: pa.DataType) -> pa.DataType:
+def _type_of(part: AggregateValue, schema: pa.Schema, known: pa.DataType) -> pa.DataType:
     """Of a part; the known one where the rows leave it open."""
     is_ = pa.types
     if part.function == "count":
@@ -317,7 +317,7 @@ def _number(type_: pa.DataType) -> pa.DataType:
     return pa.int32() if type_.bit_width == pa.int32().bit_width else pa.int64()
 
 
-def _prepared(part: Part, column: pa.Array) -> pa.Array:
+def _prepared(part: AggregateValue, column: pa.Array) -> pa.Array:
     """A column as Arrow can aggregate it without an overflow, which it would not report."""
     if part.function in {"min", "max"} and _is_time(column.type):
         return column.view(_number(column.type))
@@ -329,7 +329,7 @@ def _prepared(part: Part, column: pa.Array) -> pa.Array:
     return column
 
 
-def _values(part: Part, type_: pa.DataType, grouped: pa.Table) -> list[Any]:
+def _values(part: AggregateValue, type_: pa.DataType, grouped: pa.Table) -> list[Any]:
     """A part of each key in a batch; None where all values are null."""
     name = "count_all" if part.column == "*" else f"{part}_{part.function}"
     values: list[Any] = grouped.column(name).to_pylist()
@@ -338,7 +338,7 @@ def _values(part: Part, type_: pa.DataType, grouped: pa.Table) -> list[Any]:
     return values
 
 
-def _combined(part: Part, type_: pa.DataType, olds: Iterable[Any], news: Iterable[Any]) -> list[Any]:
+def _combined(part: AggregateValue, type_: pa.DataType, olds: Iterable[Any], news: Iterable[Any]) -> list[Any]:
     combine = _COMBINE[part.function]
     if pa.types.is_decimal(type_):  # MessagePack has text for it
         olds = [None if old is None else Decimal(old) for old in olds]

@@ -18,13 +18,12 @@ from ..events import CheckpointEnded, OperatorsMeasured, tell
 from ..log.notes import note
 from ..source import ResettableSource
 from .aggregate import AggregateLogic, Aggregation
-from .channels import Channel, Gate, Kind, Output, by_key, forward, rebalance
-from .checkpoints import State, advance, initial
+from .channels import Channel, CheckpointKind, Gate, Output, by_key, forward, rebalance
+from .checkpoints import CheckpointsState, advance, initial
 from .config import Mode
 from .ends import LiveLogic, ResettableLogic, SinkLogic
 from .events import (
     Acknowledged,
-    Answer,
     CheckpointRecord,
     Complete,
     Confirm,
@@ -32,13 +31,14 @@ from .events import (
     Effect,
     Event,
     GiveUp,
-    Opened,
     Remember,
+    Reply,
+    TaskOpened,
     ToTask,
     Trigger,
 )
 from .functions import ProcessLogic
-from .logic import BatchLogic, Guarded, Logic, RecordLogic, Selection
+from .logic import BatchLogic, Guarded, Logic, RecordLogic, RowFilter
 from .pace import FIRST_ROWS
 from .state.key_types import KeyTypes
 from .state.keyed import KeyScope
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from ..sink import TwoPhaseCommitSink
     from .channels import Barrier, TaskId
     from .graph import Operator
-    from .start import Started
+    from .start import StartedAttempt
 
 _log = logging.getLogger("onceward.engine")
 CHANNEL_CAPACITY = 8
@@ -69,7 +69,7 @@ class Attempt(ABC):
         history: The newest checkpoints that have ended.
     """
 
-    def __init__(self, started: Started) -> None:
+    def __init__(self, started: StartedAttempt) -> None:
         self._started = started
         self._graph, self._config = started.setup.graph, started.setup.config
         self.world, self.monotonic = started.setup.world, started.setup.policy.monotonic
@@ -89,14 +89,14 @@ class Attempt(ABC):
         )
         self._measured = {id_: task.usage() for id_, task in self.tasks.items()}
         sources = frozenset(id_ for id_, task in self.tasks.items() if task.gate is None)
-        self.state: State = initial(
+        self.state: CheckpointsState = initial(
             self._config,
             sources,
             frozenset(self.tasks),
             next_id=started.next_id,
             now=self.monotonic(),
             between=self.world.between,
-            last=Kind.FINAL if started.again is None else started.again.kind,
+            last=CheckpointKind.FINAL if started.again is None else started.again.kind,
         )
 
     @abstractmethod
@@ -121,7 +121,7 @@ class Attempt(ABC):
 
     def open(self, task: Task) -> None:
         task.logic.open()
-        self.tell(Opened(task.id))
+        self.tell(TaskOpened(task.id))
 
     def measure(self) -> None:
         """Tell what the subtasks have done since the last call."""
@@ -148,7 +148,7 @@ class Attempt(ABC):
                 self.handle(self._started.completer.complete(pending, under_way))
             case Discard(ack):
                 self._discard(ack)
-            case Answer(to, result, error):
+            case Reply(to, result, error):
                 with suppress(InvalidStateError):  # whoever asked was told that the event loop has ended
                     if error is not None:
                         to.set_exception(error)
@@ -228,7 +228,7 @@ class Attempt(ABC):
         match operator.kind:
             case "source":
                 return self._source(operator, task)
-            case _ if operator.kind == "map_batches" or isinstance(what, Selection):
+            case _ if operator.kind == "map_batches" or isinstance(what, RowFilter):
                 return BatchLogic(guarded, what, operator.schema)
             case "process":
                 return self._process(operator, task, guarded)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from .state.keys import KeyEncoder
 
 
-class Kind(Enum):
+class CheckpointKind(Enum):
     """What a checkpoint is for.
 
     Values: (pre-commits sinks, belongs to the user, ends the job, drains it first, is that of a decided epoch).
@@ -72,7 +72,7 @@ class Barrier(msgspec.Struct, frozen=True):
     """Everything before it in its channel belongs to the checkpoint. A savepoint's has a target: its folder."""
 
     checkpoint: int
-    kind: Kind = Kind.CHECKPOINT
+    kind: CheckpointKind = CheckpointKind.CHECKPOINT
     target: str | None = None
 
 

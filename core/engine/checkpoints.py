@@ -26,13 +26,12 @@ import msgspec
 from msgspec.structs import replace
 
 from ..errors import CheckpointFailedError, OncewardError
-from .channels import Barrier, Kind, TaskId
+from .channels import Barrier, CheckpointKind, TaskId
 from .config import CheckpointConfig
 from .events import (
     Acknowledged,
-    Answer,
     Complete,
-    Completed,
+    CompletedCheckpoint,
     Confirm,
     Declined,
     Discard,
@@ -43,12 +42,13 @@ from .events import (
     Finished,
     GiveUp,
     NotCompleted,
-    Opened,
     Pending,
     Remember,
+    Reply,
     Requested,
     Status,
     Stopping,
+    TaskOpened,
     Tick,
     Trigger,
 )
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 
-class State(msgspec.Struct, frozen=True):
+class CheckpointsState(msgspec.Struct, frozen=True):
     """All that is known of an attempt's checkpoints."""
 
     config: CheckpointConfig
@@ -68,7 +68,7 @@ class State(msgspec.Struct, frozen=True):
     """All tasks; they acknowledge, and are told of the completion."""
     next_id: int
     """Id of the next checkpoint: beyond all that were ever decided or restored."""
-    last: Kind = Kind.FINAL
+    last: CheckpointKind = CheckpointKind.FINAL
     """The checkpoint at the end of the input."""
     due: float | None = None
     """When the next periodic one begins; None: there are none."""
@@ -115,8 +115,8 @@ def initial(
     next_id: int,
     now: float,
     between: Callable[[float, float], float],
-    last: Kind = Kind.FINAL,
-) -> State:
+    last: CheckpointKind = CheckpointKind.FINAL,
+) -> CheckpointsState:
     """Return the state of an attempt that begins now.
 
     Args:
@@ -131,10 +131,10 @@ def initial(
     due = None
     if config.interval is not None and not last.again:
         due = now + between(min(config.min_pause, config.interval), config.interval)
-    return State(config, sources, tasks, next_id, last, due)
+    return CheckpointsState(config, sources, tasks, next_id, last, due)
 
 
-def deadline(state: State, now: float) -> float | None:
+def deadline(state: CheckpointsState, now: float) -> float | None:
     """When a Tick has something to do, if nothing else happens."""
     times = [pending.triggered + state.config.timeout for pending in state.pending]
     wait = max(now, state.may_begin_at)
@@ -144,7 +144,7 @@ def deadline(state: State, now: float) -> float | None:
     return min(times, default=None)
 
 
-def advance(state: State, event: Event, now: float) -> tuple[State, list[Effect]]:
+def advance(state: CheckpointsState, event: Event, now: float) -> tuple[CheckpointsState, list[Effect]]:
     """What an event leads to. A `Complete` is always the last effect, and its answer the next event."""
     step = _Step(state, now)
     step.take(event)
@@ -152,7 +152,7 @@ def advance(state: State, event: Event, now: float) -> tuple[State, list[Effect]
 
 
 class _Step:
-    def __init__(self, state: State, now: float) -> None:
+    def __init__(self, state: CheckpointsState, now: float) -> None:
         self.state = state
         self.now = now
         self.effects: list[Effect] = []
@@ -161,7 +161,7 @@ class _Step:
         match event:
             case Tick():
                 self.pass_time()
-            case Opened(task):
+            case TaskOpened(task):
                 self.set(opened=self.state.opened | {task})
                 self.pass_time()
                 self.end_if_exhausted()
@@ -178,7 +178,7 @@ class _Step:
                 for pending in [p for p in self.state.pending if p.checkpoint == event.checkpoint]:
                     self.give_up(pending, f"declined by {event.task}: {event.reason}")
                     self.pass_time()
-            case Completed() | NotCompleted():
+            case CompletedCheckpoint() | NotCompleted():
                 self.answered(event)
             case Failed(error):
                 self.fail(error)
@@ -194,7 +194,7 @@ class _Step:
 
     def answer(self, to: Future[Any] | None, result: Any = None, error: OncewardError | None = None) -> None:
         if to is not None:
-            self.effects.append(Answer(to, result, error))
+            self.effects.append(Reply(to, result, error))
 
     def request(self, request: Requested) -> None:
         if self.state.stopped:
@@ -229,7 +229,7 @@ class _Step:
                 due = self.state.due + interval
                 # What should have begun meanwhile is not made up for.
                 self.set(due=due if due > self.now else self.now + interval)
-                self.begin(Requested(Kind.CHECKPOINT))
+                self.begin(Requested(CheckpointKind.CHECKPOINT))
             else:
                 return
 
@@ -263,12 +263,12 @@ class _Step:
             self.set(pending=others, completing=after)
             self.effects.append(Complete(after, tuple(p.checkpoint for p in others)))
 
-    def answered(self, event: Completed | NotCompleted) -> None:
+    def answered(self, event: CompletedCheckpoint | NotCompleted) -> None:
         pending = self.state.completing
         if pending is None:
             return
         self.set(completing=None)
-        if isinstance(event, Completed):
+        if isinstance(event, CompletedCheckpoint):
             self.completed(pending, event.result)
         elif event.in_doubt:
             self.remember(pending, Status.FAILED, str(event.error))

@@ -16,7 +16,7 @@ from ..errors import CheckpointFailedError, OncewardError, OperatorError
 from ..events import EpochBegan, tell, wall_clock
 from ..log import EpochInput
 from ..transaction import Acknowledgement
-from .events import Completed, NotCompleted
+from .events import CompletedCheckpoint, NotCompleted
 from .functions import kinds_of
 from .reference import Decided, Reference, Restored, inline, prove, resolve
 from .state.handles import Metadata, OperatorRecord, SubtaskState
@@ -50,7 +50,7 @@ class Completer:
         self._savepoints: dict[int, Reference] = {}
         """Those that commit nothing and whose rows no checkpoint has committed yet."""
 
-    def complete(self, pending: Pending, under_way: Collection[int] = ()) -> Completed | NotCompleted:
+    def complete(self, pending: Pending, under_way: Collection[int] = ()) -> CompletedCheckpoint | NotCompleted:
         """Make a checkpoint durable and commit it; `under_way` are others that are in progress."""
         barrier = pending.barrier
         if barrier.kind.again:
@@ -63,7 +63,7 @@ class Completer:
         if not barrier.kind.commits:
             self._savepoints[barrier.checkpoint] = reference
             self._prove_savepoints()
-            return Completed(barrier.target)
+            return CompletedCheckpoint(barrier.target)
         try:
             self.decide(metadata, reference, pending.committables(), pending.written(), began=self._since)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a sink does, the decision may stand
@@ -76,9 +76,9 @@ class Completer:
         self._prove_savepoints()
         # A savepoint belongs to the user: the pipeline's own checkpoints stay as they are.
         self.retained.keep(None if barrier.target else barrier.checkpoint, under_way)
-        return Completed(barrier.target or barrier.checkpoint)
+        return CompletedCheckpoint(barrier.target or barrier.checkpoint)
 
-    def _complete_again(self, pending: Pending) -> Completed | NotCompleted:
+    def _complete_again(self, pending: Pending) -> CompletedCheckpoint | NotCompleted:
         """Commit what was lost of a decided epoch, and is written again."""
         coordinator, lost = self._coordinator, self._coordinator.lost
         assert lost is not None  # noqa: S101 - the attempt was begun for it
@@ -95,7 +95,7 @@ class Completer:
             coordinator.commit(lost.decision.epoch, [ack], lost.decision.input, age=age)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a sink does, the replacement may stand
             return NotCompleted(unexpected("commit", error), in_doubt=True)
-        return Completed(lost.decision.epoch)
+        return CompletedCheckpoint(lost.decision.epoch)
 
     def drop_state(self, why: str) -> None:
         """Decide that the pipeline has no state, only positions: then its checkpoints are not needed any more.

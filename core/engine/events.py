@@ -10,7 +10,7 @@ import msgspec
 
 from ..errors import OncewardError
 from ..transaction import Committable, Written
-from .channels import Barrier, Kind, TaskId
+from .channels import Barrier, CheckpointKind, TaskId
 from .state.handles import SubtaskState
 
 # What is remembered
@@ -69,7 +69,7 @@ class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
 # Events
 
 
-class Opened(msgspec.Struct, frozen=True):
+class TaskOpened(msgspec.Struct, frozen=True):
     """A task takes barriers from now on."""
 
     task: TaskId
@@ -113,12 +113,12 @@ class Declined(msgspec.Struct, frozen=True):
 class Requested(msgspec.Struct, frozen=True):
     """Somebody asks for a checkpoint; `answer` gets what `Completed` brings, or an error."""
 
-    kind: Kind
+    kind: CheckpointKind
     target: str | None = None
     answer: Future[Any] | None = None
 
 
-class Completed(msgspec.Struct, frozen=True):
+class CompletedCheckpoint(msgspec.Struct, frozen=True):
     """Answers `Complete`: the checkpoint is durable and committed."""
 
     result: Any = None
@@ -148,13 +148,13 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 Event: TypeAlias = (
-    Opened
+    TaskOpened
     | Exhausted
     | Finished
     | Acknowledged
     | Declined
     | Requested
-    | Completed
+    | CompletedCheckpoint
     | NotCompleted
     | Failed
     | Stopping
@@ -237,7 +237,7 @@ class Discard(msgspec.Struct, frozen=True):
     ack: Acknowledged
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Reply(msgspec.Struct, frozen=True):
     """Tell whoever asked for a checkpoint: the result, or the error."""
 
     to: Future[Any]
@@ -253,4 +253,4 @@ class Remember(msgspec.Struct, frozen=True):
 
 
 ToTask: TypeAlias = Trigger | Confirm | GiveUp
-Effect: TypeAlias = ToTask | Complete | Discard | Answer | Remember
+Effect: TypeAlias = ToTask | Complete | Discard | Reply | Remember

@@ -101,7 +101,7 @@ class Graph:
             raise ConfigurationError(f"two sinks have the same name: {', '.join(sorted(names))}. Give each its own")
 
 
-class Part(NamedTuple):
+class WeakPart(NamedTuple):
     """A part of a pipeline that weakens its guarantee.
 
     Attributes:
@@ -133,8 +133,8 @@ def weakest(levels: Iterable[Guarantee]) -> Guarantee:
 
 
 OF_MODE: Final = {
-    Mode.AT_LEAST_ONCE: Part("the engine", Guarantee.AT_LEAST_ONCE, "does not align barriers (mode at-least-once)"),
-    Mode.AT_MOST_ONCE: Part(
+    Mode.AT_LEAST_ONCE: WeakPart("the engine", Guarantee.AT_LEAST_ONCE, "does not align barriers (mode at-least-once)"),
+    Mode.AT_MOST_ONCE: WeakPart(
         "the engine", Guarantee.AT_MOST_ONCE, "reads nothing again after a failure (mode at-most-once)"
     ),
 }
@@ -155,14 +155,14 @@ def end_to_end(graph: Graph, config: CheckpointConfig) -> EndToEnd:
     return EndToEnd(weakest(part.level for part in weak), tuple(f"{part.name} {part.why}" for part in weak))
 
 
-def of_source(name: str, source: Source) -> Part | None:
+def of_source(name: str, source: Source) -> WeakPart | None:
     """A source; None if it is read again identically."""
     name = f"source {name}"
     if not isinstance(source, ResettableSource):
-        return Part(name, Guarantee.AT_MOST_ONCE, "cannot be read again, so a failure loses what was in progress")
-    return Part(name, Guarantee.AT_LEAST_ONCE, source.weakness) if source.weakness else None
+        return WeakPart(name, Guarantee.AT_MOST_ONCE, "cannot be read again, so a failure loses what was in progress")
+    return WeakPart(name, Guarantee.AT_LEAST_ONCE, source.weakness) if source.weakness else None
 
 
-def of_sink(name: str, level: Guarantee) -> Part | None:
+def of_sink(name: str, level: Guarantee) -> WeakPart | None:
     """A sink; None if it is exactly-once."""
-    return Part(f"sink {name}", level, _OF_SINK[level]) if level is not Guarantee.EXACTLY_ONCE else None
+    return WeakPart(f"sink {name}", level, _OF_SINK[level]) if level is not Guarantee.EXACTLY_ONCE else None

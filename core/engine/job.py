@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..errors import CheckpointFailedError, ConfigurationError, OncewardError, ProtocolError, StoreError
 from ..events import EpochFailed, tell
 from ..log import MemoryStore, RunWriters
-from .channels import Kind
+from .channels import CheckpointKind
 from .completion import unexpected
 from .config import Retention
 from .origin import Restore
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .events import CheckpointRecord
-    from .start import Setup, Started
+    from .start import Setup, StartedAttempt
 
 _log = logging.getLogger("onceward.engine")
 
@@ -69,7 +69,7 @@ class Job:
         self._closing = threading.Event()
         """Nobody waits for commands any more."""
         self._past: list[CheckpointRecord] = []
-        self._started: Started | None = None
+        self._started: StartedAttempt | None = None
         self._writers: RunWriters | None = None
         self.state = JobState.CREATED
         self.restarts = 0
@@ -103,7 +103,7 @@ class Job:
         Raises:
             CheckpointFailedError: It was not made.
         """
-        return int(self._ask(Kind.CHECKPOINT, None, timeout))
+        return int(self._ask(CheckpointKind.CHECKPOINT, None, timeout))
 
     def try_checkpoint(self, timeout: float) -> None:
         """Make a checkpoint if it runs, and log why none could be made; what it would hold is then read again."""
@@ -120,7 +120,7 @@ class Job:
         Raises:
             CheckpointFailedError: It was not made.
         """
-        return str(self._ask(Kind.SAVEPOINT, path, timeout))
+        return str(self._ask(CheckpointKind.SAVEPOINT, path, timeout))
 
     def stop_with_savepoint(self, path: str | Path, *, drain: bool = False, timeout: float | None = None) -> str:
         """Make a savepoint, commit what comes before it, and end.
@@ -133,7 +133,7 @@ class Job:
         Raises:
             CheckpointFailedError: It was not made; the run goes on, or has failed.
         """
-        made = str(self._ask(Kind.DRAIN if drain else Kind.SUSPEND, path, timeout))
+        made = str(self._ask(CheckpointKind.DRAIN if drain else CheckpointKind.SUSPEND, path, timeout))
         self.wait(timeout)
         return made
 
@@ -144,7 +144,7 @@ class Job:
         found = [*self._past, *(attempt.history if attempt is not None else [])]
         return found[-self._setup.config.history :] if self._setup.config.history else []
 
-    def _ask(self, kind: Kind, path: str | Path | None, timeout: float | None) -> Any:
+    def _ask(self, kind: CheckpointKind, path: str | Path | None, timeout: float | None) -> Any:
         answer = self._running(timeout).request(kind, _target(path) if path is not None else None)
         try:
             return answer.result(timeout)

@@ -221,7 +221,7 @@ class BatchLogic(Logic):
         return made if self._schema is None else made.cast(self._schema)
 
 
-class Selection:
+class RowFilter:
     """Those rows of a batch for which an Arrow expression, or a function's mask, is true: neither false nor null."""
 
     def __init__(self, predicate: pc.Expression | Callable[[pa.RecordBatch], Any]) -> None:

@@ -24,7 +24,7 @@ from .config import CheckpointConfig, RestartStrategy
 from .functions import ProcessFunction
 from .graph import EndToEnd, Graph, Operator, end_to_end
 from .job import Job
-from .logic import Selection
+from .logic import RowFilter
 from .origin import Restore
 from .pace import MOST_ROWS
 from .projection import projection_of
@@ -87,7 +87,7 @@ class Stream:
             parallelism: Number of subtasks.
         """
         by_batch = batches or isinstance(predicate, pc.Expression)
-        return self._then("filter", Selection(predicate) if by_batch else predicate, uid, parallelism)
+        return self._then("filter", RowFilter(predicate) if by_batch else predicate, uid, parallelism)
 
     def flat_map(
         self,

@@ -66,7 +66,7 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.convert(decision.state, cls)
 
 
-class Proof(msgspec.Struct, frozen=True, kw_only=True):
+class DecidedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """That a decision log decided a checkpoint, and with which epoch."""
 
     log: str
@@ -123,7 +123,7 @@ def older_checkpoints(folder: str, epoch: int) -> tuple[str, ...]:
 def is_proven(folder: str, metadata: Metadata, sha256: str) -> bool:
     """Whether the log that the metadata name has decided them; `sha256` is that of their file."""
     try:
-        proof = msgspec.json.decode(CheckpointStorage(folder).read_if_there(PROOF), type=Proof)
+        proof = msgspec.json.decode(CheckpointStorage(folder).read_if_there(PROOF), type=DecidedCheckpoint)
     except msgspec.MsgspecError:  # missing or damaged
         return False
     return (proof.log, proof.sha256) == (metadata.log, sha256)
@@ -138,7 +138,9 @@ def prove(reference: Reference, log: str, epoch: int) -> None:
         if metadata.log == log and not is_proven(reference.folder, metadata, reference.sha256):
             storage = CheckpointStorage(reference.folder)
             storage.delete([PROOF])  # a damaged one
-            storage.write(PROOF, [msgspec.json.encode(Proof(log=log, epoch=epoch, sha256=reference.sha256))])
+            storage.write(
+                PROOF, [msgspec.json.encode(DecidedCheckpoint(log=log, epoch=epoch, sha256=reference.sha256))]
+            )
     except (OSError, OncewardError) as error:
         _log.warning("checkpoint %s is decided, but cannot be marked as decided: %s", reference.folder, error)
 

@@ -17,7 +17,7 @@ from ..errors import CheckpointFailedError, ConfigurationError, LogDamagedError,
 from ..log import read
 from ..log.entries import key_of
 from ..sealed import decoded
-from .channels import Kind
+from .channels import CheckpointKind
 from .reference import Decided
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Request(msgspec.Struct, frozen=True):
     """Location of the savepoint."""
 
 
-class Answer(msgspec.Struct, frozen=True):
+class RequestAnswer(msgspec.Struct, frozen=True):
     """What became of a request. JSON-serialisable."""
 
     id: str
@@ -54,7 +54,7 @@ def _key(kind: str, start: int) -> str:
     return kind + key_of(start)[1:]
 
 
-def ask(store: LogStore, kind: Kind, target: str, *, timeout: float) -> str:
+def ask(store: LogStore, kind: CheckpointKind, target: str, *, timeout: float) -> str:
     """Ask the run that uses this log for a savepoint, and wait for it; where it is.
 
     Args:
@@ -93,7 +93,7 @@ def _wait(store: LogStore, request: Request, start: int, until: float) -> str:
         late, restarted = time.monotonic() >= until, read(store).start != start
         untaken = not asked or store.get(_key(_REQUEST, start)) == mine
         data = store.get(_key(_ANSWER, start))
-        answer = decoded(data, Answer, LogDamagedError, "the answer of the run") if data is not None else None
+        answer = decoded(data, RequestAnswer, LogDamagedError, "the answer of the run") if data is not None else None
         if answer is not None and answer.id == request.id:
             store.delete(_key(_ANSWER, start))
             if answer.error:
@@ -111,7 +111,7 @@ def _wait(store: LogStore, request: Request, start: int, until: float) -> str:
         time.sleep(_LOOK_SECONDS)
 
 
-def serve(store: LogStore, start: int, make: Callable[[Kind, str], str]) -> None:
+def serve(store: LogStore, start: int, make: Callable[[CheckpointKind, str], str]) -> None:
     """Take the request that waits for the run of this START, if there is one, and answer it.
 
     Raises:
@@ -122,11 +122,11 @@ def serve(store: LogStore, start: int, make: Callable[[Kind, str], str]) -> None
         return
     store.delete(_key(_REQUEST, start))
     request = decoded(data, Request, LogDamagedError, "a request for a savepoint")
-    if request.kind not in Kind.__members__:
+    if request.kind not in CheckpointKind.__members__:
         raise LogDamagedError(f"a request in {store.describe()} asks for {request.kind!r}, which is not known")
     try:
-        answer = Answer(request.id, made=make(Kind[request.kind], request.target))
+        answer = RequestAnswer(request.id, made=make(CheckpointKind[request.kind], request.target))
     except OncewardError as error:
-        answer = Answer(request.id, error=str(error))
+        answer = RequestAnswer(request.id, error=str(error))
     store.delete(_key(_ANSWER, start))
     store.put_if_absent(_key(_ANSWER, start), msgspec.json.encode(answer))

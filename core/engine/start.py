@@ -101,7 +101,7 @@ class Assigned(NamedTuple):
     """How the operator's states lie in the handles, by their names; none in those of early versions."""
 
 
-class Started(NamedTuple):
+class StartedAttempt(NamedTuple):
     """What an attempt begins with."""
 
     setup: Setup
@@ -122,7 +122,9 @@ class Started(NamedTuple):
     """The decided epoch that the attempt computes again; then it ends."""
 
 
-def start(setup: Setup, restore: Restore, *, again: bool = False, run_writers: RunWriters | None = None) -> Started:
+def start(
+    setup: Setup, restore: Restore, *, again: bool = False, run_writers: RunWriters | None = None
+) -> StartedAttempt:
     """Begin an attempt; `again` after a failure, when what was decided is restored.
 
     Args:
@@ -155,7 +157,7 @@ def start(setup: Setup, restore: Restore, *, again: bool = False, run_writers: R
             return _begin(setup, coordinator, origin, assigned, positions)
 
 
-def _begin_again(setup: Setup, coordinator: Coordinator, restore: Restore) -> Started:
+def _begin_again(setup: Setup, coordinator: Coordinator, restore: Restore) -> StartedAttempt:
     """Begin an attempt that computes the newest decided epoch once more."""
     again = Again.of(setup.graph, coordinator)
     epoch = again.lost.decision.epoch
@@ -169,7 +171,7 @@ def _begin_again(setup: Setup, coordinator: Coordinator, restore: Restore) -> St
     completer = Completer(setup.graph, coordinator, retained)
     name, before = setup.pipeline, metadata.checkpoint
     _log.info("pipeline %s computes epoch %s again, from checkpoint %s", name, epoch, before, extra={"pipeline": name})
-    return Started(setup, coordinator, completer, backend, storage, assigned, positions, epoch, before, again)
+    return StartedAttempt(setup, coordinator, completer, backend, storage, assigned, positions, epoch, before, again)
 
 
 def _find(
@@ -193,7 +195,7 @@ def _begin(
     origin: Origin,
     assigned: Mapping[TaskId, Assigned],
     positions: Mapping[TaskId, Any],
-) -> Started:
+) -> StartedAttempt:
     backend = setup.backend.bind(coordinator.writer.token.log)
     before, newest = origin.metadata, origin.newest
     retained = Retained(backend.storage, setup.config.retained, coordinator.writer.token.start)
@@ -206,7 +208,9 @@ def _begin(
         retained.restored(origin.reference, up_to=before.checkpoint, clean=origin.goes_on)
     restored = before.checkpoint if before is not None else None
     tell(EpochBegan(setup.pipeline, wall_clock()))
-    return Started(setup, coordinator, completer, backend, origin.storage, assigned, positions, newest + 1, restored)
+    return StartedAttempt(
+        setup, coordinator, completer, backend, origin.storage, assigned, positions, newest + 1, restored
+    )
 
 
 def _beginning(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointFailedError
 from .attempt import Attempt
-from .channels import Kind, TaskId
+from .channels import CheckpointKind, TaskId
 from .checkpoints import deadline
 from .completion import unexpected
 from .events import Event, Failed, Requested, Stopping, Tick
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..errors import OncewardError
-    from .start import Started
+    from .start import StartedAttempt
     from .task import Task
 
 _log = logging.getLogger("onceward.engine")
@@ -41,7 +41,7 @@ class ThreadedAttempt(Attempt):
     user's function or in an upload, keeps neither the next attempt nor the end of the process waiting.
     """
 
-    def __init__(self, started: Started) -> None:
+    def __init__(self, started: StartedAttempt) -> None:
         super().__init__(started)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._asynchronous: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -83,7 +83,7 @@ class ThreadedAttempt(Attempt):
                 if thread.ident is None:
                     self._close(self.tasks[task])
 
-    def request(self, kind: Kind, target: str | None) -> Future[Any]:
+    def request(self, kind: CheckpointKind, target: str | None) -> Future[Any]:
         """Ask for a checkpoint or savepoint; from any thread."""
         answer: Future[Any] = Future()
         self.tell(Requested(kind, target, answer))

@@ -25,7 +25,7 @@ from onceward.core.errors import ConfigurationError
 from onceward.core.operations.comparison import Verdict, compare
 
 from ..machine import end_of
-from .driver import Start, Supervisor, arguments_of
+from .driver import DriverStart, DriverSupervisor, arguments_of
 from .endpoints import KAFKA, POSTGRES, Addresses, Endpoint, UnreadableError
 from .faults import NothingToHitError, NotReachedError, PlannedFault, Scene
 from .servers import empty_kafka, new_database
@@ -79,7 +79,7 @@ class Case:
         self.addresses = self._set_up(folder, stack)
         for endpoint in endpoints:
             endpoint.create(self.addresses)
-        self._supervisor = Supervisor(self._start(folder), fault.environment)
+        self._supervisor = DriverSupervisor(self._start(folder), fault.environment)
         stack.callback(self._supervisor.stop, spec.stop_seconds)
         self._fed = 0
         self._notes: list[str] = []
@@ -97,7 +97,7 @@ class Case:
             dsn = stack.enter_context(new_database(self._servers[POSTGRES].dsn))
         return Addresses(folder, bootstrap_servers, dsn)
 
-    def _start(self, folder: Path) -> Start:
+    def _start(self, folder: Path) -> DriverStart:
         command = inspect.getattr_static(type(self._spec), "command", None)  # an instance would bind a function
         if command is None:
             raise ConfigurationError(f"{self._name} has no command: set command = [program, argument, …]")
@@ -107,7 +107,7 @@ class Case:
         if callable(command):
             variables["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         here = Path(inspect.getfile(type(self._spec))).parent
-        return Start(arguments_of(command), variables, here, folder / "driver.log")
+        return DriverStart(arguments_of(command), variables, here, folder / "driver.log")
 
     def _addresses_of_driver(self) -> Addresses:
         """Those of the case, or of the proxies before its servers."""

@@ -48,7 +48,7 @@ def arguments_of(command: Command) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Start:
+class DriverStart:
     """How a driver is started.
 
     Attributes:
@@ -71,7 +71,7 @@ class DriverProcess:
         ConfigurationError: The program cannot be started.
     """
 
-    def __init__(self, start: Start, extra: Mapping[str, str] | None = None) -> None:
+    def __init__(self, start: DriverStart, extra: Mapping[str, str] | None = None) -> None:
         with start.log.open("ab") as output:
             try:
                 self._process = subprocess.Popen(  # noqa: S603 - what is tested
@@ -184,7 +184,7 @@ def paused(processes: Collection[psutil.Process]) -> Iterator[None]:
 
 
 @dataclass
-class Supervisor:
+class DriverSupervisor:
     """Starts a driver, and starts it again half a second after it ended, as a service manager would.
 
     Attributes:
@@ -193,7 +193,7 @@ class Supervisor:
         exit_codes: Of the lives that ended.
     """
 
-    start: Start
+    start: DriverStart
     first: Mapping[str, str] = field(default_factory=dict)
     exit_codes: list[int] = field(default_factory=list)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import psutil
 
     from ..proxy import Proxy
-    from .driver import Supervisor
+    from .driver import DriverSupervisor
     from .endpoints import Addresses
     from .servers import Server
 
@@ -49,7 +49,7 @@ class Scene:
         proxies: Between the driver and each of the services, if the fault's name begins with `cut-`; else none.
     """
 
-    supervisor: Supervisor
+    supervisor: DriverSupervisor
     servers: Mapping[str, Server]
     addresses: Addresses
     dice: Random

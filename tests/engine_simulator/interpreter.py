@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from onceward.core.engine.aggregate import Aggregation
 from onceward.core.engine.functions import states_of
-from onceward.core.engine.logic import Selection
+from onceward.core.engine.logic import RowFilter
 from onceward.core.engine.state.keys import key_in
 from onceward.core.engine.state.memory import cells_of
 from onceward.core.engine.state.ttl import TIME, has_times
@@ -197,7 +197,7 @@ class Interpreter:
                 return function(record)
             case "map_batches":
                 return function(pa.RecordBatch.from_pylist([record])).to_pylist()
-            case "filter" if isinstance(function, Selection):
+            case "filter" if isinstance(function, RowFilter):
                 return [record] if function(pa.RecordBatch.from_pylist([record])).num_rows else []
             case "filter":
                 return [record] if function(record) else []

@@ -25,7 +25,7 @@ import fsspec
 from onceward.core import CheckpointConfig, FileBackend, MemoryBackend, Mode
 from onceward.core.checkpoint import Backoff, CommitPolicy, OnLost
 from onceward.core.engine.attempt import Attempt
-from onceward.core.engine.channels import Barrier, Kind
+from onceward.core.engine.channels import Barrier, CheckpointKind
 from onceward.core.engine.events import Acknowledged, Event, Requested, Status, Tick
 from onceward.core.engine.origin import Restore
 from onceward.core.engine.pace import Pace
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from onceward.core.engine.channels import TaskId
-    from onceward.core.engine.start import Started
+    from onceward.core.engine.start import StartedAttempt
     from onceward.core.engine.task import Task
 
 MOST_STEPS = 200_000
@@ -73,7 +73,7 @@ class AnyPace(Pace):
 class Machine(Attempt):
     """An attempt whose disk is full now and then, and what waits to be done around it."""
 
-    def __init__(self, started: Started, run_writers: RunWriters, simulation: Simulation) -> None:
+    def __init__(self, started: StartedAttempt, run_writers: RunWriters, simulation: Simulation) -> None:
         self.simulation = simulation
         self.run_writers = run_writers
         self.events: deque[Event] = deque()
@@ -286,7 +286,7 @@ class Simulation:
             if attempt is not None:
                 attempt.close()
 
-    def start(self) -> Started | None:
+    def start(self) -> StartedAttempt | None:
         """Start with the operator's command line, some time later; None if it is refused."""
         self.pass_time(self.order.choice([0.0, 0.05, 1.0]))
         self.look_around()
@@ -315,10 +315,10 @@ class Simulation:
             if machine.all_finished:
                 kind = next(r.kind for r in reversed(machine.history) if r.status == Status.COMPLETED)
                 self.note(f"finished with a {kind} checkpoint")
-                self.healed += kind in {Kind.AGAIN.name.lower(), Kind.AGAIN_DRAINED.name.lower()}
-                if kind == Kind.SUSPEND.name.lower():
+                self.healed += kind in {CheckpointKind.AGAIN.name.lower(), CheckpointKind.AGAIN_DRAINED.name.lower()}
+                if kind == CheckpointKind.SUSPEND.name.lower():
                     self.operator.change(Restore(path=self.suspended_into))
-                return kind == Kind.FINAL.name.lower()
+                return kind == CheckpointKind.FINAL.name.lower()
             if machine.failure is not None:
                 self.note(f"failed: {machine.failure}")
                 return False
@@ -333,10 +333,10 @@ class Simulation:
         """Let one thing happen: a task's step, a message, an asynchronous part, or some time."""
         if self.savepoints and self.random.random() < 0.006:
             self.savepoints -= 1
-            self.savepoint(machine, Kind.SAVEPOINT)
+            self.savepoint(machine, CheckpointKind.SAVEPOINT)
         if self.suspends and self.random.random() < 0.003:
             self.suspends -= 1
-            self.savepoint(machine, Kind.SUSPEND)
+            self.savepoint(machine, CheckpointKind.SUSPEND)
         what = self.random.random()
         if not (machine.awake or machine.events or machine.later):
             machine.jump = min(1.0, 2 * machine.jump)
@@ -379,12 +379,12 @@ class Simulation:
         self.losses -= 1
         return True
 
-    def savepoint(self, machine: Machine, kind: Kind) -> None:
+    def savepoint(self, machine: Machine, kind: CheckpointKind) -> None:
         """Ask for one, somewhere new."""
         folder = f"{self.folder_name}/save-{len(self.trace)}"
         self.note(f"{kind.name} into {folder} is asked for")
         self.requested.append(folder)
-        if kind is Kind.SUSPEND:
+        if kind is CheckpointKind.SUSPEND:
             self.suspended_into = folder
         machine.handle(Requested(kind, folder))
 
