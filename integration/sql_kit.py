@@ -13,7 +13,7 @@ import pymysql
 from sqlalchemy import make_url
 
 from onceward.connectors.database.engines import close_idle
-from onceward.connectors.database.sinks import SqlAlchemySink
+from onceward.connectors.database.sink import SqlAlchemySink
 from onceward.core.checkpoint import Coordinator
 from onceward.core.log import DirectoryStore, EpochInput
 from onceward.core.transaction import Acknowledgement

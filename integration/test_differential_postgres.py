@@ -13,7 +13,7 @@ import pytest
 from psycopg import sql
 
 from onceward.connectors.database.engines import close_idle
-from onceward.connectors.database.sinks import PostgresSink
+from onceward.connectors.database.sink import PostgresSink
 from onceward.core.names import Scope
 from onceward.core.transaction import CommitStatus, WriteContext
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from onceward.connectors.database.sinks import PostgresSink
+from onceward.connectors.database.sink import PostgresSink
 from onceward.core.errors import PostgresError
 from onceward.core.transaction import CommitStatus
 

@@ -34,7 +34,7 @@ from .proxy import Proxy
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from onceward.connectors.database.sinks import PostgresSink
+    from onceward.connectors.database.sink import PostgresSink
     from onceward.testing.services import PostgresServer
 
 pytestmark = pytest.mark.postgres

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from onceward.connectors.database.engines import close_idle
-from onceward.connectors.database.sinks import PostgresSink, SqlAlchemySink
+from onceward.connectors.database.sink import PostgresSink, SqlAlchemySink
 
 from .postgres_kit import Database, fresh_database
 from .sql_kit import write_lines_and_words

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from onceward.connectors.database.sinks import PostgresSink
+from onceward.connectors.database.sink import PostgresSink
 from onceward.core.errors import EpochConflictError
 from onceward.core.names import NOTHING, Scope
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation

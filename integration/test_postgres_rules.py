@@ -27,7 +27,7 @@ from .postgres_kit import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from onceward.connectors.database.sinks import PostgresSink
+    from onceward.connectors.database.sink import PostgresSink
     from onceward.testing.services import PostgresServer
 
 pytestmark = pytest.mark.postgres

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from onceward.connectors.database.engines import close_idle
-from onceward.connectors.database.sinks import SqlAlchemySink
+from onceward.connectors.database.sink import SqlAlchemySink
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SqlError
 from onceward.core.transaction import AbortStatus, CommitStatus, Observation
 

@@ -24,7 +24,7 @@ from onceward.connectors.database.own_tables import identity_row, tables_of
 from onceward.connectors.database.postgres.dialect import GidTransactions, PostgreSql
 from onceward.connectors.database.postgres.staging import TableWriting
 from onceward.connectors.database.prepared import PreparedWriting, abort_prepared, commit_prepared
-from onceward.connectors.database.sinks import PostgresSink, SqlAlchemySink
+from onceward.connectors.database.sink import PostgresSink, SqlAlchemySink
 from onceward.connectors.database.sqlite import Sqlite
 from onceward.connectors.database.target import PREPARED, STAGED, TableName, Target, own_name
 from onceward.core.errors import ConfigurationError, EpochConflictError, PostgresError

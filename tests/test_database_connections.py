@@ -18,7 +18,7 @@ from onceward.connectors.database.engines import close_idle, engine_of
 from onceward.connectors.database.postgres import session
 from onceward.connectors.database.postgres.dialect import _silent
 from onceward.connectors.database.postgres.session import Answering, limited
-from onceward.connectors.database.sinks import PostgresSink, SqlAlchemySink
+from onceward.connectors.database.sink import PostgresSink, SqlAlchemySink
 from onceward.core.errors import RetryableSinkError
 from onceward.core.kit import processwide
 from onceward.core.transaction import WriteContext

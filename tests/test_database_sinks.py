@@ -15,8 +15,7 @@ from onceward.connectors.database.dialect import ServerFacts
 from onceward.connectors.database.ledger import Facts
 from onceward.connectors.database.mariadb import MariaDb, Xid, gtrid_of, read_xid
 from onceward.connectors.database.postgres.dialect import PostgreSql
-from onceward.connectors.database.sink import choose_path
-from onceward.connectors.database.sinks import PostgresSink, SqlAlchemySink
+from onceward.connectors.database.sink import PostgresSink, SqlAlchemySink, choose_path
 from onceward.connectors.database.target import CommitPath, TableName, Url, own_name
 from onceward.core.errors import ConfigurationError, RetryableSinkError
 from onceward.core.names import Scope, TransactionName

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from onceward.connectors.database.sinks import SqlAlchemySink
+from onceward.connectors.database.sink import SqlAlchemySink
 from onceward.testing.conformance import SinkConformance, SinkUnderTest
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pytest
 
 from onceward.connectors.database import merging, staging
-from onceward.connectors.database.sinks import SqlAlchemySink
+from onceward.connectors.database.sink import SqlAlchemySink
 from onceward.connectors.database.sqlite import _set_up
 from onceward.core.checkpoint import Coordinator
 from onceward.core.errors import ConfigurationError, EpochConflictError, RetryableSinkError, SchemaError, SqlError

@@ -18,7 +18,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
-from onceward.connectors.database.sinks import PostgresSink
+from onceward.connectors.database.sink import PostgresSink
 from onceward.connectors.kafka.sink import KafkaSink
 from onceward.connectors.spark import exactly_once
 from onceward.testing.pipeline.endpoints import Addresses

@@ -94,14 +94,14 @@ class PostgresConnector(DatabaseConnector):
     """A PostgreSQL database, at a connection string of libpq."""
 
     name = "postgres"
-    sink = "onceward.connectors.database.sinks:PostgresSink"
+    sink = "onceward.connectors.database.sink:PostgresSink"
     address_form = "DSN"
     title = "PostgreSQL"
     extra = "postgres"
 
     def a_sink(self, name: str, table: str = "any") -> DatabaseSink:
         """Return a PostgresSink."""
-        from .sinks import PostgresSink  # noqa: PLC0415 - an extra
+        from .sink import PostgresSink  # noqa: PLC0415 - an extra
 
         return PostgresSink(name, table=table, dsn=self.address, **self._arguments())
 
@@ -125,12 +125,12 @@ class SqlConnector(DatabaseConnector):
     """A database that SQLAlchemy reaches, at its URL: MariaDB, SQLite, or PostgreSQL."""
 
     name = "sql"
-    sink = "onceward.connectors.database.sinks:SqlAlchemySink"
+    sink = "onceward.connectors.database.sink:SqlAlchemySink"
     address_form = "URL"
 
     def a_sink(self, name: str, table: str = "any") -> DatabaseSink:
         """Return a SqlAlchemySink."""
-        from .sinks import SqlAlchemySink  # noqa: PLC0415 - an extra
+        from .sink import SqlAlchemySink  # noqa: PLC0415 - an extra
 
         return SqlAlchemySink(name, table=table, url=self.address, **self._arguments())
 

@@ -14,7 +14,7 @@ from sqlalchemy import make_url
 
 from onceward.connectors.database.engines import close_idle, transaction
 from onceward.connectors.database.plan import InsertWriter, make_plan
-from onceward.connectors.database.sinks import SqlAlchemySink
+from onceward.connectors.database.sink import SqlAlchemySink
 from onceward.connectors.database.tables import describe
 from onceward.core.errors import ConfigurationError, SchemaError, SqlError
 from onceward.core.transaction import CommitStatus

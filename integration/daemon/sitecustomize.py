@@ -11,7 +11,7 @@ if "pyspark.daemon" in sys.orig_argv:
     import gc
     from importlib import import_module
 
-    sinks = ("onceward.connectors.database.sinks", "onceward.connectors.kafka.sink", "onceward.connectors.spark")
+    sinks = ("onceward.connectors.database.sink", "onceward.connectors.kafka.sink", "onceward.connectors.spark")
     for name in ("pandas", "pgpq", "psycopg", "pyarrow.compute", "pyarrow.dataset", *sinks, sys.orig_argv[-1]):
         import_module(name)
     gc.freeze()  # a worker looks through all objects for garbage after each task

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from .cli.explain import Explanation, explain
-    from .connectors.database.sinks import PostgresSink, SqlAlchemySink
+    from .connectors.database.sink import PostgresSink, SqlAlchemySink
     from .connectors.files.sink import FileSink
     from .connectors.files.source import FileSource
     from .connectors.http.sink import HttpSink
@@ -109,7 +109,7 @@ __all__ = [
 
 _MODULES: Final = {
     ".cli.explain": "Explanation explain",
-    ".connectors.database.sinks": "PostgresSink SqlAlchemySink",
+    ".connectors.database.sink": "PostgresSink SqlAlchemySink",
     ".connectors.files.sink": "FileSink",
     ".connectors.files.source": "FileSource",
     ".connectors.http.sink": "HttpSink",
