@@ -13,8 +13,8 @@ from pyspark.errors import SparkRuntimeException
 
 from onceward.connectors.spark.exactly_once import EpochHandler, check_pickles, refuse_other_targets
 from onceward.connectors.spark.options import check_log
+from onceward.connectors.spark.parallelism import TOO_LARGE
 from onceward.connectors.spark.query import any_stage_failed, epoch_input, read_text, reason
-from onceward.connectors.spark.writers import TOO_LARGE
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, SinkError
 from onceward.core.log import DirectoryStore, LogWriter, MemoryStore, Rewind, read
 from onceward.core.log.run_writers import OVERTAKEN, RUN_VARIABLE

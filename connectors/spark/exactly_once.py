@@ -42,6 +42,7 @@ from onceward.sinks import DirectSink, TwoPhaseCommitSink
 from .idle import IdleSweeper
 from .kafka import with_publication
 from .options import check_log, check_not_moved, check_store, local_store, open_log
+from .parallelism import TOO_LARGE, Writers, checked_writers, driver_limit, row_size, writers_of
 from .plan import handlers, only_writes
 from .query import QueryRun, any_stage_failed, checked_folder, checkpoint_reader, current_run, epoch_input, reason
 from .task import (
@@ -57,7 +58,6 @@ from .task import (
     write_and_tell,
     write_partition,
 )
-from .writers import TOO_LARGE, Writers, checked_writers, driver_limit, row_size, writers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
