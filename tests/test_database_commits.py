@@ -15,10 +15,10 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from onceward.connectors.database import ledger
-from onceward.connectors.database.dialect import Answer, Movement
+from onceward.connectors.database.dialect import Movement, TwoPhaseAnswer
 from onceward.connectors.database.engines import transaction
 from onceward.connectors.database.failures import may_pass, translate
-from onceward.connectors.database.ledger import Facts
+from onceward.connectors.database.ledger import LedgerFacts
 from onceward.connectors.database.mariadb import XaTransactions, Xid
 from onceward.connectors.database.own_tables import identity_row, tables_of
 from onceward.connectors.database.postgres.dialect import GidTransactions, PostgreSql
@@ -26,7 +26,7 @@ from onceward.connectors.database.postgres.staging import TableWriting
 from onceward.connectors.database.prepared import PreparedWriting, abort_prepared, commit_prepared
 from onceward.connectors.database.sink import PostgresSink, SqlAlchemySink
 from onceward.connectors.database.sqlite import Sqlite
-from onceward.connectors.database.target import PREPARED, STAGED, TableName, Target, own_name
+from onceward.connectors.database.target import PREPARED, STAGED, DatabaseTarget, TableName, own_name
 from onceward.core.errors import ConfigurationError, EpochConflictError, PostgresError
 from onceward.core.names import Scope, TransactionName
 from onceward.core.transaction import (
@@ -63,9 +63,9 @@ def test_a_committable_of_another_layout_is_refused(tmp_path: Path, changes: dic
 
 def test_an_abort_of_which_nothing_can_be_proven_is_not_done() -> None:
     committable = of_epoch(1)
-    pruned = Facts(behind="", logs={SCOPE.log: 5}, committed=frozenset())
+    pruned = LedgerFacts(behind="", logs={SCOPE.log: 5}, committed=frozenset())
     assert pruned.abort_outcome(committable).status is AbortStatus.UNKNOWN
-    elsewhere = Facts(behind="", logs={}, committed=frozenset())
+    elsewhere = LedgerFacts(behind="", logs={}, committed=frozenset())
     assert elsewhere.abort_outcome(committable).status is AbortStatus.ABORTED
     assert elsewhere.commit_outcome(committable).status is CommitStatus.UNKNOWN
 
@@ -76,7 +76,7 @@ def test_an_abort_of_which_nothing_can_be_proven_is_not_done() -> None:
 class Scripted:
     """A database's two-phase commands with scripted answers."""
 
-    def __init__(self, *answers: Answer | Exception) -> None:
+    def __init__(self, *answers: TwoPhaseAnswer | Exception) -> None:
         self.answers = list(answers)
         self.doubt = ""
         self.noted: list[int] = []
@@ -90,7 +90,7 @@ class Scripted:
         connection.rollback()
         connection.close()
 
-    def end(self, *_: object) -> tuple[Answer, str]:
+    def end(self, *_: object) -> tuple[TwoPhaseAnswer, str]:
         said = self.answers.pop(0)
         if isinstance(said, Exception):
             raise said
@@ -104,14 +104,14 @@ class Scripted:
 
 
 @pytest.fixture
-def target(tmp_path: Path) -> Target:
+def target(tmp_path: Path) -> DatabaseTarget:
     """A database in which a writer of this log has written."""
     target = SqlAlchemySink("words", url=f"sqlite:///{tmp_path}/db", table="words").target
     ledger.note(target, SCOPE)
     return target
 
 
-def note_committed(target: Target) -> None:
+def note_committed(target: DatabaseTarget) -> None:
     with transaction(target, "note") as connection:
         connection.execute(tables_of(target).ledger.insert().values(**identity_row(NAME, 1)))
 
@@ -123,18 +123,18 @@ CUT = exc.OperationalError("COMMIT", None, psycopg.errors.AdminShutdown("cut"))
 @pytest.mark.parametrize(
     ("answer", "noted", "ends"),
     [
-        (Answer.DONE, False, (CommitStatus.COMMITTED, AbortStatus.ABORTED)),
-        (Answer.BUSY, False, (LATER, AbortStatus.RETRY_LATER)),
-        (Answer.BUSY, True, (LATER, AbortStatus.RETRY_LATER)),
+        (TwoPhaseAnswer.DONE, False, (CommitStatus.COMMITTED, AbortStatus.ABORTED)),
+        (TwoPhaseAnswer.BUSY, False, (LATER, AbortStatus.RETRY_LATER)),
+        (TwoPhaseAnswer.BUSY, True, (LATER, AbortStatus.RETRY_LATER)),
         (CUT, True, (LATER, AbortStatus.RETRY_LATER)),
-        (Answer.GONE, False, (CommitStatus.LOST, AbortStatus.ABORTED)),
-        (Answer.GONE, True, (CommitStatus.ALREADY_COMMITTED, AbortStatus.COMMITTED)),
+        (TwoPhaseAnswer.GONE, False, (CommitStatus.LOST, AbortStatus.ABORTED)),
+        (TwoPhaseAnswer.GONE, True, (CommitStatus.ALREADY_COMMITTED, AbortStatus.COMMITTED)),
     ],
 )
 def test_busy_proves_nothing_and_gone_is_looked_up_in_the_ledger(
-    target: Target,
+    target: DatabaseTarget,
     monkeypatch: pytest.MonkeyPatch,
-    answer: Answer | Exception,
+    answer: TwoPhaseAnswer | Exception,
     noted: bool,
     ends: tuple[CommitStatus, AbortStatus],
 ) -> None:
@@ -148,10 +148,10 @@ def test_busy_proves_nothing_and_gone_is_looked_up_in_the_ledger(
 
 
 def test_what_is_committed_and_not_confirmed_is_asked_for_again(
-    target: Target, monkeypatch: pytest.MonkeyPatch
+    target: DatabaseTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     note_committed(target)
-    script = Scripted(Answer.GONE, Answer.GONE)
+    script = Scripted(TwoPhaseAnswer.GONE, TwoPhaseAnswer.GONE)
     script.doubt = "canceling wait for synchronous replication"
     monkeypatch.setattr(Sqlite, "two_phase", script)
     [outcome] = commit_prepared(target, [ENDED])
@@ -161,31 +161,33 @@ def test_what_is_committed_and_not_confirmed_is_asked_for_again(
 
 
 def test_what_was_answered_before_a_cut_stays_answered_and_nothing_is_asked_twice(
-    target: Target, monkeypatch: pytest.MonkeyPatch
+    target: DatabaseTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = Scripted(Answer.DONE, CUT, Answer.DONE)
+    script = Scripted(TwoPhaseAnswer.DONE, CUT, TwoPhaseAnswer.DONE)
     monkeypatch.setattr(Sqlite, "two_phase", script)
     committables = [Committable.named(PREPARED, NAME._replace(subtask=n)) for n in range(3)]
     statuses = [outcome.status for outcome in commit_prepared(target, committables)]
     assert statuses == [CommitStatus.COMMITTED, LATER, LATER]
-    assert script.answers == [Answer.DONE]
+    assert script.answers == [TwoPhaseAnswer.DONE]
 
 
-def test_the_ledger_row_is_in_the_transaction_that_is_prepared(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    commands = Scripted(Answer.DONE)
+def test_the_ledger_row_is_in_the_transaction_that_is_prepared(
+    target: DatabaseTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = Scripted(TwoPhaseAnswer.DONE)
     monkeypatch.setattr(Sqlite, "two_phase", commands)
     PreparedWriting(target, CONTEXT).pre_commit()
     assert commands.noted == [1]
 
 
-def test_a_standbys_ledger_proves_nothing(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Sqlite, "two_phase", Scripted(Answer.GONE))
+def test_a_standbys_ledger_proves_nothing(target: DatabaseTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sqlite, "two_phase", Scripted(TwoPhaseAnswer.GONE))
     monkeypatch.setattr(Sqlite, "behind", lambda *_: "lags")
     assert commit_prepared(target, [ENDED])[0].status is LATER
 
 
 def test_a_commit_between_two_questions_does_not_look_like_an_abort(
-    target: Target, monkeypatch: pytest.MonkeyPatch
+    target: DatabaseTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is prepared is asked for first, and the ledger afterwards."""
     commands = Scripted()
@@ -200,7 +202,7 @@ def test_a_commit_between_two_questions_does_not_look_like_an_abort(
 
     facts = ledger.facts
 
-    def then_prepared_no_more(*arguments: Any) -> Facts:
+    def then_prepared_no_more(*arguments: Any) -> LedgerFacts:
         found = facts(*arguments)
         if waiting:
             waiting.clear()
@@ -261,9 +263,11 @@ def refused(state: str) -> psycopg.Error:
     return psycopg.errors.lookup(state)("no")
 
 
-@pytest.mark.parametrize(("state", "answer"), [(BUSY, Answer.BUSY), (GONE, Answer.GONE), (None, Answer.DONE)])
+@pytest.mark.parametrize(
+    ("state", "answer"), [(BUSY, TwoPhaseAnswer.BUSY), (GONE, TwoPhaseAnswer.GONE), (None, TwoPhaseAnswer.DONE)]
+)
 @pytest.mark.parametrize("command", ["COMMIT", "ROLLBACK"])
-def test_what_postgresql_says_of_a_gid(state: str | None, answer: Answer, command: str) -> None:
+def test_what_postgresql_says_of_a_gid(state: str | None, answer: TwoPhaseAnswer, command: str) -> None:
     connection: Any = Asked(refused(state) if state is not None else None)
     assert GidTransactions().end(connection, command, NAME)[0] is answer
 
@@ -274,7 +278,7 @@ def test_a_commit_with_a_warning_is_asked_for_again(command: str) -> None:
     connection: Any = Asked()
     connection.warnings = ["canceling wait for synchronous replication due to user request"]
     answer, words = GidTransactions().end(connection, command, NAME)
-    assert answer is Answer.BUSY
+    assert answer is TwoPhaseAnswer.BUSY
     assert "canceling wait" in words
     assert connection.handlers == []
     assert "canceling wait" in GidTransactions().unconfirmed(connection)
@@ -331,9 +335,14 @@ def test_staged_rows_are_committed_synchronously() -> None:
 
 @pytest.mark.parametrize(
     ("number", "listed", "answer"),
-    [(1397, True, Answer.BUSY), (1397, False, Answer.GONE), (1402, True, Answer.GONE), (None, True, Answer.DONE)],
+    [
+        (1397, True, TwoPhaseAnswer.BUSY),
+        (1397, False, TwoPhaseAnswer.GONE),
+        (1402, True, TwoPhaseAnswer.GONE),
+        (None, True, TwoPhaseAnswer.DONE),
+    ],
 )
-def test_what_mariadb_says_of_an_identifier(number: int | None, listed: bool, answer: Answer) -> None:
+def test_what_mariadb_says_of_an_identifier(number: int | None, listed: bool, answer: TwoPhaseAnswer) -> None:
     """It says "unknown" of a transaction that another session holds, while it lists it."""
     xid = Xid.of(NAME)
     shown = f"X'{xid.gtrid.encode().hex()}',X'{xid.bqual.encode().hex()}',{str(xid).rpartition(',')[2]}"
@@ -425,7 +434,9 @@ def test_a_name_of_another_sink_or_pipeline_is_not_ours() -> None:
 OTHER = SCOPE._replace(log="ffff0000")
 
 
-def test_of_two_logs_that_claim_at_once_the_second_one_is_told(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_logs_that_claim_at_once_the_second_one_is_told(
+    target: DatabaseTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both have seen that nobody owns the names."""
     insert = ledger._insert
 

@@ -15,7 +15,7 @@ from sqlalchemy.dialects import mysql, postgresql
 
 from onceward.connectors.database.conversions import UnfitError, conversion
 from onceward.connectors.database.plan import Column, make_plan
-from onceward.connectors.database.postgres.catalog import PgType, Table
+from onceward.connectors.database.postgres.catalog import PgTable, PgType
 from onceward.connectors.database.postgres.conversions import conversion as postgres_conversion
 from onceward.connectors.database.postgres.conversions import encode_arrays, encode_uuids
 from onceward.connectors.database.postgres.session import conversions_for
@@ -262,8 +262,8 @@ TEXT = PgType(25, "text")
 ID = uuid.UUID("12345678-1234-5678-1234-56789abcdef0")
 
 
-def postgres_table(*columns: Column) -> Table:
-    return Table(1, "public", "t", "r", "p", columns)
+def postgres_table(*columns: Column) -> PgTable:
+    return PgTable(1, "public", "t", "r", "p", columns)
 
 
 def test_the_plan_follows_the_data_not_the_order_of_the_table() -> None:

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from onceward.connectors.database.dialect import ServerFacts
-from onceward.connectors.database.ledger import Facts
+from onceward.connectors.database.ledger import LedgerFacts
 from onceward.connectors.database.mariadb import MariaDb, Xid, gtrid_of, read_xid
 from onceward.connectors.database.postgres.dialect import PostgreSql
 from onceward.connectors.database.sink import PostgresSink, SqlAlchemySink, choose_path
@@ -419,20 +419,20 @@ def committable(**fields: Any) -> Committable:
 @pytest.mark.parametrize(
     ("facts", "commit", "abort", "state"),
     [
-        (Facts("", {LOG: -1}, frozenset({"name"})), "already committed", "committed", "committed"),
-        (Facts("lags", {LOG: -1}, frozenset({"name"})), "already committed", "committed", "committed"),
-        (Facts("lags", {LOG: -1}, frozenset()), "retry later", "retry later", "no answer"),
-        (Facts("", {}, frozenset()), "unknown", "aborted", "absent"),
-        (Facts("", {"ffff0000": -1}, frozenset()), "unknown", "aborted", "absent"),
-        (Facts("", {LOG: 7}, frozenset()), "unknown", "unknown", "unknown"),
-        (Facts("", {LOG: 6}, frozenset()), "lost", "aborted", "aborted"),
-        (Facts("", {LOG: 6}, frozenset(), {LOG: 3}), "unknown", "unknown", "unknown"),
-        (Facts("", {LOG: 6}, frozenset(), {LOG: 2, "ffff0000": 99}), "lost", "aborted", "aborted"),
-        (Facts("", {LOG: 6}, frozenset({"name"}), {LOG: 3}), "already committed", "committed", "committed"),
+        (LedgerFacts("", {LOG: -1}, frozenset({"name"})), "already committed", "committed", "committed"),
+        (LedgerFacts("lags", {LOG: -1}, frozenset({"name"})), "already committed", "committed", "committed"),
+        (LedgerFacts("lags", {LOG: -1}, frozenset()), "retry later", "retry later", "no answer"),
+        (LedgerFacts("", {}, frozenset()), "unknown", "aborted", "absent"),
+        (LedgerFacts("", {"ffff0000": -1}, frozenset()), "unknown", "aborted", "absent"),
+        (LedgerFacts("", {LOG: 7}, frozenset()), "unknown", "unknown", "unknown"),
+        (LedgerFacts("", {LOG: 6}, frozenset()), "lost", "aborted", "aborted"),
+        (LedgerFacts("", {LOG: 6}, frozenset(), {LOG: 3}), "unknown", "unknown", "unknown"),
+        (LedgerFacts("", {LOG: 6}, frozenset(), {LOG: 2, "ffff0000": 99}), "lost", "aborted", "aborted"),
+        (LedgerFacts("", {LOG: 6}, frozenset({"name"}), {LOG: 3}), "already committed", "committed", "committed"),
     ],
 )
 def test_an_absent_row_proves_something_only_in_the_right_ledger(
-    facts: Facts, commit: str, abort: str, state: str
+    facts: LedgerFacts, commit: str, abort: str, state: str
 ) -> None:
     assert facts.commit_outcome(committable(), "words").status == CommitStatus(commit)
     assert facts.abort_outcome(committable(), "words").status == AbortStatus(abort)

@@ -10,7 +10,7 @@ from onceward.core.errors import SinkError
 from onceward.core.operations.findings import Finding, failed, ok, warning
 
 from .engines import dialect_for, read_server, reading
-from .target import LEDGER_SCHEMA, TableName, Target, Url
+from .target import LEDGER_SCHEMA, DatabaseTarget, TableName, Url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,12 +54,12 @@ _OLD_SECONDS: Final = 3600
 _FEW: Final = 16
 
 
-def target_of(url: Url, ledger_schema: str | None = None) -> Target:
+def target_of(url: Url, ledger_schema: str | None = None) -> DatabaseTarget:
     """How doctor reaches a database: no table is looked at."""
-    return Target(url, TableName(None, "any"), answer_within=10, ledger_schema=ledger_schema or LEDGER_SCHEMA)
+    return DatabaseTarget(url, TableName(None, "any"), answer_within=10, ledger_schema=ledger_schema or LEDGER_SCHEMA)
 
 
-def check_postgres(target: Target) -> list[Finding]:
+def check_postgres(target: DatabaseTarget) -> list[Finding]:
     """Check that the server is reachable, writable and durable, and has room; check rights and old transactions."""
     try:
         with reading(target, "cannot look") as connection:
@@ -80,7 +80,7 @@ def check_postgres(target: Target) -> list[Finding]:
         return [failed("postgresql server", str(error), "check address, role and password")]
 
 
-def check_database(target: Target) -> Iterator[Finding]:
+def check_database(target: DatabaseTarget) -> Iterator[Finding]:
     """Check a database of any kind."""
     if target.url.backend == "postgresql":
         yield from check_postgres(target)

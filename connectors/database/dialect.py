@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from onceward.core.names import Scope, TransactionName
     from onceward.core.row_hash import RowHash
 
-    from .target import Access
+    from .target import DatabaseAccess
 
 READ_ONLY: Final = "onceward_read_only"
 """Execution option of a transaction that only reads."""
@@ -56,7 +56,7 @@ class ServerFacts:
     """What weakens the guarantee."""
 
 
-class Answer(Enum):
+class TwoPhaseAnswer(Enum):
     """What the server said to the end of a prepared transaction."""
 
     DONE = "done"
@@ -73,7 +73,12 @@ class TwoPhase(Protocol):
     """
 
     def begin(
-        self, connection: sa.Connection, access: Access, name: TransactionName, question: sa.Select[Any], of: Scope
+        self,
+        connection: sa.Connection,
+        access: DatabaseAccess,
+        name: TransactionName,
+        question: sa.Select[Any],
+        of: Scope,
     ) -> Sequence[Any] | None:
         """Begin the transaction, which waits at most `lock_timeout` seconds for a lock, and ask a question in it.
 
@@ -94,7 +99,7 @@ class TwoPhase(Protocol):
         When this returns the transaction survives the server's crash, and other sessions can end it.
         """
 
-    def end(self, connection: sa.Connection, command: str, name: TransactionName) -> tuple[Answer, str]:
+    def end(self, connection: sa.Connection, command: str, name: TransactionName) -> tuple[TwoPhaseAnswer, str]:
         """COMMIT or ROLLBACK it by name; the answer, and the server's words."""
 
     def unconfirmed(self, connection: sa.Connection) -> str:
@@ -151,14 +156,14 @@ class Dialect(ABC):
     """What a role must be allowed for a trial; empty if writing needs no less."""
 
     @abstractmethod
-    def engine_arguments(self, access: Access) -> dict[str, Any]:
+    def engine_arguments(self, access: DatabaseAccess) -> dict[str, Any]:
         """Arguments for create_engine."""
 
     @abstractmethod
-    def prepare_engine(self, engine: sa.Engine, access: Access) -> None:
+    def prepare_engine(self, engine: sa.Engine, access: DatabaseAccess) -> None:
         """Install what each new connection needs."""
 
-    def open_transaction(self, connection: sa.Connection, access: Access) -> None:  # noqa: B027
+    def open_transaction(self, connection: sa.Connection, access: DatabaseAccess) -> None:  # noqa: B027
         """Apply settings to the transaction just begun; by default none."""
 
     def confirmed(self, connection: sa.Connection) -> AbstractContextManager[Callable[[], object]]:  # noqa: ARG002
@@ -255,7 +260,7 @@ class Movement(msgspec.Struct, frozen=True):
         return json.dumps(msgspec.to_builtins(self))
 
 
-class Part(NamedTuple):
+class StagedPart(NamedTuple):
     """What one attempt has staged."""
 
     id: int

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from .dialect import RowDialect, ServerFacts
     from .postgres.dialect import PostgreSql
-    from .target import Access, Target, Url
+    from .target import DatabaseAccess, DatabaseTarget, Url
 
 _KEPT: Final = 4
 """Idle connections kept for each engine."""
@@ -35,7 +35,7 @@ _IDLE_SECONDS: Final = 300
 _EXTRAS: Final = {"psycopg": "postgres", "pgpq": "postgres", "pymysql": "mariadb"}
 
 
-def _create(access: Access) -> sa.Engine:
+def _create(access: DatabaseAccess) -> sa.Engine:
     url, dialect = access.url, _dialect_of(access.url)
     try:
         engine = sa.create_engine(
@@ -57,7 +57,7 @@ def _create(access: Access) -> sa.Engine:
 _engines: Final = PerProcess(_create)
 
 
-def engine_of(target: Target) -> sa.Engine:
+def engine_of(target: DatabaseTarget) -> sa.Engine:
     """This process's engine for the target's database.
 
     Raises:
@@ -75,7 +75,7 @@ def close_idle() -> None:
 atexit.register(close_idle)
 
 
-def dialect_for(target: Target) -> RowDialect | PostgreSql:
+def dialect_for(target: DatabaseTarget) -> RowDialect | PostgreSql:
     """How the target's database is spoken to."""
     return _dialect_of(target.url)
 
@@ -97,7 +97,9 @@ def _missing(url: Url, error: ImportError) -> ConfigurationError:
 
 
 @contextmanager
-def transaction(target: Target, what: str, *, more: float = 0.0, merges: bool = False) -> Iterator[sa.Connection]:
+def transaction(
+    target: DatabaseTarget, what: str, *, more: float = 0.0, merges: bool = False
+) -> Iterator[sa.Connection]:
     """A connection in a transaction, committed at the end; errors become onceward's.
 
     Args:
@@ -120,7 +122,7 @@ def transaction(target: Target, what: str, *, more: float = 0.0, merges: bool = 
 
 
 @contextmanager
-def reading(target: Target, what: str) -> Iterator[sa.Connection]:
+def reading(target: DatabaseTarget, what: str) -> Iterator[sa.Connection]:
     """A connection for a few questions, each answered from the newest state; errors become onceward's."""
     with (
         translated(what, target),
@@ -130,13 +132,13 @@ def reading(target: Target, what: str) -> Iterator[sa.Connection]:
         yield connection
 
 
-def read_server(target: Target) -> ServerFacts:
+def read_server(target: DatabaseTarget) -> ServerFacts:
     """Ask the server what matters of its settings."""
     with reading(target, "cannot read the server's settings") as connection:
         return dialect_for(target).read_server(connection)
 
 
-def autocommitting(target: Target) -> sa.Connection:
+def autocommitting(target: DatabaseTarget) -> sa.Connection:
     """A connection in which each statement is its own transaction, unless one is begun by command.
 
     SQLite's is one of a transaction that only reads.

@@ -19,7 +19,7 @@ from .remedies import are_rows_to_blame, remedy
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .target import Target
+    from .target import DatabaseTarget
 
 _POSTGRES_CLASSES: Final = ("08", "40", "53", "57", "58")
 """Connection, transaction rollback, insufficient resources, operator intervention, system error."""
@@ -120,12 +120,12 @@ def _driver(cause: BaseException) -> str:
     return type(cause).__module__.partition(".")[0]
 
 
-def refusal(target: Target) -> type[SqlError]:
+def refusal(target: DatabaseTarget) -> type[SqlError]:
     """The error for what a database refuses for good."""
     return PostgresError if target.url.backend == "postgresql" else SqlError
 
 
-def translate(error: exc.SQLAlchemyError, what: str, target: Target) -> SinkError:
+def translate(error: exc.SQLAlchemyError, what: str, target: DatabaseTarget) -> SinkError:
     """Onceward's error for SQLAlchemy's: RetryableSinkError if it may pass."""
     said = f"{what} ({target.url}): {target.url.redact(words(error))}"
     if may_pass(error):
@@ -136,7 +136,7 @@ def translate(error: exc.SQLAlchemyError, what: str, target: Target) -> SinkErro
 
 
 @contextmanager
-def translated(what: str, target: Target) -> Iterator[None]:
+def translated(what: str, target: DatabaseTarget) -> Iterator[None]:
     """Raise onceward's errors instead of SQLAlchemy's inside the block."""
     try:
         yield

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from onceward.core.transaction import AbortOutcome, CommitOutcome, Committable
 
     from .own_tables import Tables
-    from .target import Target
+    from .target import DatabaseTarget
 
 _log = logging.getLogger("onceward.database")
 
@@ -45,7 +45,7 @@ _PLACE: Final = "the ledger in the target database"
 
 
 @dataclass(frozen=True)
-class Facts:
+class LedgerFacts:
     """One look into the ledger for one pipeline's sink, of transactions that are neither prepared nor staged.
 
     An absent row proves something only if the transaction was written into this very database. Its writer noted that
@@ -86,7 +86,7 @@ class Facts:
         return abort_outcome(seen, f"{words}; {why}" if words else why)
 
 
-def facts(target: Target, connection: sa.Connection, committables: Sequence[Committable]) -> Facts:
+def facts(target: DatabaseTarget, connection: sa.Connection, committables: Sequence[Committable]) -> LedgerFacts:
     """Look up transactions of one sink. First the rows, then what may have made them disappear: pruning notes it first.
 
     A rewind takes such a note back and sets rows aside, so those are asked for last.
@@ -94,12 +94,14 @@ def facts(target: Target, connection: sa.Connection, committables: Sequence[Comm
     `connection` must see the newest state in each statement, as those of `reading` do.
     """
     if not committables:
-        return Facts("")
+        return LedgerFacts("")
     behind = dialect_for(target).behind(connection)
-    return ask(target, connection, lambda: _facts(target, connection, committables, behind), Facts(behind))
+    return ask(target, connection, lambda: _facts(target, connection, committables, behind), LedgerFacts(behind))
 
 
-def _facts(target: Target, connection: sa.Connection, committables: Sequence[Committable], behind: str) -> Facts:
+def _facts(
+    target: DatabaseTarget, connection: sa.Connection, committables: Sequence[Committable], behind: str
+) -> LedgerFacts:
     dialect, tables = dialect_for(target), tables_of(target)
     committed: set[str] = set()
     for part in parts([c.transaction for c in committables]):
@@ -110,14 +112,14 @@ def _facts(target: Target, connection: sa.Connection, committables: Sequence[Com
             query = sa.select(tables.ledger.c.name).where(tables.ledger.c.name.in_(left))
             committed |= set(connection.scalars(query.with_for_update(read=True)))
     if committed.issuperset(c.transaction for c in committables):
-        return Facts(behind, committed=frozenset(committed))
+        return LedgerFacts(behind, committed=frozenset(committed))
     mine = _of(tables.logs, committables[0].pipeline, committables[0].sink)
     query_logs = sa.select(tables.logs.c.log, tables.logs.c.pruned).where(*mine)
     logs = {row.log: row.pruned for row in connection.execute(query_logs)}
     mine = [*_of(tables.ledger, committables[0].pipeline, committables[0].sink), tables.ledger.c.rewound == 1]
     newest = sa.select(tables.ledger.c.log, sa.func.max(tables.ledger.c.writer).label("newest")).where(*mine)
     set_aside = {row.log: row.newest for row in connection.execute(newest.group_by(tables.ledger.c.log))}
-    return Facts(behind, logs, frozenset(committed), set_aside)
+    return LedgerFacts(behind, logs, frozenset(committed), set_aside)
 
 
 class Ownership(NamedTuple):
@@ -157,13 +159,13 @@ def ownership_query(tables: Tables) -> sa.Select[Any]:
     return cast("sa.Select[Any]", question)
 
 
-def _owned(target: Target, connection: sa.Connection, scope: Scope) -> Ownership:
+def _owned(target: DatabaseTarget, connection: sa.Connection, scope: Scope) -> Ownership:
     found = Ownership(*connection.execute(ownership_query(tables_of(target)), scope._asdict()).one())
     found.refuse_others(scope)
     return found
 
 
-def note(target: Target, scope: Scope) -> None:
+def note(target: DatabaseTarget, scope: Scope) -> None:
     """Note that a writer of this log writes here, if no other log owns the names; it claims nothing.
 
     Raises:
@@ -177,7 +179,7 @@ def note(target: Target, scope: Scope) -> None:
         _insert(target, logs, scope, sa.select(logs.c.log).where(*_mine(logs, scope)))
 
 
-def sinks_of(target: Target, connection: sa.Connection, pipeline: str, log: str | None = None) -> list[str]:
+def sinks_of(target: DatabaseTarget, connection: sa.Connection, pipeline: str, log: str | None = None) -> list[str]:
     """Under which sinks' names writers of this log have written here; None: of any log."""
     if not exists(target, connection):
         return []
@@ -187,7 +189,7 @@ def sinks_of(target: Target, connection: sa.Connection, pipeline: str, log: str 
     return list(connection.scalars(query.order_by(logs.c.sink)))
 
 
-def check(target: Target, scope: Scope, newest: Progress) -> Remembered | None:
+def check(target: DatabaseTarget, scope: Scope, newest: Progress) -> Remembered | None:
     """See that no other log owns the names, and that this one has come as far as the ledger.
 
     Returns:
@@ -208,7 +210,7 @@ def check(target: Target, scope: Scope, newest: Progress) -> Remembered | None:
     return None if behind else Remembered(owner == scope.log, known.progress, transactions=known.transactions)
 
 
-def claim(target: Target, scope: Scope) -> None:
+def claim(target: DatabaseTarget, scope: Scope) -> None:
     """Make `scope.log` the owner of the names, or see that it is; of two logs at once one wins.
 
     Raises:
@@ -225,7 +227,7 @@ def claim(target: Target, scope: Scope) -> None:
         _owned(target, connection, scope)
 
 
-def release(target: Target, scope: Scope) -> None:
+def release(target: DatabaseTarget, scope: Scope) -> None:
     """Make `scope.log` the owner, whoever was, and set aside how far it had come, and how far it was pruned.
 
     What another log has claimed for other sinks of the pipeline is this log's, too: they may have been renamed.
@@ -244,7 +246,7 @@ def release(target: Target, scope: Scope) -> None:
         connection.execute(tables.logs.update().where(*_mine(tables.logs, scope)).values(pruned=-1))
 
 
-def prune(target: Target, scope: Scope, below: int) -> None:
+def prune(target: DatabaseTarget, scope: Scope, below: int) -> None:
     """Delete rows of this log's epochs below `below`, noting durably that they may be missing.
 
     The newest rows stay, however old: they say how far the log had come. So do the newest of those that a rewind set
@@ -267,7 +269,7 @@ def prune(target: Target, scope: Scope, below: int) -> None:
             connection.execute(table.delete().where(*old))
 
 
-def forget(target: Target, scope: Scope) -> None:
+def forget(target: DatabaseTarget, scope: Scope) -> None:
     """Delete all rows of a decision log that was deleted.
 
     Where transactions' identifiers contain only a digest of the names, the row in `logs` stays: without it, the
@@ -290,7 +292,7 @@ def _mine(table: sa.FromClause, scope: Scope) -> list[sa.ColumnElement[bool]]:
     return [*_of(table, scope.pipeline, scope.sink), table.c.log == scope.log]
 
 
-def _insert(target: Target, table: sa.Table, scope: Scope, there: sa.Select[Any]) -> None:
+def _insert(target: DatabaseTarget, table: sa.Table, scope: Scope, there: sa.Select[Any]) -> None:
     """Insert the scope, or find that `there` gives a row of its key: somebody else may insert at the same time."""
     try:
         with transaction(target, f"cannot insert into {table}") as connection:
@@ -302,7 +304,7 @@ def _insert(target: Target, table: sa.Table, scope: Scope, there: sa.Select[Any]
         _log.debug("somebody else did it at the same time: %s", error)
 
 
-def _reached(target: Target, connection: sa.Connection, scope: Scope, rewound: int = 0) -> Reached:
+def _reached(target: DatabaseTarget, connection: sa.Connection, scope: Scope, rewound: int = 0) -> Reached:
     """Return the newest epoch that this log has committed: 0, less those from before a rewind; 1, of those alone.
 
     Its transactions are counted whatever writer they are of: what was healed has several.

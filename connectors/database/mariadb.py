@@ -28,7 +28,7 @@ from sqlalchemy.dialects.mysql import insert
 
 from onceward.core.names import FORMAT
 
-from .dialect import HOW_TO_STAGE, Answer, RowDialect, ServerFacts, Trial, TwoPhase
+from .dialect import HOW_TO_STAGE, RowDialect, ServerFacts, Trial, TwoPhase, TwoPhaseAnswer
 from .failures import code, may_pass, words
 from .target import TableName, own_name
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from onceward.core.names import Scope, TransactionName
 
-    from .target import Access
+    from .target import DatabaseAccess
 
 _NO_SUCH_TABLE: Final = (1146, 1049)
 """Or no such database."""
@@ -132,7 +132,7 @@ class XaTransactions:
     def begin(
         self,
         connection: sa.Connection,
-        access: Access,  # noqa: ARG002 - signature
+        access: DatabaseAccess,  # noqa: ARG002 - signature
         name: TransactionName,
         question: sa.Select[Any],
         of: Scope,
@@ -166,19 +166,22 @@ class XaTransactions:
         """Identifiers hold a digest of the names."""
         return set()
 
-    def end(self, connection: sa.Connection, command: str, name: TransactionName) -> tuple[Answer, str]:
+    def end(self, connection: sa.Connection, command: str, name: TransactionName) -> tuple[TwoPhaseAnswer, str]:
         try:
             connection.exec_driver_sql(f"XA {command} {Xid.of(name)}")
         except exc.DBAPIError as error:
             number = code(error)
             if number in _ROLLED_BACK:
-                return Answer.GONE, words(error)
+                return TwoPhaseAnswer.GONE, words(error)
             if number != _UNKNOWN_XID:
                 raise
             if name in self.waiting(connection, name.scope.pipeline, name.scope.sink):
-                return Answer.BUSY, f"{words(error)}; it is prepared, and held by the session that wrote or ends it"
-            return Answer.GONE, words(error)
-        return Answer.DONE, ""
+                return (
+                    TwoPhaseAnswer.BUSY,
+                    f"{words(error)}; it is prepared, and held by the session that wrote or ends it",
+                )
+            return TwoPhaseAnswer.GONE, words(error)
+        return TwoPhaseAnswer.DONE, ""
 
 
 def _of_replication(found: Mapping[str, str]) -> Iterator[str]:
@@ -207,7 +210,7 @@ class MariaDb(RowDialect):
     asks_with_lock = True
     trial_needs = "CREATE TEMPORARY TABLES on the table's database, and SELECT on the table"
 
-    def engine_arguments(self, access: Access) -> dict[str, Any]:
+    def engine_arguments(self, access: DatabaseAccess) -> dict[str, Any]:
         """Time limits of the driver; those that the URL gives win."""
         answer = access.answer_within + _lock_seconds(access)
         from .mariadb_session import Cursor  # noqa: PLC0415 - an extra
@@ -217,7 +220,7 @@ class MariaDb(RowDialect):
         connect = {**given, "cursorclass": Cursor, "charset": CHARSET}
         return {"isolation_level": "READ COMMITTED", "pool_pre_ping": True, "connect_args": connect}
 
-    def prepare_engine(self, engine: sa.Engine, access: Access) -> None:
+    def prepare_engine(self, engine: sa.Engine, access: DatabaseAccess) -> None:
         """Strict values, times in UTC, limits for locks: after whatever the URL's own init_command says."""
         seconds = _lock_seconds(access)
         settings = {
@@ -358,7 +361,7 @@ def _without_transactions(connection: sa.Connection, table: sa.Table) -> list[st
     return sorted(str(name) for name in connection.scalars(_NOT_TRANSACTIONAL) if str(name).lower() in names)
 
 
-def _lock_seconds(access: Access) -> int:
+def _lock_seconds(access: DatabaseAccess) -> int:
     return max(1, math.ceil(access.lock_timeout))
 
 

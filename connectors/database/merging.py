@@ -30,7 +30,7 @@ from onceward.core.sealed import UNREADABLE
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
 
 from . import ledger
-from .dialect import STAGE, ChangedError, Movement, Part, RowDialect
+from .dialect import STAGE, ChangedError, Movement, RowDialect, StagedPart
 from .engines import dialect_for, reading, transaction
 from .failures import refusal
 from .own_tables import exists, parts, staged_handle, tables_of
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from onceward.core.transaction import Committable
 
-    from .target import Target
+    from .target import DatabaseTarget
 
 
 class _Handle(msgspec.Struct, frozen=True):
@@ -53,7 +53,7 @@ class _Handle(msgspec.Struct, frozen=True):
     """See staged_handle; empty if an earlier version staged the rows."""
 
 
-def commit_staged(target: Target, committables: Sequence[Committable]) -> list[CommitOutcome]:
+def commit_staged(target: DatabaseTarget, committables: Sequence[Committable]) -> list[CommitOutcome]:
     """Merge what is staged and whole in one transaction.
 
     Raises:
@@ -66,7 +66,7 @@ def commit_staged(target: Target, committables: Sequence[Committable]) -> list[C
     return [outcomes[c.transaction] for c in committables]
 
 
-def _merge(target: Target, committables: Sequence[Committable]) -> dict[str, CommitOutcome]:
+def _merge(target: DatabaseTarget, committables: Sequence[Committable]) -> dict[str, CommitOutcome]:
     """Move what is staged, and return the outcome of each transaction; for the others, ask the ledger.
 
     The same connection is used, because another one may lead to a standby that was promoted meanwhile, and that has the
@@ -98,7 +98,7 @@ def _merge(target: Target, committables: Sequence[Committable]) -> dict[str, Com
 
 
 def _by_ledger(
-    target: Target, connection: sa.Connection, committables: Sequence[Committable]
+    target: DatabaseTarget, connection: sa.Connection, committables: Sequence[Committable]
 ) -> dict[str, CommitOutcome]:
     if not committables:
         return {}
@@ -106,7 +106,7 @@ def _by_ledger(
     return {c.transaction: facts.commit_outcome(c) for c in committables}
 
 
-def _lock(target: Target, connection: sa.Connection, committables: Sequence[Committable]) -> list[Any]:
+def _lock(target: DatabaseTarget, connection: sa.Connection, committables: Sequence[Committable]) -> list[Any]:
     """The rows of `staged`, in the order of epochs and subtasks, waiting for whoever holds them."""
     staged, rows = tables_of(target).staged, list[Any]()
     for part in parts(sorted(c.transaction for c in committables)):
@@ -123,7 +123,7 @@ def _check_unchanged(heads: list[Any], committables: Sequence[Committable]) -> N
             raise ChangedError(f"the row of {head.name} is not the one that was decided: somebody changed it")
 
 
-def _note(target: Target, connection: sa.Connection, heads: list[Any]) -> None:
+def _note(target: DatabaseTarget, connection: sa.Connection, heads: list[Any]) -> None:
     table = tables_of(target).ledger
     columns = [column.name for column in table.columns if column.server_default is None]
     connection.execute(table.insert(), [{column: getattr(head, column) for column in columns} for head in heads])
@@ -134,7 +134,7 @@ def _delete(connection: sa.Connection, table: sa.Table, heads: list[Any]) -> Non
         connection.execute(table.delete().where(table.c.name.in_(names)))
 
 
-def _move(target: Target, connection: sa.Connection, heads: list[Any]) -> None:
+def _move(target: DatabaseTarget, connection: sa.Connection, heads: list[Any]) -> None:
     dialect = dialect_for(target)
     if isinstance(dialect, RowDialect):
         for head in heads:
@@ -144,7 +144,7 @@ def _move(target: Target, connection: sa.Connection, heads: list[Any]) -> None:
             dialect.move(connection, stage, movement, of_movement)
 
 
-def _remove(target: Target, connection: sa.Connection, heads: list[Any]) -> None:
+def _remove(target: DatabaseTarget, connection: sa.Connection, heads: list[Any]) -> None:
     dialect = dialect_for(target)
     if isinstance(dialect, RowDialect):
         _delete(connection, tables_of(target).pieces, heads)
@@ -156,9 +156,9 @@ def _remove(target: Target, connection: sa.Connection, heads: list[Any]) -> None
         dialect.remove(connection, stage, of_stage)
 
 
-def _movements(target: Target, heads: list[Any]) -> list[tuple[TableName, Movement, list[Part]]]:
+def _movements(target: DatabaseTarget, heads: list[Any]) -> list[tuple[TableName, Movement, list[StagedPart]]]:
     """From which staging table what is moved by one statement, in order, less attempts without rows."""
-    found: list[tuple[str, Movement, Part]] = []
+    found: list[tuple[str, Movement, StagedPart]] = []
     for order, head in enumerate(heads):
         if head.stage:
             how = _noted(head)
@@ -166,7 +166,7 @@ def _movements(target: Target, heads: list[Any]) -> list[tuple[TableName, Moveme
                 raise ChangedError(
                     f"{head.stage!r} of {head.name} is no staging table: somebody changed its staged row"
                 )
-            found.append((head.stage, msgspec.structs.replace(how, id=0), Part(how.id, order, head.row_count)))
+            found.append((head.stage, msgspec.structs.replace(how, id=0), StagedPart(how.id, order, head.row_count)))
     return [
         (TableName(target.ledger_schema, stage), movement, [part for *_, part in group])
         for (stage, movement), group in groupby(found, key=itemgetter(0, 1))
@@ -182,7 +182,7 @@ def _noted(head: Any) -> Movement:
         ) from error
 
 
-def _insert_pieces(target: Target, dialect: RowDialect, connection: sa.Connection, head: Any) -> None:
+def _insert_pieces(target: DatabaseTarget, dialect: RowDialect, connection: sa.Connection, head: Any) -> None:
     pieces, how = tables_of(target).pieces, _noted(head)
     mine, moved, digest = pieces.c.name == head.name, 0, hashlib.sha256()
     for number in connection.scalars(sa.select(pieces.c.number).where(mine).order_by(pieces.c.number)).all():
@@ -208,7 +208,7 @@ def _insert_pieces(target: Target, dialect: RowDialect, connection: sa.Connectio
         raise ChangedError(f"the rows staged under {head.name} are not those that were decided: somebody changed them")
 
 
-def _refused(target: Target, error: OncewardError, first: Committable, heads: list[Any]) -> SqlError:
+def _refused(target: DatabaseTarget, error: OncewardError, first: Committable, heads: list[Any]) -> SqlError:
     tables = tables_of(target)
     if isinstance(error, ChangedError):
         todo = (
@@ -235,7 +235,7 @@ def _remedy(error: OncewardError, *, correctable: bool) -> str:
     return f"{change}, or correct the rows in the staging table" if correctable and of_rows else change
 
 
-def abort_staged(target: Target, committable: Committable) -> AbortOutcome:
+def abort_staged(target: DatabaseTarget, committable: Committable) -> AbortOutcome:
     """Delete exactly these staged rows; refused if they were merged."""
     try:
         with reading(target, "cannot abort") as connection:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from onceward.core.names import TransactionName
 
-    from .target import Target
+    from .target import DatabaseTarget
 
 _log = logging.getLogger("onceward.database")
 
@@ -112,7 +112,7 @@ def _transaction_columns() -> list[sa.Column[Any]]:
     ]
 
 
-def tables_of(target: Target) -> Tables:
+def tables_of(target: DatabaseTarget) -> Tables:
     """The tables that a target uses."""
     return _tables_in(target.ledger_schema, "" if target.url.backend == "postgresql" else "onceward_")
 
@@ -146,13 +146,13 @@ def parts(names: Sequence[str]) -> list[Sequence[str]]:
     return [names[start : start + _IN] for start in range(0, len(names), _IN)]
 
 
-def exists(target: Target, connection: sa.Connection) -> bool:
+def exists(target: DatabaseTarget, connection: sa.Connection) -> bool:
     """Whether all tables are there."""
     inspector, tables = sa.inspect(connection), tables_of(target).metadata.sorted_tables
     return all(inspector.has_table(table.name, schema=table.schema) for table in tables)
 
 
-def ask(target: Target, connection: sa.Connection, question: Callable[[], T], missing: M) -> T | M:
+def ask(target: DatabaseTarget, connection: sa.Connection, question: Callable[[], T], missing: M) -> T | M:
     """Return the answer to a question to the tables; `missing` if they are not there.
 
     Looking for the tables first would take a statement for each of them, in every epoch. `connection` must not be in a
@@ -166,7 +166,7 @@ def ask(target: Target, connection: sa.Connection, question: Callable[[], T], mi
         return missing
 
 
-def ensure(target: Target) -> None:
+def ensure(target: DatabaseTarget) -> None:
     """Create the tables if they are missing; any number of processes may do so at once.
 
     Raises:

@@ -19,7 +19,7 @@ from onceward.core.errors import RetryableSinkError
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable
 
 from . import ledger
-from .dialect import Answer
+from .dialect import TwoPhaseAnswer
 from .engines import reading
 from .own_tables import identity_row, insert_into, tables_of
 from .target import PREPARED
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-    from .target import Target
+    from .target import DatabaseTarget
 
 _AT_ONCE: Final = 32
 """Commits on one borrowed connection, whose time for answers is limited as a whole."""
@@ -48,7 +48,7 @@ class PreparedWriting(HeldWriting):
         return Committable.named(PREPARED, self.name, rows=self.rows, proof=self.proof)
 
 
-def commit_prepared(target: Target, committables: Sequence[Committable]) -> list[CommitOutcome]:
+def commit_prepared(target: DatabaseTarget, committables: Sequence[Committable]) -> list[CommitOutcome]:
     """Commit each.
 
     Raises:
@@ -66,11 +66,11 @@ def commit_prepared(target: Target, committables: Sequence[Committable]) -> list
     return outcomes
 
 
-def _commit(connection: sa.Connection, target: Target, committable: Committable) -> CommitOutcome:
+def _commit(connection: sa.Connection, target: DatabaseTarget, committable: Committable) -> CommitOutcome:
     answer, words = two_phase(target).end(connection, "COMMIT", committable.read_name())
-    if answer is Answer.DONE:
+    if answer is TwoPhaseAnswer.DONE:
         return CommitOutcome(CommitStatus.COMMITTED)
-    if answer is Answer.BUSY:
+    if answer is TwoPhaseAnswer.BUSY:
         return CommitOutcome(CommitStatus.RETRY_LATER, words)
     outcome = ledger.facts(target, connection, [committable]).commit_outcome(committable, words)
     if outcome.settled and (why := two_phase(target).unconfirmed(connection)):
@@ -78,14 +78,14 @@ def _commit(connection: sa.Connection, target: Target, committable: Committable)
     return outcome
 
 
-def abort_prepared(target: Target, committable: Committable) -> AbortOutcome:
+def abort_prepared(target: DatabaseTarget, committable: Committable) -> AbortOutcome:
     """Roll back exactly this one; the ledger says who won if it is gone."""
     try:
         with reading(target, "cannot abort") as connection:
             answer, words = two_phase(target).end(connection, "ROLLBACK", committable.read_name())
-            if answer is Answer.DONE:
+            if answer is TwoPhaseAnswer.DONE:
                 return AbortOutcome(AbortStatus.ABORTED)
-            if answer is Answer.BUSY:
+            if answer is TwoPhaseAnswer.BUSY:
                 return AbortOutcome(AbortStatus.RETRY_LATER, words)
             return ledger.facts(target, connection, [committable]).abort_outcome(committable, words)
     except RetryableSinkError as error:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from onceward.core.names import Scope
 
-    from .target import Target
+    from .target import DatabaseTarget
 
 _ROWS_AT_ONCE: Final = 10_000
 _READ: Final = {pa.int64(): sa.BigInteger(), pa.uint64(): sa.BigInteger(), pa.float64(): sa.Double()}
@@ -37,7 +37,7 @@ _READ: Final = {pa.int64(): sa.BigInteger(), pa.uint64(): sa.BigInteger(), pa.fl
 class OtherTable(Place):
     """A table of another database than PostgreSQL."""
 
-    def __init__(self, title: str, target: Target) -> None:
+    def __init__(self, title: str, target: DatabaseTarget) -> None:
         super().__init__(title)
         self._target = target
 
@@ -46,7 +46,7 @@ class OtherTable(Place):
         return reread(self._target, columns)
 
 
-def reread(target: Target, columns: Sequence[str] = ()) -> Reread:
+def reread(target: DatabaseTarget, columns: Sequence[str] = ()) -> Reread:
     """What the table holds now.
 
     Args:
@@ -79,7 +79,7 @@ def _field(name: str, kind: Any) -> pa.Field:
     return pa.field(name, kind, metadata={NUMBER: ""} if kind == pa.string() else None)
 
 
-def _pieces(target: Target, table: sa.Table, schema: pa.Schema) -> Iterator[Piece]:
+def _pieces(target: DatabaseTarget, table: sa.Table, schema: pa.Schema) -> Iterator[Piece]:
     columns = [table.columns[field.name] for field in schema]
     read: list[sa.ColumnElement[Any]] = [
         sa.type_coerce(c, _READ.get(f.type, c.type)) for c, f in zip(columns, schema, strict=True)

@@ -24,7 +24,7 @@ from .own_tables import ask, ensure, exists, staged_handle, tables_of
 from .prepared import PreparedWriting, abort_prepared, commit_prepared
 from .staging import PieceWriting
 from .tables import check_table, describe
-from .target import LEDGER_SCHEMA, PREPARED, STAGED, CommitPath, TableName, Target, Url, own_name, unusable
+from .target import LEDGER_SCHEMA, PREPARED, STAGED, CommitPath, DatabaseTarget, TableName, Url, own_name, unusable
 from .writing import Writing
 
 if TYPE_CHECKING:
@@ -55,12 +55,12 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
     keeps_ledger: ClassVar[bool] = True
     option_aliases: ClassVar[Mapping[str, str]] = {"dbtable": "table", "table": "table"}
     mode: str
-    target: Target
+    target: DatabaseTarget
 
     def __init__(
         self,
         name: str,
-        target: Target,
+        target: DatabaseTarget,
         *,
         mode: str,
         commit: str,
@@ -320,7 +320,7 @@ class PostgresSink(DatabaseSink):
             if commit not in (CommitPath.AUTO, mode):
                 raise ConfigurationError(f"mode {mode!r} contradicts commit {commit!r}")
             mode, commit = "auto", mode
-        target = Target(
+        target = DatabaseTarget(
             url=Url.from_dsn(dsn),
             table=TableName.parse(table, fold=True),
             key=key_columns(key),
@@ -397,7 +397,7 @@ class SqlAlchemySink(DatabaseSink):
         address = Url.of(url)
         is_postgres = address.backend == "postgresql"
         keys = key_columns(key)
-        target = Target(
+        target = DatabaseTarget(
             url=address,
             table=TableName.parse(table),
             key=keys,
@@ -412,7 +412,7 @@ class SqlAlchemySink(DatabaseSink):
         )
 
 
-def choose_path(requested: CommitPath, target: Target, facts: ServerFacts | None = None) -> CommitPath:
+def choose_path(requested: CommitPath, target: DatabaseTarget, facts: ServerFacts | None = None) -> CommitPath:
     """How rows wait.
 
     Args:
@@ -447,7 +447,7 @@ def key_columns(key: Sequence[str] | str | None) -> tuple[str, ...]:
     return (key,) if isinstance(key, str) else tuple(key or ())
 
 
-def _write_mode(mode: str, target: Target) -> str:
+def _write_mode(mode: str, target: DatabaseTarget) -> str:
     key, change = target.key, target.change
     if len(set(key)) != len(key) or not all(key):
         raise ConfigurationError(f"key {list(key)} has an empty or repeated column")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.sql.dml import Insert
 
-    from .target import Access
+    from .target import DatabaseAccess
 
 _DEFINED: Final = re.compile(r"^(CREATE (?:TABLE|VIRTUAL TABLE|UNIQUE INDEX) )")
 _FILE: Final = "onceward_file"
@@ -45,10 +45,10 @@ class Sqlite(RowDialect):
 
     title = "SQLite"
 
-    def engine_arguments(self, access: Access) -> dict[str, Any]:
+    def engine_arguments(self, access: DatabaseAccess) -> dict[str, Any]:
         return {"connect_args": {"timeout": access.lock_timeout}}
 
-    def prepare_engine(self, engine: sa.Engine, access: Access) -> None:  # noqa: ARG002 - signature
+    def prepare_engine(self, engine: sa.Engine, access: DatabaseAccess) -> None:  # noqa: ARG002 - signature
         """Begin transactions here, not in the driver, which would begin at the first change only."""
         event.listen(engine, "connect", _set_up)
         event.listen(engine, "connect", _note_file(engine.url.database or ""))

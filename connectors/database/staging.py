@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from onceward.core.row_hash import RowHash
 
     from .plan import Plan
-    from .target import Target
+    from .target import DatabaseTarget
 
 CHUNK_BYTES: Final = 2 * 2**20
 """Size of the rows that are tried and staged together; a server that takes less in a statement gets them in several."""
@@ -49,7 +49,7 @@ CHUNK_BYTES: Final = 2 * 2**20
 class PieceWriting(Writing):
     """One attempt's rows, which end as committed pieces of the staging table."""
 
-    def __init__(self, target: Target, context: WriteContext) -> None:
+    def __init__(self, target: DatabaseTarget, context: WriteContext) -> None:
         self._waiting: list[pa.RecordBatch] = []
         self._plan: Plan | None = None
         self._hash: RowHash | None = None

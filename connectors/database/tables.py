@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .plan import Plan
-    from .target import Target, Url
+    from .target import DatabaseTarget, Url
 
 _log = logging.getLogger("onceward.database")
 
@@ -47,7 +47,7 @@ _KEY_CHARACTERS: Final = 255
 
 
 @dataclass(frozen=True)
-class Described:
+class DescribedTable:
     """One table."""
 
     table: sa.Table
@@ -66,13 +66,13 @@ class _Kept(NamedTuple):
     """On the monotonic clock."""
     version: int | None
     """See Dialect.schema_version."""
-    described: Described
+    described: DescribedTable
 
 
 _known: dict[tuple[Url, TableName], _Kept] = {}
 
 
-def describe(target: Target, name: TableName, connection: sa.Connection | None = None) -> Described | None:
+def describe(target: DatabaseTarget, name: TableName, connection: sa.Connection | None = None) -> DescribedTable | None:
     """Read a table; None if there is none.
 
     Args:
@@ -96,12 +96,12 @@ def describe(target: Target, name: TableName, connection: sa.Connection | None =
     return described
 
 
-def forget(target: Target) -> None:
+def forget(target: DatabaseTarget) -> None:
     """Read the target's table anew the next time."""
     _known.pop((target.url, target.table), None)
 
 
-def _read(target: Target, connection: sa.Connection, name: TableName) -> Described | None:
+def _read(target: DatabaseTarget, connection: sa.Connection, name: TableName) -> DescribedTable | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", exc.SAWarning)  # of types unknown to SQLAlchemy, which the plan refuses
         inspector, dialect = sa.inspect(connection), dialect_for(target)
@@ -122,15 +122,15 @@ def _read(target: Target, connection: sa.Connection, name: TableName) -> Describ
         except exc.NoSuchTableError:
             return None
         if name.table in inspector.get_view_names(schema=name.schema):
-            return Described(table, (), "a view", "")
+            return DescribedTable(table, (), "a view", "")
         options: Any = inspector.get_table_options(name.table, schema=name.schema)
         engine = options.get("mariadb_engine") or options.get("mysql_engine") or ""
         uniques = dialect.read_uniques(connection, table) if isinstance(dialect, RowDialect) else ()
         refers = bool(inspector.get_foreign_keys(name.table, schema=name.schema))
-        return Described(table, tuple(uniques), "table", str(engine), refers=refers)
+        return DescribedTable(table, tuple(uniques), "table", str(engine), refers=refers)
 
 
-def existing(target: Target, schema: pa.Schema) -> Described:
+def existing(target: DatabaseTarget, schema: pa.Schema) -> DescribedTable:
     """The target's table; it is created first if that was asked for.
 
     Raises:
@@ -145,7 +145,7 @@ def existing(target: Target, schema: pa.Schema) -> Described:
     return described
 
 
-def plan_for(target: Target, schema: pa.Schema) -> Plan:
+def plan_for(target: DatabaseTarget, schema: pa.Schema) -> Plan:
     """How rows of `schema` are inserted into the target; creates the table first, if that was asked for.
 
     Raises:
@@ -154,7 +154,7 @@ def plan_for(target: Target, schema: pa.Schema) -> Plan:
     return make_plan(schema, existing(target, schema).table, target.url.backend, target.key)
 
 
-def check_table(target: Target, sink: str, schema: pa.Schema, path: CommitPath, own: Sequence[str]) -> None:
+def check_table(target: DatabaseTarget, sink: str, schema: pa.Schema, path: CommitPath, own: Sequence[str]) -> None:
     """See that `schema` fits, that a key is unique, that rows can be tried; create the table if that was asked for.
 
     Args:
@@ -188,7 +188,7 @@ def check_table(target: Target, sink: str, schema: pa.Schema, path: CommitPath, 
         raise ConfigurationError(f"staged rows are tried first, which needs {dialect.trial_needs}: {error}") from None
 
 
-def _check_described(target: Target, dialect: RowDialect, schema: pa.Schema) -> sa.Table:
+def _check_described(target: DatabaseTarget, dialect: RowDialect, schema: pa.Schema) -> sa.Table:
     forget(target)
     described = existing(target, schema)
     make_plan(schema, described.table, target.url.backend, target.key)
@@ -216,12 +216,12 @@ def _check_described(target: Target, dialect: RowDialect, schema: pa.Schema) -> 
     return described.table
 
 
-def create_table(target: Target, schema: pa.Schema) -> None:
+def create_table(target: DatabaseTarget, schema: pa.Schema) -> None:
     """Create the table, on PostgreSQL its schema, too, unless it is there; several processes may do so at once."""
     create(target, [definition(target, schema)], f"cannot create table {target.table}")
 
 
-def create(target: Target, tables: Sequence[sa.Table], what: str) -> None:
+def create(target: DatabaseTarget, tables: Sequence[sa.Table], what: str) -> None:
     """Create tables of one schema, on PostgreSQL the schema, too, as far as they are missing.
 
     PostgreSQL refuses CREATE … IF NOT EXISTS to a role that may not create, even if there is nothing to do.
@@ -238,7 +238,7 @@ def create(target: Target, tables: Sequence[sa.Table], what: str) -> None:
             connection.execute(statement)
 
 
-def creation(target: Target, tables: Sequence[sa.Table]) -> list[ExecutableDDLElement]:
+def creation(target: DatabaseTarget, tables: Sequence[sa.Table]) -> list[ExecutableDDLElement]:
     """What creates tables of one schema; each statement passes where somebody else was quicker."""
     made: list[ExecutableDDLElement] = []
     if target.url.backend == "postgresql" and tables[0].schema is not None:
@@ -249,7 +249,7 @@ def creation(target: Target, tables: Sequence[sa.Table]) -> list[ExecutableDDLEl
     return made
 
 
-def definition(target: Target, schema: pa.Schema) -> sa.Table:
+def definition(target: DatabaseTarget, schema: pa.Schema) -> sa.Table:
     """The table for a schema, with `key` as its primary key if there is one.
 
     Raises:

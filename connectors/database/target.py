@@ -216,7 +216,7 @@ def _has_login(url: URL) -> bool:
     return url.username is not None or url.password is not None
 
 
-class Access(NamedTuple):
+class DatabaseAccess(NamedTuple):
     """How a database is reached; targets that are reached in the same way share connections."""
 
     url: Url
@@ -227,7 +227,7 @@ class Access(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Target:
+class DatabaseTarget:
     """Where and how rows are written."""
 
     url: Url
@@ -247,8 +247,8 @@ class Target:
     """Whether rows are hashed, where a table keeps them all as they were written."""
 
     @property
-    def access(self) -> Access:
-        return Access(self.url, self.lock_timeout, self.answer_within)
+    def access(self) -> DatabaseAccess:
+        return DatabaseAccess(self.url, self.lock_timeout, self.answer_within)
 
 
 def _hint(text: str) -> str:

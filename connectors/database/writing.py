@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from onceward.core.transaction import Committable, WriteContext
 
     from .dialect import RowWriter, TwoPhase
-    from .postgres.catalog import Table
+    from .postgres.catalog import PgTable
     from .postgres.dialect import PostgreSql
-    from .target import Target
+    from .target import DatabaseTarget
 
 SLOWEST: Final = 500
 """Rows per second below which writing or merging rows is taken for hanging."""
@@ -45,7 +45,7 @@ _PREPARED_LIMIT: Final = "max_prepared_transactions"
 class Writing(ABC):
     """What all ways of writing have in common."""
 
-    def __init__(self, target: Target, context: WriteContext) -> None:
+    def __init__(self, target: DatabaseTarget, context: WriteContext) -> None:
         self.target = target
         self.context = context
         self.name = context.transaction_name()
@@ -152,7 +152,7 @@ class HeldWriting(Writing):
         with self.limited():
             return dialect.writer(self.connection, table, schema, schema.names if self.target.proof else ())
 
-    def lock_and_read(self, dialect: PostgreSql, schema: pa.Schema) -> Table:
+    def lock_and_read(self, dialect: PostgreSql, schema: pa.Schema) -> PgTable:
         """The table; it is created first if that was asked for."""
         with self.limited():
             found = dialect.lock_and_read(self.connection, self.target.table)
@@ -259,7 +259,7 @@ _REFUSES_PREPARE: Final = (
 )
 
 
-def two_phase(target: Target) -> TwoPhase:
+def two_phase(target: DatabaseTarget) -> TwoPhase:
     """The database's two-phase commands.
 
     Raises:

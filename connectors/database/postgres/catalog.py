@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from ..target import TableName, Target
+    from ..target import DatabaseTarget, TableName
 
 Session: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 """See session.py."""
@@ -47,7 +47,7 @@ class PgType:
 
 
 @dataclass(frozen=True)
-class Table:
+class PgTable:
     """A table and its columns, in order."""
 
     oid: int
@@ -109,7 +109,7 @@ FROM pg_catalog.pg_type t JOIN used ON used.oid = t.oid
 """
 
 
-def read_table(connection: Session, name: TableName) -> Table | None:
+def read_table(connection: Session, name: TableName) -> PgTable | None:
     """Read a table's columns in one round trip; None if there is no such table.
 
     Binary COPY trusts the caller's types: a column of another type of the same width would be filled with nonsense.
@@ -126,7 +126,7 @@ def read_table(connection: Session, name: TableName) -> Table | None:
     known = _types(connection, parameters, {column[1] for column in column_rows})
     oid, schema, relation, kind, persistence, changes_rows, has_policies = row
     found_columns = tuple(_column(column, known, changes_rows) for column in column_rows)
-    return Table(oid, schema, relation, kind, persistence, found_columns, has_policies)
+    return PgTable(oid, schema, relation, kind, persistence, found_columns, has_policies)
 
 
 _PRIVILEGES: Final = """
@@ -155,7 +155,7 @@ Where there is no ON CONFLICT, those by which an INSERT does something else inst
 """
 
 
-def check_writable(connection: Session, target: Target, path: CommitPath) -> Table:
+def check_writable(connection: Session, target: DatabaseTarget, path: CommitPath) -> PgTable:
     """Read the target's table, and see that it is one that can be written exactly once, by this role and this key.
 
     Raises:
@@ -195,7 +195,7 @@ def check_writable(connection: Session, target: Target, path: CommitPath) -> Tab
     return table
 
 
-def _say_deferred(connection: Session, target: Target, table: Table, path: CommitPath) -> None:
+def _say_deferred(connection: Session, target: DatabaseTarget, table: PgTable, path: CommitPath) -> None:
     """Say when deferred constraints are checked."""
     deferred = [row[0] for row in connection.execute(_DEFERRED, {"oid": table.oid}).fetchall()]
     if deferred and path is CommitPath.PREPARED:
@@ -209,7 +209,7 @@ def _say_deferred(connection: Session, target: Target, table: Table, path: Commi
         )
 
 
-def check_policies(table: Table) -> None:
+def check_policies(table: PgTable) -> None:
     """Check that no policy may hide rows from this role, or refuse them.
 
     Raises:
@@ -254,7 +254,7 @@ ORDER BY bool_and(coalesce(l.collisdeterministic, true))
 """Of several, first one that takes different texts for one."""
 
 
-def check_key(connection: Session, target: Target) -> None:
+def check_key(connection: Session, target: DatabaseTarget) -> None:
     """Check that an upsert's key is one.
 
     Raises:
@@ -302,7 +302,7 @@ inserted: what they look at is known at the insert only. Less those on a whole r
 system column, which are about this table and no other."""
 
 
-def read_checks(connection: Session, table: Table) -> tuple[tuple[str, str], ...]:
+def read_checks(connection: Session, table: PgTable) -> tuple[tuple[str, str], ...]:
     """Name and expression of the check constraints that can be checked on the rows as they come."""
     return tuple(connection.execute(_CHECKS, {"oid": table.oid}).fetchall())
 

@@ -71,7 +71,7 @@ _ARRAY_ONE_DIMENSION: Final = struct.Struct(">iiIii")
 
 
 @dataclass(frozen=True)
-class Conversion:
+class CopyConversion:
     """How a column of one Arrow type reaches one PostgreSQL type."""
 
     wire: pa.DataType
@@ -84,7 +84,7 @@ class Conversion:
     """With which element type pgpq marks arrays of this; 0 if it must not be used for arrays."""
 
 
-def conversion(arrow: pa.DataType, target: PgType) -> Conversion:
+def conversion(arrow: pa.DataType, target: PgType) -> CopyConversion:
     """The conversion that keeps every value.
 
     Raises:
@@ -93,17 +93,17 @@ def conversion(arrow: pa.DataType, target: PgType) -> Conversion:
     if pa.types.is_dictionary(arrow):
         return _after(decoded, conversion(arrow.value_type, target))
     if pa.types.is_null(arrow):
-        return Conversion(pa.binary(), lambda array: pa.nulls(len(array), pa.binary()))
+        return CopyConversion(pa.binary(), lambda array: pa.nulls(len(array), pa.binary()))
     if target.element is not None:
         return _list(arrow, target.element)
     if isinstance(arrow, pa.BaseExtensionType):
         if target.name == "uuid" and arrow.extension_name == "arrow.uuid":
-            return Conversion(pa.binary(_UUID_BYTES), lambda array: array.storage)
+            return CopyConversion(pa.binary(_UUID_BYTES), lambda array: array.storage)
         return _after(lambda array: array.storage, conversion(arrow.storage_type, target))
     return _scalar(arrow, target)
 
 
-def _scalar(arrow: pa.DataType, target: PgType) -> Conversion:
+def _scalar(arrow: pa.DataType, target: PgType) -> CopyConversion:
     if target.name in _TEXT_TARGETS or target.enum:
         return _text(arrow, target)
     if target.name in _INTEGERS:
@@ -130,15 +130,15 @@ def _scalar(arrow: pa.DataType, target: PgType) -> Conversion:
     return rule(arrow, target)
 
 
-def _after(first: Callable[[pa.Array], pa.Array], then: Conversion) -> Conversion:
-    return Conversion(then.wire, lambda array: then.convert(first(array)), then.builder, then.oid)
+def _after(first: Callable[[pa.Array], pa.Array], then: CopyConversion) -> CopyConversion:
+    return CopyConversion(then.wire, lambda array: then.convert(first(array)), then.builder, then.oid)
 
 
-def _to(wire: pa.DataType, oid: int, builder: Callable[[pa.Field], Any] = Conversion.builder) -> Conversion:
-    return Conversion(wire, lambda array: array if array.type == wire else array.cast(wire), builder, oid)
+def _to(wire: pa.DataType, oid: int, builder: Callable[[pa.Field], Any] = CopyConversion.builder) -> CopyConversion:
+    return CopyConversion(wire, lambda array: array if array.type == wire else array.cast(wire), builder, oid)
 
 
-def _text(arrow: pa.DataType, target: PgType) -> Conversion:
+def _text(arrow: pa.DataType, target: PgType) -> CopyConversion:
     if is_text(arrow):
         return _short_text(arrow, target) if _has_length(target) else _to(arrow, 25)
     nested = pa.types.is_nested(arrow)
@@ -149,7 +149,7 @@ def _has_length(target: PgType) -> bool:
     return target.name in ("varchar", "bpchar") and target.modifier >= 0
 
 
-def _short_text(arrow: pa.DataType, target: PgType) -> Conversion:
+def _short_text(arrow: pa.DataType, target: PgType) -> CopyConversion:
     """For varchar(n) and char(n): PostgreSQL cuts spaces beyond the n-th character without a word.
 
     A shorter char(n) is filled up with spaces: of texts that differ in the number of them, it would keep one.
@@ -165,13 +165,13 @@ def _short_text(arrow: pa.DataType, target: PgType) -> Conversion:
             _not_filled_up(texts.filter(pc.less(pc.utf8_length(texts), most)))
         return texts
 
-    return Conversion(wire, convert, oid=25)
+    return CopyConversion(wire, convert, oid=25)
 
 
 _not_filled_up: Final = no_blank_at_the_end("char(n) does not tell it from those that it adds; use varchar")
 
 
-def _jsonb(arrow: pa.DataType, _: PgType) -> Conversion:
+def _jsonb(arrow: pa.DataType, _: PgType) -> CopyConversion:
     if not is_text(arrow):
         raise UnfitError("give JSON as text, for example with to_json")
     wire = pa.large_string() if pa.types.is_large_string(arrow) else pa.string()
@@ -179,7 +179,7 @@ def _jsonb(arrow: pa.DataType, _: PgType) -> Conversion:
     return _to(wire, 3802, lambda field: builder.new_with_output(field, pgpq_schema.Jsonb()))
 
 
-def _numeric(arrow: pa.DataType, target: PgType) -> Conversion:
+def _numeric(arrow: pa.DataType, target: PgType) -> CopyConversion:
     if arrow in BITS:
         digits, scale = DIGITS[arrow], 0
     elif pa.types.is_decimal(arrow):
@@ -195,7 +195,7 @@ def _numeric(arrow: pa.DataType, target: PgType) -> Conversion:
     return _to(pa.decimal128(digits, scale), 1700)
 
 
-def _interval(arrow: pa.DataType, target: PgType) -> Conversion:
+def _interval(arrow: pa.DataType, target: PgType) -> CopyConversion:
     if not pa.types.is_duration(arrow):
         raise UnfitError("cast it to a duration")
     if target.modifier not in _WHOLE_INTERVALS:
@@ -203,13 +203,13 @@ def _interval(arrow: pa.DataType, target: PgType) -> Conversion:
     return _to(pa.duration("us"), 1186)
 
 
-def _bytea(arrow: pa.DataType, _: PgType) -> Conversion:
+def _bytea(arrow: pa.DataType, _: PgType) -> CopyConversion:
     if not is_binary(arrow):
         raise UnfitError("cast it to binary")
     return _to(pa.large_binary() if pa.types.is_binary_view(arrow) else arrow, 17)
 
 
-def _timestamp(arrow: pa.DataType, target: PgType) -> Conversion:
+def _timestamp(arrow: pa.DataType, target: PgType) -> CopyConversion:
     zoned = target.name == "timestamptz"
     if not pa.types.is_timestamp(arrow):
         raise UnfitError(f"cast it to a timestamp {'with' if zoned else 'without'} time zone")
@@ -223,13 +223,13 @@ def _timestamp(arrow: pa.DataType, target: PgType) -> Conversion:
     return _whole(_in_range(_to(pa.timestamp("us", arrow.tz), 1114), "timestamp"), target)
 
 
-def _time(arrow: pa.DataType, target: PgType) -> Conversion:
+def _time(arrow: pa.DataType, target: PgType) -> CopyConversion:
     if not pa.types.is_time(arrow):
         raise UnfitError("cast it to a time of day")
     return _whole(_to(pa.time64("us"), 1083), target)
 
 
-def _whole(then: Conversion, target: PgType) -> Conversion:
+def _whole(then: CopyConversion, target: PgType) -> CopyConversion:
     """Refuse a fraction of a second that PostgreSQL would round, for lack of digits."""
     if target.modifier < 0:
         return then
@@ -240,10 +240,10 @@ def _whole(then: Conversion, target: PgType) -> Conversion:
         check(converted)
         return converted
 
-    return Conversion(then.wire, convert, then.builder, then.oid)
+    return CopyConversion(then.wire, convert, then.builder, then.oid)
 
 
-def _in_range(then: Conversion, name: str) -> Conversion:
+def _in_range(then: CopyConversion, name: str) -> CopyConversion:
     """Refuse a date or time that PostgreSQL does not have, instead of writing -infinity."""
     first, last = _RANGES[name]
 
@@ -255,18 +255,18 @@ def _in_range(then: Conversion, name: str) -> Conversion:
             raise ValueError(f"a {name} lies before the year 4713 BC, or after the last one that PostgreSQL has")
         return converted
 
-    return Conversion(then.wire, convert, then.builder, then.oid)
+    return CopyConversion(then.wire, convert, then.builder, then.oid)
 
 
-def _uuid(arrow: pa.DataType, _: PgType) -> Conversion:
+def _uuid(arrow: pa.DataType, _: PgType) -> CopyConversion:
     if is_text(arrow):
-        return Conversion(pa.binary(_UUID_BYTES), encode_uuids)
+        return CopyConversion(pa.binary(_UUID_BYTES), encode_uuids)
     if pa.types.is_fixed_size_binary(arrow) and arrow.byte_width == _UUID_BYTES:
         return _to(arrow, 0)
     raise UnfitError("give it as text or as 16 bytes")
 
 
-_RULES: Final[dict[str, Callable[[pa.DataType, PgType], Conversion]]] = {
+_RULES: Final[dict[str, Callable[[pa.DataType, PgType], CopyConversion]]] = {
     "jsonb": _jsonb,
     "numeric": _numeric,
     "bytea": _bytea,
@@ -288,7 +288,7 @@ def _is_list(arrow: pa.DataType) -> bool:
     )
 
 
-def _list(arrow: pa.DataType, element: PgType) -> Conversion:
+def _list(arrow: pa.DataType, element: PgType) -> CopyConversion:
     if not _is_list(arrow):
         raise UnfitError("give it as a list")
     if _is_list(arrow.value_type):
@@ -296,11 +296,11 @@ def _list(arrow: pa.DataType, element: PgType) -> Conversion:
     inner = conversion(arrow.value_type, element)
     plain = pa.types.is_list(arrow) or pa.types.is_large_list(arrow)
     if plain and inner.oid == element.oid and inner.wire == arrow.value_type and element.name != "jsonb":
-        return Conversion(arrow, partial(_checked_elements, inner))
-    return Conversion(pa.large_binary(), partial(encode_arrays, inner, element.oid))
+        return CopyConversion(arrow, partial(_checked_elements, inner))
+    return CopyConversion(pa.large_binary(), partial(encode_arrays, inner, element.oid))
 
 
-def _checked_elements(inner: Conversion, array: pa.Array) -> pa.Array:
+def _checked_elements(inner: CopyConversion, array: pa.Array) -> pa.Array:
     inner.convert(array.flatten())  # which raises
     return array
 
@@ -322,7 +322,7 @@ def encode_uuids(array: pa.Array) -> pa.Array:
     return pc.if_else(array.is_valid(), images, pa.scalar(None, pa.binary(_UUID_BYTES)))
 
 
-def encode_arrays(inner: Conversion, oid: int, array: pa.Array) -> pa.Array:
+def encode_arrays(inner: CopyConversion, oid: int, array: pa.Array) -> pa.Array:
     """One-dimensional arrays, each element in the image that pgpq makes of it, marked with the element type's oid."""
     elements = _encode_elements(inner.convert(array.flatten()), inner.builder)
     images: list[bytes | None] = []

@@ -14,7 +14,7 @@ from sqlalchemy import event, exc
 from onceward.core.errors import PostgresError, RetryableSinkError
 from onceward.core.names import parse_transaction_name
 
-from ..dialect import HOW_TO_STAGE, Answer, ChangedError, Dialect, ServerFacts, Trial, TwoPhase
+from ..dialect import HOW_TO_STAGE, ChangedError, Dialect, ServerFacts, Trial, TwoPhase, TwoPhaseAnswer
 from ..failures import code, words
 from ..plan import without_change
 from ..target import CommitPath, TableName, own_name
@@ -52,9 +52,9 @@ if TYPE_CHECKING:
 
     from onceward.core.names import Scope, TransactionName
 
-    from ..dialect import Movement, Part, RowWriter
-    from ..target import Access, Target
-    from .catalog import Table
+    from ..dialect import Movement, RowWriter, StagedPart
+    from ..target import DatabaseAccess, DatabaseTarget
+    from .catalog import PgTable
 
 _NO_SUCH_TABLE: Final = ("42P01", "3F000")
 """Or no such schema."""
@@ -105,7 +105,7 @@ class GidTransactions:
     def begin(
         self,
         connection: sa.Connection,
-        access: Access,
+        access: DatabaseAccess,
         name: TransactionName,  # noqa: ARG002 - the gid comes at the end
         question: sa.Select[Any],
         of: Scope,
@@ -135,7 +135,7 @@ class GidTransactions:
                 raise PostgresError(f"PREPARE TRANSACTION answered {said!r}: the transaction had failed")
         connection.close()  # the session has nothing more to do with what it prepared
 
-    def end(self, connection: sa.Connection, command: str, name: TransactionName) -> tuple[Answer, str]:
+    def end(self, connection: sa.Connection, command: str, name: TransactionName) -> tuple[TwoPhaseAnswer, str]:
         try:
             with collected_warnings(connection) as warnings:
                 connection.exec_driver_sql(f"{command} PREPARED '{name}'")
@@ -145,10 +145,10 @@ class GidTransactions:
                 raise PostgresError(f"{words(error)}: the connection must name the database that prepared it") from None
             if state not in (_NO_SUCH_GID, _BUSY):
                 raise
-            return (Answer.BUSY if state == _BUSY else Answer.GONE), words(error)
+            return (TwoPhaseAnswer.BUSY if state == _BUSY else TwoPhaseAnswer.GONE), words(error)
         if warnings:  # such as: the wait for the synchronous standby was cut short. Visible is not replicated
-            return Answer.BUSY, f"done here, with a warning: {'; '.join(warnings)}"
-        return Answer.DONE, ""
+            return TwoPhaseAnswer.BUSY, f"done here, with a warning: {'; '.join(warnings)}"
+        return TwoPhaseAnswer.DONE, ""
 
     def unconfirmed(self, connection: sa.Connection) -> str:
         with collected_warnings(connection) as warnings:
@@ -176,7 +176,7 @@ class PostgreSql(Dialect):
     two_phase: TwoPhase | None = GidTransactions()
     trial_needs = "TEMPORARY on the database and SELECT on the table"
 
-    def engine_arguments(self, access: Access) -> dict[str, Any]:
+    def engine_arguments(self, access: DatabaseAccess) -> dict[str, Any]:
         """The user's settings win; server-side prepared statements break when a table changes and behind poolers.
 
         The encoding is not the user's to choose: Arrow's text is UTF-8, and is sent as it is.
@@ -192,11 +192,11 @@ class PostgreSql(Dialect):
         }
         return {"isolation_level": "READ COMMITTED", "creator": partial(Answering.connect, **settings)}
 
-    def prepare_engine(self, engine: sa.Engine, access: Access) -> None:  # noqa: ARG002 - signature
+    def prepare_engine(self, engine: sa.Engine, access: DatabaseAccess) -> None:  # noqa: ARG002 - signature
         event.listen(engine, "connect", _mark_new)
         event.listen(engine, "checkout", _check_lent)
 
-    def open_transaction(self, connection: sa.Connection, access: Access) -> None:
+    def open_transaction(self, connection: sa.Connection, access: DatabaseAccess) -> None:
         """A lock timeout; and a commit that answers when it is safe, whatever the role's default says."""
         with session(connection) as lent, lent.pipeline():
             lent.execute(_LIMITS, [_milliseconds(access)])
@@ -250,7 +250,7 @@ class PostgreSql(Dialect):
     def check_table(  # noqa: PLR0917 - what is checked, and for whom
         self,
         connection: sa.Connection,
-        target: Target,
+        target: DatabaseTarget,
         sink: str,
         schema: pa.Schema,
         path: CommitPath,
@@ -274,7 +274,7 @@ class PostgreSql(Dialect):
             for epoch in range(TURNS):
                 create_stage(connection, target, stage_name(target, sink, table, checks, epoch), table, checks)
 
-    def lock_and_read(self, connection: sa.Connection, name: TableName) -> Table | None:
+    def lock_and_read(self, connection: sa.Connection, name: TableName) -> PgTable | None:
         """The table, locked against ALTER TABLE; None if it is missing, and then the transaction has failed."""
         # The lock is the one that inserting takes anyway, the only one that INSERT rights allow on every version. ONLY:
         # columns change through the table itself, never in one partition, whose lock the COPY takes when a row goes
@@ -290,7 +290,7 @@ class PostgreSql(Dialect):
             return None
 
     def writer(
-        self, connection: sa.Connection, table: Table, schema: pa.Schema, hashed: Sequence[str] = ()
+        self, connection: sa.Connection, table: PgTable, schema: pa.Schema, hashed: Sequence[str] = ()
     ) -> RowWriter:
         """Open the COPY of rows of this schema into a table that `lock_and_read` gave; some columns are hashed.
 
@@ -299,7 +299,9 @@ class PostgreSql(Dialect):
         """
         return CopyWriter(connection, table, schema, hashed)
 
-    def move(self, connection: sa.Connection, stage: TableName, movement: Movement, parts: Sequence[Part]) -> None:
+    def move(
+        self, connection: sa.Connection, stage: TableName, movement: Movement, parts: Sequence[StagedPart]
+    ) -> None:
         """Copy staged rows into their table; `remove` comes when all of a staging table is moved."""
         count = f"SELECT count(*) FROM {stage.quoted} WHERE {rows_of(part.id for part in parts)}"  # noqa: S608 - quoted names
         expected = sum(part.rows for part in parts)
@@ -348,5 +350,5 @@ def _silent(fileno: int) -> bool:
     return not poll.poll(0)
 
 
-def _milliseconds(access: Access) -> str:
+def _milliseconds(access: DatabaseAccess) -> str:
     return str(max(1, round(access.lock_timeout * 1000)))

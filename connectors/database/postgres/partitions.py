@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from ..target import Access, Target
-    from .catalog import Session, Table
+    from ..target import DatabaseAccess, DatabaseTarget
+    from .catalog import PgTable, Session
     from .stage import Checks
 
 _log = logging.getLogger("onceward.database")
@@ -89,11 +89,11 @@ ORDER BY own.oid, own.number
 """Less those on columns that something else may fill, and less all if it may fill a column by which rows are divided,
 or if they are divided by an expression."""
 
-_known: Final[dict[tuple[Access, int], tuple[str, Checks]]] = {}
+_known: Final[dict[tuple[DatabaseAccess, int], tuple[str, Checks]]] = {}
 
 
 def partition_checks(
-    target: Target, connection: Session, table: Table, other: Callable[[], AbstractContextManager[Session]]
+    target: DatabaseTarget, connection: Session, table: PgTable, other: Callable[[], AbstractContextManager[Session]]
 ) -> Checks:
     """Return the constraints of single partitions that can be checked on the rows as they come.
 
@@ -121,7 +121,7 @@ def partition_checks(
     return checks
 
 
-def warn_of_partitions(connection: Session, table: Table, checks: Checks) -> None:
+def warn_of_partitions(connection: Session, table: PgTable, checks: Checks) -> None:
     """Warn of constraints of single partitions that are checked at the merge.
 
     Args:
@@ -144,7 +144,7 @@ def warn_of_partitions(connection: Session, table: Table, checks: Checks) -> Non
         )
 
 
-def _read(lent: Session, table: Table) -> Checks:
+def _read(lent: Session, table: PgTable) -> Checks:
     with lent.transaction():
         lent.execute("SELECT set_config('lock_timeout', %s, true)", [_SHORT_WAIT])
         rows = lent.execute(_READ, {"oid": table.oid}).fetchall()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from onceward.core.names import Scope
 
     from ..plan import Column
-    from ..target import Target
+    from ..target import DatabaseTarget
     from .catalog import Session
 
 _ROWS_AT_ONCE: Final = 10_000
@@ -73,7 +73,7 @@ _MARKS: Final = {"numeric": {NUMBER: ""}, "uuid": {UUID: ""}}
 class PostgresTable(Place):
     """A table of PostgreSQL."""
 
-    def __init__(self, title: str, target: Target) -> None:
+    def __init__(self, title: str, target: DatabaseTarget) -> None:
         super().__init__(title)
         self._target = target
 
@@ -90,7 +90,7 @@ def _uuids(array: pa.Array) -> pa.Array:
     return encode_uuids(array) if pa.types.is_string(array.type) else array
 
 
-def reread(target: Target, scope: Scope | None, columns: Sequence[str] = ()) -> Reread:
+def reread(target: DatabaseTarget, scope: Scope | None, columns: Sequence[str] = ()) -> Reread:
     """What the table holds now.
 
     Args:
@@ -139,7 +139,7 @@ class _Ledger:
         self.complete = False
 
 
-def _read_ledger(lent: Session, target: Target, scope: Scope, into: _Ledger) -> None:
+def _read_ledger(lent: Session, target: DatabaseTarget, scope: Scope, into: _Ledger) -> None:
     schema = target.ledger_schema or ""
     ledger, logs = (TableName(schema, name).quoted_beside_parameters for name in ("ledger", "logs"))
     mine = "WHERE pipeline = %(pipeline)s AND sink = %(sink)s AND log = %(log)s"
@@ -154,7 +154,7 @@ def _read_ledger(lent: Session, target: Target, scope: Scope, into: _Ledger) -> 
 
 
 def _pieces(
-    target: Target, columns: Sequence[Column], schema: pa.Schema, scope: Scope | None, ledger: _Ledger
+    target: DatabaseTarget, columns: Sequence[Column], schema: pa.Schema, scope: Scope | None, ledger: _Ledger
 ) -> Iterator[Piece]:
     shown = [_READ.get(c.type.name, "{}::text" if c.type.enum else "{}").format(quoted(c.name)) for c in columns]
     query = f"SELECT {', '.join(['xmin::text', 'ctid::text', *shown])} FROM {target.table.quoted}"
@@ -175,7 +175,7 @@ def _pieces(
                 yield Piece(batch, marks, [f"{target.table}@{place}" for place in places])
 
 
-def _sizes(lent: Session, target: Target, columns: Sequence[Column]) -> list[tuple[str, int]]:
+def _sizes(lent: Session, target: DatabaseTarget, columns: Sequence[Column]) -> list[tuple[str, int]]:
     """Return conditions that split the table by the size of its rows, and how many rows are fetched at once of each.
 
     A fetch is bounded by rows alone, and psycopg and Arrow hold the whole of it: 230 rows of 10 MB are more than one

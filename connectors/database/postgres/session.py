@@ -28,7 +28,7 @@ from onceward.core.row_hash import RowHash
 from ..dialect import RowWriter
 from ..plan import check_same, converted, match
 from ..target import TableName, quoted
-from .conversions import Conversion, conversion
+from .conversions import CopyConversion, conversion
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from psycopg.abc import PQGen
     from sqlalchemy.sql.dml import Insert
 
-    from .catalog import PgType, Session, Table
+    from .catalog import PgTable, PgType, Session
 
 DURABLE: Final = (
     "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
@@ -158,7 +158,7 @@ def is_hashed(kind: PgType) -> bool:
     return kind.enum or kind.name in _HASHED
 
 
-def conversions_for(schema: pa.Schema, table: Table, key: Sequence[str] = ()) -> tuple[Conversion, ...]:
+def conversions_for(schema: pa.Schema, table: PgTable, key: Sequence[str] = ()) -> tuple[CopyConversion, ...]:
     """How each column of `schema` is sent into one of `table`, see `match`; with a key, for upserts."""
     columns = [
         replace(column, unwritable=_NOT_UPDATED) if key and column.only_inserted and column.name not in key else column
@@ -177,7 +177,9 @@ class CopyWriter(RowWriter):
         hashed: Columns to hash, where their type allows it.
     """
 
-    def __init__(self, connection: sa.Connection, table: Table, schema: pa.Schema, hashed: Sequence[str] = ()) -> None:
+    def __init__(
+        self, connection: sa.Connection, table: PgTable, schema: pa.Schema, hashed: Sequence[str] = ()
+    ) -> None:
         self._schema = schema
         self._conversions = conversions_for(schema, table)
         fields = [pa.field(name, step.wire) for name, step in zip(schema.names, self._conversions, strict=True)]

@@ -18,7 +18,7 @@ import psycopg
 from onceward.core.errors import ConfigurationError, SchemaError
 
 from ..target import TableName, quoted, unusable
-from .catalog import Table, read_table, read_unique_key
+from .catalog import PgTable, read_table, read_unique_key
 from .session import session
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-    from ..dialect import Movement, Part
-    from ..target import Target
+    from ..dialect import Movement, StagedPart
+    from ..target import DatabaseTarget
     from .catalog import PgType, Session
 
 ID: Final = "onceward_id"
@@ -84,7 +84,7 @@ def truncated(lent: Session, stage: TableName) -> bool:
     return True
 
 
-def merge_statements(lent: Session, movement: Movement, parts: Sequence[Part], stage: TableName) -> list[str]:
+def merge_statements(lent: Session, movement: Movement, parts: Sequence[StagedPart], stage: TableName) -> list[str]:
     """What moves the rows, in this order. Without parameters: a % in a column's name would be taken for one.
 
     A key's last row counts: DISTINCT ON keeps it, and its order by key makes concurrent merges lock in the same order.
@@ -165,7 +165,7 @@ def _array(numbers: Iterable[int]) -> str:
     return f"'{{{','.join(map(str, numbers))}}}'::bigint[]"
 
 
-def stage_name(target: Target, sink: str, table: Table, checks: Checks, epoch: int) -> TableName:
+def stage_name(target: DatabaseTarget, sink: str, table: PgTable, checks: Checks, epoch: int) -> TableName:
     """The staging table's name: another layout of the target makes another one, and epochs take turns.
 
     So while one epoch is merged, the next one is written elsewhere, and the merged one's table can be emptied whole.
@@ -176,7 +176,9 @@ def stage_name(target: Target, sink: str, table: Table, checks: Checks, epoch: i
     return TableName(target.ledger_schema, f"stage_{hashlib.sha256(text.encode()).hexdigest()[:24]}_{epoch % TURNS}")
 
 
-def create_stage(connection: sa.Connection, target: Target, stage: TableName, table: Table, checks: Checks) -> None:
+def create_stage(
+    connection: sa.Connection, target: DatabaseTarget, stage: TableName, table: PgTable, checks: Checks
+) -> None:
     """Create a staging table for `table`, unless it is there.
 
     It has the table's check constraints and the collations that they compare by, so that a row which breaks one fails
@@ -201,7 +203,7 @@ def create_stage(connection: sa.Connection, target: Target, stage: TableName, ta
         lent.execute(f"COMMENT ON TABLE {stage.quoted} IS {comment}".encode())
 
 
-def _definition(stage: TableName, table: Table, checks: Checks, *, deletes: bool) -> str:
+def _definition(stage: TableName, table: PgTable, checks: Checks, *, deletes: bool) -> str:
     parts = [f"{ID} bigint NOT NULL, {ROW} bigint NOT NULL"]
     spared = ""
     if deletes:

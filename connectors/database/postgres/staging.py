@@ -19,7 +19,7 @@ from onceward.core.errors import ConfigurationError, SchemaError
 from onceward.core.kit.rows import has_nulls
 from onceward.core.transaction import Committable
 
-from ..dialect import Movement, Part
+from ..dialect import Movement, StagedPart
 from ..engines import reading
 from ..own_tables import identity_row, insert_into, staged_handle, tables_of
 from ..plan import split_changes, without_change
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..dialect import RowWriter
-    from .catalog import Session, Table
+    from .catalog import PgTable, Session
 
 _OWN_FIELDS: Final = (pa.field(ID, pa.int64()), pa.field(ROW, pa.int64()))
 
@@ -44,7 +44,7 @@ class TableWriting(HeldWriting):
     """One attempt's transaction, which ends as committed rows of a staging table."""
 
     id: int = 0
-    table: Table
+    table: PgTable
     stage: TableName
     columns: tuple[str, ...] = ()
 
@@ -60,7 +60,7 @@ class TableWriting(HeldWriting):
         with self.limited():
             return CopyWriter(self.connection, self._find_stage(), pa.schema([*schema, *self._own_fields()]), hashed)
 
-    def _find_stage(self) -> Table:
+    def _find_stage(self) -> PgTable:
         with session(self.connection) as lent:
             check_key(lent, self.target)
             checks = read_checks(lent, self.table)
@@ -149,7 +149,7 @@ class TableWriting(HeldWriting):
         table = sa.table(self.table.name, schema=self.table.schema)
         with PostgreSql().trial(self.connection, table) as (place, has_keys):
             movement = Movement(place, self.target.key if has_keys else (), self.columns)
-            part = Part(self.id, 0, self.rows)
+            part = StagedPart(self.id, 0, self.rows)
             with session(self.connection) as lent:
                 for statement in merge_statements(lent, movement, [part], self.stage):
                     lent.execute(statement.encode())
