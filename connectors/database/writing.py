@@ -13,10 +13,9 @@ from onceward.core.errors import ConfigurationError, OncewardError, RetryableSin
 from . import ledger
 from .dialect import RowDialect, no_such_table
 from .engines import autocommitting, dialect_for, read_server, reading
-from .failures import cause_of, code, translate
+from .failures import cause_of, code, refuses_prepare, translate, used_up
 from .own_tables import tables_of
 from .plan import InsertWriter
-from .remedies import refuses_prepare, used_up
 from .tables import create_table, forget, plan_for
 
 if TYPE_CHECKING:
