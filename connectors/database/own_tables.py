@@ -20,9 +20,8 @@ from onceward.core.errors import ConfigurationError, SinkError
 from onceward.core.log.sql import BYTES, name_type
 from onceward.core.names import PIPELINE_LENGTH, SINK_LENGTH
 
-from .engines import engine_of, reading
+from .engines import INNODB, create, creation, engine_of, reading
 from .failures import may_pass
-from .tables import INNODB, create, creation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

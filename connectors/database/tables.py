@@ -13,13 +13,12 @@ import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.dialects import mysql, postgresql
-from sqlalchemy.schema import CreateIndex, CreateSchema, CreateTable, ExecutableDDLElement
 
 from onceward.core.errors import ConfigurationError, SchemaError, SinkError
 
 from .conversions import is_binary, is_text
 from .dialect import RowDialect, no_such_table
-from .engines import dialect_for, reading, transaction
+from .engines import INNODB, create, dialect_for, reading, transaction
 from .plan import make_plan, without_change
 from .target import CommitPath, TableName, unusable
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("onceward.database")
 
-INNODB: Final[dict[str, Any]] = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
 _KEPT_SECONDS: Final = 60.0
 """A table that changes meanwhile costs one attempt: the database refuses what does not fit, and it is read again.
 
@@ -219,34 +217,6 @@ def _check_described(target: DatabaseTarget, dialect: RowDialect, schema: pa.Sch
 def create_table(target: DatabaseTarget, schema: pa.Schema) -> None:
     """Create the table, on PostgreSQL its schema, too, unless it is there; several processes may do so at once."""
     create(target, [definition(target, schema)], f"cannot create table {target.table}")
-
-
-def create(target: DatabaseTarget, tables: Sequence[sa.Table], what: str) -> None:
-    """Create tables of one schema, on PostgreSQL the schema, too, as far as they are missing.
-
-    PostgreSQL refuses CREATE … IF NOT EXISTS to a role that may not create, even if there is nothing to do.
-    """
-    with transaction(target, what) as connection:
-        dialect_for(target).lock_creation(connection)
-        inspector = sa.inspect(connection)
-        if all(inspector.has_table(table.name, schema=table.schema) for table in tables):
-            return
-        statements = creation(target, tables)
-        if isinstance(statements[0], CreateSchema) and inspector.has_schema(statements[0].element):
-            del statements[0]
-        for statement in statements:
-            connection.execute(statement)
-
-
-def creation(target: DatabaseTarget, tables: Sequence[sa.Table]) -> list[ExecutableDDLElement]:
-    """What creates tables of one schema; each statement passes where somebody else was quicker."""
-    made: list[ExecutableDDLElement] = []
-    if target.url.backend == "postgresql" and tables[0].schema is not None:
-        made.append(CreateSchema(tables[0].schema, if_not_exists=True))
-    for table in tables:
-        made.append(CreateTable(table, if_not_exists=True))
-        made += [CreateIndex(index, if_not_exists=True) for index in table.indexes]
-    return made
 
 
 def definition(target: DatabaseTarget, schema: pa.Schema) -> sa.Table:
