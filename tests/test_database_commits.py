@@ -15,10 +15,11 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from onceward.connectors.database import ledger
-from onceward.connectors.database.dialect import Movement, TwoPhaseAnswer
+from onceward.connectors.database.dialect import TwoPhaseAnswer
 from onceward.connectors.database.engines import transaction
 from onceward.connectors.database.failures import may_pass, translate
 from onceward.connectors.database.ledger import LedgerFacts
+from onceward.connectors.database.loader import Movement
 from onceward.connectors.database.mariadb import XaTransactions, Xid
 from onceward.connectors.database.own_tables import identity_row, tables_of
 from onceward.connectors.database.postgres.dialect import GidTransactions, PostgreSql

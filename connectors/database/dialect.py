@@ -6,20 +6,15 @@ MariaDB have no branch qualifier (so too few bytes), and its listing shows other
 
 from __future__ import annotations
 
-import json
-import re
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-import msgspec
 import sqlalchemy as sa
 
-from onceward.core.errors import SchemaError, SqlError
-
-from .target import TableName
+from onceward.core.errors import SchemaError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,14 +26,12 @@ if TYPE_CHECKING:
     from onceward.core.names import Scope, TransactionName
     from onceward.core.row_hash import RowHash
 
-    from .target import DatabaseAccess
+    from .target import DatabaseAccess, TableName
 
 READ_ONLY: Final = "onceward_read_only"
 """Execution option of a transaction that only reads."""
 MERGES: Final = "onceward_merges"
 """Execution option of a transaction that writes into the target's table, so that SQLite checks foreign keys in it."""
-STAGE: Final = re.compile(r"stage_[0-9a-f]{24}_[0-9]")
-"""Name of a staging table. They may be emptied, so nothing else may be taken for one."""
 HOW_TO_STAGE: Final = "or use commit='staging'"
 
 
@@ -239,38 +232,6 @@ class RowDialect(Dialect):
     def check_key(self, uniques: Sequence[frozenset[str]], key: Sequence[str]) -> str:
         """Why an upsert by this key of a table with these unique keys is not sound; empty if it is."""
         return "" if frozenset(key) in uniques else no_unique_key(key)
-
-
-class Movement(msgspec.Struct, frozen=True):
-    """What a writer notes beside its staged rows. It becomes SQL, so every field is checked when it is read.
-
-    Those of one epoch that are alike but for their ids are moved by one statement.
-    """
-
-    target: TableName
-    key: tuple[str, ...] = ()
-    columns: tuple[str, ...] = ()
-    id: int = 0
-    """Of its rows in a staging table."""
-    sha256: str = ""
-    """Of the pieces; empty where rows are in a staging table, and if an earlier version staged them."""
-
-    def noted(self) -> str:
-        """As JSON in ASCII: a server's default character set need not have all characters of its tables' names."""
-        return json.dumps(msgspec.to_builtins(self))
-
-
-class StagedPart(NamedTuple):
-    """What one attempt has staged."""
-
-    id: int
-    order: int
-    """Of rows with the same key those of the highest one win."""
-    rows: int
-
-
-class ChangedError(SqlError):
-    """What is staged is not what was decided."""
 
 
 def no_such_table(table: TableName) -> SchemaError:

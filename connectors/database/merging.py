@@ -30,9 +30,10 @@ from onceward.core.sealed import UNREADABLE
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
 
 from . import ledger
-from .dialect import STAGE, ChangedError, Movement, RowDialect, StagedPart
+from .dialect import RowDialect
 from .engines import dialect_for, reading, transaction
 from .failures import refusal
+from .loader import STAGE, ChangedError, Movement, StagedPart
 from .own_tables import exists, parts, staged_handle, tables_of
 from .plan import make_plan
 from .staging import decoded

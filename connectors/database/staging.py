@@ -26,8 +26,9 @@ from onceward.core.kit.rows import decoded as decoded_array
 from onceward.core.transaction import Committable, WriteContext
 
 from . import ledger
-from .dialect import Movement, RowDialect
+from .dialect import RowDialect
 from .engines import dialect_for, transaction
+from .loader import Movement
 from .own_tables import identity_row, staged_handle, tables_of
 from .plan import check_same
 from .tables import plan_for

@@ -14,8 +14,9 @@ from sqlalchemy import event, exc
 from onceward.core.errors import PostgresError, RetryableSinkError
 from onceward.core.names import parse_transaction_name
 
-from ..dialect import HOW_TO_STAGE, ChangedError, Dialect, ServerFacts, Trial, TwoPhase, TwoPhaseAnswer
+from ..dialect import HOW_TO_STAGE, Dialect, ServerFacts, Trial, TwoPhase, TwoPhaseAnswer
 from ..failures import code, words
+from ..loader import ChangedError
 from ..plan import without_change
 from ..target import CommitPath, TableName, own_name
 from .catalog import TRIGGERS, check_own_tables, check_writable, read_checks, read_table
@@ -52,7 +53,8 @@ if TYPE_CHECKING:
 
     from onceward.core.names import Scope, TransactionName
 
-    from ..dialect import Movement, RowWriter, StagedPart
+    from ..dialect import RowWriter
+    from ..loader import Movement, StagedPart
     from ..target import DatabaseAccess, DatabaseTarget
     from .catalog import PgTable
 

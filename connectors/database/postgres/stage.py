@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-    from ..dialect import Movement, StagedPart
+    from ..loader import Movement, StagedPart
     from ..target import DatabaseTarget
     from .catalog import PgType, Session
 

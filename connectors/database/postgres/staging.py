@@ -19,8 +19,8 @@ from onceward.core.errors import ConfigurationError, SchemaError
 from onceward.core.kit.rows import has_nulls
 from onceward.core.transaction import Committable
 
-from ..dialect import Movement, StagedPart
 from ..engines import reading
+from ..loader import Movement, StagedPart
 from ..own_tables import identity_row, insert_into, staged_handle, tables_of
 from ..plan import split_changes, without_change
 from ..target import STAGED, TableName
