@@ -90,10 +90,6 @@ _OF_ROWS: Final = ("22", "23", "54", "P0")
 """SQLSTATE classes of errors for which the rows themselves may be to blame."""
 
 
-LIMITS: Final = ("max_prepared_transactions", "max_pred_locks_per_transaction", "max_locks_per_transaction")
-"""Settings of PostgreSQL that size its fixed tables in memory; when one is full, the SQLSTATE is 53200."""
-
-
 def code(error: exc.SQLAlchemyError) -> str | int | None:
     """SQLSTATE on PostgreSQL, the server's number on MariaDB, the primary result code on SQLite; None if unknown."""
     cause = cause_of(error)
@@ -197,7 +193,7 @@ def remedy(code: str | int | None, driver_error: object) -> str:
         code: The error's code, as failures.code returns it.
         driver_error: The driver's own error.
     """
-    if code == "23514" and not _diagnostic(driver_error, "constraint_name"):  # no partition, or not the right one
+    if code == "23514" and not diagnostic(driver_error, "constraint_name"):  # no partition, or not the right one
         return _PARTITION
     if code in _REMEDIES:
         return _REMEDIES[code]
@@ -209,22 +205,6 @@ def are_rows_to_blame(code: str | int | None) -> bool:
     return not isinstance(code, str) or code[:2] in _OF_ROWS
 
 
-def used_up(driver_error: object) -> str:
-    """Return the setting that limits what PostgreSQL has used up; "" if memory itself has run out.
-
-    The error's hint contains the setting's name, whatever the language of the server.
-    """
-    hint = _diagnostic(driver_error, "message_hint")
-    return next((name for name in LIMITS if name in hint), "")
-
-
-def refuses_prepare(driver_error: object) -> bool:
-    """Return whether the transaction did what PREPARE TRANSACTION does not allow, such as NOTIFY (SQLSTATE 0A000).
-
-    The message contains the keyword PREPARE, whatever the language of the server.
-    """
-    return "PREPARE" in _diagnostic(driver_error, "message_primary")
-
-
-def _diagnostic(driver_error: object, field: str) -> str:
+def diagnostic(driver_error: object, field: str) -> str:
+    """Return a field of the diagnostics that psycopg's errors carry; "" if there is none."""
     return getattr(getattr(driver_error, "diag", None), field, None) or ""

@@ -13,9 +13,10 @@ from onceward.core.errors import ConfigurationError, OncewardError, RetryableSin
 from . import ledger
 from .dialect import RowDialect, no_such_table
 from .engines import autocommitting, dialect_for, read_server, reading
-from .failures import cause_of, code, refuses_prepare, translate, used_up
+from .failures import cause_of, code, translate
 from .own_tables import tables_of
 from .plan import InsertWriter
+from .postgres.advice import LOCKS_ARE_USED_UP, REFUSES_PREPARE, USED_UP_ADVICE, refuses_prepare, used_up
 from .tables import create_table, forget, plan_for
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ class HeldWriting(Writing):
         if what != "cannot prepare":
             return error
         if known == _NOT_SUPPORTED and refuses_prepare(cause_of(cause)):
-            return ConfigurationError(f"{error.message}. {_REFUSES_PREPARE}")
+            return ConfigurationError(f"{error.message}. {REFUSES_PREPARE}")
         if known == _DISABLED and (why := self._why_none()):
             return ConfigurationError(f"{error.message}: {why}")
         return error
@@ -211,14 +212,14 @@ class HeldWriting(Writing):
         """Return how to raise the limit that PostgreSQL named, or how to need less; "" if it named none."""
         if setting == _PREPARED_LIMIT:
             return self._used_up()
-        return _LOCKS_ARE_USED_UP.format(setting) if setting else ""
+        return LOCKS_ARE_USED_UP.format(setting) if setting else ""
 
     def _used_up(self) -> str:
         """Return what to do about a server that holds as many prepared transactions as it allows."""
         own, most = len(self._own_prepared()), 0
         with suppress(OncewardError):
             most = read_server(self.target).max_prepared
-        return _USED_UP_ADVICE.format(most=most or "only so many", own=own, half=max(most // 2, 1))
+        return USED_UP_ADVICE.format(most=most or "only so many", own=own, half=max(most // 2, 1))
 
     def _why_none(self) -> str:
         """Return why the server prepares nothing; "" if it does, because a trigger's error may have the same code."""
@@ -233,28 +234,10 @@ class HeldWriting(Writing):
         return []
 
 
-_USED_UP_ADVICE: Final = (
-    ". The server allows {most} (max_prepared_transactions), and {own} of them are of this pipeline and sink. An epoch "
-    "needs one for each subtask (on Spark, for each partition that is written) until it is committed, and one more for "
-    "each task that Spark repeats. Write fewer partitions (through a format: df.coalesce({half}) before the write; "
-    "with exactly_once: writers={half}), raise max_prepared_transactions to twice the number of partitions, look in "
-    "pg_prepared_xacts for orphaned ones, or use commit='staging', which needs none"
-)
 _BY_ANOTHER_ATTEMPT: Final = (
     ", probably by another attempt's prepared transaction over the same keys ({}). It ends with its epoch's decision, "
     "or when the pipeline starts again and sweeps; this attempt must not end it. commit='staging' does not have this "
     "wait"
-)
-
-_LOCKS_ARE_USED_UP: Final = (
-    ". Transactions of all sessions share this memory, and each partition and index that a transaction writes to takes "
-    "a place in it until the transaction ends. Raise {} and restart the server, or let an epoch's rows go into fewer "
-    "partitions; with commit='staging' no place is kept until the decision"
-)
-_REFUSES_PREPARE: Final = (
-    "Something that runs with the rows, such as a trigger, does what PostgreSQL does not allow in a prepared "
-    "transaction (NOTIFY, LISTEN, temporary tables, session-level advisory locks): use commit='staging', or change the "
-    "trigger"
 )
 
 
