@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from onceward.connectors.database.prepared import PreparedWriting
+from onceward.connectors.database.postgres.staging import CopyWriting
 from onceward.core.errors import ConfigurationError, PostgresError, RetryableSinkError
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation
 
@@ -377,7 +377,7 @@ def test_72_foreign_prepared_transactions_are_never_touched(sink: PostgresSink, 
 def test_73_a_gid_that_is_in_use_is_refused(database: Database) -> None:
     sink = make_sink(database, lock_timeout=0.2)
     first = write(sink, context(), words(1))
-    reused = PreparedWriting(sink.target, context())
+    reused = CopyWriting(sink.target, context())
     reused.name = reused.name._replace(unique=first.transaction.rsplit(":", 1)[1])
     reused.write(words(10))
     with pytest.raises((PostgresError, RetryableSinkError), match=r"SQLSTATE (42710|23505|55P03)"):
@@ -388,7 +388,7 @@ def test_73_a_gid_that_was_committed_before_is_refused_by_the_ledger(database: D
     sink = make_sink(database)
     first = write(sink, context(), words(1))
     sink.commit(first)
-    reused = PreparedWriting(sink.target, context())
+    reused = CopyWriting(sink.target, context())
     reused.name = reused.name._replace(unique=first.transaction.rsplit(":", 1)[1])
     reused.write(words(10))
     with pytest.raises(PostgresError, match="SQLSTATE 23505"):

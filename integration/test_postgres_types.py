@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from onceward.connectors.database.engines import transaction
-from onceward.connectors.database.postgres.dialect import PostgreSql
+from onceward.connectors.database.postgres.session import CopyWriter
+from onceward.connectors.database.postgres.staging import lock_and_read
 from onceward.core.errors import PostgresError, SchemaError
 from onceward.core.transaction import CommitStatus
 
@@ -200,11 +201,11 @@ def test_what_is_read_back_is_what_was_given_or_it_is_refused(database: Database
 
 def write_now(database: Database, batch: pa.RecordBatch) -> None:
     """Write rows in a transaction of their own, as an attempt does."""
-    target, dialect = make_sink(database).target, PostgreSql()
+    target = make_sink(database).target
     with transaction(target, "cannot write") as connection:
-        table = dialect.lock_and_read(connection, target.table)
+        table = lock_and_read(connection, target.table)
         assert table is not None
-        writer = dialect.writer(connection, table, batch.schema)
+        writer = CopyWriter(connection, table, batch.schema)
         try:
             writer.write(batch)
             writer.finish()

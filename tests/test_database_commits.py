@@ -23,10 +23,11 @@ from onceward.connectors.database.loader import Movement
 from onceward.connectors.database.mariadb import XaTransactions, Xid
 from onceward.connectors.database.own_tables import identity_row, tables_of
 from onceward.connectors.database.postgres.dialect import GidTransactions, PostgreSql
-from onceward.connectors.database.postgres.staging import TableWriting
-from onceward.connectors.database.prepared import PreparedWriting, abort_prepared, commit_prepared
+from onceward.connectors.database.postgres.staging import StagingWriting
+from onceward.connectors.database.prepared import abort_prepared, commit_prepared
 from onceward.connectors.database.sink import PostgresSink, SqlAlchemySink
 from onceward.connectors.database.sqlite import Sqlite
+from onceward.connectors.database.staging import InsertWriting
 from onceward.connectors.database.target import PREPARED, STAGED, DatabaseTarget, TableName, own_name
 from onceward.core.errors import ConfigurationError, EpochConflictError, PostgresError
 from onceward.core.names import Scope, TransactionName
@@ -177,7 +178,7 @@ def test_the_ledger_row_is_in_the_transaction_that_is_prepared(
 ) -> None:
     commands = Scripted(TwoPhaseAnswer.DONE)
     monkeypatch.setattr(Sqlite, "two_phase", commands)
-    PreparedWriting(target, CONTEXT).pre_commit()
+    InsertWriting(target, CONTEXT).pre_commit()
     assert commands.noted == [1]
 
 
@@ -325,7 +326,7 @@ def test_rows_are_merged_by_synchronous_commits() -> None:
 
 def test_staged_rows_are_committed_synchronously() -> None:
     connection: Any = Asked()
-    attempt = TableWriting.__new__(TableWriting)
+    attempt = StagingWriting.__new__(StagingWriting)
     attempt.target, attempt.context, attempt.name, attempt.rows, attempt.held = POSTGRES, CONTEXT, NAME, 0, connection
     attempt.make_durable()
     durable, insert, commit = connection.said

@@ -135,12 +135,14 @@ class Trial(NamedTuple):
 
 
 class Dialect(ABC):
-    """One database: either a RowDialect or PostgreSql, which takes rows as a stream."""
+    """How one database is spoken to: its connections, its settings, its two-phase commands, and its tables."""
 
     title: str
     """For messages."""
     two_phase: TwoPhase | None = None
     """None where the database has no prepared transactions."""
+    lock_timeout_code: str | int | None = None
+    """Code of the error after a wait for a lock, as failures.code returns it; None if no held transaction waits."""
     asks_with_lock = False
     """Whether a look into the ledger must wait for transactions that are just ending."""
     tells_names = True
@@ -188,6 +190,14 @@ class Dialect(ABC):
         """A number that changes with any table of the schema; None if the database has none that is quickly read."""
         return None
 
+    def column_name(self, reflected: str) -> str:
+        """Return a column's name from that which SQLAlchemy has read."""
+        return reflected
+
+    def read_uniques(self, connection: sa.Connection, table: sa.Table) -> Sequence[frozenset[str]]:  # noqa: ARG002
+        """Return the columns of each unique key that upserts by statement need; empty where they are not needed."""
+        return ()
+
     @abstractmethod
     def trial(self, connection: sa.Connection, table: sa.TableClause) -> AbstractContextManager[Trial]:
         """Where the block may write rows to see whether `table` would take them; at its end they are forgotten.
@@ -199,7 +209,7 @@ class Dialect(ABC):
 
 
 class RowDialect(Dialect):
-    """A database whose rows are written by executemany, and staged as Arrow batches."""
+    """A database whose rows are inserted by statements, and staged as Arrow batches."""
 
     @abstractmethod
     def upsert(self, table: sa.TableClause, values: dict[str, Any], key: Sequence[str]) -> Insert:
@@ -220,10 +230,6 @@ class RowDialect(Dialect):
                 found.append(index["column_names"])
         sets = {frozenset(columns) for columns in found if columns and None not in columns}
         return sorted(sets, key=sorted)
-
-    def column_name(self, reflected: str) -> str:
-        """Return a column's name from that which SQLAlchemy has read."""
-        return reflected
 
     def refuses(self, connection: sa.Connection, table: sa.Table) -> str:  # noqa: ARG002
         """Return why what happens at an insert into the table is not exactly once; empty if it is."""

@@ -25,8 +25,7 @@ from .sqlite import Sqlite
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from .dialect import RowDialect, ServerFacts
-    from .postgres.dialect import PostgreSql
+    from .dialect import Dialect, RowDialect, ServerFacts, TwoPhase
     from .target import DatabaseAccess, DatabaseTarget, Url
 
 _KEPT: Final = 4
@@ -34,6 +33,8 @@ _KEPT: Final = 4
 _IDLE_SECONDS: Final = 300
 """Firewalls drop connections that were silent for longer than this."""
 INNODB: Final[dict[str, Any]] = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
+SLOWEST: Final = 500
+"""Rows per second below which writing or merging rows is taken for hanging."""
 _EXTRAS: Final = {"psycopg": "postgres", "pgpq": "postgres", "pymysql": "mariadb"}
 
 
@@ -77,18 +78,39 @@ def close_idle() -> None:
 atexit.register(close_idle)
 
 
-def dialect_for(target: DatabaseTarget) -> RowDialect | PostgreSql:
-    """How the target's database is spoken to."""
+def dialect_for(target: DatabaseTarget) -> Dialect:
+    """Return the dialect of the target's database."""
     return _dialect_of(target.url)
 
 
-def _dialect_of(url: Url) -> RowDialect | PostgreSql:
+def row_dialect_for(target: DatabaseTarget) -> RowDialect:
+    """Return the dialect of the target's database, which is one whose rows are inserted by statements."""
+    return _row_dialect_of(target.url)
+
+
+def two_phase_for(target: DatabaseTarget) -> TwoPhase:
+    """Return the two-phase commands of the target's database.
+
+    Raises:
+        ConfigurationError: It has none.
+    """
+    commands = dialect_for(target).two_phase
+    if commands is None:
+        raise ConfigurationError(f"{dialect_for(target).title} has no prepared transactions: use commit='staging'")
+    return commands
+
+
+def _dialect_of(url: Url) -> Dialect:
     if url.backend == "postgresql":
         try:
             from .postgres.dialect import PostgreSql  # noqa: PLC0415 - an extra
         except ImportError as error:
             raise _missing(url, error) from error
         return PostgreSql()
+    return _row_dialect_of(url)
+
+
+def _row_dialect_of(url: Url) -> RowDialect:
     return Sqlite() if url.backend == "sqlite" else MariaDb()
 
 

@@ -1,16 +1,34 @@
-"""Staged rows as they are noted, checked and moved: what all ways of staging have in common."""
+"""How rows reach the tables of one kind of database: the strategy of a sink, and how it notes staged rows.
+
+A sink has two ways to commit (prepared transactions, and staged rows that are merged), and there are two kinds of
+databases: those whose rows are inserted by statements, and PostgreSQL, which takes a stream of rows. A `Loader` is what
+one kind does for both ways. prepared.py and merging.py commit and abort whatever a loader's writings have made durable.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Final, NamedTuple
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
 from onceward.core.errors import SqlError
+from onceward.core.sealed import UNREADABLE
 
 from .target import TableName
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+    import sqlalchemy as sa
+
+    from onceward.core.transaction import WriteContext
+
+    from .target import CommitPath, DatabaseTarget
+    from .writing import Writing
 
 STAGE: Final = re.compile(r"stage_[0-9a-f]{24}_[0-9]")
 """Name of a staging table. They may be emptied, so nothing else may be taken for one."""
@@ -46,3 +64,79 @@ class StagedPart(NamedTuple):
 
 class ChangedError(SqlError):
     """What is staged is not what was decided."""
+
+
+def read_movement(row: Any) -> Movement:
+    """Return the movement that a row of `staged` holds.
+
+    Raises:
+        ChangedError: The text is not a movement.
+    """
+    try:
+        return msgspec.json.decode(row.movement, type=Movement)
+    except UNREADABLE as error:
+        raise ChangedError(
+            f"cannot read how {row.name} is to be moved: {error}. Somebody changed its staged row"
+        ) from error
+
+
+class Loader(ABC):
+    """How rows reach the tables of one kind of database.
+
+    On the driver, `check_table` comes first. A subtask begins one writing for each epoch. To commit staged rows,
+    merging.py calls `move` and then `remove` with the same rows of the table `staged`, in one transaction; to abort
+    them, `remove` alone. Both may be called by any process.
+
+    Args:
+        target: Where the sink writes.
+    """
+
+    def __init__(self, target: DatabaseTarget) -> None:
+        self.target = target
+
+    @abstractmethod
+    def check_table(self, sink: str, schema: pa.Schema, path: CommitPath, own: Sequence[str]) -> sa.TableClause:
+        """Check that the table takes rows of `schema` exactly once, and create it if that was requested.
+
+        Args:
+            sink: The sink's name.
+            schema: The schema of the data.
+            path: How rows will wait for their decision.
+            own: Names of onceward's own tables.
+
+        Returns:
+            The table, for a trial of rows.
+
+        Raises:
+            SchemaError: The table is missing, or a column or the key does not fit.
+            ConfigurationError: The table is of a kind that cannot be written exactly once, or rights are missing.
+        """
+
+    @abstractmethod
+    def begin_prepared(self, context: WriteContext) -> Writing:
+        """Begin to write rows into the table itself, in a transaction that ends as a prepared one."""
+
+    @abstractmethod
+    def begin_staged(self, context: WriteContext) -> Writing:
+        """Begin to write rows beside the table, where they wait for the merge."""
+
+    @abstractmethod
+    def move(self, connection: sa.Connection, staged: Sequence[Any]) -> None:
+        """Copy staged rows into their table, in the order of `staged`; of rows with the same key, the last one wins.
+
+        Args:
+            connection: In the transaction that merges.
+            staged: Rows of the table `staged`, which are locked.
+
+        Raises:
+            ChangedError: The rows are not those that were decided.
+        """
+
+    @abstractmethod
+    def remove(self, connection: sa.Connection, staged: Sequence[Any]) -> None:
+        """Delete staged rows, whose rows in the table `staged` are deleted already.
+
+        Args:
+            connection: In the transaction that merges or aborts.
+            staged: Rows of the table `staged`, as they were.
+        """

@@ -207,6 +207,7 @@ class MariaDb(RowDialect):
     title = "MariaDB"
     tells_names = False
     two_phase: TwoPhase | None = XaTransactions()
+    lock_timeout_code = 1205
     asks_with_lock = True
     trial_needs = "CREATE TEMPORARY TABLES on the table's database, and SELECT on the table"
 

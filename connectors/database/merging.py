@@ -16,36 +16,28 @@ Each call asks once: whatever is busy or unanswered is RETRY_LATER, and the coor
 
 from __future__ import annotations
 
-import hashlib
-from itertools import groupby
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import pyarrow as pa
 import sqlalchemy as sa
 
-from onceward.core.errors import OncewardError, RetryableSinkError, SchemaError, SqlError
-from onceward.core.sealed import UNREADABLE
+from onceward.core.errors import OncewardError, RetryableSinkError, SqlError
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
 
 from . import ledger
-from .dialect import RowDialect
-from .engines import dialect_for, reading, transaction
+from .engines import SLOWEST, dialect_for, reading, transaction
 from .failures import refusal
-from .loader import STAGE, ChangedError, Movement, StagedPart
-from .own_tables import exists, parts, staged_handle, tables_of
-from .plan import make_plan
-from .staging import decoded
-from .tables import describe, forget
+from .loader import ChangedError
+from .own_tables import delete_named, exists, parts, staged_handle, tables_of
+from .tables import forget
 from .target import TableName
-from .writing import SLOWEST
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from onceward.core.transaction import Committable
 
+    from .loader import Loader
     from .target import DatabaseTarget
 
 
@@ -54,26 +46,26 @@ class _Handle(msgspec.Struct, frozen=True):
     """See staged_handle; empty if an earlier version staged the rows."""
 
 
-def commit_staged(target: DatabaseTarget, committables: Sequence[Committable]) -> list[CommitOutcome]:
+def commit_staged(loader: Loader, committables: Sequence[Committable]) -> list[CommitOutcome]:
     """Merge what is staged and whole in one transaction.
 
     Raises:
         SqlError: The table refuses the rows (a constraint, a missing table): the decision stands.
     """
     try:
-        outcomes = _merge(target, committables)
+        outcomes = _merge(loader, committables)
     except RetryableSinkError as error:
         return [CommitOutcome(CommitStatus.RETRY_LATER, str(error))] * len(committables)
     return [outcomes[c.transaction] for c in committables]
 
 
-def _merge(target: DatabaseTarget, committables: Sequence[Committable]) -> dict[str, CommitOutcome]:
+def _merge(loader: Loader, committables: Sequence[Committable]) -> dict[str, CommitOutcome]:
     """Move what is staged, and return the outcome of each transaction; for the others, ask the ledger.
 
     The same connection is used, because another one may lead to a standby that was promoted meanwhile, and that has the
     rows staged but not in its ledger.
     """
-    slowest = sum(c.rows for c in committables) / SLOWEST
+    target, slowest = loader.target, sum(c.rows for c in committables) / SLOWEST
     heads: list[Any] = []
     try:
         with transaction(target, "cannot merge", more=slowest, merges=True) as connection:
@@ -81,9 +73,9 @@ def _merge(target: DatabaseTarget, committables: Sequence[Committable]) -> dict[
             if heads:
                 _check_unchanged(heads, committables)
                 _note(target, connection, heads)
-                _delete(connection, tables_of(target).staged, heads)
-                _move(target, connection, heads)
-                _remove(target, connection, heads)
+                _delete_heads(target, connection, heads)
+                loader.move(connection, heads)
+                loader.remove(connection, heads)
             else:
                 dialect_for(target).confirm(connection)  # what the ledger shows may be visible, and not yet replicated
             moved = {head.name: CommitOutcome(CommitStatus.COMMITTED) for head in heads}
@@ -130,83 +122,8 @@ def _note(target: DatabaseTarget, connection: sa.Connection, heads: list[Any]) -
     connection.execute(table.insert(), [{column: getattr(head, column) for column in columns} for head in heads])
 
 
-def _delete(connection: sa.Connection, table: sa.Table, heads: list[Any]) -> None:
-    for names in parts([head.name for head in heads]):
-        connection.execute(table.delete().where(table.c.name.in_(names)))
-
-
-def _move(target: DatabaseTarget, connection: sa.Connection, heads: list[Any]) -> None:
-    dialect = dialect_for(target)
-    if isinstance(dialect, RowDialect):
-        for head in heads:
-            _insert_pieces(target, dialect, connection, head)
-    else:
-        for stage, movement, of_movement in _movements(target, heads):
-            dialect.move(connection, stage, movement, of_movement)
-
-
-def _remove(target: DatabaseTarget, connection: sa.Connection, heads: list[Any]) -> None:
-    dialect = dialect_for(target)
-    if isinstance(dialect, RowDialect):
-        _delete(connection, tables_of(target).pieces, heads)
-        return
-    ids: dict[TableName, list[int]] = {}
-    for stage, _, of_movement in _movements(target, heads):
-        ids.setdefault(stage, []).extend(part.id for part in of_movement)
-    for stage, of_stage in ids.items():
-        dialect.remove(connection, stage, of_stage)
-
-
-def _movements(target: DatabaseTarget, heads: list[Any]) -> list[tuple[TableName, Movement, list[StagedPart]]]:
-    """From which staging table what is moved by one statement, in order, less attempts without rows."""
-    found: list[tuple[str, Movement, StagedPart]] = []
-    for order, head in enumerate(heads):
-        if head.stage:
-            how = _noted(head)
-            if STAGE.fullmatch(head.stage) is None:
-                raise ChangedError(
-                    f"{head.stage!r} of {head.name} is no staging table: somebody changed its staged row"
-                )
-            found.append((head.stage, msgspec.structs.replace(how, id=0), StagedPart(how.id, order, head.row_count)))
-    return [
-        (TableName(target.ledger_schema, stage), movement, [part for *_, part in group])
-        for (stage, movement), group in groupby(found, key=itemgetter(0, 1))
-    ]
-
-
-def _noted(head: Any) -> Movement:
-    try:
-        return msgspec.json.decode(head.movement, type=Movement)
-    except UNREADABLE as error:
-        raise ChangedError(
-            f"cannot read how {head.name} is to be moved: {error}. Somebody changed its staged row"
-        ) from error
-
-
-def _insert_pieces(target: DatabaseTarget, dialect: RowDialect, connection: sa.Connection, head: Any) -> None:
-    pieces, how = tables_of(target).pieces, _noted(head)
-    mine, moved, digest = pieces.c.name == head.name, 0, hashlib.sha256()
-    for number in connection.scalars(sa.select(pieces.c.number).where(mine).order_by(pieces.c.number)).all():
-        described = describe(target, how.target, connection)
-        if described is None:
-            raise SchemaError(f"table {how.target} no longer exists")
-        query = sa.select(pieces.c.data).where(mine, pieces.c.number == number)
-        data = connection.scalar(query) or b""
-        digest.update(data)
-        try:
-            batches = decoded(data)
-        except (pa.ArrowException, OSError) as error:
-            raise ChangedError(f"piece {number} staged under {head.name} is damaged: {error}") from error
-        for batch in batches:
-            plan = make_plan(batch.schema, described.table, target.url.backend, how.key)
-            statement = plan.insert(dialect, how.key)
-            for rows in plan.pieces(batch):
-                connection.execute(statement, rows)
-            moved += batch.num_rows
-    if moved != head.row_count:
-        raise ChangedError(f"{moved} rows of {head.row_count} are staged under {head.name}: somebody changed them")
-    if how.sha256 not in {"", digest.hexdigest()}:
-        raise ChangedError(f"the rows staged under {head.name} are not those that were decided: somebody changed them")
+def _delete_heads(target: DatabaseTarget, connection: sa.Connection, heads: list[Any]) -> None:
+    delete_named(connection, tables_of(target).staged, [head.name for head in heads])
 
 
 def _refused(target: DatabaseTarget, error: OncewardError, first: Committable, heads: list[Any]) -> SqlError:
@@ -236,16 +153,17 @@ def _remedy(error: OncewardError, *, correctable: bool) -> str:
     return f"{change}, or correct the rows in the staging table" if correctable and of_rows else change
 
 
-def abort_staged(target: DatabaseTarget, committable: Committable) -> AbortOutcome:
+def abort_staged(loader: Loader, committable: Committable) -> AbortOutcome:
     """Delete exactly these staged rows; refused if they were merged."""
+    target = loader.target
     try:
         with reading(target, "cannot abort") as connection:
             if not exists(target, connection):
                 return AbortOutcome(AbortStatus.ABORTED, "this database has no ledger, so nothing is staged in it")
         with transaction(target, "cannot abort") as connection:
             taken = _lock(target, connection, [committable])
-            _delete(connection, tables_of(target).staged, taken)
-            _remove(target, connection, taken)
+            _delete_heads(target, connection, taken)
+            loader.remove(connection, taken)
             if taken:
                 return AbortOutcome(AbortStatus.ABORTED)
             return ledger.facts(target, connection, [committable]).abort_outcome(committable)

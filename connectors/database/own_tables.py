@@ -145,6 +145,12 @@ def parts(names: Sequence[str]) -> list[Sequence[str]]:
     return [names[start : start + _IN] for start in range(0, len(names), _IN)]
 
 
+def delete_named(connection: sa.Connection, table: sa.Table, names: Sequence[str]) -> None:
+    """Delete the rows of transactions from one of the tables."""
+    for some in parts(names):
+        connection.execute(table.delete().where(table.c.name.in_(some)))
+
+
 def exists(target: DatabaseTarget, connection: sa.Connection) -> bool:
     """Whether all tables are there."""
     inspector, tables = sa.inspect(connection), tables_of(target).metadata.sorted_tables

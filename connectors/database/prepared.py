@@ -16,36 +16,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from onceward.core.errors import RetryableSinkError
-from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable
+from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
 
 from . import ledger
 from .dialect import TwoPhaseAnswer
-from .engines import reading
-from .own_tables import identity_row, insert_into, tables_of
-from .target import PREPARED
-from .writing import HeldWriting, two_phase
+from .engines import reading, two_phase_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import sqlalchemy as sa
 
+    from onceward.core.transaction import Committable
+
     from .target import DatabaseTarget
 
 _AT_ONCE: Final = 32
 """Commits on one borrowed connection, whose time for answers is limited as a whole."""
-
-
-class PreparedWriting(HeldWriting):
-    """One attempt's transaction, which ends as a prepared one."""
-
-    def make_durable(self) -> Committable:
-        insert = insert_into(tables_of(self.target).ledger)
-        with self.limited(self.rows):  # deferred constraints are checked here, row by row
-            self.finish_rows()
-            two_phase(self.target).prepare(self.connection, self.name, insert, identity_row(self.name, self.rows))
-            self.held = None
-        return Committable.named(PREPARED, self.name, rows=self.rows, proof=self.proof)
 
 
 def commit_prepared(target: DatabaseTarget, committables: Sequence[Committable]) -> list[CommitOutcome]:
@@ -67,13 +54,13 @@ def commit_prepared(target: DatabaseTarget, committables: Sequence[Committable])
 
 
 def _commit(connection: sa.Connection, target: DatabaseTarget, committable: Committable) -> CommitOutcome:
-    answer, words = two_phase(target).end(connection, "COMMIT", committable.read_name())
+    answer, words = two_phase_for(target).end(connection, "COMMIT", committable.read_name())
     if answer is TwoPhaseAnswer.DONE:
         return CommitOutcome(CommitStatus.COMMITTED)
     if answer is TwoPhaseAnswer.BUSY:
         return CommitOutcome(CommitStatus.RETRY_LATER, words)
     outcome = ledger.facts(target, connection, [committable]).commit_outcome(committable, words)
-    if outcome.settled and (why := two_phase(target).unconfirmed(connection)):
+    if outcome.settled and (why := two_phase_for(target).unconfirmed(connection)):
         return CommitOutcome(CommitStatus.RETRY_LATER, f"committed here, but not confirmed: {why}")
     return outcome
 
@@ -82,7 +69,7 @@ def abort_prepared(target: DatabaseTarget, committable: Committable) -> AbortOut
     """Roll back exactly this one; the ledger says who won if it is gone."""
     try:
         with reading(target, "cannot abort") as connection:
-            answer, words = two_phase(target).end(connection, "ROLLBACK", committable.read_name())
+            answer, words = two_phase_for(target).end(connection, "ROLLBACK", committable.read_name())
             if answer is TwoPhaseAnswer.DONE:
                 return AbortOutcome(AbortStatus.ABORTED)
             if answer is TwoPhaseAnswer.BUSY:

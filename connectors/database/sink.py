@@ -17,13 +17,12 @@ from onceward.core.transaction import Committable, Observation
 from onceward.sinks import TwoPhaseCommitSink
 
 from . import ledger
-from .dialect import RowDialect
 from .engines import dialect_for, read_server, reading
 from .merging import abort_staged, commit_staged
 from .own_tables import ask, ensure, exists, staged_handle, tables_of
-from .prepared import PreparedWriting, abort_prepared, commit_prepared
-from .staging import PieceWriting
-from .tables import check_table, describe
+from .prepared import abort_prepared, commit_prepared
+from .staging import PieceLoader
+from .tables import check_trial, describe
 from .target import LEDGER_SCHEMA, PREPARED, STAGED, CommitPath, DatabaseTarget, TableName, Url, own_name, unusable
 from .writing import Writing
 
@@ -35,14 +34,14 @@ if TYPE_CHECKING:
     from onceward.core.transaction import AbortOutcome, CommitOutcome, Progress, WriteContext
 
     from .dialect import ServerFacts
+    from .loader import Loader
 
 _log = logging.getLogger("onceward.database")
 
 MODES: Final = ("auto", "insert", "upsert")
 _NAMED: Final = {"postgresql": ("postgres", 5432), "mariadb": ("mysql", 3306), "mysql": ("mysql", 3306)}
 """How OpenLineage calls a system, and its default port."""
-_COMMIT: Final = {PREPARED: commit_prepared, STAGED: commit_staged}
-_ABORT: Final = {PREPARED: abort_prepared, STAGED: abort_staged}
+_KINDS: Final = (PREPARED, STAGED)
 
 
 class DatabaseSink(TwoPhaseCommitSink[Writing]):
@@ -110,7 +109,9 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
             _log.warning("%s: %s", url, warning)
         ensure(self.target)
         own = [table.name for table in tables_of(self.target).metadata.sorted_tables]
-        check_table(self.target, self.name, schema, self._path, own)
+        table = loader_for(self.target).check_table(self.name, schema, self._path, own)
+        if self._path is CommitPath.STAGING:
+            check_trial(self.target, table)
 
     def _choose_path(self) -> ServerFacts:
         facts = read_server(self.target)
@@ -141,13 +142,9 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
     def begin(self, context: WriteContext) -> Writing:
         if self._path is CommitPath.AUTO:
             self._choose_path()
-        if self._path is CommitPath.PREPARED:
-            return PreparedWriting(self.target, context)
-        if isinstance(dialect_for(self.target), RowDialect):
-            return PieceWriting(self.target, context)
-        from .postgres.staging import TableWriting  # noqa: PLC0415 - an extra
-
-        return TableWriting(self.target, context)
+        loader = loader_for(self.target)
+        prepared = self._path is CommitPath.PREPARED
+        return loader.begin_prepared(context) if prepared else loader.begin_staged(context)
 
     def write(self, transaction: Writing, batch: pa.RecordBatch) -> None:
         transaction.write(batch)
@@ -165,16 +162,23 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         outcomes: dict[str, CommitOutcome] = {}
         for kind in dict.fromkeys(self._kind(c) for c in committables):
             chosen = [c for c in committables if c.kind == kind]
-            answers = _COMMIT[kind](self.target, chosen)
+            answers = self._commit(kind, chosen)
             outcomes.update({c.transaction: answer for c, answer in zip(chosen, answers, strict=True)})
         return [outcomes[c.transaction] for c in committables]
 
+    def _commit(self, kind: str, committables: Sequence[Committable]) -> list[CommitOutcome]:
+        if kind == PREPARED:
+            return commit_prepared(self.target, committables)
+        return commit_staged(loader_for(self.target), committables)
+
     def abort(self, committable: Committable) -> AbortOutcome:
-        return _ABORT[self._kind(committable)](self.target, committable)
+        if self._kind(committable) == PREPARED:
+            return abort_prepared(self.target, committable)
+        return abort_staged(loader_for(self.target), committable)
 
     def _kind(self, committable: Committable) -> str:
         """Return the committable's kind, checked: it must be this sink's and unaltered."""
-        if committable.kind not in _COMMIT or committable.version != 1:
+        if committable.kind not in _KINDS or committable.version != 1:
             raise ConfigurationError(
                 f"a committable of kind {committable.kind}, version {committable.version} is not a "
                 f"{type(self).__name__}'s",
@@ -410,6 +414,15 @@ class SqlAlchemySink(DatabaseSink):
         super().__init__(
             name, target, mode=mode, commit=commit, ledger_epochs=ledger_epochs, select=select, where=where
         )
+
+
+def loader_for(target: DatabaseTarget) -> Loader:
+    """Return how rows reach the tables of the target's database."""
+    if target.url.backend == "postgresql":
+        from .postgres.staging import CopyLoader  # noqa: PLC0415 - an extra
+
+        return CopyLoader(target)
+    return PieceLoader(target)
 
 
 def choose_path(requested: CommitPath, target: DatabaseTarget, facts: ServerFacts | None = None) -> CommitPath:

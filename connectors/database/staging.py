@@ -15,31 +15,31 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import sqlalchemy as sa
 
-from onceward.core.errors import OncewardError, SqlError
+from onceward.core.errors import OncewardError, SchemaError, SqlError
 from onceward.core.kit.pieces import pieces, size_of
 from onceward.core.kit.rows import decoded as decoded_array
 from onceward.core.transaction import Committable, WriteContext
 
 from . import ledger
-from .dialect import RowDialect
-from .engines import dialect_for, transaction
-from .loader import Movement
-from .own_tables import identity_row, staged_handle, tables_of
-from .plan import check_same
-from .tables import plan_for
-from .target import STAGED
-from .writing import SLOWEST, Writing
+from .engines import SLOWEST, row_dialect_for, transaction
+from .loader import ChangedError, Loader, Movement, read_movement
+from .own_tables import delete_named, identity_row, staged_handle, tables_of
+from .plan import InsertWriter, check_same, make_plan
+from .tables import check_described, describe, plan_for
+from .target import STAGED, CommitPath
+from .writing import HeldWriting, Writing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from onceward.core.row_hash import RowHash
 
+    from .dialect import RowDialect, RowWriter
     from .plan import Plan
     from .target import DatabaseTarget
 
@@ -47,10 +47,69 @@ CHUNK_BYTES: Final = 2 * 2**20
 """Size of the rows that are tried and staged together; a server that takes less in a statement gets them in several."""
 
 
+class PieceLoader(Loader):
+    """Inserts rows by statements; those that wait for a merge are staged as pieces, one after another."""
+
+    def __init__(self, target: DatabaseTarget) -> None:
+        super().__init__(target)
+        self.dialect = row_dialect_for(target)
+
+    def check_table(self, sink: str, schema: pa.Schema, path: CommitPath, own: Sequence[str]) -> sa.Table:  # noqa: ARG002
+        return check_described(self.target, self.dialect, schema)
+
+    def begin_prepared(self, context: WriteContext) -> Writing:
+        return InsertWriting(self.target, context)
+
+    def begin_staged(self, context: WriteContext) -> Writing:
+        return PieceWriting(self.target, context, self.dialect)
+
+    def move(self, connection: sa.Connection, staged: Sequence[Any]) -> None:
+        for row in staged:
+            self._insert_pieces(connection, row)
+
+    def remove(self, connection: sa.Connection, staged: Sequence[Any]) -> None:
+        delete_named(connection, tables_of(self.target).pieces, [row.name for row in staged])
+
+    def _insert_pieces(self, connection: sa.Connection, row: Any) -> None:
+        pieces, how = tables_of(self.target).pieces, read_movement(row)
+        mine, moved, digest = pieces.c.name == row.name, 0, hashlib.sha256()
+        for number in connection.scalars(sa.select(pieces.c.number).where(mine).order_by(pieces.c.number)).all():
+            described = describe(self.target, how.target, connection)
+            if described is None:
+                raise SchemaError(f"table {how.target} no longer exists")
+            query = sa.select(pieces.c.data).where(mine, pieces.c.number == number)
+            data = connection.scalar(query) or b""
+            digest.update(data)
+            try:
+                batches = decoded(data)
+            except (pa.ArrowException, OSError) as error:
+                raise ChangedError(f"piece {number} staged under {row.name} is damaged: {error}") from error
+            for batch in batches:
+                plan = make_plan(batch.schema, described.table, self.target.url.backend, how.key)
+                statement = plan.insert(self.dialect, how.key)
+                for rows in plan.pieces(batch):
+                    connection.execute(statement, rows)
+                moved += batch.num_rows
+        if moved != row.row_count:
+            raise ChangedError(f"{moved} rows of {row.row_count} are staged under {row.name}: somebody changed them")
+        if how.sha256 not in {"", digest.hexdigest()}:
+            raise ChangedError(
+                f"the rows staged under {row.name} are not those that were decided: somebody changed them"
+            )
+
+
+class InsertWriting(HeldWriting):
+    """One attempt's transaction, which inserts rows into the table itself, and ends as a prepared one."""
+
+    def open_writer(self, schema: pa.Schema) -> RowWriter:
+        return InsertWriter(self.connection, plan_for(self.target, schema), proof=self.target.proof)
+
+
 class PieceWriting(Writing):
     """One attempt's rows, which end as committed pieces of the staging table."""
 
-    def __init__(self, target: DatabaseTarget, context: WriteContext) -> None:
+    def __init__(self, target: DatabaseTarget, context: WriteContext, dialect: RowDialect) -> None:
+        self._dialect = dialect
         self._waiting: list[pa.RecordBatch] = []
         self._plan: Plan | None = None
         self._hash: RowHash | None = None
@@ -100,9 +159,9 @@ class PieceWriting(Writing):
         slowest = sum(batch.num_rows for batch in self._waiting) / SLOWEST
         with transaction(self.target, f"cannot stage rows of table {self.target.table}", more=slowest) as connection:
             self._try_rows(connection)
-            dialect, encoded = dialect_for(self.target), list[bytes]()
-            if self._waiting and isinstance(dialect, RowDialect):
-                encoded = list(_encoded(self._waiting, dialect.longest_value(connection)))
+            encoded = list[bytes]()
+            if self._waiting:
+                encoded = list(_encoded(self._waiting, self._dialect.longest_value(connection)))
             for data in encoded:
                 self._digest.update(data)
             if self._pieces == 0:
@@ -126,11 +185,10 @@ class PieceWriting(Writing):
 
     def _try_rows(self, connection: sa.Connection) -> None:
         """Have the database take the waiting rows and forget them; its error says why it refuses them."""
-        dialect = dialect_for(self.target)
-        if self._plan is None or not self._waiting or not isinstance(dialect, RowDialect):
+        if self._plan is None or not self._waiting:
             return
-        with dialect.trial(connection, self._plan.table) as (place, has_keys):
-            statement = self._plan.insert(dialect, self.target.key if has_keys else (), place)
+        with self._dialect.trial(connection, self._plan.table) as (place, has_keys):
+            statement = self._plan.insert(self._dialect, self.target.key if has_keys else (), place)
             for batch in self._waiting:
                 for rows in self._plan.pieces(batch):
                     connection.execute(statement, rows)

@@ -17,14 +17,13 @@ from sqlalchemy.dialects import mysql, postgresql
 from onceward.core.errors import ConfigurationError, SchemaError, SinkError
 
 from .conversions import is_binary, is_text
-from .dialect import RowDialect, no_such_table
+from .dialect import no_such_table
 from .engines import INNODB, create, dialect_for, reading, transaction
 from .plan import make_plan, without_change
-from .target import CommitPath, TableName, unusable
+from .target import TableName, unusable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from .dialect import RowDialect
     from .plan import Plan
     from .target import DatabaseTarget, Url
 
@@ -105,8 +104,7 @@ def _read(target: DatabaseTarget, connection: sa.Connection, name: TableName) ->
         inspector, dialect = sa.inspect(connection), dialect_for(target)
 
         def rename(_: object, __: object, column: Any) -> None:
-            if isinstance(dialect, RowDialect):
-                column["name"] = dialect.column_name(column["name"])
+            column["name"] = dialect.column_name(column["name"])
 
         try:
             table = sa.Table(
@@ -123,7 +121,7 @@ def _read(target: DatabaseTarget, connection: sa.Connection, name: TableName) ->
             return DescribedTable(table, (), "a view", "")
         options: Any = inspector.get_table_options(name.table, schema=name.schema)
         engine = options.get("mariadb_engine") or options.get("mysql_engine") or ""
-        uniques = dialect.read_uniques(connection, table) if isinstance(dialect, RowDialect) else ()
+        uniques = dialect.read_uniques(connection, table)
         refers = bool(inspector.get_foreign_keys(name.table, schema=name.schema))
         return DescribedTable(table, tuple(uniques), "table", str(engine), refers=refers)
 
@@ -152,30 +150,14 @@ def plan_for(target: DatabaseTarget, schema: pa.Schema) -> Plan:
     return make_plan(schema, existing(target, schema).table, target.url.backend, target.key)
 
 
-def check_table(target: DatabaseTarget, sink: str, schema: pa.Schema, path: CommitPath, own: Sequence[str]) -> None:
-    """See that `schema` fits, that a key is unique, that rows can be tried; create the table if that was asked for.
-
-    Args:
-        target: Where.
-        sink: Its name.
-        schema: Of the data.
-        path: How rows wait.
-        own: Names of onceward's own tables.
+def check_trial(target: DatabaseTarget, table: sa.TableClause) -> None:
+    """Check that rows can be tried before they are staged.
 
     Raises:
-        SchemaError: Something of the table or its columns does not fit.
-        ConfigurationError: The table is of a kind that cannot be written exactly once, or rights are missing.
+        ConfigurationError: The role lacks a right that this needs.
     """
     dialect = dialect_for(target)
-    table: sa.TableClause = sa.table(target.table.table, schema=target.table.schema)
-    if isinstance(dialect, RowDialect):
-        table = _check_described(target, dialect, schema)
-    else:
-        if target.create_table:
-            create_table(target, schema)
-        with reading(target, "cannot validate") as connection:
-            dialect.check_table(connection, target, sink, schema, path, own)
-    if path is not CommitPath.STAGING or not target.tries_rows or not dialect.trial_needs:
+    if not target.tries_rows or not dialect.trial_needs:
         return
     try:
         with transaction(target, "cannot try rows") as connection, dialect.trial(connection, table):
@@ -186,7 +168,13 @@ def check_table(target: DatabaseTarget, sink: str, schema: pa.Schema, path: Comm
         raise ConfigurationError(f"staged rows are tried first, which needs {dialect.trial_needs}: {error}") from None
 
 
-def _check_described(target: DatabaseTarget, dialect: RowDialect, schema: pa.Schema) -> sa.Table:
+def check_described(target: DatabaseTarget, dialect: RowDialect, schema: pa.Schema) -> sa.Table:
+    """Check that rows of `schema` can be inserted into the table; create the table if that was requested.
+
+    Raises:
+        SchemaError: The table is missing, or a column or the key does not fit.
+        ConfigurationError: The table is of a kind that cannot be written exactly once.
+    """
     forget(target)
     described = existing(target, schema)
     make_plan(schema, described.table, target.url.backend, target.key)

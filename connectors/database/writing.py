@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Final
 
 import sqlalchemy as sa
 
-from onceward.core.errors import ConfigurationError, OncewardError, RetryableSinkError
+from onceward.core.errors import OncewardError, RetryableSinkError
+from onceward.core.transaction import Committable
 
 from . import ledger
-from .dialect import RowDialect, no_such_table
-from .engines import autocommitting, dialect_for, read_server, reading
-from .failures import cause_of, code, translate
-from .own_tables import tables_of
-from .plan import InsertWriter
-from .postgres.advice import LOCKS_ARE_USED_UP, REFUSES_PREPARE, USED_UP_ADVICE, refuses_prepare, used_up
-from .tables import create_table, forget, plan_for
+from .engines import SLOWEST, autocommitting, dialect_for, reading, two_phase_for
+from .failures import code, translate
+from .own_tables import identity_row, insert_into, tables_of
+from .tables import forget
+from .target import PREPARED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,20 +25,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from onceward.core.proof import Proof
-    from onceward.core.transaction import Committable, WriteContext
+    from onceward.core.transaction import WriteContext
 
-    from .dialect import RowWriter, TwoPhase
-    from .postgres.catalog import PgTable
-    from .postgres.dialect import PostgreSql
+    from .dialect import RowWriter
     from .target import DatabaseTarget
 
-SLOWEST: Final = 500
-"""Rows per second below which writing or merging rows is taken for hanging."""
-_LOCK_TIMEOUTS: Final = ("55P03", 1205)
-_DISABLED: Final = "55000"
-_NOT_SUPPORTED: Final = "0A000"
-_USED_UP: Final = "53200"
-_PREPARED_LIMIT: Final = "max_prepared_transactions"
+_BY_ANOTHER_ATTEMPT: Final = (
+    ", probably by another attempt's prepared transaction over the same keys ({}). It ends with its epoch's decision, "
+    "or when the pipeline starts again and sweeps; this attempt must not end it. commit='staging' does not have this "
+    "wait"
+)
 
 
 class Writing(ABC):
@@ -106,7 +101,7 @@ class Writing(ABC):
 
 
 class HeldWriting(Writing):
-    """An attempt whose transaction stays open, on a connection of its own, while rows arrive."""
+    """An attempt whose transaction stays open, on a connection of its own, while rows arrive; then it is prepared."""
 
     held: sa.Connection | None = None
     writer: RowWriter | None = None
@@ -133,7 +128,7 @@ class HeldWriting(Writing):
         question = ledger.ownership_query(tables_of(target))
         with dialect_for(target).limited(target.answer_within):
             self.held = autocommitting(target)
-            found = two_phase(target).begin(self.held, target.access, self.name, question, scope)
+            found = two_phase_for(target).begin(self.held, target.access, self.name, question, scope)
         return None if found is None else ledger.Ownership(*found)
 
     def send(self, batch: pa.RecordBatch) -> int:
@@ -143,28 +138,18 @@ class HeldWriting(Writing):
             self.writer.write(batch)
         return int(batch.num_rows)
 
+    @abstractmethod
     def open_writer(self, schema: pa.Schema) -> RowWriter:
-        """Open what takes the rows: by default, into the table itself."""
-        dialect = dialect_for(self.target)
-        if isinstance(dialect, RowDialect):
-            return InsertWriter(self.connection, plan_for(self.target, schema), proof=self.target.proof)
-        table = self.lock_and_read(dialect, schema)
-        with self.limited():
-            return dialect.writer(self.connection, table, schema, schema.names if self.target.proof else ())
+        """Open what takes the rows, at the first batch."""
 
-    def lock_and_read(self, dialect: PostgreSql, schema: pa.Schema) -> PgTable:
-        """The table; it is created first if that was asked for."""
-        with self.limited():
-            found = dialect.lock_and_read(self.connection, self.target.table)
-        if found is None and self.target.create_table:
-            self.discard()
-            create_table(self.target, schema)
-            self.open()
-            with self.limited():
-                found = dialect.lock_and_read(self.connection, self.target.table)
-        if found is None:
-            raise no_such_table(self.target.table)
-        return found
+    def make_durable(self) -> Committable:
+        insert = insert_into(tables_of(self.target).ledger)
+        with self.limited(self.rows):  # deferred constraints are checked here, row by row
+            self.finish_rows()
+            row = identity_row(self.name, self.rows)
+            two_phase_for(self.target).prepare(self.connection, self.name, insert, row)
+            self.held = None
+        return Committable.named(PREPARED, self.name, rows=self.rows, proof=self.proof)
 
     def finish_rows(self) -> None:
         if self.writer is not None:
@@ -191,63 +176,18 @@ class HeldWriting(Writing):
         seconds = self.target.answer_within + self.target.lock_timeout + rows / SLOWEST
         return dialect_for(self.target).limited(seconds)
 
-    def explain(self, error: OncewardError, cause: sa.exc.SQLAlchemyError, what: str) -> OncewardError:
-        known = code(cause)
-        if known in _LOCK_TIMEOUTS:
-            own = self._own_prepared()
-            another = _BY_ANOTHER_ATTEMPT.format(", ".join(own[:3])) if own else ""
-            held = f"a lock was held for more than {self.target.lock_timeout:g} s (lock_timeout)"
-            return RetryableSinkError(f"{error.message}: {held}{another}")
-        if known == _USED_UP and (advice := self._raise_limit(used_up(cause_of(cause)))):
-            return RetryableSinkError(f"{error.message}{advice}")
-        if what != "cannot prepare":
+    def explain(self, error: OncewardError, cause: sa.exc.SQLAlchemyError, what: str) -> OncewardError:  # noqa: ARG002
+        timeout = dialect_for(self.target).lock_timeout_code
+        if timeout is None or code(cause) != timeout:
             return error
-        if known == _NOT_SUPPORTED and refuses_prepare(cause_of(cause)):
-            return ConfigurationError(f"{error.message}. {REFUSES_PREPARE}")
-        if known == _DISABLED and (why := self._why_none()):
-            return ConfigurationError(f"{error.message}: {why}")
-        return error
+        own = self.own_prepared()
+        another = _BY_ANOTHER_ATTEMPT.format(", ".join(own[:3])) if own else ""
+        held = f"a lock was held for more than {self.target.lock_timeout:g} s (lock_timeout)"
+        return RetryableSinkError(f"{error.message}: {held}{another}")
 
-    def _raise_limit(self, setting: str) -> str:
-        """Return how to raise the limit that PostgreSQL named, or how to need less; "" if it named none."""
-        if setting == _PREPARED_LIMIT:
-            return self._used_up()
-        return LOCKS_ARE_USED_UP.format(setting) if setting else ""
-
-    def _used_up(self) -> str:
-        """Return what to do about a server that holds as many prepared transactions as it allows."""
-        own, most = len(self._own_prepared()), 0
-        with suppress(OncewardError):
-            most = read_server(self.target).max_prepared
-        return USED_UP_ADVICE.format(most=most or "only so many", own=own, half=max(most // 2, 1))
-
-    def _why_none(self) -> str:
-        """Return why the server prepares nothing; "" if it does, because a trigger's error may have the same code."""
-        with suppress(OncewardError):
-            return read_server(self.target).why_none
-        return ""
-
-    def _own_prepared(self) -> list[str]:
+    def own_prepared(self) -> list[str]:
+        """Return the names of this sink's prepared transactions; none if the server does not answer."""
         scope = self.context.scope
         with suppress(OncewardError), reading(self.target, "cannot list what is prepared") as connection:
-            return [str(name) for name in two_phase(self.target).waiting(connection, scope.pipeline, scope.sink)]
+            return [str(name) for name in two_phase_for(self.target).waiting(connection, scope.pipeline, scope.sink)]
         return []
-
-
-_BY_ANOTHER_ATTEMPT: Final = (
-    ", probably by another attempt's prepared transaction over the same keys ({}). It ends with its epoch's decision, "
-    "or when the pipeline starts again and sweeps; this attempt must not end it. commit='staging' does not have this "
-    "wait"
-)
-
-
-def two_phase(target: DatabaseTarget) -> TwoPhase:
-    """The database's two-phase commands.
-
-    Raises:
-        ConfigurationError: It has none.
-    """
-    commands = dialect_for(target).two_phase
-    if commands is None:
-        raise ConfigurationError(f"{dialect_for(target).title} has no prepared transactions: use commit='staging'")
-    return commands

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import select
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,49 +16,30 @@ from onceward.core.names import parse_transaction_name
 
 from ..dialect import HOW_TO_STAGE, Dialect, ServerFacts, Trial, TwoPhase, TwoPhaseAnswer
 from ..failures import code, words
-from ..loader import ChangedError
-from ..plan import without_change
-from ..target import CommitPath, TableName, own_name
-from .catalog import TRIGGERS, check_own_tables, check_writable, read_checks, read_table
-from .partitions import partition_checks, warn_of_partitions
+from ..target import TableName, own_name
+from .catalog import TRIGGERS
 from .session import (
     CONFIRM,
     DURABLE,
+    LOCK_CREATION,
     Answering,
-    CopyWriter,
     collected_warnings,
     compiled,
-    conversions_for,
     limited,
     session,
-)
-from .stage import (
-    LOCK_CREATION,
-    TURNS,
-    check_types,
-    create_stage,
-    merge_statements,
-    rows_of,
-    stage_name,
-    truncated,
-    types_query,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    import pyarrow as pa
     from sqlalchemy.sql.dml import Insert
 
     from onceward.core.names import Scope, TransactionName
 
-    from ..dialect import RowWriter
-    from ..loader import Movement, StagedPart
-    from ..target import DatabaseAccess, DatabaseTarget
-    from .catalog import PgTable
+    from ..target import DatabaseAccess
 
-_NO_SUCH_TABLE: Final = ("42P01", "3F000")
+NO_SUCH_TABLE: Final = ("42P01", "3F000")
 """Or no such schema."""
 _NO_SUCH_GID: Final = "42704"
 _BUSY: Final = "55000"
@@ -122,7 +103,7 @@ class GidTransactions:
                     found = lent.execute(compiled(question), of._asdict())
                 return found.fetchone()
         except exc.DBAPIError as error:
-            if code(error) not in _NO_SUCH_TABLE:
+            if code(error) not in NO_SUCH_TABLE:
                 raise
             return None
 
@@ -172,10 +153,11 @@ class GidTransactions:
 
 
 class PostgreSql(Dialect):
-    """PostgreSQL, through psycopg: rows go by COPY into their table, or into a staging table and from there by SQL."""
+    """PostgreSQL, through psycopg."""
 
     title = "PostgreSQL"
     two_phase: TwoPhase | None = GidTransactions()
+    lock_timeout_code = "55P03"
     trial_needs = "TEMPORARY on the database and SELECT on the table"
 
     def engine_arguments(self, access: DatabaseAccess) -> dict[str, Any]:
@@ -248,90 +230,6 @@ class PostgreSql(Dialect):
         with session(connection) as lent:
             lent.execute(f"CREATE TEMPORARY TABLE {_TRIAL.table} {bare if changed else like}".encode())
         yield Trial(_TRIAL, has_keys=not changed)
-
-    def check_table(  # noqa: PLR0917 - what is checked, and for whom
-        self,
-        connection: sa.Connection,
-        target: DatabaseTarget,
-        sink: str,
-        schema: pa.Schema,
-        path: CommitPath,
-        own: Sequence[str],
-    ) -> None:
-        """See that `schema` fits, that the role may write, that a key is unique; create staging tables if need be.
-
-        Raises:
-            SchemaError: Something of the table or its columns does not fit.
-            ConfigurationError: The table is of a kind that cannot be written, or privileges are missing.
-        """
-        with session(connection) as lent:
-            check_own_tables(lent, target.ledger_schema or "", own)
-            table = check_writable(lent, target, path)
-            conversions_for(without_change(schema, target.change), table, target.key)
-            checks = read_checks(lent, table)
-            if path is CommitPath.STAGING:
-                checks += partition_checks(target, lent, table, lambda: nullcontext(lent))
-                warn_of_partitions(lent, table, checks)
-        if path is CommitPath.STAGING:
-            for epoch in range(TURNS):
-                create_stage(connection, target, stage_name(target, sink, table, checks, epoch), table, checks)
-
-    def lock_and_read(self, connection: sa.Connection, name: TableName) -> PgTable | None:
-        """The table, locked against ALTER TABLE; None if it is missing, and then the transaction has failed."""
-        # The lock is the one that inserting takes anyway, the only one that INSERT rights allow on every version. ONLY:
-        # columns change through the table itself, never in one partition, whose lock the COPY takes when a row goes
-        # there. Without it, maintenance on any partition would hold up all writing, and each of thousands would take a
-        # place in the server's table of locks until the decision.
-        try:
-            with session(connection) as lent, lent.pipeline():
-                lent.execute(f"LOCK TABLE ONLY {name.quoted} IN ROW EXCLUSIVE MODE".encode())
-                return read_table(lent, name)
-        except exc.DBAPIError as error:
-            if code(error) not in _NO_SUCH_TABLE:
-                raise
-            return None
-
-    def writer(
-        self, connection: sa.Connection, table: PgTable, schema: pa.Schema, hashed: Sequence[str] = ()
-    ) -> RowWriter:
-        """Open the COPY of rows of this schema into a table that `lock_and_read` gave; some columns are hashed.
-
-        Raises:
-            SchemaError: The schema does not fit.
-        """
-        return CopyWriter(connection, table, schema, hashed)
-
-    def move(
-        self, connection: sa.Connection, stage: TableName, movement: Movement, parts: Sequence[StagedPart]
-    ) -> None:
-        """Copy staged rows into their table; `remove` comes when all of a staging table is moved."""
-        count = f"SELECT count(*) FROM {stage.quoted} WHERE {rows_of(part.id for part in parts)}"  # noqa: S608 - quoted names
-        expected = sum(part.rows for part in parts)
-        with session(connection) as lent:
-            # The lock that the INSERT takes anyway. All in one round trip; as one text, for a merge may be small, and
-            # a pipeline of psycopg's costs as much as the statements.
-            lock = f"LOCK TABLE ONLY {movement.target.quoted} IN ROW EXCLUSIVE MODE"
-            answers = lent.execute(f"{lock}; {types_query(stage, movement.target)}; {count}".encode())
-            answers.nextset()
-            types = answers.fetchall()
-            answers.nextset()
-            (found,) = answers.fetchone() or (0,)
-            if found != expected:
-                raise ChangedError(
-                    f"staging table {stage.quoted} holds {found} rows of {expected}: somebody changed it"
-                )
-            check_types(lent, movement, stage, types)
-            for statement in merge_statements(lent, movement, parts, stage):
-                lent.execute(statement.encode())
-
-    def remove(self, connection: sa.Connection, stage: TableName, ids: Sequence[int]) -> None:
-        """Delete staged rows, whose rows in the ledger's `staged` are gone already."""
-        # The table has no index: with few dead rows in it, reading all of it is the quickest way, and writing is twice
-        # as fast.
-        delete = f"DELETE FROM {stage.quoted} WHERE {rows_of(ids)}"  # noqa: S608 - as above
-        with session(connection) as lent:
-            if not truncated(lent, stage):
-                lent.execute(delete.encode())
 
 
 def _mark_new(_: object, record: Any) -> None:

@@ -50,6 +50,8 @@ CONFIRM: Final = (
     "'remote_apply' THEN set_config('synchronous_commit', 'on', true) END"
 )
 """Writes something of one's own: once its commit is answered, all that was written before it is replicated, too."""
+LOCK_CREATION: Final = f"SELECT pg_advisory_xact_lock({0x0CEBA2D})"
+"""For creating tables: CREATE … IF NOT EXISTS alone races with itself."""
 T = TypeVar("T")
 _ROWS_AT_ONCE: Final = 65_536
 """Bounds the memory of one encoded piece."""

@@ -19,7 +19,7 @@ from onceward.core.errors import ConfigurationError, SchemaError
 
 from ..target import TableName, quoted, unusable
 from .catalog import PgTable, read_table, read_unique_key
-from .session import session
+from .session import LOCK_CREATION, session
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -35,8 +35,6 @@ ROW: Final = "onceward_row"
 """Columns of a staging table: which attempt wrote a row, and its position there."""
 DELETE: Final = "onceward_delete"
 """Whether a row of an upsert deletes; only where the sink has a change column."""
-LOCK_CREATION: Final = f"SELECT pg_advisory_xact_lock({0x0CEBA2D})"
-"""For creating tables: CREATE … IF NOT EXISTS alone races with itself."""
 TURNS: Final = 4
 _WORTH_A_TRUNCATE: Final = 4 * 2**20
 """Bytes from which a staging table is emptied whole: below, deleting rows is cheaper, and the next scan is short."""
