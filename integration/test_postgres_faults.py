@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from onceward.connectors.database.postgres.staging import CopyWriting
+from onceward.connectors.database.postgres.loader import CopyWriting
 from onceward.core.errors import ConfigurationError, PostgresError, RetryableSinkError
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation
 

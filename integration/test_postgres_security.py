@@ -345,7 +345,7 @@ def test_a_forged_row_of_staged_empties_no_other_table(
     database: Database, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     """The writer owns the tables, and whoever may insert into `staged` must not make it empty them in his place."""
-    monkeypatch.setattr("onceward.connectors.database.postgres.stage._WORTH_A_TRUNCATE", -1)
+    monkeypatch.setattr("onceward.connectors.database.postgres.staging._WORTH_A_TRUNCATE", -1)
     sink = make_sink(database, "staging", ledger_schema="public")
     assert sink.commit(write(sink, context(), words(1))).status is CommitStatus.COMMITTED
     forged = write(sink, context(2), words(10))
@@ -382,7 +382,7 @@ NAMES = [text for text in TEXTS if "\0" not in text and 0 < len(text) < 60 and t
 def test_hostile_names_of_schemas_tables_and_columns_are_names(
     database: Database, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr("onceward.connectors.database.postgres.stage._WORTH_A_TRUNCATE", -1)
+    monkeypatch.setattr("onceward.connectors.database.postgres.staging._WORTH_A_TRUNCATE", -1)
     data = pa.record_batch({"id": [1, 2], name: ["a", "b"], "x": ["'; DROP TABLE words; --", "%s :x \\."]})
     for epoch, more in enumerate([{"commit": "prepared"}, {"commit": "staging"}, {"key": [name]}], 1):
         table = f"{quote(name)}.{quote(name[:30] + str(epoch))}"

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from onceward.connectors.database.engines import transaction
+from onceward.connectors.database.postgres.loader import lock_and_read
 from onceward.connectors.database.postgres.session import CopyWriter
-from onceward.connectors.database.postgres.staging import lock_and_read
 from onceward.core.errors import PostgresError, SchemaError
 from onceward.core.transaction import CommitStatus
 

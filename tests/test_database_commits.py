@@ -22,12 +22,12 @@ from onceward.connectors.database.ledger import LedgerFacts
 from onceward.connectors.database.loader import Movement
 from onceward.connectors.database.mariadb import XaTransactions, Xid
 from onceward.connectors.database.own_tables import identity_row, tables_of
+from onceward.connectors.database.pieces import InsertWriting
 from onceward.connectors.database.postgres.dialect import GidTransactions, PostgreSql
-from onceward.connectors.database.postgres.staging import StagingWriting
+from onceward.connectors.database.postgres.loader import StagingWriting
 from onceward.connectors.database.prepared import abort_prepared, commit_prepared
 from onceward.connectors.database.sink import PostgresSink, SqlAlchemySink
 from onceward.connectors.database.sqlite import Sqlite
-from onceward.connectors.database.staging import InsertWriting
 from onceward.connectors.database.target import PREPARED, STAGED, DatabaseTarget, TableName, own_name
 from onceward.core.errors import ConfigurationError, EpochConflictError, PostgresError
 from onceward.core.names import Scope, TransactionName

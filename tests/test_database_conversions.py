@@ -19,7 +19,7 @@ from onceward.connectors.database.postgres.catalog import PgTable, PgType
 from onceward.connectors.database.postgres.conversions import conversion as postgres_conversion
 from onceward.connectors.database.postgres.conversions import encode_arrays, encode_uuids
 from onceward.connectors.database.postgres.session import conversions_for
-from onceward.connectors.database.postgres.stage import keeps_values
+from onceward.connectors.database.postgres.staging import keeps_values
 from onceward.connectors.database.tables import column_type
 from onceward.core.errors import SchemaError
 

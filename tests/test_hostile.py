@@ -191,7 +191,7 @@ def test_a_piece_of_staged_rows_that_is_not_the_decided_one_is_refused(tmp_path:
 def test_pieces_that_are_exchanged_removed_or_added_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onceward.connectors.database.staging.CHUNK_BYTES", 60)
+    monkeypatch.setattr("onceward.connectors.database.pieces.CHUNK_BYTES", 60)
     database = Database(tmp_path / "shop.db")
     sink = database.sink()
     good = write(sink, context(), *(words(3 * n) for n in range(6)))

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from onceward.connectors.database import merging, staging
+from onceward.connectors.database import merging, pieces
 from onceward.connectors.database.sink import SqlAlchemySink
 from onceward.connectors.database.sqlite import _set_up
 from onceward.core.checkpoint import Coordinator
@@ -107,7 +107,7 @@ def test_staged_rows_are_in_no_readers_table_until_one_transaction_moves_them(da
 
 
 def test_large_epochs_are_staged_in_pieces_and_moved_whole(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "CHUNK_BYTES", 200)
+    monkeypatch.setattr(pieces, "CHUNK_BYTES", 200)
     sink = database.sink()
     committable = write(sink, context(), words(0, 100), words(100, 1), words(200, 5))
     assert database.run("SELECT count(*) > 5 FROM onceward_staged_rows") == [(1,)]
@@ -117,7 +117,7 @@ def test_large_epochs_are_staged_in_pieces_and_moved_whole(database: Database, m
 
 
 def test_what_a_writer_left_open_is_listed_and_stays_swept(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "CHUNK_BYTES", 200)
+    monkeypatch.setattr(pieces, "CHUNK_BYTES", 200)
     sink = database.sink()
     zombie = sink.begin(context())
     sink.write(zombie, words(0, 100))
@@ -131,7 +131,7 @@ def test_what_a_writer_left_open_is_listed_and_stays_swept(database: Database, m
 
 
 def test_discarding_deletes_what_was_staged(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "CHUNK_BYTES", 200)
+    monkeypatch.setattr(pieces, "CHUNK_BYTES", 200)
     sink = database.sink()
     transaction = sink.begin(context())
     sink.write(transaction, words(0, 100))
@@ -445,7 +445,7 @@ def test_rows_that_the_table_would_refuse_fail_the_epoch_before_its_decision(
 def test_rows_that_make_room_for_each_other_are_not_refused_early(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(pieces, "CHUNK_BYTES", 1)
     database.run("CREATE UNIQUE INDEX one ON words (word)")
     database.run("INSERT INTO words VALUES (1, 'a')")
     sink = database.sink(key="id")

@@ -8,9 +8,8 @@ one kind does for both ways. prepared.py and merging.py commit and abort whateve
 from __future__ import annotations
 
 import json
-import re
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
     from .target import CommitPath, DatabaseTarget
     from .writing import Writing
 
-STAGE: Final = re.compile(r"stage_[0-9a-f]{24}_[0-9]")
-"""Name of a staging table. They may be emptied, so nothing else may be taken for one."""
-
 
 class Movement(msgspec.Struct, frozen=True):
     """What a writer notes beside its staged rows. It becomes SQL, so every field is checked when it is read.
@@ -51,15 +47,6 @@ class Movement(msgspec.Struct, frozen=True):
     def noted(self) -> str:
         """As JSON in ASCII: a server's default character set need not have all characters of its tables' names."""
         return json.dumps(msgspec.to_builtins(self))
-
-
-class StagedPart(NamedTuple):
-    """What one attempt has staged."""
-
-    id: int
-    order: int
-    """Of rows with the same key those of the highest one win."""
-    rows: int
 
 
 class ChangedError(SqlError):

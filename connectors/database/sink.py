@@ -20,8 +20,8 @@ from . import ledger
 from .engines import dialect_for, read_server, reading
 from .merging import abort_staged, commit_staged
 from .own_tables import ask, ensure, exists, staged_handle, tables_of
+from .pieces import PieceLoader
 from .prepared import abort_prepared, commit_prepared
-from .staging import PieceLoader
 from .tables import check_trial, describe
 from .target import LEDGER_SCHEMA, PREPARED, STAGED, CommitPath, DatabaseTarget, TableName, Url, own_name, unusable
 from .writing import Writing
@@ -419,7 +419,7 @@ class SqlAlchemySink(DatabaseSink):
 def loader_for(target: DatabaseTarget) -> Loader:
     """Return how rows reach the tables of the target's database."""
     if target.url.backend == "postgresql":
-        from .postgres.staging import CopyLoader  # noqa: PLC0415 - an extra
+        from .postgres.loader import CopyLoader  # noqa: PLC0415 - an extra
 
         return CopyLoader(target)
     return PieceLoader(target)

@@ -242,7 +242,7 @@ class DatabaseTarget:
     ledger_schema: str | None = None
     """Schema (on MariaDB: database) of onceward's own tables; None for the connection's default one."""
     tries_rows: bool = True
-    """Whether rows are tried before they are staged, see staging.py."""
+    """Whether rows are tried before they are staged, see pieces.py."""
     proof: bool = False
     """Whether rows are hashed, where a table keeps them all as they were written."""
 

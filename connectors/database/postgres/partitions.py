@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ..target import DatabaseAccess, DatabaseTarget
     from .catalog import PgTable, Session
-    from .stage import Checks
+    from .staging import Checks
 
 _log = logging.getLogger("onceward.database")
 

@@ -1,328 +1,294 @@
-"""Staging by COPY: each attempt streams its rows into a staging table of the target's kind; see ../merging.py.
+# ruff: noqa: S608 - names are quoted, and nothing else comes from outside
+"""Staging tables of PostgreSQL: one for each layout of a target, and a few of those in turn; see ../merging.py.
 
-Epochs take turns with a few staging tables for each target. They are ordinary, logged tables: an unlogged one would
-be emptied by a crash of the server after the subtask had acknowledged.
+A target may be altered after rows were staged for it. INSERT … SELECT casts as an assignment does: it rounds numbers,
+cuts times and texts, and takes a time without a zone for one in the session's zone, all without a word. So a merge
+compares the types of the columns first. The staging table has those of the target as it was, so an unaltered table
+always passes.
 """
 
 from __future__ import annotations
 
-import secrets
-from contextlib import contextmanager, nullcontext, suppress
-from itertools import groupby
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final
+import hashlib
+import json
+import re
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import msgspec
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import sqlalchemy as sa
-from sqlalchemy import exc
+import psycopg
 
-from onceward.core.errors import ConfigurationError, OncewardError, RetryableSinkError, SchemaError
-from onceward.core.kit.rows import has_nulls
-from onceward.core.transaction import Committable
+from onceward.core.errors import ConfigurationError, SchemaError
 
-from ..dialect import no_such_table
-from ..engines import read_server, reading
-from ..failures import cause_of, code
-from ..loader import STAGE, ChangedError, Loader, Movement, StagedPart, read_movement
-from ..own_tables import identity_row, insert_into, staged_handle, tables_of
-from ..plan import split_changes, without_change
-from ..tables import create_table
-from ..target import STAGED, CommitPath, TableName
-from ..writing import HeldWriting
-from .advice import LOCKS_ARE_USED_UP, REFUSES_PREPARE, USED_UP_ADVICE, refuses_prepare, used_up
-from .catalog import check_key, check_own_tables, check_policies, check_writable, read_checks, read_table
-from .dialect import NO_SUCH_TABLE, PostgreSql
-from .partitions import partition_checks, warn_of_partitions
-from .session import DURABLE, CopyWriter, compiled, conversions_for, session
-from .stage import (
-    DELETE,
-    ID,
-    ROW,
-    TURNS,
-    check_types,
-    create_stage,
-    merge_statements,
-    rows_of,
-    stage_name,
-    truncated,
-    types_query,
-)
+from ..target import TableName, quoted, unusable
+from .catalog import PgTable, read_table, read_unique_key
+from .session import LOCK_CREATION, session
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from onceward.core.transaction import WriteContext
+    import sqlalchemy as sa
 
-    from ..dialect import RowWriter
-    from ..writing import Writing
-    from .catalog import PgTable, Session
+    from ..loader import Movement
+    from ..target import DatabaseTarget
+    from .catalog import PgType, Session
 
-_DISABLED: Final = "55000"
-_NOT_SUPPORTED: Final = "0A000"
-_USED_UP: Final = "53200"
-_PREPARED_LIMIT: Final = "max_prepared_transactions"
-_OWN_FIELDS: Final = (pa.field(ID, pa.int64()), pa.field(ROW, pa.int64()))
+STAGE: Final = re.compile(r"stage_[0-9a-f]{24}_[0-9]")
+"""Name of a staging table. They may be emptied, so nothing else may be taken for one."""
+ID: Final = "onceward_id"
+ROW: Final = "onceward_row"
+"""Columns of a staging table: which attempt wrote a row, and its position there."""
+DELETE: Final = "onceward_delete"
+"""Whether a row of an upsert deletes; only where the sink has a change column."""
+TURNS: Final = 4
+_WORTH_A_TRUNCATE: Final = 4 * 2**20
+"""Bytes from which a staging table is emptied whole: below, deleting rows is cheaper, and the next scan is short."""
+_LISTED: Final = 100
+"""Values of a key column up to which a delete names each; above, the smallest and the largest one."""
+_WIDER: Final = frozenset(
+    {("int2", "int4"), ("int2", "int8"), ("int4", "int8"), ("float4", "float8")}
+    | {(kind, "numeric") for kind in ("int2", "int4", "int8")}
+    | {(kind, text) for kind in ("varchar", "bpchar", "text") for text in ("varchar", "text")}
+)
+"""Types of which the second one holds every value of the first, if it declares no length or precision."""
+_LONGER: Final = frozenset({"varchar", "timestamp", "timestamptz", "time"})
+"""Types whose modifier is a length or a number of digits, of which more keep every value."""
+_SCALE: Final = 0x7FF
+"""The bits of numeric's modifier that are its scale; those above are its precision (numeric.c)."""
 
-
-class CopyLoader(Loader):
-    """Copies rows by COPY; those that wait for a merge go into staging tables, and from there by SQL."""
-
-    def check_table(self, sink: str, schema: pa.Schema, path: CommitPath, own: Sequence[str]) -> sa.TableClause:
-        target, staging = self.target, path is CommitPath.STAGING
-        if target.create_table:
-            create_table(target, schema)
-        with reading(target, "cannot validate") as connection:
-            with session(connection) as lent:
-                check_own_tables(lent, target.ledger_schema or "", own)
-                table = check_writable(lent, target, path)
-                conversions_for(without_change(schema, target.change), table, target.key)
-                checks = read_checks(lent, table)
-                if staging:
-                    checks += partition_checks(target, lent, table, lambda: nullcontext(lent))
-                    warn_of_partitions(lent, table, checks)
-            for epoch in range(TURNS if staging else 0):
-                create_stage(connection, target, stage_name(target, sink, table, checks, epoch), table, checks)
-        return sa.table(target.table.table, schema=target.table.schema)
-
-    def begin_prepared(self, context: WriteContext) -> Writing:
-        return CopyWriting(self.target, context)
-
-    def begin_staged(self, context: WriteContext) -> Writing:
-        return StagingWriting(self.target, context)
-
-    def move(self, connection: sa.Connection, staged: Sequence[Any]) -> None:
-        for stage, movement, parts in self._movements(staged):
-            _move(connection, stage, movement, parts)
-
-    def remove(self, connection: sa.Connection, staged: Sequence[Any]) -> None:
-        ids: dict[TableName, list[int]] = {}
-        for stage, _, parts in self._movements(staged):
-            ids.setdefault(stage, []).extend(part.id for part in parts)
-        for stage, of_stage in ids.items():
-            # The table has no index: with few dead rows in it, reading all of it is the quickest way, and writing is
-            # twice as fast.
-            delete = f"DELETE FROM {stage.quoted} WHERE {rows_of(of_stage)}"  # noqa: S608 - quoted names
-            with session(connection) as lent:
-                if not truncated(lent, stage):
-                    lent.execute(delete.encode())
-
-    def _movements(self, staged: Sequence[Any]) -> list[tuple[TableName, Movement, list[StagedPart]]]:
-        """From which staging table what is moved by one statement, in order, less attempts without rows."""
-        found: list[tuple[str, Movement, StagedPart]] = []
-        for order, row in enumerate(staged):
-            if row.stage:
-                how = read_movement(row)
-                if STAGE.fullmatch(row.stage) is None:
-                    raise ChangedError(
-                        f"{row.stage!r} of {row.name} is no staging table: somebody changed its staged row"
-                    )
-                found.append((row.stage, msgspec.structs.replace(how, id=0), StagedPart(how.id, order, row.row_count)))
-        return [
-            (TableName(self.target.ledger_schema, stage), movement, [part for *_, part in group])
-            for (stage, movement), group in groupby(found, key=itemgetter(0, 1))
-        ]
+Checks = tuple[tuple[str, str], ...]
+"""Names and expressions of check constraints."""
 
 
-def _move(connection: sa.Connection, stage: TableName, movement: Movement, parts: Sequence[StagedPart]) -> None:
-    count = f"SELECT count(*) FROM {stage.quoted} WHERE {rows_of(part.id for part in parts)}"  # noqa: S608 - as above
-    expected = sum(part.rows for part in parts)
-    with session(connection) as lent:
-        # The lock that the INSERT takes anyway. All in one round trip; as one text, for a merge may be small, and
-        # a pipeline of psycopg's costs as much as the statements.
-        lock = f"LOCK TABLE ONLY {movement.target.quoted} IN ROW EXCLUSIVE MODE"
-        answers = lent.execute(f"{lock}; {types_query(stage, movement.target)}; {count}".encode())
-        answers.nextset()
-        types = answers.fetchall()
-        answers.nextset()
-        (found,) = answers.fetchone() or (0,)
-        if found != expected:
-            raise ChangedError(f"staging table {stage.quoted} holds {found} rows of {expected}: somebody changed it")
-        check_types(lent, movement, stage, types)
-        for statement in merge_statements(lent, movement, parts, stage):
-            lent.execute(statement.encode())
+class StagedPart(NamedTuple):
+    """What one attempt has staged."""
+
+    id: int
+    order: int
+    """Of rows with the same key those of the highest one win."""
+    rows: int
 
 
-def lock_and_read(connection: sa.Connection, name: TableName) -> PgTable | None:
-    """The table, locked against ALTER TABLE; None if it is missing, and then the transaction has failed."""
-    # The lock is the one that inserting takes anyway, the only one that INSERT rights allow on every version. ONLY:
-    # columns change through the table itself, never in one partition, whose lock the COPY takes when a row goes
-    # there. Without it, maintenance on any partition would hold up all writing, and each of thousands would take a
-    # place in the server's table of locks until the decision.
+def rows_of(ids: Iterable[int]) -> str:
+    """SQL condition for the rows of these attempts in a staging table."""
+    return f"{ID} = ANY ({_array(ids)})"
+
+
+def truncated(lent: Session, stage: TableName) -> bool:
+    """Empty the table if that is worth it, nobody writes to it and nobody's rows are left in it.
+
+    With the lock held nobody can be writing, and whoever wrote before has committed his row in `staged`. The
+    caller's own rows there are gone already.
+    """
+    table, staged = stage.quoted, stage._replace(table="staged").quoted_beside_parameters
+    (size,) = lent.execute("SELECT pg_relation_size(%s::regclass)", [table]).fetchone() or (0,)
+    if size <= _WORTH_A_TRUNCATE:
+        return False
     try:
-        with session(connection) as lent, lent.pipeline():
-            lent.execute(f"LOCK TABLE ONLY {name.quoted} IN ROW EXCLUSIVE MODE".encode())
-            return read_table(lent, name)
-    except exc.DBAPIError as error:
-        if code(error) not in NO_SUCH_TABLE:
-            raise
-        return None
+        with lent.transaction():
+            lent.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE NOWAIT".encode())
+            others = lent.execute(f"SELECT FROM {staged} WHERE stage = %s LIMIT 1".encode(), [stage.table])
+            if others.rowcount:
+                return False
+            lent.execute(f"TRUNCATE {table}".encode())
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.InsufficientPrivilege):
+        return False
+    return True
 
 
-class CopyWriting(HeldWriting):
-    """One attempt's transaction, which copies rows into the table itself, and ends as a prepared one."""
+def merge_statements(lent: Session, movement: Movement, parts: Sequence[StagedPart], stage: TableName) -> list[str]:
+    """What moves the rows, in this order. Without parameters: a % in a column's name would be taken for one.
 
-    def open_writer(self, schema: pa.Schema) -> RowWriter:
-        table = self.lock_and_read(schema)
-        with self.limited():
-            return CopyWriter(self.connection, table, schema, schema.names if self.target.proof else ())
+    A key's last row counts: DISTINCT ON keeps it, and its order by key makes concurrent merges lock in the same order.
+    What it deletes goes before the upsert, which may need what that frees; in two statements, because PostgreSQL runs
+    parts of one that change data in any order, so a row that takes a unique value from a deleted one would meet it
+    still there.
 
-    def lock_and_read(self, schema: pa.Schema) -> PgTable:
-        """The table; it is created first if that was asked for."""
-        with self.limited():
-            found = lock_and_read(self.connection, self.target.table)
-        if found is None and self.target.create_table:
-            self.discard()
-            create_table(self.target, schema)
-            self.open()
-            with self.limited():
-                found = lock_and_read(self.connection, self.target.table)
-        if found is None:
-            raise no_such_table(self.target.table)
-        return found
-
-    def explain(self, error: OncewardError, cause: exc.SQLAlchemyError, what: str) -> OncewardError:
-        state, driver_error = code(cause), cause_of(cause)
-        if state == _USED_UP and (advice := self._raise_limit(used_up(driver_error))):
-            return RetryableSinkError(f"{error.message}{advice}")
-        if what == "cannot prepare" and state == _NOT_SUPPORTED and refuses_prepare(driver_error):
-            return ConfigurationError(f"{error.message}. {REFUSES_PREPARE}")
-        if what == "cannot prepare" and state == _DISABLED and (why := self._why_none()):
-            return ConfigurationError(f"{error.message}: {why}")
-        return super().explain(error, cause, what)
-
-    def _raise_limit(self, setting: str) -> str:
-        """Return how to raise the limit that PostgreSQL named, or how to need less; "" if it named none."""
-        if setting == _PREPARED_LIMIT:
-            return self._used_up()
-        return LOCKS_ARE_USED_UP.format(setting) if setting else ""
-
-    def _used_up(self) -> str:
-        """Return what to do about a server that holds as many prepared transactions as it allows."""
-        own, most = len(self.own_prepared()), 0
-        with suppress(OncewardError):
-            most = read_server(self.target).max_prepared
-        return USED_UP_ADVICE.format(most=most or "only so many", own=own, half=max(most // 2, 1))
-
-    def _why_none(self) -> str:
-        """Return why the server prepares nothing; "" if it does, because a trigger's error may have the same code."""
-        with suppress(OncewardError):
-            return read_server(self.target).why_none
-        return ""
+    Args:
+        lent: Of the transaction that merges.
+        movement: Where to, and by which key.
+        parts: Whose rows.
+        stage: The staging table.
+    """
+    into, ids = movement.target.quoted, _array(part.id for part in parts)
+    values = [column for column in movement.columns if column != DELETE]
+    insert = f"INSERT INTO {into} ({_names(values)}) OVERRIDING SYSTEM VALUE SELECT {_names(values)}"
+    if not movement.key:
+        return [f"{insert} FROM {stage.quoted} WHERE {ID} = ANY ({ids})"]
+    lent.execute("SELECT set_config('work_mem', '64MB', true)")
+    collations = read_unique_key(lent, movement.target, movement.key) or [""] * len(movement.key)
+    compared = [f" COLLATE {collation}" if collation else "" for collation in collations]
+    key = list(zip(map(quoted, movement.key), compared, strict=True))
+    by_key = ", ".join(f"s.{name}{by}" for name, by in key)
+    last = (
+        f"SELECT DISTINCT ON ({by_key}) {_names(movement.columns, 's.')} FROM {stage.quoted} s"
+        f" JOIN unnest({ids}, {_array(part.order for part in parts)}) AS part(id, place) ON part.id = s.{ID}"
+        f" ORDER BY {by_key}, part.place DESC, s.{ROW} DESC"
+    )
+    updates = ", ".join(f"{quoted(c)} = EXCLUDED.{quoted(c)}" for c in values if c not in movement.key)
+    conflict = f"ON CONFLICT ({_names(movement.key)}) DO {'UPDATE SET ' + updates if updates else 'NOTHING'}"
+    kept = f"WHERE NOT {DELETE} " if DELETE in movement.columns else ""
+    upsert = f"{insert} FROM ({last}) AS last {kept}ORDER BY {_names(movement.key)} {conflict}"
+    if not kept:
+        return [upsert]
+    same = " AND ".join(f"t.{name} = last.{name}{by}" for name, by in key)
+    place, bounds = _delete_from(lent, movement, f"{stage.quoted} s WHERE s.{ID} = ANY ({ids}) AND s.{DELETE}", key)
+    return [f"DELETE FROM {place} t USING ({last}) AS last WHERE last.{DELETE} AND {same}{bounds}", upsert]
 
 
-class StagingWriting(CopyWriting):
-    """One attempt's transaction, which ends as committed rows of a staging table."""
+def _delete_from(lent: Session, movement: Movement, deletes: str, key: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    """Where to delete, and conditions that let the server skip partitions.
 
-    id: int = 0
-    table: PgTable
-    stage: TableName
-    columns: tuple[str, ...] = ()
+    By the join alone it would lock, and open, all of them. The key of a partitioned table includes what it is
+    partitioned by, so constants for the key leave only the partitions that hold it. The children of a table that has
+    such by inheritance alone are not under its unique index: neither upserts nor deletes reach their rows.
 
-    def open_writer(self, schema: pa.Schema) -> RowWriter:
-        """COPY into the staging table, with the attempt's id and each row's position beside the data."""
-        self.table = self.lock_and_read(schema)
-        check_policies(self.table)
-        schema = without_change(schema, self.target.change)
-        conversions_for(schema, self.table, self.target.key)
-        self.id = secrets.randbits(62)
-        self.columns = (*schema.names, *([DELETE] if self.target.change else []))
-        hashed = schema.names if self.target.proof else ()
-        with self.limited():
-            return CopyWriter(self.connection, self._find_stage(), pa.schema([*schema, *self._own_fields()]), hashed)
+    Args:
+        lent: Of the transaction that merges.
+        movement: Where to, and by which key.
+        deletes: The FROM clause of the staged rows that delete, with their table as `s`.
+        key: Quoted columns, each with its COLLATE.
+    """
+    query = "SELECT relkind = 'p' FROM pg_catalog.pg_class WHERE oid = pg_catalog.to_regclass(%s)"
+    (partitioned,) = lent.execute(query, [movement.target.quoted]).fetchone() or (False,)
+    if not partitioned:
+        return f"ONLY {movement.target.quoted}", ""
+    bounds = ""
+    for name, by in key:
+        value = f"SELECT s.{name}{by} AS v FROM {deletes}"
+        some = f"SELECT quote_literal(v) FROM (SELECT DISTINCT v FROM ({value}) AS a LIMIT {_LISTED + 1}) AS b"
+        values = [row[0] for row in lent.execute(some.encode()).fetchall()]
+        if 0 < len(values) <= _LISTED:
+            bounds += f" AND t.{name}{by} IN ({', '.join(values)})"
+        elif values:
+            ends = [
+                f"(SELECT quote_literal(v) FROM ({value}) AS a ORDER BY v {way} LIMIT 1)" for way in ("ASC", "DESC")
+            ]
+            low, high = lent.execute(f"SELECT {ends[0]}, {ends[1]}".encode()).fetchone() or ("NULL", "NULL")
+            bounds += f" AND t.{name}{by} BETWEEN {low} AND {high}"
+    return movement.target.quoted, bounds
 
-    def _find_stage(self) -> PgTable:
-        with session(self.connection) as lent:
-            check_key(lent, self.target)
-            checks = read_checks(lent, self.table)
-            checks += partition_checks(self.target, lent, self.table, self._other_session)
-            self.stage = stage_name(self.target, self.context.sink, self.table, checks, self.context.epoch)
-            found = read_table(lent, self.stage)
-        if found is not None:
-            return found
-        # On another connection: in this one, the others would wait for the end of this transaction.
-        with reading(self.target, "cannot create a staging table") as other:
-            create_stage(other, self.target, self.stage, self.table, checks)
-        with session(self.connection) as lent:
-            found = read_table(lent, self.stage)
-        if found is None:
-            raise ConfigurationError(f"the staging table {self.stage} was dropped while it was created")
-        return found
 
-    @contextmanager
-    def _other_session(self) -> Iterator[Session]:
-        with reading(self.target, "cannot read the constraints of partitions") as other, session(other) as lent:
-            yield lent
+def _names(columns: Iterable[str], prefix: str = "") -> str:
+    return ", ".join(prefix + quoted(column) for column in columns)
 
-    def send(self, batch: pa.RecordBatch) -> int:
-        if self.writer is None:
-            self.writer = self.open_writer(batch.schema)
-        own: list[pa.Array] = []
-        kept = batch
-        if self.target.change:
-            batch, deletes = split_changes(batch, self.target.change)
-            kept, own = batch.filter(pc.invert(deletes)), [deletes]
-        self._check_nulls(kept)
-        for column in self.target.key:
-            if has_nulls(batch.column(column)):
-                raise SchemaError(f"key column {column!r} has nulls: an upsert cannot match them")
-        own = [
-            *own,
-            pa.repeat(pa.scalar(self.id, pa.int64()), batch.num_rows),
-            pa.array(np.arange(self.rows, self.rows + batch.num_rows)),
-        ]
-        schema = pa.schema([*batch.schema, *self._own_fields()])
-        return super().send(pa.RecordBatch.from_arrays([*batch.columns, *own], schema=schema))
 
-    def _check_nulls(self, rows: pa.RecordBatch) -> None:
-        """Refuse nulls that the merge would refuse and the staging table takes, since its columns may be left out.
+def _array(numbers: Iterable[int]) -> str:
+    return f"'{{{','.join(map(str, numbers))}}}'::bigint[]"
 
-        Raises:
-            SchemaError: A NOT NULL column with a default has a null: the default counts only where the column is not
-                in the data.
-        """
-        for column in self.table.columns:
-            if not (column.not_null and column.has_default and column.name in rows.schema.names):
-                continue
-            if has_nulls(rows.column(column.name)):
-                raise SchemaError(
-                    f"column {column.name!r} has nulls, and it is NOT NULL in table {self.target.table}; its default "
-                    "counts only where the column is not in the data. Leave the column out, or fill it"
-                )
 
-    def _own_fields(self) -> list[pa.Field]:
-        return [*([pa.field(DELETE, pa.bool_())] if self.target.change else []), *_OWN_FIELDS]
+def stage_name(target: DatabaseTarget, sink: str, table: PgTable, checks: Checks, epoch: int) -> TableName:
+    """The staging table's name: another layout of the target makes another one, and epochs take turns.
 
-    def make_durable(self) -> Committable:
-        how = {"stage": "", "movement": "{}"}
-        if self.writer is not None:
-            into = TableName(self.table.schema, self.table.name)
-            movement = Movement(into, self.target.key, self.columns, self.id)
-            how = {"stage": self.stage.table, "movement": movement.noted()}
-        row = {**identity_row(self.name, self.rows), "whole": 1, **how}
-        insert = compiled(insert_into(tables_of(self.target).staged), tuple(row))
-        with self.limited(self.rows):
-            self.finish_rows()
-            if self.target.tries_rows and self.writer is not None:
-                self._try_rows()
-            with session(self.connection) as lent, lent.pipeline():
-                lent.execute(DURABLE)
-                lent.execute(insert, row)
-                lent.execute("COMMIT")
-            connection, self.held = self.connection, None
-            connection.close()
-        return Committable.named(
-            STAGED, self.name, rows=self.rows, proof=self.proof, handle=staged_handle(self.rows, **how)
-        )
+    So while one epoch is merged, the next one is written elsewhere, and the merged one's table can be emptied whole.
+    """
+    layout = [[c.name, c.declared, c.collation, c.not_null and not c.has_default] for c in table.columns]
+    more = [*([checks] if checks else []), *([DELETE] if target.change else [])]
+    text = json.dumps([sink, table.schema, table.name, layout, *more])
+    return TableName(target.ledger_schema, f"stage_{hashlib.sha256(text.encode()).hexdigest()[:24]}_{epoch % TURNS}")
 
-    def _try_rows(self) -> None:
-        """Merge them into a temporary table of the target's kind, see ../staging.py."""
-        table = sa.table(self.table.name, schema=self.table.schema)
-        with PostgreSql().trial(self.connection, table) as (place, has_keys):
-            movement = Movement(place, self.target.key if has_keys else (), self.columns)
-            part = StagedPart(self.id, 0, self.rows)
-            with session(self.connection) as lent:
-                for statement in merge_statements(lent, movement, [part], self.stage):
-                    lent.execute(statement.encode())
+
+def create_stage(
+    connection: sa.Connection, target: DatabaseTarget, stage: TableName, table: PgTable, checks: Checks
+) -> None:
+    """Create a staging table for `table`, unless it is there.
+
+    It has the table's check constraints and the collations that they compare by, so that a row which breaks one fails
+    its epoch before the decision. A row that deletes needs nothing but its key.
+
+    Args:
+        connection: In autocommit mode.
+        target: Of the sink.
+        stage: The staging table's name.
+        table: The target's table.
+        checks: Its check constraints.
+    """
+    taken = {ID, ROW, DELETE} & {column.name for column in table.columns}
+    if taken:
+        raise ConfigurationError(f"table {target.table} has columns {sorted(taken)}, which staging needs: rename them")
+    comment = psycopg.sql.Literal(f"onceward: rows on their way to {table.schema}.{table.name}").as_string()
+    with session(connection) as lent, lent.transaction():
+        lent.execute(LOCK_CREATION.encode())
+        if read_table(lent, stage) is not None:
+            return  # it may be another role's, who alone may comment on it
+        lent.execute(_definition(stage, table, checks, deletes=bool(target.change)).encode())
+        lent.execute(f"COMMENT ON TABLE {stage.quoted} IS {comment}".encode())
+
+
+def _definition(stage: TableName, table: PgTable, checks: Checks, *, deletes: bool) -> str:
+    parts = [f"{ID} bigint NOT NULL, {ROW} bigint NOT NULL"]
+    spared = ""
+    if deletes:
+        parts.append(f"{DELETE} boolean NOT NULL")
+        spared = f"{DELETE} OR "
+    for column in table.columns:
+        if column.unwritable:
+            continue
+        name, collation = quoted(column.name), f" COLLATE {column.collation}" if column.collation else ""
+        needed = column.not_null and not column.has_default
+        parts.append(f"{name} {column.declared}{collation}{' NOT NULL' if needed and not deletes else ''}")
+        if needed and deletes:
+            parts.append(f"CHECK ({spared}{name} IS NOT NULL)")
+    for number, (title, check) in enumerate(checks):
+        # PostgreSQL cuts longer names, and then takes two for one.
+        name = title if not unusable(title, "postgresql") else f"{number}: {title}"
+        parts.append(f"CONSTRAINT {quoted(name)} CHECK ({spared}({check}))")
+    return f"CREATE TABLE IF NOT EXISTS {stage.quoted} ({', '.join(parts)})"
+
+
+def types_query(*tables: TableName) -> str:
+    """Gives name, type and modifier of the columns of these tables."""
+    oids = ", ".join(f"{psycopg.sql.Literal(table.quoted).as_string()}::regclass" for table in tables)
+    return (
+        "SELECT attname::text, atttypid, atttypmod FROM pg_catalog.pg_attribute"
+        f" WHERE attrelid IN ({oids}) AND attnum > 0 AND NOT attisdropped"
+    )
+
+
+def check_types(lent: Session, movement: Movement, stage: TableName, types: Sequence[tuple[Any, ...]]) -> None:
+    """See that each column to be moved keeps every value; the caller holds a lock against ALTER TABLE.
+
+    Args:
+        lent: Of the transaction that merges.
+        movement: Where to. A column that is missing there is the INSERT's to refuse.
+        stage: The staging table.
+        types: What `types_query` gave for both tables.
+
+    Raises:
+        SchemaError: One would not.
+    """
+    kinds: dict[str, set[tuple[int, int]]] = {}
+    for name, oid, modifier in types:
+        kinds.setdefault(name, set()).add((oid, modifier))
+    different = [name for name in movement.columns if len(kinds.get(name, ())) > 1]
+    if not different:
+        return
+    staged, now = read_table(lent, stage), read_table(lent, movement.target)
+    if staged is None or now is None:
+        raise psycopg.errors.UndefinedTable(f"table {movement.target} or {stage} does not exist")
+    before = {column.name: column for column in staged.columns}
+    after = {column.name: column for column in now.columns}
+    problems = [
+        f"column {name!r} is {after[name].declared} now, and its values were staged as {before[name].declared}"
+        for name in different
+        if not keeps_values(before[name].type, after[name].type)
+    ]
+    if problems:
+        raise SchemaError(f"table {movement.target} was altered, and could change the values: {', '.join(problems)}")
+
+
+def keeps_values(staged: PgType, now: PgType) -> bool:
+    """Whether each value of the first type is the same value in the second one."""
+    if staged.element is not None and now.element is not None:
+        return keeps_values(staged.element, now.element)
+    if staged.name != now.name:
+        return (staged.name, now.name) in _WIDER and (now.modifier < 0 or _fits(staged, now))
+    if staged.modifier == now.modifier or now.modifier < 0:
+        return True
+    if staged.name == "numeric":
+        same_scale = staged.modifier & _SCALE == now.modifier & _SCALE
+        return 0 <= staged.modifier < now.modifier and same_scale
+    return staged.name in _LONGER and 0 <= staged.modifier < now.modifier
+
+
+def _fits(staged: PgType, now: PgType) -> bool:
+    """Whether char(n) fits into varchar(n)."""
+    return (staged.name, now.name) == ("bpchar", "varchar") and 0 <= staged.modifier <= now.modifier

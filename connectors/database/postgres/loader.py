@@ -1,0 +1,330 @@
+"""Staging by COPY: each attempt streams its rows into a staging table of the target's kind; see ../merging.py.
+
+Epochs take turns with a few staging tables for each target. They are ordinary, logged tables: an unlogged one would
+be emptied by a crash of the server after the subtask had acknowledged.
+"""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import contextmanager, nullcontext, suppress
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+from onceward.core.errors import ConfigurationError, OncewardError, RetryableSinkError, SchemaError
+from onceward.core.kit.rows import has_nulls
+from onceward.core.transaction import Committable
+
+from ..dialect import no_such_table
+from ..engines import read_server, reading
+from ..failures import cause_of, code
+from ..loader import ChangedError, Loader, Movement, read_movement
+from ..own_tables import identity_row, insert_into, staged_handle, tables_of
+from ..plan import split_changes, without_change
+from ..tables import create_table
+from ..target import STAGED, CommitPath, TableName
+from ..writing import HeldWriting
+from .advice import LOCKS_ARE_USED_UP, REFUSES_PREPARE, USED_UP_ADVICE, refuses_prepare, used_up
+from .catalog import check_key, check_own_tables, check_policies, check_writable, read_checks, read_table
+from .dialect import NO_SUCH_TABLE, PostgreSql
+from .partitions import partition_checks, warn_of_partitions
+from .session import DURABLE, CopyWriter, compiled, conversions_for, session
+from .staging import (
+    DELETE,
+    ID,
+    ROW,
+    STAGE,
+    TURNS,
+    StagedPart,
+    check_types,
+    create_stage,
+    merge_statements,
+    rows_of,
+    stage_name,
+    truncated,
+    types_query,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from onceward.core.transaction import WriteContext
+
+    from ..dialect import RowWriter
+    from ..writing import Writing
+    from .catalog import PgTable, Session
+
+_DISABLED: Final = "55000"
+_NOT_SUPPORTED: Final = "0A000"
+_USED_UP: Final = "53200"
+_PREPARED_LIMIT: Final = "max_prepared_transactions"
+_OWN_FIELDS: Final = (pa.field(ID, pa.int64()), pa.field(ROW, pa.int64()))
+
+
+class CopyLoader(Loader):
+    """Copies rows by COPY; those that wait for a merge go into staging tables, and from there by SQL."""
+
+    def check_table(self, sink: str, schema: pa.Schema, path: CommitPath, own: Sequence[str]) -> sa.TableClause:
+        target, staging = self.target, path is CommitPath.STAGING
+        if target.create_table:
+            create_table(target, schema)
+        with reading(target, "cannot validate") as connection:
+            with session(connection) as lent:
+                check_own_tables(lent, target.ledger_schema or "", own)
+                table = check_writable(lent, target, path)
+                conversions_for(without_change(schema, target.change), table, target.key)
+                checks = read_checks(lent, table)
+                if staging:
+                    checks += partition_checks(target, lent, table, lambda: nullcontext(lent))
+                    warn_of_partitions(lent, table, checks)
+            for epoch in range(TURNS if staging else 0):
+                create_stage(connection, target, stage_name(target, sink, table, checks, epoch), table, checks)
+        return sa.table(target.table.table, schema=target.table.schema)
+
+    def begin_prepared(self, context: WriteContext) -> Writing:
+        return CopyWriting(self.target, context)
+
+    def begin_staged(self, context: WriteContext) -> Writing:
+        return StagingWriting(self.target, context)
+
+    def move(self, connection: sa.Connection, staged: Sequence[Any]) -> None:
+        for stage, movement, parts in self._movements(staged):
+            _move(connection, stage, movement, parts)
+
+    def remove(self, connection: sa.Connection, staged: Sequence[Any]) -> None:
+        ids: dict[TableName, list[int]] = {}
+        for stage, _, parts in self._movements(staged):
+            ids.setdefault(stage, []).extend(part.id for part in parts)
+        for stage, of_stage in ids.items():
+            # The table has no index: with few dead rows in it, reading all of it is the quickest way, and writing is
+            # twice as fast.
+            delete = f"DELETE FROM {stage.quoted} WHERE {rows_of(of_stage)}"  # noqa: S608 - quoted names
+            with session(connection) as lent:
+                if not truncated(lent, stage):
+                    lent.execute(delete.encode())
+
+    def _movements(self, staged: Sequence[Any]) -> list[tuple[TableName, Movement, list[StagedPart]]]:
+        """From which staging table what is moved by one statement, in order, less attempts without rows."""
+        found: list[tuple[str, Movement, StagedPart]] = []
+        for order, row in enumerate(staged):
+            if row.stage:
+                how = read_movement(row)
+                if STAGE.fullmatch(row.stage) is None:
+                    raise ChangedError(
+                        f"{row.stage!r} of {row.name} is no staging table: somebody changed its staged row"
+                    )
+                found.append((row.stage, msgspec.structs.replace(how, id=0), StagedPart(how.id, order, row.row_count)))
+        return [
+            (TableName(self.target.ledger_schema, stage), movement, [part for *_, part in group])
+            for (stage, movement), group in groupby(found, key=itemgetter(0, 1))
+        ]
+
+
+def _move(connection: sa.Connection, stage: TableName, movement: Movement, parts: Sequence[StagedPart]) -> None:
+    count = f"SELECT count(*) FROM {stage.quoted} WHERE {rows_of(part.id for part in parts)}"  # noqa: S608 - as above
+    expected = sum(part.rows for part in parts)
+    with session(connection) as lent:
+        # The lock that the INSERT takes anyway. All in one round trip; as one text, for a merge may be small, and
+        # a pipeline of psycopg's costs as much as the statements.
+        lock = f"LOCK TABLE ONLY {movement.target.quoted} IN ROW EXCLUSIVE MODE"
+        answers = lent.execute(f"{lock}; {types_query(stage, movement.target)}; {count}".encode())
+        answers.nextset()
+        types = answers.fetchall()
+        answers.nextset()
+        (found,) = answers.fetchone() or (0,)
+        if found != expected:
+            raise ChangedError(f"staging table {stage.quoted} holds {found} rows of {expected}: somebody changed it")
+        check_types(lent, movement, stage, types)
+        for statement in merge_statements(lent, movement, parts, stage):
+            lent.execute(statement.encode())
+
+
+def lock_and_read(connection: sa.Connection, name: TableName) -> PgTable | None:
+    """The table, locked against ALTER TABLE; None if it is missing, and then the transaction has failed."""
+    # The lock is the one that inserting takes anyway, the only one that INSERT rights allow on every version. ONLY:
+    # columns change through the table itself, never in one partition, whose lock the COPY takes when a row goes
+    # there. Without it, maintenance on any partition would hold up all writing, and each of thousands would take a
+    # place in the server's table of locks until the decision.
+    try:
+        with session(connection) as lent, lent.pipeline():
+            lent.execute(f"LOCK TABLE ONLY {name.quoted} IN ROW EXCLUSIVE MODE".encode())
+            return read_table(lent, name)
+    except exc.DBAPIError as error:
+        if code(error) not in NO_SUCH_TABLE:
+            raise
+        return None
+
+
+class CopyWriting(HeldWriting):
+    """One attempt's transaction, which copies rows into the table itself, and ends as a prepared one."""
+
+    def open_writer(self, schema: pa.Schema) -> RowWriter:
+        table = self.lock_and_read(schema)
+        with self.limited():
+            return CopyWriter(self.connection, table, schema, schema.names if self.target.proof else ())
+
+    def lock_and_read(self, schema: pa.Schema) -> PgTable:
+        """The table; it is created first if that was asked for."""
+        with self.limited():
+            found = lock_and_read(self.connection, self.target.table)
+        if found is None and self.target.create_table:
+            self.discard()
+            create_table(self.target, schema)
+            self.open()
+            with self.limited():
+                found = lock_and_read(self.connection, self.target.table)
+        if found is None:
+            raise no_such_table(self.target.table)
+        return found
+
+    def explain(self, error: OncewardError, cause: exc.SQLAlchemyError, what: str) -> OncewardError:
+        state, driver_error = code(cause), cause_of(cause)
+        if state == _USED_UP and (advice := self._raise_limit(used_up(driver_error))):
+            return RetryableSinkError(f"{error.message}{advice}")
+        if what == "cannot prepare" and state == _NOT_SUPPORTED and refuses_prepare(driver_error):
+            return ConfigurationError(f"{error.message}. {REFUSES_PREPARE}")
+        if what == "cannot prepare" and state == _DISABLED and (why := self._why_none()):
+            return ConfigurationError(f"{error.message}: {why}")
+        return super().explain(error, cause, what)
+
+    def _raise_limit(self, setting: str) -> str:
+        """Return how to raise the limit that PostgreSQL named, or how to need less; "" if it named none."""
+        if setting == _PREPARED_LIMIT:
+            return self._used_up()
+        return LOCKS_ARE_USED_UP.format(setting) if setting else ""
+
+    def _used_up(self) -> str:
+        """Return what to do about a server that holds as many prepared transactions as it allows."""
+        own, most = len(self.own_prepared()), 0
+        with suppress(OncewardError):
+            most = read_server(self.target).max_prepared
+        return USED_UP_ADVICE.format(most=most or "only so many", own=own, half=max(most // 2, 1))
+
+    def _why_none(self) -> str:
+        """Return why the server prepares nothing; "" if it does, because a trigger's error may have the same code."""
+        with suppress(OncewardError):
+            return read_server(self.target).why_none
+        return ""
+
+
+class StagingWriting(CopyWriting):
+    """One attempt's transaction, which ends as committed rows of a staging table."""
+
+    id: int = 0
+    table: PgTable
+    stage: TableName
+    columns: tuple[str, ...] = ()
+
+    def open_writer(self, schema: pa.Schema) -> RowWriter:
+        """COPY into the staging table, with the attempt's id and each row's position beside the data."""
+        self.table = self.lock_and_read(schema)
+        check_policies(self.table)
+        schema = without_change(schema, self.target.change)
+        conversions_for(schema, self.table, self.target.key)
+        self.id = secrets.randbits(62)
+        self.columns = (*schema.names, *([DELETE] if self.target.change else []))
+        hashed = schema.names if self.target.proof else ()
+        with self.limited():
+            return CopyWriter(self.connection, self._find_stage(), pa.schema([*schema, *self._own_fields()]), hashed)
+
+    def _find_stage(self) -> PgTable:
+        with session(self.connection) as lent:
+            check_key(lent, self.target)
+            checks = read_checks(lent, self.table)
+            checks += partition_checks(self.target, lent, self.table, self._other_session)
+            self.stage = stage_name(self.target, self.context.sink, self.table, checks, self.context.epoch)
+            found = read_table(lent, self.stage)
+        if found is not None:
+            return found
+        # On another connection: in this one, the others would wait for the end of this transaction.
+        with reading(self.target, "cannot create a staging table") as other:
+            create_stage(other, self.target, self.stage, self.table, checks)
+        with session(self.connection) as lent:
+            found = read_table(lent, self.stage)
+        if found is None:
+            raise ConfigurationError(f"the staging table {self.stage} was dropped while it was created")
+        return found
+
+    @contextmanager
+    def _other_session(self) -> Iterator[Session]:
+        with reading(self.target, "cannot read the constraints of partitions") as other, session(other) as lent:
+            yield lent
+
+    def send(self, batch: pa.RecordBatch) -> int:
+        if self.writer is None:
+            self.writer = self.open_writer(batch.schema)
+        own: list[pa.Array] = []
+        kept = batch
+        if self.target.change:
+            batch, deletes = split_changes(batch, self.target.change)
+            kept, own = batch.filter(pc.invert(deletes)), [deletes]
+        self._check_nulls(kept)
+        for column in self.target.key:
+            if has_nulls(batch.column(column)):
+                raise SchemaError(f"key column {column!r} has nulls: an upsert cannot match them")
+        own = [
+            *own,
+            pa.repeat(pa.scalar(self.id, pa.int64()), batch.num_rows),
+            pa.array(np.arange(self.rows, self.rows + batch.num_rows)),
+        ]
+        schema = pa.schema([*batch.schema, *self._own_fields()])
+        return super().send(pa.RecordBatch.from_arrays([*batch.columns, *own], schema=schema))
+
+    def _check_nulls(self, rows: pa.RecordBatch) -> None:
+        """Refuse nulls that the merge would refuse and the staging table takes, since its columns may be left out.
+
+        Raises:
+            SchemaError: A NOT NULL column with a default has a null: the default counts only where the column is not
+                in the data.
+        """
+        for column in self.table.columns:
+            if not (column.not_null and column.has_default and column.name in rows.schema.names):
+                continue
+            if has_nulls(rows.column(column.name)):
+                raise SchemaError(
+                    f"column {column.name!r} has nulls, and it is NOT NULL in table {self.target.table}; its default "
+                    "counts only where the column is not in the data. Leave the column out, or fill it"
+                )
+
+    def _own_fields(self) -> list[pa.Field]:
+        return [*([pa.field(DELETE, pa.bool_())] if self.target.change else []), *_OWN_FIELDS]
+
+    def make_durable(self) -> Committable:
+        how = {"stage": "", "movement": "{}"}
+        if self.writer is not None:
+            into = TableName(self.table.schema, self.table.name)
+            movement = Movement(into, self.target.key, self.columns, self.id)
+            how = {"stage": self.stage.table, "movement": movement.noted()}
+        row = {**identity_row(self.name, self.rows), "whole": 1, **how}
+        insert = compiled(insert_into(tables_of(self.target).staged), tuple(row))
+        with self.limited(self.rows):
+            self.finish_rows()
+            if self.target.tries_rows and self.writer is not None:
+                self._try_rows()
+            with session(self.connection) as lent, lent.pipeline():
+                lent.execute(DURABLE)
+                lent.execute(insert, row)
+                lent.execute("COMMIT")
+            connection, self.held = self.connection, None
+            connection.close()
+        return Committable.named(
+            STAGED, self.name, rows=self.rows, proof=self.proof, handle=staged_handle(self.rows, **how)
+        )
+
+    def _try_rows(self) -> None:
+        """Merge them into a temporary table of the target's kind, see ../pieces.py."""
+        table = sa.table(self.table.name, schema=self.table.schema)
+        with PostgreSql().trial(self.connection, table) as (place, has_keys):
+            movement = Movement(place, self.target.key if has_keys else (), self.columns)
+            part = StagedPart(self.id, 0, self.rows)
+            with session(self.connection) as lent:
+                for statement in merge_statements(lent, movement, [part], self.stage):
+                    lent.execute(statement.encode())
