@@ -140,6 +140,24 @@ def test_discarding_deletes_what_was_staged(database: Database, monkeypatch: pyt
     assert list(sink.lingering(SCOPE)) == []
 
 
+def test_a_durable_attempt_is_not_discarded_and_shows_its_state(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "CHUNK_BYTES", 200)
+    sink = database.sink()
+    durable, discarded = sink.begin(context()), sink.begin(context(2))
+    for attempt in (durable, discarded):
+        sink.write(attempt, words(0, 100))
+        assert repr(attempt) == f"<PieceWriting {attempt.name}: open, 100 rows>"
+    committable = sink.pre_commit(durable)
+    for attempt in (durable, discarded):
+        sink.discard(attempt)
+    assert repr(durable).endswith(": durable, 100 rows>")
+    assert repr(discarded).endswith(": discarded, 100 rows>")
+    assert [c.transaction for c in sink.lingering(SCOPE)] == [committable.transaction]
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+
+
 def test_rows_that_somebody_took_out_of_the_staging_table_are_missed(database: Database) -> None:
     sink = database.sink()
     committable = write(sink, context(), words(0))

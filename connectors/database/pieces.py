@@ -116,7 +116,6 @@ class PieceWriting(Writing):
         self._bytes = 0
         self._pieces = 0
         self._digest = hashlib.sha256()
-        self._over = False
         super().__init__(target, context)
 
     def open(self) -> None:
@@ -139,15 +138,13 @@ class PieceWriting(Writing):
 
     def make_durable(self) -> Committable:
         self._stage(whole=True)
-        self._over = True
         handle = staged_handle(self.rows, "", self._movement())
         proof = None if self._hash is None else self._hash.proof()
         return Committable.named(STAGED, self.name, rows=self.rows, proof=proof, handle=handle)
 
-    def discard(self) -> None:
-        """Delete what was staged; if that fails, a sweep finds it by its name."""
-        if self._pieces and not self._over:
-            self._over = True
+    def undo(self) -> None:
+        """Delete the rows that were staged; if that fails, a sweep finds them by the transaction's name."""
+        if self._pieces:
             with suppress(OncewardError), transaction(self.target, "cannot discard") as connection:
                 for table in (tables_of(self.target).pieces, tables_of(self.target).staged):
                     connection.execute(table.delete().where(table.c.name == str(self.name)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import contextmanager, suppress
+from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 import sqlalchemy as sa
@@ -37,8 +38,27 @@ _BY_ANOTHER_ATTEMPT: Final = (
 )
 
 
+class WritingStatus(StrEnum):
+    """How far an attempt has come. It leaves OPEN once, for one of the others."""
+
+    OPEN = "open"
+    DURABLE = "durable"
+    """Its rows wait for their decision, and only a commit or an abort ends them."""
+    DISCARDED = "discarded"
+
+
 class Writing(ABC):
-    """What all ways of writing have in common."""
+    """One attempt to write a subtask's rows of an epoch.
+
+    Args:
+        target: Where the rows go.
+        context: The epoch, the subtask and the attempt.
+
+    Raises:
+        SinkError: The database refuses, or another decision log owns the names.
+    """
+
+    status = WritingStatus.OPEN
 
     def __init__(self, target: DatabaseTarget, context: WriteContext) -> None:
         self.target = target
@@ -48,6 +68,9 @@ class Writing(ABC):
         with self._explained("cannot begin"):
             self.open()
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}: {self.status}, {self.rows} rows>"
+
     def write(self, batch: pa.RecordBatch) -> None:
         if batch.num_rows == 0:
             return
@@ -56,27 +79,35 @@ class Writing(ABC):
 
     def pre_commit(self) -> Committable:
         with self._explained("cannot prepare"):
-            return self.make_durable()
+            committable = self.make_durable()
+        self.status = WritingStatus.DURABLE
+        return committable
+
+    def discard(self) -> None:
+        """Undo the attempt unless it is durable. Safe at any time, and never raises."""
+        if self.status is WritingStatus.OPEN:
+            self.status = WritingStatus.DISCARDED
+            self.undo()
 
     @abstractmethod
     def open(self) -> None:
-        """Begin; note first that this decision log writes here, unless another one owns the names."""
+        """Begin the attempt; note first that this decision log writes here, unless another one owns the names."""
 
     @abstractmethod
     def send(self, batch: pa.RecordBatch) -> int:
-        """Write a batch that has rows; how many of them are to be there."""
+        """Write a batch that has rows, and return how many of them the table will have."""
 
     @abstractmethod
     def make_durable(self) -> Committable:
-        """End it so that it survives this process and waits for its decision."""
+        """End the attempt in such a way that its rows survive this process, and wait for their decision."""
 
     @abstractmethod
-    def discard(self) -> None:
-        """Undo it; safe at any time, never raises."""
+    def undo(self) -> None:
+        """Remove everything that the attempt has written so far. Never raises."""
 
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:
-        """SQLAlchemy's errors in onceward's words, and after any error nothing left behind."""
+        """Translate SQLAlchemy's errors inside the block, and discard the attempt after any error."""
         place = f"{what} into table {self.target.table}"
         try:
             yield
@@ -92,6 +123,13 @@ class Writing(ABC):
             raise
 
     def explain(self, error: OncewardError, cause: sa.exc.SQLAlchemyError, what: str) -> OncewardError:  # noqa: ARG002
+        """Return the error to raise instead, with advice that fits its cause.
+
+        Args:
+            error: The translated error.
+            cause: The error of SQLAlchemy.
+            what: The step that failed, as in "cannot prepare".
+        """
         return error
 
     def _located(self, error: OncewardError) -> OncewardError:
@@ -101,7 +139,7 @@ class Writing(ABC):
 
 
 class HeldWriting(Writing):
-    """An attempt whose transaction stays open, on a connection of its own, while rows arrive; then it is prepared."""
+    """An attempt whose transaction stays open while rows arrive, on a connection of its own, and then is prepared."""
 
     held: sa.Connection | None = None
     writer: RowWriter | None = None
@@ -115,7 +153,7 @@ class HeldWriting(Writing):
     def open(self) -> None:
         found = self._begin()
         if found is None or not found.noted:
-            self.discard()
+            self.undo()
             ledger.note(self.target, self.context.scope)
             self.name = self.context.transaction_name()  # the server may not have seen yet that the former one is over
             found = self._begin()
@@ -123,7 +161,7 @@ class HeldWriting(Writing):
             found.refuse_others(self.context.scope)
 
     def _begin(self) -> ledger.Ownership | None:
-        """Begin, and look whose the names are; None if there is no ledger."""
+        """Begin the transaction, and return who owns the names; None if there is no ledger."""
         target, scope = self.target, self.context.scope
         question = ledger.ownership_query(tables_of(target))
         with dialect_for(target).limited(target.answer_within):
@@ -140,7 +178,7 @@ class HeldWriting(Writing):
 
     @abstractmethod
     def open_writer(self, schema: pa.Schema) -> RowWriter:
-        """Open what takes the rows, at the first batch."""
+        """Return the writer of the rows. It is called at the first batch."""
 
     def make_durable(self) -> Committable:
         insert = insert_into(tables_of(self.target).ledger)
@@ -159,8 +197,8 @@ class HeldWriting(Writing):
     def proof(self) -> Proof | None:
         return None if self.writer is None or self.writer.hash is None else self.writer.hash.proof()
 
-    def discard(self) -> None:
-        """Close the connection, on which the server rolls back."""
+    def undo(self) -> None:
+        """Close the connection, so that the server rolls back."""
         if self.held is None:
             return
         held, self.held = self.held, None

@@ -176,7 +176,7 @@ class CopyWriting(HeldWriting):
         with self.limited():
             found = lock_and_read(self.connection, self.target.table)
         if found is None and self.target.create_table:
-            self.discard()
+            self.undo()
             create_table(self.target, schema)
             self.open()
             with self.limited():
