@@ -1,8 +1,8 @@
-"""Which Arrow types fit into which columns of MariaDB and SQLite, and how values become what their drivers take.
+"""Conversions of Arrow columns to the types of MariaDB and SQLite, and of their values to those of the drivers.
 
-The column's real type decides. Only conversions that keep every value are made: what is read back equals what was
-given. What the types alone cannot promise (a length, a sign, a fraction of a second, blanks at the end) is checked
-value by value when the rows are written, so that it fails the attempt and never a decided epoch.
+The column's real type decides. Only conversions that keep every value are made: a value reads back as it was written.
+Limits that the types do not show (a length, a sign, a fraction of a second, blanks at the end) are checked value by
+value when the rows are written, so that a bad value fails the attempt and never a decided epoch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sqlalchemy.dialects import mysql
 from onceward.core.kit.rows import decoded
 
 Check: TypeAlias = Callable[[pa.Array], None]
-"""Raises ValueError for a value that the column's type allows and its declaration does not."""
+"""A function that raises ValueError for a value that the column's type allows and its declaration does not."""
 SqlType: TypeAlias = "sa.types.TypeEngine[Any]"
 
 BITS: Final[dict[pa.DataType, int]] = {
@@ -32,11 +32,11 @@ BITS: Final[dict[pa.DataType, int]] = {
     pa.int64(): 63,
     pa.uint64(): 64,
 }
-"""Of an integer's magnitude."""
+"""Bits of an integer's magnitude."""
 DIGITS: Final = {kind: len(str(2**bits)) for kind, bits in BITS.items()}
-"""Of the largest integers."""
+"""Decimal digits of the largest integers."""
 FLOAT_BITS: Final = {pa.float16(): 24, pa.float32(): 24, pa.float64(): 53}
-"""Of a float's mantissa."""
+"""Bits of a float's mantissa."""
 _BYTES: Final[dict[type[Any], int]] = {
     mysql.TINYTEXT: 255,
     mysql.TINYBLOB: 255,
@@ -49,7 +49,7 @@ _INTEGER_BITS: Final = ((mysql.TINYINT, 7), (mysql.MEDIUMINT, 23), (sa.SmallInte
 _SINGLE_DIGITS: Final = 24
 _FIRST_DAY: Final = -719_162
 _LAST_DAY: Final = 2_932_896
-"""Days of 0001-01-01 and 9999-12-31, counted from 1970-01-01: what Python's dates can say."""
+"""Days of 0001-01-01 and 9999-12-31, the limits of Python's dates, counted from 1970-01-01."""
 _SECOND: Final = 1_000_000
 _DAY: Final = 86_400 * _SECOND
 
@@ -58,33 +58,33 @@ _BINARY: Final = sa.types._Binary  # noqa: SLF001 - the only common base of the 
 
 
 class UnfitError(Exception):
-    """The types do not fit; the text says why and what to do. `match` catches it and names the column."""
+    """The types do not fit. The text says why, and what to do; `match` catches the error and adds the column's name."""
 
 
 def is_text(arrow: pa.DataType) -> bool:
-    """Whether values are strings."""
+    """Return whether values of this type are strings."""
     return bool(pa.types.is_string(arrow) or pa.types.is_large_string(arrow) or pa.types.is_string_view(arrow))
 
 
 def is_binary(arrow: pa.DataType) -> bool:
-    """Whether values are bytes."""
+    """Return whether values of this type are bytes."""
     kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
     return any(kind(arrow) for kind in kinds)
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """How the values of one column are made."""
+    """The conversion of one column to values that a driver takes."""
 
     wire: pa.DataType
     """Arrow type whose Python values the driver takes."""
     checks: tuple[Check, ...] = ()
-    """Called with the array of type `wire`."""
+    """Checks of the array of type `wire`."""
     value: Callable[[Any], Any] | None = None
-    """From pyarrow's Python value to the driver's; None if they are the same."""
+    """Converts pyarrow's Python value to the driver's; None if they are the same."""
 
     def prepare(self, array: pa.Array) -> pa.Array:
-        """The array as `wire`, checked.
+        """Return the array converted to `wire`, and checked.
 
         Raises:
             ValueError: A value does not fit (pyarrow.ArrowInvalid is one).
@@ -98,7 +98,7 @@ class Conversion:
         return converted
 
     def python(self, array: pa.Array) -> list[Any]:
-        """The values of a prepared array, for the driver."""
+        """Return the values of a prepared array, for the driver."""
         values: list[Any] = array.to_pylist()
         if self.value is None:
             return values
@@ -107,7 +107,7 @@ class Conversion:
 
 
 def conversion(arrow: pa.DataType, column: SqlType, backend: str) -> Conversion:
-    """The conversion that keeps every value.
+    """Return the conversion that keeps every value.
 
     Raises:
         UnfitError: There is none.
@@ -133,10 +133,10 @@ def conversion(arrow: pa.DataType, column: SqlType, backend: str) -> Conversion:
 
 
 def read_back(column: SqlType, backend: str) -> pa.DataType | None:
-    """The Arrow type as which a column's values are read and hashed; None if they may not be what was written.
+    """Return the Arrow type to read and hash a column's values as; None if they may differ from what was written.
 
-    Not so: texts that MariaDB sorts (SET), single precision, floats that MariaDB rounds to some digits, and columns of
-    SQLite that have no type. A decimal number is read as its shortest text.
+    That is so for texts that MariaDB sorts (SET), single precision, floats that MariaDB rounds to some digits, and
+    columns of SQLite without a type. A decimal number is read as its shortest text.
     """
     sqlite = backend == "sqlite"
     if isinstance(column, sa.String):
@@ -155,7 +155,7 @@ def read_back(column: SqlType, backend: str) -> pa.DataType | None:
 
 
 def as_read_back(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Prepared values as they are hashed: those that are written as another kind of number, as that."""
+    """Return prepared values as they are hashed: as the kind of number that the column holds."""
     if pa.types.is_integer(array.type) or pa.types.is_boolean(array.type):
         return array.cast(kind)
     return pc.add(array, 0.0) if pa.types.is_floating(array.type) else array  # -0.0 is 0.0
@@ -267,16 +267,16 @@ _RULES: Final[tuple[tuple[Callable[[pa.DataType], bool], type, _Rule, SqlType | 
     (pa.types.is_timestamp, sa.DateTime, _timestamp, None),
     (pa.types.is_time, sa.Time, lambda _, column, lite: Conversion(pa.time64("us"), _fraction(column, lite)), None),
 )
-"""For which Arrow types and columns; the conversion, if there is one; the type of an untyped SQLite column then."""
+"""Arrow types and columns, the function for their conversion, and the type to assume for an untyped SQLite column."""
 
 
 def _fraction(column: SqlType, sqlite: bool) -> tuple[Check, ...]:
-    """MariaDB cuts what a column's fraction of a second has no digits for; its default is none."""
+    """Return checks of fractions of a second. MariaDB cuts digits that a column does not keep; its default is none."""
     return () if sqlite else (keeps_fraction(int(getattr(column, "fsp", None) or 0)),)
 
 
 def keeps_fraction(digits: int) -> Check:
-    """Return a check that a column which keeps so many digits of a second's fraction cuts no value."""
+    """Return a check that no value has more digits in its fraction of a second than the column keeps."""
     unit = _SECOND // 10**digits
 
     def check(array: pa.Array) -> None:
@@ -292,7 +292,10 @@ def _utf8(array: pa.Array) -> None:
 
 
 def at_most_characters(most: int) -> Check:
-    """A check of a column of texts. Bytes are counted first: that reads no text, and most texts are short enough."""
+    """Return a check of the length of texts.
+
+    Bytes are counted first, which reads no text, because most texts are short enough.
+    """
 
     def check(array: pa.Array) -> None:
         if (pc.max(pc.binary_length(array)).as_py() or 0) <= most:
@@ -338,7 +341,7 @@ def _members(allowed: Sequence[str]) -> Check:
 
 
 def no_blank_at_the_end(why: str) -> Check:
-    """Return a check that no text ends with a blank, which is lost there, or does not tell keys apart."""
+    """Return a check that no text ends with a blank, because blanks at the end are lost, or ignored in keys."""
 
     def check(array: pa.Array) -> None:
         if pc.any(pc.ends_with(array, pattern=" ")).as_py():
@@ -371,7 +374,7 @@ def _in_years(array: pa.Array) -> None:
 
 
 def _in_unix_seconds(array: pa.Array) -> None:
-    """MariaDB's TIMESTAMP, before version 11.5."""
+    """Check that values fit into MariaDB's TIMESTAMP, before version 11.5."""
     ends = _ends(array.cast(pa.int64()))
     if ends is not None and (ends[0] < _SECOND or ends[1] >= (1 << 31) * _SECOND):
         raise ValueError("a value lies outside of the years 1970 to 2038, which is all that a TIMESTAMP holds")

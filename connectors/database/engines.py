@@ -1,7 +1,7 @@
-"""Engines: one per process and database, used again; never across a fork.
+"""Engines: one for each database in each process, and the transactions, queries and new tables that go through them.
 
-Spark's Python workers are forked from a daemon and live on across batches. A connection that a parent opened must
-not be used, nor even closed, by a child: closing would say goodbye on the parent's socket.
+Spark's Python workers are forked from a daemon and live on across batches. A child must not use a connection that its
+parent opened, nor even close it: that would end the session on the parent's socket.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _engines: Final = PerProcess(_create)
 
 
 def engine_of(target: DatabaseTarget) -> sa.Engine:
-    """This process's engine for the target's database.
+    """Return this process's engine for the target's database.
 
     Raises:
         ConfigurationError: The driver is not installed, or the URL has settings that it does not take.
@@ -124,12 +124,12 @@ def _missing(url: Url, error: ImportError) -> ConfigurationError:
 def transaction(
     target: DatabaseTarget, what: str, *, more: float = 0.0, merges: bool = False
 ) -> Iterator[sa.Connection]:
-    """A connection in a transaction, committed at the end; errors become onceward's.
+    """Open a transaction that is committed at the end of the block; SQLAlchemy's errors are translated.
 
     Args:
-        target: Where.
-        what: For messages: what the caller is about to do.
-        more: Seconds that it may take beyond waiting once for a lock and once for an answer.
+        target: The database.
+        what: The caller's step, for messages, as in "cannot merge".
+        more: Seconds that the transaction may take beyond one wait for a lock and one for an answer.
         merges: Whether it writes into the target's table.
     """
     dialect, seconds = dialect_for(target), target.answer_within + target.lock_timeout + more
@@ -147,7 +147,7 @@ def transaction(
 
 @contextmanager
 def reading(target: DatabaseTarget, what: str) -> Iterator[sa.Connection]:
-    """A connection for a few questions, each answered from the newest state; errors become onceward's."""
+    """Lend a connection for a few queries, each of which sees the newest state; SQLAlchemy's errors are translated."""
     with (
         translated(what, target),
         dialect_for(target).limited(target.answer_within),
@@ -157,24 +157,29 @@ def reading(target: DatabaseTarget, what: str) -> Iterator[sa.Connection]:
 
 
 def read_server(target: DatabaseTarget) -> ServerFacts:
-    """Ask the server what matters of its settings."""
+    """Ask the server for the settings that matter."""
     with reading(target, "cannot read the server's settings") as connection:
         return dialect_for(target).read_server(connection)
 
 
 def autocommitting(target: DatabaseTarget) -> sa.Connection:
-    """A connection in which each statement is its own transaction, unless one is begun by command.
+    """Return a connection in which each statement is a transaction of its own, unless one is begun by command.
 
-    SQLite's is one of a transaction that only reads.
+    On SQLite it is in a transaction that only reads.
     """
     options: dict[str, Any] = {READ_ONLY: True} if target.url.backend == "sqlite" else {"isolation_level": "AUTOCOMMIT"}
     return engine_of(target).connect().execution_options(**options)
 
 
 def create(target: DatabaseTarget, tables: Sequence[sa.Table], what: str) -> None:
-    """Create tables of one schema, on PostgreSQL the schema, too, as far as they are missing.
+    """Create the tables of one schema that are missing, and on PostgreSQL the schema.
 
     PostgreSQL refuses CREATE … IF NOT EXISTS to a role that may not create, even if there is nothing to do.
+
+    Args:
+        target: The database.
+        tables: Tables of the same schema.
+        what: The caller's step, for messages, as in "cannot create the ledger tables".
     """
     with transaction(target, what) as connection:
         dialect_for(target).lock_creation(connection)
@@ -189,7 +194,7 @@ def create(target: DatabaseTarget, tables: Sequence[sa.Table], what: str) -> Non
 
 
 def creation(target: DatabaseTarget, tables: Sequence[sa.Table]) -> list[ExecutableDDLElement]:
-    """What creates tables of one schema; each statement passes where somebody else was quicker."""
+    """Return statements that create tables of one schema; each does nothing if another process was faster."""
     made: list[ExecutableDDLElement] = []
     if target.url.backend == "postgresql" and tables[0].schema is not None:
         made.append(CreateSchema(tables[0].schema, if_not_exists=True))

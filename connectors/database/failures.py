@@ -1,7 +1,7 @@
-"""Errors of SQLAlchemy and its drivers in onceward's words: what may pass by itself, and what will not.
+"""Translates errors of SQLAlchemy and its drivers: which may pass by themselves, and what to do about the others.
 
 The codes are those of PostgreSQL's "PostgreSQL Error Codes", MariaDB's "Error Codes" and SQLite's "Result and Error
-Codes". SQLAlchemy's own message is never repeated: it holds the statement and rows.
+Codes". SQLAlchemy's own message is never repeated: it contains the statement and rows.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ _OF_ROWS: Final = ("22", "23", "54", "P0")
 
 
 def code(error: exc.SQLAlchemyError) -> str | int | None:
-    """SQLSTATE on PostgreSQL, the server's number on MariaDB, the primary result code on SQLite; None if unknown."""
+    """Return the SQLSTATE on PostgreSQL, the server's number on MariaDB, the primary result code on SQLite, or None."""
     cause = cause_of(error)
     driver = _driver(cause)
     if driver == "psycopg":
@@ -104,7 +104,7 @@ def code(error: exc.SQLAlchemyError) -> str | int | None:
 
 
 def may_pass(error: exc.SQLAlchemyError) -> bool:
-    """Whether the same statement may succeed later without anybody changing anything."""
+    """Return whether the same statement may succeed later although nobody changes anything."""
     if isinstance(error, exc.DBAPIError) and error.connection_invalidated:
         return True
     known = code(error)
@@ -135,7 +135,7 @@ def _is_refused_login(error: BaseException) -> bool:
 
 
 def words(error: exc.SQLAlchemyError) -> str:
-    """What the database said, on one line, with its code."""
+    """Return the database's message on one line, with its code."""
     cause, known = cause_of(error), code(error)
     if isinstance(known, str):
         return f"{_postgres_words(cause)} (SQLSTATE {known})"
@@ -162,12 +162,12 @@ def _driver(cause: BaseException) -> str:
 
 
 def refusal(target: DatabaseTarget) -> type[SqlError]:
-    """The error for what a database refuses for good."""
+    """Return the class of errors that do not pass by themselves."""
     return PostgresError if target.url.backend == "postgresql" else SqlError
 
 
 def translate(error: exc.SQLAlchemyError, what: str, target: DatabaseTarget) -> SinkError:
-    """Onceward's error for SQLAlchemy's: RetryableSinkError if it may pass."""
+    """Return onceward's error for an error of SQLAlchemy: RetryableSinkError if it may pass by itself."""
     said = f"{what} ({target.url}): {target.url.redact(words(error))}"
     if may_pass(error):
         return RetryableSinkError(said)
@@ -178,7 +178,7 @@ def translate(error: exc.SQLAlchemyError, what: str, target: DatabaseTarget) -> 
 
 @contextmanager
 def translated(what: str, target: DatabaseTarget) -> Iterator[None]:
-    """Raise onceward's errors instead of SQLAlchemy's inside the block."""
+    """Open a block in which errors of SQLAlchemy are raised as onceward's."""
     try:
         yield
     except exc.SQLAlchemyError as error:
@@ -187,10 +187,10 @@ def translated(what: str, target: DatabaseTarget) -> Iterator[None]:
 
 
 def remedy(code: str | int | None, driver_error: object) -> str:
-    """Say what to change so that a table takes the rows that it has refused at a merge.
+    """Return what to change so that a table takes the rows that it has refused at a merge.
 
     Args:
-        code: The error's code, as failures.code returns it.
+        code: The error's code, as the function `code` returns it.
         driver_error: The driver's own error.
     """
     if code == "23514" and not diagnostic(driver_error, "constraint_name"):  # no partition, or not the right one
@@ -201,7 +201,7 @@ def remedy(code: str | int | None, driver_error: object) -> str:
 
 
 def are_rows_to_blame(code: str | int | None) -> bool:
-    """Return whether correcting values of the rows would help, too."""
+    """Return whether it would help, too, to correct values of the rows."""
     return not isinstance(code, str) or code[:2] in _OF_ROWS
 
 

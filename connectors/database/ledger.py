@@ -1,15 +1,15 @@
-"""The ledger: in the target, in the data's own transaction, the fact that a transaction was committed.
+"""The ledger: tables in the target that prove which transactions were committed, written in the data's transactions.
 
-Its tables (see own_tables.py):
+The tables (see own_tables.py):
 
 - `ledger`: a row for each committed transaction, keyed by its name. A key of (epoch, subtask) would make a retry wait
   for the lost attempt that holds the same key prepared. The newest row is never pruned: a decision log that has not
   come so far is an outdated copy.
-- `pipelines`: which decision log owns a pipeline's sink in this database: written with the log's first decision.
-- `logs`: which decision logs' writers have written here, noted before they wrote, and how far each one's ledger rows
-  were pruned. With it an absent row is a proof (this is the right database, and the row was not pruned), and not just
-  an absence. A rewind begins the epochs anew: what was pruned before it is told by the writers of the rows that it set
-  aside, the newest of which is never pruned either.
+- `pipelines`: the decision log that owns a pipeline's sink in this database, written with the log's first decision.
+- `logs`: the decision logs whose writers have written here, noted before they wrote, and how far the ledger rows of
+  each were pruned. Because of it, an absent row is a proof: this is the right database, and the row was not pruned. A
+  rewind begins the epochs anew: the generations of the rows that it set aside tell which transactions are from before
+  it, so the newest of those rows is never pruned either.
 - `staged`: rows that were staged and are not merged yet, see merging.py.
 """
 
@@ -40,30 +40,30 @@ if TYPE_CHECKING:
 _log = logging.getLogger("onceward.database")
 
 PRUNE_EVERY: Final = 100
-"""Epochs; seldom, because it costs a transaction."""
+"""Epochs between two prunings; each costs a transaction."""
 _PLACE: Final = "the ledger in the target database"
 
 
 @dataclass(frozen=True)
 class LedgerFacts:
-    """One look into the ledger for one pipeline's sink, of transactions that are neither prepared nor staged.
+    """The facts that the ledger holds about some transactions of one sink, which are neither prepared nor staged.
 
     An absent row proves something only if the transaction was written into this very database. Its writer noted that
-    before it wrote. Who owns the names proves nothing: a restart that was given another database claims them there.
+    before it wrote. The owner of the names proves nothing: a restart that was given another database claims them there.
     """
 
     behind: str
     """Why this server may lag behind another one; empty if it does not."""
     logs: Mapping[str, int] = field(default_factory=dict)
-    """Decision logs whose writers noted that they write here, and the newest epoch of which each one's ledger rows may
-    have been pruned. Not asked for where all transactions are committed."""
+    """Decision logs whose writers noted that they write here, each with the newest epoch whose ledger rows may have
+    been pruned. Empty if all transactions are committed."""
     committed: frozenset[str] = frozenset()
-    """Which of the transactions that were asked for are in the ledger."""
+    """The transactions that are in the ledger."""
     set_aside: Mapping[str, int] = field(default_factory=dict)
-    """Decision logs that were rewound, and the newest writer of each one's ledger rows from before that."""
+    """Decision logs that were rewound, each with the newest generation of its ledger rows from before that."""
 
     def observe(self, committable: Committable) -> tuple[Observation, str]:
-        """What is proven of one of the transactions that were asked for, and why."""
+        """Return what the facts prove about one of the transactions, and why."""
         if committable.transaction in self.committed:
             return Observation.COMMITTED, "its row is in the ledger"
         if self.behind:
@@ -87,9 +87,10 @@ class LedgerFacts:
 
 
 def facts(target: DatabaseTarget, connection: sa.Connection, committables: Sequence[Committable]) -> LedgerFacts:
-    """Look up transactions of one sink. First the rows, then what may have made them disappear: pruning notes it first.
+    """Look up transactions of one sink.
 
-    A rewind takes such a note back and sets rows aside, so those are asked for last.
+    The order of the queries counts: first the rows, then the notes of pruning, because pruning is noted before rows
+    are deleted; last the rows that a rewind set aside, because a rewind takes such a note back.
 
     `connection` must see the newest state in each statement, as those of `reading` do.
     """
@@ -123,12 +124,12 @@ def _facts(
 
 
 class Ownership(NamedTuple):
-    """What the ledger says of a decision log's names."""
+    """The owner of a sink's names, as seen by one decision log."""
 
     owner: str | None
     """The decision log that has claimed them, or another one that has committed under them; None if none has."""
     noted: bool
-    """Whether it is noted that a writer of this log writes here."""
+    """Whether a writer of this log has noted that it writes here."""
     rival: str | None = None
     """Another decision log that has claimed the pipeline's name for another sink; None if none has."""
     rivals_sink: str | None = None
@@ -143,7 +144,7 @@ class Ownership(NamedTuple):
 
 @functools.cache
 def ownership_query(tables: Tables) -> sa.Select[Any]:
-    """Gives an Ownership; its parameters are a scope's fields."""
+    """Return a query for an Ownership; its parameters are the fields of a scope."""
     scope = Scope(*cast("list[str]", [sa.bindparam(name, type_=sa.String()) for name in Scope._fields]))
     pipelines, ledger, logs = tables.pipelines, tables.ledger, tables.logs
     claimed = sa.select(pipelines.c.log).where(*_of(pipelines, scope.pipeline, scope.sink))
@@ -166,7 +167,7 @@ def _owned(target: DatabaseTarget, connection: sa.Connection, scope: Scope) -> O
 
 
 def note(target: DatabaseTarget, scope: Scope) -> None:
-    """Note that a writer of this log writes here, if no other log owns the names; it claims nothing.
+    """Note that a writer of this log writes here, if no other log owns the names. This claims nothing.
 
     Raises:
         EpochConflictError: Another log owns them.
@@ -180,7 +181,7 @@ def note(target: DatabaseTarget, scope: Scope) -> None:
 
 
 def sinks_of(target: DatabaseTarget, connection: sa.Connection, pipeline: str, log: str | None = None) -> list[str]:
-    """Under which sinks' names writers of this log have written here; None: of any log."""
+    """Return the names of the sinks under which writers of this log, or of any log if it is None, have written here."""
     if not exists(target, connection):
         return []
     logs = tables_of(target).logs
@@ -190,13 +191,13 @@ def sinks_of(target: DatabaseTarget, connection: sa.Connection, pipeline: str, l
 
 
 def check(target: DatabaseTarget, scope: Scope, newest: Progress) -> Remembered | None:
-    """See that no other log owns the names, and that this one has come as far as the ledger.
+    """Check that no other log owns the names, and that this log has come as far as the ledger.
 
     Returns:
         What the ledger knows of this log; None if this server may lag behind another one.
 
     Raises:
-        EpochConflictError: Another one does, or this one is an outdated copy.
+        EpochConflictError: Another log owns the names, or this log is an outdated copy.
     """
     with reading(target, "cannot check who owns the names") as connection:
         behind = dialect_for(target).behind(connection)
@@ -211,10 +212,10 @@ def check(target: DatabaseTarget, scope: Scope, newest: Progress) -> Remembered 
 
 
 def claim(target: DatabaseTarget, scope: Scope) -> None:
-    """Make `scope.log` the owner of the names, or see that it is; of two logs at once one wins.
+    """Make `scope.log` the owner of the names, unless it is the owner already. Of two logs at the same time, one wins.
 
     Raises:
-        EpochConflictError: Another decision log is, or has written under these names.
+        EpochConflictError: Another decision log owns the names, or has committed under them.
     """
     ensure(target)
     pipelines = tables_of(target).pipelines
@@ -230,7 +231,8 @@ def claim(target: DatabaseTarget, scope: Scope) -> None:
 def release(target: DatabaseTarget, scope: Scope) -> None:
     """Make `scope.log` the owner, whoever was, and set aside how far it had come, and how far it was pruned.
 
-    What another log has claimed for other sinks of the pipeline is this log's, too: they may have been renamed.
+    It also becomes the owner of the names that another log has claimed for other sinks of the pipeline: they may have
+    been renamed.
     """
     ensure(target)
     tables = tables_of(target)
@@ -247,11 +249,11 @@ def release(target: DatabaseTarget, scope: Scope) -> None:
 
 
 def prune(target: DatabaseTarget, scope: Scope, below: int) -> None:
-    """Delete rows of this log's epochs below `below`, noting durably that they may be missing.
+    """Delete the rows of this log's epochs below `below`, and note durably that they may be missing.
 
-    The newest rows stay, however old: they say how far the log had come. So do the newest of those that a rewind set
-    aside: they say what is from before it. Call it only with epochs that are completed, and so no longer need to be
-    asked for.
+    The newest rows stay, however old they are, because they show how far the log had come. So do the newest of the rows
+    that a rewind set aside, because they show which transactions are from before it. All epochs below `below` must be
+    completed: nobody asks about their transactions any more.
     """
     logs, table = tables_of(target).logs, tables_of(target).ledger
     with transaction(target, "cannot prune") as connection:
@@ -272,8 +274,8 @@ def prune(target: DatabaseTarget, scope: Scope, below: int) -> None:
 def forget(target: DatabaseTarget, scope: Scope) -> None:
     """Delete all rows of a decision log that was deleted.
 
-    Where transactions' identifiers contain only a digest of the names, the row in `logs` stays: without it, the
-    transactions that a task presumed dead has prepared since could not be found.
+    If identifiers of transactions contain only a digest of the names, the row in `logs` stays: without it, nobody could
+    find the transactions that a task which was presumed dead has prepared since.
     """
     dialect, tables = dialect_for(target), tables_of(target)
     with reading(target, "cannot forget") as connection:
@@ -293,7 +295,7 @@ def _mine(table: sa.FromClause, scope: Scope) -> list[sa.ColumnElement[bool]]:
 
 
 def _insert(target: DatabaseTarget, table: sa.Table, scope: Scope, there: sa.Select[Any]) -> None:
-    """Insert the scope, or find that `there` gives a row of its key: somebody else may insert at the same time."""
+    """Insert the scope, unless another process does so at the same time: then the query `there` finds its row."""
     try:
         with transaction(target, f"cannot insert into {table}") as connection:
             connection.execute(table.insert().values(**scope._asdict()))
@@ -305,9 +307,15 @@ def _insert(target: DatabaseTarget, table: sa.Table, scope: Scope, there: sa.Sel
 
 
 def _reached(target: DatabaseTarget, connection: sa.Connection, scope: Scope, rewound: int = 0) -> Reached:
-    """Return the newest epoch that this log has committed: 0, less those from before a rewind; 1, of those alone.
+    """Return the newest epoch that this log has committed, and the number of its transactions.
 
-    Its transactions are counted whatever writer they are of: what was healed has several.
+    An epoch that was healed has transactions of several generations, all of which are counted.
+
+    Args:
+        target: The database.
+        connection: Any connection.
+        scope: The decision log and its names.
+        rewound: 0 for the epochs since the last rewind, 1 for those from before one.
     """
     ledger = tables_of(target).ledger
     others = ledger.alias()

@@ -31,26 +31,29 @@ if TYPE_CHECKING:
 
 
 class Movement(msgspec.Struct, frozen=True):
-    """What a writer notes beside its staged rows. It becomes SQL, so every field is checked when it is read.
+    """A note beside staged rows: where they go, and how. It becomes SQL, so every field is checked when it is read.
 
-    Those of one epoch that are alike but for their ids are moved by one statement.
+    One statement moves the rows of one epoch whose movements differ in their ids alone.
     """
 
     target: TableName
     key: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     id: int = 0
-    """Of its rows in a staging table."""
+    """Marks the attempt's rows in a staging table."""
     sha256: str = ""
-    """Of the pieces; empty where rows are in a staging table, and if an earlier version staged them."""
+    """SHA-256 of the pieces; empty if the rows are in a staging table, or if an earlier version staged them."""
 
     def noted(self) -> str:
-        """As JSON in ASCII: a server's default character set need not have all characters of its tables' names."""
+        """Return the note as JSON.
+
+        It is ASCII, because a server's default character set need not have all characters of its tables' names.
+        """
         return json.dumps(msgspec.to_builtins(self))
 
 
 class ChangedError(SqlError):
-    """What is staged is not what was decided."""
+    """The staged rows are not those that were decided."""
 
 
 def read_movement(row: Any) -> Movement:

@@ -1,17 +1,19 @@
 """MariaDB: XA transactions, through pymysql.
 
-What was seen on MariaDB 10.11, and what follows from it:
+Observations on MariaDB 10.11, and what follows from them:
 
-1. A prepared transaction belongs to its session until that ends; to all others XA COMMIT says "unknown XID" although
-   XA RECOVER lists it. So a writer closes its connection after XA PREPARE, and "unknown" while listed is "busy".
-2. Of two committers at once the loser hears "unknown XID", too, at a moment when the transaction may be neither
-   listed nor visible. So the ledger is then read with a lock: that waits for a transaction that is just ending.
-3. Prepared transactions survive SIGKILL of the server, and the end of their session (from 10.5).
+1. A prepared transaction belongs to its session until that ends. Until then, XA COMMIT by any other session answers
+   "unknown XID", although XA RECOVER lists the transaction. So a writer closes its connection after XA PREPARE, and a
+   transaction that is unknown while it is listed is busy.
+2. If two sessions commit at the same time, the loser's answer is "unknown XID", too, at a moment when the transaction
+   may be neither listed nor visible. So the ledger is then read with a lock, which waits for a transaction that is just
+   ending.
+3. Prepared transactions survive SIGKILL of the server, and the end of their session (since 10.5).
 
-A transaction's name as an XA identifier has less room: 64 bytes for each of its two parts. The first part (gtrid) holds
-a digest of the pipeline's and the sink's name, the second (bqual) the rest of the name as it is. Who looks for a
-pipeline's transactions compares the whole first part with that of exactly these names (invariant 9), and then has
-core/names read the whole name, put together again.
+An XA identifier has less room than a transaction's name: 64 bytes for each of its two parts. The first part (gtrid) is
+a digest of the pipeline's and the sink's name, the second (bqual) the rest of the name as it is. A search for the
+transactions of a pipeline compares the whole first part with that of exactly these names (invariant 9), puts the whole
+name together again, and parses it with core/names.
 """
 
 from __future__ import annotations
@@ -45,12 +47,12 @@ _NO_SUCH_TABLE: Final = (1146, 1049)
 """Or no such database."""
 _UNKNOWN_XID: Final = 1397
 _ROLLED_BACK: Final = frozenset({1402, 1613, 1614})
-"""The server rolled the branch back: by itself, for its time limit, for a deadlock."""
+"""The server has rolled the transaction back: by itself, after its time limit, or because of a deadlock."""
 _DETACHES: Final = (10, 5)
 _UNLIMITED: Final = 1 << 31
 _CONNECT_SECONDS: Final = 10
 _ORPHANED_SECONDS: Final = 60
-"""After so long the server itself ends a session that prepared, was to close, and was cut off from us."""
+"""Seconds after which the server itself ends a session that has prepared, and whose connection was cut."""
 _SEMI_SYNCHRONOUS: Final = tuple(f"rpl_semi_sync_master_{setting}" for setting in ("enabled", "timeout", "wait_point"))
 _FOR_EVER_MS: Final = 24 * 3_600_000
 """A day: if a commit waits for longer, a person has noticed."""
@@ -59,9 +61,9 @@ _CHANGES_ROWS: Final = sa.text(
     "SELECT count(*) FROM information_schema.triggers WHERE event_object_schema = coalesce(:schema, database())"
     " AND event_object_table = :table AND event_manipulation = 'INSERT' AND action_timing = 'BEFORE'"
 )
-"""Triggers are shown to those who have the right TRIGGER on the table."""
+"""The server shows triggers only to roles with the right TRIGGER on the table."""
 _LEAST_PACKET: Final = 1 << 18
-"""Bytes that the longest of onceward's own statements fit into."""
+"""Bytes that are enough for the longest of onceward's own statements."""
 _TRIGGER_BODIES: Final = sa.text("SELECT event_object_table, action_statement FROM information_schema.triggers")
 _ROUTINE_BODIES: Final = sa.text("SELECT routine_name, routine_definition FROM information_schema.routines")
 _NOT_TRANSACTIONAL: Final = sa.text(
@@ -76,7 +78,7 @@ _UNIQUES: Final = sa.text(
     " WHERE s.table_schema = coalesce(:schema, database()) AND s.table_name = :table AND NOT s.non_unique"
 )
 _MODE: Final = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO,NO_AUTO_VALUE_ON_ZERO"
-"""Values that do not fit are errors, whatever the server's default says, and the id 0 is the id 0."""
+"""Makes values that do not fit errors, whatever the server's default is, and keeps 0 as an id."""
 CHARSET: Final = "utf8mb4"
 """Arrow's text is UTF-8, and is sent as it is."""
 _HEAD: Final = 4096
@@ -96,10 +98,10 @@ class Xid(NamedTuple):
 
     @classmethod
     def of(cls, name: TransactionName) -> Xid:
-        """The identifier of a name.
+        """Return the identifier of a transaction's name.
 
         Raises:
-            ValueError: Its numbers have more than about forty digits together.
+            ValueError: The numbers in the name have more than about forty digits together.
         """
         bqual = str(name).removeprefix(f"{name.scope.head}:")
         if len(bqual) > _PART_BYTES:
@@ -111,12 +113,12 @@ class Xid(NamedTuple):
 
 
 def gtrid_of(pipeline: str, sink: str) -> str:
-    """The first part of all identifiers of a pipeline's sink."""
+    """Return the first part of all identifiers of a pipeline's sink."""
     return f"{FORMAT}:{hashlib.sha256(f'{pipeline}:{sink}'.encode()).hexdigest()[:_DIGEST]}"
 
 
 def read_xid(shown: str, pipeline: str, sink: str) -> TransactionName | None:
-    """The name behind an identifier as `XA RECOVER FORMAT='SQL'` shows it, if it carries exactly these names."""
+    """Return the name behind an identifier that `XA RECOVER FORMAT='SQL'` shows; None if it carries other names."""
     match = _SHOWN.fullmatch(shown)
     if match is None or int(match[3]) != _FORMAT_ID:
         return None
@@ -163,7 +165,7 @@ class XaTransactions:
         return [name for name in names if name is not None]
 
     def scopes(self, connection: sa.Connection) -> set[Scope]:  # noqa: ARG002 - signature
-        """Identifiers hold a digest of the names."""
+        """Return nothing: identifiers contain only a digest of the names."""
         return set()
 
     def end(self, connection: sa.Connection, command: str, name: TransactionName) -> tuple[TwoPhaseAnswer, str]:
@@ -185,7 +187,7 @@ class XaTransactions:
 
 
 def _of_replication(found: Mapping[str, str]) -> Iterator[str]:
-    """Where semi-synchronous replication is on: how it may answer, or show, what no replica has."""
+    """Yield warnings of semi-synchronous replication that may acknowledge, or show, rows that no replica has."""
     enabled, patience, point = (found.get(name, "") for name in _SEMI_SYNCHRONOUS)
     if not _on(enabled):
         return
@@ -212,7 +214,7 @@ class MariaDb(RowDialect):
     trial_needs = "CREATE TEMPORARY TABLES on the table's database, and SELECT on the table"
 
     def engine_arguments(self, access: DatabaseAccess) -> dict[str, Any]:
-        """Time limits of the driver; those that the URL gives win."""
+        """Return time limits for the driver, except those that the URL sets itself."""
         answer = access.answer_within + _lock_seconds(access)
         from .mariadb_session import Cursor  # noqa: PLC0415 - an extra
 
@@ -222,7 +224,7 @@ class MariaDb(RowDialect):
         return {"isolation_level": "READ COMMITTED", "pool_pre_ping": True, "connect_args": connect}
 
     def prepare_engine(self, engine: sa.Engine, access: DatabaseAccess) -> None:
-        """Strict values, times in UTC, limits for locks: after whatever the URL's own init_command says."""
+        """Set strict values, UTC and time limits for locks in each connection, after the URL's own init_command."""
         seconds = _lock_seconds(access)
         settings = {
             "sql_mode": f"'{_MODE}'",
@@ -264,7 +266,7 @@ class MariaDb(RowDialect):
         return ServerFacts(unusable, 0 if why else _UNLIMITED, why, warnings)
 
     def longest_value(self, connection: sa.Connection) -> int:
-        """Return what fits into one packet if each byte is escaped."""
+        """Return the number of bytes that fit into one packet if each of them is escaped."""
         lent: Any = connection.connection.driver_connection
         return (int(lent.onceward_max_packet) - _HEAD) // 2
 
@@ -273,18 +275,18 @@ class MariaDb(RowDialect):
         return "the server is read-only, perhaps a replica whose ledger lags" if _on(str(read_only)) else ""
 
     def upsert(self, table: sa.TableClause, values: dict[str, Any], key: Sequence[str]) -> Insert:
-        """INSERT … ON DUPLICATE KEY UPDATE; if there is nothing else to set, the key to itself."""
+        """Return an INSERT … ON DUPLICATE KEY UPDATE, which sets the key to itself if there is no other column."""
         statement = insert(table).values(values)
         changed = [name for name in values if name not in key] or list(key[:1])
         # Not `inserted`, which doubles a % in a name twice (SQLAlchemy 2.0).
         return statement.on_duplicate_key_update({name: sa.func.values(sa.column(name)) for name in changed})
 
     def column_name(self, reflected: str) -> str:
-        """SQLAlchemy takes names out of SHOW CREATE TABLE, with each backtick doubled."""
+        """Return the name with single backticks: SQLAlchemy reads it from SHOW CREATE TABLE, where each is doubled."""
         return reflected.replace("``", "`")
 
     def refuses(self, connection: sa.Connection, table: sa.Table) -> str:
-        """Look for tables without transactions behind the table's triggers, by their names in whatever these call."""
+        """Look for the names of tables without transactions in the table's triggers, and in the routines they call."""
         found = _without_transactions(connection, table)
         if not found:
             return ""
@@ -295,7 +297,7 @@ class MariaDb(RowDialect):
 
     @contextmanager
     def trial(self, connection: sa.Connection, table: sa.TableClause) -> Iterator[Trial]:
-        """A temporary table with its types, defaults, checks and indexes; no keys of other tables."""
+        """Open a block with a temporary table that has the types, defaults, checks and indexes, but no foreign keys."""
         place = TableName(table.schema, _TRIAL)
         preparer = connection.dialect.identifier_preparer
         name = preparer.format_table(sa.table(place.table, schema=place.schema))
@@ -322,9 +324,10 @@ class MariaDb(RowDialect):
                 connection.exec_driver_sql(drop)
 
     def read_uniques(self, connection: sa.Connection, table: sa.Table) -> list[frozenset[str]]:
-        """Return the columns of each unique key, and note in their types how they are compared.
+        """Return the columns of each unique key, and note their collations in their types.
 
-        A key over the first characters of a column is one over `column(3)`: it takes different values for one.
+        A key over the first characters of a column counts as one over `column(3)`, because it takes different values
+        for the same.
         """
         found: dict[str, set[str]] = {}
         where = {"schema": table.schema, "table": table.name}

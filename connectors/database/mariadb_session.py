@@ -1,7 +1,7 @@
-"""PyMySQL's cursor, less what it lets pass: values that MariaDB changes, and statements that the server does not take.
+"""A cursor of PyMySQL that refuses values that MariaDB would change, and statements that the server would not take.
 
 A statement longer than `max_allowed_packet` makes the server close the connection, which looks like an outage; so it is
-never sent. Many rows go in statements that are short enough.
+never sent. Many rows are sent in statements that are short enough.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ROOM: Final = 1024
 
 
 class Cursor(PlainCursor):  # type: ignore[misc]
-    """A cursor that refuses what the server would change with a note, or would not take."""
+    """A cursor that refuses values that the server would change with a note, and statements that are too long."""
 
     def __init__(self, connection: Any) -> None:
         super().__init__(connection)

@@ -1,17 +1,18 @@
-"""Staged rows: each attempt commits its rows aside, one merge for each epoch moves them into their table.
+"""Staged rows: each attempt commits its rows beside the table, and one merge for each epoch moves them into it.
 
 Why the merge is exactly once:
 
-1. Staged rows are in no reader's table. A row in `staged` that says `whole`, committed together with the last of them,
-   says that they are all there.
+1. No reader's table contains staged rows. A row in `staged` with `whole` set, which is committed together with the last
+   of them, proves that they are all there.
 2. The merge locks that row, deletes it, moves the data and writes the ledger row in one transaction; an abort locks and
-   deletes it, and the data. Whoever locks it first wins; the other one waits, finds it gone, and asks the ledger.
+   deletes the row, and the data. The first to lock it wins; the other one waits, finds it gone, and asks the ledger.
 3. So at any time exactly one of these holds: staged, in the ledger, or neither (aborted, or never whole).
 
 A role or database with synchronous_commit=off would lose acknowledged commits in a crash, so these transactions switch
-it on. The last row of a key wins: the order is (epoch, subtask, position in the subtask).
+it on. Of several rows with the same key, the last one wins, in the order (epoch, subtask, position in the subtask).
 
-Each call asks once: whatever is busy or unanswered is RETRY_LATER, and the coordinator's to ask again.
+Each call asks the database once. A transaction that is busy, or whose answer was lost, is RETRY_LATER, and the
+coordinator asks again.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ if TYPE_CHECKING:
 
 class _Handle(msgspec.Struct, frozen=True):
     sha256: str = ""
-    """See staged_handle; empty if an earlier version staged the rows."""
+    """Digest of the row in `staged`, see staged_handle; empty if an earlier version staged the rows."""
 
 
 def commit_staged(loader: Loader, committables: Sequence[Committable]) -> list[CommitOutcome]:
-    """Merge what is staged and whole in one transaction.
+    """Merge in one transaction what is staged and whole, and look the other transactions up in the ledger.
 
     Raises:
         SqlError: The table refuses the rows (a constraint, a missing table): the decision stands.
@@ -60,10 +61,10 @@ def commit_staged(loader: Loader, committables: Sequence[Committable]) -> list[C
 
 
 def _merge(loader: Loader, committables: Sequence[Committable]) -> dict[str, CommitOutcome]:
-    """Move what is staged, and return the outcome of each transaction; for the others, ask the ledger.
+    """Move staged rows, ask the ledger about the other transactions, and return the outcome of each.
 
-    The same connection is used, because another one may lead to a standby that was promoted meanwhile, and that has the
-    rows staged but not in its ledger.
+    Both use the same connection, because another one may lead to a standby that was promoted meanwhile, where the rows
+    are staged but not in the ledger.
     """
     target, slowest = loader.target, sum(c.rows for c in committables) / SLOWEST
     heads: list[Any] = []
@@ -72,6 +73,7 @@ def _merge(loader: Loader, committables: Sequence[Committable]) -> dict[str, Com
             heads = [head for head in _lock(target, connection, committables) if head.whole]
             if heads:
                 _check_unchanged(heads, committables)
+                # (2) One transaction deletes the rows of `staged`, moves the data and writes the ledger rows.
                 _note(target, connection, heads)
                 _delete_heads(target, connection, heads)
                 loader.move(connection, heads)
@@ -100,7 +102,7 @@ def _by_ledger(
 
 
 def _lock(target: DatabaseTarget, connection: sa.Connection, committables: Sequence[Committable]) -> list[Any]:
-    """The rows of `staged`, in the order of epochs and subtasks, waiting for whoever holds them."""
+    """Lock the rows of `staged`, waiting for others that hold them, and return them in the order of the merge."""
     staged, rows = tables_of(target).staged, list[Any]()
     for part in parts(sorted(c.transaction for c in committables)):
         query = sa.select(staged).where(staged.c.name.in_(part)).order_by(staged.c.name)
@@ -109,7 +111,7 @@ def _lock(target: DatabaseTarget, connection: sa.Connection, committables: Seque
 
 
 def _check_unchanged(heads: list[Any], committables: Sequence[Committable]) -> None:
-    """Compare with what was decided: a row of `staged` says how many rows go where, and which."""
+    """Check that each row of `staged`, which says how many rows go where, is the one that was decided."""
     decided = {c.transaction: c.read_handle(_Handle).sha256 for c in committables}
     for head in heads:
         if decided[head.name] not in {"", *staged_handle(head.row_count, head.stage, head.movement).values()}:
@@ -154,13 +156,13 @@ def _remedy(error: OncewardError, *, correctable: bool) -> str:
 
 
 def abort_staged(loader: Loader, committable: Committable) -> AbortOutcome:
-    """Delete exactly these staged rows; refused if they were merged."""
+    """Delete exactly these staged rows; the ledger tells if they were merged before."""
     target = loader.target
     try:
         with reading(target, "cannot abort") as connection:
             if not exists(target, connection):
                 return AbortOutcome(AbortStatus.ABORTED, "this database has no ledger, so nothing is staged in it")
-        with transaction(target, "cannot abort") as connection:
+        with transaction(target, "cannot abort") as connection:  # (2)
             taken = _lock(target, connection, [committable])
             _delete_heads(target, connection, taken)
             loader.remove(connection, taken)

@@ -2,7 +2,7 @@
 
 On PostgreSQL they have a schema of their own, `onceward` by default; elsewhere their names begin with `onceward_`.
 
-Names are compared byte by byte everywhere: MariaDB's default collations would take `Orders` for `orders`.
+Names are compared byte by byte: MariaDB's default collations would take `Orders` for `orders`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Tables:
     logs: sa.Table
     staged: sa.Table
     pieces: sa.Table
-    """Staged rows as Arrow batches; not in `metadata`, and so not created, where staging tables take them."""
+    """Staged rows as Arrow batches. Where staging tables take the rows, it is not in `metadata`, and is not created."""
 
 
 @functools.cache
@@ -112,18 +112,18 @@ def _transaction_columns() -> list[sa.Column[Any]]:
 
 
 def tables_of(target: DatabaseTarget) -> Tables:
-    """The tables that a target uses."""
+    """Return onceward's tables in a target."""
     return _tables_in(target.ledger_schema, "" if target.url.backend == "postgresql" else "onceward_")
 
 
 @functools.cache
 def insert_into(table: sa.Table) -> Insert:
-    """An INSERT that lasts, and so is compiled once."""
+    """Return an INSERT that is kept, so that it is compiled once."""
     return table.insert()
 
 
 def identity_row(name: TransactionName, rows: int) -> dict[str, Any]:
-    """What `ledger` and `staged` keep of a transaction."""
+    """Return the columns of a transaction that `ledger` and `staged` have in common."""
     return {
         "name": str(name),
         **name.scope._asdict(),
@@ -136,12 +136,12 @@ def identity_row(name: TransactionName, rows: int) -> dict[str, Any]:
 
 
 def staged_handle(row_count: int, stage: str, movement: str) -> dict[str, str]:
-    """The handle of staged rows: a decision log that has it knows what a row of `staged` said before it was decided."""
+    """Return the handle of staged rows: a digest by which a decision log knows the row of `staged` that it decided."""
     return {"sha256": hashlib.sha256(f"{row_count} {stage}\n{movement}".encode()).hexdigest()}
 
 
 def parts(names: Sequence[str]) -> list[Sequence[str]]:
-    """Pieces small enough for one IN list."""
+    """Split names into parts that are small enough for one IN list."""
     return [names[start : start + _IN] for start in range(0, len(names), _IN)]
 
 
@@ -152,15 +152,15 @@ def delete_named(connection: sa.Connection, table: sa.Table, names: Sequence[str
 
 
 def exists(target: DatabaseTarget, connection: sa.Connection) -> bool:
-    """Whether all tables are there."""
+    """Return whether all tables are there."""
     inspector, tables = sa.inspect(connection), tables_of(target).metadata.sorted_tables
     return all(inspector.has_table(table.name, schema=table.schema) for table in tables)
 
 
 def ask(target: DatabaseTarget, connection: sa.Connection, question: Callable[[], T], missing: M) -> T | M:
-    """Return the answer to a question to the tables; `missing` if they are not there.
+    """Return the answer to a query of the tables, or `missing` if they are not there.
 
-    Looking for the tables first would take a statement for each of them, in every epoch. `connection` must not be in a
+    To look for the tables first would take a statement for each of them, in every epoch. `connection` must not be in a
     transaction that a failed statement would end.
     """
     try:

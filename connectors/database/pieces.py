@@ -1,14 +1,14 @@
-"""Staging Arrow batches, where a database takes no stream of rows; see merging.py for what happens to them.
+"""Rows that are inserted by statements, for databases that take no stream of rows; staged rows are Arrow batches.
 
-Rows are kept as Arrow's IPC streams, a few megabytes each, and nothing is held open while rows arrive: on SQLite an
-open transaction would keep every other writer out. A writer adds rows only while its row in `staged` is there: what
-was swept stays swept.
+Staged rows are kept as Arrow's IPC streams, a few megabytes each, and no transaction is open while rows arrive: on
+SQLite it would keep every other writer out. A writer adds rows only while its row in `staged` is there, so rows that
+were swept stay swept. merging.py moves them.
 
-Nobody can refuse a decided row, and the checks of conversions.py know types, not tables: what a CHECK says, what a
-generated column makes of a value, whether a text is JSON or has characters that the column cannot hold. So the
-database itself tries rows when they are staged, in a place that forgets them (Dialect.trial), by the very statement
-that will move them. What a trial cannot know is what the merge meets: other rows of the same keys, rows that a foreign
-key needs, triggers, partitions, and whatever changes meanwhile.
+A decided row cannot be refused any more, and the checks of conversions.py know types, not tables: not what a CHECK
+demands, what a generated column makes of a value, whether a text is JSON or has characters that the column cannot hold.
+So the database itself tries rows when they are staged, in a place that forgets them (Dialect.trial), by the very
+statement that will move them. A trial cannot know the conditions of the merge: other rows with the same keys, rows that
+a foreign key needs, triggers, partitions, and whatever changes meanwhile.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from .target import DatabaseTarget
 
 CHUNK_BYTES: Final = 2 * 2**20
-"""Size of the rows that are tried and staged together; a server that takes less in a statement gets them in several."""
+"""Bytes of rows that are tried and staged together; a server whose statements are shorter gets them in several."""
 
 
 class PieceLoader(Loader):
-    """Inserts rows by statements; those that wait for a merge are staged as pieces, one after another."""
+    """Inserts rows by statements, and stages rows that wait for a merge as pieces."""
 
     def __init__(self, target: DatabaseTarget) -> None:
         super().__init__(target)
@@ -99,14 +99,14 @@ class PieceLoader(Loader):
 
 
 class InsertWriting(HeldWriting):
-    """One attempt's transaction, which inserts rows into the table itself, and ends as a prepared one."""
+    """An attempt that inserts rows into the table itself, in a transaction that ends as a prepared one."""
 
     def open_writer(self, schema: pa.Schema) -> RowWriter:
         return InsertWriter(self.connection, plan_for(self.target, schema), proof=self.target.proof)
 
 
 class PieceWriting(Writing):
-    """One attempt's rows, which end as committed pieces of the staging table."""
+    """An attempt that commits rows as pieces beside the table."""
 
     def __init__(self, target: DatabaseTarget, context: WriteContext, dialect: RowDialect) -> None:
         self._dialect = dialect
@@ -122,7 +122,7 @@ class PieceWriting(Writing):
         ledger.note(self.target, self.context.scope)
 
     def send(self, batch: pa.RecordBatch) -> int:
-        """Check every value; collect, and stage a piece when it is large enough."""
+        """Check every value, collect the rows, and stage a piece when it is large enough."""
         if self._plan is None:
             self._plan = plan_for(self.target, batch.schema)
             self._hash = self._plan.new_hash() if self.target.proof else None
@@ -181,7 +181,7 @@ class PieceWriting(Writing):
         return Movement(self.target.table, self.target.key, sha256=self._digest.hexdigest()).noted()
 
     def _try_rows(self, connection: sa.Connection) -> None:
-        """Have the database take the waiting rows and forget them; its error says why it refuses them."""
+        """Have the database take the waiting rows and forget them; its error tells why it refuses them."""
         if self._plan is None or not self._waiting:
             return
         with self._dialect.trial(connection, self._plan.table) as (place, has_keys):
@@ -219,7 +219,7 @@ def _encoded(batches: list[pa.RecordBatch], most: int) -> Iterator[bytes]:
 
 
 def decoded(data: bytes) -> list[pa.RecordBatch]:
-    """The batches of a piece, checked: Arrow trusts the offsets that it reads."""
+    """Return the batches of a piece, after a check: Arrow trusts the offsets that it reads."""
     with pa.ipc.open_stream(data) as stream:
         batches = list(stream)
     for batch in batches:

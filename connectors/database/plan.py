@@ -1,9 +1,9 @@
-"""Matching a batch's columns to a table's, by name, before anything is written; and rows for executemany.
+"""Matches a batch's columns to a table's, by name, before anything is written, and makes rows for executemany.
 
-A change column is none of the table's: it says which rows of an upsert delete. Its values are those of the usual change
-feeds: Debezium's `op` (c, u, r, d), Delta Lake's `_change_type` (insert, update_preimage, update_postimage, delete) and
-Flink's RowKind (+I, -U, +U, -D). What was there before an update says nothing that the row after it does not say, so
-such rows are ignored.
+A change column is not a column of the table: it marks the rows of an upsert that delete. Its values are those of the
+usual change feeds: Debezium's `op` (c, u, r, d), Delta Lake's `_change_type` (insert, update_preimage,
+update_postimage, delete) and Flink's RowKind (+I, -U, +U, -D). Rows that show the state before an update are ignored,
+because the row after it says everything.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ class Column:
 
     name: str
     type: Any
-    """As the dialect's conversions know it."""
+    """The type as the dialect's conversions know it."""
     declared: str
-    """The type in words, as SQL spells it, for example `numeric(10,2)`."""
+    """The type as SQL spells it, for example `numeric(10,2)`."""
     not_null: bool = False
     has_default: bool = False
-    """A default, an identity or a generation expression fills it if it is not written."""
+    """Whether a default, an identity or a generation expression fills it if it is not written."""
     unwritable: str = ""
     """Why it cannot be written; empty if it can."""
     collation: str = ""
-    """As SQL spells it, if it is not the type's own."""
+    """The collation as SQL spells it, if it is not the type's own."""
     only_inserted: bool = False
-    """An identity that an INSERT may give and no UPDATE (GENERATED ALWAYS AS IDENTITY)."""
+    """Whether an INSERT may set it, and no UPDATE (GENERATED ALWAYS AS IDENTITY)."""
 
 
 def match(
@@ -69,18 +69,18 @@ def match(
     conversion: Callable[[pa.DataType, Any], C],
     key: Sequence[str] = (),
 ) -> tuple[C, ...]:
-    """A conversion for every column of `schema`, in its order.
+    """Return a conversion for each column of `schema`, in its order.
 
     Args:
-        schema: Of the data.
-        table: Its name, for messages.
-        columns: The table's.
-        conversion: From an Arrow type and a Column's; raises UnfitError.
+        schema: The schema of the data.
+        table: The table's name, for messages.
+        columns: The table's columns.
+        conversion: Returns the conversion from an Arrow type to a Column's type, or raises UnfitError.
         key: Columns that must be in the data.
 
     Raises:
-        SchemaError: An unknown column, one given twice, a type that does not fit, or a not-null column that is
-            missing; the message names the column and both types, and lists all such columns.
+        SchemaError: A column is unknown or is given twice, a type does not fit, or a not-null column is missing. The
+            message names all such columns, with both types.
     """
     by_name = {column.name: column for column in columns}
     _check_names(schema, table, by_name)
@@ -139,7 +139,7 @@ def check_same(schema: pa.Schema, first: pa.Schema) -> None:
 
 
 def without_change(schema: pa.Schema, change: str | None) -> pa.Schema:
-    """The schema of what is written into the table.
+    """Return the schema of the rows as the table gets them, without the change column.
 
     Raises:
         SchemaError: The change column is not there, or holds no text.
@@ -155,10 +155,10 @@ def without_change(schema: pa.Schema, change: str | None) -> pa.Schema:
 
 
 def split_changes(batch: pa.RecordBatch, change: str) -> tuple[pa.RecordBatch, pa.Array]:
-    """The rows to write, without the change column, and for each whether it deletes (bool).
+    """Return the rows to write, without the change column, and for each of them whether it deletes (bool).
 
     Raises:
-        SchemaError: A value of the change column is none that is known.
+        SchemaError: A value of the change column is unknown.
     """
     values = pc.utf8_lower(decoded(batch.column(change)).cast(pa.large_string()))
     known = pc.is_in(values, value_set=pa.array(_CHANGES, pa.large_string()))
@@ -174,7 +174,7 @@ def split_changes(batch: pa.RecordBatch, change: str) -> tuple[pa.RecordBatch, p
 def converted(
     batch: pa.RecordBatch, steps: Sequence[Callable[[pa.Array], pa.Array]], required: Collection[str] = ()
 ) -> list[pa.Array]:
-    """A batch's columns, each after its step; those in `required` have no nulls.
+    """Return a batch's columns, each after its step, and check that those in `required` have no nulls.
 
     Raises:
         SchemaError: A value does not fit; the message names the column.
@@ -192,18 +192,18 @@ def converted(
 
 @dataclass(frozen=True)
 class Plan:
-    """For each column of the arriving schema, in its order, how it is written by executemany."""
+    """How each column of the arriving schema is written by executemany."""
 
     schema: pa.Schema
     table: sa.Table
     conversions: tuple[Conversion, ...]
     required: frozenset[str]
-    """Columns in which no null may be: those that are not null, and the key's."""
+    """Columns that may hold no null: those that are NOT NULL, and those of the key."""
     compared: Mapping[str, pa.DataType]
-    """Columns whose values are read back as they were written, and as which type, see `read_back`."""
+    """Columns whose values read back as they were written, and the type they are read as, see `read_back`."""
 
     def check(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        """The batch's columns, converted and checked.
+        """Return the batch's columns, converted and checked.
 
         Raises:
             SchemaError: A value does not fit; the message names the column.
@@ -211,19 +211,19 @@ class Plan:
         return converted(batch, [step.prepare for step in self.conversions], self.required)
 
     def new_hash(self) -> RowHash | None:
-        """What adds up the hashes of rows; None if no column can be compared."""
+        """Return a sum of the hashes of rows, which is still empty; None if no column can be compared."""
         return RowHash() if self.compared else None
 
     def add(self, arrays: Sequence[pa.Array], to: RowHash | None) -> None:
-        """Add rows, of which `check` gave the columns, to a hash, if there is one."""
+        """Add rows to a hash, if there is one, from their columns as `check` returned them."""
         if to is not None:
             by_name = dict(zip(self.schema.names, arrays, strict=True))
             to.add(pa.record_batch({name: as_read_back(by_name[name], kind) for name, kind in self.compared.items()}))
 
     def pieces(self, batch: pa.RecordBatch, hashed: RowHash | None = None) -> Iterator[list[dict[str, Any]]]:
-        """The batch's rows in chunks for executemany; each chunk is added to `hashed`, if given.
+        """Yield the batch's rows in chunks for executemany, and add each chunk to `hashed`, if it is given.
 
-        As parameters of `insert`: columns' own names may hold anything, so parameters have numbers.
+        The rows are parameters of `insert`. They have numbers, because a column's own name may contain anything.
         """
         names = [f"c{number}" for number in range(len(self.conversions))]
         for piece in pieces(batch):
@@ -236,14 +236,14 @@ class Plan:
     def insert(
         self, dialect: RowDialect | None = None, key: Sequence[str] = (), into: TableName | None = None
     ) -> Insert:
-        """INSERT of one row; with a key an update of the row that has it, if there is one.
+        """Return the INSERT of one row; with a key, it updates the row that has this key, if there is one.
 
-        A row that the table refuses is an error, even if an SQLite table's definition says ON CONFLICT IGNORE.
+        A row that the table refuses is an error, even if the definition of an SQLite table says ON CONFLICT IGNORE.
 
         Args:
-            dialect: Needed for a key.
-            key: Of an upsert.
-            into: Another table with the same columns.
+            dialect: The dialect, which a key needs.
+            key: Columns of the key of an upsert.
+            into: Another table with the same columns. Default: the plan's table.
         """
         # The table by its names only: no defaults of SQLAlchemy's, and nothing to return.
         columns = [sa.column(name, _null_as_null(self.table.c[name].type)) for name in self.schema.names]
@@ -258,11 +258,11 @@ class Plan:
 
 
 class InsertWriter(RowWriter):
-    """INSERTs into one table, each answered before the next.
+    """Inserts rows into one table by statements, and waits for the answer to each.
 
     Args:
-        connection: In a transaction.
-        plan: Made for the table.
+        connection: A connection in a transaction.
+        plan: The plan for the table.
         proof: Whether to hash the rows.
     """
 
@@ -279,7 +279,7 @@ class InsertWriter(RowWriter):
 
 
 def make_plan(schema: pa.Schema, table: sa.Table, backend: str, key: Sequence[str] = ()) -> Plan:
-    """Match every column of `schema` to one of `table`, see `match`."""
+    """Match each column of `schema` to one of `table`, see `match`."""
     columns = [_column(column, backend) for column in table.columns]
     conversions = match(schema, table.fullname, columns, lambda arrow, kind: conversion(arrow, kind, backend), key)
     if backend != "sqlite":
@@ -292,7 +292,7 @@ def make_plan(schema: pa.Schema, table: sa.Table, backend: str, key: Sequence[st
 
 
 def _as_key(step: Conversion, column: sa.Column[Any]) -> Conversion:
-    """Refuse what MariaDB's collations, unless their names say nopad, do not tell from the text without it."""
+    """Refuse blanks at the end of a key: MariaDB's collations ignore them, unless their names contain nopad."""
     collation = getattr(column.type, "collation", None) or ""
     if "nopad" in collation or not is_text(step.wire):
         return step
@@ -317,9 +317,9 @@ def _column(column: sa.Column[Any], backend: str) -> Column:
 
 
 def _needs_value(column: sa.Column[Any], backend: str) -> bool:
-    """Whether a null is refused: where the table would refuse it, and where SQLite would make a number of it.
+    """Return whether a null is refused: the table would refuse it, or SQLite would replace it by a number.
 
-    MariaDB's AUTO_INCREMENT does so too, and is the usual way to have rows numbered.
+    MariaDB's AUTO_INCREMENT replaces it, too, but that is the usual way to have rows numbered.
     """
     if column.primary_key and column.autoincrement is True:
         return False
@@ -327,10 +327,10 @@ def _needs_value(column: sa.Column[Any], backend: str) -> bool:
 
 
 def _numbers_rows(column: sa.Column[Any], backend: str) -> bool:
-    """Whether it is SQLite's INTEGER PRIMARY KEY, the number of the row."""
+    """Return whether the column is SQLite's INTEGER PRIMARY KEY, the number of the row."""
     return backend == "sqlite" and column.primary_key and isinstance(column.type, sa.INTEGER)
 
 
 def _null_as_null(kind: SqlType) -> SqlType:
-    """Return the type, but for JSON one that stores NULL for a null, where SQLAlchemy would store the text `null`."""
+    """Return the type; for JSON, one that stores NULL for a null, not the text `null` as SQLAlchemy's default does."""
     return sa.JSON(none_as_null=True) if isinstance(kind, sa.JSON) else kind

@@ -1,14 +1,16 @@
-"""Writing by prepared transaction: rows go into the table itself; prepare, and commit by name.
+"""Prepared transactions: rows are in the table itself, invisible, until the transaction is committed by its name.
 
 Why a commit by name is exactly once:
 
-1. A name is never used twice (invariant 1 would not survive it: COMMIT PREPARED takes whatever the name holds).
-2. The ledger row is written in the same transaction, so it is visible exactly if the data is.
-3. "It is gone", followed by a look into the ledger that waits for whoever is just ending it (MariaDB) or that
-   begins after the rows became visible (PostgreSQL), is the truth; "busy" is not, and is asked again.
-4. A lost answer is resolved by saying commit again: that is harmless because of 1, and asks because of 3.
+1. A name is never used twice. Otherwise invariant 1 would not hold: COMMIT PREPARED commits whatever has the name.
+2. The ledger row is written in the same transaction (HeldWriting), so it is visible if and only if the data is.
+3. If the server says that the transaction is gone, the ledger tells what became of it. The query of the ledger waits
+   for a session that is just ending the transaction (MariaDB), or begins after the rows became visible (PostgreSQL).
+   If the server says that the transaction is busy, that proves nothing, and it is asked again.
+4. A lost answer is resolved by sending the commit again, which is harmless because of 1, and is answered because of 3.
 
-Each call asks once: whatever is busy or unanswered is RETRY_LATER, and the coordinator's to ask again.
+Each call asks the database once. A transaction that is busy, or whose answer was lost, is RETRY_LATER, and the
+coordinator asks again.
 """
 
 from __future__ import annotations
@@ -32,11 +34,11 @@ if TYPE_CHECKING:
     from .target import DatabaseTarget
 
 _AT_ONCE: Final = 32
-"""Commits on one borrowed connection, whose time for answers is limited as a whole."""
+"""Commits on one borrowed connection, all of which share one time limit."""
 
 
 def commit_prepared(target: DatabaseTarget, committables: Sequence[Committable]) -> list[CommitOutcome]:
-    """Commit each.
+    """Commit each transaction by its name.
 
     Raises:
         SqlError: The server refuses for a reason that asking again does not change.
@@ -47,7 +49,7 @@ def commit_prepared(target: DatabaseTarget, committables: Sequence[Committable])
             with reading(target, "cannot commit") as connection:
                 some = committables[len(outcomes) : len(outcomes) + _AT_ONCE]
                 outcomes.extend(_commit(connection, target, committable) for committable in some)
-    except RetryableSinkError as error:
+    except RetryableSinkError as error:  # (4) what was answered before stays answered
         unanswered = CommitOutcome(CommitStatus.RETRY_LATER, str(error))
         return outcomes + [unanswered] * (len(committables) - len(outcomes))
     return outcomes
@@ -59,6 +61,7 @@ def _commit(connection: sa.Connection, target: DatabaseTarget, committable: Comm
         return CommitOutcome(CommitStatus.COMMITTED)
     if answer is TwoPhaseAnswer.BUSY:
         return CommitOutcome(CommitStatus.RETRY_LATER, words)
+    # (3) The transaction is gone.
     outcome = ledger.facts(target, connection, [committable]).commit_outcome(committable, words)
     if outcome.settled and (why := two_phase_for(target).unconfirmed(connection)):
         return CommitOutcome(CommitStatus.RETRY_LATER, f"committed here, but not confirmed: {why}")
@@ -66,7 +69,7 @@ def _commit(connection: sa.Connection, target: DatabaseTarget, committable: Comm
 
 
 def abort_prepared(target: DatabaseTarget, committable: Committable) -> AbortOutcome:
-    """Roll back exactly this one; the ledger says who won if it is gone."""
+    """Roll back exactly this transaction; if it is gone, the ledger tells whether it was committed."""
     try:
         with reading(target, "cannot abort") as connection:
             answer, words = two_phase_for(target).end(connection, "ROLLBACK", committable.read_name())

@@ -1,6 +1,7 @@
 """Rows that are read back from a table of MariaDB or SQLite.
 
-Nothing there says which transaction wrote a row, so only all rows together can be compared with what was written.
+These databases do not tell which transaction wrote a row, so only all rows together can be compared with what was
+written.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 _ROWS_AT_ONCE: Final = 10_000
 _READ: Final = {pa.int64(): sa.BigInteger(), pa.uint64(): sa.BigInteger(), pa.float64(): sa.Double()}
-"""As what SQLAlchemy hands out columns that may be declared as booleans, or as decimals of a double."""
+"""Types as which SQLAlchemy reads columns that may be declared as booleans, or as decimals of a double."""
 
 
 class OtherTable(Place):
@@ -47,11 +48,11 @@ class OtherTable(Place):
 
 
 def reread(target: DatabaseTarget, columns: Sequence[str] = ()) -> Reread:
-    """What the table holds now.
+    """Read the rows that the table holds now.
 
     Args:
-        target: Where.
-        columns: What to read; none: whatever can be compared.
+        target: The database and its table.
+        columns: Columns to read. Default: all that can be compared.
 
     Raises:
         SchemaError: There is no such table, a column is missing, or a value is not of its column's type.
@@ -131,7 +132,7 @@ _CLASSES: Final[tuple[tuple[Any, tuple[type, ...]], ...]] = (
 
 
 def _shortest(value: Decimal | None) -> str | None:
-    """The shortest text without exponent: 1.50 is 1.5."""
+    """Return the shortest text of a number without an exponent: 1.5 for 1.50."""
     if value is None:
         return None
     text = f"{value:f}"

@@ -1,4 +1,4 @@
-"""What PostgresSink and SqlAlchemySink are: a target, how rows wait, and the ledger."""
+"""PostgresSink and SqlAlchemySink, two interfaces to one sink: a target, two ways to commit, and the ledger."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _log = logging.getLogger("onceward.database")
 
 MODES: Final = ("auto", "insert", "upsert")
 _NAMED: Final = {"postgresql": ("postgres", 5432), "mariadb": ("mysql", 3306), "mysql": ("mysql", 3306)}
-"""How OpenLineage calls a system, and its default port."""
+"""OpenLineage's name for a system, and the system's default port."""
 _KINDS: Final = (PREPARED, STAGED)
 
 
@@ -189,14 +189,14 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         return committable.kind
 
     def lingering(self, scope: Scope) -> Iterable[Committable]:
-        """List what is prepared in this database or staged beside this ledger, whichever way the sink writes now."""
+        """List the transactions that are prepared in this database or staged, whichever way the sink commits now."""
         with reading(self.target, "cannot list") as connection:
             return self._list(connection, scope.pipeline, scope.sink)
 
     def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:
-        """List the same for all sinks of this pipeline and log.
+        """List the transactions of all sinks of this pipeline and log.
 
-        The names of sinks are those that were noted when they wrote: MariaDB's identifiers hold a digest of them.
+        The sinks are those that noted that they write here: MariaDB's identifiers contain only a digest of their names.
         """
         with reading(self.target, "cannot list") as connection:
             sinks = ledger.sinks_of(self.target, connection, pipeline, log)
@@ -206,8 +206,8 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
     def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
         """Ask the database about each transaction.
 
-        First what is prepared or staged, then the ledger: in the other order a commit in between would look like an
-        abort.
+        The ledger is asked last: if it were asked before the list of what is prepared or staged, a commit in between
+        would look like an abort.
         """
         if not committables:
             return []
@@ -232,7 +232,7 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         return found
 
     def open_names(self) -> set[Scope]:
-        """Under which of onceward's names, of any pipeline, something is prepared in this database or staged."""
+        """Return the scopes, of all pipelines, under which transactions are prepared in this database or staged."""
         two_phase = dialect_for(self.target).two_phase
         with reading(self.target, "cannot list") as connection:
             found = two_phase.scopes(connection) if two_phase is not None else set()
@@ -242,7 +242,7 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         return found
 
     def known_sinks(self, pipeline: str) -> list[str]:
-        """Under which sinks' names a pipeline of this name has written into this database."""
+        """Return the names of the sinks under which a pipeline of this name has written into this database."""
         with reading(self.target, "cannot list") as connection:
             return ledger.sinks_of(self.target, connection, pipeline)
 
@@ -426,15 +426,15 @@ def loader_for(target: DatabaseTarget) -> Loader:
 
 
 def choose_path(requested: CommitPath, target: DatabaseTarget, facts: ServerFacts | None = None) -> CommitPath:
-    """How rows wait.
+    """Choose how rows wait for their decision.
 
     Args:
-        requested: By the user.
-        target: Where they go.
-        facts: Of the server, if it was asked; else the answer is AUTO where settings alone do not say it.
+        requested: The user's choice.
+        target: Where the rows go.
+        facts: The server's settings. Without them the result is AUTO, unless the sink's settings alone decide it.
 
     Raises:
-        ConfigurationError: What was requested is impossible.
+        ConfigurationError: The user's choice is impossible.
     """
     dialect = dialect_for(target)
     if requested is CommitPath.PREPARED:
@@ -456,7 +456,7 @@ def choose_path(requested: CommitPath, target: DatabaseTarget, facts: ServerFact
 
 
 def key_columns(key: Sequence[str] | str | None) -> tuple[str, ...]:
-    """The columns of a key, however it was given."""
+    """Return the columns of a key, which may be given as one name."""
     return (key,) if isinstance(key, str) else tuple(key or ())
 
 

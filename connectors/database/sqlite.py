@@ -41,7 +41,7 @@ _EXTRA: Final = 3
 
 
 class Sqlite(RowDialect):
-    """SQLite: a file answers at once, or says that it is locked."""
+    """SQLite, whose file answers at once or is locked."""
 
     title = "SQLite"
 
@@ -49,7 +49,7 @@ class Sqlite(RowDialect):
         return {"connect_args": {"timeout": access.lock_timeout}}
 
     def prepare_engine(self, engine: sa.Engine, access: DatabaseAccess) -> None:  # noqa: ARG002 - signature
-        """Begin transactions here, not in the driver, which would begin at the first change only."""
+        """Begin transactions by command: the driver would begin them at the first change."""
         event.listen(engine, "connect", _set_up)
         event.listen(engine, "connect", _note_file(engine.url.database or ""))
         event.listen(engine, "checkout", _check_file)
@@ -65,7 +65,7 @@ class Sqlite(RowDialect):
         return int(connection.exec_driver_sql(f"PRAGMA {quoted}.schema_version").scalar_one())
 
     def refuses(self, connection: sa.Connection, table: sa.Table) -> str:
-        """Compile an insert, as the merge will, which looks at the tables that the foreign keys name."""
+        """Compile an insert, as the merge will: SQLite then looks at the tables that foreign keys refer to."""
         quote = connection.dialect.identifier_preparer.format_table
         try:
             connection.exec_driver_sql(f"EXPLAIN INSERT INTO {quote(table)} DEFAULT VALUES").close()
@@ -84,7 +84,7 @@ class Sqlite(RowDialect):
 
     @contextmanager
     def trial(self, connection: sa.Connection, table: sa.TableClause) -> Iterator[Trial]:
-        """A temporary table of the same definition, with its unique indexes.
+        """Open a block with a temporary table of the same definition, with its unique indexes.
 
         SQLite keeps each definition as text that begins with these very words and the name, see "Database File
         Format", "Storage Of The SQL Database Schema".
@@ -115,7 +115,7 @@ def _set_up(connection: Any, _: object) -> None:
 
 
 def _note_file(database: str) -> Callable[[Any, Any], None]:
-    """Note which file is open, and the name in the URL, which may be a link and point to another one later."""
+    """Return an event handler that notes the open file and its name in the URL, which may be a link."""
     name = unquote(database.removeprefix("file:").partition("?")[0]) if database.startswith("file:") else database
     path = Path(name).absolute()
 

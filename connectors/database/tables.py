@@ -1,4 +1,4 @@
-"""Target tables: what the database says of them (kept for a while by each process), and their creation."""
+"""Target tables: their descriptions, which each process keeps for a while, checks of them, and their creation."""
 
 from __future__ import annotations
 
@@ -30,28 +30,27 @@ if TYPE_CHECKING:
 _log = logging.getLogger("onceward.database")
 
 _KEPT_SECONDS: Final = 60.0
-"""A table that changes meanwhile costs one attempt: the database refuses what does not fit, and it is read again.
-
-SQLite does not refuse it: a text for a NUMERIC column becomes a number. So there the version of the schema is compared,
-which is read out of the file's first page."""
+"""Seconds for which a description is kept. A table that changes meanwhile costs one attempt: the database refuses rows
+that do not fit, and the table is read again. SQLite does not refuse them: a text for a NUMERIC column becomes a number.
+So there the version of the schema is compared, which is read from the file's first page."""
 _UNSIGNED: Final = {pa.uint8(): sa.SmallInteger, pa.uint16(): sa.Integer, pa.uint32(): sa.BigInteger}
 _INTEGERS: Final = {8: sa.SmallInteger, 16: sa.SmallInteger, 32: sa.Integer, 64: sa.BigInteger}
 _EXTENSIONS: Final[dict[str, sa.types.TypeEngine[Any]]] = {"arrow.uuid": sa.Uuid(), "arrow.json": postgresql.JSONB()}
 _SINGLE: Final = 32
 _TRANSACTIONAL: Final = ("", "innodb")
 _KEY_CHARACTERS: Final = 255
-"""MariaDB's keys need a length."""
+"""Length of a text in a key on MariaDB, which needs one."""
 
 
 @dataclass(frozen=True)
 class DescribedTable:
-    """One table."""
+    """The description of a table."""
 
     table: sa.Table
     uniques: tuple[frozenset[str], ...]
-    """Column sets of the primary key and of unique keys without condition that are checked at each statement."""
+    """Columns of the primary key and of each unique key, as Dialect.read_uniques returns them."""
     kind: str
-    """`table`, or what else it is."""
+    """`table`, or another kind of relation."""
     engine: str
     """MariaDB's storage engine; empty elsewhere."""
     refers: bool = False
@@ -60,7 +59,7 @@ class DescribedTable:
 
 class _Kept(NamedTuple):
     at: float
-    """On the monotonic clock."""
+    """Time of the description, in seconds on the monotonic clock."""
     version: int | None
     """See Dialect.schema_version."""
     described: DescribedTable
@@ -70,13 +69,13 @@ _known: dict[tuple[Url, TableName], _Kept] = {}
 
 
 def describe(target: DatabaseTarget, name: TableName, connection: sa.Connection | None = None) -> DescribedTable | None:
-    """Read a table; None if there is none.
+    """Return the description of a table; None if there is no such table.
 
     Args:
-        target: Where.
-        name: Which.
-        connection: Whose transaction to ask in; needed inside of one that writes, because SQLite has room for no
-            second one. Default: one of its own.
+        target: The database.
+        name: The table's name.
+        connection: A connection to ask on. Inside a transaction that writes it must be that transaction's, because
+            SQLite has room for no second one. Default: a connection of its own.
     """
     kept = _known.get((target.url, name))
     if kept is not None and time.monotonic() - kept.at >= _KEPT_SECONDS:
@@ -94,7 +93,7 @@ def describe(target: DatabaseTarget, name: TableName, connection: sa.Connection 
 
 
 def forget(target: DatabaseTarget) -> None:
-    """Read the target's table anew the next time."""
+    """Forget the description of the target's table, so that it is read again."""
     _known.pop((target.url, target.table), None)
 
 
@@ -127,10 +126,10 @@ def _read(target: DatabaseTarget, connection: sa.Connection, name: TableName) ->
 
 
 def existing(target: DatabaseTarget, schema: pa.Schema) -> DescribedTable:
-    """The target's table; it is created first if that was asked for.
+    """Return the description of the target's table, which is created first if that was requested.
 
     Raises:
-        SchemaError: There is none.
+        SchemaError: There is no such table.
     """
     described = describe(target, target.table)
     if described is None and target.create_table:
@@ -142,7 +141,7 @@ def existing(target: DatabaseTarget, schema: pa.Schema) -> DescribedTable:
 
 
 def plan_for(target: DatabaseTarget, schema: pa.Schema) -> Plan:
-    """How rows of `schema` are inserted into the target; creates the table first, if that was asked for.
+    """Return the plan to insert rows of `schema` into the target, whose table is created if that was requested.
 
     Raises:
         SchemaError: There is no such table, or a column does not fit.
@@ -203,12 +202,12 @@ def check_described(target: DatabaseTarget, dialect: RowDialect, schema: pa.Sche
 
 
 def create_table(target: DatabaseTarget, schema: pa.Schema) -> None:
-    """Create the table, on PostgreSQL its schema, too, unless it is there; several processes may do so at once."""
+    """Create the table, and on PostgreSQL its schema, unless it is there. Several processes may do so at once."""
     create(target, [definition(target, schema)], f"cannot create table {target.table}")
 
 
 def definition(target: DatabaseTarget, schema: pa.Schema) -> sa.Table:
-    """The table for a schema, with `key` as its primary key if there is one.
+    """Return the definition of a table for rows of `schema`, with `key` as its primary key if there is one.
 
     Raises:
         SchemaError: A column's type has no counterpart; the message names the column.
@@ -237,7 +236,7 @@ def definition(target: DatabaseTarget, schema: pa.Schema) -> sa.Table:
 
 
 def column_type(arrow: pa.DataType, backend: str, *, key: bool = False) -> sa.types.TypeEngine[Any] | None:
-    """The type that holds every value of an Arrow type; None if there is none."""
+    """Return the SQL type that holds every value of an Arrow type; None if there is none."""
     if isinstance(arrow, pa.BaseExtensionType):
         own = _EXTENSIONS.get(arrow.extension_name) if backend == "postgresql" else None
         return own or column_type(arrow.storage_type, backend, key=key)

@@ -1,6 +1,6 @@
-"""What a sink was told about its target: configuration only, picklable, without an open connection.
+"""The configuration of a sink's target: picklable, without an open connection.
 
-A URL's secrets are kept out of whatever a person may read.
+Texts that a person may read never contain a URL's secrets.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _PLAIN: Final = re.compile(r"[^\W\d][\w$]*")
 _LONGEST: Final = 63
 
 DRIVERS: Final = {"postgresql": "psycopg", "mariadb": "pymysql", "mysql": "pymysql", "sqlite": "pysqlite"}
-"""The one driver for each database: what a commit proves was seen with this one."""
+"""The one driver for each database, with which the commit protocol was tested."""
 _LIBPQ: Final[dict[str, Any]] = {"username": "user", "database": "dbname"}
-"""SQLAlchemy's names of a URL's parts, where libpq calls them otherwise."""
+"""SQLAlchemy's names of a URL's parts for which libpq has another name."""
 _HOW: Final = (
     "give for example 'postgresql+psycopg://user@host/db', 'mariadb+pymysql://user@host/db' or "
     "'sqlite:////var/lib/shop.db' (special characters in a password percent-encoded)"
 )
 _PORTS: Final = re.compile(r"[0-9,]*")
-"""Of a connection string; several hosts may have ports of their own."""
+"""The ports in a connection string; each of several hosts may have its own."""
 
 
 class CommitPath(StrEnum):
@@ -81,7 +81,7 @@ class TableName(NamedTuple):
 
     @property
     def quoted(self) -> str:
-        """As SQL, every part in double quotes."""
+        """The name as SQL, with every part in double quotes."""
         return ".".join(quoted(part) for part in self if part is not None)
 
     @property
@@ -94,7 +94,7 @@ class TableName(NamedTuple):
 
 
 def unusable(name: str, backend: str) -> str:
-    """Why a database cannot take a name as it is; empty if it can. PostgreSQL cuts longer ones, and says nothing."""
+    """Return why a database cannot take a name as it is; empty if it can. PostgreSQL cuts longer names silently."""
     if not name.strip() or "\0" in name:
         return "is empty or holds a NUL"
     longer = backend == "postgresql" and len(name.encode()) > _LONGEST
@@ -102,7 +102,7 @@ def unusable(name: str, backend: str) -> str:
 
 
 def quoted(name: str) -> str:
-    """A name of a table or column as SQL, in double quotes."""
+    """Return the name of a table or column as SQL, in double quotes."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -184,7 +184,7 @@ class Url:
         return cls.of(url)
 
     def libpq(self) -> dict[str, Any]:
-        """The same as libpq's parameters, secrets included."""
+        """Return the URL as libpq's parameters, secrets included."""
         _, given = self.parsed.get_dialect()().create_connect_args(self.parsed)  # which knows several hosts
         return {key: ",".join(value) if isinstance(value, tuple) else value for key, value in given.items()}
 
@@ -198,7 +198,7 @@ class Url:
         return "mariadb" if self.backend == "mysql" else self.backend
 
     def redact(self, message: str) -> str:
-        """`message` with every secret of this URL replaced by ***."""
+        """Return a message in which every secret of this URL is replaced by ***."""
         secrets = [self.parsed.password or ""]
         for key, value in self.parsed.query.items():
             if is_secret_name(key):
@@ -221,21 +221,21 @@ class DatabaseAccess(NamedTuple):
 
     url: Url
     lock_timeout: float
-    """Seconds a statement may wait for another transaction's lock."""
+    """Seconds for which a statement may wait for another transaction's lock."""
     answer_within: float
-    """Seconds to wait for an answer before the connection is cut, beyond what waiting for a lock may take."""
+    """Seconds to wait for an answer before the connection is closed, in addition to the wait for a lock."""
 
 
 @dataclass(frozen=True)
 class DatabaseTarget:
-    """Where and how rows are written."""
+    """A table in a database, and how rows are written into it."""
 
     url: Url
     table: TableName
     key: tuple[str, ...] = ()
     """Columns of the key of an upsert; empty for inserts."""
     change: str | None = None
-    """Column that says which rows of an upsert delete; None for none. It is not in the table."""
+    """Column that marks the rows of an upsert that delete, and that the table does not have; None for none."""
     create_table: bool = False
     lock_timeout: float = 10.0
     answer_within: float = 60.0
@@ -244,7 +244,7 @@ class DatabaseTarget:
     tries_rows: bool = True
     """Whether rows are tried before they are staged, see pieces.py."""
     proof: bool = False
-    """Whether rows are hashed, where a table keeps them all as they were written."""
+    """Whether rows are hashed, so that they can be compared later."""
 
     @property
     def access(self) -> DatabaseAccess:
@@ -252,13 +252,13 @@ class DatabaseTarget:
 
 
 def _hint(text: str) -> str:
-    """What to leave out of another library's URL; nothing of it is repeated."""
+    """Return what to leave out of another library's URL, without repeating any of it."""
     if text.startswith("jdbc:"):
         return ". This is a URL of JDBC: leave out 'jdbc:'"
     return ". This is a URL of SQLAlchemy: leave out the '+' and the driver" if _OF_SQLALCHEMY.match(text) else ""
 
 
 def own_name(text: str, pipeline: str, sink: str) -> TransactionName | None:
-    """The parsed name if it carries exactly these names (invariant 9), of whichever decision log; else None."""
+    """Return the parsed name if it carries exactly these names, of any decision log; else None (invariant 9)."""
     name = parse_transaction_name(text)
     return name if name is not None and name.scope.is_sink(pipeline, sink) else None

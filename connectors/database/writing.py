@@ -1,4 +1,4 @@
-"""One attempt's rows, from the first one until they are durable and wait for their decision."""
+"""One attempt to write rows, from the first one until they are durable and wait for their decision."""
 
 from __future__ import annotations
 
@@ -181,6 +181,7 @@ class HeldWriting(Writing):
         """Return the writer of the rows. It is called at the first batch."""
 
     def make_durable(self) -> Committable:
+        # The ledger row is in the transaction that is prepared, so it is visible if and only if the rows are.
         insert = insert_into(tables_of(self.target).ledger)
         with self.limited(self.rows):  # deferred constraints are checked here, row by row
             self.finish_rows()

@@ -1,8 +1,8 @@
-"""Who writes an epoch: how many tasks, or the driver itself.
+"""The number of tasks that write an epoch, or whether the driver writes it itself.
 
 A task costs tens of milliseconds however few rows it gets, and is one more transaction in each target. So by default no
-more tasks write than can run at once, and fewer where few rows come in. Where they are so few that they are no burden
-to the driver, it collects them and writes them: no Python worker takes part.
+more tasks write than can run at the same time, and fewer if few rows arrive. If the rows are so few that they are no
+burden to the driver, it collects them and writes them, without a Python worker.
 
 Spark's `coalesce` appends whole partitions to one another. Each is still read front to back by one task, a batch at a
 time: the order within a partition and the bound on memory are those of many tasks. `toArrow` keeps that order, too.
@@ -24,15 +24,16 @@ if TYPE_CHECKING:
 Writers = int | Literal["auto"] | None
 
 ROWS_PER_TASK: Final = 1000
-"""Input rows from which another task pays off, where a task does nothing but write them."""
+"""Input rows from which another task pays off, if tasks do nothing but write."""
 DRIVER_ROWS: Final = 10_000
 DRIVER_BYTES: Final = 8 * 2**20
-"""What the driver writes itself, at most. Rows are known from the input, their size from the run's epoch before: the
-first one is never the driver's, so that a query whose driver ran out of memory goes on after a restart."""
+"""The most rows, and bytes, that the driver writes itself. Their number is known from the input, their size from the
+run's epoch before. So tasks always write the first epoch, and a query whose driver ran out of memory can continue after
+a restart."""
 DRIVER_MOST: Final = 128 * 2**20
-"""Bytes that the driver may get where rows have become larger than before; Spark's default heap has 1 GB."""
+"""Bytes that the driver may get if rows have become larger than before; Spark's default heap has 1 GB."""
 UNCHECKED_ROWS: Final = 500
-"""Up to so many rows are not checked: brokers take messages of up to 1 MB by default."""
+"""Number of rows up to which their size is not checked: brokers take messages of up to 1 MB by default."""
 TOO_LARGE: Final = "onceward: a row is too large for the driver, so tasks write this epoch"
 _FIXED: Final = frozenset(
     {
@@ -50,14 +51,14 @@ _FIXED: Final = frozenset(
         "timestamp_ntz",
     }
 )
-"""Types whose values have about the same size, as pyspark calls them."""
+"""Names in pyspark of the types whose values have about the same size."""
 
 
 def checked_writers(writers: Any) -> Writers:
-    """The argument `writers`, if it is one.
+    """Check the argument `writers`, and return it.
 
     Raises:
-        ConfigurationError: It is neither "auto" nor None nor a number from 1 on.
+        ConfigurationError: It is not "auto", None, or a number of at least 1.
     """
     if writers in ("auto", None) or (isinstance(writers, int) and not isinstance(writers, bool) and writers > 0):
         return writers  # type: ignore[no-any-return]
@@ -67,11 +68,11 @@ def checked_writers(writers: Any) -> Writers:
 
 
 def writers_of(writers: Writers, slots: int | None, about: EpochInput, *, cheap: bool) -> int | None:
-    """The most tasks that may write an epoch; None: as many as it has partitions.
+    """Return the maximum number of tasks that write an epoch; None for one for each of its partitions.
 
     Args:
-        writers: What the user asked for.
-        slots: How many tasks can run at once; None where executors come and go as they are needed.
+        writers: The user's choice.
+        slots: Number of tasks that can run at the same time; None if executors are allocated as they are needed.
         about: The epoch's input.
         cheap: Whether the query's tasks do little but write, see `plan.only_writes`.
     """
@@ -85,17 +86,17 @@ def writers_of(writers: Writers, slots: int | None, about: EpochInput, *, cheap:
 def driver_limit(
     writers: Writers, about: EpochInput, row_bytes: float | None, *, cheap: bool, copies: int = 1
 ) -> float | None:
-    """Bytes of the largest row that the driver may get, if it may write an epoch itself; None: tasks write it.
+    """Return the size of the largest row that the driver may get, in bytes; None if tasks write the epoch.
 
-    Spark needs 8 ms to check rows of 4 partitions, and 20 of 64 (measured), so very few rows may be of any size:
-    math.inf.
+    Very few rows may be of any size (math.inf), because Spark needs 8 ms to check the rows of 4 partitions, and 20 ms
+    for 64 (measured).
 
     Args:
-        writers: What the user asked for.
+        writers: The user's choice.
         about: The epoch's input.
         row_bytes: Size of a row of the epoch before, in bytes; None if there was none.
         cheap: Whether no more rows come out of the query than go in, see `plan.only_writes`.
-        copies: How often each row may come: sinks with `select` or `where` get one each.
+        copies: Number of times that each row may come: sinks with `select` or `where` get one copy each.
     """
     rows = rows_of(about) if writers == "auto" and cheap and row_bytes is not None else None
     if rows is None or rows > DRIVER_ROWS or rows * (row_bytes or 0) > DRIVER_BYTES:
@@ -107,7 +108,7 @@ def driver_limit(
 
 
 def row_size(schema: StructType) -> str | None:
-    """SQL expression: how many bytes the values of a row have whose size varies; None if Spark cannot say."""
+    """Return an SQL expression for the bytes of a row's values whose size varies; None if Spark has none."""
     names = [field.name.lower() for field in schema]
     sizes = [_value_size(field) for field in schema]
     if len(set(names)) < len(names) or None in sizes:
@@ -127,7 +128,7 @@ def _value_size(field: StructField) -> str | None:
 
 
 def rows_of(about: EpochInput) -> int | None:
-    """How many rows came in, if all sources are Kafka's (offsets may count a few rows that are not there)."""
+    """Return the number of rows that arrived, if all sources are Kafka's; offsets may count a few that do not exist."""
     if about.start is None or about.end is None or len(about.start) != len(about.end):
         return None
     try:
@@ -137,5 +138,5 @@ def rows_of(about: EpochInput) -> int | None:
 
 
 def _offsets(text: str) -> int:
-    """Sum of `{"topic": {"0": 123}}`; a partition that is not in it begins at 0."""
+    """Return the sum of the offsets in `{"topic": {"0": 123}}`; a partition that is missing begins at 0."""
     return sum(offset for partitions in json.loads(text).values() for offset in partitions.values())

@@ -1,4 +1,4 @@
-"""Advice about errors of a PostgreSQL server that has no room, or cannot prepare what a transaction does."""
+"""Advice for errors of a PostgreSQL server that has no room, or that cannot prepare a transaction."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # ruff: noqa: S608 - statements are made of constants
-"""What the server's catalog says of a table: its columns and their real types, keys, checks, and whether it is usable.
+"""Tables as the server's catalog describes them: columns with their real types, keys, checks, and obstacles to writing.
 
-SQLAlchemy's inspector asks a question for each of these: too many for a small epoch, which reads its table anew.
+SQLAlchemy's inspector sends a query for each of these, which is too many for a small epoch that reads its table anew.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..target import DatabaseTarget, TableName
 
 Session: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
-"""See session.py."""
+"""A connection of psycopg, as session.py lends it."""
 _log = logging.getLogger("onceward.database")
 
 _ORDINARY, PARTITIONED = "r", "p"
@@ -33,17 +33,17 @@ _KINDS: Final = {"v": "a view", "m": "a materialized view", "f": "a foreign tabl
 
 @dataclass(frozen=True)
 class PgType:
-    """A type of the server, seen through its domains."""
+    """A type of the server, with domains resolved."""
 
     oid: int
-    """Of the type as declared, even if it is a domain: arrays are marked with it."""
+    """The oid of the type as declared, even if it is a domain: arrays are marked with it."""
     name: str
     """pg_type.typname of the base type, for example `int4`."""
     modifier: int = -1
     """Length or precision as PostgreSQL packs it (atttypmod); -1 for none."""
     enum: bool = False
     element: PgType | None = None
-    """For arrays."""
+    """The element type of an array; None if it is not an array."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,14 @@ class PgTable:
     persistence: str
     """pg_class.relpersistence: p permanent, u unlogged, t temporary."""
     columns: tuple[Column, ...]
-    """A column is not `not_null` where a trigger may fill it."""
+    """The columns in order. A column that a trigger may fill is not `not_null`."""
     has_policies: bool = False
     """Whether row-level security binds this role."""
 
 
 _FIRST_OF_USERS: Final = 16_384
 _built_in: Final[dict[int, Any]] = {}
-"""Types that are alike on every server: asking for them each time would double the cost of a small epoch."""
+"""Rows of pg_type that are alike on every server: to read them each time would double the cost of a small epoch."""
 
 TRIGGERS: Final = """EXISTS (
   WITH RECURSIVE part(oid) AS (
@@ -74,8 +74,9 @@ TRIGGERS: Final = """EXISTS (
   )
   SELECT FROM part JOIN pg_catalog.pg_trigger t ON t.tgrelid = part.oid
   WHERE t.tgtype & 7 = 7 AND t.tgenabled IN ('O', 'A'))"""
-"""Whether a trigger of the table `c` may change a row before it is inserted (row 1, before 2, insert 4), or one of a
-partition: those that are disabled, or for replicas only, never run. pg_partition_tree would lock each partition."""
+"""Condition: a trigger of the table `c`, or of one of its partitions, may change a row before it is inserted (row 1,
+before 2, insert 4). Triggers that are disabled, or for replicas only, never run. pg_partition_tree would lock each
+partition."""
 
 _FIND: Final = f"""
 SELECT c.oid, n.nspname, c.relname, c.relkind::text, c.relpersistence::text, {TRIGGERS},
@@ -149,14 +150,14 @@ WHERE ev_class = %(oid)s AND (
     ev_type = '2' AND %(upsert)s OR ev_type = '3' AND ev_enabled IN ('O', 'A') AND (is_instead OR %(upsert)s)
 ) ORDER BY 1
 """
-"""Rules that ON CONFLICT refuses: on UPDATE (2), even if they are disabled, and on INSERT (3).
+"""For upserts, the rules that ON CONFLICT refuses: on UPDATE (2), even if they are disabled, and on INSERT (3).
 
-Where there is no ON CONFLICT, those by which an INSERT does something else instead.
+For inserts, the rules by which an INSERT does something else instead.
 """
 
 
 def check_writable(connection: Session, target: DatabaseTarget, path: CommitPath) -> PgTable:
-    """Read the target's table, and see that it is one that can be written exactly once, by this role and this key.
+    """Read the target's table, and check that this role can write it exactly once, by this key.
 
     Raises:
         SchemaError: There is no such table, or no unique index over the key.
@@ -196,7 +197,7 @@ def check_writable(connection: Session, target: DatabaseTarget, path: CommitPath
 
 
 def _say_deferred(connection: Session, target: DatabaseTarget, table: PgTable, path: CommitPath) -> None:
-    """Say when deferred constraints are checked."""
+    """Log when deferred constraints are checked."""
     deferred = [row[0] for row in connection.execute(_DEFERRED, {"oid": table.oid}).fetchall()]
     if deferred and path is CommitPath.PREPARED:
         _log.info("deferred constraints %s are checked when an epoch is prepared, and fail the epoch there", deferred)
@@ -224,10 +225,10 @@ def check_policies(table: PgTable) -> None:
 
 
 def check_own_tables(connection: Session, schema: str, tables: Sequence[str]) -> None:
-    """See that this role may use onceward's own tables: some rights are needed after a thousand epochs only.
+    """Check that this role may use onceward's own tables: some rights are not needed before a thousand epochs.
 
     Raises:
-        ConfigurationError: It may not.
+        ConfigurationError: A right is missing.
     """
     refused = connection.execute(_OWN_PRIVILEGES, {"schema": schema, "tables": list(tables)}).fetchall()
     if refused:
@@ -251,14 +252,14 @@ HAVING array_agg(a.attname::text COLLATE "C" ORDER BY a.attname::text COLLATE "C
      = ARRAY(SELECT name COLLATE "C" FROM unnest(%(key)s::text[]) AS key(name) ORDER BY 1)
 ORDER BY bool_and(coalesce(l.collisdeterministic, true))
 """
-"""Of several, first one that takes different texts for one."""
+"""Of several indexes, one whose collation takes different texts for equal comes first."""
 
 
 def check_key(connection: Session, target: DatabaseTarget) -> None:
-    """Check that an upsert's key is one.
+    """Check that a unique index is over the key of an upsert.
 
     Raises:
-        SchemaError: No unique index is over it.
+        SchemaError: There is no such index.
     """
     if target.key and read_unique_key(connection, target.table, target.key) is None:
         why = (
@@ -269,16 +270,16 @@ def check_key(connection: Session, target: DatabaseTarget) -> None:
 
 
 def read_unique_key(connection: Session, table: TableName, key: Sequence[str]) -> tuple[str, ...] | None:
-    """By which collations a unique index over exactly these columns compares them; None if there is no such index.
+    """Return the collations by which a unique index over exactly these columns compares them.
 
     A DEFERRABLE constraint does not count, and makes others over the same columns unusable: PostgreSQL infers all of
     them for ON CONFLICT, and then refuses.
 
-    The collations may be others than the columns' own. Whoever picks one row for each key has to compare as the index
-    does: with a nondeterministic collation equal texts may differ in their bytes.
+    The collations may differ from the columns' own. To pick one row for each key, compare as the index does: with a
+    nondeterministic collation, equal texts may differ in their bytes.
 
     Returns:
-        For each column a collation as SQL spells it, or "" for a type that has none.
+        For each column a collation as SQL spells it, or "" for a type that has none; None if there is no such index.
     """
     rows = connection.execute(_UNIQUE, {"table": table.quoted, "key": list(key)}).fetchall()
     return tuple(rows[0][1]) if rows and all(row[0] for row in rows) else None
@@ -297,18 +298,17 @@ WHERE k.conrelid = %(oid)s AND k.contype = 'c'
   AND NOT (SELECT {TRIGGERS} FROM pg_catalog.pg_class c WHERE c.oid = k.conrelid)
 ORDER BY conname
 """
-"""Less those on columns that something else may fill, or of tables with a trigger that may change a row before it is
-inserted: what they look at is known at the insert only. Less those on a whole row or a
-system column, which are about this table and no other."""
+"""Check constraints, without those that cannot be checked before the insert, because a default, an identity or a
+trigger may fill a column; and without those on a whole row or a system column, which hold for this table alone."""
 
 
 def read_checks(connection: Session, table: PgTable) -> tuple[tuple[str, str], ...]:
-    """Name and expression of the check constraints that can be checked on the rows as they come."""
+    """Return name and expression of each check constraint that can be checked on the rows as they arrive."""
     return tuple(connection.execute(_CHECKS, {"oid": table.oid}).fetchall())
 
 
 def _types(connection: Session, parameters: dict[str, str], wanted: set[int]) -> dict[int, Any]:
-    """Rows of pg_type for the wanted oids and whatever they are made of."""
+    """Return the rows of pg_type for the wanted oids, and for the types that these are made of."""
     if wanted <= _built_in.keys():
         return _built_in
     known = {row[0]: row for row in connection.execute(_TYPES, parameters).fetchall()}
@@ -325,7 +325,7 @@ def _column(row: Sequence[Any], types: dict[int, Any], changes_rows: bool) -> Co
 
 
 def _resolve(oid: int, modifier: int, types: dict[int, Any]) -> tuple[PgType, bool]:
-    """The type behind `oid`, and whether a domain on the way forbids null."""
+    """Return the type behind `oid`, and whether a domain on the way forbids null."""
     _, name, kind, category, element, base, base_modifier, not_null = types[oid]
     if kind == "d":
         found, inner_not_null = _resolve(base, base_modifier, types)

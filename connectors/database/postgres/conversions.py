@@ -1,10 +1,10 @@
-"""Which Arrow types fit into which PostgreSQL types, and how a column gets its binary form.
+"""Conversions of Arrow columns to PostgreSQL types, and to the binary form of COPY.
 
-The target's real type decides. Only conversions that keep every value are made; whatever would round, cut or
-re-interpret is refused before anything is written, with a hint how to say it in the query. pgpq (Arrow to
-PostgreSQL's binary COPY) does the encoding. Where it has no encoder (uuid from text, arrays of any element type), a
-column of finished binary images is given to its bytea encoder, which sends them as they are; their formats are those
-of the server's receive functions (uuid_recv, array_recv; documented by the source only).
+The target's real type decides. Only conversions that keep every value are made; a conversion that would round, cut or
+reinterpret values is refused before anything is written, with a hint for the query. pgpq (Arrow to PostgreSQL's binary
+COPY) does the encoding. Where it has no encoder (uuid from text, arrays of any element type), its bytea encoder gets a
+column of finished binary images, which it sends as they are; their formats are those of the server's receive functions
+(uuid_recv, array_recv; documented by the source only).
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ if TYPE_CHECKING:
 _TEXT_TARGETS: Final = frozenset({"text", "varchar", "bpchar", "citext", "name", "xml", "json"})
 _INTEGERS: Final = {"int2": (15, pa.int16(), 21), "int4": (31, pa.int32(), 23), "int8": (63, pa.int64(), 20)}
 _FLOATS: Final = {"float4": (24, pa.float32(), 700), "float8": (53, pa.float64(), 701)}
-"""By type: bits that it keeps of a number, what pgpq is given, its oid."""
+"""For each type: the bits that it keeps of a number, the Arrow type for pgpq, its oid."""
 _PLAIN: Final[dict[str, tuple[Callable[[pa.DataType], bool], pa.DataType, int, str]]] = {
     "bool": (pa.types.is_boolean, pa.bool_(), 16, "boolean"),
     "date": (pa.types.is_date, pa.date32(), 1082, "date"),
 }
-"""By type: whether an Arrow type fits, what pgpq is given, its oid, and what to cast to."""
+"""For each type: whether an Arrow type fits, the Arrow type for pgpq, its oid, and the type to cast to."""
 _NUMERIC_DIGITS: Final = 38
 _WHOLE_INTERVALS: Final = (-1, 0x7FFF0006)
 """Modifiers of `interval` and `interval(6)`: all fields, and all digits of the seconds."""
 _HEADER: Final = 4
-"""What PostgreSQL adds to the length or precision in a modifier (VARHDRSZ)."""
+"""Number that PostgreSQL adds to the length or precision in a modifier (VARHDRSZ)."""
 _TOO_MANY_BITS: Final = 99
 _EPOCH_DAYS: Final = 10_957
-"""PostgreSQL's zero, the year 2000, counted from 1970."""
+"""Days from 1970 to PostgreSQL's zero, the year 2000."""
 _RANGES: Final = {
     "date": (-2_451_545 + _EPOCH_DAYS, 2_145_031_948 + _EPOCH_DAYS),
     "timestamp": (-210_866_803_200_000_000, 2**63 - 1),
 }
-"""First and last day and microsecond since 1970 that PostgreSQL holds (timestamp.h); beyond them are its infinities,
-which is what pgpq would make of a number that overflows."""
+"""First and last day and microsecond since 1970 that PostgreSQL holds (timestamp.h). Beyond them are its infinities,
+which pgpq would send for a number that overflows."""
 _UUID_BYTES: Final = 16
 _TRAILER: Final = b"\xff\xff"
 _INT: Final = struct.Struct(">i")
@@ -72,20 +72,20 @@ _ARRAY_ONE_DIMENSION: Final = struct.Struct(">iiIii")
 
 @dataclass(frozen=True)
 class CopyConversion:
-    """How a column of one Arrow type reaches one PostgreSQL type."""
+    """The conversion of a column from one Arrow type to one PostgreSQL type."""
 
     wire: pa.DataType
-    """What pgpq is given."""
+    """The Arrow type that pgpq gets."""
     convert: Callable[[pa.Array], pa.Array]
-    """From the arriving array to one of type `wire`; raises pyarrow.ArrowInvalid or ValueError for a bad value."""
+    """Converts the arriving array to `wire`; raises pyarrow.ArrowInvalid or ValueError for a bad value."""
     builder: Callable[[pa.Field], Any] = pgpq.ArrowToPostgresBinaryEncoder.infer_encoder
     """Makes pgpq's encoder for a field of type `wire`."""
     oid: int = 0
-    """With which element type pgpq marks arrays of this; 0 if it must not be used for arrays."""
+    """The element type with which pgpq marks arrays of this; 0 if it must not be used for arrays."""
 
 
 def conversion(arrow: pa.DataType, target: PgType) -> CopyConversion:
-    """The conversion that keeps every value.
+    """Return the conversion that keeps every value.
 
     Raises:
         UnfitError: There is none.
@@ -150,9 +150,10 @@ def _has_length(target: PgType) -> bool:
 
 
 def _short_text(arrow: pa.DataType, target: PgType) -> CopyConversion:
-    """For varchar(n) and char(n): PostgreSQL cuts spaces beyond the n-th character without a word.
+    """Return the conversion to varchar(n) or char(n), which refuses texts that PostgreSQL would change.
 
-    A shorter char(n) is filled up with spaces: of texts that differ in the number of them, it would keep one.
+    It cuts spaces beyond the n-th character silently, and it fills a shorter char(n) up with spaces, so that texts that
+    differ in their number would be equal.
     """
     wire = pa.large_string() if pa.types.is_string_view(arrow) else arrow
     most = target.modifier - _HEADER
@@ -230,7 +231,7 @@ def _time(arrow: pa.DataType, target: PgType) -> CopyConversion:
 
 
 def _whole(then: CopyConversion, target: PgType) -> CopyConversion:
-    """Refuse a fraction of a second that PostgreSQL would round, for lack of digits."""
+    """Return a conversion that refuses a fraction of a second with more digits than the column keeps."""
     if target.modifier < 0:
         return then
     check = keeps_fraction(target.modifier)
@@ -244,7 +245,7 @@ def _whole(then: CopyConversion, target: PgType) -> CopyConversion:
 
 
 def _in_range(then: CopyConversion, name: str) -> CopyConversion:
-    """Refuse a date or time that PostgreSQL does not have, instead of writing -infinity."""
+    """Return a conversion that refuses a date or time that PostgreSQL does not have, which would become -infinity."""
     first, last = _RANGES[name]
 
     def convert(array: pa.Array) -> pa.Array:
@@ -306,7 +307,7 @@ def _checked_elements(inner: CopyConversion, array: pa.Array) -> pa.Array:
 
 
 def encode_uuids(array: pa.Array) -> pa.Array:
-    """Sixteen bytes each, from text such as `12345678-1234-5678-1234-567812345678` (hyphens and braces optional).
+    """Encode texts such as `12345678-1234-5678-1234-567812345678` as 16 bytes each; hyphens and braces are optional.
 
     Raises:
         ValueError: One is not a UUID; the message shows it.
@@ -323,7 +324,7 @@ def encode_uuids(array: pa.Array) -> pa.Array:
 
 
 def encode_arrays(inner: CopyConversion, oid: int, array: pa.Array) -> pa.Array:
-    """One-dimensional arrays, each element in the image that pgpq makes of it, marked with the element type's oid."""
+    """Encode lists as one-dimensional arrays, marked with the element type's oid; pgpq encodes the elements."""
     elements = _encode_elements(inner.convert(array.flatten()), inner.builder)
     images: list[bytes | None] = []
     position = 0
@@ -344,7 +345,7 @@ def _array(elements: list[bytes], oid: int) -> bytes:
 
 
 def _encode_elements(values: pa.Array, builder: Callable[[pa.Field], Any]) -> list[bytes]:
-    """Each value as its length (-1 for null) and bytes: in COPY's rows and in arrays these look the same."""
+    """Encode each value as its length (-1 for null) and its bytes, which are the same in rows of COPY and in arrays."""
     schema = pa.schema([pa.field("element", values.type)])
     encoder = pgpq.ArrowToPostgresBinaryEncoder.new_with_encoders(schema, {"element": builder(schema.field(0))})
     encoder.write_header()

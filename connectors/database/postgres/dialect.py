@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ..target import DatabaseAccess
 
 NO_SUCH_TABLE: Final = ("42P01", "3F000")
-"""Or no such schema."""
+"""SQLSTATEs of a table, or its schema, that does not exist."""
 _NO_SUCH_GID: Final = "42704"
 _BUSY: Final = "55000"
 _OTHER_DATABASE: Final = "0A000"
@@ -57,16 +57,16 @@ _DEFAULTS: Final[dict[str, str]] = {
     "keepalives_count": "3",
     "tcp_user_timeout": "30000",
 }
-"""libpq's own defaults wait two hours for a server that vanished from the network."""
+"""Settings of libpq, whose own defaults wait two hours for a server that has vanished from the network."""
 _LIMITS: Final = (
     "SELECT set_config('lock_timeout', %s, true), set_config('statement_timeout', '0', true),"
     " set_config('idle_in_transaction_session_timeout', '0', true), set_config('row_security', 'off', true),"
     " CASE WHEN current_setting('transaction_timeout', true) <> ''"
     " THEN set_config('transaction_timeout', '0', true) END"
 )
-"""Settings for one transaction, whatever role, database and server say: an epoch may last longer than an interactive
-transaction should, and a row-level policy must be an error, for it would hide rows from a delete without a word.
-PostgreSQL 17 and later have transaction_timeout."""
+"""Sets parameters of one transaction, whatever the defaults of role, database and server are: an epoch may last longer
+than an interactive transaction should, and a row-level policy must be an error, because it would silently hide rows
+from a delete. PostgreSQL 17 and later have transaction_timeout."""
 _SERVER: Final = sa.text(
     "SELECT pg_is_in_recovery(), current_setting('transaction_read_only') = 'on',"
     " CAST(current_setting('max_prepared_transactions') AS int), current_setting('fsync') = 'on'"
@@ -76,7 +76,7 @@ _CHANGES_ROWS: Final = sa.text(
     f"SELECT relhasrules OR {TRIGGERS} FROM pg_catalog.pg_class AS c"  # noqa: S608 - made of constants
     " WHERE oid = pg_catalog.to_regclass(:table)"
 )
-"""Whether something may change rows before the table sees them: rules, or triggers."""
+"""Query: may rules or triggers change rows before the table gets them?"""
 _PREPARED = sa.table(
     "pg_prepared_xacts", sa.column("gid"), sa.column("database"), sa.column("prepared"), schema="pg_catalog"
 )
@@ -161,9 +161,10 @@ class PostgreSql(Dialect):
     trial_needs = "TEMPORARY on the database and SELECT on the table"
 
     def engine_arguments(self, access: DatabaseAccess) -> dict[str, Any]:
-        """The user's settings win; server-side prepared statements break when a table changes and behind poolers.
+        """Return arguments with defaults for settings that the URL does not give.
 
-        The encoding is not the user's to choose: Arrow's text is UTF-8, and is sent as it is.
+        Two settings cannot be chosen: the encoding, because Arrow's text is UTF-8, and is sent as it is; and statements
+        that the server prepares, because they fail when a table changes, and behind poolers.
         """
         given = access.url.libpq()
         settings = {
@@ -181,7 +182,7 @@ class PostgreSql(Dialect):
         event.listen(engine, "checkout", _check_lent)
 
     def open_transaction(self, connection: sa.Connection, access: DatabaseAccess) -> None:
-        """A lock timeout; and a commit that answers when it is safe, whatever the role's default says."""
+        """Set the lock timeout, and have the commit answer when it is durable, whatever the role's default is."""
         with session(connection) as lent, lent.pipeline():
             lent.execute(_LIMITS, [_milliseconds(access)])
             lent.execute(DURABLE)
@@ -219,9 +220,9 @@ class PostgreSql(Dialect):
 
     @contextmanager
     def trial(self, connection: sa.Connection, table: sa.TableClause) -> Iterator[Trial]:
-        """A temporary table with its types, defaults, checks and indexes; no keys of other tables.
+        """Open a block with a temporary table that has the types, defaults, checks and indexes, but no foreign keys.
 
-        It goes at the end of the transaction, and not before: constraints may be deferred until then.
+        It is dropped at the end of the transaction, and not of the block: constraints may be deferred until then.
         """
         model = TableName(table.schema, table.name).quoted
         changed = bool(connection.scalar(_CHANGES_ROWS, {"table": model}))
@@ -237,7 +238,7 @@ def _mark_new(_: object, record: Any) -> None:
 
 
 def _check_lent(lent: Any, record: Any, _: object) -> None:
-    """See whether nothing came unasked: a server that shuts down says so, or closes the socket."""
+    """Refuse a connection that its server has ended: it sends a message when it shuts down, or closes the socket."""
     if record.info.pop(_FRESH, False):
         return
     if lent.closed or not _silent(lent.fileno()):

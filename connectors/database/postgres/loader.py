@@ -1,7 +1,7 @@
-"""Staging by COPY: each attempt streams its rows into a staging table of the target's kind; see ../merging.py.
+"""How rows reach the tables of PostgreSQL: a COPY into the table itself, or into a staging table, and a merge by SQL.
 
-Epochs take turns with a few staging tables for each target. They are ordinary, logged tables: an unlogged one would
-be emptied by a crash of the server after the subtask had acknowledged.
+A COPY stays open while rows arrive, in a transaction on a connection of its own. It ends as a prepared transaction, or
+is committed to a staging table that has the columns of the target (staging.py).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _OWN_FIELDS: Final = (pa.field(ID, pa.int64()), pa.field(ROW, pa.int64()))
 
 
 class CopyLoader(Loader):
-    """Copies rows by COPY; those that wait for a merge go into staging tables, and from there by SQL."""
+    """Sends rows by COPY, and stages rows that wait for a merge in staging tables."""
 
     def check_table(self, sink: str, schema: pa.Schema, path: CommitPath, own: Sequence[str]) -> sa.TableClause:
         target, staging = self.target, path is CommitPath.STAGING
@@ -112,7 +112,10 @@ class CopyLoader(Loader):
                     lent.execute(delete.encode())
 
     def _movements(self, staged: Sequence[Any]) -> list[tuple[TableName, Movement, list[StagedPart]]]:
-        """From which staging table what is moved by one statement, in order, less attempts without rows."""
+        """Return the movements in their order: staging table, target, and the attempts that one statement moves.
+
+        Attempts without rows are left out.
+        """
         found: list[tuple[str, Movement, StagedPart]] = []
         for order, row in enumerate(staged):
             if row.stage:
@@ -148,7 +151,7 @@ def _move(connection: sa.Connection, stage: TableName, movement: Movement, parts
 
 
 def lock_and_read(connection: sa.Connection, name: TableName) -> PgTable | None:
-    """The table, locked against ALTER TABLE; None if it is missing, and then the transaction has failed."""
+    """Lock a table against ALTER TABLE, and read it; None if it is missing, and then the transaction has failed."""
     # The lock is the one that inserting takes anyway, the only one that INSERT rights allow on every version. ONLY:
     # columns change through the table itself, never in one partition, whose lock the COPY takes when a row goes
     # there. Without it, maintenance on any partition would hold up all writing, and each of thousands would take a
@@ -164,7 +167,7 @@ def lock_and_read(connection: sa.Connection, name: TableName) -> PgTable | None:
 
 
 class CopyWriting(HeldWriting):
-    """One attempt's transaction, which copies rows into the table itself, and ends as a prepared one."""
+    """An attempt that copies rows into the table itself, in a transaction that ends as a prepared one."""
 
     def open_writer(self, schema: pa.Schema) -> RowWriter:
         table = self.lock_and_read(schema)
@@ -172,7 +175,7 @@ class CopyWriting(HeldWriting):
             return CopyWriter(self.connection, table, schema, schema.names if self.target.proof else ())
 
     def lock_and_read(self, schema: pa.Schema) -> PgTable:
-        """The table; it is created first if that was asked for."""
+        """Lock the target's table and read it; create it first if that was requested."""
         with self.limited():
             found = lock_and_read(self.connection, self.target.table)
         if found is None and self.target.create_table:
@@ -216,7 +219,7 @@ class CopyWriting(HeldWriting):
 
 
 class StagingWriting(CopyWriting):
-    """One attempt's transaction, which ends as committed rows of a staging table."""
+    """An attempt that copies rows into a staging table, and commits them there."""
 
     id: int = 0
     table: PgTable
@@ -224,7 +227,7 @@ class StagingWriting(CopyWriting):
     columns: tuple[str, ...] = ()
 
     def open_writer(self, schema: pa.Schema) -> RowWriter:
-        """COPY into the staging table, with the attempt's id and each row's position beside the data."""
+        """Open a COPY into the staging table, where each row has the attempt's id and its position in it."""
         self.table = self.lock_and_read(schema)
         check_policies(self.table)
         schema = without_change(schema, self.target.change)
@@ -279,11 +282,10 @@ class StagingWriting(CopyWriting):
         return super().send(pa.RecordBatch.from_arrays([*batch.columns, *own], schema=schema))
 
     def _check_nulls(self, rows: pa.RecordBatch) -> None:
-        """Refuse nulls that the merge would refuse and the staging table takes, since its columns may be left out.
+        """Refuse nulls that the merge would refuse, but the staging table takes, because its columns may be left out.
 
         Raises:
-            SchemaError: A NOT NULL column with a default has a null: the default counts only where the column is not
-                in the data.
+            SchemaError: A NOT NULL column with a default has a null. The default is for rows without the column.
         """
         for column in self.table.columns:
             if not (column.not_null and column.has_default and column.name in rows.schema.names):
@@ -320,7 +322,7 @@ class StagingWriting(CopyWriting):
         )
 
     def _try_rows(self) -> None:
-        """Merge them into a temporary table of the target's kind, see ../pieces.py."""
+        """Merge the rows into a temporary table like the target; ../pieces.py explains why."""
         table = sa.table(self.table.name, schema=self.table.schema)
         with PostgreSql().trial(self.connection, table) as (place, has_keys):
             movement = Movement(place, self.target.key if has_keys else (), self.columns)

@@ -2,11 +2,11 @@
 """Constraints of single partitions, as check constraints of a staging table.
 
 A row reaches its partition only at the merge, when it is decided. A staging table checks it before: each constraint of
-a partition becomes a CHECK that holds for rows that do not belong to that partition.
+a partition becomes a CHECK that also holds for rows that do not belong to that partition.
 
-PostgreSQL tells which rows belong to a partition only to those who lock it, if only for a moment. Maintenance on one
-partition must not hold up all writing, so the catalog is asked first whether anything has changed, which takes no lock;
-and if the lock is not to be had at once, the constraints are left to the merge.
+To read which rows belong to a partition, PostgreSQL locks it, if only for a moment. Maintenance on one partition must
+not block all writing, so the catalog is asked first whether anything has changed, which takes no lock; and if the lock
+is not free at once, the constraints are left to the merge.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("onceward.database")
 
 _MOST: Final = 100
-"""Each row is checked against each of them."""
+"""Largest number of constraints, because each row is checked against each of them."""
 _SHORT_WAIT: Final = "200ms"
 _SHOWN: Final = 3
 
@@ -53,8 +53,8 @@ WITH RECURSIVE part(oid, up) AS (
   WHERE attrelid = %(oid)s AND attnum > 0 AND (atthasdef OR attidentity <> '' OR attgenerated <> '')
 )
 """
-"""Partitions at any depth, the constraints that each one has and the table above it does not, and the columns of the
-table that something else may fill."""
+"""Partitions at any depth, the constraints that each has and the table above it has not, and the columns of the table
+that a default, an identity or a generation expression fills."""
 _STATE: Final = f"""
 {_PARTS}
 SELECT (SELECT count(*) FROM own), {TRIGGERS}, pg_catalog.md5(concat_ws(';',
@@ -86,8 +86,8 @@ WHERE NOT EXISTS (
       AND (0 = ANY (t.partattrs::int2[]) OR a.attname IN (SELECT name FROM filled)))
 ORDER BY own.oid, own.number
 """
-"""Less those on columns that something else may fill, and less all if it may fill a column by which rows are divided,
-or if they are divided by an expression."""
+"""Without constraints on columns that are filled, and without any if such a column, or an expression, is part of a
+partition key."""
 
 _known: Final[dict[tuple[DatabaseAccess, int], tuple[str, Checks]]] = {}
 
@@ -95,13 +95,13 @@ _known: Final[dict[tuple[DatabaseAccess, int], tuple[str, Checks]]] = {}
 def partition_checks(
     target: DatabaseTarget, connection: Session, table: PgTable, other: Callable[[], AbstractContextManager[Session]]
 ) -> Checks:
-    """Return the constraints of single partitions that can be checked on the rows as they come.
+    """Return the constraints of single partitions that can be checked on the rows as they arrive.
 
     Args:
-        target: Of the sink.
-        connection: Of the transaction that writes, or any other.
+        target: The sink's target.
+        connection: The connection of the transaction that writes, or any other.
         table: The target's table.
-        other: Lends a connection that is in no transaction, for questions that lock partitions.
+        other: Lends a connection that is in no transaction, for queries that lock partitions.
     """
     if table.kind != PARTITIONED:
         return ()
@@ -125,7 +125,7 @@ def warn_of_partitions(connection: Session, table: PgTable, checks: Checks) -> N
     """Warn of constraints of single partitions that are checked at the merge.
 
     Args:
-        connection: Any.
+        connection: Any connection.
         table: The target's table.
         checks: Constraints that are checked before.
     """

@@ -1,10 +1,9 @@
 # ruff: noqa: S608 - names are quoted, and nothing else comes from outside
-"""Rows that are read back from a table, with the transaction that wrote each.
+"""Rows that are read back from a table of PostgreSQL, each with the transaction that wrote it.
 
-A row's system column xmin is the id of the transaction that inserted it, and an epoch's ledger rows are written in the
-same one: so they have the same xmin, and no column of the table has to say to which epoch a row belongs. A row that
-somebody updates gets the xmin of that transaction. VACUUM keeps it (since 9.4); a dump does not, and a rewind changes
-that of the ledger's rows.
+A row's system column xmin is the id of the transaction that inserted it. An epoch's ledger rows are written in the same
+transaction, so they have the same xmin, and the table needs no column for a row's epoch. A row that is updated gets the
+xmin of that transaction. VACUUM keeps xmin (since 9.4); a dump does not, and a rewind changes that of ledger rows.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ if TYPE_CHECKING:
 
 _ROWS_AT_ONCE: Final = 10_000
 _SMALL_BYTES: Final = 8 * 2**10
-"""Rows whose texts and bytes have no more than this are read by thousands, and larger ones by bytes."""
+"""Size of a row's texts and bytes up to which rows are read by thousands; larger rows are read by bytes."""
 _SMALL_ROWS: Final = 2_000
 _LENGTHS: Final = dict.fromkeys(("text", "varchar", "bytea"), "octet_length({})") | {"numeric": "pg_column_size({})"}
-"""How the size of a value is asked, for types without a bound. The server reads no value for that, only its head."""
+"""Expressions for the size of a value, for types without a bound; the server reads only the head of the value."""
 _ARROW: Final = {
     "bool": pa.bool_(),
     "int2": pa.int64(),
@@ -56,7 +55,7 @@ _ARROW: Final = {
     "timestamp": pa.timestamp("us"),
     "timestamptz": pa.timestamp("us", "UTC"),
 }
-"""What a column's values are read as; text if it is not here."""
+"""Arrow types that columns are read as; all other types are read as text."""
 _READ: Final = {
     "numeric": "trim_scale({})::text",
     "uuid": "uuid_send({})",
@@ -64,9 +63,9 @@ _READ: Final = {
     "timestamp": "timestamp_send({})",
     "timestamptz": "timestamptz_send({})",
 }
-"""How a column is read; dates and times as numbers, because Python has none before the year 1 and after 9999."""
+"""Expressions that read a column. Dates and times are read as numbers: Python has none before year 1 or after 9999."""
 _SINCE_1970: Final = {4: (">i4", 10_957), 8: (">i8", 10_957 * 24 * 3600 * 10**6)}
-"""By a number's bytes: its kind, and PostgreSQL's zero, the year 2000, in days or microseconds since 1970."""
+"""For each size of a number: its kind, and PostgreSQL's zero, the year 2000, in days or microseconds since 1970."""
 _MARKS: Final = {"numeric": {NUMBER: ""}, "uuid": {UUID: ""}}
 
 
@@ -91,12 +90,12 @@ def _uuids(array: pa.Array) -> pa.Array:
 
 
 def reread(target: DatabaseTarget, scope: Scope | None, columns: Sequence[str] = ()) -> Reread:
-    """What the table holds now.
+    """Read the rows that the table holds now.
 
     Args:
-        target: Where.
-        scope: Whose ledger says which epoch wrote a row; None: it does not matter.
-        columns: What to read; none: whatever can be compared.
+        target: The database and its table.
+        scope: Scope whose ledger rows tell which epoch wrote a row; None if epochs do not matter.
+        columns: Columns to read. Default: all that can be compared.
 
     Raises:
         SchemaError: There is no such table, or a column is missing.
@@ -123,13 +122,13 @@ def _field(column: Column) -> pa.Field:
 
 
 class _Ledger:
-    """What the ledger says in the snapshot in which the table is read.
+    """The content of the ledger in the snapshot in which the table is read.
 
     Attributes:
-        epochs: Of each transaction.
-        rows: How many each epoch wrote.
-        rewound: Epochs from before a rewind, which has changed their rows in the ledger, and so their xmin.
-        complete: Whether it tells all transactions.
+        epochs: The epoch of each transaction, by its xmin.
+        rows: The number of rows of each epoch.
+        rewound: Epochs from before a rewind, which has changed their ledger rows, and so their xmin.
+        complete: Whether the ledger has all transactions.
     """
 
     def __init__(self) -> None:
@@ -176,10 +175,10 @@ def _pieces(
 
 
 def _sizes(lent: Session, target: DatabaseTarget, columns: Sequence[Column]) -> list[tuple[str, int]]:
-    """Return conditions that split the table by the size of its rows, and how many rows are fetched at once of each.
+    """Return conditions that split the table by the size of its rows, each with the number of rows of one fetch.
 
-    A fetch is bounded by rows alone, and psycopg and Arrow hold the whole of it: 230 rows of 10 MB are more than one
-    column of Arrow's holds.
+    A fetch is bounded by its number of rows alone, and psycopg and Arrow hold all of it: 230 rows of 10 MB are more
+    than one column of Arrow can hold.
     """
     unbounded = [_LENGTHS[c.type.name].format(quoted(c.name)) for c in columns if c.type.name in _LENGTHS]
     if not unbounded:

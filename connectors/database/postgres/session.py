@@ -1,8 +1,8 @@
-"""psycopg's own connection under SQLAlchemy's, for what SQLAlchemy cannot say: COPY, several questions at once.
+"""The connection of psycopg under SQLAlchemy's, for COPY and for several queries in one round trip.
 
-Arrow batches go through COPY … FROM STDIN in PostgreSQL's binary format, inside a transaction.
+Arrow batches are sent by COPY … FROM STDIN in PostgreSQL's binary format, inside a transaction.
 
-And a time limit for its answers, also for those to SQLAlchemy's own questions: a lost one is an error, and not a hang.
+All answers have a time limit, those to SQLAlchemy's own queries, too: a lost answer is an error, and not a hang.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ if TYPE_CHECKING:
 DURABLE: Final = (
     "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
 )
-"""A commit answers when it is safe, whatever the role's default says."""
+"""Makes a commit answer when it is durable, whatever the role's default is."""
 _DIALECT: Final[Any] = PGDialect_psycopg()  # type: ignore[no-untyped-call]
 CONFIRM: Final = (
     "SELECT pg_logical_emit_message(true, 'onceward', ''), CASE WHEN current_setting('synchronous_commit') <> "
     "'remote_apply' THEN set_config('synchronous_commit', 'on', true) END"
 )
-"""Writes something of one's own: once its commit is answered, all that was written before it is replicated, too."""
+"""Writes a record of its own: when its commit is answered, everything that was written before is replicated, too."""
 LOCK_CREATION: Final = f"SELECT pg_advisory_xact_lock({0x0CEBA2D})"
-"""For creating tables: CREATE … IF NOT EXISTS alone races with itself."""
+"""Lock for the creation of tables: two CREATE … IF NOT EXISTS at the same time may fail."""
 T = TypeVar("T")
 _ROWS_AT_ONCE: Final = 65_536
 """Bounds the memory of one encoded piece."""
@@ -67,7 +67,7 @@ _NOT_UPDATED: Final = (
 
 @contextmanager
 def session(connection: sa.Connection) -> Iterator[Session]:
-    """The driver's connection; its errors are raised as SQLAlchemy's."""
+    """Lend the driver's connection; its errors are raised as SQLAlchemy's."""
     lent: Any = connection.connection.driver_connection
     try:
         yield lent
@@ -81,7 +81,7 @@ def session(connection: sa.Connection) -> Iterator[Session]:
 
 @contextmanager
 def collected_warnings(connection: sa.Connection) -> Iterator[list[str]]:
-    """Collect what the server warns of inside the block."""
+    """Collect the server's warnings inside the block."""
     warnings: list[str] = []
 
     def keep(notice: psycopg.errors.Diagnostic) -> None:
@@ -99,17 +99,19 @@ def collected_warnings(connection: sa.Connection) -> Iterator[list[str]]:
 
 @functools.lru_cache(maxsize=64)
 def compiled(statement: sa.Select[Any] | Insert, columns: tuple[str, ...] | None = None) -> bytes:
-    """A statement of SQLAlchemy's as psycopg takes it, with named parameters. Kept: call it with lasting statements.
+    """Compile a statement of SQLAlchemy for psycopg, with named parameters.
+
+    The result is kept, so the statement should be a lasting object.
 
     Args:
-        statement: Any.
-        columns: Of an INSERT: those that are given.
+        statement: The statement.
+        columns: The columns of an INSERT that have values.
     """
     return str(statement.compile(dialect=_DIALECT, column_keys=columns)).encode()
 
 
 class _Limit(threading.local):
-    """Until when this thread waits for answers, in seconds on the monotonic clock."""
+    """The time until which this thread waits for answers, in seconds on the monotonic clock."""
 
     until: float = math.inf
 
@@ -119,7 +121,7 @@ _limit = _Limit()
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """A block in which this thread waits for answers for so many seconds in all; of several the innermost counts."""
+    """Open a block in which this thread waits for answers for so many seconds in all; the innermost block counts."""
     before, _limit.until = _limit.until, time.monotonic() + seconds
     try:
         yield
@@ -128,9 +130,9 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 class Answering(psycopg.Connection[tuple[Any, ...]]):
-    """A connection that is closed when the time for its answers is over; libpq would wait for ever.
+    """A connection that is closed when the time for its answers is over; libpq would wait forever.
 
-    All that psycopg asks goes through `wait`, which wakes every tenth of a second, even if nothing came.
+    Everything that psycopg sends goes through `wait`, which wakes every tenth of a second, even if nothing has arrived.
     """
 
     def wait(self, gen: PQGen[T], *more: Any, **options: Any) -> T:
@@ -151,9 +153,9 @@ class Answering(psycopg.Connection[tuple[Any, ...]]):
 
 
 def is_hashed(kind: PgType) -> bool:
-    """Whether a value of this type reads back as it was written, so that its hash proves something.
+    """Return whether a value of this type reads back as it was written, so that its hash proves something.
 
-    Not so: json and jsonb (spelled anew), char(n) (padded), xml, and arrays.
+    That is not so for json and jsonb (spelled anew), char(n) (padded), xml, and arrays.
     """
     if kind.element is not None:
         return False
@@ -161,7 +163,7 @@ def is_hashed(kind: PgType) -> bool:
 
 
 def conversions_for(schema: pa.Schema, table: PgTable, key: Sequence[str] = ()) -> tuple[CopyConversion, ...]:
-    """How each column of `schema` is sent into one of `table`, see `match`; with a key, for upserts."""
+    """Return the conversion of each column of `schema` to one of `table`, see `match`; with a key, for upserts."""
     columns = [
         replace(column, unwritable=_NOT_UPDATED) if key and column.only_inserted and column.name not in key else column
         for column in table.columns
@@ -170,13 +172,16 @@ def conversions_for(schema: pa.Schema, table: PgTable, key: Sequence[str] = ()) 
 
 
 class CopyWriter(RowWriter):
-    """A COPY that stays open over many batches; closing the connection ends it, too.
+    """A COPY that stays open over many batches. Closing the connection ends it, too.
 
     Args:
-        connection: In a transaction; nothing else can be done on it until `finish`.
-        table: Where to.
-        schema: Of the batches.
-        hashed: Columns to hash, where their type allows it.
+        connection: A connection in a transaction, on which nothing else can be done until `finish`.
+        table: The table to copy into.
+        schema: The schema of the batches.
+        hashed: Columns to hash, if their types allow it.
+
+    Raises:
+        SchemaError: The schema does not fit the table.
     """
 
     def __init__(
@@ -220,7 +225,7 @@ class CopyWriter(RowWriter):
             self._manager.__exit__(None, None, None)
 
     def cancel(self) -> None:
-        """Break the COPY off, which fails its transaction on the server before this returns."""
+        """Stop the COPY, which fails its transaction on the server before this returns."""
         if self._open:
             self._open = False
             why = psycopg.errors.QueryCanceled("discarded")

@@ -1,10 +1,14 @@
 # ruff: noqa: S608 - names are quoted, and nothing else comes from outside
-"""Staging tables of PostgreSQL: one for each layout of a target, and a few of those in turn; see ../merging.py.
+"""Staging tables of PostgreSQL, and the SQL that moves rows from them; see ../merging.py.
 
-A target may be altered after rows were staged for it. INSERT … SELECT casts as an assignment does: it rounds numbers,
-cuts times and texts, and takes a time without a zone for one in the session's zone, all without a word. So a merge
-compares the types of the columns first. The staging table has those of the target as it was, so an unaltered table
-always passes.
+Each layout of a target has staging tables of its own. Epochs take turns with a few of them: while one epoch is merged,
+the next one is written elsewhere, and the merged one's table can be emptied whole. They are ordinary, logged tables: a
+crash of the server would empty an unlogged one after the subtask had acknowledged.
+
+A target may be altered after rows were staged for it. INSERT … SELECT casts as an assignment does: it silently rounds
+numbers, cuts times and texts, and takes a time without a zone for one in the session's zone. So a merge first compares
+the types of the columns. The staging table has those that the target had, so a table that was not altered always
+passes.
 """
 
 from __future__ import annotations
@@ -32,25 +36,25 @@ if TYPE_CHECKING:
     from .catalog import PgType, Session
 
 STAGE: Final = re.compile(r"stage_[0-9a-f]{24}_[0-9]")
-"""Name of a staging table. They may be emptied, so nothing else may be taken for one."""
+"""Name of a staging table. Staging tables are emptied, so no other table may be taken for one."""
 ID: Final = "onceward_id"
 ROW: Final = "onceward_row"
-"""Columns of a staging table: which attempt wrote a row, and its position there."""
+"""Columns of a staging table: the attempt that wrote a row, and the row's position in it."""
 DELETE: Final = "onceward_delete"
-"""Whether a row of an upsert deletes; only where the sink has a change column."""
+"""Column of a staging table: whether a row of an upsert deletes. It exists only if the sink has a change column."""
 TURNS: Final = 4
 _WORTH_A_TRUNCATE: Final = 4 * 2**20
-"""Bytes from which a staging table is emptied whole: below, deleting rows is cheaper, and the next scan is short."""
+"""Bytes from which a staging table is truncated: below, it is cheaper to delete rows, and the next scan is short."""
 _LISTED: Final = 100
-"""Values of a key column up to which a delete names each; above, the smallest and the largest one."""
+"""Number of values of a key column up to which a delete names each; above, it names the smallest and the largest."""
 _WIDER: Final = frozenset(
     {("int2", "int4"), ("int2", "int8"), ("int4", "int8"), ("float4", "float8")}
     | {(kind, "numeric") for kind in ("int2", "int4", "int8")}
     | {(kind, text) for kind in ("varchar", "bpchar", "text") for text in ("varchar", "text")}
 )
-"""Types of which the second one holds every value of the first, if it declares no length or precision."""
+"""Pairs of types of which the second holds every value of the first, if it declares no length or precision."""
 _LONGER: Final = frozenset({"varchar", "timestamp", "timestamptz", "time"})
-"""Types whose modifier is a length or a number of digits, of which more keep every value."""
+"""Types whose modifier is a length or a number of digits, so that a larger one keeps every value."""
 _SCALE: Final = 0x7FF
 """The bits of numeric's modifier that are its scale; those above are its precision (numeric.c)."""
 
@@ -59,24 +63,26 @@ Checks = tuple[tuple[str, str], ...]
 
 
 class StagedPart(NamedTuple):
-    """What one attempt has staged."""
+    """The rows that one attempt has staged."""
 
     id: int
+    """Their value of the column ID."""
     order: int
-    """Of rows with the same key those of the highest one win."""
+    """Rank of the attempt: of rows with the same key, those of the highest rank win."""
     rows: int
+    """Their number."""
 
 
 def rows_of(ids: Iterable[int]) -> str:
-    """SQL condition for the rows of these attempts in a staging table."""
+    """Return the SQL condition for the rows of these attempts in a staging table."""
     return f"{ID} = ANY ({_array(ids)})"
 
 
 def truncated(lent: Session, stage: TableName) -> bool:
-    """Empty the table if that is worth it, nobody writes to it and nobody's rows are left in it.
+    """Truncate the table if that is worth it, nobody writes to it, and nobody's rows are left in it; return whether.
 
-    With the lock held nobody can be writing, and whoever wrote before has committed his row in `staged`. The
-    caller's own rows there are gone already.
+    While the lock is held, nobody can be writing, and every earlier writer has committed its row in `staged`. The
+    caller has deleted its own rows there already.
     """
     table, staged = stage.quoted, stage._replace(table="staged").quoted_beside_parameters
     (size,) = lent.execute("SELECT pg_relation_size(%s::regclass)", [table]).fetchone() or (0,)
@@ -95,17 +101,18 @@ def truncated(lent: Session, stage: TableName) -> bool:
 
 
 def merge_statements(lent: Session, movement: Movement, parts: Sequence[StagedPart], stage: TableName) -> list[str]:
-    """What moves the rows, in this order. Without parameters: a % in a column's name would be taken for one.
+    """Return the statements that move the rows, in their order.
 
-    A key's last row counts: DISTINCT ON keeps it, and its order by key makes concurrent merges lock in the same order.
-    What it deletes goes before the upsert, which may need what that frees; in two statements, because PostgreSQL runs
-    parts of one that change data in any order, so a row that takes a unique value from a deleted one would meet it
-    still there.
+    They have no parameters: a % in a column's name would be taken for one.
+
+    The last row of a key counts: DISTINCT ON keeps it, and its order by key makes concurrent merges lock in the same
+    order. Rows are deleted before the upsert, which may need the unique values that this frees; in two statements,
+    because PostgreSQL runs the parts of one that change data in any order.
 
     Args:
-        lent: Of the transaction that merges.
-        movement: Where to, and by which key.
-        parts: Whose rows.
+        lent: The connection of the transaction that merges.
+        movement: The target, the columns and the key.
+        parts: The attempts whose rows are moved.
         stage: The staging table.
     """
     into, ids = movement.target.quoted, _array(part.id for part in parts)
@@ -135,15 +142,15 @@ def merge_statements(lent: Session, movement: Movement, parts: Sequence[StagedPa
 
 
 def _delete_from(lent: Session, movement: Movement, deletes: str, key: Sequence[tuple[str, str]]) -> tuple[str, str]:
-    """Where to delete, and conditions that let the server skip partitions.
+    """Return the table to delete from, and conditions by which the server can skip partitions.
 
-    By the join alone it would lock, and open, all of them. The key of a partitioned table includes what it is
-    partitioned by, so constants for the key leave only the partitions that hold it. The children of a table that has
-    such by inheritance alone are not under its unique index: neither upserts nor deletes reach their rows.
+    For the join alone it would lock, and open, all of them. The key of a partitioned table includes its partition key,
+    so constants for the key leave only the partitions that hold them. The unique index of a table does not cover
+    children by mere inheritance: neither upserts nor deletes reach their rows.
 
     Args:
-        lent: Of the transaction that merges.
-        movement: Where to, and by which key.
+        lent: The connection of the transaction that merges.
+        movement: The target and the key.
         deletes: The FROM clause of the staged rows that delete, with their table as `s`.
         key: Quoted columns, each with its COLLATE.
     """
@@ -176,10 +183,7 @@ def _array(numbers: Iterable[int]) -> str:
 
 
 def stage_name(target: DatabaseTarget, sink: str, table: PgTable, checks: Checks, epoch: int) -> TableName:
-    """The staging table's name: another layout of the target makes another one, and epochs take turns.
-
-    So while one epoch is merged, the next one is written elsewhere, and the merged one's table can be emptied whole.
-    """
+    """Return the name of the staging table for an epoch. It depends on the target's layout, and on the epoch's turn."""
     layout = [[c.name, c.declared, c.collation, c.not_null and not c.has_default] for c in table.columns]
     more = [*([checks] if checks else []), *([DELETE] if target.change else [])]
     text = json.dumps([sink, table.schema, table.name, layout, *more])
@@ -191,15 +195,15 @@ def create_stage(
 ) -> None:
     """Create a staging table for `table`, unless it is there.
 
-    It has the table's check constraints and the collations that they compare by, so that a row which breaks one fails
+    It has the table's check constraints, and the collations that they compare by, so that a row which breaks one fails
     its epoch before the decision. A row that deletes needs nothing but its key.
 
     Args:
-        connection: In autocommit mode.
-        target: Of the sink.
+        connection: A connection in autocommit mode.
+        target: The sink's target.
         stage: The staging table's name.
         table: The target's table.
-        checks: Its check constraints.
+        checks: The check constraints of the target's table.
     """
     taken = {ID, ROW, DELETE} & {column.name for column in table.columns}
     if taken:
@@ -235,7 +239,7 @@ def _definition(stage: TableName, table: PgTable, checks: Checks, *, deletes: bo
 
 
 def types_query(*tables: TableName) -> str:
-    """Gives name, type and modifier of the columns of these tables."""
+    """Return a query for name, type and modifier of the columns of these tables."""
     oids = ", ".join(f"{psycopg.sql.Literal(table.quoted).as_string()}::regclass" for table in tables)
     return (
         "SELECT attname::text, atttypid, atttypmod FROM pg_catalog.pg_attribute"
@@ -244,16 +248,16 @@ def types_query(*tables: TableName) -> str:
 
 
 def check_types(lent: Session, movement: Movement, stage: TableName, types: Sequence[tuple[Any, ...]]) -> None:
-    """See that each column to be moved keeps every value; the caller holds a lock against ALTER TABLE.
+    """Check that each column to be moved keeps every value. The caller holds a lock against ALTER TABLE.
 
     Args:
-        lent: Of the transaction that merges.
-        movement: Where to. A column that is missing there is the INSERT's to refuse.
+        lent: The connection of the transaction that merges.
+        movement: The target and the columns. The INSERT refuses a column that is missing there.
         stage: The staging table.
-        types: What `types_query` gave for both tables.
+        types: The rows of `types_query` for both tables.
 
     Raises:
-        SchemaError: One would not.
+        SchemaError: A column was altered in a way that could change values.
     """
     kinds: dict[str, set[tuple[int, int]]] = {}
     for name, oid, modifier in types:
@@ -276,7 +280,7 @@ def check_types(lent: Session, movement: Movement, stage: TableName, types: Sequ
 
 
 def keeps_values(staged: PgType, now: PgType) -> bool:
-    """Whether each value of the first type is the same value in the second one."""
+    """Return whether each value of the first type is the same value in the second type."""
     if staged.element is not None and now.element is not None:
         return keeps_values(staged.element, now.element)
     if staged.name != now.name:
@@ -290,5 +294,5 @@ def keeps_values(staged: PgType, now: PgType) -> bool:
 
 
 def _fits(staged: PgType, now: PgType) -> bool:
-    """Whether char(n) fits into varchar(n)."""
+    """Return whether a char(n) fits into a varchar(n)."""
     return (staged.name, now.name) == ("bpchar", "varchar") and 0 <= staged.modifier <= now.modifier
