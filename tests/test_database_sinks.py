@@ -254,7 +254,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
         *(({**how, **settings}, why) for how in BOTH for settings, why in CONTRADICTIONS),
         ({"dsn": DSN, "mode": "staging", "commit": "prepared"}, "contradicts"),
         ({"dsn": DSN, "change_column": "op"}, "change_column 'op' needs a key"),
-        ({"dsn": DSN, "key": "op", "change_column": "op"}, "needs a key that it is no part of"),
+        ({"dsn": DSN, "key": "op", "change_column": "op"}, "needs a key that does not contain it"),
         ({"url": SQLITE, "commit": "prepared"}, "SQLite has no prepared transactions"),
     ],
 )

@@ -471,5 +471,7 @@ def _write_mode(mode: str, target: DatabaseTarget) -> str:
     if mode == "insert" and key:
         raise ConfigurationError("mode 'insert' takes no key: leave it out, or say mode='upsert'")
     if change is not None and (not key or not change or change in key):
-        raise ConfigurationError(f"change_column {change!r} needs a key that it is no part of: it deletes by key")
+        raise ConfigurationError(
+            f"change_column {change!r} needs a key that does not contain it, because rows are deleted by key"
+        )
     return "upsert" if key else "insert"
