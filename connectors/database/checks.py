@@ -55,7 +55,7 @@ _FEW: Final = 16
 
 
 def target_of(url: Url, ledger_schema: str | None = None) -> DatabaseTarget:
-    """How doctor reaches a database: no table is looked at."""
+    """Return a target for checks of a database, which look at no table."""
     return DatabaseTarget(url, TableName(None, "any"), answer_within=10, ledger_schema=ledger_schema or LEDGER_SCHEMA)
 
 
