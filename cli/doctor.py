@@ -34,6 +34,7 @@ from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 
 from .options import targets_of
 from .verify.places import check_place
+from .words import advice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -252,7 +253,7 @@ def _decided(log: Log, targets: Sequence[Target]) -> Finding:
     lost = [one for one in found if action(one.status, one.state) is Action.LOST]
     if lost:
         told = f"{len(lost)} of epoch {lost[0].committable.epoch} were ended otherwise, for example {lost[0].name}"
-        return failed(name, told, f"{lost[0].next}. Leave names that begin with `onceward:` alone")
+        return failed(name, told, f"{advice(lost[0].advice)}. Leave names that begin with `onceward:` alone")
     if skipped_ever:
         newest = skipped_ever[-1]
         told = f"{len(skipped_ever)} were given up, the newest at {newest.at} by {newest.who}"

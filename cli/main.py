@@ -33,6 +33,7 @@ from .run import run
 from .savepoint import app as savepoint_app
 from .ui import ui
 from .verify import verify
+from .words import message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -280,7 +281,7 @@ def main() -> None:
         check_words(sys.argv[1:])
         command()()
     except (OncewardError, OSError) as error:  # a full disk, for example, or an object store that does not answer
-        show.console(stderr=True).print(f"error: {error}", style="red")
+        show.console(stderr=True).print(f"error: {message(error)}", style="red")
         sys.exit(EXIT_MISUSED if isinstance(error, ConfigurationError) else EXIT_FAILED)
     except Exception:  # Python's own exit code for a traceback is 1, which verify and doctor use for "differs"
         logging.getLogger("onceward").exception("a fault of onceward itself: please report it")

@@ -180,6 +180,8 @@ def abort(
     The command first appends a START to the decision log, so that none of these can still be decided. This fences a
     running pipeline, which then stops with an error.
     """
+    if orphaned and not transactions:
+        raise ConfigurationError("--orphaned needs the names of the transactions: without their log, none is proven")
     log = None if orphaned and not search.store else search.log(writing=yes)
     found = search.found([log] if log is not None else [])
     meant = abortable(found, transactions or [], orphaned=orphaned)
@@ -195,7 +197,7 @@ def abort(
     done = abort_orphaned(meant) if orphaned or log is None else abort_undecided(log, meant)
     typer.echo(f"aborted {len(meant) - len(done.left)} of {len(meant)}")
     for one in done.left:
-        typer.echo(f"not aborted: {one.transaction.name}: {one.why}", err=True)
+        typer.echo(f"not aborted: {one.transaction.name}: {one.why}; see `txn list`", err=True)
     raise typer.Exit(int(bool(done.left)))
 
 

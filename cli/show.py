@@ -14,6 +14,8 @@ from onceward.core.kit.secrets import without_logins
 from onceward.core.operations.findings import Finding, Health
 from onceward.core.transaction import ANY_EPOCH
 
+from .words import advice
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -42,7 +44,7 @@ _STYLE = {
 def table(found: Sequence[FoundTransaction], *, as_json: bool = False) -> None:
     """Transactions: a line each with its name, which is not cut, and what is known of it below."""
     if as_json:
-        print_json([one.as_json() for one in found])
+        print_json([fields(one) for one in found])
         return
     out = console()
     for one in found:
@@ -55,13 +57,34 @@ def table(found: Sequence[FoundTransaction], *, as_json: bool = False) -> None:
         out.print(c.transaction, style="bold")
         out.print(f"  {one.status}", style=_STYLE[one.status], end="")
         out.print(f"; {where}; {', '.join(known)}")
-        out.print(f"  → {one.next}")
+        out.print(f"  → {advice(one.advice)}")
     out.print(f"transactions: {len(found)}" if found else "no open, prepared or waiting transactions")
+
+
+def fields(found: FoundTransaction) -> dict[str, Any]:
+    """Return a transaction as `--json` shows it; null is what the target cannot tell."""
+    c = found.committable
+    dated = c.epoch != ANY_EPOCH
+    return {
+        "pipeline": c.pipeline,
+        "sink": c.sink,
+        "transaction": c.transaction,
+        "target": found.target.title if found.target is not None else None,
+        "status": found.status,
+        "state": found.state,
+        "held": found.held,
+        "expires_in": found.expires_in,
+        "epoch": c.epoch if dated else None,
+        "subtask": c.subtask if dated else None,
+        "rows": c.rows or None,
+        "next": advice(found.advice),
+        "committable": c,
+    }
 
 
 def details(found: Sequence[FoundTransaction], *, as_json: bool) -> None:
     """All that is known, the handle too."""
-    told = [msgspec.to_builtins(one.as_json()) for one in found]
+    told = [msgspec.to_builtins(fields(one)) for one in found]
     if as_json:
         print_json(told)
         return

@@ -202,5 +202,5 @@ def test_of_two_commands_at_once_each_gets_its_own_savepoint(run: Run, monkeypat
 
 def test_the_log_of_a_spark_query_answers_no_request(run: Run) -> None:
     LogWriter(run.store, "p", policy()).start()
-    with pytest.raises(ConfigurationError, match="For a Spark query, give --checkpoint"):
+    with pytest.raises(ConfigurationError, match="savepoint of a Spark query is made of its checkpoint"):
         ask(run.store, CheckpointKind.SAVEPOINT, run.save, timeout=1)

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from onceward import FileSink, SqlAlchemySink
 from onceward.cli.main import app
+from onceward.cli.words import message
 from onceward.connectors.database.connector import PostgresConnector
 from onceward.connectors.database.postgres.reread import PostgresTable
 from onceward.connectors.files import text
@@ -27,6 +28,7 @@ from onceward.core.checkpoint import Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.errors import ConfigurationError, SchemaError, SqlError
 from onceward.core.log import DirectoryStore, EpochInput
+from onceward.core.operations.refusals import Refusal, RefusedError
 from onceward.core.operations.rows import compared, mapped, records, shown
 from onceward.core.proof import NUMBER, UUID, Piece, Reread
 from onceward.core.steps import Step, hooked
@@ -480,8 +482,9 @@ def test_a_table_that_shows_no_epochs_is_not_judged_while_one_is_not_completed(t
     with hooked(die_in_commit), pytest.raises(Crash):
         job.run(1, make=without_decimals)
     done = CliRunner().invoke(app, ["verify", str(job.folder), "--target", "sql:orders", "--at", f"sql={job.url}"])
-    assert isinstance(done.exception, ConfigurationError)
-    assert "onceward txn commit" in str(done.exception)
+    assert isinstance(done.exception, RefusedError)
+    assert done.exception.reason is Refusal.NOT_STOPPED
+    assert "onceward txn commit" in message(done.exception)
 
 
 def test_a_table_that_shows_no_epochs_is_not_compared_with_what_an_epoch_read(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from onceward.core.operations.logs import Log, open_log
 from onceward.core.operations.resolve import abort_undecided, abortable, commit_decided
 
 from .. import show
+from ..words import message
 from .model import SEARCH_EVERY, Watched
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class Watch:
                 except NoDecisionLogError:
                     pass  # it comes with the pipeline's first start
                 except OncewardError as error:
-                    self.errors.append(str(error))
+                    self.errors.append(message(error))
         for watched in self._found.values():
             watched.look()
         return list(self._found.values())
@@ -199,7 +200,7 @@ class Desk:
         with self._acting:
             search = dataclasses.replace(self._search)  # which reads files of settings again
             found = search.found(logs)[:_FOUND]
-        return Look(transactions=[one.as_json() for one in found], unanswered=search.unanswered)
+        return Look(transactions=[show.fields(one) for one in found], unanswered=search.unanswered)
 
     def commit(self, order: Commit) -> str:
         """Commit a decision, as `txn commit --yes`; what was done, in words.

@@ -30,6 +30,7 @@ from starlette.staticfiles import StaticFiles
 
 from onceward.core.errors import ConfigurationError, OncewardError
 
+from ..words import message
 from .desk import Abort, Commit
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ async def _act(do: Callable[[Any], Any], order: Any, request: Request) -> Respon
     try:
         done = await run_in_threadpool(do, asked)
     except OncewardError as error:
-        return _error(400 if isinstance(error, ConfigurationError) else 409, str(error))
+        return _error(400 if isinstance(error, ConfigurationError) else 409, message(error))
     return Response(msgspec.json.encode({"done": done}), media_type="application/json")
 
 

@@ -72,7 +72,7 @@ def ask(store: LogStore, kind: CheckpointKind, target: str, *, timeout: float) -
     if Decided.of(view.newest) is None:
         raise ConfigurationError(
             f"the decision log in {store.describe()} is not one of the embedded engine, or its first checkpoint is "
-            "still to come. For a Spark query, give --checkpoint"
+            "still to come. The savepoint of a Spark query is made of its checkpoint"
         )
     request, start = Request(secrets.token_hex(8), kind.name, target), view.start
     for key in store.list_keys():  # asked of earlier runs

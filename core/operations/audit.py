@@ -17,6 +17,7 @@ import numpy as np
 from ..errors import ConfigurationError
 from ..proof import ALL_EPOCHS, Wrote, without
 from ..row_hash import hexadecimal, row_hashes
+from .refusals import Refusal, RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -122,12 +123,13 @@ def check_stopped(before: LogView, after: LogView, place: str) -> None:
     """Refuse if it is not certain which epochs' rows a target held while it was read, and it does not show that.
 
     Raises:
-        ConfigurationError: An epoch was decided meanwhile, or is not completed.
+        RefusedError: An epoch was decided meanwhile, or is not completed.
     """
     if after.undone is not None or before.undone is not None or before.proofs.total != after.proofs.total:
-        raise ConfigurationError(
+        raise RefusedError(
             f"{place} does not show which epoch wrote a row, and an epoch was committed while it was read, or is "
-            "decided and not completed: stop the pipeline, complete the epoch (`onceward txn commit`), and verify again"
+            "decided and not completed",
+            Refusal.NOT_STOPPED,
         )
 
 

@@ -11,6 +11,7 @@ from ..log import open_store, read
 from ..log.objects import CONDITIONAL_PUT
 from ..log.reader import read_behind_gap
 from ..log.store import IN_CHECKPOINT, local_folder, scheme_of
+from .refusals import Refusal, RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,9 +50,11 @@ def open_log(url: str, pipeline: str | None = None, *, writing: bool = False, re
     try:
         urlsplit(url)
     except ValueError:
-        raise ConfigurationError("--store is not a valid URL: are its special characters percent-encoded?") from None
+        raise ConfigurationError(
+            "the address of the store is not a valid URL: are its special characters percent-encoded?"
+        ) from None
     if pipeline is None and local_folder(url) is None:
-        raise ConfigurationError(f"{scheme_of(url)}:// holds the logs of several pipelines: name one with --pipeline")
+        raise RefusedError(f"{scheme_of(url)}:// holds the logs of several pipelines", Refusal.NEEDS_PIPELINE)
     where = ""
     for location in _locations(url):
         store = open_store(location, pipeline=pipeline or "any", existing=True)

@@ -26,6 +26,7 @@ from ..errors import (
 from ..log import LogWriter
 from ..outcome import PROVEN_NOT_COMMITTED, Observation
 from ..sink import TwoPhaseCommitSink
+from .refusals import Refusal, RefusedError
 from .survey import UNPROVEN
 
 if TYPE_CHECKING:
@@ -40,16 +41,15 @@ if TYPE_CHECKING:
     from .survey import FoundTransaction
     from .targets import Target
 
-_WHY_NOT = {
-    TransactionStatus.DECIDED: "a decision names it: it is committed, never aborted (`txn commit`)",
-    TransactionStatus.COMPLETED: "a completed decision names it: it is committed, never aborted",
-    TransactionStatus.FOREIGN: "it belongs to another decision log. If that log is lost for good, pass --orphaned",
-    TransactionStatus.UNKNOWN: "its decision log is not known: pass it as --store. If it is lost for good, pass "
-    "--orphaned",
+_WHY_NOT: Final = {
+    TransactionStatus.DECIDED: ("a decision names it: it is committed, never aborted", Refusal.DECIDED),
+    TransactionStatus.COMPLETED: ("a completed decision names it: it is committed, never aborted", Refusal.COMPLETED),
+    TransactionStatus.FOREIGN: ("it belongs to another decision log", Refusal.FOREIGN),
+    TransactionStatus.UNKNOWN: ("its decision log is not known", Refusal.LOG_UNKNOWN),
 }
 _ORPHANS: Final = (TransactionStatus.FOREIGN, TransactionStatus.UNKNOWN)
 _UNDECIDED: Final = (TransactionStatus.IN_DOUBT, TransactionStatus.LINGERING)
-_MEANWHILE: Final = "it was decided or ended meanwhile, or its target did not abort it: see `txn list`"
+_MEANWHILE: Final = "it was decided or ended meanwhile, or its target did not abort it"
 _COMMIT_TIMEOUT: Final = 10.0
 """Seconds; an operator waits for the answer."""
 
@@ -171,7 +171,8 @@ def committing(found: Sequence[FoundTransaction]) -> Mapping[str, TwoPhaseCommit
     decided = [one for one in found if one.status is TransactionStatus.DECIDED]
     reached = [one for one in decided if one.target is not None]
     if decided and not reached:
-        raise ConfigurationError(_not_given(decided[0].committable), pipeline=decided[0].committable.pipeline)
+        c = decided[0].committable
+        raise RefusedError(_not_given(c), Refusal.NEEDS_TARGET, pipeline=c.pipeline)
     sinks = _sinks_of(reached)
     _check_known(reached, sinks)
     not_given = {one.committable.sink: one.committable for one in decided if one.target is None}
@@ -206,10 +207,7 @@ def _sinks_of(found: Sequence[FoundTransaction]) -> Mapping[str, TwoPhaseCommitS
 
 
 def _not_given(c: Committable) -> str:
-    return (
-        f"transactions of kind {c.kind} (sink {c.sink}) cannot be reached through any of the given targets: give "
-        "--at kafka=…, --at postgres=…, or the pipeline's own --sinks module:name"
-    )
+    return f"transactions of kind {c.kind} (sink {c.sink}) cannot be reached through any of the given targets"
 
 
 class _NotGiven(TwoPhaseCommitSink[Any]):
@@ -332,24 +330,25 @@ def abortable(
         orphaned: Return those whose decision log is another one, or was not given; they must be named.
 
     Raises:
-        ConfigurationError: One that is named must not be aborted, or is not open or prepared.
+        RefusedError: One that is named must not be aborted, or is not open or prepared.
+        ConfigurationError: The decision log given is an outdated copy, or orphans are not named.
     """
     _check_current(transactions)
     may = _ORPHANS if orphaned else _UNDECIDED
     if not names:
         if orphaned:
             raise ConfigurationError(
-                "--orphaned needs the names of the transactions: without their log, none is proven"
+                "orphaned=True needs the names of the transactions: without their log, none is proven"
             )
         return [one for one in transactions if one.held and one.status in may]
     by_name = {one.name: one for one in transactions if one.held}
     for name in names:
         if name not in by_name:
-            raise ConfigurationError(f"{name} is not open or prepared in any of the targets given: see `txn list`")
+            raise RefusedError(f"{name} is not open or prepared in any of the targets given", Refusal.NOT_HELD)
         status = by_name[name].status
         if status not in may:
-            why = "its decision log was given: omit --orphaned" if orphaned else ""
-            raise ConfigurationError(f"{name} is not aborted: {_WHY_NOT.get(status, why)}")
+            why, reason = _WHY_NOT.get(status, ("its decision log was given", Refusal.LOG_GIVEN))
+            raise RefusedError(f"{name} is not aborted: {why}", reason)
     return [by_name[name] for name in dict.fromkeys(names)]
 
 

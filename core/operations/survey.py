@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -18,7 +19,7 @@ from ..checkpoint.recovery import Action, TransactionStatus, action, status_of
 from ..errors import ExternalError
 from ..log import Replace, Resolved, Void, audit_records
 from ..names import Scope
-from ..transaction import ANY_EPOCH, Committable, Observation, rows_by_sink
+from ..transaction import Committable, Observation, rows_by_sink
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -27,38 +28,82 @@ if TYPE_CHECKING:
     from .logs import Log
     from .targets import Target
 
-_REPORT: Final = {
-    TransactionStatus.COMPLETED: "its decision is completed, but the target still has it open: ask the target's "
-    "operators",
-    TransactionStatus.IN_DOUBT: "its writer may still be running. If it is not: the pipeline's next start ends it, or "
-    "`txn abort` now",
-    TransactionStatus.LINGERING: "committed, though no decision names it: somebody did it by hand, and its rows "
-    "may be duplicated",
-    TransactionStatus.FOREIGN: "made under another decision log: find that one and give it as --store. Only if it is "
-    "gone for good: `txn abort --orphaned`",
-    TransactionStatus.AHEAD: "this log is an outdated copy: the current one knows more. Give that one as --store, and "
-    "do not use this one again",
-    TransactionStatus.UNKNOWN: "give its decision log as --store, to see whether it is decided",
-}
-_ADVICE: Final = {
-    Action.COMMIT: "the pipeline's next start commits it, or now `txn commit`",
-    Action.ABORT: "no decision names it: the pipeline's next start aborts it, or now `txn abort`",
-    Action.NOTHING: "nothing",
-    Action.LOST: "decided, but the target ended it without a commit: its rows are lost there. on_lost='replay' writes "
-    "the epoch again if that is safe; `txn commit --skip-lost WHY` continues without it",
-}
+
+class Advice(StrEnum):
+    """What happens with a transaction, and what an operator can do about it."""
+
+    NOTHING = "nothing"
+    COMMIT = "commit"
+    """It is decided: the pipeline's next start commits it, or `commit_decided`."""
+    ABORT = "abort"
+    """No decision names it: the pipeline's next start aborts it, or `abort_undecided`."""
+    WAIT = "wait"
+    """Its writer may still be running. If it is not, ABORT holds."""
+    LOST = "lost"
+    """It is decided, and its rows are lost in the target."""
+    GIVEN_UP = "given up"
+    """An operator has skipped it."""
+    STILL_OPEN = "still open"
+    """Its decision is completed, but the target still has it open."""
+    COMMITTED_BY_HAND = "committed by hand"
+    """It is committed, and no decision names it."""
+    FIND_LOG = "find its log"
+    """It belongs to another decision log than those given."""
+    GIVE_LOG = "give its log"
+    """No decision log was given for it."""
+    OUTDATED_LOG = "outdated log"
+    """The decision log given is an outdated copy."""
+
+    @property
+    def text(self) -> str:
+        """One sentence for people."""
+        return _TEXTS[self]
 
 
-def advice(status: TransactionStatus, state: Observation) -> str:
-    """What happens with it, or what an operator can do."""
+_TEXTS: Final = {
+    Advice.NOTHING: "nothing",
+    Advice.COMMIT: "the pipeline's next start commits it, or `commit_decided` now",
+    Advice.ABORT: "no decision names it: the pipeline's next start aborts it, or `abort_undecided` now",
+    Advice.WAIT: "its writer may still be running. If it is not: the pipeline's next start ends it, or "
+    "`abort_undecided` now",
+    Advice.LOST: "decided, but the target ended it without a commit: its rows are lost there. on_lost='replay' writes "
+    "the epoch again if that is safe; `commit_decided` with `skip_lost` continues without it",
+    Advice.GIVEN_UP: "an operator skipped it (`history` shows who): the next start completes its epoch without it",
+    Advice.STILL_OPEN: "its decision is completed, but the target still has it open: ask the target's operators",
+    Advice.COMMITTED_BY_HAND: "committed, though no decision names it: somebody did it by hand, and its rows may be "
+    "duplicated",
+    Advice.FIND_LOG: "made under another decision log: find that one and survey with it. Only if it is gone for good: "
+    "`abort_orphaned`",
+    Advice.GIVE_LOG: "survey with its decision log, to see whether it is decided",
+    Advice.OUTDATED_LOG: "this log is an outdated copy: the current one knows more. Survey with that one, and do not "
+    "use this one again",
+}
+_BY_ACTION: Final = {
+    Action.NOTHING: Advice.NOTHING,
+    Action.COMMIT: Advice.COMMIT,
+    Action.ABORT: Advice.ABORT,
+    Action.LOST: Advice.LOST,
+}
+_BY_STATUS: Final = {
+    TransactionStatus.COMPLETED: Advice.STILL_OPEN,
+    TransactionStatus.IN_DOUBT: Advice.WAIT,
+    TransactionStatus.LINGERING: Advice.COMMITTED_BY_HAND,
+    TransactionStatus.FOREIGN: Advice.FIND_LOG,
+    TransactionStatus.AHEAD: Advice.OUTDATED_LOG,
+    TransactionStatus.UNKNOWN: Advice.GIVE_LOG,
+}
+"""What is only reported."""
+
+
+def advise(status: TransactionStatus, state: Observation) -> Advice:
+    """Return what happens with a transaction of which the log says this and the target that."""
     what = action(status, state)
-    return _REPORT[status] if what is Action.REPORT else _ADVICE[what]
+    return _BY_STATUS[status] if what is Action.REPORT else _BY_ACTION[what]
 
 
 UNPROVEN: Final = frozenset({Observation.UNKNOWN, Observation.ABSENT, Observation.NO_ANSWER})
 """What tells nothing of a transaction."""
 _ENDED = frozenset({Observation.ABORTED, Observation.EXPIRED})
-GIVEN_UP = "an operator skipped it (`onceward checkpoints` shows who): the next start completes its epoch without it"
 
 
 @dataclass(frozen=True)
@@ -106,33 +151,13 @@ class FoundTransaction:
         return not self.given_up and action(self.status, self.state) is Action.LOST
 
     @property
-    def next(self) -> str:
-        """What happens with it, or what can be done."""
+    def advice(self) -> Advice:
+        """What happens with it, and what can be done."""
         if self.given_up:
-            return GIVEN_UP
+            return Advice.GIVEN_UP
         # What is listed is held, also where the target has ended it in part only.
         held = self.held and self.status is not TransactionStatus.DECIDED and self.state in _ENDED
-        return advice(self.status, Observation.PREPARED if held else self.state)
-
-    def as_json(self) -> dict[str, Any]:
-        """As `--json` shows it; null is what the target cannot tell."""
-        c = self.committable
-        dated = c.epoch != ANY_EPOCH
-        return {
-            "pipeline": c.pipeline,
-            "sink": c.sink,
-            "transaction": c.transaction,
-            "target": self.target.title if self.target is not None else None,
-            "status": self.status,
-            "state": self.state,
-            "held": self.held,
-            "expires_in": self.expires_in,
-            "epoch": c.epoch if dated else None,
-            "subtask": c.subtask if dated else None,
-            "rows": c.rows or None,
-            "next": self.next,
-            "committable": c,
-        }
+        return advise(self.status, Observation.PREPARED if held else self.state)
 
 
 @dataclass(frozen=True)

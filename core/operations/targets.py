@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..checkpoint.subtask import DirectlyWritten
 from ..errors import ConfigurationError
 from ..sink import DirectSink, Sink, TwoPhaseCommitSink
+from .refusals import Refusal, RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -52,7 +53,7 @@ def sinks_target(sinks: Iterable[Sink], title: str) -> Target:
 
     def names(pipelines: Collection[str]) -> Iterable[tuple[str, str]]:
         if not pipelines:
-            raise ConfigurationError("--sinks list by their pipeline's name: give --pipeline, or its --store")
+            raise RefusedError("sinks list transactions by the name of their pipeline", Refusal.NEEDS_PIPELINE)
         return [(pipeline, sink) for pipeline in pipelines for sink in by_name]
 
     return Target(

@@ -5,6 +5,7 @@
 
 from .core.checkpoint.recovery import TransactionStatus
 from .core.operations.logs import Log, open_log
+from .core.operations.refusals import Refusal, RefusedError
 from .core.operations.resolve import (
     Aborted,
     CommittedEpoch,
@@ -16,16 +17,19 @@ from .core.operations.resolve import (
     commit_decided,
     repair_log,
 )
-from .core.operations.survey import FoundTransaction, History, Survey, history, survey
+from .core.operations.survey import Advice, FoundTransaction, History, Survey, history, survey
 from .core.operations.targets import Target, sinks_target
 
 __all__ = [
     "Aborted",
+    "Advice",
     "CommittedEpoch",
     "FoundTransaction",
     "History",
     "Log",
     "NotAborted",
+    "Refusal",
+    "RefusedError",
     "RepairedLog",
     "Survey",
     "Target",

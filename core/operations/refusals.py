@@ -1,0 +1,66 @@
+"""Errors of operations that are refused, by their reasons, and what to do about each.
+
+The remedies here are in terms of `onceward.operations`. The command line shows its own commands and options instead.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+from ..errors import ConfigurationError
+from ..kit.secrets import without_logins
+
+
+class Refusal(StrEnum):
+    """Why an operation was refused."""
+
+    DECIDED = "decided"
+    """A decision names the transaction that was to be aborted."""
+    COMPLETED = "completed"
+    """A completed decision names it."""
+    FOREIGN = "of another log"
+    """It belongs to another decision log."""
+    LOG_UNKNOWN = "log not given"
+    """Its decision log was not given."""
+    LOG_GIVEN = "log given"
+    """It was to be aborted as an orphan, and its decision log was given."""
+    NOT_HELD = "not held"
+    """It is not open or prepared in any of the targets."""
+    NEEDS_PIPELINE = "needs a pipeline"
+    """The name of the pipeline was not given."""
+    NEEDS_TARGET = "needs a target"
+    """None of the targets has the decided transactions."""
+    NOT_STOPPED = "not stopped"
+    """An epoch was committed while its target was read, or waits for its commit."""
+
+
+_REMEDIES: Final = {
+    Refusal.DECIDED: " (`commit_decided`)",
+    Refusal.COMPLETED: "",
+    Refusal.FOREIGN: ". If that log is lost for good, pass orphaned=True",
+    Refusal.LOG_UNKNOWN: ": pass it to the survey. If it is lost for good, pass orphaned=True",
+    Refusal.LOG_GIVEN: ": omit orphaned=True",
+    Refusal.NOT_HELD: ": survey the targets again",
+    Refusal.NEEDS_PIPELINE: ": pass its name",
+    Refusal.NEEDS_TARGET: ": pass the target that has them, or the pipeline's own sinks",
+    Refusal.NOT_STOPPED: ": stop the pipeline, commit the epoch (`commit_decided`), and audit again",
+}
+
+
+class RefusedError(ConfigurationError):
+    """An operation was refused. Nothing was done.
+
+    Args:
+        problem: What is wrong. The message adds what to do about it.
+        reason: Why it was refused.
+        pipeline: Name of the pipeline, if known.
+
+    Attributes:
+        problem: What is wrong, without what to do about it.
+        reason: Why it was refused.
+    """
+
+    def __init__(self, problem: str, reason: Refusal, *, pipeline: str | None = None) -> None:
+        super().__init__(problem + _REMEDIES[reason], pipeline=pipeline)
+        self.problem, self.reason = without_logins(problem), reason
