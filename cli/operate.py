@@ -7,13 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onceward.core.checkpoint.recovery import TransactionStatus
 from onceward.core.errors import ConfigurationError, LogDamagedError
-from onceward.core.log.reader import read_behind_gap
 from onceward.core.log.writer import check_owner
 from onceward.core.names import check_pipeline_name
 from onceward.core.operations.logs import Log, open_log
-from onceward.core.operations.resolve import abort_orphaned, abort_undecided, abortable, commit_decided, committing
+from onceward.core.operations.resolve import (
+    CommitPlan,
+    abort_orphaned,
+    abort_undecided,
+    abortable,
+    commit_decided,
+    plan_commit,
+    plan_repair,
+)
 from onceward.core.operations.resolve import repair_log as repair
 from onceward.core.operations.survey import FoundTransaction, history, survey
 
@@ -140,25 +146,30 @@ def commit(
     found = search.found([log])
     show.age(log)
     if not yes:
-        committing(found)
-        decided = [one for one in found if one.status is TransactionStatus.DECIDED]
-        show.table(decided)
-        show.would(f"commit epoch {decision.epoch} of {log.pipeline}{_without(decided, skip_lost)}; {show.FENCES}")
+        plan = plan_commit(log, decision, found)
+        if plan is None:
+            _finished(decision.epoch)
+            return
+        show.table(plan.transactions)
+        show.would(f"commit epoch {plan.epoch} of {log.pipeline}{_without(plan, skip_lost)}; {show.FENCES}")
         return
     typer.echo(f"committing epoch {decision.epoch} of {log.pipeline}, as its newest writer …", err=True)
     done = commit_decided(log, decision, found, skip_lost=skip_lost)
     if done is None:
-        typer.echo(f"nothing to commit: another process has finished epoch {decision.epoch} (see `checkpoints`)")
+        _finished(decision.epoch)
         return
     given_up = f"; skipped and recorded: {done.given_up}" if done.given_up else ""
     typer.echo(f"epoch {done.epoch} of {log.pipeline} is completed; committed transactions: {done.committed}{given_up}")
 
 
-def _without(decided: Sequence[FoundTransaction], skip_lost: str | None) -> str:
-    lost = sum(one.lost for one in decided)
-    if not lost:
+def _finished(epoch: int) -> None:
+    typer.echo(f"nothing to commit: another process has finished epoch {epoch} (see `checkpoints`)")
+
+
+def _without(plan: CommitPlan, skip_lost: str | None) -> str:
+    if not plan.lost:
         return ""
-    left = f", except for lost transactions ({lost})"
+    left = f", except for lost transactions ({len(plan.lost)})"
     return left if skip_lost is not None else f"{left}, and end with an error (--skip-lost WHY completes the epoch)"
 
 
@@ -235,12 +246,12 @@ def repair_log(
     if yes and not (why or "").strip():
         raise ConfigurationError("--yes needs --why: a reason, which is recorded in the decision log")
     log = open_log(store, pipeline, writing=yes, repairs=True)
-    decision, completed = read_behind_gap(log.store).decisions[-1]
-    state = "completed" if completed is not None else "not completed; the pipeline's next start commits it"
     if not yes:
+        plan = plan_repair(log)
+        state = "completed" if plan.completed else "not completed; the pipeline's next start commits it"
         show.would(
-            f"make void what is below entry {decision.position}, which decides epoch {decision.epoch} of "
-            f"{log.pipeline} ({state}); {show.FENCES}"
+            f"make void what is below entry {plan.position}, which decides epoch {plan.epoch} of {plan.pipeline} "
+            f"({state}); {show.FENCES}"
         )
         return
     repaired = repair(log, why or "")

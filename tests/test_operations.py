@@ -15,7 +15,7 @@ import pytest
 
 from onceward import FileSink, operations
 from onceward.core.checkpoint.recovery import TransactionStatus
-from onceward.core.errors import ConfigurationError, SqlError
+from onceward.core.errors import ConfigurationError, DataLossError, SqlError
 from onceward.core.transaction import Observation
 
 from .golden_kit import SUBTASKS, Driver
@@ -71,6 +71,41 @@ def test_the_program_of_the_page_works(
     *listed, committed = capsys.readouterr().out.splitlines()
     assert len(listed) == 2 * SUBTASKS
     assert committed == str(operations.CommittedEpoch(0, 2 * SUBTASKS, 0))
+
+
+def test_a_plan_says_what_a_commit_would_do_and_changes_nothing(tmp_path: Path) -> None:
+    driver = Driver(tmp_path, "orders")
+    file, *_ = driver.finish(0, dies=True)
+    log = operations.open_log(str(tmp_path / "orders"))
+    decision, tail = log.view.undone, log.view.tail
+    assert decision is not None
+    plan = operations.plan_commit(log, decision, operations.survey([log], targets_of(driver)).transactions)
+    assert plan is not None
+    assert (plan.epoch, len(plan.transactions), plan.lost) == (0, 2 * SUBTASKS, ())
+    assert log.view.tail == tail
+    assert driver.sinks[0].abort(file).done
+    found = operations.survey([log], targets_of(driver)).transactions
+    plan = operations.plan_commit(log, decision, found)
+    assert plan is not None
+    assert [one.name for one in plan.lost] == [file.transaction]
+    with pytest.raises(DataLossError):
+        operations.commit_decided(log, decision, found)
+    assert operations.commit_decided(log, decision, found, skip_lost="the disk was replaced")
+    assert operations.plan_commit(log, decision, found) is None
+
+
+def test_a_commit_is_refused_when_it_is_planned_as_when_it_is_done(tmp_path: Path) -> None:
+    driver = Driver(tmp_path, "orders")
+    driver.finish(0, dies=True)
+    log = operations.open_log(str(tmp_path / "orders"))
+    decision, tail = log.view.undone, log.view.tail
+    assert decision is not None
+    found = operations.survey([log], [operations.sinks_target([], "none")]).transactions
+    for act in (operations.plan_commit, operations.commit_decided):
+        with pytest.raises(operations.RefusedError) as refused:
+            act(log, decision, found)
+        assert refused.value.reason is operations.Refusal.NEEDS_TARGET
+    assert log.view.tail == tail
 
 
 def test_undecided_transactions_are_aborted_by_name(tmp_path: Path) -> None:

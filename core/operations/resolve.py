@@ -24,6 +24,7 @@ from ..errors import (
     SinkError,
 )
 from ..log import LogWriter
+from ..log.reader import read_behind_gap
 from ..outcome import PROVEN_NOT_COMMITTED, Observation
 from ..sink import TwoPhaseCommitSink
 from .refusals import Refusal, RefusedError
@@ -52,6 +53,24 @@ _UNDECIDED: Final = (TransactionStatus.IN_DOUBT, TransactionStatus.LINGERING)
 _MEANWHILE: Final = "it was decided or ended meanwhile, or its target did not abort it"
 _COMMIT_TIMEOUT: Final = 10.0
 """Seconds; an operator waits for the answer."""
+
+
+@dataclass(frozen=True)
+class CommitPlan:
+    """What `commit_decided` would do.
+
+    Attributes:
+        epoch: The epoch that would be completed.
+        transactions: The transactions that its decision names, as the survey found them.
+    """
+
+    epoch: int
+    transactions: tuple[FoundTransaction, ...]
+
+    @property
+    def lost(self) -> tuple[FoundTransaction, ...]:
+        """Those that can no longer be committed: without `skip_lost`, nothing would be, and DataLossError be raised."""
+        return tuple(one for one in self.transactions if one.lost)
 
 
 @dataclass(frozen=True)
@@ -96,6 +115,23 @@ class Aborted:
 
 
 @dataclass(frozen=True)
+class RepairPlan:
+    """What `repair_log` would do.
+
+    Attributes:
+        pipeline: Whose log it is.
+        epoch: The newest decided epoch, with which the log would go on.
+        position: The entry that decides it. What is below would be void.
+        completed: Whether that epoch is completed; if it is not, the pipeline's next start commits it.
+    """
+
+    pipeline: str
+    epoch: int
+    position: int
+    completed: bool
+
+
+@dataclass(frozen=True)
 class RepairedLog:
     """A decision log that can be read again.
 
@@ -106,6 +142,27 @@ class RepairedLog:
 
     pipeline: str
     epoch: int
+
+
+def plan_commit(log: Log, decision: Decide, transactions: Sequence[FoundTransaction]) -> CommitPlan | None:
+    """Return what `commit_decided` would do; None if another process has finished the decision. Changes nothing.
+
+    Args:
+        log: The pipeline's decision log.
+        decision: The one that waits: `log.view.undone`.
+        transactions: Those that a survey has found since.
+
+    Raises:
+        ConfigurationError: `commit_decided` would refuse.
+        EpochConflictError: Another decision waits now.
+    """
+    _committing(transactions)
+    waiting = log.view.undone
+    _check_same(log, decision, waiting)
+    if waiting is None:
+        return None
+    decided = tuple(one for one in transactions if one.status is TransactionStatus.DECIDED)
+    return CommitPlan(decision.epoch, decided)
 
 
 def commit_decided(
@@ -137,7 +194,7 @@ def commit_decided(
             others are.
         FencedError: Another writer has started at the same time.
     """
-    sinks = committing(transactions)
+    sinks = _committing(transactions)
     _check_same(log, decision, log.view.undone)
     if log.view.undone is None:
         return None
@@ -161,7 +218,7 @@ def commit_decided(
     return CommittedEpoch(decision.epoch, len(decision.committables) - given_up, given_up)
 
 
-def committing(found: Sequence[FoundTransaction]) -> Mapping[str, TwoPhaseCommitSink[Any]]:
+def _committing(found: Sequence[FoundTransaction]) -> Mapping[str, TwoPhaseCommitSink[Any]]:
     """The sinks by which what is decided is committed, by name.
 
     Raises:
@@ -324,6 +381,8 @@ def abortable(
 ) -> list[FoundTransaction]:
     """Return the transactions that may be aborted: those that no decision names and, from now on, none can.
 
+    Aborts nothing: it says what `abort_undecided` and `abort_orphaned` would do.
+
     Args:
         transactions: Those that a survey has found.
         names: The ones to return; none: all that may be aborted.
@@ -350,6 +409,20 @@ def abortable(
             why, reason = _WHY_NOT.get(status, ("its decision log was given", Refusal.LOG_GIVEN))
             raise RefusedError(f"{name} is not aborted: {why}", reason)
     return [by_name[name] for name in dict.fromkeys(names)]
+
+
+def plan_repair(log: Log) -> RepairPlan:
+    """Return what `repair_log` would do. Changes nothing.
+
+    Args:
+        log: The damaged log, opened with `repairs=True`.
+
+    Raises:
+        LogDamagedError: There is no gap, or it cannot be explained.
+        StoreError: The log's store did not answer.
+    """
+    decision, completed = read_behind_gap(log.store).decisions[-1]
+    return RepairPlan(log.pipeline, decision.epoch, decision.position, completed is not None)
 
 
 def repair_log(log: Log, why: str, *, policy: CommitPolicy | None = None) -> RepairedLog:

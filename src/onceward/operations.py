@@ -8,13 +8,17 @@ from .core.operations.logs import Log, open_log
 from .core.operations.refusals import Refusal, RefusedError
 from .core.operations.resolve import (
     Aborted,
+    CommitPlan,
     CommittedEpoch,
     NotAborted,
     RepairedLog,
+    RepairPlan,
     abort_orphaned,
     abort_undecided,
     abortable,
     commit_decided,
+    plan_commit,
+    plan_repair,
     repair_log,
 )
 from .core.operations.survey import Advice, FoundTransaction, History, Survey, history, survey
@@ -23,6 +27,7 @@ from .core.operations.targets import Target, sinks_target
 __all__ = [
     "Aborted",
     "Advice",
+    "CommitPlan",
     "CommittedEpoch",
     "FoundTransaction",
     "History",
@@ -30,6 +35,7 @@ __all__ = [
     "NotAborted",
     "Refusal",
     "RefusedError",
+    "RepairPlan",
     "RepairedLog",
     "Survey",
     "Target",
@@ -40,6 +46,8 @@ __all__ = [
     "commit_decided",
     "history",
     "open_log",
+    "plan_commit",
+    "plan_repair",
     "repair_log",
     "sinks_target",
     "survey",
