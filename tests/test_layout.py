@@ -128,10 +128,10 @@ def test_there_is_no_import_cycle() -> None:
 
 
 LEFT = {
-    "cli/demo/pipeline.py": "connectors.database.sink connectors.kafka.sink connectors.spark.exactly_once",
+    "cli/demo/pipeline.py": "connectors.database.sink connectors.kafka.sink connectors.spark",
     "cli/dev.py": "connectors.kafka.admin connectors.kafka.settings",
     "cli/doctor.py": "connectors.spark.task",
-    "cli/explain/__init__.py": "connectors.spark.exactly_once",
+    "cli/explain/__init__.py": "connectors.spark",
     "cli/explain/query.py": """
         connectors.spark.any_source connectors.spark.formats connectors.spark.kafka connectors.spark.options
         connectors.spark.plan connectors.spark.query""",

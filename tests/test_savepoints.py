@@ -23,7 +23,7 @@ from onceward.cli.savepoint import copies
 from onceward.cli.savepoint.copies import create
 from onceward.cli.savepoint.manifest import Manifest, Savepoint, delete, listed
 from onceward.cli.savepoint.restore import examine, restore
-from onceward.connectors.spark.exactly_once import EpochHandler
+from onceward.connectors.spark.handler import EpochHandler
 from onceward.connectors.spark.options import FormatOptions
 from onceward.connectors.spark.writer import StreamWriter
 from onceward.core.engine.state.storage import CheckpointStorage

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import SparkRuntimeException
 
-from onceward.connectors.spark.exactly_once import EpochHandler, check_pickles, refuse_other_targets
+from onceward.connectors.spark.handler import EpochHandler, check_pickles, refuse_other_targets
 from onceward.connectors.spark.options import check_log
 from onceward.connectors.spark.parallelism import TOO_LARGE
 from onceward.connectors.spark.query import any_stage_failed, epoch_input, read_text, reason

@@ -1,7 +1,7 @@
 """Spark: `exactly_once` for several sinks in one decision, and the data source formats."""
 
 from .any_source import read_stream
-from .exactly_once import exactly_once
 from .formats import register
+from .handler import exactly_once
 
 __all__ = ["exactly_once", "read_stream", "register"]

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from .connectors.monitoring import lineage, metrics
     from .connectors.redis.sink import RedisSink
     from .connectors.spark.any_source import read_stream
-    from .connectors.spark.exactly_once import exactly_once
     from .connectors.spark.formats import register
+    from .connectors.spark.handler import exactly_once
     from .connectors.spark.query import ProgressListener
     from .core import (
         CheckpointConfig,
@@ -118,7 +118,7 @@ _MODULES: Final = {
     ".connectors.monitoring": "lineage metrics",
     ".connectors.redis.sink": "RedisSink",
     ".connectors.spark.any_source": "read_stream",
-    ".connectors.spark.exactly_once": "exactly_once",
+    ".connectors.spark.handler": "exactly_once",
     ".connectors.spark.formats": "register",
     ".connectors.spark.query": "ProgressListener",
     ".core": """

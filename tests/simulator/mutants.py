@@ -24,7 +24,7 @@ from onceward.connectors.kafka.sink import KafkaTransaction
 from onceward.connectors.kafka.transaction import Handle, Inside, Prepared, judge, listed_committable
 from onceward.connectors.spark import query
 from onceward.connectors.spark import writer as writer_module
-from onceward.connectors.spark.exactly_once import EpochHandler
+from onceward.connectors.spark.handler import EpochHandler
 from onceward.connectors.spark.query import epoch_input
 from onceward.core.checkpoint import (
     Admission,

@@ -11,7 +11,7 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from onceward.connectors.spark.exactly_once import EpochHandler
+from onceward.connectors.spark.handler import EpochHandler
 from onceward.core.checkpoint import Backoff, CommitPolicy, OnLost
 from onceward.core.errors import OncewardError
 
