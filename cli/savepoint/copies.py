@@ -18,17 +18,15 @@ from typing import TYPE_CHECKING, Any, Final
 from onceward.core.engine.reference import Decided
 from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, StateDamagedError
-from onceward.core.log import LogWriter, Moved
-from onceward.core.log.entries import key_of, position_of, position_of_record
+from onceward.core.log import LogWriter
+from onceward.core.log.copies import entries_of
 from onceward.core.log.store import IN_CHECKPOINT
 
 from .manifest import BEGUN, ENTRIES, FILES, IDENTITY, MANIFEST, Manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from onceward.core.checkpoint import CommitPolicy
-    from onceward.core.log import Decide, LogStore, LogView
+    from onceward.core.log import Decide, LogView
     from onceward.core.operations.logs import Log
 
 QUIET_SECONDS: Final = 2.0
@@ -162,17 +160,6 @@ def newest_decision(source: CheckpointStorage, log: Log, view: LogView) -> Decid
             epoch=decision.epoch,
         )
     return decision
-
-
-def entries_of(store: LogStore, view: LogView) -> Iterable[tuple[str, bytes]]:
-    """What a copy of the log needs, by keys, oldest first: its valid entries less MOVED, and all audit records."""
-    wanted = {key_of(entry.position) for entry in view.entries if not isinstance(entry, Moved)}
-    wanted |= {key for key in store.list_keys() if position_of(key) is None and position_of_record(key) is not None}
-    for key in sorted(wanted):
-        data = store.get(key)
-        if data is None:
-            raise EpochConflictError(f"entry {key} of the decision log disappeared: the query is running. {_STOP}")
-        yield key, data
 
 
 def _begin(into: CheckpointStorage, pipeline: str) -> None:

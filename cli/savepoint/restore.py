@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from onceward.core.checkpoint.admission import goes_back, with_earlier
+from onceward.core.checkpoint.admission import go_back, goes_back
 from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.errors import (
     ConfigurationError,
@@ -38,9 +38,9 @@ from onceward.core.errors import (
     StateError,
 )
 from onceward.core.log import Decide, LogView, LogWriter, Rewound, open_store, read
+from onceward.core.log.copies import entries_of, put_entries
 from onceward.core.log.store import IN_CHECKPOINT
 
-from .copies import entries_of
 from .departure import Departure
 from .manifest import ENTRIES, FILES, IDENTITY
 
@@ -165,7 +165,7 @@ def restore(asked: Restoration, policy: CommitPolicy) -> None:
     if old is not None:
         old.move(place)
     if asked.current is not None and asked.back is not None:
-        _go_back(LogWriter(target, saved.manifest.pipeline, policy), asked.back)
+        go_back(LogWriter(target, saved.manifest.pipeline, policy), asked.back)
     _mark_restored(saved, place)
     _put_file(saved, into, identity)
 
@@ -174,13 +174,13 @@ def _fence_and_copy(asked: Restoration, target: LogStore, place: str, policy: Co
     """Fence a driver that is running, and put the log in its new place; return the writer that will end the old log."""
     saved, current, back, pipeline = asked.saved, asked.current, asked.back, asked.saved.manifest.pipeline
     if current is None and back is not None:
-        _go_back(LogWriter(target, pipeline, policy), back)
+        go_back(LogWriter(target, pipeline, policy), back)
     elif current is not None and current.store is None:
         saved.claim(place)
-        _put_all(target, _entries(saved), place)
+        put_entries(target, _entries(saved), place)
     elif current is not None and current.store is not None and current.place != place:
         old = LogWriter(current.store, pipeline, policy)
-        _put_all(target, entries_of(current.store, _started(old, asked)), place)
+        put_entries(target, entries_of(current.store, _started(old, asked)), place)
         return old
     elif asked.departure is not None and back is None:  # a rewind fences with a START of its own
         _started(LogWriter(target, pipeline, policy), asked)
@@ -203,12 +203,6 @@ def _mark_restored(saved: Savepoint, place: str) -> None:
         if saved.manifest.retired:
             raise
         _log.warning("cannot record in the savepoint that it was restored to %s: %s", place, error)
-
-
-def _go_back(writer: LogWriter, wanted: Rewound) -> None:
-    view = writer.start()
-    if goes_back(view, wanted, None):
-        writer.rewind(with_earlier(wanted, view.rewind))
 
 
 def _is_at(view: LogView, saved: Savepoint) -> bool:
@@ -333,10 +327,3 @@ def _path(ref: FileRef) -> str:
 def _entries(saved: Savepoint) -> Iterable[tuple[str, bytes]]:
     for ref in saved.manifest.entries:
         yield ref.path.removeprefix(f"{ENTRIES}/"), saved.storage.read(ref)
-
-
-def _put_all(target: LogStore, entries: Iterable[tuple[str, bytes]], place: str) -> None:
-    for key, data in entries:
-        if not target.put_if_absent(key, data) and target.get(key) != data:
-            raise ConfigurationError(f"{place} holds other entries of a decision log: give a new or an empty folder")
-    read(target)  # or an error: the old log goes on

@@ -153,6 +153,18 @@ def goes_back(view: LogView, wanted: Rewound | None, epoch_input: EpochInput | N
     return True
 
 
+def go_back(writer: LogWriter, rewind: Rewound) -> None:
+    """Become the newest writer, and go back with this reason unless that was done before.
+
+    Raises:
+        EpochConflictError: The pipeline may not go back so.
+        FencedError: Another writer has started at the same time.
+    """
+    view = writer.start()
+    if goes_back(view, rewind, None):
+        writer.rewind(with_earlier(rewind, view.rewind))
+
+
 def with_earlier(rewind: Rewound, before: Rewound | None) -> Rewound:
     """The rewind, with the reasons of those that the query did before it."""
     if before is None or before.query != rewind.query:

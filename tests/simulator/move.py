@@ -8,9 +8,9 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from onceward.cli.savepoint.copies import entries_of
 from onceward.core.errors import EpochConflictError
 from onceward.core.log import LogWriter, read
+from onceward.core.log.copies import entries_of
 
 from .pipeline import policy_of
 
