@@ -16,9 +16,9 @@ import pytest
 import s3fs
 from botocore.exceptions import BotoCoreError
 
-from onceward.cli.savepoint.copies import create
-from onceward.cli.savepoint.manifest import Savepoint, delete, listed
-from onceward.cli.savepoint.restore import examine, restore
+from onceward.cli.savepoint.copies import create_savepoint
+from onceward.cli.savepoint.manifest import delete_savepoint, savepoints
+from onceward.cli.savepoint.restore import plan_restore, restore_savepoint
 from onceward.core.checkpoint import CommitPolicy
 from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.errors import EpochConflictError
@@ -125,15 +125,15 @@ def test_a_query_moves_with_its_log_into_an_object_store_and_back(url: str, tmp_
     for (here, there), retire in zip(places, [False, True], strict=True):
         save = f"{url}/saves/{retire}"
         log = open_log(here, "orders", writing=True)
-        create(here, save, log, policy, store=None, retire=retire, quiet=0.0)
-        restore(examine(Savepoint.load(save), there, None, None), policy)
+        create_savepoint(here, save, pipeline="orders", retire=retire, quiet=0.0)
+        restore_savepoint(plan_restore(save, there))
         with pytest.raises(EpochConflictError, match="has ended here"):
             LogWriter(log.store, "orders", policy).start()
         assert open_log(there, "orders").view.finished == log.view.finished
         assert CheckpointStorage(there).walk().keys() >= {"metadata", "offsets/0", "commits/0"}
     LogWriter(open_store(str(new / "onceward")), "orders", policy).start()
-    assert [(one.kind, one.retired) for one in listed(f"{url}/saves")] == [("spark", False), ("spark", True)]
-    delete(f"{url}/saves/True")
+    assert [(one.kind, one.retired) for one in savepoints(f"{url}/saves")] == [("spark", False), ("spark", True)]
+    delete_savepoint(f"{url}/saves/True")
     assert CheckpointStorage(f"{url}/saves/True").walk() == {}
 
 

@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 
 from onceward.cli.main import app, main
 from onceward.cli.savepoint import copies
-from onceward.cli.savepoint.copies import create
-from onceward.cli.savepoint.manifest import Manifest, Savepoint, delete, listed
-from onceward.cli.savepoint.restore import examine, restore
+from onceward.cli.savepoint.copies import create_savepoint
+from onceward.cli.savepoint.manifest import Manifest, Savepoint, delete_savepoint, savepoints
+from onceward.cli.savepoint.restore import plan_restore, restore_savepoint
 from onceward.connectors.spark.handler import EpochHandler
 from onceward.connectors.spark.options import FormatOptions
 from onceward.connectors.spark.writer import StreamWriter
@@ -124,15 +124,21 @@ class Case:
         self, query: Query | None = None, *, retire: bool = False, quiet: float = 0.0, place: str = ""
     ) -> Manifest:
         query = query or self.old
-        log = open_log(query.store or str(query.folder), "orders" if query.store else None, writing=True)
-        store = None if query.store is None else log.store.describe()
-        where = place or self.place
-        return create(str(query.folder), where, log, policy(), store=store, retire=retire, quiet=quiet)
+        name = "orders" if query.store else None
+        return create_savepoint(
+            str(query.folder),
+            place or self.place,
+            store=query.store,
+            pipeline=name,
+            retire=retire,
+            quiet=quiet,
+            policy=policy(),
+        )
 
     def restore(self, query: Query | None = None, why: str | None = None, place: str = "") -> None:
         query = query or self.new
-        asked = examine(Savepoint.load(place or self.place), str(query.folder), query.store, why)
-        restore(asked, policy())
+        plan = plan_restore(place or self.place, str(query.folder), store=query.store, rewind=why)
+        restore_savepoint(plan, policy=policy())
 
     @property
     def shown(self) -> Counter[int]:
@@ -216,10 +222,10 @@ def test_a_restore_that_the_query_was_quicker_than_leaves_the_old_checkpoint_usa
     old, new = case.query("old", str(case.folder / "log")), case.query("new", str(case.folder / "log"))
     old.run(2)
     case.save(old)
-    asked = examine(Savepoint.load(case.place), str(new.folder), new.store, None)
+    plan = plan_restore(case.place, str(new.folder), store=new.store)
     old.run(1)
     with pytest.raises(EpochConflictError, match=r"the query was started at directory .* meanwhile"):
-        restore(asked, policy())
+        restore_savepoint(plan, policy=policy())
     old.run(1)
     assert case.shown == once(4)
     with pytest.raises(EpochConflictError, match="has decided epoch 3 since"):
@@ -252,9 +258,7 @@ def test_a_savepoint_is_refused_when_the_sinks_have_gone_on_and_restored_for_a_r
     case.old.run(3)
     case.save()
     case.old.run(2)
-    with pytest.raises(
-        EpochConflictError, match=r"is of epoch 2, and the pipeline has decided epoch 4 since.*--rewind"
-    ):
+    with pytest.raises(EpochConflictError, match=r"is of epoch 2, and the pipeline has decided epoch 4 since.*rewind"):
         case.restore()
     assert not case.new.folder.exists()
     case.restore(why="release 2 was wrong")
@@ -271,6 +275,13 @@ def test_a_savepoint_is_refused_when_the_sinks_have_gone_on_and_restored_for_a_r
     case.restore(third, "release 3 was wrong too")
     assert not case.new.can_start()
     third.run(1)
+
+
+def test_a_restore_is_refused_a_rewind_without_a_reason(case: Case) -> None:
+    case.old.run(1)
+    case.save()
+    with pytest.raises(ConfigurationError, match="rewind is empty"):
+        case.restore(why=" ")
 
 
 def test_a_rewind_in_the_programs_own_settings_does_not_bring_an_old_place_back(case: Case) -> None:
@@ -331,7 +342,7 @@ def test_without_the_log_nobody_knows_what_was_written_since(case: Case) -> None
     case.save()
     log = open_log(str(case.old.folder)).view.log
     shutil.rmtree(case.old.folder)
-    with pytest.raises(EpochConflictError, match=r"cannot be found.*unknown.*--rewind"):
+    with pytest.raises(EpochConflictError, match=r"cannot be found.*unknown.*rewind"):
         case.restore()
     case.restore(why="the disk was lost")
     case.new.run(1)
@@ -442,7 +453,7 @@ def test_a_checkpoint_that_changes_while_it_is_copied_leaves_no_savepoint(
     monkeypatch.setattr(CheckpointStorage, "write", planned)
     with pytest.raises(EpochConflictError, match="changed while it was copied"):
         case.save()
-    assert [one.kind for one in listed(case.place)] == ["incomplete"]
+    assert [one.kind for one in savepoints(case.place)] == ["incomplete"]
 
 
 def test_a_batch_that_was_planned_and_not_run_is_run_where_the_savepoint_is_restored(case: Case) -> None:
@@ -508,9 +519,9 @@ def test_a_folder_in_use_is_left_alone(case: Case) -> None:
     with pytest.raises(ConfigurationError, match="holds other files"):
         case.save()
     with pytest.raises(ConfigurationError, match="is not a savepoint"):
-        delete(case.place)
+        delete_savepoint(case.place)
     with pytest.raises(ConfigurationError, match="is not a savepoint"):
-        delete(str(case.old.folder))
+        delete_savepoint(str(case.old.folder))
     case.save(place=str(case.folder / "other"))
     with pytest.raises(ConfigurationError, match="already holds a savepoint"):
         case.save(place=str(case.folder / "other"))
@@ -565,7 +576,7 @@ def test_a_savepoint_that_names_files_elsewhere_is_refused_and_nothing_is_writte
     before = sorted(case.folder.rglob("*"))
     with pytest.raises(StateDamagedError, match="is no file below a folder"):
         case.restore()
-    (found,) = listed(case.place)
+    (found,) = savepoints(case.place)
     assert "is no file below a folder" in found.problem
     assert sorted(case.folder.rglob("*")) == before
 
@@ -581,7 +592,7 @@ def test_a_savepoint_of_a_newer_version_is_listed_and_refused_with_what_to_do(ca
     with pytest.raises(NewerFormatError, match=r"has format 2, .*: upgrade onceward"):
         case.restore()
     assert not case.new.folder.exists()
-    (found,) = listed(case.place)
+    (found,) = savepoints(case.place)
     assert (found.kind, "upgrade onceward" in found.problem) == ("newer", True)
 
 
@@ -777,7 +788,7 @@ def test_deleting_says_when_nothing_else_is_left_and_cleans_up_after_interruptio
     assert "all that is left of pipeline orders" in cli("delete", case.place)
     (Path(case.place) / "manifest").unlink()
     assert "incomplete: pipeline orders" in cli("list", case.place)
-    delete(case.place)
+    delete_savepoint(case.place)
     assert not Path(case.place).exists()
 
 
@@ -785,7 +796,7 @@ def test_savepoints_are_kept_where_fsspec_can_write(case: Case) -> None:
     place = f"memory://saves/{uuid.uuid4().hex}"
     case.old.run(2)
     case.save(place=place)
-    assert [(one.kind, one.epoch) for one in listed(place)] == [("spark", 1)]
+    assert [(one.kind, one.epoch) for one in savepoints(place)] == [("spark", 1)]
     case.restore(place=place)
     case.new.run(1)
     assert case.shown == once(3)
@@ -796,10 +807,10 @@ def test_savepoints_are_kept_where_fsspec_can_write(case: Case) -> None:
     storage.write("another", [b"file"])
     assert storage.walk() != before
     with pytest.raises(ConfigurationError, match="also holds another, which is no part of the savepoint"):
-        delete(place)
+        delete_savepoint(place)
     storage.delete(["another"])
     assert storage.walk() == before
-    delete(place)
+    delete_savepoint(place)
     assert CheckpointStorage(place).walk() == {}
 
 

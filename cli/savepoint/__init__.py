@@ -6,16 +6,15 @@ from typing import Annotated
 
 import typer
 
-from onceward.core.checkpoint import CommitPolicy
-from onceward.core.engine.channels import CheckpointKind
-from onceward.core.engine.requests import ask
-from onceward.core.engine.state.storage import CheckpointStorage, locate
 from onceward.core.errors import ConfigurationError
 from onceward.core.operations.logs import open_log
+from onceward.core.operations.requests import request_savepoint
 
 from .. import show
 from ..options import AsJson, Pipeline, Yes  # noqa: TC001 - typer reads them
-from . import copies, manifest, restore
+from .copies import create_savepoint, plan_savepoint
+from .manifest import delete_savepoint, savepoint_at, savepoints
+from .restore import plan_restore, restore_savepoint
 
 app = typer.Typer(no_args_is_help=True, help="Make, list, restore and delete savepoints.")
 
@@ -56,8 +55,8 @@ def create(
             end = " and end" if stop or drain else ""
             show.would(f"ask the running pipeline {log.pipeline} to make a savepoint{end}")
             return
-        kind = CheckpointKind.DRAIN if drain else CheckpointKind.SUSPEND if stop else CheckpointKind.SAVEPOINT
-        typer.echo(f"savepoint {ask(log.store, kind, locate(folder), timeout=timeout)}")
+        made = request_savepoint(log, folder, stop=stop, drain=drain, timeout=timeout)
+        typer.echo(f"savepoint {made}")
         return
     if stop or drain:
         raise ConfigurationError(
@@ -69,16 +68,12 @@ def create(
 
 
 def _create(folder: str, checkpoint: str, store: str | None, pipeline: str | None, *, retire: bool, yes: bool) -> None:
-    log = open_log(store or CheckpointStorage(checkpoint).root, pipeline, writing=yes)
-    quiet = copies.QUIET_SECONDS
     if not yes:
-        source, into = CheckpointStorage(checkpoint), CheckpointStorage(folder)
-        decision = copies.check_can_create(source, into, log, quiet=quiet)
-        what = f"{source.root} with epoch {decision.epoch} of {log.pipeline}"
-        show.would(f"copy {what} to {into.root}; {show.FENCES}")
+        plan = plan_savepoint(checkpoint, folder, store=store, pipeline=pipeline)
+        what = f"{plan.checkpoint} with epoch {plan.epoch} of {plan.pipeline}"
+        show.would(f"copy {what} to {plan.place}; {show.FENCES}")
         return
-    where = log.store.describe() if store is not None else None
-    made = copies.create(checkpoint, folder, log, CommitPolicy(), store=where, retire=retire, quiet=quiet)
+    made = create_savepoint(checkpoint, folder, store=store, pipeline=pipeline, retire=retire)
     ended = ". The query can no longer be started from its old checkpoint: restore it there" if retire else ""
     show.console().print(
         f"savepoint of epoch {made.epoch} of {made.pipeline}: {len(made.files)} files, {made.size} bytes{ended}"
@@ -92,7 +87,7 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List savepoints: of which pipeline and epoch, when they were made, and where they were restored to."""
-    found = manifest.listed(folder)
+    found = savepoints(folder)
     if as_json:
         show.print_json(found)
         return
@@ -129,34 +124,23 @@ def restore_(
     """
     if rewind is not None and not rewind.strip():
         raise ConfigurationError("--rewind needs a reason, which is recorded in the decision log")
-    found = manifest.found_at(folder)
-    if found.kind == "engine":
-        raise ConfigurationError(
-            f"{found.place} is a savepoint of the embedded engine: its program restores it, with "
-            f"pipeline.run(restore={found.place!r})"
-        )
-    saved = manifest.Savepoint.load(folder)
-    if pipeline not in {None, saved.manifest.pipeline}:
-        raise ConfigurationError(
-            f"{saved.storage.root} is a savepoint of pipeline {saved.manifest.pipeline!r}, not of {pipeline!r}: give "
-            "the folder of the right savepoint, or leave out --pipeline"
-        )
-    asked = restore.examine(saved, checkpoint, store, rewind)
+    plan = plan_restore(folder, checkpoint, store=store, pipeline=pipeline, rewind=rewind)
     if not yes:
-        show.would(asked.describe())
+        show.would(plan.describe())
         return
-    restore.restore(asked, CommitPolicy())
-    typer.echo(f"restored epoch {saved.manifest.epoch}: start the query with checkpoint {asked.checkpoint.root}")
+    restore_savepoint(plan)
+    epoch = plan.saved.manifest.epoch
+    typer.echo(f"restored epoch {epoch}: start the query with checkpoint {plan.checkpoint.root}")
 
 
 @app.command()
 def delete(folder: Folder, *, yes: Yes = False) -> None:
     """Delete a savepoint, or what an interrupted copy has left of one."""
-    found = manifest.found_at(folder)
+    found = savepoint_at(folder)
     only = found.retired and not found.restored_to
     left = f", which is all that is left of pipeline {found.pipeline}: it moves, and was never restored" if only else ""
     if not yes:
         show.would(f"delete {found.place} ({found.kind}, pipeline {found.pipeline}){left}")
         return
-    manifest.delete(folder)
+    delete_savepoint(folder)
     typer.echo(f"deleted {found.place}")

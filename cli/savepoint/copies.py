@@ -12,20 +12,22 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from onceward.core.checkpoint import CommitPolicy
 from onceward.core.engine.reference import Decided
 from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, StateDamagedError
 from onceward.core.log import LogWriter
 from onceward.core.log.copies import entries_of
 from onceward.core.log.store import IN_CHECKPOINT
+from onceward.core.operations.logs import open_log
 
 from .manifest import BEGUN, ENTRIES, FILES, IDENTITY, MANIFEST, Manifest
 
 if TYPE_CHECKING:
-    from onceward.core.checkpoint import CommitPolicy
     from onceward.core.log import Decide, LogView
     from onceward.core.operations.logs import Log
 
@@ -36,34 +38,77 @@ _STOP: Final = (
 )
 
 
-def create(
-    checkpoint: str, place: str, log: Log, policy: CommitPolicy, *, store: str | None, retire: bool, quiet: float
+@dataclass(frozen=True)
+class SavepointPlan:
+    """What `create_savepoint` would do.
+
+    Attributes:
+        pipeline: Name of the pipeline.
+        epoch: The newest epoch that the sinks have, of which the savepoint would be.
+        checkpoint: Location of the query's checkpoint.
+        place: Location of the savepoint.
+    """
+
+    pipeline: str
+    epoch: int
+    checkpoint: str
+    place: str
+
+
+def plan_savepoint(
+    checkpoint: str, place: str, *, store: str | None = None, pipeline: str | None = None, quiet: float = QUIET_SECONDS
+) -> SavepointPlan:
+    """Return what `create_savepoint` would do with the same arguments. Changes nothing.
+
+    Raises:
+        ConfigurationError: The log is not this checkpoint's, or the savepoint's folder is in use.
+        EpochConflictError: The query runs, or did not end with a whole epoch.
+    """
+    source, into = CheckpointStorage(checkpoint), CheckpointStorage(place)
+    log = open_log(store or source.root, pipeline)
+    decision = _check_can_create(source, into, log, quiet=quiet)
+    return SavepointPlan(log.pipeline, decision.epoch, source.root, into.root)
+
+
+def create_savepoint(
+    checkpoint: str,
+    place: str,
+    *,
+    store: str | None = None,
+    pipeline: str | None = None,
+    retire: bool = False,
+    quiet: float = QUIET_SECONDS,
+    policy: CommitPolicy | None = None,
 ) -> Manifest:
-    """Copy the checkpoint and decision log of a query that is stopped.
+    """Copy the checkpoint and decision log of a Spark query that is stopped.
 
     A driver that is still alive is fenced by it, if it was too idle to be noticed.
 
     Args:
-        checkpoint: Of the query.
+        checkpoint: Folder of the query's checkpoint: a path, or a URL that fsspec knows.
         place: Folder of the savepoint: new, empty, or with a part of this savepoint.
-        log: Its decision log.
-        policy: Clocks and pauses.
-        store: Where the log is, for messages; None: in the checkpoint.
-        retire: End the log: the pipeline goes on only where the savepoint is restored.
+        store: URL of the decision log's store; None: in the checkpoint.
+        pipeline: Name of the pipeline; needed if the store holds the logs of several.
+        retire: End the log: the pipeline goes on only where the savepoint is restored. Not for a log in a store of its
+            own.
         quiet: Seconds for which nothing may change before the query is taken for stopped.
+        policy: Clocks and pauses.
 
     Raises:
         ConfigurationError: The log is not this checkpoint's, or the savepoint's folder is in use. Nothing was changed.
         EpochConflictError: The query runs, or did not end with a whole epoch.
         FencedError: A driver has started meanwhile. There is no savepoint.
     """
+    if retire and store is not None:
+        raise ConfigurationError("only a log in the checkpoint is retired: a log in a store of its own stays there")
     source, into = CheckpointStorage(checkpoint), CheckpointStorage(place)
-    check_can_create(source, into, log, quiet=quiet)
+    log = open_log(store or source.root, pipeline, writing=True)
+    _check_can_create(source, into, log, quiet=quiet)
     _begin(into, log.pipeline)
-    writer = LogWriter(log.store, log.pipeline, policy)
+    writer = LogWriter(log.store, log.pipeline, policy or CommitPolicy())
     ended = bool(log.view.moved)  # by an earlier try
     view = log.view if ended else writer.start()
-    decision, before = newest_decision(source, log, view), _stamps(source)
+    decision, before = _newest_decision(source, log, view), _stamps(source)
     files = [into.write(f"{FILES}/{path}", source.chunks(path, "the checkpoint's file")) for path in sorted(before)]
     entries = [into.write(f"{ENTRIES}/{key}", [data]) for key, data in entries_of(log.store, view)]
     if _stamps(source) != before:
@@ -85,7 +130,7 @@ def create(
         input=decision.input.end,
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         checkpoint=source.root,
-        store=store,
+        store=log.store.describe() if store is not None else None,
         retired=retire,
         files=tuple(files),
         entries=tuple(entries),
@@ -94,8 +139,8 @@ def create(
     return manifest
 
 
-def check_can_create(source: CheckpointStorage, into: CheckpointStorage, log: Log, *, quiet: float) -> Decide:
-    """The epoch that a savepoint made now would be of; changes nothing.
+def _check_can_create(source: CheckpointStorage, into: CheckpointStorage, log: Log, *, quiet: float) -> Decide:
+    """Return the decision of the epoch that a savepoint made now would be of; changes nothing.
 
     Raises:
         ConfigurationError: The log is not this checkpoint's, or the savepoint's folder is in use.
@@ -110,7 +155,7 @@ def check_can_create(source: CheckpointStorage, into: CheckpointStorage, log: Lo
             f"the pipeline has moved from {source.root} to {view.moved}: make the savepoint there",
             pipeline=log.pipeline,
         )
-    decision, before = newest_decision(source, log, view), _stamps(source)
+    decision, before = _newest_decision(source, log, view), _stamps(source)
     time.sleep(quiet)
     if log.view.tail != view.tail or _stamps(source) != before:
         raise EpochConflictError(
@@ -119,8 +164,8 @@ def check_can_create(source: CheckpointStorage, into: CheckpointStorage, log: Lo
     return decision
 
 
-def newest_decision(source: CheckpointStorage, log: Log, view: LogView) -> Decide:
-    """The newest decision, which must be completed and be the newest batch that Spark has logged."""
+def _newest_decision(source: CheckpointStorage, log: Log, view: LogView) -> Decide:
+    """Return the newest decision, which must be completed and be the newest batch that Spark has logged."""
     if view.undone is not None:
         raise EpochConflictError(
             f"epoch {view.undone.epoch} is decided and not committed everywhere: the query is running, or has died. "
@@ -135,7 +180,7 @@ def newest_decision(source: CheckpointStorage, log: Log, view: LogView) -> Decid
         )
     if Decided.of(decision) is not None:
         raise ConfigurationError(
-            f"pipeline {log.pipeline} runs in the embedded engine, not on Spark: leave out --checkpoint"
+            f"pipeline {log.pipeline} runs in the embedded engine, not on Spark: ask its run for a savepoint"
         )
     about = decision.input
     try:

@@ -114,7 +114,7 @@ class Savepoint:
         if storage.read_if_there(BEGUN):
             raise ConfigurationError(
                 f"{storage.root} holds only a part of a savepoint: the copy was interrupted. Create it again, or "
-                "delete it with `onceward savepoint delete`"
+                "delete it"
             )
         raise ConfigurationError(f"{storage.root} is not a savepoint of a Spark query")
 
@@ -156,10 +156,11 @@ class Savepoint:
                 pass
 
 
-class Listed(msgspec.Struct, frozen=True, kw_only=True):
-    """A savepoint, as `--json` shows it."""
+class FoundSavepoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A savepoint of a Spark query or of the embedded engine, or what an interrupted copy has left of one."""
 
     place: str
+    """Its folder."""
     kind: str
     """"spark", "engine", "incomplete", "damaged", or "newer": of a newer version of the library."""
     pipeline: str
@@ -172,7 +173,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
-def _look(place: str) -> Listed | None:
+def _look(place: str) -> FoundSavepoint | None:
     """What a folder holds; None if that is no savepoint."""
     storage = CheckpointStorage(place)
     begun = storage.read_if_there(BEGUN).decode()
@@ -180,13 +181,13 @@ def _look(place: str) -> Listed | None:
         if not begun:
             return _of_engine(storage)
         if not storage.read_if_there(MANIFEST):
-            return Listed(place=storage.root, kind="incomplete", pipeline=begun)
+            return FoundSavepoint(place=storage.root, kind="incomplete", pipeline=begun)
         saved = Savepoint.load(place)
     except (StateDamagedError, NewerFormatError) as error:
         kind = "damaged" if isinstance(error, StateDamagedError) else "newer"
-        return Listed(place=storage.root, kind=kind, pipeline=begun, problem=str(error))
+        return FoundSavepoint(place=storage.root, kind=kind, pipeline=begun, problem=str(error))
     m = saved.manifest
-    return Listed(
+    return FoundSavepoint(
         place=storage.root,
         kind="spark",
         pipeline=m.pipeline,
@@ -198,18 +199,21 @@ def _look(place: str) -> Listed | None:
     )
 
 
-def _of_engine(storage: CheckpointStorage) -> Listed | None:
+def _of_engine(storage: CheckpointStorage) -> FoundSavepoint | None:
     data = storage.read_if_there(METADATA)
     if not is_metadata(data):  # a Spark checkpoint has a file of that name too
         return None
     made = decode_metadata(data, storage.at(METADATA))
     size = sum(ref.size for ref in made.files)
-    told = Listed(place=storage.root, kind="engine", pipeline=made.pipeline, epoch=made.checkpoint, size=size)
+    told = FoundSavepoint(place=storage.root, kind="engine", pipeline=made.pipeline, epoch=made.checkpoint, size=size)
     return told if made.savepoint else None
 
 
-def listed(place: str) -> list[Listed]:
-    """The savepoint in a folder, or those in the folders right below it.
+def savepoints(place: str) -> list[FoundSavepoint]:
+    """List the savepoint in a folder, or those in the folders right below it.
+
+    Args:
+        place: The folder: a path, or a URL that fsspec knows.
 
     Raises:
         ConfigurationError: There is no such folder.
@@ -223,8 +227,11 @@ def listed(place: str) -> list[Listed]:
     return [one for one in found if one is not None]
 
 
-def found_at(place: str) -> Listed:
-    """What a folder holds.
+def savepoint_at(place: str) -> FoundSavepoint:
+    """Look at the savepoint in a folder.
+
+    Args:
+        place: The folder: a path, or a URL that fsspec knows.
 
     Raises:
         ConfigurationError: That is no savepoint.
@@ -235,14 +242,17 @@ def found_at(place: str) -> Listed:
     return found
 
 
-def delete(place: str) -> None:
+def delete_savepoint(place: str) -> None:
     """Delete a savepoint, or a part of one: first the file without which nobody takes the rest for one.
+
+    Args:
+        place: Its folder: a path, or a URL that fsspec knows.
 
     Raises:
         ConfigurationError: The folder is not a savepoint, or holds other files.
         StateError: Something could not be deleted.
     """
-    found, storage = found_at(place), CheckpointStorage(place)
+    found, storage = savepoint_at(place), CheckpointStorage(place)
     pipeline, others = found.pipeline, sorted(path for path in storage.walk() if not _OWN.match(path))
     if others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""

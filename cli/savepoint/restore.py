@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from onceward.core.checkpoint import CommitPolicy
 from onceward.core.checkpoint.admission import go_back, goes_back
 from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.errors import (
@@ -42,16 +43,13 @@ from onceward.core.log.copies import entries_of, put_entries
 from onceward.core.log.store import IN_CHECKPOINT
 
 from .departure import Departure
-from .manifest import ENTRIES, FILES, IDENTITY
+from .manifest import ENTRIES, FILES, IDENTITY, Savepoint, savepoint_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from onceward.core.checkpoint import CommitPolicy
     from onceward.core.engine.state.handles import FileRef
     from onceward.core.log import LogStore
-
-    from .manifest import Savepoint
 
 
 _log = logging.getLogger("onceward.savepoint")
@@ -67,8 +65,8 @@ class LogAt(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Restoration:
-    """What restoring a savepoint comes to.
+class RestorePlan:
+    """What `restore_savepoint` would do.
 
     Attributes:
         saved: The savepoint.
@@ -89,7 +87,7 @@ class Restoration:
     departure: Departure | None = None
 
     def describe(self) -> str:
-        """For people, in one sentence."""
+        """Return it in one sentence, for people."""
         m = self.saved.manifest
         said = f"restore epoch {m.epoch} of pipeline {m.pipeline} to {self.checkpoint.root}"
         if self.back is not None:
@@ -101,21 +99,43 @@ class Restoration:
         return said
 
 
-def examine(saved: Savepoint, checkpoint: str, store: str | None, why: str | None) -> Restoration:
-    """What restoring comes to; changes nothing.
+def plan_restore(
+    place: str, checkpoint: str, *, store: str | None = None, pipeline: str | None = None, rewind: str | None = None
+) -> RestorePlan:
+    """Return what restoring the savepoint of a Spark query would do, for `restore_savepoint`. Changes nothing.
 
     Args:
-        saved: The savepoint.
+        place: Folder of the savepoint: a path, or a URL that fsspec knows.
         checkpoint: The folder to restore to: new, empty, or with a part of this savepoint.
-        store: URL of the decision log's store; None: in the checkpoint.
-        why: Why the pipeline goes back; None if it does not.
+        store: URL of the store where the decision log will be; None: in the checkpoint.
+        pipeline: Name of the pipeline, to be sure; None: whichever it is.
+        rewind: Why the pipeline goes back although epochs were written since; None if it does not.
 
     Raises:
-        ConfigurationError: The folder holds something else.
+        ConfigurationError: The savepoint is not one of a Spark query, or not of this pipeline, or the folder holds
+            something else.
         EpochConflictError: The sinks have gone on since, or may have, and nobody said why the pipeline goes back.
         StateDamagedError: The savepoint is damaged.
         StoreError: A store did not answer.
     """
+    if rewind is not None and not rewind.strip():
+        raise ConfigurationError("rewind is empty: say why the pipeline goes back")
+    found = savepoint_at(place)
+    if found.kind == "engine":
+        raise ConfigurationError(
+            f"{found.place} is a savepoint of the embedded engine: its program restores it, with "
+            f"pipeline.run(restore={found.place!r})"
+        )
+    saved = Savepoint.load(place)
+    if pipeline not in {None, saved.manifest.pipeline}:
+        raise ConfigurationError(
+            f"{saved.storage.root} is a savepoint of pipeline {saved.manifest.pipeline!r}, not of {pipeline!r}: give "
+            "the folder of the right savepoint"
+        )
+    return _plan(saved, checkpoint, store, rewind)
+
+
+def _plan(saved: Savepoint, checkpoint: str, store: str | None, why: str | None) -> RestorePlan:
     m, into = saved.manifest, CheckpointStorage(checkpoint)
     saved.verify()
     _check_folder(saved, into)
@@ -139,40 +159,45 @@ def examine(saved: Savepoint, checkpoint: str, store: str | None, why: str | Non
     if current is not None and back is not None:
         goes_back(current.view, back, None)  # or an error: it was done before
     departure = None if store is None or current is None else Departure.find(m, into)
-    return Restoration(saved, into, store, back, target.place, current, departure)
+    return RestorePlan(saved, into, store, back, target.place, current, departure)
 
 
-def restore(asked: Restoration, policy: CommitPolicy) -> None:
-    """Do it; see the top of this module.
+def restore_savepoint(plan: RestorePlan, *, policy: CommitPolicy | None = None) -> None:
+    """Restore a savepoint of a Spark query, which is started at its new checkpoint next.
+
+    Args:
+        plan: What `plan_restore` returned. If that is no longer so, the restore is refused.
+        policy: Clocks and pauses.
 
     Raises:
         FencedError: The pipeline was started meanwhile, where it was until now. It goes on there.
         EpochConflictError: It has decided another epoch meanwhile.
         StateError: A file could not be written. Repeat it.
     """
-    saved, into = asked.saved, asked.checkpoint
-    target = open_store(_log_url(into, asked.store), pipeline=saved.manifest.pipeline)
-    place = into.root if asked.store is None else target.describe()
-    if asked.departure is not None:
-        asked.departure.mark()
+    policy = policy or CommitPolicy()
+    saved, into = plan.saved, plan.checkpoint
+    target = open_store(_log_url(into, plan.store), pipeline=saved.manifest.pipeline)
+    place = into.root if plan.store is None else target.describe()
+    if plan.departure is not None:
+        plan.departure.mark()
     try:
-        old = _fence_and_copy(asked, target, place, policy)
+        old = _fence_and_copy(plan, target, place, policy)
     except (EpochConflictError, FencedError):
-        if asked.departure is not None:
-            asked.departure.unmark()  # the query goes on there
+        if plan.departure is not None:
+            plan.departure.unmark()  # the query goes on there
         raise
     identity = _put_files(saved, into)
     if old is not None:
         old.move(place)
-    if asked.current is not None and asked.back is not None:
-        go_back(LogWriter(target, saved.manifest.pipeline, policy), asked.back)
+    if plan.current is not None and plan.back is not None:
+        go_back(LogWriter(target, saved.manifest.pipeline, policy), plan.back)
     _mark_restored(saved, place)
     _put_file(saved, into, identity)
 
 
-def _fence_and_copy(asked: Restoration, target: LogStore, place: str, policy: CommitPolicy) -> LogWriter | None:
+def _fence_and_copy(plan: RestorePlan, target: LogStore, place: str, policy: CommitPolicy) -> LogWriter | None:
     """Fence a driver that is running, and put the log in its new place; return the writer that will end the old log."""
-    saved, current, back, pipeline = asked.saved, asked.current, asked.back, asked.saved.manifest.pipeline
+    saved, current, back, pipeline = plan.saved, plan.current, plan.back, plan.saved.manifest.pipeline
     if current is None and back is not None:
         go_back(LogWriter(target, pipeline, policy), back)
     elif current is not None and current.store is None:
@@ -180,18 +205,18 @@ def _fence_and_copy(asked: Restoration, target: LogStore, place: str, policy: Co
         put_entries(target, _entries(saved), place)
     elif current is not None and current.store is not None and current.place != place:
         old = LogWriter(current.store, pipeline, policy)
-        put_entries(target, entries_of(current.store, _started(old, asked)), place)
+        put_entries(target, entries_of(current.store, _started(old, plan)), place)
         return old
-    elif asked.departure is not None and back is None:  # a rewind fences with a START of its own
-        _started(LogWriter(target, pipeline, policy), asked)
+    elif plan.departure is not None and back is None:  # a rewind fences with a START of its own
+        _started(LogWriter(target, pipeline, policy), plan)
     return None
 
 
-def _started(writer: LogWriter, asked: Restoration) -> LogView:
+def _started(writer: LogWriter, plan: RestorePlan) -> LogView:
     """Append a START to the log in use; raise if the log is no longer as it was when it was examined."""
     view = writer.start()
-    if _is_at(view, asked.saved) != (asked.back is None) or view.undone is not None:
-        where = asked.current.place if asked.current is not None else asked.place
+    if _is_at(view, plan.saved) != (plan.back is None) or view.undone is not None:
+        where = plan.current.place if plan.current is not None else plan.place
         raise EpochConflictError(f"the query was started at {where} meanwhile: repeat this")
     return view
 
@@ -213,11 +238,13 @@ def _is_at(view: LogView, saved: Savepoint) -> bool:
 
 def _refusal(saved: Savepoint, current: LogAt | None) -> str:
     m = saved.manifest
-    again = "or, if the targets were reset or should get the rows again, go back on purpose with --rewind WHY"
+    again = (
+        "or, if the targets were reset or should get the rows again, go back on purpose, with a reason for the rewind"
+    )
     if current is None:
         return (
             f"the savepoint is of epoch {m.epoch}, and the decision log that was in {m.place} cannot be found, so it "
-            f"is unknown whether epochs were written since. Give the location of the log with --store, {again}"
+            f"is unknown whether epochs were written since. Give the location of the log's store, {again}"
         )
     known = "has gone back since" if current.view.rewound else f"has decided epoch {current.view.progress.epoch} since"
     return (
