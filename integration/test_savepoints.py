@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from onceward import KafkaSink, PostgresSink
 from onceward.cli.main import app
-from onceward.cli.savepoint import copies
 from onceward.connectors.spark import exactly_once
 from onceward.core.errors import EpochConflictError
 
@@ -99,8 +98,7 @@ def shop(tmp_path: Path, spark: SparkSession, kafka: KafkaServer, topic: Callabl
 
 
 @pytest.mark.pages
-def test_the_recipes_of_the_page_are_exact(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "QUIET_SECONDS", 0.1)
+def test_the_recipes_of_the_page_are_exact(shop: Shop) -> None:
     shop.feed.add()
     shop.orders("checkpoints/orders", "paid")
 
@@ -144,11 +142,8 @@ def test_the_recipes_of_the_page_are_exact(shop: Shop, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("store", [False, True], ids=["log in the checkpoint", "log in a store of its own"])
-def test_a_format_query_that_was_idle_goes_on_at_one_checkpoint_only(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch, *, store: bool
-) -> None:
+def test_a_format_query_that_was_idle_goes_on_at_one_checkpoint_only(shop: Shop, *, store: bool) -> None:
     """Each of its micro-batches appends a START, so that of `create` does not stop it; the mark of `restore` does."""
-    monkeypatch.setattr(copies, "QUIET_SECONDS", 0.1)
     log = {"store": str(shop.folder / "log"), "pipeline": "orders"} if store else {}
     flags = ["--store", log["store"]] if store else []
 

@@ -16,9 +16,9 @@ import pytest
 import s3fs
 from botocore.exceptions import BotoCoreError
 
-from onceward.cli.savepoint.copies import create_savepoint
-from onceward.cli.savepoint.manifest import delete_savepoint, savepoints
-from onceward.cli.savepoint.restore import plan_restore, restore_savepoint
+from onceward.connectors.spark.savepoints.copies import create_savepoint
+from onceward.connectors.spark.savepoints.manifest import delete_savepoint, savepoints
+from onceward.connectors.spark.savepoints.restore import plan_restore, restore_savepoint
 from onceward.core.checkpoint import CommitPolicy
 from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.errors import EpochConflictError

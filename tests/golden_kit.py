@@ -19,8 +19,8 @@ import pyarrow as pa
 import pytest
 
 from onceward import FileSink, SqlAlchemySink
-from onceward.cli.savepoint.manifest import BEGUN, MANIFEST, RESTORED, Manifest
 from onceward.connectors.files.sink import AREA
+from onceward.connectors.spark.savepoints.manifest import BEGUN, MANIFEST, RESTORED, Manifest
 from onceward.core.checkpoint import CommitPolicy, Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.engine.state.handles import FileRef

@@ -82,10 +82,10 @@ MAY_IMPORT = {
     "sources": {"core"},
     **{f"connectors.{system}": {"core", "sinks", "sources"} for system in SYSTEMS},
     "testing": {"core", "sinks", "sources", *(f"connectors.{system}" for system in SYSTEMS)},
-    "cli": {"core", "sinks", "sources", "testing", *(f"connectors.{system}" for system in SYSTEMS)},
+    "cli": {"core", "operations", "sinks", "sources", "testing", *(f"connectors.{system}" for system in SYSTEMS)},
 }
-"""Packages, and what each may import; ARCHITECTURE.md draws it. `connectors.spark` reaches the ready sinks and
-sources of other systems through `onceward`'s own lazy names alone."""
+"""Packages, and what each may import; ARCHITECTURE.md draws it. `operations` is the public module. `connectors.spark`
+reaches the ready sinks and sources of other systems through `onceward`'s own lazy names alone."""
 GRANTED = {
     ("connectors/spark/kafka.py", "connectors.kafka"),
     ("connectors/spark/writer.py", "connectors.monitoring"),

@@ -36,7 +36,7 @@ def rows_in(folder: Path) -> list[int]:
 def test_each_name_is_documented_and_its_values_cannot_be_changed(name: str) -> None:
     public = getattr(operations, name)
     assert public.__doc__
-    assert public.__module__.startswith("onceward.core.")
+    assert public.__module__.startswith(("onceward.core.", "onceward.connectors.spark.savepoints."))
     if dataclasses.is_dataclass(public):
         assert vars(public)["__dataclass_params__"].frozen
     elif isinstance(public, type) and issubclass(public, msgspec.Struct):

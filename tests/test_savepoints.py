@@ -19,12 +19,12 @@ import pytest
 from typer.testing import CliRunner
 
 from onceward.cli.main import app, main
-from onceward.cli.savepoint import copies
-from onceward.cli.savepoint.copies import create_savepoint
-from onceward.cli.savepoint.manifest import Manifest, Savepoint, delete_savepoint, savepoints
-from onceward.cli.savepoint.restore import plan_restore, restore_savepoint
 from onceward.connectors.spark.handler import EpochHandler
 from onceward.connectors.spark.options import FormatOptions
+from onceward.connectors.spark.savepoints import copies
+from onceward.connectors.spark.savepoints.copies import create_savepoint
+from onceward.connectors.spark.savepoints.manifest import Manifest, Savepoint, delete_savepoint, savepoints
+from onceward.connectors.spark.savepoints.restore import plan_restore, restore_savepoint
 from onceward.connectors.spark.writer import StreamWriter
 from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.errors import (

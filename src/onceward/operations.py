@@ -3,9 +3,19 @@
 `onceward txn` and `onceward checkpoints` do the same from a shell.
 """
 
+from .connectors.spark.savepoints.copies import SavepointPlan, create_savepoint, plan_savepoint
+from .connectors.spark.savepoints.manifest import (
+    FoundSavepoint,
+    Manifest,
+    delete_savepoint,
+    savepoint_at,
+    savepoints,
+)
+from .connectors.spark.savepoints.restore import RestorePlan, plan_restore, restore_savepoint
 from .core.checkpoint.recovery import TransactionStatus
 from .core.operations.logs import Log, open_log
 from .core.operations.refusals import Refusal, RefusedError
+from .core.operations.requests import request_savepoint
 from .core.operations.resolve import (
     Aborted,
     CommitPlan,
@@ -29,14 +39,18 @@ __all__ = [
     "Advice",
     "CommitPlan",
     "CommittedEpoch",
+    "FoundSavepoint",
     "FoundTransaction",
     "History",
     "Log",
+    "Manifest",
     "NotAborted",
     "Refusal",
     "RefusedError",
     "RepairPlan",
     "RepairedLog",
+    "RestorePlan",
+    "SavepointPlan",
     "Survey",
     "Target",
     "TransactionStatus",
@@ -44,11 +58,19 @@ __all__ = [
     "abort_undecided",
     "abortable",
     "commit_decided",
+    "create_savepoint",
+    "delete_savepoint",
     "history",
     "open_log",
     "plan_commit",
     "plan_repair",
+    "plan_restore",
+    "plan_savepoint",
     "repair_log",
+    "request_savepoint",
+    "restore_savepoint",
+    "savepoint_at",
+    "savepoints",
     "sinks_target",
     "survey",
 ]

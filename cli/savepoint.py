@@ -7,14 +7,20 @@ from typing import Annotated
 import typer
 
 from onceward.core.errors import ConfigurationError
-from onceward.core.operations.logs import open_log
-from onceward.core.operations.requests import request_savepoint
+from onceward.operations import (
+    create_savepoint,
+    delete_savepoint,
+    open_log,
+    plan_restore,
+    plan_savepoint,
+    request_savepoint,
+    restore_savepoint,
+    savepoint_at,
+    savepoints,
+)
 
-from .. import show
-from ..options import AsJson, Pipeline, Yes  # noqa: TC001 - typer reads them
-from .copies import create_savepoint, plan_savepoint
-from .manifest import delete_savepoint, savepoint_at, savepoints
-from .restore import plan_restore, restore_savepoint
+from . import show
+from .options import AsJson, Pipeline, Yes  # noqa: TC001 - typer reads them
 
 app = typer.Typer(no_args_is_help=True, help="Make, list, restore and delete savepoints.")
 
