@@ -37,7 +37,7 @@ class Request(msgspec.Struct, frozen=True):
 
     id: str
     kind: str
-    """Name of a Kind."""
+    """Name of a CheckpointKind."""
     target: str
     """Location of the savepoint."""
 

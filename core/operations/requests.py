@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..engine.channels import Kind
+from ..engine.channels import CheckpointKind
 from ..engine.requests import ask
 from ..engine.state.storage import locate
 
@@ -27,5 +27,5 @@ def request_savepoint(log: Log, place: str, *, stop: bool = False, drain: bool =
         CheckpointFailedError: The savepoint was not made, or not in time.
         StoreError: The store did not answer.
     """
-    kind = Kind.DRAIN if drain else Kind.SUSPEND if stop else Kind.SAVEPOINT
+    kind = CheckpointKind.DRAIN if drain else CheckpointKind.SUSPEND if stop else CheckpointKind.SAVEPOINT
     return ask(log.store, kind, locate(place), timeout=timeout)
