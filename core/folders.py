@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import secrets
+import stat
 import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
@@ -55,6 +56,26 @@ def make_folder(folder: Path) -> None:
     for path in reversed(missing[: next((n for n, path in enumerate(missing) if path.is_dir()), 0)]):
         path.mkdir(exist_ok=True)
         sync_folder(path.parent)
+
+
+def open_regular(path: Path, flags: int) -> int:
+    """Open a regular file; others may write into its folder, too.
+
+    A link may lead to any file that this process can read or write, and a pipe waits for its other end.
+
+    Raises:
+        OSError: It cannot be opened, or it is a link, a pipe, a folder or a device.
+    """
+    try:
+        handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a link and not a regular file", str(path)) from error
+        raise
+    if stat.S_ISREG(os.fstat(handle).st_mode):
+        return handle
+    os.close(handle)
+    raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
 def put_once(path: Path, data: bytes) -> bool:

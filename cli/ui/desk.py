@@ -73,6 +73,8 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 class Unsynced(DirectoryStore):
     """A decision log's directory for reading without syncing it: nobody acts on what is shown here."""
 
+    most_bytes = 1 << 26  # of each pipeline in turn, by one process
+
     def __init__(self, path: Path) -> None:
         self.path, self.shared = path, False
 
@@ -129,11 +131,16 @@ class Watch:
             store = Unsynced(folder)
             try:
                 name = read(store).pipeline
-            except OncewardError as error:  # the folders after it may be sound
+            except Exception as error:  # noqa: BLE001 - whatever is in it, the folders after it may be sound
                 self.errors.append(f"{folder}: {error}")
                 continue
             if name and self._pipeline in (None, name):
                 self._found[str(folder)] = Watched(Log(name, store), str(folder))
+
+
+def _is_text(name: str) -> bool:
+    """Return whether a name can be shown; JSON has no form for one that is not UTF-8."""
+    return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 def _log_folders(root: Path) -> Iterator[Path]:
@@ -147,7 +154,9 @@ def _log_folders(root: Path) -> Iterator[Path]:
                 if any(position_of(entry.name) is not None for entry in some[:_NAMES]):
                     yield folder
                 else:  # the log of a checkpoint first: Spark's own folders beside it may be many
-                    inside = sorted(entry.name for entry in some if entry.is_dir(follow_symlinks=False))
+                    inside = sorted(
+                        entry.name for entry in some if entry.is_dir(follow_symlinks=False) and _is_text(entry.name)
+                    )
                     below += [folder / name for name in sorted(inside, key=lambda name: name != IN_CHECKPOINT)]
         left -= len(level)
         level = below

@@ -8,6 +8,7 @@ is asked every ten seconds.
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -19,6 +20,7 @@ from onceward.core.engine.completion import QUERY as EMBEDDED
 from onceward.core.engine.events import CheckpointRecord, TaskRecord
 from onceward.core.errors import OncewardError
 from onceward.core.log import Decide, DirectoryStore
+from onceward.core.log.entries import position_of
 from onceward.core.log.notes import FILE, notes
 from onceward.core.operations.survey import GivenUp, given_up
 from onceward.core.transaction import rows_by_sink
@@ -35,6 +37,8 @@ TRANSACTIONS: Final = 200
 """Of an epoch; how many there are is told anyway."""
 _NOTES: Final = 4 * EPOCHS
 _STARTS: Final = 10
+_BATCH: Final = re.compile(r"[0-9]{1,18}")
+"""Name of a file in Spark's checkpoint."""
 SEARCH_EVERY: Final = 10.0
 """Seconds between two searches for new pipelines, and between two looks at a store that is no directory."""
 
@@ -142,20 +146,22 @@ class Watched:
     def look(self) -> None:
         """Read again what has changed."""
         signature = self._changes()
-        if signature == self._signature:
+        if signature == self._signature and not self.shown.error:
             return
         try:
-            self.shown = self._read()
-            self._signature = signature
-        except OncewardError as error:
-            self.shown = msgspec.structs.replace(self.shown, error=str(error))
+            shown = self._read()
+            msgspec.json.encode(shown)  # a note may hold a number that JSON of the page cannot
+            self.shown, self._signature = shown, signature
+        except Exception as error:  # noqa: BLE001 - whatever others wrote into the folder, it hides no other pipeline
+            told = str(error) if isinstance(error, OncewardError) else f"{type(error).__name__}: {error}"
+            self.shown = msgspec.structs.replace(self.shown, error=told)
 
     def _changes(self) -> Any:
         """What is different after every change of what is read."""
         if self._folder is None:
             return int(time.monotonic() / SEARCH_EVERY)
         try:
-            found: list[Any] = sorted(entry.name for entry in self._folder.iterdir())
+            found: list[Any] = sorted(map(_signed, self._folder.iterdir()))
         except OSError as error:
             found = [str(error)]
         folders = [self._spark / "offsets", self._spark / "commits"] if self._spark is not None else []
@@ -192,6 +198,15 @@ class Watched:
             starts=[_start(one) for one in noted if one.what == "start"][-_STARTS:][::-1],
             given_up=given_up(self.log)[-EPOCHS:],
         )
+
+
+def _signed(path: Path) -> tuple[Any, ...]:
+    """Return what is different after a change of an entry; an entry is written once, so others have changed it."""
+    if position_of(path.name) is not None:
+        with suppress(OSError):
+            stat = path.lstat()
+            return path.name, stat.st_ino, stat.st_mtime_ns, stat.st_size
+    return (path.name,)
 
 
 def _of_decision(decision: Decide, completed: str | None) -> Epoch:
@@ -251,7 +266,8 @@ def _add_checkpoint(rows: dict[int, Epoch], record: CheckpointRecord, at: str) -
 def _add_spark(rows: dict[int, Epoch], checkpoint: Path) -> None:
     """When Spark planned each batch, when it recorded its end, and the batch that is in progress."""
     with suppress(OSError):
-        newest = max((int(p.name) for p in (checkpoint / "offsets").iterdir() if p.name.isdigit()), default=None)
+        names = [path.name for path in (checkpoint / "offsets").iterdir()]
+        newest = max((int(name) for name in names if _BATCH.fullmatch(name)), default=None)
         if newest is not None:
             rows.setdefault(newest, Epoch(epoch=newest))
     for row in sorted(rows.values(), key=lambda row: row.epoch)[-EPOCHS:]:

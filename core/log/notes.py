@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from ..folders import open_regular
 from .store import DirectoryStore
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def note(store: LogStore, what: str, fields: Any) -> None:
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = msgspec.json.encode({"what": what, "at": at, "fields": fields}) + b"\n"
         # One write at the end of the file: lines of two processes do not mix.
-        handle = os.open(store.path / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        handle = open_regular(store.path / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
             os.write(handle, line)
             full = os.fstat(handle).st_size > MOST_BYTES
@@ -89,7 +90,7 @@ def notes(folder: Path, most: int) -> list[Note]:
 
 def _read(path: Path) -> list[Note]:
     found: list[Note] = []
-    with suppress(OSError), path.open("rb") as file:
+    with suppress(OSError), os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
         for line in file.read(_TAIL).splitlines():
             with suppress(msgspec.MsgspecError):

@@ -13,6 +13,7 @@ Callers treat every exception of put_if_absent as "in doubt" and offer the same 
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from ..errors import ConfigurationError, NoDecisionLogError, StoreError
-from ..folders import make_folder, put_once, remove_abandoned, sync_folder
+from ..folders import make_folder, open_regular, put_once, remove_abandoned, sync_folder
 from .bounded import bounded
 from .objects import CONDITIONAL_PUT, ObjectStore, open_objects
 
@@ -35,6 +36,8 @@ IN_CHECKPOINT: Final = "onceward"
 """Folder of the decision log inside a Spark checkpoint, so that it is copied and moved with it."""
 MOVED_MARK: Final = f"{IN_CHECKPOINT}/.moved"
 """File in a checkpoint that a restored savepoint has replaced, if the log is elsewhere: it names the new checkpoint."""
+MOST_BYTES: Final = 1 << 30
+"""Of an entry in a directory: a larger one was not written by onceward."""
 _SQL: Final = ("sqlite", "postgresql", "mariadb", "mysql")
 
 
@@ -126,6 +129,9 @@ class DirectoryStore:
             close-to-open consistency, as NFS has). A local one is refused where the driver may move.
     """
 
+    most_bytes = MOST_BYTES
+    """Size of the largest entry that is read."""
+
     def __init__(self, path: str | os.PathLike[str], *, shared: bool = False) -> None:
         self.path = Path(path)
         self.shared = shared
@@ -142,6 +148,8 @@ class DirectoryStore:
 
     @bounded
     def put_if_absent(self, key: str, data: bytes) -> bool:
+        if len(data) > MOST_BYTES:
+            raise StoreError(f"entry {key} has {len(data)} bytes, and {self.describe()} takes at most {MOST_BYTES}")
         with self._doing(f"write entry {key} in"):
             if not self._is_tidy:
                 remove_abandoned(self.path)
@@ -172,9 +180,12 @@ class DirectoryStore:
         return f"directory {self.path}"
 
     def contents(self, key: str) -> bytes:
-        """The bytes of an entry's file; of a pipe, nothing: it would wait for a writer."""
-        with os.fdopen(os.open(self.path / key, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            return file.read()
+        """Return the bytes of an entry's file; an OSError if it is no regular file, or larger than any entry is."""
+        with os.fdopen(open_regular(self.path / key, os.O_RDONLY), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > self.most_bytes:
+                raise OSError(errno.EFBIG, f"it has {size} bytes, and at most {self.most_bytes} are read")
+            return file.read(size)
 
     @contextmanager
     def _doing(self, what: str) -> Iterator[None]:
