@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,6 +19,7 @@ from onceward.cli.operate import Search
 from onceward.cli.ui.desk import Desk, Look, Unsynced, Watch
 from onceward.cli.ui.model import EPOCHS
 from onceward.connectors.kafka.connector import KafkaConnector
+from onceward.core.checkpoint import CommitPolicy
 from onceward.core.errors import RetryableSinkError
 from onceward.core.log import DirectoryStore, LogWriter, MemoryStore, read
 from onceward.core.log.notes import FILE, MOST_BYTES, OLDER, note, notes
@@ -44,6 +47,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
     monkeypatch.chdir(tmp_path)
     sys.modules.pop("ui_jobs", None)
     return Folder(tmp_path)
+
+
+def _in_two_hours() -> str:
+    return (datetime.now(UTC) + timedelta(hours=2)).isoformat(timespec="milliseconds")
 
 
 def client(folder: Folder, host: str = "127.0.0.1:8461", names: Any = None, **options: Any) -> TestClient:
@@ -99,6 +106,21 @@ class TestWhatIsShown:
         states = {step["step"]: step["state"] for step in newest["steps"]}
         assert (states["decide"], states["commit"], states["complete"]) == ("done", "waiting", "ahead")
 
+    def test_the_wait_of_a_decision_that_was_completed_later_counts_as_no_time_of_the_epoch(
+        self, folder: Folder
+    ) -> None:
+        folder.finish(0)
+        folder.die_after_deciding(1)
+        began = time.time() - 5
+        os.utime(folder.orders / "offsets" / "1", (began, began))
+        (decision,) = [d for d, done in read(DirectoryStore(folder.orders / "onceward")).decisions if done is None]
+        writer = LogWriter(DirectoryStore(folder.orders / "onceward"), "orders", CommitPolicy(now=_in_two_hours))
+        writer.start("txn commit")
+        writer.complete(decision.epoch)
+        newest = shown(client(folder))["epochs"][0]
+        assert (newest["epoch"], newest["status"]) == (1, "completed")
+        assert 0 < newest["milliseconds"] < 60_000
+
     def test_the_engines_checkpoints_with_size_alignment_and_acknowledged_subtasks(self, folder: Folder) -> None:
         folder.run_engine()
         told = shown(client(folder), "totals")
@@ -136,7 +158,6 @@ class TestWhatIsShown:
 
     def test_another_store_is_shown_by_name_with_what_was_seen_of_it(self, tmp_path: Path) -> None:
         url = f"sqlite:///{tmp_path}/log.db"
-        from onceward.core.checkpoint import CommitPolicy
         from onceward.core.log import EpochInput, open_store
 
         writer = LogWriter(open_store(url, pipeline="p"), "p", CommitPolicy())
@@ -216,6 +237,13 @@ class TestNotes:
         store.path.rmdir()
         note(store, "epoch", {"epoch": 3})
         assert notes(store.path, 10) == []
+
+    def test_starts_are_shown_behind_any_number_of_later_epochs(self, folder: Folder) -> None:
+        folder.finish(0)
+        store = DirectoryStore(folder.orders / "onceward")
+        for epoch in range(1, 1200):
+            note(store, "epoch", {"epoch": epoch, "rows": 1, "sinks": {"files": 1}, "transactions": 1})
+        assert len(shown(client(folder))["starts"]) == 1
 
     def test_notes_are_no_entries_of_the_log(self, folder: Folder) -> None:
         folder.finish(0)

@@ -277,7 +277,8 @@ def _add_spark(rows: dict[int, Epoch], checkpoint: Path) -> None:
         if row.logged is not None and row.status == "in progress":  # older than all that onceward wrote down
             row.status, row.completed = "completed", row.logged
         if row.milliseconds is None and row.began is not None and row.completed is not None:
-            row.milliseconds = _between(row.began, row.completed)
+            # A decision that waited for an operator, or for the next start, was not written meanwhile.
+            row.milliseconds = _between(row.began, row.decided or row.completed)
 
 
 def _steps(row: Epoch, *, of_spark: bool) -> list[Step]:

@@ -8,6 +8,7 @@ has them: elsewhere each would be a request.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -28,8 +29,8 @@ FILE: Final = ".history"
 OLDER: Final = ".history.1"
 MOST_BYTES: Final = 1 << 18
 """Size at which the file becomes the older one, in place of the one before."""
-_TAIL: Final = 1 << 17
-"""How much of each file is read."""
+_TAIL: Final = 2 * MOST_BYTES
+"""How much of each file is read: all of it, unless others have made it larger."""
 _NAMES: Final = 50
 """How many transactions a note names at most."""
 
@@ -80,12 +81,17 @@ def note_epoch(store: LogStore, event: EpochCompleted) -> None:
 
 
 def notes(folder: Path, most: int) -> list[Note]:
-    """The newest notes in a log's directory, oldest first; lines that are not notes are left out."""
+    """Return the newest notes of each kind in a log's directory, oldest first; lines that are not notes are kept out.
+
+    Starts are few among the notes of epochs, so each kind has a limit of its own.
+    """
+    kept: Counter[str] = Counter()
     found: list[Note] = []
-    for name in (FILE, OLDER):
-        if len(found) < most:
-            found = _read(folder / name) + found
-    return found[-most:]
+    for one in reversed(_read(folder / OLDER) + _read(folder / FILE)):
+        if kept[one.what] < most:
+            kept[one.what] += 1
+            found.append(one)
+    return found[::-1]
 
 
 def _read(path: Path) -> list[Note]:

@@ -221,7 +221,7 @@ function pipeline(one) {
       h("dl", { class: "facts" },
         fact("Newest epoch", newest ? number(newest.epoch) : "none", newest?.status),
         fact("Last commit", last ? ago(last.completed) : "none", last ? clock(last.completed) : ""),
-        fact("Rows in it", last ? number(last.rows ?? 0) : "", last ? sinks(last) : ""),
+        fact("Rows in it", last ? rowsOf(last) : "", last ? sinks(last) : ""),
         fact("Writer", `START ${one.writer}`, one.starts[0] ? `started ${ago(one.starts[0].at)}` : "")),
       h("p", { class: "small soft" }, `Decision log ${one.log} in `, h("code", {}, one.store))),
     doubt(one),
@@ -231,6 +231,9 @@ function pipeline(one) {
     givenUp(one),
   ].filter(Boolean);
 }
+
+// Nobody wrote down the rows of an epoch that is older than all notes; a checkpoint without an epoch's note wrote none.
+const rowsOf = (row) => row.rows !== null ? number(row.rows) : row.kind === "epoch" ? "not recorded" : number(0);
 
 const fact = (name, value, note) => h("div", {}, h("dt", {}, name), h("dd", {}, value, note ? h("small", {}, note) : null));
 const sinks = (row) => Object.entries(row.sinks).map(([name, rows]) => (rows === null ? name : `${name} ${number(rows)}`)).join(", ");
