@@ -48,8 +48,9 @@ if TYPE_CHECKING:
 
     from .options import Access
 
-_OLDEST: Final = {"pyspark": (4, 0), "pandas": (2, 2)}
+_OLDEST: Final = {"pyspark": (3, 5), "pandas": (2, 2)}
 """Spark asks for pandas wherever Arrow goes in or out of a Python function."""
+_WITHOUT_DATA_SOURCES: Final = "exactly_once works; the formats, read_stream and register need pyspark 4.0 or newer"
 _LOG: Final = "decision log"
 _OWNERSHIP: Final = "ownership"
 _STARTS: Final = "starts"
@@ -150,8 +151,11 @@ def _package(name: str, oldest: tuple[int, int]) -> Finding:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
         return failed(name, "not installed", advice)
-    if tuple(int(part) for part in version.split(".")[:2]) < oldest:
+    release = tuple(int(part) for part in version.split(".")[:2])
+    if release < oldest:
         return failed(name, f"{version} is older than {oldest[0]}.{oldest[1]}", advice)
+    if name == "pyspark" and release < (4, 0):
+        return ok(name, f"{version}: {_WITHOUT_DATA_SOURCES}")
     return ok(name, version)
 
 

@@ -22,7 +22,8 @@ def main(servers: str = "", dsn: str = "", checkpoint: str = "checkpoints/paid-j
     """Run the pipeline over everything that is in the topic now."""
     servers, dsn = servers or os.environ["KAFKA_BOOTSTRAP_SERVERS"], dsn or os.environ["DATABASE_URL"]
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    package = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}"
+    scala = "2.12" if pyspark.__version__.startswith("3.") else "2.13"
+    package = f"org.apache.spark:spark-sql-kafka-0-10_{scala}:{pyspark.__version__}"
     setting = ("spark.jars", jars) if jars else ("spark.jars.packages", package)
     spark = SparkSession.builder.master("local[2]").appName("jvm-source").config(*setting).getOrCreate()
     orders = (

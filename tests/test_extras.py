@@ -69,7 +69,7 @@ OLD = """
 import importlib.metadata as metadata
 import onceward
 version = metadata.version
-metadata.version = lambda package: "3.5.1" if package == "pyspark" else version(package)
+metadata.version = lambda package: "3.4.1" if package == "pyspark" else version(package)
 def old(*_):
     module = "pyspark.sql.streaming.readwriter"
     raise ModuleNotFoundError(f"No module named {module!r}", name=module)
@@ -84,7 +84,7 @@ except Exception as error:
 def test_a_package_that_is_too_old_is_told_from_one_that_is_missing() -> None:
     done = subprocess.run([sys.executable, "-c", OLD], capture_output=True, text=True, check=True)
     assert re.fullmatch(
-        r"ConfigurationError exactly_once needs pyspark(<5,>=4.0|>=4.0,<5), and pyspark 3.5.1 is installed: "
+        r"ConfigurationError exactly_once needs pyspark(<5,>=3.5|>=3.5,<5), and pyspark 3.4.1 is installed: "
         r"pip install 'onceward\[spark\]'\n",
         done.stdout,
     ), done.stdout + done.stderr

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 from pyspark.errors import PySparkTypeError
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from onceward.core.errors import ConfigurationError, OncewardError, SourceError
@@ -22,6 +21,7 @@ from onceward.core.kit.pieces import pieces
 from onceward.core.kit.rows import cast
 from onceward.core.source import ResettableSource, read_split
 
+from .data_sources import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition, need_available
 from .task import arrow_schema
 
 if TYPE_CHECKING:
@@ -232,9 +232,10 @@ def read_stream(spark: SparkSession, source: ResettableSource, *, max_rows: int 
 
     Raises:
         ConfigurationError: It is not a ResettableSource, cannot be pickled, has a column of a type that Spark cannot
-            read, or `max_rows` is not above 0.
+            read, or `max_rows` is not above 0; or pyspark is older than 4.0.
         SourceError: The source does not answer.
     """
+    need_available("read_stream", "read with one of Spark's own sources (spark.readStream.format(…))")
     if not isinstance(source, ResettableSource):
         raise ConfigurationError(f"read_stream takes a ResettableSource, not {type(source).__name__}")
     check_type("max_rows", max_rows, int | None)

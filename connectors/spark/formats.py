@@ -10,7 +10,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from pyspark.errors import AnalysisException
-from pyspark.sql.datasource import DataSource
 
 from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.connector import connectors
@@ -19,6 +18,7 @@ from onceward.core.kit.extras import needing
 from onceward.core.kit.options import option_names, plain
 from onceward.sinks import DirectSink, TwoPhaseCommitSink
 
+from .data_sources import DataSource, need_available
 from .kafka import is_ours, publisher_from_options
 from .options import COMMON, FormatOptions
 from .query import ASYNC, refused
@@ -190,7 +190,12 @@ def formats() -> list[type[SinkFormat]]:
 
 
 def register(spark: SparkSession) -> None:
-    """Register the formats with a session; Spark also finds them by the names of the `pyspark_onceward_*` modules."""
+    """Register the formats with a session; Spark also finds them by the names of the `pyspark_onceward_*` modules.
+
+    Raises:
+        ConfigurationError: pyspark is older than 4.0.
+    """
+    need_available("register", "leave it out and write with exactly_once(df, sink), which needs no format")
     warn_of_python(spark)
     for kind in formats():
         try:

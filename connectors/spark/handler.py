@@ -17,6 +17,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import pyarrow as pa
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.errors.exceptions.captured import CapturedException
 
@@ -50,6 +51,7 @@ from .task import (
     ACK_SCHEMA,
     SIZE_COLUMN,
     STAGE_COLUMN,
+    collected,
     projected,
     schema_for,
     share_batches,
@@ -398,10 +400,10 @@ class EpochHandler:
         try:
             if limit != math.inf:
                 frame = frame.where(f"if({self.row_size} <= {limit}, true, raise_error('{TOO_LARGE}'))")
-            return projected(frame, self.sinks).toArrow()
+            return collected(projected(frame, self.sinks))
         except pa.ArrowInvalid:
             pass
-        except PySparkException as error:
+        except (PySparkException, Py4JJavaError) as error:  # the latter from pyspark 3.5
             if TOO_LARGE not in str(error):
                 raise
         self._note_size(math.inf)  # until the run ends

@@ -168,6 +168,14 @@ def _with_nulls(row: Any) -> StructType:
     return StructType([StructField(field.name, field.dataType, metadata=field.metadata) for field in row])
 
 
+def collected(frame: DataFrame) -> pa.Table:
+    """Collect a frame's rows, whose columns have different names."""
+    if hasattr(frame, "toArrow"):
+        return frame.toArrow()
+    batches = cast("Any", frame)._collect_as_arrow()  # noqa: SLF001 - pyspark 3.5 has no public way
+    return pa.Table.from_batches(batches) if batches else arrow_schema(frame.schema).empty_table()
+
+
 def with_plain_names(frame: DataFrame) -> tuple[DataFrame, Sequence[str] | None]:
     """The frame for `mapInArrow`, which looks columns up by name, and the names if it has others now."""
     names = frame.columns
