@@ -86,6 +86,21 @@ pages: java setup ## Follow README and other pages as a new user would, with the
 	@echo "== pages"
 	@$(PYTEST) integration -m "pages $(SELECT)" --numprocesses 2 --dist loadscope --durations=5 $(ARGS)
 
+# The slice that shows that pyspark 3.5 works: exactly_once with its kills, savepoints, explain, metrics, the pipeline test kit.
+SPARK35 = integration/test_spark_older.py integration/test_spark_exactly_once.py integration/test_spark_metrics.py \
+  integration/test_savepoints.py
+# pyspark 3.5 compares versions with distutils, and leaves sockets to the garbage collection.
+SPARK35_WARNS = -W "ignore:distutils:DeprecationWarning" -W ignore::ResourceWarning
+
+.PHONY: spark35
+spark35: export VENV := .venv-spark35
+spark35: BIN := .venv-spark35/bin
+spark35: java ## The tests of exactly_once, savepoints, explain and metrics on pyspark 3.5, in a virtual environment of its own
+	@scripts/prerequisites.sh python
+	@scripts/spark35.sh
+	@echo "== pyspark 3.5"
+	@$(PYTEST) $(SPARK35) $(SPARK35_WARNS) -k "not format" -m "not nightly" --numprocesses 2 --dist loadscope --no-loadscope-reorder --durations=10 $(ARGS)
+
 .PHONY: containers
 containers: java setup ## The tests that need a Docker engine
 	@echo "== container tests"

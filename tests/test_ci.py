@@ -17,6 +17,7 @@ MAKE = """#!/bin/sh
 echo "$*" >> made
 case " $FAILING " in *" $1 "*) exit 1 ;; esac
 """
+OLDER = "spark35 SPARK35=integration/test_spark_older.py"
 OF_AN_EARLIER_RUN = '{"integration/test_ui.py::test_x": true}'
 
 
@@ -33,7 +34,7 @@ def run(folder: Path, failing: str) -> tuple[int, list[str]]:
 
 
 def test_it_does_what_readme_says(tmp_path: Path) -> None:
-    assert run(tmp_path, "") == (0, ["docs", "test", "pages"])
+    assert run(tmp_path, "") == (0, ["docs", "test", "pages", OLDER])
 
 
 def test_what_fails_once_is_repeated_and_nothing_is_left_out(tmp_path: Path) -> None:
@@ -41,12 +42,19 @@ def test_what_fails_once_is_repeated_and_nothing_is_left_out(tmp_path: Path) -> 
     left = tmp_path / ".pytest_cache" / "v" / "cache" / "lastfailed"
     left.parent.mkdir(parents=True)
     left.write_text(OF_AN_EARLIER_RUN)
-    assert run(tmp_path, "test") == (0, ["docs", "test", "check", "long ARGS=--last-failed", "pages"])
+    assert run(tmp_path, "test") == (0, ["docs", "test", "check", "long ARGS=--last-failed", "pages", OLDER])
     assert not left.exists()
 
 
 @pytest.mark.parametrize(
-    ("failing", "last"), [("docs", "docs"), ("test check", "check"), ("test long", "long"), ("pages", "pages ARGS")]
+    ("failing", "last"),
+    [
+        ("docs", "docs"),
+        ("test check", "check"),
+        ("test long", "long"),
+        ("pages", "pages ARGS"),
+        ("spark35", f"{OLDER} ARGS"),
+    ],
 )
 def test_what_fails_twice_has_failed(tmp_path: Path, failing: str, last: str) -> None:
     status, made = run(tmp_path, failing)

@@ -1,0 +1,44 @@
+"""A driver with Spark's own Kafka source: into Kafka, PostgreSQL and files, exactly once, until it is killed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pyspark
+from pyspark.sql import SparkSession
+
+from onceward import FileSink, KafkaSink, PostgresSink, exactly_once
+from onceward.testing.services.jars import PEER_JARS, ensure_jars
+
+IS_OLDER = pyspark.__version__.startswith("3.5.")
+JARS = Path(__file__).with_name("spark-kafka-3.5.7.lock") if IS_OLDER else PEER_JARS
+
+
+def main() -> None:
+    servers, folder = os.environ["KAFKA_BOOTSTRAP_SERVERS"], os.environ["PIPELINE_FOLDER"]
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    spark = builder.config("spark.jars", ",".join(map(str, ensure_jars(JARS).glob("*.jar")))).getOrCreate()
+    words = (
+        spark.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", servers)
+        .option("kafka.isolation.level", "read_committed")
+        .option("subscribe", "numbers")
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", "200")
+        .load()
+        .selectExpr("CAST(get_json_object(CAST(value AS string), '$.id') AS long) AS id")
+        .selectExpr("id", "concat('w', id) AS word")
+    )
+    exactly_once(
+        words,
+        KafkaSink(name="topic", bootstrap_servers=servers, topic="words", select=["to_json(struct(*)) AS value"]),
+        PostgresSink(name="table", dsn=os.environ["DATABASE_URL"], table="words"),
+        FileSink("files", f"{folder}/files"),
+        checkpoint=f"{folder}/checkpoint",
+        pipeline=os.environ["PIPELINE_NAME"],
+    ).start().awaitTermination()
+
+
+if __name__ == "__main__":
+    main()
