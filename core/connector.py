@@ -18,6 +18,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from .errors import ConfigurationError
+from .operations.refusals import Refusal, RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -86,11 +87,10 @@ class Connector(ABC):
         """Return what lists and ends transactions here, of any pipeline and sink; `onceward txn` asks it.
 
         Raises:
-            ConfigurationError: They can be listed only through the pipeline's own sinks.
+            RefusedError: They can be listed only through the pipeline's own sinks.
         """
-        raise ConfigurationError(
-            f"--at {self.name}={self.address_form or '…'}: transactions of this kind of system cannot be found by its "
-            "address. Pass the pipeline's own --sinks module:name"
+        raise RefusedError(
+            f"{self.name}: transactions of this kind of system cannot be found by its address", Refusal.NEEDS_SINKS
         )
 
     def place(self, name: str) -> Place:

@@ -313,7 +313,7 @@ def test_a_message_that_is_no_json_object_is_told_with_one_hint(value: bytes) ->
     place = PostgresConnector("host=x").place("orders")
     with pytest.raises(ConfigurationError, match="not a JSON object") as refused:
         list(mapped([batch], place, pa.schema([("id", pa.int64())]), None))
-    assert str(refused.value).count("--map") == 1
+    assert message(refused.value).count("--map") == 1
 
 
 def test_a_table_that_is_missing_is_not_to_be_created_by_whoever_verifies(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ class DatabaseConnector(Connector):
     def _arguments(self) -> dict[str, Any]:
         unknown = sorted(self.settings.keys() - _SETTINGS)
         if unknown:
-            raise ConfigurationError(f"--set {self.name}:{unknown[0]}: the one setting is {self.name}:ledger_schema")
+            raise ConfigurationError(f"{self.name} has no setting {unknown[0]!r}: the only one is ledger_schema")
         return dict(self.settings)
 
     def target(self) -> Target:

@@ -31,6 +31,12 @@ class Refusal(StrEnum):
     """The name of the pipeline was not given."""
     NEEDS_TARGET = "needs a target"
     """None of the targets has the decided transactions."""
+    NEEDS_SINKS = "needs sinks"
+    """Transactions of this kind of system are found through the pipeline's own sinks alone."""
+    NEEDS_MAPPING = "needs a mapping"
+    """The rows of a source do not fit the target."""
+    SHOWS_NO_EPOCHS = "shows no epochs"
+    """A target that does not show which epoch wrote a row was to be compared with what each epoch read."""
     NOT_STOPPED = "not stopped"
     """An epoch was committed while its target was read, or waits for its commit."""
 
@@ -44,6 +50,9 @@ _REMEDIES: Final = {
     Refusal.NOT_HELD: ": survey the targets again",
     Refusal.NEEDS_PIPELINE: ": pass its name",
     Refusal.NEEDS_TARGET: ": pass the target that has them, or the pipeline's own sinks",
+    Refusal.NEEDS_SINKS: ". Pass the pipeline's own sinks",
+    Refusal.NEEDS_MAPPING: ": pass a mapping, to convert the source's rows",
+    Refusal.SHOWS_NO_EPOCHS: ": audit it without a source, or compare all rows (`compare_places`)",
     Refusal.NOT_STOPPED: ": stop the pipeline, commit the epoch (`commit_decided`), and audit again",
 }
 

@@ -12,11 +12,11 @@ from uuid import UUID
 import msgspec
 import pyarrow as pa
 
-from ..errors import ConfigurationError
 from ..place import has_mark
 from ..proof import JSON_LINE
 from ..proof import UUID as UUID_BYTES
 from .comparison import Record, compare
+from .refusals import Refusal, RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -75,15 +75,15 @@ def mapped(
         function: From the source's rows to the target's; None: a topic gets a copy, a table the columns of JSON.
 
     Raises:
-        ConfigurationError: The rows do not fit the target.
+        RefusedError: The rows do not fit the target.
     """
     for batch in batches:
         try:
             made = function(batch) if function is not None else _from_json(batch, place, schema)
             yield place.as_hashed(made, schema)
         except (pa.ArrowException, ArithmeticError, LookupError, ValueError, TypeError) as error:
-            raise ConfigurationError(
-                f"the source's rows do not fit {place.title} ({error}): give --map MODULE:FUNCTION to convert them"
+            raise RefusedError(
+                f"the source's rows do not fit {place.title} ({error})", Refusal.NEEDS_MAPPING
             ) from error
 
 
@@ -160,7 +160,7 @@ def compared(source: Place, target: Place, function: Rows | None, key: str | Non
     """Everything that a source holds against everything in a target, on the columns that both have.
 
     Raises:
-        ConfigurationError: They have no column in common, or not the key.
+        RefusedError: They have no column in common, or not the key.
     """
     reread = target.reread(None, ())
     present = list(records(reread))
@@ -173,10 +173,10 @@ def compared(source: Place, target: Place, function: Rows | None, key: str | Non
     if present:
         columns &= {name for record in present for name in record.row}.union(reread.schema.names)
     if rows and present and (not columns or (key is not None and key not in columns)):
-        raise ConfigurationError(
+        raise RefusedError(
             f"{source.title} and {target.title} have the columns {sorted(columns)} in common"
-            f"{f', and not the key {key}' if key is not None and columns else ''}: give --map MODULE:FUNCTION to "
-            "convert the source's rows"
+            f"{f', and not the key {key}' if key is not None and columns else ''}",
+            Refusal.NEEDS_MAPPING,
         )
     both = [{name: value for name, value in row.items() if name in columns} for row in rows]
     seen = [Record({name: value for name, value in r.row.items() if name in columns}, r.position) for r in present]
