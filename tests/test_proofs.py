@@ -16,7 +16,7 @@ from onceward.connectors.kafka.reread import OUTSIDE, _headers, offsets_in
 from onceward.core.errors import ConfigurationError
 from onceward.core.log import EpochInput, LogView, LogWriter, Rewound, read
 from onceward.core.log.entries import Decide, Start, decode, encode
-from onceward.core.operations.audit import EpochVerdict, Expected, Line, check_overlap, grouped, judge, tally
+from onceward.core.operations.audit import AuditLine, EpochVerdict, Expected, check_overlap, grouped, judge, tally
 from onceward.core.proof import HISTORY_BYTES, NO_ROWS, Piece, Proof, Proofs, Reread, Wrote, total, without
 from onceward.core.row_hash import RowHash
 from onceward.core.transaction import Committable
@@ -179,7 +179,7 @@ def reread(
     return Reread(iter(held), epochs or {}, batch_of().schema, lambda mark: mark == "nobody", counts or {})
 
 
-def lines_of(view: LogView, held: Reread, later: LogView | None = None) -> tuple[list[Line], int]:
+def lines_of(view: LogView, held: Reread, later: LogView | None = None) -> tuple[list[AuditLine], int]:
     expected = Expected.of(view, "s")
     found = grouped(tally(held), held, expected, Expected.of(later or view, "s"))
     return judge(expected, found, held.unmarked)
@@ -192,7 +192,12 @@ def test_epochs_that_differ_are_named_and_the_others_proven(writer: LogWriter) -
     held = (("m3", (6, 6)), ("m0", (1,)), ("m0", (0,)), ("m1", (2,)), ("m2", (5, 4)), ("nobody", (9,)))
     lines, foreign = lines_of(view, reread(*held))
     good, bad = EpochVerdict.PROVEN, EpochVerdict.DIFFERS
-    assert lines == [Line(0, 2, 2, good), Line(1, 2, 1, bad), Line(2, 2, 2, good), Line(3, 2, 2, bad)]
+    assert lines == [
+        AuditLine(0, 2, 2, good),
+        AuditLine(1, 2, 1, bad),
+        AuditLine(2, 2, 2, good),
+        AuditLine(3, 2, 2, bad),
+    ]
     assert foreign == 1
 
 
@@ -216,14 +221,16 @@ def test_older_epochs_are_judged_by_their_sum(writer: LogWriter) -> None:
     lines, foreign = lines_of(view, reread(*by_the_ledger, epochs={"x5": 5}))
     assert ({line.verdict for line in lines}, foreign) == ({EpochVerdict.PROVEN}, 0)
     lines, _ = lines_of(view, reread(*all_of_it[1:], counts={0: 1, 299: 1}))
-    assert [line for line in lines if line.verdict is EpochVerdict.DIFFERS][1] == Line(0, 1, 0, EpochVerdict.DIFFERS)
+    assert [line for line in lines if line.verdict is EpochVerdict.DIFFERS][1] == AuditLine(
+        0, 1, 0, EpochVerdict.DIFFERS
+    )
 
 
 def test_a_target_that_forgot_who_wrote_what_is_proven_as_a_whole(writer: LogWriter) -> None:
     for epoch in range(3):
         decided(writer, epoch, committable(epoch, epoch))
     view = read(writer.store)
-    assert lines_of(view, reread(("restored", (2, 0, 1)))) == ([Line(None, 3, 3, EpochVerdict.PROVEN)], 0)
+    assert lines_of(view, reread(("restored", (2, 0, 1)))) == ([AuditLine(None, 3, 3, EpochVerdict.PROVEN)], 0)
     lines, foreign = lines_of(view, reread(("restored", (2, 0, 0))))
     assert (len(lines), foreign) == (3, 3)
 

@@ -11,7 +11,7 @@ from onceward.core.kit.extras import needing
 from ..options import imported
 
 if TYPE_CHECKING:
-    from onceward.core.operations.rows import Rows
+    from onceward.core.operations.rows import RowMapping
     from onceward.core.place import Place
 
     from ..options import Access
@@ -45,7 +45,7 @@ def place_of(text: str, access: Access) -> Place:
         return access.system(system).place(name)
 
 
-def load_function(reference: str) -> Rows:
+def load_function(reference: str) -> RowMapping:
     """Import the function from a source's rows to a target's: of record batches."""
     found = imported("--map", reference)
     if not callable(found):

@@ -1,4 +1,4 @@
-"""Compare what a decision log proves of its epochs with what a target holds.
+"""Audit targets: compare what a decision log proves of its epochs with what a target holds.
 
 The log is read before the target and once more afterwards. What was completed by the first time must be there; what was
 decided by the second may be. So the pipeline may go on meanwhile.
@@ -15,41 +15,51 @@ import msgspec
 import numpy as np
 
 from ..errors import ConfigurationError
+from ..names import Scope
 from ..proof import ALL_EPOCHS, Wrote, without
-from ..row_hash import hexadecimal, row_hashes
+from ..row_hash import RowHash, hexadecimal, row_hashes
+from .comparison import compare
 from .refusals import Refusal, RefusedError
+from .rows import mapped, records, shown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+    import pyarrow as pa
+
     from ..log import LogView
+    from ..place import Place
     from ..proof import ProvenEpoch, Reread
     from .comparison import Comparison
+    from .logs import Log
+    from .rows import RowMapping
 
 OLDER: Final = "older"
 FOREIGN: Final = "foreign"
 
 
 class EpochVerdict(StrEnum):
-    """What was found out of some epochs in one target."""
+    """What an audit has found out about an epoch."""
 
     PROVEN = "proven"
     """The target holds exactly the rows that were written."""
     DIFFERS = "differs"
+    """It does not."""
     UNPROVEN = "unproven"
     """It is not known what was written."""
 
 
-class Line(msgspec.Struct, frozen=True):
-    """What was found out of one epoch, or of all older ones together."""
+class AuditLine(msgspec.Struct, frozen=True):
+    """What an audit has found out about one epoch, or about all older ones together."""
 
     epoch: int | None
-    """None for all epochs that are not told one by one."""
+    """Its number; None for all epochs of which the log keeps no hash of their own."""
     written: int
-    """Rows, by the log."""
+    """Rows that were written, by the log."""
     found: int
     """Rows in the target."""
     verdict: EpochVerdict
+    """Whether the target holds what was written."""
     source: EpochVerdict | None = None
     """Whether the source's rows give those that were written; None if that was not asked for."""
 
@@ -158,7 +168,7 @@ class Held(NamedTuple):
     """Of nobody that the pipeline knows."""
     groups: dict[str, int | str]
     """Of each mark its epoch, or OLDER or FOREIGN."""
-    differing: list[Line]
+    differing: list[AuditLine]
     """Older epochs of which the target itself knows that it holds more or fewer rows than they wrote."""
 
 
@@ -191,11 +201,11 @@ def grouped(found: Mapping[str, Wrote], reread: Reread, expected: Expected, late
         where: dict[Any, Wrote] = epochs if isinstance(group, int) else others
         where[group] = where.get(group, Wrote()).plus(written)
     counts = [(epoch, reread.counts[epoch], rows) for epoch, rows in sorted(old.items())]
-    differing = [Line(*count, EpochVerdict.DIFFERS) for count in counts if count[1] != count[2]]
+    differing = [AuditLine(*count, EpochVerdict.DIFFERS) for count in counts if count[1] != count[2]]
     return Held(epochs, others[OLDER], others[FOREIGN], groups, differing)
 
 
-def judge(expected: Expected, held: Held, unmarked: Collection[int] = ()) -> tuple[list[Line], int]:
+def judge(expected: Expected, held: Held, unmarked: Collection[int] = ()) -> tuple[list[AuditLine], int]:
     """A line for each epoch, and one for all that are not told apart; and how many rows no epoch wrote.
 
     Hashes add up: if all that the target holds is all that was written, then nothing differs, whether or not the
@@ -224,9 +234,9 @@ def judge(expected: Expected, held: Held, unmarked: Collection[int] = ()) -> tup
     return lines, held.foreign.rows
 
 
-def _line(epoch: int | None, written: Wrote, found: Wrote) -> Line:
+def _line(epoch: int | None, written: Wrote, found: Wrote) -> AuditLine:
     verdict = EpochVerdict.PROVEN if (written.rows, written.hash) == (found.rows, found.hash) else EpochVerdict.DIFFERS
-    return Line(epoch, written.rows, found.rows, verdict if written.hash else EpochVerdict.UNPROVEN)
+    return AuditLine(epoch, written.rows, found.rows, verdict if written.hash else EpochVerdict.UNPROVEN)
 
 
 def with_starts(epochs: Iterable[ProvenEpoch]) -> Iterator[ProvenEpoch]:
@@ -239,21 +249,21 @@ def with_starts(epochs: Iterable[ProvenEpoch]) -> Iterator[ProvenEpoch]:
 
 @dataclass(frozen=True)
 class Audit:
-    """What was found out of one sink's target.
+    """What an audit has found out about the target of one sink.
 
     Attributes:
-        sink: Its name.
-        target: In words.
-        lines: Epoch by epoch.
-        foreign: Rows in the target that no epoch wrote.
+        sink: Name of the sink.
+        target: Title of the target, such as `postgres:orders`.
+        lines: Epoch by epoch, oldest first.
+        foreign: How many rows in the target no epoch wrote.
         left_out: Columns that are not compared.
-        rows: The rows that are not as they must be, as far as they can be named.
+        rows: The rows that are not as they must be, as far as they can be named; None if all is as it must be.
         waiting: The epoch that is decided and waits for its commit, and is therefore not judged; None if none does.
     """
 
     sink: str
     target: str
-    lines: Sequence[Line]
+    lines: Sequence[AuditLine]
     foreign: int
     left_out: Sequence[str]
     rows: Comparison | None
@@ -263,3 +273,125 @@ class Audit:
     def proven(self) -> bool:
         """Whether the target holds exactly what was written."""
         return not self.foreign and all(line.proven for line in self.lines)
+
+
+def sinks_in(view: LogView) -> list[str]:
+    """Return the names of the sinks of which a decision log knows."""
+    return sorted({*view.proofs.total, *(view.newest.sinks if view.newest is not None else ())})
+
+
+def audit(
+    log: Log,
+    sink: str,
+    place: Place,
+    *,
+    epochs: range | None = None,
+    source: Place | None = None,
+    mapping: RowMapping | None = None,
+    key: str | None = None,
+) -> Audit:
+    """Compare what a decision log says that a sink wrote with what its target holds. Changes nothing.
+
+    Each epoch's rows are read again and compared with the number and the hash of the rows that the sink recorded. The
+    pipeline may run meanwhile, unless the target does not show which epoch wrote a row (tables of MariaDB and SQLite,
+    Redis).
+
+    Args:
+        log: The pipeline's decision log.
+        sink: Name of the sink.
+        place: Its target, as `open_place` returns it.
+        epochs: Judge these alone; None: all. Epochs of which the log keeps no hash of their own are judged together.
+        source: What the pipeline reads, to name the rows that differ; None if that is not asked for. It must be a
+            topic.
+        mapping: From a record batch of the source's rows to one of the sink's; None: a topic gets a copy, a table the
+            columns of JSON.
+        key: Column that identifies a row: one of other content is then reported as wrong, and not also as missing.
+
+    Raises:
+        ConfigurationError: The log does not know the sink, or it wrote nothing in these epochs; or the pipeline went
+            on for more epochs meanwhile than the log remembers.
+        RefusedError: The target does not show which epoch wrote a row, and the pipeline runs or a source was given; or
+            the source's rows do not fit.
+        SinkError: The target does not answer.
+        SourceError: The source does not answer, or no longer holds what the epochs read.
+        StoreError: The log's store did not answer.
+    """
+    before = log.view
+    if sink not in (known := sinks_in(before)):
+        raise ConfigurationError(f"the decision log knows no sink {sink!r}: it has {', '.join(known) or 'none'}")
+    scope, expected = Scope(log.pipeline, sink, before.log), Expected.of(before, sink)
+    columns = sorted({name for written in expected.epochs.values() for name in written.columns})
+    reread = place.reread(scope, columns)
+    if reread.unmarked is ALL_EPOCHS and source is not None:
+        raise RefusedError(
+            f"{place.title} does not show which epoch wrote a row, so what an epoch read cannot be compared with it",
+            Refusal.SHOWS_NO_EPOCHS,
+        )
+    held = _held(log, before, sink, reread, place)
+    lines, foreign = judge(expected, held, reread.unmarked)
+    if epochs is not None:
+        lines = _of_epochs(lines, epochs, sink, before)
+    origin = _Input(source, mapping, place, before, reread.schema)
+    lines = [origin.checked(line, expected) for line in lines]
+    bad = {line.epoch for line in lines if not line.proven and line.verdict is not EpochVerdict.UNPROVEN}
+    rows = None
+    if foreign or (bad and origin.is_known):
+        told = {FOREIGN, *bad} if origin.is_known else {FOREIGN}
+        present = records(place.reread(scope, columns), {mark for mark, group in held.groups.items() if group in told})
+        rows = compare(place.title, origin.rows(bad), present, key)
+    waiting = before.undone.epoch if before.undone is not None else None
+    return Audit(sink, place.title, lines, foreign, reread.left_out, rows, waiting)
+
+
+def _held(log: Log, before: LogView, sink: str, reread: Reread, place: Place) -> Held:
+    """Read the target to its end, and then the log once more."""
+    found = tally(reread)
+    after = log.view
+    check_overlap(before, after)
+    if reread.unmarked is ALL_EPOCHS:
+        check_stopped(before, after, place.title)
+    return grouped(found, reread, Expected.of(before, sink), Expected.of(after, sink))
+
+
+def _of_epochs(lines: Sequence[AuditLine], epochs: range, sink: str, view: LogView) -> list[AuditLine]:
+    """Return the lines of these epochs: those that have none of their own are judged with all others that have none."""
+    found = [line for line in lines if line.epoch in epochs] or [line for line in lines if line.epoch is None]
+    if not found or epochs.start > max((epoch.epoch for epoch in view.proofs.epochs), default=-1):
+        raise ConfigurationError(f"sink {sink} has written nothing in these epochs")
+    return found
+
+
+class _Input:
+    """What the pipeline reads, epoch by epoch."""
+
+    def __init__(
+        self, source: Place | None, mapping: RowMapping | None, place: Place, view: LogView, schema: pa.Schema
+    ) -> None:
+        self._source, self._mapping, self._place, self._schema = source, mapping, place, schema
+        self._epochs: dict[int | None, list[ProvenEpoch]] = {}
+        for epoch in with_starts(view.proofs.epochs):
+            self._epochs.setdefault(epoch.epoch, []).append(epoch)
+
+    @property
+    def is_known(self) -> bool:
+        return self._source is not None
+
+    def _batches(self, epoch: int | None) -> Iterator[pa.RecordBatch]:
+        if self._source is not None:
+            for one in self._epochs.get(epoch, ()):
+                yield from mapped(self._source.of_epoch(one), self._place, self._schema, self._mapping)
+
+    def rows(self, epochs: Collection[int | None]) -> Iterator[dict[str, Any]]:
+        for epoch in epochs:
+            yield from shown(self._batches(epoch))
+
+    def checked(self, line: AuditLine, expected: Expected) -> AuditLine:
+        """Add whether the source's rows, read again, give those that were written."""
+        written = expected.epochs.get(line.epoch) if line.epoch is not None else None
+        if not self.is_known or written is None or not written.hash:
+            return line
+        found = RowHash()
+        for batch in self._batches(line.epoch):
+            found.add(batch)
+        same = (found.rows, found.proof().hash) == (written.rows, written.hash)
+        return msgspec.structs.replace(line, source=EpochVerdict.PROVEN if same else EpochVerdict.DIFFERS)

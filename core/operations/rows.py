@@ -1,4 +1,4 @@
-"""Rows of a source and of a target side by side, for whoever wants to see which ones differ."""
+"""RowMapping of a source and of a target side by side, for whoever wants to see which ones differ."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from ..proof import Reread
     from .comparison import Comparison
 
-    Rows = Callable[[pa.RecordBatch], pa.RecordBatch]
+    RowMapping = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 
 def records(reread: Reread, marks: Collection[str] | None = None) -> Iterator[Record]:
-    """Rows of a target, of transactions with these marks alone."""
+    """RowMapping of a target, of transactions with these marks alone."""
     for piece in reread.pieces:
         told = zip(_rows(piece.rows, len(piece.marks)), piece.marks, piece.positions, strict=True)
         yield from (Record(_shown(row), place) for row, mark, place in told if marks is None or mark in marks)
@@ -64,7 +64,7 @@ def _value(scalar: pa.Scalar) -> Any:
 
 
 def mapped(
-    batches: Iterable[pa.RecordBatch], place: Place, schema: pa.Schema, function: Rows | None
+    batches: Iterable[pa.RecordBatch], place: Place, schema: pa.Schema, function: RowMapping | None
 ) -> Iterator[pa.RecordBatch]:
     """What must come of a source's rows in a target, with the columns and types of its own rows.
 
@@ -133,7 +133,7 @@ def _column(values: list[Any]) -> pa.Array:
 
 
 def shown(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
-    """Rows as a person reads them."""
+    """RowMapping as a person reads them."""
     for batch in batches:
         yield from map(_shown, _rows(batch, batch.num_rows))
 
@@ -156,8 +156,19 @@ def _text(value: Any) -> Any:
         return repr(value)  # never equal to a text of its digits
 
 
-def compared(source: Place, target: Place, function: Rows | None, key: str | None) -> Comparison:
-    """Everything that a source holds against everything in a target, on the columns that both have.
+def compare_places(
+    source: Place, target: Place, *, mapping: RowMapping | None = None, key: str | None = None
+) -> Comparison:
+    """Compare all rows of a source with all rows of a target, on the columns that both have, without a decision log.
+
+    A digest and a short form of each row are kept in memory.
+
+    Args:
+        source: Where the rows come from, as `open_place` returns it.
+        target: Where they must be.
+        mapping: From a record batch of the source's rows to one of the target's; None: a topic gets a copy, a table
+            the columns of JSON.
+        key: Column that identifies a row: one of other content is then reported as wrong, and not also as missing.
 
     Raises:
         RefusedError: They have no column in common, or not the key.
@@ -166,7 +177,7 @@ def compared(source: Place, target: Place, function: Rows | None, key: str | Non
     present = list(records(reread))
     rows: list[dict[str, Any]] = []
     columns: set[str] = set()
-    for batch in mapped(source.batches(), target, reread.schema, function):
+    for batch in mapped(source.batches(), target, reread.schema, mapping):
         made = list(shown([batch]))
         rows += made
         columns.update(batch.schema.names, *made)
