@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import sqlite3
 import sys
-from contextlib import chdir
+from contextlib import chdir, closing
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -19,6 +21,9 @@ from onceward.core.errors import ConfigurationError, DataLossError, SqlError
 from onceward.core.transaction import Observation
 
 from .golden_kit import SUBTASKS, Driver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).parent.parent
 
@@ -41,6 +46,11 @@ def test_each_name_is_documented_and_its_values_cannot_be_changed(name: str) -> 
         assert vars(public)["__dataclass_params__"].frozen
     elif isinstance(public, type) and issubclass(public, msgspec.Struct):
         assert public.__struct_config__.frozen
+
+
+def test_the_reference_has_each_name() -> None:
+    page = (ROOT / "docs" / "reference" / "operations.md").read_text()
+    assert sorted(re.findall(r"^::: onceward\.operations\.(\w+)$", page, re.MULTILINE)) == sorted(operations.__all__)
 
 
 def test_a_decision_that_waits_is_surveyed_and_committed(tmp_path: Path) -> None:
@@ -167,3 +177,72 @@ def test_a_file_sink_of_another_folder_is_refused_before_a_run_is_fenced(tmp_pat
     with pytest.raises(ConfigurationError, match="Nothing was done"):
         operations.commit_decided(log, decision, operations.survey([log], [elsewhere]).transactions)
     assert log.view.tail == tail
+
+
+def test_an_audit_proves_what_a_target_holds_or_names_the_epoch_that_differs(tmp_path: Path) -> None:
+    driver = Driver(tmp_path, "orders")
+    for epoch in range(3):
+        driver.finish(epoch)
+    log = operations.open_log(str(tmp_path / "orders"))
+    place = operations.open_place(f"files:{tmp_path / 'orders-files'}")
+    told = operations.audit(log, "files", place)
+    assert (told.sink, told.target, told.foreign, told.waiting) == ("files", place.title, 0, None)
+    assert [(line.epoch, line.written, line.verdict) for line in told.lines] == [
+        (epoch, 2 * SUBTASKS, operations.EpochVerdict.PROVEN) for epoch in range(3)
+    ]
+    assert told.proven
+    file = next(path for path in (tmp_path / "orders-files").glob("*.jsonl") if '"n":10' in path.read_text())
+    file.write_text(file.read_text().replace('"n":10', '"n":77'))
+    told = operations.audit(log, "files", place)
+    assert [line.epoch for line in told.lines if not line.proven] == [1]
+    assert operations.audit(log, "files", place, epochs=range(2, 3)).proven
+
+
+def test_an_audit_of_an_unknown_sink_or_of_epochs_that_wrote_nothing_is_refused(tmp_path: Path) -> None:
+    driver = Driver(tmp_path, "orders")
+    driver.finish(0)
+    log = operations.open_log(str(tmp_path / "orders"))
+    place = operations.open_place("sql:numbers", f"sqlite:///{tmp_path / 'orders.db'}")
+    assert operations.audit(log, "table", place).proven
+    with pytest.raises(ConfigurationError, match="knows no sink 'tabel': it has files, table"):
+        operations.audit(log, "tabel", place)
+    with pytest.raises(ConfigurationError, match="sink files has written nothing in these epochs"):
+        operations.audit(log, "files", operations.open_place(f"files:{tmp_path / 'orders-files'}"), epochs=range(5, 7))
+
+
+def test_two_places_are_compared_without_a_log(tmp_path: Path) -> None:
+    driver = Driver(tmp_path, "orders")
+    driver.finish(0)
+    files = operations.open_place(f"files:{tmp_path / 'orders-files'}")
+    table = operations.open_place("sql:numbers", f"sqlite:///{tmp_path / 'orders.db'}")
+    assert operations.compare_places(files, table, key="n").exact
+    with closing(sqlite3.connect(tmp_path / "orders.db")) as database:
+        database.execute("DELETE FROM numbers WHERE n = 2")
+        database.commit()
+    [missing] = operations.compare_places(files, table, key="n").findings
+    assert (missing.kind, missing.row) == (operations.Mismatch.MISSING, {"n": 2})
+
+
+def test_a_target_at_an_address_needs_no_code_of_the_pipeline(tmp_path: Path) -> None:
+    driver = Driver(tmp_path, "orders")
+    driver.finish(0, dies=True)
+    log = operations.open_log(str(tmp_path / "orders"))
+    target = operations.open_target("sql", f"sqlite:///{tmp_path / 'orders.db'}")
+    found = operations.survey([log], [target]).transactions
+    assert {one.committable.sink for one in found if one.target is target} == {"table"}
+
+
+@pytest.mark.parametrize(
+    ("open_it", "message"),
+    [
+        (lambda: operations.open_target("files", ""), "cannot be found by its address. Pass the pipeline's own sinks"),
+        (lambda: operations.open_target("kafka", ""), "give its address, which looks like HOST:PORT"),
+        (lambda: operations.open_target("nothing", "x"), "there is no connector 'nothing': there are "),
+        (lambda: operations.open_place("files:x", "x"), "files: it has no address"),
+        (lambda: operations.open_place("files"), "'files' is not a place: give files:FOLDER"),
+        (lambda: operations.open_place("http:x"), "nothing can be read back"),
+    ],
+)
+def test_a_place_or_target_that_cannot_be_opened_says_why(open_it: Callable[[], object], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        open_it()

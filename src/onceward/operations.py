@@ -13,6 +13,8 @@ from .connectors.spark.savepoints.manifest import (
 )
 from .connectors.spark.savepoints.restore import RestorePlan, plan_restore, restore_savepoint
 from .core.checkpoint.recovery import TransactionStatus
+from .core.operations.audit import Audit, AuditLine, EpochVerdict, audit
+from .core.operations.comparison import Comparison, Discrepancy, Mismatch
 from .core.operations.logs import Log, open_log
 from .core.operations.refusals import Refusal, RefusedError
 from .core.operations.requests import request_savepoint
@@ -31,20 +33,30 @@ from .core.operations.resolve import (
     plan_repair,
     repair_log,
 )
+from .core.operations.rows import compare_places
 from .core.operations.survey import Advice, FoundTransaction, History, Survey, history, survey
+from .core.operations.systems import open_place, open_target
 from .core.operations.targets import Target, sinks_target
+from .core.place import Place
 
 __all__ = [
     "Aborted",
     "Advice",
+    "Audit",
+    "AuditLine",
     "CommitPlan",
     "CommittedEpoch",
+    "Comparison",
+    "Discrepancy",
+    "EpochVerdict",
     "FoundSavepoint",
     "FoundTransaction",
     "History",
     "Log",
     "Manifest",
+    "Mismatch",
     "NotAborted",
+    "Place",
     "Refusal",
     "RefusedError",
     "RepairPlan",
@@ -57,11 +69,15 @@ __all__ = [
     "abort_orphaned",
     "abort_undecided",
     "abortable",
+    "audit",
     "commit_decided",
+    "compare_places",
     "create_savepoint",
     "delete_savepoint",
     "history",
     "open_log",
+    "open_place",
+    "open_target",
     "plan_commit",
     "plan_repair",
     "plan_restore",

@@ -1,0 +1,63 @@
+"""Places and targets in the systems that have a connector, by the addresses of these systems."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..connector import connectors
+from ..errors import ConfigurationError
+from ..kit.extras import needing
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..connector import Connector
+    from ..place import Place
+    from .targets import Target
+
+
+def open_target(system: str, at: str, settings: Mapping[str, str] | None = None) -> Target:
+    """Return what lists and ends the transactions of any pipeline in a system, without the pipeline's code.
+
+    Args:
+        system: Name of its connector, such as `kafka` or `postgres`.
+        at: Its address: bootstrap servers, a connection string, a URL.
+        settings: Further settings of the connection: librdkafka's for Kafka, `ledger_schema` for a database.
+
+    Raises:
+        ConfigurationError: There is no such connector, or an extra is not installed.
+        RefusedError: Transactions of this kind of system are found through the pipeline's own sinks alone.
+    """
+    found = _connector(system, at, settings)
+    with needing(found.extra):
+        return found.target()
+
+
+def open_place(name: str, at: str = "", settings: Mapping[str, str] | None = None) -> Place:
+    """Return a place that rows are written to or read from, for `audit` and `compare_places`.
+
+    Args:
+        name: The system and what it calls the place: `kafka:TOPIC`, `postgres:TABLE`, `sql:TABLE`, `redis:KEY`,
+            `files:FOLDER`, or one of another connector.
+        at: The system's address: bootstrap servers, a connection string, a URL; empty for files.
+        settings: Further settings of the connection, as for `open_target`.
+
+    Raises:
+        ConfigurationError: There is no such connector, nothing can be read back from it, or an extra is not installed.
+    """
+    system, _, place = name.partition(":")
+    found = _connector(system, at, settings)
+    if found.place_form and not place:
+        raise ConfigurationError(f"{system!r} is not a place: give {system}:{found.place_form}")
+    with needing(found.extra):
+        return found.place(place)
+
+
+def _connector(name: str, at: str, settings: Mapping[str, str] | None) -> Connector:
+    kind = connectors().get(name)
+    if kind is None:
+        raise ConfigurationError(f"there is no connector {name!r}: there are {', '.join(connectors())}")
+    if bool(at) != bool(kind.address_form):
+        form = f"give its address, which looks like {kind.address_form}" if kind.address_form else "it has no address"
+        raise ConfigurationError(f"{name}: {form}")
+    return kind(at, settings)
