@@ -1,6 +1,7 @@
 """Sinks: the classes to subclass. The ready ones are in `onceward` and, by system, in `onceward.connectors`."""
 
 from onceward.core.names import Scope
+from onceward.core.row_hash import RowHash
 from onceward.core.sink import DirectSink, Guarantee, IdempotentSink, Sink, TwoPhaseCommitSink
 from onceward.core.transaction import (
     AbortOutcome,
@@ -25,6 +26,7 @@ __all__ = [
     "Guarantee",
     "IdempotentSink",
     "Observation",
+    "RowHash",
     "Scope",
     "Sink",
     "TwoPhaseCommitSink",

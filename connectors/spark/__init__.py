@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from .any_source import read_stream
-    from .formats import register
+    from .formats import format_of, register
     from .handler import exactly_once
 
-__all__ = ["exactly_once", "read_stream", "register"]
+__all__ = ["exactly_once", "format_of", "read_stream", "register"]
 
-_HOMES: Final = {"exactly_once": ".handler", "read_stream": ".any_source", "register": ".formats"}
+_HOMES: Final = {
+    "exactly_once": ".handler",
+    "format_of": ".formats",
+    "read_stream": ".any_source",
+    "register": ".formats",
+}
 
 
 def __getattr__(name: str) -> Any:
