@@ -9,7 +9,8 @@
 
 The numbers in the tests' names are those of the project's list of a hundred scenarios. Each test works under a
 pipeline name of its own and with row numbers of its own, so one target serves all of them. What does not apply to a
-sink is skipped, and reported by name and reason at the end (plugin.py). The suite for sources is in source_cases.py.
+sink is skipped, and reported by name and reason at the end (plugin.py). The suite for sources is in source_cases.py,
+and that for connectors in connector_cases.py.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from onceward.core.steps import Step, hooked
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation
 from onceward.sinks import TwoPhaseCommitSink
 
+from .connector_cases import ConnectorConformance, ConnectorUnderTest, Refused
 from .faults import Faults, duplicate, fail, lose_answer
 from .killing import kill_everywhere
 from .sink_case import GOOD, SinkCase, SinkUnderTest, not_applicable
@@ -41,7 +43,16 @@ from .wrappers import FaultySink, FaultyStore
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["SinkCase", "SinkConformance", "SinkUnderTest", "SourceConformance", "SourceUnderTest"]
+__all__ = [
+    "ConnectorConformance",
+    "ConnectorUnderTest",
+    "Refused",
+    "SinkCase",
+    "SinkConformance",
+    "SinkUnderTest",
+    "SourceConformance",
+    "SourceUnderTest",
+]
 
 MANY: Final = 40
 SINK_CALLS: Final = ("begin", "write", "pre_commit", "commit_many", "abort", "lingering", "claim", "completed")

@@ -58,10 +58,12 @@ class DatabaseConnector(Connector):
         )
 
     def check(self, names: Sequence[str], pipeline: str | None) -> Iterable[Finding]:  # noqa: ARG002
-        """Check the server's durability and room, and this role's rights."""
+        """Check the server's durability and room, this role's rights, and tables."""
         from .checks import check_database, target_of  # noqa: PLC0415 - an extra
+        from .written import check_written  # noqa: PLC0415
 
-        return check_database(target_of(self.url(), self._arguments().get("ledger_schema")))
+        yield from check_database(target_of(self.url(), self._arguments().get("ledger_schema")))
+        yield from (check_written(self.a_sink("any", name)) for name in names)
 
     @classmethod
     def check_parts(
@@ -70,12 +72,15 @@ class DatabaseConnector(Connector):
         sources: Sequence[ResettableSource],  # noqa: ARG003
         pipeline: str | None,  # noqa: ARG003
     ) -> Iterable[Finding]:
-        """Check each sink's database once."""
+        """Check each sink's database once, and each sink's table."""
         from .checks import check_database  # noqa: PLC0415 - an extra
+        from .sink import DatabaseSink  # noqa: PLC0415
+        from .written import check_written  # noqa: PLC0415
 
         targets = {sink.target.url: sink.target for sink in sinks if hasattr(sink, "target")}
         for target in targets.values():
             yield from (finding if finding.where else finding.of(str(target.url)) for finding in check_database(target))
+        yield from (check_written(sink) for sink in sinks if isinstance(sink, DatabaseSink))
 
     def place(self, name: str) -> Place:
         """Return a table."""

@@ -6,13 +6,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onceward.core.connector import Connector
+from onceward.core.errors import ConfigurationError, SinkError
+from onceward.core.operations.findings import failed
 
 from .checks import check_folder
+from .foreign import check_tables
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from onceward.core.operations.findings import Finding
+    from onceward.core.sink import Sink
+    from onceward.core.source import ResettableSource
 
     from .reread import WrittenFolder
 
@@ -26,11 +31,34 @@ class FilesConnector(Connector):
     place_form = "FOLDER"
 
     def check(self, names: Sequence[str], pipeline: str | None) -> Iterable[Finding]:  # noqa: ARG002
-        """Check what the file systems of folders can do."""
-        return [check_folder(Path(name)) for name in names]
+        """Check what the file systems of folders can do, and that no table's metadata say which files count there."""
+        for folder in map(Path, names):
+            yield check_folder(folder)
+            yield from _refused(folder, lambda: check_tables(folder))  # noqa: B023 - called at once
+
+    @classmethod
+    def check_parts(
+        cls,
+        sinks: Sequence[Sink],
+        sources: Sequence[ResettableSource],  # noqa: ARG003
+        pipeline: str | None,  # noqa: ARG003
+    ) -> Iterable[Finding]:
+        """Check that readers of each sink's folder see its rows."""
+        from .sink import FileSink  # noqa: PLC0415 - pyarrow's writers
+
+        for sink in sinks:
+            if isinstance(sink, FileSink):
+                yield from _refused(sink.directory, sink.check_folder)
 
     def place(self, name: str) -> WrittenFolder:
         """Return a folder that a FileSink has written to."""
         from .reread import WrittenFolder  # noqa: PLC0415 - pyarrow's readers
 
         return WrittenFolder(name)
+
+
+def _refused(folder: object, check: Callable[[], None]) -> Iterable[Finding]:
+    try:
+        check()
+    except (ConfigurationError, SinkError) as error:
+        yield failed("folder", error.message, "see the message", str(folder))

@@ -142,17 +142,22 @@ class FileSink(FolderSink[Files]):
         return "file", str(self.directory)
 
     def validate(self, schema: pa.Schema) -> None:
-        if os.path.lexists(self.directory) and not Path(self.directory).is_dir():
-            raise ConfigurationError(f"{self.directory} is not a folder: give another one", sink=self.name)
         check_names(self.name, schema)
         check_partitions(self.name, self.partition_by, schema)
         left = pa.schema([field for field in schema if field.name not in self.partition_by])
         check_format(self.name, self.format, left)
-        self._check_folder()
+        self.check_folder()
 
     @with_file_errors
-    def _check_folder(self) -> None:
-        """Refuse a folder whose readers would not see the rows."""
+    def check_folder(self) -> None:
+        """Refuse a folder whose readers would not see the rows; changes nothing.
+
+        Raises:
+            ConfigurationError: It belongs to a table, has other partitions, or is not a folder.
+            SinkError: It cannot be read.
+        """
+        if os.path.lexists(self.directory) and not Path(self.directory).is_dir():
+            raise ConfigurationError(f"{self.directory} is not a folder: give another one", sink=self.name)
         try:
             check_tables(Path(self.directory))
             columns = [encoded(column) for column in self.partition_by]

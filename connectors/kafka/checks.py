@@ -16,7 +16,7 @@ from confluent_kafka import (
 from confluent_kafka.admin._acl import AclOperation
 from confluent_kafka.admin._config import ConfigResource
 
-from onceward.core.errors import KafkaError, SourceError
+from onceward.core.errors import ConfigurationError, KafkaError, SourceError
 from onceward.core.names import FORMAT, check_pipeline_name
 from onceward.core.operations.findings import Finding, failed, ok, skipped, warning
 
@@ -76,6 +76,7 @@ def check_parts(sinks: Sequence[Any], sources: Sequence[Any], pipeline: str | No
         if isinstance(sink, KafkaSink):  # a topic that the sink may create need not be there
             topics = [sink.topic] if sink.topic and not sink.create_topic else []
             written.setdefault(sink.settings.connection(), []).extend(topics)
+            yield from _sink_settings(sink)
     for source in sources:
         if isinstance(source, KafkaSource):
             read.setdefault(source.settings.connection(), []).extend(source.selection.topics or [])
@@ -83,6 +84,16 @@ def check_parts(sinks: Sequence[Any], sources: Sequence[Any], pipeline: str | No
         yield from check_kafka(settings, list(dict.fromkeys(topics)), pipeline)
     for settings, topics in read.items():
         yield from _read_only(settings, [topic for topic in topics if topic not in written.get(settings, [])])
+
+
+def _sink_settings(sink: KafkaSink) -> Iterator[Finding]:
+    """Check what a sink has beside the settings of its connection: its timeout, and librdkafka's other settings."""
+    try:
+        sink.check_connection()
+    except ConfigurationError as error:
+        yield failed("settings", error.message, "correct it: the pipeline's next start is refused", sink.name)
+    except KafkaError:
+        return  # check_kafka reports it
 
 
 def _read_only(settings: KafkaSettings, topics: Sequence[str]) -> list[Finding]:

@@ -203,9 +203,19 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         check_columns(schema, self.topic, self.name)
         if ignored := ignored_columns(schema):
             _log.warning("sink %s: %s", self.name, ignored)
+        self.check_connection()
+        if self.topic is not None:
+            self._validate_topic(self.topic, cluster_of(self.settings))
+
+    def check_connection(self) -> None:
+        """Check that a broker answers, and the settings and the timeout; changes nothing.
+
+        Raises:
+            ConfigurationError: The timeout is longer than the broker allows, or librdkafka refuses a setting.
+            KafkaError: No broker answers, or it refuses this client.
+        """
         check_reachable(self.settings)
-        cluster = cluster_of(self.settings)
-        limits = cluster.limits()
+        limits = cluster_of(self.settings).limits()
         if self._timeout is not None and self._timeout * 1000 > limits.longest_timeout_ms and limits.known:
             raise ConfigurationError(
                 f"transaction_timeout is {self._timeout:g} s ({self._timeout * 1000:.0f} ms), but the broker allows "
@@ -213,8 +223,6 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 sink=self.name,
             )
         check_settings(self.settings, timeout_ms=self._timeout_ms)
-        if self.topic is not None:
-            self._validate_topic(self.topic, cluster)
 
     def _validate_topic(self, topic: str, cluster: Cluster) -> None:
         if not cluster.partitions_of(topic):

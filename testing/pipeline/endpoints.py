@@ -348,7 +348,7 @@ class Folder(Endpoint):
         if self.format != "json":
             raise ConfigurationError(f"rows are fed as JSON lines: leave out format of the input {self.name}")
         folder = addresses.folder / self.name
-        file = folder / f"{len(list(folder.iterdir())):06d}.json"
+        file = folder / f"{len(list(folder.iterdir())):06d}.jsonl"  # as Spark and FileSource read them
         partial = file.with_name(f".{file.name}")
         partial.write_bytes(b"".join(_encode_json(row) + b"\n" for row in rows))
         partial.rename(file)
