@@ -117,7 +117,7 @@ def copy(once):
     database = sqlite3.connect(folder / "out.db", timeout=30, isolation_level=None)
     database.execute("CREATE TABLE IF NOT EXISTS done (file text)")
     while True:
-        for file in sorted((folder / "in").glob("[!.]*.json")):  # hidden files are not complete
+        for file in sorted((folder / "in").glob("[!.]*.jsonl")):  # hidden files are not complete
             database.execute("BEGIN IMMEDIATE")
             done = database.execute("SELECT 1 FROM done WHERE file = ?", [file.name]).fetchone()
             for line in () if done else file.read_text().splitlines():
