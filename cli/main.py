@@ -189,38 +189,74 @@ def explain(
 def new_sink(
     name: Annotated[str, typer.Argument(help="Name of the module, for example billing_sink.")],
     folder: Annotated[Path, typer.Option(help="Folder to write it to.")] = Path(),
+    connector: Annotated[
+        bool,
+        typer.Option(
+            "--connector",
+            help="Also generate its connector, for `txn`, `verify`, `doctor` and a Spark format, and pyproject.toml.",
+        ),
+    ] = False,
 ) -> None:
     """Generate a working custom sink, as a starting point for your own, and its conformance test."""
-    sink, test = write_skeleton(name, folder)
-    typer.echo(f"wrote {sink} and {test}; now: pip install 'onceward[testing]' and python -m pytest {test}")
+    files = write_skeleton(name, folder, connector=connector)
+    tests = " ".join(str(path) for path in files if path.name.startswith("test_"))
+    needs = f"'onceward[testing]'{f' -e {folder}' if connector else ''}"
+    wrote = " and ".join([", ".join(map(str, files[:-1])), str(files[-1])])
+    typer.echo(f"wrote {wrote}; now: pip install {needs} and python -m pytest {tests}")
 
 
 _SKELETON: Final = Path(__file__).with_name("skeleton")
 """The wheel contains copies; in a checkout these are links to the examples."""
 
 
-def write_skeleton(name: str, folder: Path) -> list[Path]:
-    """Write NAME.py and test_NAME.py into the folder, with a class called after NAME, and return the two files.
+def write_skeleton(name: str, folder: Path, *, connector: bool = False) -> list[Path]:
+    """Write NAME.py and test_NAME.py into the folder, with a class called after NAME, and return the files written.
+
+    Args:
+        name: Name of the module.
+        folder: The folder.
+        connector: Whether to write a connector, its test and a package's files, too. The sink and its test may then be
+            there, and stay.
 
     Raises:
         ConfigurationError: The name is not a valid module name or is that of an installed module, or a file exists.
     """
     if not name.isidentifier() or keyword.iskeyword(name) or name != name.lower() or not name[0].isalpha():
         raise ConfigurationError(f"{name!r} is not a valid module name. Use one such as billing_sink")
-    texts = {folder / f"{name}.py": "sink.txt", folder / f"test_{name}.py": "test.txt"}
-    there = [str(path) for path in texts if path.exists()]
+    texts = {f"{name}.py": "sink.txt", f"test_{name}.py": "test.txt"}
+    if connector:
+        texts = {file: skeleton for file, skeleton in texts.items() if not (folder / file).exists()} | {
+            f"{name}_connector.py": "connector.txt",
+            f"test_{name}_connector.py": "test_connector.txt",
+            f"pyspark_onceward_{name}.py": "spark.txt",
+            "pyproject.toml": "pyproject.txt",
+        }
+    there = [str(folder / file) for file in texts if (folder / file).exists()]
     if there:
         exist = "exists" if len(there) == 1 else "exist"
         raise ConfigurationError(f"{', '.join(there)} already {exist}. Nothing was written")
-    taken = find_spec(name)
+    taken = find_spec(name) if f"{name}.py" in texts else None
     if name in sys.stdlib_module_names or (taken is not None and taken.origin is not None):
         raise ConfigurationError(f"{name} is the name of an installed module, which it would hide. Use another one")
     folder.mkdir(parents=True, exist_ok=True)
-    class_name = "".join(part.capitalize() for part in name.split("_"))
-    for path, skeleton in texts.items():
-        text = (_SKELETON / skeleton).read_text().replace("JsonLinesSink", class_name)
-        path.write_text(text.replace("json-lines", name.replace("_", "-")).replace("custom_sink", name))
-    return list(texts)
+    for file, skeleton in texts.items():
+        (folder / file).write_text(_renamed((_SKELETON / skeleton).read_text(), name))
+    return [folder / file for file in texts]
+
+
+def _renamed(text: str, name: str) -> str:
+    """Return a skeleton's text with the names that belong to a sink of this module name."""
+    sink = "".join(part.capitalize() for part in name.split("_"))
+    names = {
+        "JsonLinesSink": sink,
+        "JsonLines": sink.removesuffix("Sink"),
+        "json-lines": name.replace("_", "-"),
+        "custom_sink": name,
+        "custom_connector": f"{name}_connector",
+    }
+    for old, new in names.items():
+        text = text.replace(old, new)
+    return text
 
 
 class RepeatsFiltered(logging.Filter):

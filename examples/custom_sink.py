@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
@@ -22,6 +22,7 @@ from onceward import (
 )
 from onceward.core.folders import make_folder, sync_folder
 from onceward.core.names import file_name, parse_file_name
+from onceward.sinks import RowHash
 from onceward.sinks.folders import FolderClaims
 
 
@@ -32,7 +33,7 @@ class Transaction:
     context: WriteContext
     name: str
     file: TextIO
-    rows: int = 0
+    hash: RowHash = field(default_factory=RowHash)
 
 
 class JsonLinesSink(TwoPhaseCommitSink[Transaction]):
@@ -52,8 +53,9 @@ class JsonLinesSink(TwoPhaseCommitSink[Transaction]):
 
     def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
         """Write rows inside it. Nothing may become visible."""
-        transaction.file.writelines(json.dumps(row, default=str) + "\n" for row in batch.to_pylist())
-        transaction.rows += batch.num_rows
+        lines = [json.dumps(row, default=str) for row in batch.to_pylist()]
+        transaction.file.writelines(f"{line}\n" for line in lines)
+        transaction.hash.add(pa.RecordBatch.from_pydict({"line": lines}))  # for `onceward verify`
 
     def pre_commit(self, transaction: Transaction) -> Committable:
         """Flush and prepare: from here on the rows survive this process and the target's restart."""
@@ -61,7 +63,8 @@ class JsonLinesSink(TwoPhaseCommitSink[Transaction]):
         os.fsync(transaction.file.fileno())
         transaction.file.close()
         sync_folder(self.folder)
-        return transaction.context.committable(kind="json-lines", transaction=transaction.name, rows=transaction.rows)
+        rows, proof = transaction.hash.rows, transaction.hash.proof()
+        return transaction.context.committable(kind="json-lines", transaction=transaction.name, rows=rows, proof=proof)
 
     def discard(self, transaction: Transaction) -> None:
         """Roll back what was not prepared."""

@@ -62,10 +62,43 @@ def test_the_skeleton_passes_the_conformance_suite(tmp_path: Path) -> None:
     assert skipped == NOT_APPLICABLE
 
 
+def test_the_sink_and_its_connector_are_a_package_whose_suites_pass(tmp_path: Path) -> None:
+    source, installed = tmp_path / "source", tmp_path / "installed"
+    write_skeleton("billing_sink", source)
+    assert {path.name for path in write_skeleton("billing_sink", source, connector=True)} == {
+        "billing_sink_connector.py",
+        "test_billing_sink_connector.py",
+        "pyspark_onceward_billing_sink.py",
+        "pyproject.toml",
+    }
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
+    subprocess.run([*pip, "--disable-pip-version-check", "--target", str(installed), str(source)], check=True)
+    tests = tmp_path / "tests"
+    tests.mkdir()
+    (source / "test_billing_sink_connector.py").rename(tests / "test_billing_sink_connector.py")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCE), str(installed)])}
+    suite = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "-p", "no:randomly"],
+        env=environment,
+        cwd=tests,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert suite.returncode == 0, suite.stdout[-3000:] + suite.stderr
+    found = "from onceward.connectors.spark.formats import formats; print([one.format_name for one in formats()])"
+    shown = subprocess.run([sys.executable, "-c", found], env=environment, capture_output=True, text=True, check=True)
+    assert "onceward-billing-sink" in shown.stdout
+
+
 def test_the_skeleton_is_the_example_under_another_name(tmp_path: Path) -> None:
-    for path in write_skeleton("custom_sink", tmp_path):
+    for path in write_skeleton("custom_sink", tmp_path, connector=True):
         text = path.read_text().replace("CustomSink", "JsonLinesSink").replace("custom-sink", "json-lines")
-        assert text == (ROOT / "examples" / path.name).read_text()
+        text = text.replace("CustomConnector", "JsonLinesConnector").replace("CustomRows", "JsonLinesRows")
+        text = text.replace("custom_sink_connector", "custom_connector")
+        example = ROOT / "examples" / path.name.replace("custom_sink_connector", "custom_connector")
+        assert not path.name.endswith("_connector.py") or text == example.read_text()
+        assert path.name not in {"custom_sink.py", "test_custom_sink.py"} or text == example.read_text()
 
 
 @pytest.mark.parametrize("name", ["Billing", "my-sink", "class", "_x", "1st", ""])

@@ -31,7 +31,7 @@ def test_a_program_is_the_file_that_is_linked_before_it(block: re.Match[str]) ->
 
 YOURS = {
     *("df", "dsn", "path", "schema", "servers", "sink", "spark", "token"),
-    *("MySink", "MySource", "numbers_in", "put", "run_job"),
+    *("MySink", "MyConnector", "MySource", "numbers_in", "put", "run_job"),
 }
 """What an example leaves to the reader."""
 
