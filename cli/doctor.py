@@ -100,7 +100,7 @@ def run_checks(
         *[
             finding
             for kind in connectors().values()
-            for finding in findings_of(kind.extra or kind.name, partial(check, kind))
+            for finding in findings_of(kind.extra or kind.name, partial(check, kind), is_extra=bool(kind.extra))
         ],
         *_check_names(store, pipeline, access),
     ]
@@ -119,12 +119,13 @@ def _check_names(store: str | None, pipeline: str | None, access: Access) -> lis
     return [skipped(name, why) for name in (_STARTS, _DECIDED, _OWNERSHIP)]
 
 
-def findings_of(extra: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
+def findings_of(extra: str, check: Callable[[], Iterable[Finding]], *, is_extra: bool = True) -> Iterator[Finding]:
     """What a check finds, and what it lacks or cannot do.
 
     Args:
         extra: Whose packages it needs.
         check: The check.
+        is_extra: Whether that is an extra of onceward, and not the connector of another package.
     """
     try:
         yield from check()
@@ -132,7 +133,8 @@ def findings_of(extra: str, check: Callable[[], Iterable[Finding]]) -> Iterator[
         found = f"it cannot be loaded: {' '.join(str(error).split())}"
         if isinstance(error, ModuleNotFoundError):
             found = f"{error.name} is not installed"
-        yield failed(f"{extra} client", found, f"pip install 'onceward[{extra}]'")
+        advice = f"pip install 'onceward[{extra}]'" if is_extra else f"install what the connector {extra} needs"
+        yield failed(f"{extra} client", found, advice)
     except OncewardError as error:
         yield failed(extra, str(error), "correct it")
 

@@ -154,7 +154,8 @@ def _check_parts(one: Described) -> Iterator[Finding]:
     for kind in dict.fromkeys(each for each in kinds.values() if each is not None):
         mine = [sink for sink in sinks if kinds[sink] is kind]
         sources = [source for source in one.sources if kinds[source] is kind]
-        yield from findings_of(kind.extra or kind.name, partial(kind.check_parts, mine, sources, one.pipeline))
+        check = partial(kind.check_parts, mine, sources, one.pipeline)
+        yield from findings_of(kind.extra or kind.name, check, is_extra=bool(kind.extra))
 
 
 def _timeouts(one: Described) -> Iterator[Finding]:
