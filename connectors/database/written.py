@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from onceward.core.errors import ConfigurationError, SchemaError, SinkError
 from onceward.core.operations.findings import Finding, failed, ok, skipped
 
+from .dialect import RowDialect
 from .engines import dialect_for, reading
 from .tables import describe, forget
 from .target import CommitPath
@@ -31,9 +32,10 @@ def check_written(sink: DatabaseSink) -> Finding:
         if described is None:
             return failed(_CHECK, "it does not exist", "create it, or let the sink do so with create_table=True", where)
         refused = _refused(sink) or ("" if described.kind == "table" else f"it is {described.kind}")
-        if not refused and sink.target.url.backend != "postgresql":
+        dialect = dialect_for(sink.target)
+        if not refused and isinstance(dialect, RowDialect):
             with reading(sink.target, f"cannot look at table {where}") as connection:
-                refused = dialect_for(sink.target).refuses(connection, described.table)  # type: ignore[union-attr]
+                refused = dialect.refuses(connection, described.table)
     except SinkError as error:
         return failed(_CHECK, str(error), "check address, role and password", where)
     if refused:
