@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import psycopg as _psycopg  # noqa: F401 - a missing package is reported here, not at the first question
-
 from onceward.core.errors import SinkError
 from onceward.core.operations.findings import Finding, failed, ok, warning
 
@@ -61,6 +59,8 @@ def target_of(url: Url, ledger_schema: str | None = None) -> DatabaseTarget:
 
 def check_postgres(target: DatabaseTarget) -> list[Finding]:
     """Check that the server is reachable, writable and durable, and has room; check rights and old transactions."""
+    import psycopg as _psycopg  # noqa: F401, PLC0415 - a missing package is reported here, not at the first question
+
     try:
         with reading(target, "cannot look") as connection:
             facts = dialect_for(target).read_server(connection)
