@@ -31,6 +31,7 @@ from .operate import checkpoints, repair_log
 from .options import Access, AsJson, with_group
 from .run import run
 from .savepoint import app as savepoint_app
+from .status import status
 from .ui import ui
 from .verify import verify
 from .words import message
@@ -75,6 +76,7 @@ app.command()(checkpoints)
 app.command("repair-log")(repair_log)
 app.command("ui")(ui)
 app.command(context_settings={"allow_interspersed_args": False})(run)
+app.command()(status)
 app.command()(verify)
 
 

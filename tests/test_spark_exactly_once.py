@@ -17,6 +17,7 @@ from onceward.connectors.spark.parallelism import TOO_LARGE
 from onceward.connectors.spark.query import any_stage_failed, epoch_input, read_text, reason
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, SinkError
 from onceward.core.log import DirectoryStore, LogWriter, MemoryStore, Rewind, read
+from onceward.core.log.notes import notes
 from onceward.core.log.run_writers import OVERTAKEN, RUN_VARIABLE
 
 from .core_fakes import FakeSink, policy
@@ -362,6 +363,16 @@ def test_an_epoch_that_fails_is_one_line_of_the_log(query: Query, caplog: pytest
         "epoch 0 of pipeline p failed: OSError: the executor is lost",
     )
     assert (line.pipeline, line.epoch) == ("p", 0)  # type: ignore[attr-defined]
+
+
+def test_an_epoch_that_fails_leaves_a_note_beside_the_log(query: Query, tmp_path: Path):
+    store = DirectoryStore(tmp_path / "log")
+    handler = query.driver(store=store)
+    query.run(0, handler=handler)
+    with pytest.raises(OSError, match="lost"):
+        query.run(1, handler=handler, fails=0)
+    newest = notes(store.path, 10)[-1]
+    assert (newest.what, newest.fields) == ("failure", {"epoch": 1, "error": "OSError: the executor is lost"})
 
 
 _WORKER = """

@@ -28,11 +28,13 @@ from onceward.core.errors import (
     DecisionInDoubtError,
     EpochTornError,
     EpochVoidedError,
+    FencedError,
     OncewardError,
 )
 from onceward.core.events import EpochFailed, EpochReplayed, tell
 from onceward.core.kit.options import check_type
 from onceward.core.log import RunWriters
+from onceward.core.log.notes import note_failure
 from onceward.core.log.store import EXPLAINING
 from onceward.core.names import check_pipeline_name
 from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST
@@ -288,13 +290,17 @@ class EpochHandler:
         says what to do, or that Spark has logged where it was raised, loses the frames below this function, unless a
         mistake in somebody's Python code has caused it.
         """
+        known = self._coordinator
         try:
             with self._idle.epoch:
                 self._epoch(frame, batch)
             self._idle.start()
         except BaseException as error:
             name = self.pipeline or (self._run.query if self._run is not None else "")
+            known = self._coordinator or known  # it is gone after some errors
             tell(EpochFailed(name, batch, reason(error)))
+            if known is not None and not isinstance(error, FencedError):  # a newer run writes the notes now
+                note_failure(known.writer.store, batch, reason(error))
             if not _explains_itself(error):
                 raise
             _log.debug("epoch %s of pipeline %s failed", batch, name, exc_info=True)

@@ -9,9 +9,10 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from ..errors import CheckpointFailedError, ConfigurationError, OncewardError, ProtocolError, StoreError
+from ..errors import CheckpointFailedError, ConfigurationError, FencedError, OncewardError, ProtocolError, StoreError
 from ..events import EpochFailed, tell
 from ..log import MemoryStore, RunWriters
+from ..log.notes import note_end, note_failure
 from .channels import CheckpointKind
 from .completion import unexpected
 from .config import Retention
@@ -207,9 +208,12 @@ class Job:
             began = clock()
             error = self._one_attempt()
             if error is None or self._cancel.is_set():
+                note_end(self._setup.store)
                 self.state = JobState.STOPPED if self._cancel.is_set() else JobState.FINISHED
                 return
             tell(EpochFailed(self._setup.pipeline, None, str(error)))
+            if not isinstance(error, FencedError):  # a newer run writes the notes now
+                note_failure(self._setup.store, None, str(error))
             repeated, self.failure = str(error) == str(self.failure), error
             now = clock()
             pause = None if is_hopeless(error) else restarts(now, now - began)

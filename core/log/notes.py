@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from ..folders import open_regular
+from ..kit.secrets import without_logins
 from .store import DirectoryStore
 
 if TYPE_CHECKING:
@@ -33,13 +34,15 @@ _TAIL: Final = 2 * MOST_BYTES
 """How much of each file is read: all of it, unless others have made it larger."""
 _NAMES: Final = 50
 """How many transactions a note names at most."""
+_ERROR: Final = 500
+"""How many characters of an error a note holds."""
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the file."""
 
     what: str
-    """`start`, `epoch` or `checkpoint`."""
+    """`start`, `epoch`, `checkpoint`, `failure` or `end`."""
     at: str
     """Wall-clock time (UTC) of the end of it."""
     fields: dict[str, Any] = {}
@@ -78,6 +81,16 @@ def note_epoch(store: LogStore, event: EpochCompleted) -> None:
     """Leave a note of a completed epoch."""
     if not event.is_empty_checkpoint:
         note(store, "epoch", event.facts())
+
+
+def note_failure(store: LogStore, epoch: int | None, error: str) -> None:
+    """Leave a note of an epoch or an attempt that failed, with its error in one line."""
+    note(store, "failure", {"epoch": epoch, "error": without_logins(" ".join(error.split()))[:_ERROR]})
+
+
+def note_end(store: LogStore) -> None:
+    """Leave a note of a run of the embedded engine that ended without an error."""
+    note(store, "end", {})
 
 
 def notes(folder: Path, most: int) -> list[Note]:

@@ -34,6 +34,7 @@ from .core.operations.resolve import (
     repair_log,
 )
 from .core.operations.rows import compare_places
+from .core.operations.status import PipelineState, PipelineStatus, assess, pipeline_status
 from .core.operations.survey import Advice, FoundTransaction, History, Survey, history, survey
 from .core.operations.systems import open_place, open_target
 from .core.operations.targets import Target, sinks_target
@@ -56,6 +57,8 @@ __all__ = [
     "Manifest",
     "Mismatch",
     "NotAborted",
+    "PipelineState",
+    "PipelineStatus",
     "Place",
     "Refusal",
     "RefusedError",
@@ -69,6 +72,7 @@ __all__ = [
     "abort_orphaned",
     "abort_undecided",
     "abortable",
+    "assess",
     "audit",
     "commit_decided",
     "compare_places",
@@ -78,6 +82,7 @@ __all__ = [
     "open_log",
     "open_place",
     "open_target",
+    "pipeline_status",
     "plan_commit",
     "plan_repair",
     "plan_restore",

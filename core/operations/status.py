@@ -1,0 +1,358 @@
+"""The state of a pipeline, from what it has written down: its decision log and the notes beside it.
+
+Nothing is asked of the driver's process: it may be on another machine, hang, or be gone. `assess` is a pure function of
+the log, the notes and the clock. The first state of this list that applies counts:
+
+1. unreadable: the log cannot be read, so nothing is known of the pipeline.
+2. ended: a savepoint has moved the log elsewhere.
+3. waiting: a decision has waited for its commit for longer than a commit takes. A target may end its transactions.
+4. ended: the newest note is of an end.
+5. restarting: the pipeline has started several times within a few minutes.
+6. failed: the newest note is of a failure.
+7. silent: no epoch was completed for many times the usual pace.
+8. running.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from statistics import median
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from ..errors import OncewardError
+from ..log import DirectoryStore
+from ..log.notes import notes
+from .survey import history
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..log import LogView
+    from ..log.notes import Note
+    from .logs import Log
+    from .survey import FoundTransaction
+
+WAITING_SECONDS: Final = 30.0
+"""Age from which a decision without COMPLETED counts as waiting; a commit takes less."""
+RESTARTS: Final = 3
+"""Number of starts within RESTART_SECONDS from which a pipeline counts as restarting."""
+RESTART_SECONDS: Final = 600.0
+SILENT_EPOCHS: Final = 10
+"""How many times its usual pace a pipeline may be without an epoch, and at least SILENT_SECONDS."""
+SILENT_SECONDS: Final = 60.0
+UNKNOWN_PACE_SECONDS: Final = 600.0
+"""How long it may be without an epoch if its pace is not known."""
+_NOTES: Final = 200
+"""Number of notes of each kind that are looked at."""
+_PROGRESS: Final = frozenset({"epoch", "checkpoint"})
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of the command line by which a log and its targets are reached."""
+
+    store: tuple[str, ...] = ("--store", "STORE")
+    targets: tuple[str, ...] = ("--at", "SYSTEM=ADDRESS")
+
+
+class PipelineState(StrEnum):
+    """State of a pipeline; the order is that of need."""
+
+    UNREADABLE = "unreadable"
+    WAITING = "waiting"
+    """A decision waits for its commit."""
+    RESTARTING = "restarting"
+    FAILED = "failed"
+    SILENT = "silent"
+    RUNNING = "running"
+    ENDED = "ended"
+
+    @property
+    def is_well(self) -> bool:
+        """Whether nobody needs to do anything."""
+        return self in (PipelineState.RUNNING, PipelineState.ENDED)
+
+    @property
+    def need(self) -> int:
+        """Position in a list whose first needs somebody most."""
+        return list(PipelineState).index(self)
+
+
+class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """State of a pipeline, as `--json` shows it; times are UTC, and null is what is not known."""
+
+    pipeline: str
+    """Empty if the log cannot be read."""
+    store: str
+    state: PipelineState
+    what: str
+    """What is the matter, in one sentence."""
+    advice: str = ""
+    """What to do; empty if nothing needs to be done."""
+    command: str = ""
+    """The command that does it, or shows more."""
+    since: str | None = None
+    """Time from which the state counts: of the decision, the failure, the newest start or the last epoch."""
+    epoch: int | None = None
+    """Newest decided epoch."""
+    rows: int | None = None
+    """Rows of the decision that waits."""
+    expires_in: int | None = None
+    """Seconds until a target ends the first of the transactions that wait."""
+    pace: float | None = None
+    """Usual seconds between two epochs."""
+    silent_epochs: int | None = None
+    """How many epochs of the usual pace have not come."""
+    restarts: int | None = None
+    """Number of starts in the last ten minutes."""
+    error: str | None = None
+    """The last failure that was noted since an epoch was completed."""
+
+
+def pipeline_status(
+    log: Log,
+    transactions: Sequence[FoundTransaction] = (),
+    *,
+    options: Options | None = None,
+    now: datetime | None = None,
+) -> PipelineStatus:
+    """Return the state of a pipeline.
+
+    Args:
+        log: Its decision log.
+        transactions: Those that a survey of the targets has found; they say when those of the waiting decision expire.
+        options: How the command line reaches the log and the targets, for the commands that are advised.
+        now: The time; by default that of this machine.
+    """
+    try:
+        view = log.view
+        epochs = history(log, transactions).epochs
+    except OncewardError as error:
+        return unreadable(log.pipeline, log.store.describe(), str(error), options)
+    noted = notes(log.store.path, _NOTES) if isinstance(log.store, DirectoryStore) else []
+    expires = [one.expires_in for one in epochs if one.completed is None]
+    return assess(
+        log.pipeline,
+        log.store.describe(),
+        view,
+        noted,
+        now or datetime.now(UTC),
+        expires_in=expires[0] if expires else None,
+        options=options,
+    )
+
+
+def unreadable(pipeline: str, store: str, error: str, options: Options | None = None) -> PipelineStatus:
+    """Return the status of a pipeline whose log cannot be read."""
+    return PipelineStatus(
+        pipeline=pipeline,
+        store=store,
+        state=PipelineState.UNREADABLE,
+        what=error,
+        advice="bring back the store, or restore the log from a copy; never delete an entry",
+        command=_command("doctor", options, targets=False),
+        error=error,
+    )
+
+
+def assess(
+    pipeline: str,
+    store: str,
+    view: LogView,
+    noted: Sequence[Note],
+    now: datetime,
+    *,
+    expires_in: int | None = None,
+    options: Options | None = None,
+) -> PipelineStatus:
+    """Return the state that a log and its notes show at a time; see the order above.
+
+    Args:
+        pipeline: Name of the pipeline.
+        store: Description of the log's store.
+        view: What the log says.
+        noted: Notes beside the log, oldest first.
+        now: The time.
+        expires_in: Seconds until a target ends the first of the transactions that wait.
+        options: How the command line reaches the log and the targets, for the commands that are advised.
+    """
+    ends = [one.at for one in noted if one.what in _PROGRESS]
+    ends += [done.at for _, done in view.decisions if done is not None]
+    facts = _Facts(view, noted, now, max(ends, default=None), _pace(noted))
+    found = _moved(facts) or _waiting(facts, expires_in, options) or _ended(facts)
+    found = (
+        found or _restarting(facts, options) or _failed(facts, options) or _silent(facts, options) or _running(facts)
+    )
+    return msgspec.structs.replace(
+        found,
+        pipeline=pipeline,
+        store=store,
+        epoch=view.decided if view.decided >= 0 else None,
+        pace=facts.pace,
+        error=found.error or facts.error,
+    )
+
+
+@dataclass(frozen=True)
+class _Facts:
+    view: LogView
+    noted: Sequence[Note]
+    now: datetime
+    last: str | None
+    """When the newest epoch was completed."""
+    pace: float | None
+
+    @property
+    def newest(self) -> Note | None:
+        return self.noted[-1] if self.noted else None
+
+    @property
+    def error(self) -> str | None:
+        failures = [one for one in self.noted if one.what == "failure" and one.at > (self.last or "")]
+        return str(failures[-1].fields.get("error", "")) if failures else None
+
+    def age(self, at: str | None) -> float | None:
+        """Return how many seconds ago it was; None for what is no time."""
+        return _seconds(at, self.now)
+
+
+def _status(state: PipelineState, what: str, *, advice: str = "", command: str = "", **known: object) -> PipelineStatus:
+    fields = {"pipeline": "", "store": "", "state": state, "what": what, "advice": advice, "command": command, **known}
+    return msgspec.convert(fields, PipelineStatus)
+
+
+def _moved(facts: _Facts) -> PipelineStatus | None:
+    if not facts.view.moved:
+        return None
+    return _status(PipelineState.ENDED, f"a savepoint has moved the pipeline to {facts.view.moved}")
+
+
+def _waiting(facts: _Facts, expires_in: int | None, options: Options | None) -> PipelineStatus | None:
+    decision = facts.view.undone
+    age = facts.age(decision.at) if decision is not None else None
+    if decision is None or (age is not None and age < WAITING_SECONDS):
+        return None
+    rows = sum(one.rows for one in decision.committables if one.transaction not in facts.view.skipped)
+    waits = f" for {duration(age)}" if age is not None else ""
+    what = f"epoch {decision.epoch} is decided and has waited{waits} for its commit: {rows} rows"
+    if expires_in is not None:
+        what += f", which expire in {duration(expires_in)}"
+    return _status(
+        PipelineState.WAITING,
+        what,
+        advice="start the pipeline again, or commit by hand",
+        command=_command("txn commit", options, "--yes"),
+        since=decision.at,
+        rows=rows,
+        expires_in=expires_in,
+    )
+
+
+def _restarting(facts: _Facts, options: Options | None) -> PipelineStatus | None:
+    ages = [(one.at, facts.age(one.at)) for one in facts.noted if one.what == "start"]
+    starts = [(at, age) for at, age in ages if age is not None and age <= RESTART_SECONDS]
+    if len(starts) < RESTARTS:
+        return None
+    what = f"started {len(starts)} times in {duration(starts[0][1])}"
+    what += f"; the last failure: {facts.error}" if facts.error else ""
+    return _status(
+        PipelineState.RESTARTING,
+        what,
+        advice="correct what the driver's log says; each start reads the same rows again",
+        command=_command("doctor", options, targets=False),
+        since=starts[-1][0],
+        restarts=len(starts),
+    )
+
+
+def _failed(facts: _Facts, options: Options | None) -> PipelineStatus | None:
+    newest = facts.newest
+    if newest is None or newest.what != "failure":
+        return None
+    return _status(
+        PipelineState.FAILED,
+        f"the last run failed: {facts.error}" if facts.error else "the last run failed",
+        advice="correct the cause, and start the pipeline again",
+        command=_command("doctor", options, targets=False),
+        since=newest.at,
+    )
+
+
+def _ended(facts: _Facts) -> PipelineStatus | None:
+    newest = facts.newest
+    if newest is None or newest.what != "end":
+        return None
+    return _status(PipelineState.ENDED, "the last run ended without an error", since=newest.at)
+
+
+def _silent(facts: _Facts, options: Options | None) -> PipelineStatus | None:
+    starts = [one.at for one in facts.noted if one.what == "start"]
+    entries = [entry.at for entry in facts.view.entries[-1:]]
+    since = max([*starts, *entries, *([facts.last] if facts.last else [])], default=None)
+    age, pace = facts.age(since), facts.pace
+    limit = UNKNOWN_PACE_SECONDS if pace is None else max(SILENT_SECONDS, SILENT_EPOCHS * pace)
+    if age is None or age < limit:
+        return None
+    missing = int(age / pace) if pace else None
+    what = f"nothing was written for {duration(age)}"
+    what += f", {missing} times its usual pace of {duration(pace)}" if pace and missing else ""
+    return _status(
+        PipelineState.SILENT,
+        what,
+        advice="see whether the driver runs and its source has new rows; this lists what its targets hold",
+        command=_command("txn list", options),
+        since=since,
+        silent_epochs=missing,
+    )
+
+
+def _running(facts: _Facts) -> PipelineStatus:
+    age = facts.age(facts.last)
+    what = f"the last epoch was completed {duration(age)} ago" if age is not None else "no epoch is completed yet"
+    return _status(PipelineState.RUNNING, what, since=facts.last)
+
+
+def _pace(noted: Sequence[Note]) -> float | None:
+    """Return the usual seconds between two epochs; None of fewer than three."""
+    ends = [one.at for one in noted if one.what in _PROGRESS][-50:]
+    gaps = [_seconds(before, after) for before, after in zip(ends, map(_moment, ends[1:]), strict=False)]
+    known = [gap for gap in gaps if gap is not None and gap > 0]
+    return round(median(known), 3) if len(known) > 1 else None
+
+
+def _moment(at: str | None) -> datetime | None:
+    try:
+        when = datetime.fromisoformat(at or "")
+    except ValueError:
+        return None
+    return when if when.tzinfo is not None else when.replace(tzinfo=UTC)
+
+
+def _seconds(began: str | None, ended: datetime | None) -> float | None:
+    when = _moment(began)
+    return max(0.0, (ended - when).total_seconds()) if when is not None and ended is not None else None
+
+
+def duration(seconds: float | None) -> str:
+    """Return a time for people: `0.4 s`, `42 s`, `11:42 min`, `3:05 h`, `4 days`."""
+    if seconds is None:
+        return "an unknown time"
+    if seconds < 10:  # noqa: PLR2004 - one digit
+        return f"{seconds:.1f}".removesuffix(".0") + " s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 1:
+        return f"{rest} s"
+    hours, left = divmod(minutes, 60)
+    if hours >= 48:  # noqa: PLR2004 - two days
+        return f"{hours // 24} days"
+    return f"{minutes}:{rest:02} min" if hours < 1 else f"{hours}:{left:02} h"
+
+
+def _command(name: str, options: Options | None, *more: str, targets: bool = True) -> str:
+    given = options or Options()
+    there = [*given.store, *(given.targets if targets else ())]
+    return shlex.join(["onceward", *name.split(), *there, *more])

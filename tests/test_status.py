@@ -1,0 +1,184 @@
+"""The state of a pipeline, from its decision log, its notes and the clock."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+from onceward import FileSink
+from onceward.cli.main import app
+from onceward.core import FileBackend, RestartStrategy
+from onceward.core.checkpoint import CommitPolicy
+from onceward.core.errors import OncewardError
+from onceward.core.log import DirectoryStore, EpochInput, LogView, LogWriter, MemoryStore
+from onceward.core.log.notes import Note, note
+from onceward.core.operations.logs import open_log
+from onceward.core.operations.status import (
+    Options,
+    PipelineState,
+    PipelineStatus,
+    assess,
+    duration,
+    pipeline_status,
+)
+from onceward.core.transaction import Committable
+from onceward.sources import SequenceSource
+from onceward.testing.sink_case import numbered
+
+from .engine_kit import pipeline
+from .ui_kit import Folder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+OPTIONS = Options(store=("--store", "a folder"), targets=("--at", "kafka=broker:9092"))
+
+
+def at(ago: float) -> str:
+    return (NOW - timedelta(seconds=ago)).isoformat(timespec="milliseconds")
+
+
+def written(*seconds_ago: float, what: str = "epoch", **fields: Any) -> list[Note]:
+    return [Note(what=what, at=at(ago), fields=fields) for ago in seconds_ago]
+
+
+def log(ago: float, *, decided: bool = False, completed: bool = False, moved: str = "") -> LogView:
+    """A log whose entries were all written so long ago."""
+    writer = LogWriter(MemoryStore(), "orders", CommitPolicy(now=lambda: at(ago)))
+    writer.start()
+    if decided:
+        lost = Committable(
+            kind="files", pipeline="orders", sink="files", log=writer.view.log, writer=0, epoch=0, subtask=0,
+            attempt=0, transaction="t", rows=538,
+        )  # fmt: skip
+        writer.decide(0, [lost], sinks=["files"], epoch_input=EpochInput())
+    if completed:
+        writer.complete(0)
+    if moved:
+        writer.move(moved)
+    return writer.view
+
+
+def judged(view: LogView, noted: list[Note], **more: Any) -> PipelineStatus:
+    return assess("orders", "directory a", view, sorted(noted, key=lambda one: one.at), NOW, options=OPTIONS, **more)
+
+
+def test_a_pipeline_whose_epochs_come_is_running() -> None:
+    told = judged(log(100), written(9, 6, 3))
+    assert (told.state, told.pace, told.command) == (PipelineState.RUNNING, 3.0, "")
+
+
+def test_a_pipeline_is_silent_after_many_times_its_usual_pace() -> None:
+    noted = written(606, 603, 600)
+    told = judged(log(700), noted)
+    assert (told.state, told.silent_epochs, told.since) == (PipelineState.SILENT, 200, at(600))
+    assert told.what == "nothing was written for 10:00 min, 200 times its usual pace of 3 s"
+    assert told.command == "onceward txn list --store 'a folder' --at kafka=broker:9092"
+
+
+def test_a_slow_pipeline_is_not_silent_before_ten_of_its_epochs_are_missing() -> None:
+    assert judged(log(9000), written(3 * 600, 2 * 600, 600)).state is PipelineState.RUNNING
+    assert judged(log(9000), written(8 * 3600, 7 * 3600, 6 * 3600)).state is PipelineState.RUNNING
+
+
+def test_without_notes_a_pipeline_is_silent_after_ten_minutes() -> None:
+    states = [judged(log(ago, decided=True, completed=True), []).state for ago in (599, 601)]
+    assert states == [PipelineState.RUNNING, PipelineState.SILENT]
+
+
+def test_a_waiting_commit_shows_the_rows_and_seconds_that_are_left() -> None:
+    told = judged(log(120, decided=True), written(130), expires_in=702)
+    assert (told.state, told.rows, told.expires_in) == (PipelineState.WAITING, 538, 702)
+    assert told.what == (
+        "epoch 0 is decided and has waited for 2:00 min for its commit: 538 rows, which expire in 11:42 min"
+    )
+    assert told.command == "onceward txn commit --store 'a folder' --at kafka=broker:9092 --yes"
+
+
+def test_a_commit_that_has_just_begun_is_no_waiting_one() -> None:
+    assert judged(log(5, decided=True), written(9, 6)).state is PipelineState.RUNNING
+
+
+def test_a_pipeline_that_starts_again_and_again_is_restarting_with_its_last_failure() -> None:
+    noted = [*written(900, 300, 200, 100, what="start"), *written(95, what="failure", epoch=1, error="no such table")]
+    told = judged(log(100), noted)
+    assert (told.state, told.restarts, told.error) == (PipelineState.RESTARTING, 3, "no such table")
+    assert told.what == "started 3 times in 5:00 min; the last failure: no such table"
+
+
+def test_a_waiting_commit_comes_before_the_restarts_that_cannot_end_it() -> None:
+    assert judged(log(60, decided=True), written(300, 200, 100, what="start")).state is PipelineState.WAITING
+
+
+@pytest.mark.parametrize(("what", "state"), [("failure", PipelineState.FAILED), ("end", PipelineState.ENDED)])
+def test_the_newest_note_tells_how_the_last_run_ended(what: str, state: PipelineState) -> None:
+    ended = written(7000, what=what, error="bad record 7")
+    assert judged(log(9000), [*written(8000), *ended]).state is state
+    assert judged(log(9000), [*ended, *written(3)]).state is PipelineState.RUNNING
+
+
+def test_a_log_that_a_savepoint_has_moved_has_ended() -> None:
+    assert judged(log(9000, moved="/elsewhere"), []).state is PipelineState.ENDED
+
+
+def test_the_first_in_the_list_needs_somebody_most(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.finish(0)
+    note(folder.case.store, "failure", {"epoch": 1, "error": "no such table"})
+    folder.run_engine()
+    ended = CliRunner().invoke(app, ["status", "--store", str(folder.checkpoints), "--json"])
+    told = json.loads(ended.stdout)
+    assert [(one["pipeline"], one["state"]) for one in told] == [("orders", "failed"), ("totals", "ended")]
+    assert (told[0]["error"], ended.exit_code) == ("no such table", 1)
+    well = CliRunner().invoke(app, ["status", "--store", str(folder.checkpoints / "totals")])
+    assert well.exit_code == 0, well.output
+
+
+def test_a_damaged_log_is_unreadable_and_hides_no_other(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.finish(0)
+    folder.run_engine()
+    newest = max((folder.orders / "onceward").glob("0*"))
+    newest.write_bytes(newest.read_bytes()[:20])
+    ended = CliRunner().invoke(app, ["status", "--store", str(folder.checkpoints), "--json"])
+    assert [one["state"] for one in json.loads(ended.stdout)] == ["unreadable", "ended"]
+    assert ended.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0.42, "0.4 s"), (59.6, "1:00 min"), (702, "11:42 min"), (11100, "3:05 h"), (400_000, "4 days")],
+)
+def test_times_are_for_people(seconds: float, shown: str) -> None:
+    assert duration(seconds) == shown
+
+
+def engine(folder: Path, operator: Any) -> None:
+    made = pipeline(
+        store=DirectoryStore(folder / "log"),
+        backend=FileBackend(folder / "state"),
+        restart=RestartStrategy.fixed_delay(attempts=1, delay=0),
+    )
+    rows = made.source(SequenceSource(pa.Table.from_batches([numbered([1, 2, 3])])), uid="rows")
+    rows.map(operator, uid="parse").sink(FileSink("out", folder / "out", format="jsonl"))
+    made.run()
+
+
+def test_a_run_of_the_engine_leaves_a_note_of_its_failure_and_of_its_end(tmp_path: Path) -> None:
+    def fails(_: Any) -> Any:
+        raise ValueError("bad record 7 of postgresql://me:secret@db/shop")
+
+    with pytest.raises(OncewardError):
+        engine(tmp_path, fails)
+    told = pipeline_status(open_log(str(tmp_path / "log")))
+    assert told.state is PipelineState.FAILED
+    assert "bad record 7" in (told.error or "")
+    assert "secret" not in (told.error or "")
+    engine(tmp_path, lambda row: row)
+    assert pipeline_status(open_log(str(tmp_path / "log"))).state is PipelineState.ENDED
