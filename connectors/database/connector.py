@@ -110,6 +110,12 @@ class PostgresConnector(DatabaseConnector):
 
         return PostgresSink(name, table=table, dsn=self.address, **self._arguments())
 
+    def check(self, names: Sequence[str], pipeline: str | None) -> Iterable[Finding]:
+        """Check the same; a missing or broken package is reported before the connection string is read."""
+        import psycopg as _psycopg  # noqa: F401, PLC0415 - an extra
+
+        return super().check(names, pipeline)
+
     def url(self) -> Url:
         """Read the connection string."""
         from .target import Url  # noqa: PLC0415 - an extra
