@@ -215,9 +215,8 @@ def test_every_broker_is_asked_for_the_partitions_of_a_transaction():
             return sorted(rows)
 
         def exchange(self, requests: Sequence[tuple[int | None, Any]], *, seconds: float) -> list[wire.WireAnswer]:  # noqa: ARG002
-            return [
-                wire.WireAnswer(Code.NONE, SimpleNamespace(transaction_states=[rows[node]])) for node, _ in requests
-            ]
+            nodes = [node for node, _ in requests if node is not None]
+            return [wire.WireAnswer(Code.NONE, SimpleNamespace(transaction_states=[rows[node]])) for node in nodes]
 
     asked = client(Cluster())
     assert asked.partitions_everywhere(Handle(NAME, 7, 3, 1000)) == {("t", 0), ("t", 1)}

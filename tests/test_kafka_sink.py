@@ -143,7 +143,8 @@ class Written:
         self.left = 0.0
         self.transactions = self
         self.producers: dict[tuple[str, int], OpenProducers | None] = {("t", 0): {(7, 3): 1}}
-        self.leaderless, self.everywhere = [], {("t", 0)}
+        self.leaderless: list[tuple[str, int]] = []
+        self.everywhere: set[tuple[str, int]] | None = {("t", 0)}
         self.ids: dict[str, str | None] = {"t": "id-of-t"}
 
     def flush(self, deadline: float) -> None:

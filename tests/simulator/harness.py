@@ -124,7 +124,8 @@ def _audited(audit: Audit, sweep: Callable[..., Swept]) -> Callable[..., Swept]:
         **how: Any,
     ) -> Swept:
         log, disturbed = audit.logs[writer.token.log], audit.world.disturbed
-        outdated = writer.store.is_outdated
+        store: Any = writer.store  # a FakeStore
+        outdated = store.is_outdated
         lingering = log.audit.lingering(log)
         swept = sweep(writer, sinks, abandoned=abandoned, busy=busy, skip=skip, **how)
         newest = (log.start, log.writer) == (writer.token.start, writer.token.writer)

@@ -261,11 +261,12 @@ class Simulation:
         """At the end: everything once, nothing lingers, nobody else was touched."""
         if self.stopped:
             return
-        for _ in range(LAST_STARTS):
-            look = self._last_look()
+        look = self._last_look()
+        for _ in range(LAST_STARTS - 1):
             again = isinstance(look.error, OncewardError) and look.error.retryable
             if look.error is None or not (again or self._is_told_what_to_do(look.error)):
                 break
+            look = self._last_look()
         if isinstance(look.error, DataLossError) and self.database.promoted:  # since the newest epoch
             self.stopped = True
             return
