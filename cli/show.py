@@ -12,7 +12,6 @@ from rich.console import Console
 from onceward.core.checkpoint.recovery import TransactionStatus
 from onceward.core.kit.secrets import without_logins
 from onceward.core.operations.findings import Finding, Health
-from onceward.core.operations.status import PipelineState
 from onceward.core.transaction import ANY_EPOCH
 
 from .words import advice
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from onceward.core.operations.logs import Log
-    from onceward.core.operations.status import PipelineStatus
     from onceward.core.operations.survey import FoundTransaction, History
 
 FENCES = "a run of this pipeline that is still alive would be fenced and stop"
@@ -142,21 +140,6 @@ def history(told: History, *, as_json: bool) -> None:
         what = f"{given.action} {given.transaction}".rstrip()  # without a name: all of it
         out.print(f"{what} of epoch {given.epoch}, {given.at}")
         out.print(f"  by {given.who}: {given.why}")
-
-
-def statuses(found: Sequence[PipelineStatus], *, as_json: bool = False) -> None:
-    """Print the state of each pipeline, a line with what is the matter, and what to do."""
-    if as_json:
-        print_json(found)
-        return
-    out = console()
-    for one in found:
-        style = "green" if one.state is PipelineState.RUNNING else "dim" if one.state.is_well else "red"
-        out.print(f"{one.pipeline or one.store}: ", style="bold", end="")
-        out.print(one.state, style=style, end="")
-        out.print(f"; {' '.join(one.what.split())}")
-        if one.advice:
-            out.print(f"  → {one.advice}: {one.command}")
 
 
 _HEALTH: Final = {Health.OK: "green", Health.WARNING: "yellow", Health.FAILED: "red", Health.SKIPPED: "dim"}

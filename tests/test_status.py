@@ -19,7 +19,6 @@ from onceward.core.log import DirectoryStore, EpochInput, LogView, LogWriter, Me
 from onceward.core.log.notes import Note, note
 from onceward.core.operations.logs import open_log
 from onceward.core.operations.status import (
-    Options,
     PipelineState,
     PipelineStatus,
     assess,
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
-OPTIONS = Options(store=("--store", "a folder"), targets=("--at", "kafka=broker:9092"))
 
 
 def at(ago: float) -> str:
@@ -66,12 +64,12 @@ def log(ago: float, *, decided: bool = False, completed: bool = False, moved: st
 
 
 def judged(view: LogView, noted: list[Note], **more: Any) -> PipelineStatus:
-    return assess("orders", "directory a", view, sorted(noted, key=lambda one: one.at), NOW, options=OPTIONS, **more)
+    return assess("orders", "directory a", view, sorted(noted, key=lambda one: one.at), NOW, **more)
 
 
 def test_a_pipeline_whose_epochs_come_is_running() -> None:
     told = judged(log(100), written(9, 6, 3))
-    assert (told.state, told.pace, told.command) == (PipelineState.RUNNING, 3.0, "")
+    assert (told.state, told.pace, told.advice) == (PipelineState.RUNNING, 3.0, "")
 
 
 def test_a_pipeline_is_silent_after_many_times_its_usual_pace() -> None:
@@ -79,7 +77,6 @@ def test_a_pipeline_is_silent_after_many_times_its_usual_pace() -> None:
     told = judged(log(700), noted)
     assert (told.state, told.silent_epochs, told.since) == (PipelineState.SILENT, 200, at(600))
     assert told.what == "nothing was written for 10:00 min, 200 times its usual pace of 3 s"
-    assert told.command == "onceward txn list --store 'a folder' --at kafka=broker:9092"
 
 
 def test_a_slow_pipeline_is_not_silent_before_ten_of_its_epochs_are_missing() -> None:
@@ -98,7 +95,6 @@ def test_a_waiting_commit_shows_the_rows_and_seconds_that_are_left() -> None:
     assert told.what == (
         "epoch 0 is decided and has waited for 2:00 min for its commit: 538 rows, which expire in 11:42 min"
     )
-    assert told.command == "onceward txn commit --store 'a folder' --at kafka=broker:9092 --yes"
 
 
 def test_a_commit_that_has_just_begun_is_no_waiting_one() -> None:

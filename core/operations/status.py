@@ -15,7 +15,6 @@ the log, the notes and the clock. The first state of this list that applies coun
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -52,13 +51,6 @@ _NOTES: Final = 200
 _PROGRESS: Final = frozenset({"epoch", "checkpoint"})
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of the command line by which a log and its targets are reached."""
-
-    store: tuple[str, ...] = ("--store", "STORE")
-    targets: tuple[str, ...] = ("--at", "SYSTEM=ADDRESS")
-
-
 class PipelineState(StrEnum):
     """State of a pipeline; the order is that of need."""
 
@@ -93,8 +85,6 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What is the matter, in one sentence."""
     advice: str = ""
     """What to do; empty if nothing needs to be done."""
-    command: str = ""
-    """The command that does it, or shows more."""
     since: str | None = None
     """Time from which the state counts: of the decision, the failure, the newest start or the last epoch."""
     epoch: int | None = None
@@ -117,7 +107,6 @@ def pipeline_status(
     log: Log,
     transactions: Sequence[FoundTransaction] = (),
     *,
-    options: Options | None = None,
     now: datetime | None = None,
 ) -> PipelineStatus:
     """Return the state of a pipeline.
@@ -125,14 +114,13 @@ def pipeline_status(
     Args:
         log: Its decision log.
         transactions: Those that a survey of the targets has found; they say when those of the waiting decision expire.
-        options: How the command line reaches the log and the targets, for the commands that are advised.
         now: The time; by default that of this machine.
     """
     try:
         view = log.view
         epochs = history(log, transactions).epochs
     except OncewardError as error:
-        return unreadable(log.pipeline, log.store.describe(), str(error), options)
+        return unreadable(log.pipeline, log.store.describe(), str(error))
     noted = notes(log.store.path, _NOTES) if isinstance(log.store, DirectoryStore) else []
     expires = [one.expires_in for one in epochs if one.completed is None]
     return assess(
@@ -142,11 +130,10 @@ def pipeline_status(
         noted,
         now or datetime.now(UTC),
         expires_in=expires[0] if expires else None,
-        options=options,
     )
 
 
-def unreadable(pipeline: str, store: str, error: str, options: Options | None = None) -> PipelineStatus:
+def unreadable(pipeline: str, store: str, error: str) -> PipelineStatus:
     """Return the status of a pipeline whose log cannot be read."""
     return PipelineStatus(
         pipeline=pipeline,
@@ -154,7 +141,6 @@ def unreadable(pipeline: str, store: str, error: str, options: Options | None = 
         state=PipelineState.UNREADABLE,
         what=error,
         advice="bring back the store, or restore the log from a copy; never delete an entry",
-        command=_command("doctor", options, targets=False),
         error=error,
     )
 
@@ -167,7 +153,6 @@ def assess(
     now: datetime,
     *,
     expires_in: int | None = None,
-    options: Options | None = None,
 ) -> PipelineStatus:
     """Return the state that a log and its notes show at a time; see the order above.
 
@@ -178,15 +163,12 @@ def assess(
         noted: Notes beside the log, oldest first.
         now: The time.
         expires_in: Seconds until a target ends the first of the transactions that wait.
-        options: How the command line reaches the log and the targets, for the commands that are advised.
     """
     ends = [one.at for one in noted if one.what in _PROGRESS]
     ends += [done.at for _, done in view.decisions if done is not None]
     facts = _Facts(view, noted, now, max(ends, default=None), _pace(noted))
-    found = _moved(facts) or _waiting(facts, expires_in, options) or _ended(facts)
-    found = (
-        found or _restarting(facts, options) or _failed(facts, options) or _silent(facts, options) or _running(facts)
-    )
+    found = _moved(facts) or _waiting(facts, expires_in) or _ended(facts)
+    found = found or _restarting(facts) or _failed(facts) or _silent(facts) or _running(facts)
     return msgspec.structs.replace(
         found,
         pipeline=pipeline,
@@ -220,8 +202,8 @@ class _Facts:
         return _seconds(at, self.now)
 
 
-def _status(state: PipelineState, what: str, *, advice: str = "", command: str = "", **known: object) -> PipelineStatus:
-    fields = {"pipeline": "", "store": "", "state": state, "what": what, "advice": advice, "command": command, **known}
+def _status(state: PipelineState, what: str, *, advice: str = "", **known: object) -> PipelineStatus:
+    fields = {"pipeline": "", "store": "", "state": state, "what": what, "advice": advice, **known}
     return msgspec.convert(fields, PipelineStatus)
 
 
@@ -231,7 +213,7 @@ def _moved(facts: _Facts) -> PipelineStatus | None:
     return _status(PipelineState.ENDED, f"a savepoint has moved the pipeline to {facts.view.moved}")
 
 
-def _waiting(facts: _Facts, expires_in: int | None, options: Options | None) -> PipelineStatus | None:
+def _waiting(facts: _Facts, expires_in: int | None) -> PipelineStatus | None:
     decision = facts.view.undone
     age = facts.age(decision.at) if decision is not None else None
     if decision is None or (age is not None and age < WAITING_SECONDS):
@@ -244,15 +226,14 @@ def _waiting(facts: _Facts, expires_in: int | None, options: Options | None) -> 
     return _status(
         PipelineState.WAITING,
         what,
-        advice="start the pipeline again, or commit by hand",
-        command=_command("txn commit", options, "--yes"),
+        advice="start the pipeline again, or commit it now",
         since=decision.at,
         rows=rows,
         expires_in=expires_in,
     )
 
 
-def _restarting(facts: _Facts, options: Options | None) -> PipelineStatus | None:
+def _restarting(facts: _Facts) -> PipelineStatus | None:
     ages = [(one.at, facts.age(one.at)) for one in facts.noted if one.what == "start"]
     starts = [(at, age) for at, age in ages if age is not None and age <= RESTART_SECONDS]
     if len(starts) < RESTARTS:
@@ -263,13 +244,12 @@ def _restarting(facts: _Facts, options: Options | None) -> PipelineStatus | None
         PipelineState.RESTARTING,
         what,
         advice="correct what the driver's log says; each start reads the same rows again",
-        command=_command("doctor", options, targets=False),
         since=starts[-1][0],
         restarts=len(starts),
     )
 
 
-def _failed(facts: _Facts, options: Options | None) -> PipelineStatus | None:
+def _failed(facts: _Facts) -> PipelineStatus | None:
     newest = facts.newest
     if newest is None or newest.what != "failure":
         return None
@@ -277,7 +257,6 @@ def _failed(facts: _Facts, options: Options | None) -> PipelineStatus | None:
         PipelineState.FAILED,
         f"the last run failed: {facts.error}" if facts.error else "the last run failed",
         advice="correct the cause, and start the pipeline again",
-        command=_command("doctor", options, targets=False),
         since=newest.at,
     )
 
@@ -289,7 +268,7 @@ def _ended(facts: _Facts) -> PipelineStatus | None:
     return _status(PipelineState.ENDED, "the last run ended without an error", since=newest.at)
 
 
-def _silent(facts: _Facts, options: Options | None) -> PipelineStatus | None:
+def _silent(facts: _Facts) -> PipelineStatus | None:
     starts = [one.at for one in facts.noted if one.what == "start"]
     entries = [entry.at for entry in facts.view.entries[-1:]]
     since = max([*starts, *entries, *([facts.last] if facts.last else [])], default=None)
@@ -303,8 +282,7 @@ def _silent(facts: _Facts, options: Options | None) -> PipelineStatus | None:
     return _status(
         PipelineState.SILENT,
         what,
-        advice="see whether the driver runs and its source has new rows; this lists what its targets hold",
-        command=_command("txn list", options),
+        advice="see whether the driver runs and its source has new rows, and what its targets hold",
         since=since,
         silent_epochs=missing,
     )
@@ -350,9 +328,3 @@ def duration(seconds: float | None) -> str:
     if hours >= 48:  # noqa: PLR2004 - two days
         return f"{hours // 24} days"
     return f"{minutes}:{rest:02} min" if hours < 1 else f"{hours}:{left:02} h"
-
-
-def _command(name: str, options: Options | None, *more: str, targets: bool = True) -> str:
-    given = options or Options()
-    there = [*given.store, *(given.targets if targets else ())]
-    return shlex.join(["onceward", *name.split(), *there, *more])
