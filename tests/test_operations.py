@@ -179,6 +179,40 @@ def test_a_file_sink_of_another_folder_is_refused_before_a_run_is_fenced(tmp_pat
     assert log.view.tail == tail
 
 
+def test_an_overview_tells_of_epochs_that_the_log_has_forgotten(tmp_path: Path) -> None:
+    driver = Driver(tmp_path, "orders")
+    for epoch in range(12):
+        driver.finish(epoch)
+    driver.finish(12, dies=True)
+    log = operations.open_log(str(tmp_path / "orders"))
+    told = operations.overview(log)
+    assert [epoch.newest_time for epoch in told.epochs] == sorted((e.newest_time for e in told.epochs), reverse=True)
+    by_number = {epoch.epoch: epoch for epoch in told.epochs}
+    assert sorted(by_number) == list(range(13))
+    waiting, completed, oldest = by_number[12], by_number[11], by_number[0]
+    assert (waiting.status, waiting.position, waiting.completed) == ("decided", told.waiting, None)
+    assert [one.sink for one in waiting.written] == ["files", "table"] * SUBTASKS
+    assert (completed.status, oldest.status, oldest.sinks) == ("completed", "completed", {"files": 4, "table": 4})
+    assert oldest.written == []
+    assert len(told.starts) == 1
+    assert len(operations.overview(log, epochs=2).epochs) == 2
+
+
+def test_logs_are_found_below_a_folder_and_a_damaged_one_hides_no_other(tmp_path: Path) -> None:
+    for name in ("orders", "totals"):
+        Driver(tmp_path, name).finish(0)
+    damaged = tmp_path / "a" / "deep"
+    damaged.mkdir(parents=True)
+    (damaged / f"{0:020}").write_bytes(b"garbage")
+    found = operations.find_logs(str(tmp_path))
+    assert [log.pipeline for log in found.logs] == ["orders", "totals"]
+    assert list(found.errors) == [str(damaged)]
+    with pytest.raises(ConfigurationError, match="no such folder"):
+        operations.find_logs(str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigurationError, match="below a local folder"):
+        operations.find_logs("s3://bucket/logs")
+
+
 def test_an_audit_proves_what_a_target_holds_or_names_the_epoch_that_differs(tmp_path: Path) -> None:
     driver = Driver(tmp_path, "orders")
     for epoch in range(3):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -16,14 +17,16 @@ from typer.testing import CliRunner
 from onceward import FileSink
 from onceward.cli.main import app
 from onceward.cli.operate import Search
-from onceward.cli.ui.desk import Desk, Look, Unsynced, Watch
+from onceward.cli.ui.desk import Desk, Look, Watch
 from onceward.cli.ui.model import EPOCHS
 from onceward.connectors.kafka.connector import KafkaConnector
 from onceward.core.checkpoint import CommitPolicy
 from onceward.core.errors import RetryableSinkError
 from onceward.core.log import DirectoryStore, LogWriter, MemoryStore, read
 from onceward.core.log.notes import FILE, MOST_BYTES, OLDER, note, notes
+from onceward.core.operations.discovery import Unsynced
 from onceward.core.operations.logs import open_log
+from onceward.core.operations.overview import TRANSACTIONS, decided_epochs
 from onceward.core.operations.targets import Target, sinks_target
 from onceward.core.transaction import Committable
 
@@ -490,13 +493,12 @@ class TestCommand:
 
 def test_committables_of_many_transactions_are_shown_in_part(folder: Folder) -> None:
     folder.finish(0, subtasks=2)
-    store = folder.case.store
-    decision = read(store).newest
+    view = read(folder.case.store)
+    decision = view.newest
     assert decision is not None
     many = tuple(msgspec.structs.replace(decision.committables[0], subtask=n) for n in range(1000))
-    from onceward.cli.ui.model import TRANSACTIONS, _of_decision
-
-    row = _of_decision(msgspec.structs.replace(decision, committables=many), None)
+    entries = [msgspec.structs.replace(decision, committables=many)]
+    [row] = decided_epochs(dataclasses.replace(view, entries=entries)).values()
     assert (row.transactions, len(row.written)) == (1000, TRANSACTIONS)
     assert isinstance(json.loads(msgspec.json.encode(row)), dict)
     assert isinstance(many[0], Committable)

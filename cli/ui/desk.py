@@ -8,18 +8,16 @@ decision's position, or transactions by name), and the pipeline in words: what h
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
-from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from onceward.core.errors import ConfigurationError, EpochConflictError, NoDecisionLogError, OncewardError
-from onceward.core.log import DirectoryStore, read
-from onceward.core.log.entries import position_of
-from onceward.core.log.store import IN_CHECKPOINT, local_folder
+from onceward.core.log import read
+from onceward.core.log.store import local_folder
+from onceward.core.operations.discovery import Unsynced, log_folders
 from onceward.core.operations.logs import Log, open_log
 from onceward.core.operations.resolve import abort_undecided, abortable, commit_decided
 
@@ -28,8 +26,7 @@ from ..words import message
 from .model import SEARCH_EVERY, Watched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Sequence
 
     from ..operate import Search
 
@@ -37,10 +34,6 @@ _PAUSE: Final = 1.0
 """Seconds for which what was read is shown again."""
 _FOUND: Final = 500
 """How many transactions of the targets are shown."""
-_FOLDERS: Final = 500
-"""How many folders are looked into for decision logs."""
-_NAMES: Final = 50
-"""How many names of a folder are looked at to tell whether it is a decision log."""
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,24 +61,6 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     transactions: list[dict[str, Any]]
     unanswered: dict[str, str]
     """Targets that did not answer, with their errors; their transactions are shown as the decision log knows them."""
-
-
-class Unsynced(DirectoryStore):
-    """A decision log's directory for reading without syncing it: nobody acts on what is shown here."""
-
-    most_bytes = 1 << 26  # of each pipeline in turn, by one process
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.shared = path, False
-
-    def get(self, key: str) -> bytes | None:
-        with self._doing(f"read entry {key} in"), suppress(FileNotFoundError):
-            return self.contents(key)
-        return None
-
-    def list_keys(self) -> list[str]:
-        with self._doing("list"):
-            return sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
 
 
 class Watch:
@@ -125,7 +100,7 @@ class Watch:
             if url not in self._found:
                 self._found[url] = Watched(open_log(url, self._pipeline), url)
             return
-        for folder in _log_folders(local[0]):
+        for folder in log_folders(local[0]):
             if str(folder) in self._found:
                 continue
             store = Unsynced(folder)
@@ -136,32 +111,6 @@ class Watch:
                 continue
             if name and self._pipeline in (None, name):
                 self._found[str(folder)] = Watched(Log(name, store), str(folder))
-
-
-def _is_text(name: str) -> bool:
-    """Return whether a name can be shown; JSON has no form for one that is not UTF-8."""
-    return not any("\ud800" <= character <= "\udfff" for character in name)
-
-
-def _log_folders(root: Path) -> Iterator[Path]:
-    """Folders with a decision log: the root itself, and down to three levels below it, where checkpoints have them."""
-    level, left = [root], _FOLDERS
-    for _ in range(4):
-        below: list[Path] = []
-        for folder in level[:left]:
-            with suppress(OSError), os.scandir(folder) as entries:
-                some = [entry for entry, _ in zip(entries, range(_FOLDERS), strict=False)]
-                if any(position_of(entry.name) is not None for entry in some[:_NAMES]):
-                    yield folder
-                else:  # the log of a checkpoint first: Spark's own folders beside it may be many
-                    inside = sorted(
-                        entry.name for entry in some if entry.is_dir(follow_symlinks=False) and _is_text(entry.name)
-                    )
-                    below += [folder / name for name in sorted(inside, key=lambda name: name != IN_CHECKPOINT)]
-        left -= len(level)
-        level = below
-        if left <= 0:
-            return
 
 
 class Desk:

@@ -1,4 +1,4 @@
-"""What the page shows of a pipeline, out of what it writes; JSON-serialisable.
+"""What the page shows of a pipeline: its overview, and what the files of Spark's checkpoint add; JSON-serialisable.
 
 Only files are read, nothing is synced or locked, and a look costs a few `stat` calls while nothing has changed. Each
 list has a limit, so a look costs no more for a pipeline that runs for months. A decision log that is not in a directory
@@ -11,45 +11,28 @@ import hashlib
 import re
 import time
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from onceward.core.engine.completion import QUERY as EMBEDDED
-from onceward.core.engine.events import CheckpointRecord, TaskRecord
 from onceward.core.errors import OncewardError
-from onceward.core.log import Decide, DirectoryStore
+from onceward.core.log import DirectoryStore
 from onceward.core.log.entries import position_of
-from onceward.core.log.notes import FILE, notes
-from onceward.core.operations.survey import GivenUp, given_up
-from onceward.core.transaction import rows_by_sink
+from onceward.core.log.notes import FILE
+from onceward.core.operations.overview import EpochRecord, StartRecord, decided_epochs, newest_of, overview_of
+from onceward.core.operations.survey import GivenUp
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
-    from onceward.core.log.notes import Note
     from onceward.core.operations.logs import Log
 
 EPOCHS: Final = 50
-TRANSACTIONS: Final = 200
-"""Of an epoch; how many there are is told anyway."""
-_NOTES: Final = 4 * EPOCHS
-_STARTS: Final = 10
 _BATCH: Final = re.compile(r"[0-9]{1,18}")
 """Name of a file in Spark's checkpoint."""
 SEARCH_EVERY: Final = 10.0
 """Seconds between two searches for new pipelines, and between two looks at a store that is no directory."""
-
-
-class Transaction(msgspec.Struct, frozen=True, kw_only=True):
-    """A transaction that a decision names."""
-
-    transaction: str
-    sink: str
-    subtask: int
-    rows: int
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,53 +45,15 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
-class Epoch(msgspec.Struct, kw_only=True):
-    """An epoch or a checkpoint; times are UTC, and None is what nobody wrote down."""
+class ShownEpoch(EpochRecord, frozen=True, kw_only=True):
+    """An epoch or a checkpoint as the page shows it."""
 
-    epoch: int
-    kind: str = "epoch"
-    status: str = "in progress"
-    reason: str = ""
-    began: str | None = None
-    prepared: str | None = None
-    """When its decision was about to be written."""
-    decided: str | None = None
-    position: int | None = None
-    """Of the decision in the log."""
-    completed: str | None = None
     logged: str | None = None
     """When Spark recorded the batch as finished."""
-    milliseconds: float | None = None
-    commit_milliseconds: float | None = None
-    rows: int | None = None
-    sinks: dict[str, int | None] = {}
-    transactions: int | None = None
-    written: list[Transaction] = []
-    size: int | None = None
-    """Bytes of state."""
-    alignment: float | None = None
-    """Longest time, in seconds, for which a subtask waited for barriers."""
-    subtasks: int | None = None
-    acknowledged: int | None = None
-    tasks: list[TaskRecord] = []
-    steps: list[Step] = []
-
-    @property
-    def newest_time(self) -> str:
-        return self.completed or self.decided or self.began or ""
+    steps: tuple[Step, ...] = ()
 
 
-class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """A start of the pipeline: what it finished and what it swept."""
-
-    at: str
-    position: int | None = None
-    milliseconds: float = 0
-    finished: list[str] = []
-    aborted: list[str] = []
-
-
-class Pipeline(msgspec.Struct, kw_only=True):
+class ShownPipeline(msgspec.Struct, kw_only=True):
     """A pipeline as the page shows it."""
 
     id: str
@@ -123,8 +68,8 @@ class Pipeline(msgspec.Struct, kw_only=True):
     """Position of the newest START."""
     waiting: int | None = None
     """Position of the decision that is not completed."""
-    epochs: list[Epoch] = []
-    starts: list[Start] = []
+    epochs: list[ShownEpoch] = []
+    starts: list[StartRecord] = []
     given_up: list[GivenUp] = []
 
 
@@ -135,11 +80,11 @@ class Watched:
         self.log, self.url = log, url
         where = log.store.describe()
         id_ = hashlib.sha256(f"{log.pipeline}\n{where}".encode()).hexdigest()[:8]
-        self.shown = Pipeline(id=id_, name=log.pipeline, store=where)
+        self.shown = ShownPipeline(id=id_, name=log.pipeline, store=where)
         self._folder = log.store.path if isinstance(log.store, DirectoryStore) else None
         in_spark = self._folder is not None and (self._folder.parent / "offsets").is_dir()
         self._spark = self._folder.parent if self._folder is not None and in_spark else None
-        self._decided: dict[int, Epoch] = {}
+        self._decided: dict[int, EpochRecord] = {}
         """Out of the log, which forgets them."""
         self._signature: Any = None
 
@@ -171,32 +116,26 @@ class Watched:
                 found.append((stat.st_mtime_ns, stat.st_size))
         return found
 
-    def _read(self) -> Pipeline:
+    def _read(self) -> ShownPipeline:
         view = self.log.view
-        for decision, done in view.decisions:
-            self._decided[decision.epoch] = _of_decision(decision, done.at if done is not None else None)
-        for old in sorted(self._decided, key=lambda epoch: self._decided[epoch].newest_time)[:-EPOCHS]:
-            del self._decided[old]
-        noted = notes(self._folder, _NOTES) if self._folder is not None else []
-        rows = _rows(noted, self._decided)
+        self._decided |= decided_epochs(view)
+        self._decided = {record.epoch: record for record in newest_of(self._decided, EPOCHS)}
+        now = overview_of(self.log, view, EPOCHS, self._decided)
+        records = {record.epoch: ShownEpoch(**msgspec.structs.asdict(record)) for record in now.epochs}
         if self._spark is not None:
-            _add_spark(rows, self._spark)
-        newest = sorted(rows.values(), key=lambda row: (row.newest_time, row.epoch), reverse=True)[:EPOCHS]
-        for row in newest:
-            row.steps = _steps(row, of_spark=self._spark is not None)
-        embedded = view.newest is not None and view.newest.input.query == EMBEDDED
-        return Pipeline(
+            _add_spark(records, self._spark)
+        return ShownPipeline(
             id=self.shown.id,
-            name=self.shown.name,
-            store=self.shown.store,
-            driver="embedded engine" if embedded else "Spark",
-            log=view.log,
-            newest=view.entries[-1].at if view.entries else "",
-            writer=view.start,
-            waiting=view.undone.position if view.undone is not None else None,
-            epochs=newest,
-            starts=[_start(one) for one in noted if one.what == "start"][-_STARTS:][::-1],
-            given_up=given_up(self.log)[-EPOCHS:],
+            name=now.pipeline,
+            store=now.store,
+            driver=now.driver,
+            log=now.log,
+            newest=now.newest,
+            writer=now.generation,
+            waiting=now.waiting,
+            epochs=[_with_steps(one, of_spark=self._spark is not None) for one in newest_of(records, EPOCHS)],
+            starts=now.starts,
+            given_up=now.given_up,
         )
 
 
@@ -209,81 +148,37 @@ def _signed(path: Path) -> tuple[Any, ...]:
     return (path.name,)
 
 
-def _of_decision(decision: Decide, completed: str | None) -> Epoch:
-    rows = rows_by_sink(decision.committables, decision.sinks)
-    return Epoch(
-        epoch=decision.epoch,
-        status="completed" if completed is not None else "decided",
-        decided=decision.at,
-        position=decision.position,
-        completed=completed,
-        rows=sum(rows.values()),
-        sinks={**rows},
-        transactions=len(decision.committables),
-        written=[
-            Transaction(transaction=c.transaction, sink=c.sink, subtask=c.subtask, rows=c.rows)
-            for c in decision.committables[:TRANSACTIONS]
-        ],
-    )
-
-
-def _rows(noted: Sequence[Note], decided: dict[int, Epoch]) -> dict[int, Epoch]:
-    rows: dict[int, Epoch] = {}
-    for one in noted:
-        with suppress(msgspec.ValidationError, KeyError):
-            if one.what == "epoch":
-                given = msgspec.convert(one.fields, Epoch)
-                given.status, given.completed = "completed", one.at
-                given.began = _before(one.at, given.milliseconds)
-                given.prepared = _before(one.at, given.commit_milliseconds)
-                rows[given.epoch] = given
-            elif one.what == "checkpoint":
-                record = msgspec.convert(one.fields, CheckpointRecord)
-                _add_checkpoint(rows, record, one.at)
-    for number, known in decided.items():
-        row = rows.get(number)
-        if row is None or (row.completed or "") < (known.decided or ""):  # the same number again, after a rewind
-            rows[number] = msgspec.structs.replace(known)
-        else:
-            row.decided, row.position, row.written = known.decided, known.position, known.written
-            row.prepared = min(filter(None, (row.prepared, row.decided)), default=None)  # the note came a little later
-            row.rows, row.sinks, row.transactions = known.rows, known.sinks, known.transactions
-    return rows
-
-
-def _add_checkpoint(rows: dict[int, Epoch], record: CheckpointRecord, at: str) -> None:
-    row = rows.setdefault(record.checkpoint, Epoch(epoch=record.checkpoint))
-    milliseconds = record.duration * 1000
-    row.kind, row.status, row.reason = record.kind, record.status, record.reason
-    row.milliseconds, row.began = milliseconds, _before(at, milliseconds)
-    row.completed = at if record.status == "completed" else None
-    row.size = sum(task.state for task in record.tasks)
-    row.alignment = max((task.alignment for task in record.tasks), default=0.0)
-    row.subtasks, row.acknowledged = record.subtasks, len(record.tasks)
-    row.tasks = record.tasks[:TRANSACTIONS]
-
-
-def _add_spark(rows: dict[int, Epoch], checkpoint: Path) -> None:
-    """When Spark planned each batch, when it recorded its end, and the batch that is in progress."""
+def _add_spark(records: dict[int, ShownEpoch], checkpoint: Path) -> None:
+    """Add when Spark planned each batch, when it recorded its end, and the batch that is in progress."""
     with suppress(OSError):
         names = [path.name for path in (checkpoint / "offsets").iterdir()]
         newest = max((int(name) for name in names if _BATCH.fullmatch(name)), default=None)
         if newest is not None:
-            rows.setdefault(newest, Epoch(epoch=newest))
-    for row in sorted(rows.values(), key=lambda row: row.epoch)[-EPOCHS:]:
-        planned = _written_at(checkpoint / "offsets" / str(row.epoch))
-        row.began = min(filter(None, (planned, row.began)), default=None)
-        row.logged = _written_at(checkpoint / "commits" / str(row.epoch))
-        if row.logged is not None and row.status == "in progress":  # older than all that onceward wrote down
-            row.status, row.completed = "completed", row.logged
-        if row.milliseconds is None and row.began is not None and row.completed is not None:
-            # A decision that waited for an operator, or for the next start, was not written meanwhile.
-            row.milliseconds = _between(row.began, row.decided or row.completed)
+            records.setdefault(newest, ShownEpoch(epoch=newest))
+    for number, record in records.items():
+        records[number] = _of_spark(record, checkpoint)
 
 
-def _steps(row: Epoch, *, of_spark: bool) -> list[Step]:
+def _of_spark(record: ShownEpoch, checkpoint: Path) -> ShownEpoch:
+    planned = _written_at(checkpoint / "offsets" / str(record.epoch))
+    logged = _written_at(checkpoint / "commits" / str(record.epoch))
+    began = min(filter(None, (planned, record.began)), default=None)
+    record = msgspec.structs.replace(record, began=began, logged=logged)
+    if logged is not None and record.status == "in progress":  # older than all that onceward wrote down
+        record = msgspec.structs.replace(record, status="completed", completed=logged)
+    if record.milliseconds is None and began is not None and record.completed is not None:
+        # A decision that waited for an operator, or for the next start, was not written meanwhile.
+        record = msgspec.structs.replace(record, milliseconds=_between(began, record.decided or record.completed))
+    return record
+
+
+def _with_steps(record: ShownEpoch, *, of_spark: bool) -> ShownEpoch:
+    return msgspec.structs.replace(record, steps=tuple(_steps(record, of_spark=of_spark)))
+
+
+def _steps(row: ShownEpoch, *, of_spark: bool) -> list[Step]:
     decided, completed = row.position is not None or row.completed is not None, row.completed is not None
-    failed = row.status in {"failed", "declined", "subsumed"} and not decided
+    failed = row.failed
     plural = "" if row.transactions == 1 else "s"
     many = f"{row.transactions} transaction{plural}" if row.transactions is not None else ""
     acks = f"{row.acknowledged} of {row.subtasks} subtasks" if row.subtasks else ""
@@ -299,21 +194,6 @@ def _steps(row: Epoch, *, of_spark: bool) -> list[Step]:
     if of_spark:
         steps.append(Step(step="Spark logs the batch", state="done" if row.logged else "ahead", at=row.logged))
     return steps
-
-
-def _start(one: Note) -> Start:
-    try:
-        return msgspec.convert({**one.fields, "at": one.at}, Start)
-    except msgspec.ValidationError:
-        return Start(at=one.at)
-
-
-def _before(at: str, milliseconds: float | None) -> str | None:
-    try:
-        when = datetime.fromisoformat(at) - timedelta(milliseconds=milliseconds or 0)
-    except (ValueError, OverflowError):
-        return None
-    return when.isoformat(timespec="milliseconds") if milliseconds is not None else None
 
 
 def _between(began: str, ended: str) -> float | None:

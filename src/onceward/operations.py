@@ -15,7 +15,9 @@ from .connectors.spark.savepoints.restore import RestorePlan, plan_restore, rest
 from .core.checkpoint.recovery import TransactionStatus
 from .core.operations.audit import Audit, AuditLine, EpochVerdict, audit
 from .core.operations.comparison import Comparison, Discrepancy, Mismatch
+from .core.operations.discovery import FoundLogs, find_logs
 from .core.operations.logs import Log, open_log
+from .core.operations.overview import DecidedTransaction, EpochRecord, Overview, StartRecord, overview
 from .core.operations.refusals import Refusal, RefusedError
 from .core.operations.requests import request_savepoint
 from .core.operations.resolve import (
@@ -48,8 +50,11 @@ __all__ = [
     "CommitPlan",
     "CommittedEpoch",
     "Comparison",
+    "DecidedTransaction",
     "Discrepancy",
+    "EpochRecord",
     "EpochVerdict",
+    "FoundLogs",
     "FoundSavepoint",
     "FoundTransaction",
     "History",
@@ -57,6 +62,7 @@ __all__ = [
     "Manifest",
     "Mismatch",
     "NotAborted",
+    "Overview",
     "PipelineState",
     "PipelineStatus",
     "Place",
@@ -66,6 +72,7 @@ __all__ = [
     "RepairedLog",
     "RestorePlan",
     "SavepointPlan",
+    "StartRecord",
     "Survey",
     "Target",
     "TransactionStatus",
@@ -78,10 +85,12 @@ __all__ = [
     "compare_places",
     "create_savepoint",
     "delete_savepoint",
+    "find_logs",
     "history",
     "open_log",
     "open_place",
     "open_target",
+    "overview",
     "pipeline_status",
     "plan_commit",
     "plan_repair",

@@ -1,0 +1,109 @@
+"""Find decision logs below a folder, and read them without getting in the way of the pipelines that write them."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from ..errors import ConfigurationError, NoDecisionLogError
+from ..log import DirectoryStore
+from ..log.entries import position_of
+from ..log.store import IN_CHECKPOINT, local_folder
+from .logs import open_log
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from .logs import Log
+
+_FOLDERS: Final = 500
+"""How many folders are looked into for decision logs."""
+_NAMES: Final = 50
+"""How many names of a folder are looked at to tell whether it is a decision log."""
+
+
+@dataclass(frozen=True)
+class FoundLogs:
+    """The decision logs below a folder.
+
+    Attributes:
+        logs: Those that can be read.
+        errors: Folder of each of the others, with what is wrong.
+    """
+
+    logs: tuple[Log, ...]
+    errors: Mapping[str, str]
+
+
+def find_logs(root: str) -> FoundLogs:
+    """Find the decision logs in a local folder, and down to three levels below it, where checkpoints have them.
+
+    At most 500 folders are looked into. Nothing is made or changed.
+
+    Args:
+        root: A checkpoint folder, or a folder that contains several.
+
+    Raises:
+        NoDecisionLogError: There is no such folder.
+        ConfigurationError: It is not a local folder.
+    """
+    local = local_folder(root)
+    if local is None:
+        raise ConfigurationError("decision logs are searched for below a local folder: open others by their URL")
+    if not local[0].is_dir():
+        raise NoDecisionLogError(f"no such folder: {local[0]}")
+    logs: list[Log] = []
+    errors: dict[str, str] = {}
+    for folder in log_folders(local[0]):
+        try:
+            logs.append(open_log(str(folder)))
+        except Exception as error:  # noqa: BLE001 - whatever is in it, the folders after it may be sound
+            errors[str(folder)] = str(error)
+    return FoundLogs(tuple(logs), errors)
+
+
+class Unsynced(DirectoryStore):
+    """A decision log's directory for reading without syncing it, where nobody acts on what is read."""
+
+    most_bytes = 1 << 26  # of each pipeline in turn, by one process
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.shared = path, False
+
+    def get(self, key: str) -> bytes | None:
+        with self._doing(f"read entry {key} in"), suppress(FileNotFoundError):
+            return self.contents(key)
+        return None
+
+    def list_keys(self) -> list[str]:
+        with self._doing("list"):
+            return sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
+
+
+def log_folders(root: Path) -> Iterator[Path]:
+    """Find folders with a decision log: the root itself, and down to three levels below it."""
+    level, left = [root], _FOLDERS
+    for _ in range(4):
+        below: list[Path] = []
+        for folder in level[:left]:
+            with suppress(OSError), os.scandir(folder) as entries:
+                some = [entry for entry, _ in zip(entries, range(_FOLDERS), strict=False)]
+                if any(position_of(entry.name) is not None for entry in some[:_NAMES]):
+                    yield folder
+                else:  # the log of a checkpoint first: Spark's own folders beside it may be many
+                    inside = sorted(
+                        entry.name for entry in some if entry.is_dir(follow_symlinks=False) and _is_text(entry.name)
+                    )
+                    below += [folder / name for name in sorted(inside, key=lambda name: name != IN_CHECKPOINT)]
+        left -= len(level)
+        level = below
+        if left <= 0:
+            return
+
+
+def _is_text(name: str) -> bool:
+    """Return whether a name can be shown; JSON has no form for one that is not UTF-8."""
+    return not any("\ud800" <= character <= "\udfff" for character in name)

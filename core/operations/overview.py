@@ -1,0 +1,265 @@
+"""The state of a pipeline, out of its decision log and of the notes beside it.
+
+The log keeps the newest epochs only. Notes say more of the past, and how long things took; only a log in a directory
+has them (see core/log/notes.py). What only a note says is for people: nothing is decided by it.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
+
+from ..engine.completion import QUERY as EMBEDDED
+from ..engine.events import CheckpointRecord, TaskRecord
+from ..log import DirectoryStore
+from ..log.notes import notes
+from ..transaction import rows_by_sink
+from .survey import GivenUp, given_up
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ..log import Completed, Decide, LogView
+    from ..log.notes import Note
+    from .logs import Log
+
+TRANSACTIONS: Final = 200
+"""How many transactions or tasks of an epoch are listed; how many there are is told anyway."""
+_EPOCHS: Final = 50
+_NOTES_OF_AN_EPOCH: Final = 4
+"""How many notes there may be for each epoch: failed checkpoints and starts among them."""
+_STARTS: Final = 10
+_FAILED: Final = frozenset({"failed", "declined", "subsumed"})
+
+
+class DecidedTransaction(msgspec.Struct, frozen=True, kw_only=True):
+    """A transaction that a decision names."""
+
+    transaction: str
+    sink: str
+    subtask: int
+    rows: int
+
+
+class EpochRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """An epoch, or a checkpoint of the embedded engine. Times are UTC; None is what nobody wrote down."""
+
+    epoch: int
+    kind: str = "epoch"
+    """"epoch", or the kind of the checkpoint: "checkpoint", "savepoint", …"""
+    status: str = "in progress"
+    """"in progress", "decided" (it waits for its commit), "completed", or how its checkpoint ended: "failed", …"""
+    reason: str = ""
+    """Why the checkpoint failed."""
+    began: str | None = None
+    prepared: str | None = None
+    """When its decision was about to be written."""
+    decided: str | None = None
+    position: int | None = None
+    """Of the decision in the log."""
+    completed: str | None = None
+    milliseconds: float | None = None
+    """From its beginning to its end."""
+    commit_milliseconds: float | None = None
+    """From its decision to its end."""
+    rows: int | None = None
+    sinks: dict[str, int | None] = {}
+    """Rows of each sink."""
+    transactions: int | None = None
+    written: list[DecidedTransaction] = []
+    """Its transactions, as long as the log holds its decision; 200 at most."""
+    size: int | None = None
+    """Bytes of state."""
+    alignment: float | None = None
+    """Longest time, in seconds, for which a subtask waited for barriers."""
+    subtasks: int | None = None
+    """How many subtasks were to acknowledge the checkpoint."""
+    acknowledged: int | None = None
+    """How many did."""
+    tasks: list[TaskRecord] = []
+
+    @property
+    def newest_time(self) -> str:
+        """When it came furthest; empty if that is not known."""
+        return self.completed or self.decided or self.began or ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether its checkpoint failed, and it was not decided."""
+        return self.status in _FAILED and self.position is None and self.completed is None
+
+
+R = TypeVar("R", bound=EpochRecord)
+
+
+class StartRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A start of a pipeline."""
+
+    at: str
+    """Time (UTC)."""
+    position: int | None = None
+    """Of its START in the log."""
+    milliseconds: float = 0
+    finished: list[str] = []
+    """Transactions that were decided before and that it committed, by name; 50 at most."""
+    aborted: list[str] = []
+    """Transactions of earlier writers that it aborted, by name; 50 at most."""
+
+
+class Overview(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a pipeline. Times are UTC."""
+
+    pipeline: str
+    store: str
+    """Where its decision log is."""
+    driver: str
+    """"Spark" or "embedded engine"."""
+    log: str
+    """Identity of the log."""
+    newest: str
+    """Time of the log's newest entry; empty if it has none."""
+    generation: int
+    """Position of the newest START."""
+    waiting: int | None
+    """Position of the decision that waits for its commit; None if none does."""
+    epochs: list[EpochRecord]
+    """The newest first."""
+    starts: list[StartRecord]
+    """The newest first; 10 at most."""
+    given_up: list[GivenUp]
+    """What was skipped or written again, oldest first."""
+
+
+def overview(log: Log, *, epochs: int = _EPOCHS) -> Overview:
+    """Return the state of a pipeline, from its decision log and the notes beside it. Asks no target.
+
+    Args:
+        log: The decision log. One that is not in a directory has no notes, so it tells only of its newest epochs.
+        epochs: How many epochs to return at most.
+
+    Raises:
+        StoreError: The store did not answer, or the log is damaged.
+    """
+    view = log.view
+    return overview_of(log, view, epochs, decided_epochs(view))
+
+
+def overview_of(log: Log, view: LogView, most: int, decided: Mapping[int, EpochRecord]) -> Overview:
+    """Return the state of a pipeline if these decisions are known of, some of which the log may have forgotten."""
+    folder = log.store.path if isinstance(log.store, DirectoryStore) else None
+    noted = notes(folder, _NOTES_OF_AN_EPOCH * most) if folder is not None else []
+    embedded = view.newest is not None and view.newest.input.query == EMBEDDED
+    return Overview(
+        pipeline=log.pipeline,
+        store=log.store.describe(),
+        driver="embedded engine" if embedded else "Spark",
+        log=view.log,
+        newest=view.entries[-1].at if view.entries else "",
+        generation=view.start,
+        waiting=view.undone.position if view.undone is not None else None,
+        epochs=newest_of(_records(noted, decided), most),
+        starts=[_start(one) for one in noted if one.what == "start"][-_STARTS:][::-1],
+        given_up=given_up(log)[-most:],
+    )
+
+
+def newest_of(records: Mapping[int, R], most: int) -> list[R]:
+    """Return so many of the epochs, the newest first."""
+    return sorted(records.values(), key=lambda one: (one.newest_time, one.epoch), reverse=True)[:most]
+
+
+def decided_epochs(view: LogView) -> dict[int, EpochRecord]:
+    """Return the epochs whose decisions the log still holds."""
+    return {decision.epoch: _decided(decision, done) for decision, done in view.decisions}
+
+
+def _decided(decision: Decide, done: Completed | None) -> EpochRecord:
+    rows = rows_by_sink(decision.committables, decision.sinks)
+    completed = done.at if done is not None else None
+    return EpochRecord(
+        epoch=decision.epoch,
+        status="completed" if completed is not None else "decided",
+        decided=decision.at,
+        position=decision.position,
+        completed=completed,
+        rows=sum(rows.values()),
+        sinks={**rows},
+        transactions=len(decision.committables),
+        written=[
+            DecidedTransaction(transaction=c.transaction, sink=c.sink, subtask=c.subtask, rows=c.rows)
+            for c in decision.committables[:TRANSACTIONS]
+        ],
+    )
+
+
+def _records(noted: Sequence[Note], decided: Mapping[int, EpochRecord]) -> dict[int, EpochRecord]:
+    records: dict[int, EpochRecord] = {}
+    for one in noted:
+        with suppress(msgspec.ValidationError, KeyError):
+            if one.what == "epoch":
+                epoch = msgspec.convert(one.fields, EpochRecord)
+                records[epoch.epoch] = msgspec.structs.replace(
+                    epoch,
+                    status="completed",
+                    completed=one.at,
+                    began=_before(one.at, epoch.milliseconds),
+                    prepared=_before(one.at, epoch.commit_milliseconds),
+                )
+            elif one.what == "checkpoint":
+                record = msgspec.convert(one.fields, CheckpointRecord)
+                before = records.get(record.checkpoint, EpochRecord(epoch=record.checkpoint))
+                records[record.checkpoint] = _with_checkpoint(before, record, one.at)
+    for number, known in decided.items():
+        records[number] = _with_decision(records.get(number), known)
+    return records
+
+
+def _with_decision(record: EpochRecord | None, known: EpochRecord) -> EpochRecord:
+    if record is None or (record.completed or "") < (known.decided or ""):  # the same number again, after a rewind
+        return known
+    return msgspec.structs.replace(
+        record,
+        decided=known.decided,
+        position=known.position,
+        written=known.written,
+        prepared=min(filter(None, (record.prepared, known.decided)), default=None),  # the note came a little later
+        rows=known.rows,
+        sinks=known.sinks,
+        transactions=known.transactions,
+    )
+
+
+def _with_checkpoint(before: EpochRecord, record: CheckpointRecord, at: str) -> EpochRecord:
+    milliseconds = record.duration * 1000
+    return msgspec.structs.replace(
+        before,
+        kind=record.kind,
+        status=record.status,
+        reason=record.reason,
+        milliseconds=milliseconds,
+        began=_before(at, milliseconds),
+        completed=at if record.status == "completed" else None,
+        size=sum(task.state for task in record.tasks),
+        alignment=max((task.alignment for task in record.tasks), default=0.0),
+        subtasks=record.subtasks,
+        acknowledged=len(record.tasks),
+        tasks=record.tasks[:TRANSACTIONS],
+    )
+
+
+def _start(one: Note) -> StartRecord:
+    try:
+        return msgspec.convert({**one.fields, "at": one.at}, StartRecord)
+    except msgspec.ValidationError:
+        return StartRecord(at=one.at)
+
+
+def _before(at: str, milliseconds: float | None) -> str | None:
+    try:
+        when = datetime.fromisoformat(at) - timedelta(milliseconds=milliseconds or 0)
+    except (ValueError, OverflowError):
+        return None
+    return when.isoformat(timespec="milliseconds") if milliseconds is not None else None
