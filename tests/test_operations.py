@@ -198,6 +198,22 @@ def test_an_overview_tells_of_epochs_that_the_log_has_forgotten(tmp_path: Path) 
     assert len(operations.overview(log, epochs=2).epochs) == 2
 
 
+def test_an_overview_tells_of_an_epoch_that_was_committed_by_hand(tmp_path: Path) -> None:
+    driver = Driver(tmp_path, "orders")
+    driver.finish(0, dies=True)
+    log = operations.open_log(str(tmp_path / "orders"), writing=True)
+    decision = log.view.undone
+    assert decision is not None
+    found = operations.survey([log], targets_of(driver)).transactions
+    assert operations.commit_decided(log, decision, found)
+    again = Driver(tmp_path, "orders", run="again")
+    for epoch in (1, 2):
+        again.finish(epoch)
+    assert 0 not in [decision.epoch for decision, _ in log.view.decisions]
+    records = {record.epoch: record for record in operations.overview(log).epochs}
+    assert (records[0].status, records[0].sinks) == ("completed", {"files": 4, "table": 4})
+
+
 def test_logs_are_found_below_a_folder_and_a_damaged_one_hides_no_other(tmp_path: Path) -> None:
     for name in ("orders", "totals"):
         Driver(tmp_path, name).finish(0)

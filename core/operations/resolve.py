@@ -23,7 +23,9 @@ from ..errors import (
     FencedError,
     SinkError,
 )
+from ..events import EpochCompleted
 from ..log import LogWriter
+from ..log.notes import note_epoch
 from ..log.reader import read_behind_gap
 from ..outcome import PROVEN_NOT_COMMITTED, Observation
 from ..sink import TwoPhaseCommitSink
@@ -211,11 +213,21 @@ def commit_decided(
     # What a target cannot answer now, it answers when it is told to commit.
     checked = check_kept(writer, sinks)
     lost = {name: error for name, error in checked.items() if isinstance(error, DataLossError)}
-    finish(permit, writer, sinks, hold=lost)
+    if finish(permit, writer, sinks, hold=lost):
+        _note(decision, writer, sinks)
     for loss in lost.values():
         raise loss
     given_up = sum(c.transaction in writer.view.skipped for c in decision.committables)
     return CommittedEpoch(decision.epoch, len(decision.committables) - given_up, given_up)
+
+
+def _note(decision: Decide, writer: LogWriter, sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> None:
+    """Leave a note of the epoch, as a run of the pipeline does."""
+    committed = [c for c in decision.committables if c.transaction not in writer.view.skipped]
+    completed = EpochCompleted(
+        writer.pipeline, decision.log, decision.epoch, decision.input, committables=committed, sinks=sinks
+    )
+    note_epoch(writer.store, completed)
 
 
 def _committing(found: Sequence[FoundTransaction]) -> Mapping[str, TwoPhaseCommitSink[Any]]:
