@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import runpy
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, LiteralString
 
 import confluent_kafka
 import psycopg
+import pyarrow as pa
 import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from onceward import CheckpointConfig, Pipeline, PostgresSink, RestartStrategy, SequenceSource, operations
+from onceward.core.steps import Step, hooked
 from onceward.testing.services.jars import PEER_JARS, ensure_jars
 
 from .kafka_kit import read_all
@@ -131,3 +136,38 @@ def test_engine_kafka(kafka: KafkaServer, orders: str, tmp_path: Path, driver_en
     ]
     values = [int(message.value() or b"") for message in read_all(kafka.bootstrap_servers, "paid")]
     assert sorted(values) == list(range(100))
+
+
+class KilledError(BaseException):
+    """The run's process ended here."""
+
+
+def test_a_nightly_check_of_a_table_in_postgresql(dsn: str, tmp_path: Path) -> None:
+    """The run dies before its third commit; what it has decided is committed by hand, and each epoch is proven."""
+    commits = itertools.count()
+
+    def die(step: Step) -> None:
+        if step is Step.COMMIT_BEFORE and next(commits) == 2:
+            raise KilledError
+
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TABLE nightly (id bigint)")
+    checkpoint = CheckpointConfig(interval=0.1)
+    pipeline = Pipeline("nightly", store=str(tmp_path / "log"), checkpoint=checkpoint, restart=RestartStrategy.none())
+    rows = pa.table({"id": list(range(100_000))})
+    pipeline.source(SequenceSource(rows, batch_rows=10), uid="in").sink(PostgresSink("table", dsn=dsn, table="nightly"))
+    with hooked(die), pytest.raises(KilledError):
+        pipeline.run()
+    log = operations.open_log(str(tmp_path / "log"))
+    nightly = runpy.run_path(str(EXAMPLES / "nightly_check.py"))
+    place = ("postgres:nightly", dsn)
+    assert "committed 1 transactions of epoch" in nightly["commit_in_doubt"](str(tmp_path / "log"), *place, timedelta())
+    day = str(operations.overview(log).epochs[0].completed)[:10]
+    told = nightly["audit_epochs"](str(tmp_path / "log"), "table", *place, day)
+    with psycopg.connect(dsn) as connection:
+        [(count,)] = connection.execute("SELECT count(*) FROM nightly").fetchall()
+        assert told.endswith(f"are proven, {count} rows")
+        connection.execute("DELETE FROM nightly WHERE id = 3")
+    first = operations.audit(log, "table", operations.open_place(*place)).lines[0].epoch
+    with pytest.raises(RuntimeError, match=rf"not proven: epochs \[{first}\]; rows that no epoch wrote: 0"):
+        nightly["audit_epochs"](str(tmp_path / "log"), "table", *place, day)

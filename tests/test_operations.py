@@ -71,8 +71,9 @@ def test_a_decision_that_waits_is_surveyed_and_committed(tmp_path: Path) -> None
 def test_the_program_of_the_page_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = (ROOT / "docs" / "in-doubt.md").read_text()
-    [program] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    page = (ROOT / "docs" / "operations-api.md").read_text()
+    _, program, example = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert example == (ROOT / "examples" / "nightly_check.py").read_text()
     driver = Driver(tmp_path, "orders", "checkpoints/orders")
     driver.finish(0, dies=True)
     monkeypatch.setitem(sys.modules, "jobs", SimpleNamespace(SINKS=driver.sinks))

@@ -1,6 +1,6 @@
-"""What operators do with pipelines, from Python: see transactions that are in doubt, and end them.
+"""What operators do with pipelines, from Python: look at them, end transactions, audit targets, make savepoints.
 
-`onceward txn` and `onceward checkpoints` do the same from a shell.
+The command line does the same from a shell, by these functions. docs/operations-api.md shows how they are used.
 """
 
 from .connectors.spark.savepoints.copies import SavepointPlan, create_savepoint, plan_savepoint
