@@ -10,18 +10,21 @@ import typer
 from onceward.core.errors import ConfigurationError, LogDamagedError
 from onceward.core.log.writer import check_owner
 from onceward.core.names import check_pipeline_name
-from onceward.core.operations.logs import Log, open_log
-from onceward.core.operations.resolve import (
+from onceward.operations import (
     CommitPlan,
+    FoundTransaction,
+    Log,
     abort_orphaned,
     abort_undecided,
     abortable,
     commit_decided,
+    history,
+    open_log,
     plan_commit,
     plan_repair,
+    survey,
 )
-from onceward.core.operations.resolve import repair_log as repair
-from onceward.core.operations.survey import FoundTransaction, history, survey
+from onceward.operations import repair_log as repair
 
 from . import show
 from .options import Access, AsJson, Pipeline, Yes, load_sinks, targets_of, with_group
@@ -29,7 +32,7 @@ from .options import Access, AsJson, Pipeline, Yes, load_sinks, targets_of, with
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from onceward.core.operations.targets import Target
+    from onceward.operations import Target
 
 app = typer.Typer(no_args_is_help=True, help="List, inspect, commit and abort transactions that are in doubt.")
 

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from onceward.core.operations.logs import Log
-    from onceward.core.operations.survey import FoundTransaction, History
+    from onceward.operations import FoundTransaction, History, Log
 
 FENCES = "a run of this pipeline that is still alive would be fenced and stop"
 COPY = "if this is only a copy of the log that the pipeline uses, stop here: decided rows would be lost"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from onceward.core.operations.refusals import Refusal, RefusedError
-from onceward.core.operations.survey import Advice
+from onceward.operations import Advice, Refusal, RefusedError
 
 ADVICE: Final = {
     Advice.COMMIT: "the pipeline's next start commits it, or now `txn commit`",

@@ -18,8 +18,7 @@ from onceward.core.errors import ConfigurationError, EpochConflictError, NoDecis
 from onceward.core.log import read
 from onceward.core.log.store import local_folder
 from onceward.core.operations.discovery import Unsynced, log_folders
-from onceward.core.operations.logs import Log, open_log
-from onceward.core.operations.resolve import abort_undecided, abortable, commit_decided
+from onceward.operations import Log, abort_undecided, abortable, commit_decided, open_log
 
 from .. import show
 from ..words import message

@@ -20,13 +20,13 @@ from onceward.core.errors import OncewardError
 from onceward.core.log import DirectoryStore
 from onceward.core.log.entries import position_of
 from onceward.core.log.notes import FILE
-from onceward.core.operations.overview import EpochRecord, StartRecord, decided_epochs, newest_of, overview_of
-from onceward.core.operations.survey import GivenUp
+from onceward.core.operations.overview import decided_epochs, newest_of, overview_of
+from onceward.operations import EpochRecord, GivenUp, StartRecord
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from onceward.core.operations.logs import Log
+    from onceward.operations import Log
 
 EPOCHS: Final = 50
 _BATCH: Final = re.compile(r"[0-9]{1,18}")

@@ -9,10 +9,9 @@ import msgspec
 import typer
 
 from onceward.core.errors import ConfigurationError
-from onceward.core.operations.audit import EpochVerdict, audit, sinks_in
+from onceward.core.operations.audit import sinks_in
 from onceward.core.operations.comparison import Verdict
-from onceward.core.operations.logs import open_log
-from onceward.core.operations.rows import compare_places
+from onceward.operations import EpochVerdict, audit, compare_places, open_log
 
 from ..options import Access, AsJson, Pipeline, with_group
 from ..show import console, print_json
@@ -21,10 +20,7 @@ from .places import load_function, place_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from onceward.core.operations.audit import Audit, AuditLine
-    from onceward.core.operations.comparison import Comparison
-    from onceward.core.operations.logs import Log
-    from onceward.core.place import Place
+    from onceward.operations import Audit, AuditLine, Comparison, Log, Place
 
 _STYLE: Final = {EpochVerdict.PROVEN: "green", EpochVerdict.DIFFERS: "red", EpochVerdict.UNPROVEN: "yellow"}
 

@@ -287,7 +287,7 @@ def _judged(seen: FoundTransaction, views: Sequence[tuple[str, LogView]]) -> Fou
 
 
 class Epoch(msgspec.Struct, frozen=True, kw_only=True):
-    """An epoch, as `--json` shows it; times are UTC."""
+    """An epoch that a decision log still holds; times are UTC."""
 
     pipeline: str
     epoch: int

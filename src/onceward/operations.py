@@ -37,7 +37,7 @@ from .core.operations.resolve import (
 )
 from .core.operations.rows import compare_places
 from .core.operations.status import PipelineState, PipelineStatus, assess, pipeline_status
-from .core.operations.survey import Advice, FoundTransaction, History, Survey, history, survey
+from .core.operations.survey import Advice, Epoch, FoundTransaction, GivenUp, History, Survey, history, survey
 from .core.operations.systems import open_place, open_target
 from .core.operations.targets import Target, sinks_target
 from .core.place import Place
@@ -52,11 +52,13 @@ __all__ = [
     "Comparison",
     "DecidedTransaction",
     "Discrepancy",
+    "Epoch",
     "EpochRecord",
     "EpochVerdict",
     "FoundLogs",
     "FoundSavepoint",
     "FoundTransaction",
+    "GivenUp",
     "History",
     "Log",
     "Manifest",
