@@ -87,7 +87,7 @@ class Expected:
 
     @classmethod
     def of(cls, view: LogView, sink: str) -> Expected:
-        """Read it out of the log."""
+        """Read what a log says of one sink."""
         epochs: dict[int, Wrote] = {}
         for epoch in view.proofs.epochs:
             if sink in epoch.sinks:
@@ -99,7 +99,7 @@ class Expected:
         return cls(epochs, marks, _rest(total, epochs.values()), total)
 
     def without(self, unmarked: Collection[int]) -> Expected:
-        """The same, with some epochs among the others that are judged together."""
+        """Return the same, with some epochs among the others that are judged together."""
         epochs = {number: written for number, written in self.epochs.items() if number not in unmarked}
         return replace(self, epochs=epochs, older=_rest(self.total, epochs.values()))
 
@@ -130,7 +130,7 @@ def check_overlap(before: LogView, after: LogView) -> None:
 
 
 def check_stopped(before: LogView, after: LogView, place: str) -> None:
-    """Refuse if it is not certain which epochs' rows a target held while it was read, and it does not show that.
+    """Refuse if it is not certain which epochs' rows a target held while it was read, and its rows do not show that.
 
     Raises:
         RefusedError: An epoch was decided meanwhile, or is not completed.
@@ -173,7 +173,7 @@ class Held(NamedTuple):
 
 
 def grouped(found: Mapping[str, Wrote], reread: Reread, expected: Expected, later: Expected) -> Held:
-    """Sort what was found by epochs.
+    """Sort the rows of a target by epochs.
 
     Args:
         found: By mark.
@@ -206,7 +206,7 @@ def grouped(found: Mapping[str, Wrote], reread: Reread, expected: Expected, late
 
 
 def judge(expected: Expected, held: Held, unmarked: Collection[int] = ()) -> tuple[list[AuditLine], int]:
-    """A line for each epoch, and one for all that are not told apart; and how many rows no epoch wrote.
+    """Return a line for each epoch, one for all that are not told apart, and how many rows no epoch wrote.
 
     Hashes add up: if all that the target holds is all that was written, then nothing differs, whether or not the
     target still shows who wrote what (after it was restored from a dump, for example).
@@ -240,7 +240,7 @@ def _line(epoch: int | None, written: Wrote, found: Wrote) -> AuditLine:
 
 
 def with_starts(epochs: Iterable[ProvenEpoch]) -> Iterator[ProvenEpoch]:
-    """Each epoch with the offsets where its input began, which are left out where the one before ended there."""
+    """Add the offsets where each epoch's input began, which are left out where the one before ended there."""
     end = None
     for epoch in epochs:
         yield msgspec.structs.replace(epoch, start=epoch.start if epoch.start is not None else end)

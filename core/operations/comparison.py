@@ -111,7 +111,7 @@ class Comparison:
         return not self.findings
 
     def count(self, kind: Mismatch) -> int:
-        """Number of rows of a kind."""
+        """Count the rows of a kind."""
         return sum(finding.copies for finding in self.findings if finding.kind is kind)
 
 
@@ -176,7 +176,7 @@ class Verdict:
         return bool(self.left_open) or any(f.kind in late for c in self.comparisons for f in c.findings)
 
     def torn(self) -> dict[tuple[str, str], list[str]]:
-        """Keys that are in one output as they must be and missing in another, by the two outputs."""
+        """Return the keys that are right in one output and missing in another, by the two outputs."""
         if self.key is None:
             return {}
         bad = {c.output: {str(f.row.get(self.key)) for f in c.findings} for c in self.comparisons}
@@ -193,7 +193,7 @@ class Verdict:
         return {pair: names for pair, names in pairs.items() if names}
 
     def lines(self) -> Iterator[str]:
-        """The verdict in words, with the offending rows and their positions."""
+        """Return the verdict in words, with the offending rows and their positions."""
         for comparison in self.comparisons:
             counts = ", ".join(f"{comparison.count(kind)} {kind}" for kind in Mismatch)
             yield f"{comparison.output}: {comparison.expected} rows expected, {comparison.found} found: {counts}"

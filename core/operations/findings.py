@@ -45,30 +45,30 @@ class Finding(msgspec.Struct, frozen=True):
     guarantee: Guarantee | None = None
 
     def of(self, where: str) -> Finding:
-        """The same, of this part."""
+        """Return the same finding about this part."""
         return msgspec.structs.replace(self, where=where)
 
 
 def ok(check: str, found: str, where: str = "") -> Finding:
-    """Nothing to do."""
+    """Report that nothing is to be done."""
     return Finding(check, Health.OK, found, where=where)
 
 
 def warning(check: str, found: str, advice: str, where: str = "", guarantee: Guarantee | None = None) -> Finding:
-    """Better changed."""
+    """Report what works, and weakens the guarantee or may fail later."""
     return Finding(check, Health.WARNING, found, advice, where, guarantee)
 
 
 def failed(check: str, found: str, advice: str, where: str = "") -> Finding:
-    """Must be changed."""
+    """Report what does not work."""
     return Finding(check, Health.FAILED, found, advice, where)
 
 
 def skipped(check: str, why: str, where: str = "") -> Finding:
-    """Not looked at."""
+    """Report what was not checked."""
     return Finding(check, Health.SKIPPED, why, where=where)
 
 
 def any_failed(found: Sequence[Finding]) -> bool:
-    """Whether something does not work."""
+    """Return whether something does not work."""
     return any(finding.health is Health.FAILED for finding in found)

@@ -28,7 +28,7 @@ class Log:
 
     @property
     def view(self) -> LogView:
-        """What it says now."""
+        """The log's content, read anew each time."""
         return read(self.store)
 
 
@@ -68,7 +68,7 @@ def open_log(url: str, pipeline: str | None = None, *, writing: bool = False, re
 
 
 def _locations(url: str) -> Iterator[str]:
-    """The URL, and what is in it if that is a checkpoint."""
+    """Return the URL, and the log in it if it is that of a checkpoint."""
     yield url
     path, mark, query = url.partition("?")
     folder, shared = local_folder(url) or (None, False)

@@ -71,7 +71,7 @@ class CommitPlan:
 
     @property
     def lost(self) -> tuple[FoundTransaction, ...]:
-        """Those that can no longer be committed: without `skip_lost`, nothing would be, and DataLossError be raised."""
+        """Those that can no longer be committed; `commit_decided` then needs `skip_lost`, or commits nothing."""
         return tuple(one for one in self.transactions if one.lost)
 
 
@@ -231,7 +231,7 @@ def _note(decision: Decide, writer: LogWriter, sinks: Mapping[str, TwoPhaseCommi
 
 
 def _committing(found: Sequence[FoundTransaction]) -> Mapping[str, TwoPhaseCommitSink[Any]]:
-    """The sinks by which what is decided is committed, by name.
+    """Return the sinks by which decided transactions are committed, by name.
 
     Raises:
         ConfigurationError: As of commit_decided.
@@ -260,7 +260,7 @@ def _check_current(found: Sequence[FoundTransaction]) -> None:
 
 
 def _sinks_of(found: Sequence[FoundTransaction]) -> Mapping[str, TwoPhaseCommitSink[Any]]:
-    """By which these of one pipeline are ended, by the name of the sink."""
+    """Return the sinks by which one pipeline's transactions are ended, by name."""
     targets: dict[str, Target] = {}
     for one in found:
         c = one.committable
@@ -288,7 +288,7 @@ class _NotGiven(TwoPhaseCommitSink[Any]):
 
     @property
     def transaction_timeout(self) -> float | None:
-        """Whether it expires is not known, so what cannot expire waits for it."""
+        """Unknown, so what cannot expire waits for this sink."""
         raise SinkError(self._why, sink=self.name)
 
     def begin(self, context: WriteContext) -> Any:  # noqa: ARG002 - nothing is written here
@@ -314,7 +314,7 @@ class _NotGiven(TwoPhaseCommitSink[Any]):
 
 
 def _check_same(log: Log, decision: Decide, waiting: Decide | None) -> None:
-    """What the operator has not seen is not decided upon."""
+    """Refuse if another decision waits than the one that the operator has seen."""
     if waiting is not None and waiting.position != decision.position:
         raise EpochConflictError(
             f"another process has finished epoch {decision.epoch}, and epoch {waiting.epoch} waits now: look again",
@@ -324,7 +324,7 @@ def _check_same(log: Log, decision: Decide, waiting: Decide | None) -> None:
 
 
 def _check_known(decided: Sequence[FoundTransaction], sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> None:
-    """Before a run is fenced, refuse a wrong target: it can tell, and knows none of what a sink has decided."""
+    """Refuse, before a run is fenced, a target that can tell and knows none of a sink's decided transactions."""
     silent = {
         name
         for name in sinks

@@ -1,4 +1,4 @@
-"""RowMapping of a source and of a target side by side, for whoever wants to see which ones differ."""
+"""Rows of a source and of a target side by side, to see which ones differ."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 
 def records(reread: Reread, marks: Collection[str] | None = None) -> Iterator[Record]:
-    """RowMapping of a target, of transactions with these marks alone."""
+    """Return a target's rows with their positions, those of transactions with these marks alone."""
     for piece in reread.pieces:
         told = zip(_rows(piece.rows, len(piece.marks)), piece.marks, piece.positions, strict=True)
         yield from (Record(_shown(row), place) for row, mark, place in told if marks is None or mark in marks)
 
 
 def _rows(batch: pa.RecordBatch, count: int) -> list[dict[str, Any]]:
-    """So many rows, which may have no column at all."""
+    """Return so many rows, which may have no column at all."""
     columns = [_values(column, field) for column, field in zip(batch.columns, batch.schema, strict=True)]
     if not columns:
         return [{} for _ in range(count)]
@@ -44,7 +44,7 @@ def _rows(batch: pa.RecordBatch, count: int) -> list[dict[str, Any]]:
 
 
 def _values(column: pa.Array, field: pa.Field) -> list[Any]:
-    """Bytes for a text that is not UTF-8, text for UUIDs and for times that Python does not have."""
+    """Return a column's values: bytes for a text that is not UTF-8, text for UUIDs and for times that Python lacks."""
     try:
         values: list[Any] = column.to_pylist()
     except UnicodeDecodeError:
@@ -66,7 +66,7 @@ def _value(scalar: pa.Scalar) -> Any:
 def mapped(
     batches: Iterable[pa.RecordBatch], place: Place, schema: pa.Schema, function: RowMapping | None
 ) -> Iterator[pa.RecordBatch]:
-    """What must come of a source's rows in a target, with the columns and types of its own rows.
+    """Convert a source's rows to those that must be in a target, with the columns and types of its own rows.
 
     Args:
         batches: The source's.
@@ -88,7 +88,7 @@ def mapped(
 
 
 def _from_json(batch: pa.RecordBatch, place: Place, schema: pa.Schema) -> pa.RecordBatch:
-    """The columns of JSON objects; a topic gets a copy."""
+    """Return the columns of JSON objects, or the batch itself if the target takes copies."""
     column = next((name for name in ("value", JSON_LINE) if name in batch.schema.names), None)
     if column is None or place.takes_copies:
         return batch
@@ -106,7 +106,7 @@ def _from_json(batch: pa.RecordBatch, place: Place, schema: pa.Schema) -> pa.Rec
 
 
 def _bytes(column: pa.Array) -> pa.Array:
-    """Texts of JSON as bytes: they are in Base64, as Spark's to_json and from_json have them, unless one is not."""
+    """Decode texts that are bytes in Base64, as Spark's to_json writes them; return all as they are if one is not."""
     texts = column.to_pylist()
     try:
         return pa.array([None if text is None else b64decode(text, validate=True) for text in texts], pa.binary())
@@ -115,7 +115,7 @@ def _bytes(column: pa.Array) -> pa.Array:
 
 
 def _number(text: str) -> float | Decimal:
-    """A float, if it is exactly what is written."""
+    """Return a float if it is exactly what is written, else a decimal."""
     number = float(text)
     return number if math.isfinite(number) and Decimal(repr(number)) == Decimal(text) else Decimal(text)
 
@@ -133,13 +133,13 @@ def _column(values: list[Any]) -> pa.Array:
 
 
 def shown(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
-    """RowMapping as a person reads them."""
+    """Return rows as a person reads them."""
     for batch in batches:
         yield from map(_shown, _rows(batch, batch.num_rows))
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    """With text for bytes that are text, and without what is null: a missing column and a null are the same."""
+    """Return a row with text for bytes that are text, and without nulls: a missing column and a null are the same."""
     if row.get(JSON_LINE) is not None:
         with suppress(msgspec.MsgspecError, UnicodeDecodeError):
             row = {**row, **msgspec.json.decode(row[JSON_LINE], type=dict[str, Any])}

@@ -102,7 +102,7 @@ def advise(status: TransactionStatus, state: Observation) -> Advice:
 
 
 UNPROVEN: Final = frozenset({Observation.UNKNOWN, Observation.ABSENT, Observation.NO_ANSWER})
-"""What tells nothing of a transaction."""
+"""Answers that say nothing about a transaction."""
 _ENDED = frozenset({Observation.ABORTED, Observation.EXPIRED})
 
 
@@ -131,7 +131,7 @@ class FoundTransaction:
 
     @property
     def expires_in(self) -> int | None:
-        """Seconds that are left until the target ends it by itself; None if it does not, or has done so."""
+        """Seconds until the target ends it by itself; None if it does not, or has done so."""
         open_ = self.held and self.state in (Observation.OPEN, Observation.PREPARED)
         return max(0, round(self.expires - time.time())) if open_ and self.expires is not None else None
 
@@ -142,7 +142,7 @@ class FoundTransaction:
 
     @property
     def held(self) -> bool:
-        """Whether it holds locks or readers."""
+        """Whether it holds locks, or keeps readers waiting."""
         return self.listed and self.state is not Observation.COMMITTED
 
     @property
@@ -235,7 +235,7 @@ def _expiries(target: Target, committables: Sequence[Committable]) -> Sequence[f
 
 
 def _newest(views: Iterable[tuple[str, LogView]]) -> list[tuple[str, LogView]]:
-    """Of copies of one log, the one that is furthest."""
+    """Return one view of each log: of copies, the one that is furthest."""
     newest: dict[str, tuple[str, LogView]] = {}
     for pipeline, view in views:
         if view.log not in newest or newest[view.log][1].tail < view.tail:
@@ -255,7 +255,7 @@ def _listed(target: Target, pipeline: str, name: str) -> Iterable[FoundTransacti
 def _waiting(
     view: LogView, targets: Sequence[Target], listed: set[tuple[str, ...]], silent: Collection[str]
 ) -> Iterable[FoundTransaction]:
-    """What the undone decision names and no listing showed."""
+    """Return the transactions that the undone decision names and no listing showed."""
     by_sink: dict[tuple[str, str], list[Committable]] = defaultdict(list)
     for committable in view.undone.committables if view.undone is not None else ():
         if _name(committable) not in listed:
@@ -275,7 +275,7 @@ def _name(committable: Committable) -> tuple[str, ...]:
 
 
 def _judged(seen: FoundTransaction, views: Sequence[tuple[str, LogView]]) -> FoundTransaction:
-    """With what its own log says if that is among them, else another one of its pipeline."""
+    """Add what its own log says if that is among them, else another one of its pipeline."""
     c = seen.committable
     of_pipeline = [view for pipeline, view in views if pipeline == c.pipeline]
     view = next((view for view in of_pipeline if view.log == c.log), of_pipeline[0] if of_pipeline else None)
@@ -345,7 +345,7 @@ def history(log: Log, transactions: Sequence[FoundTransaction] = ()) -> History:
 
 
 def given_up(log: Log) -> list[GivenUp]:
-    """All that was ever given up."""
+    """Return all that was ever given up, oldest first."""
     records = {record.position: record for record in audit_records(log.store)}
     for entry in log.view.entries:
         if isinstance(entry, Resolved | Void | Replace):

@@ -41,7 +41,15 @@ class Target:
 
 
 def sinks_target(sinks: Iterable[Sink], title: str) -> Target:
-    """The pipeline's own sinks, of any class; the title says where they come from."""
+    """Return a target of the pipeline's own sinks, of any class. It lists the transactions of pipelines that are named.
+
+    Args:
+        sinks: The sinks; names are unique.
+        title: Where they come from, for people.
+
+    Raises:
+        ConfigurationError: Two sinks have the same name.
+    """
     by_name: dict[str, TwoPhaseCommitSink[Any]] = {}
     for sink in sinks:
         if sink.name in by_name:

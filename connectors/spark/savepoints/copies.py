@@ -225,7 +225,7 @@ def _check_free(into: CheckpointStorage, pipeline: str) -> None:
 
 
 def _stamps(source: CheckpointStorage) -> dict[str, Any]:
-    """The checkpoint's files, and by what a change shows; without the decision log in it."""
+    """Return the checkpoint's files with what shows a change, without the decision log in it."""
     return {path: stamp for path, stamp in source.walk().items() if not path.startswith(f"{IN_CHECKPOINT}/")}
 
 

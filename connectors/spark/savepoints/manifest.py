@@ -86,7 +86,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return self.checkpoint if self.store is None else self.store
 
     def encode(self) -> bytes:
-        """As it stands in the savepoint, with its checksum."""
+        """Return it as it stands in the savepoint, with its checksum."""
         return seal(_NAME, msgspec.json.encode(self))
 
 
@@ -174,7 +174,7 @@ class FoundSavepoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _look(place: str) -> FoundSavepoint | None:
-    """What a folder holds; None if that is no savepoint."""
+    """Look at a folder; return None if it holds no savepoint."""
     storage = CheckpointStorage(place)
     begun = storage.read_if_there(BEGUN).decode()
     try:

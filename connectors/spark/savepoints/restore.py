@@ -231,7 +231,7 @@ def _mark_restored(saved: Savepoint, place: str) -> None:
 
 
 def _is_at(view: LogView, saved: Savepoint) -> bool:
-    """Whether the newest that was decided is the savepoint's epoch."""
+    """Return whether the newest decided epoch is the savepoint's."""
     m = saved.manifest
     return (view.log, view.finished) == (m.log, m.position) and view.undone is None and not view.rewound
 
@@ -261,7 +261,7 @@ def _log_url(checkpoint: CheckpointStorage, store: str | None) -> str:
 
 
 def _target(into: CheckpointStorage, store: str | None, pipeline: str) -> LogAt:
-    """Where the log will be, and what is there now."""
+    """Return where the log will be, and what is there now."""
     try:
         there = open_store(_log_url(into, store), pipeline=pipeline, existing=True)
     except NoDecisionLogError:
@@ -274,7 +274,7 @@ def _target(into: CheckpointStorage, store: str | None, pipeline: str) -> LogAt:
 
 
 def _current(saved: Savepoint, target: LogAt) -> LogAt | None:
-    """The log that the pipeline uses now, wherever it has moved to; None if it cannot be found."""
+    """Return the log that the pipeline uses now, wherever it has moved to; None if it cannot be found."""
     m, here = saved.manifest, saved.storage.root
     for start in (m.place, here if m.retired else saved.restored_to):
         place, seen = start, set[str]()
@@ -296,7 +296,7 @@ def _current(saved: Savepoint, target: LogAt) -> LogAt | None:
 
 
 def _look(place: str, pipeline: str) -> LogAt | None:
-    """The log inside a checkpoint; None if there is none, or if the place is the description of a store."""
+    """Return the log inside a checkpoint; None if there is none, or if the place is the description of a store."""
     if " " in place.partition("/")[0]:
         return None
     try:
@@ -337,7 +337,7 @@ def _put_file(saved: Savepoint, into: CheckpointStorage, ref: FileRef) -> None:
 
 
 def _holds(into: CheckpointStorage, ref: FileRef) -> bool:
-    """Whether the file is there, just as it is in the savepoint."""
+    """Return whether the file is there, just as it is in the savepoint."""
     try:
         for _ in into.proven(msgspec.structs.replace(ref, path=_path(ref))):
             pass
@@ -347,7 +347,7 @@ def _holds(into: CheckpointStorage, ref: FileRef) -> bool:
 
 
 def _path(ref: FileRef) -> str:
-    """Of a file in the checkpoint."""
+    """Return the path of a file in the checkpoint."""
     return ref.path.removeprefix(f"{FILES}/")
 
 
