@@ -213,6 +213,7 @@ def test_an_overview_tells_of_an_epoch_that_was_committed_by_hand(tmp_path: Path
     assert 0 not in [decision.epoch for decision, _ in log.view.decisions]
     records = {record.epoch: record for record in operations.overview(log).epochs}
     assert (records[0].status, records[0].sinks) == ("completed", {"files": 4, "table": 4})
+    assert (records[0].decided, records[0].milliseconds) == (decision.at, None)
 
 
 def test_logs_are_found_below_a_folder_and_a_damaged_one_hides_no_other(tmp_path: Path) -> None:

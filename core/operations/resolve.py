@@ -25,7 +25,7 @@ from ..errors import (
 )
 from ..events import EpochCompleted
 from ..log import LogWriter
-from ..log.notes import note_epoch
+from ..log.notes import note
 from ..log.reader import read_behind_gap
 from ..outcome import PROVEN_NOT_COMMITTED, Observation
 from ..sink import TwoPhaseCommitSink
@@ -222,12 +222,12 @@ def commit_decided(
 
 
 def _note(decision: Decide, writer: LogWriter, sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> None:
-    """Leave a note of the epoch, as a run of the pipeline does."""
+    """Leave a note of the epoch, as a run of the pipeline does; its decision may have waited for long."""
     committed = [c for c in decision.committables if c.transaction not in writer.view.skipped]
     completed = EpochCompleted(
         writer.pipeline, decision.log, decision.epoch, decision.input, committables=committed, sinks=sinks
     )
-    note_epoch(writer.store, completed)
+    note(writer.store, "epoch", {**completed.facts(), "decided": decision.at})
 
 
 def _committing(found: Sequence[FoundTransaction]) -> Mapping[str, TwoPhaseCommitSink[Any]]:
