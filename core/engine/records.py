@@ -45,8 +45,10 @@ def batches(records: Sequence[Record], schema: pa.Schema | None) -> Iterator[pa.
     if schema is not None:
         if records:
             yield _of_schema(records, schema)
-    elif records and isinstance(records[0], dict) and _have_one_shape(records):
-        yield _of_one_shape(records)
+        return
+    columns = _columns_of_one_shape(records)
+    if columns:
+        yield pa.RecordBatch.from_pydict(columns)
     else:
         groups = _Groups()
         for record in records:
@@ -107,6 +109,22 @@ class _Groups:
             yield batch
 
 
+def _columns_of_one_shape(records: Sequence[Record]) -> dict[str, list[Any]] | None:
+    """Return the columns of records that have one shape; None of others, and of records without fields."""
+    columns = _columns(records)
+    return columns if columns and all(map(_have_one_shape, columns.values())) else None
+
+
+def _columns(records: Sequence[Record]) -> dict[str, list[Any]] | None:
+    """Return the columns of records that have the same fields; None of others."""
+    if set(map(type, records)) != {dict} or len(set(map(len, records))) != 1:
+        return None
+    try:
+        return {name: [record[name] for record in records] for name in records[0]}
+    except KeyError:  # as many fields, but not the same
+        return None
+
+
 def _have_one_shape(values: Sequence[Any]) -> bool:
     """Return whether all these values have one shape. To be quick, it returns False for rare types without a look."""
     kinds = set(map(type, values)) - {type(None)}
@@ -117,9 +135,8 @@ def _have_one_shape(values: Sequence[Any]) -> bool:
         return True
     present = [value for value in values if value is not None]
     if kind is dict:
-        names = present[0].keys()
-        same = all(value.keys() == names for value in present)
-        return same and all(_have_one_shape([value[name] for value in present]) for name in names)
+        columns = _columns(present)
+        return columns is not None and all(map(_have_one_shape, columns.values()))
     if kind is list:
         return _have_one_shape([*chain.from_iterable(present)])
     if kind is datetime:

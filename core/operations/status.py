@@ -194,7 +194,7 @@ class _Facts:
 
     @property
     def error(self) -> str | None:
-        failures = [one for one in self.noted if one.what == "failure" and one.at > (self.last or "")]
+        failures = [one for one in self.noted if one.what == "failure" and one.at >= (self.last or "")]
         return str(failures[-1].fields.get("error", "")) if failures else None
 
     def age(self, at: str | None) -> float | None:

@@ -242,9 +242,10 @@ class KeyedState(State):
         return mine
 
     def _place(self) -> tuple[KeyScope, bytes]:
-        if self._scope is None:
+        scope = self._scope
+        if scope is None:
             raise ConfigurationError(f"state {self.name!r} can be used only by a function that runs in a pipeline")
-        return self._scope, self._scope.row(self.name)
+        return scope, scope.row(self.name)
 
     def _get(self, column: bytes = b"") -> bytes | None:
         """Return the current key's value, packed; None if there is none, or it has expired."""
@@ -302,14 +303,22 @@ class ValueState(KeyedState):
 
     def get(self) -> Any:
         """The current key's value."""
-        data = self._get()
+        if self.ttl is None:  # as in _get, without its cost
+            scope, row = self._place()
+            data = scope.table.get(row)
+        else:
+            data = self._get()
         if data is None:
             return self.default if isinstance(self.default, _IMMUTABLE) else copy.deepcopy(self.default)
         return unpack(data)
 
     def set(self, value: Any) -> None:
         """Set the current key's value."""
-        self._put(pack(value))
+        if self.ttl is None:
+            scope, row = self._place()
+            scope.table.put(row, pack(value))
+        else:
+            self._put(pack(value))
 
     def clear(self) -> None:
         """Delete the current key's value."""

@@ -74,10 +74,13 @@ class RocksTable(KeyedTable):
 
     def get(self, row: bytes, column: bytes = b"") -> bytes | None:
         key = row + column
-        if key not in self._near:
+        try:
+            return self._near[key]
+        except KeyError:
             self._make_room()
-            self._keep(key, self._db.get(key))
-        return self._near[key]
+            value: bytes | None = self._db.get(key)
+            self._keep(key, value)
+            return value
 
     def put(self, row: bytes, value: bytes, column: bytes = b"") -> None:
         self._change(row + column, value)
