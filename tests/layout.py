@@ -39,6 +39,12 @@ def python_files(*folders: str) -> list[Path]:
     return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """Return the syntax tree of a file; nobody may change it."""
+    return ast.parse(path.read_text(), str(path))
+
+
 def dotted(path: Path) -> str:
     """Return a file's module, without `onceward.`."""
     return str(path.relative_to(ROOT)).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
@@ -59,7 +65,7 @@ def imports() -> tuple[Import, ...]:
 def _imports_of(module: str, path: Path) -> Iterator[Import]:
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     file = str(path.relative_to(ROOT))
-    tree = ast.parse(path.read_text(), file)
+    tree = tree_of(path)
     later = {id(node) for each in ast.walk(tree) if _runs_later(each) for node in ast.walk(each)}
     for node in ast.walk(tree):
         if not isinstance(node, ast.ImportFrom):
@@ -134,7 +140,7 @@ def floors(package: str) -> int:
 
 def repeated_class_names() -> list[str]:
     """Return the names that more than one class of the product has."""
-    trees = (ast.parse(path.read_text()) for path in modules().values())
+    trees = (tree_of(path) for path in modules().values())
     names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
     return sorted(name for name, count in names.items() if count > 1)
 

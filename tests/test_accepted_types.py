@@ -81,6 +81,7 @@ ARRAYS: Final = _arrays()
 each_type = pytest.mark.parametrize("array", ARRAYS, ids=lambda array: str(array.type)[:60])
 
 
+@pytest.mark.slow
 @each_type
 @pytest.mark.parametrize("partition_by", [(), ("value",)])
 def test_of_files(tmp_path: Path, array: pa.Array, partition_by: tuple[str, ...]):

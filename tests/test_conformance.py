@@ -428,6 +428,7 @@ ABOUT_TRACES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name", "message"), ABOUT_TRACES)
 def test_a_sink_that_is_wrong_about_what_has_no_trace_is_told_what_is_wrong(
     kind: type[Claiming], name: str, message: str

@@ -138,6 +138,7 @@ VALUES: dict[str, tuple[pa.DataType, Callable[[random.Random], Any], Totals]] = 
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", VALUES)
 def test_it_gives_what_one_row_after_another_would_give_however_rows_come_in_batches(kind: str):
     type_, value, totals = VALUES[kind]

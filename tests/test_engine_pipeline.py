@@ -120,6 +120,7 @@ def test_a_bounded_pipeline_commits_everything_once_and_ends(backend: Callable[[
     assert p.checkpoints[-1].kind == "final"
 
 
+@pytest.mark.slow
 def test_failures_of_a_function_duplicate_and_lose_nothing(backend: Callable[[], Any]):
     target = Target()
     failing = FailsAt(500, 2000, 2001, 5999)
@@ -130,6 +131,7 @@ def test_failures_of_a_function_duplicate_and_lose_nothing(backend: Callable[[],
     check_exact(target, ROWS)
 
 
+@pytest.mark.slow
 def test_a_new_process_goes_on_where_the_old_one_was_stopped(backend: Callable[[], Any]):
     target, store = Target(), MemoryStore()
     source = Slowly(ROWS, batch_rows=100)

@@ -45,6 +45,7 @@ while_running()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["run", "wait"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_a_signal_ends_the_run_with_a_checkpoint(tmp_path: Path, number: signal.Signals, how: str):

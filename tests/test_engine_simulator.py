@@ -61,6 +61,7 @@ SIMPLE = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.float
 ANY = st.recursive(SIMPLE | ONE_TYPE, lambda inner: st.dictionaries(st.sampled_from("abc"), inner), max_leaves=4)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 1_000_000), st.lists(ANY, min_size=1, max_size=8))
 def test_any_records_in_any_batches_give_the_rows_and_the_state_of_a_plain_interpreter(seed: int, values: list[Any]):

@@ -187,6 +187,7 @@ def test_a_value_is_there_for_exactly_its_time_whatever_else_is_done(steps: Any,
             assert len(list(scope.table.scan(b""))) == len(alive)
 
 
+@pytest.mark.slow
 def test_keys_that_come_no_more_do_not_pile_up(scope: KeyScope, clock: Clock):
     state, entries = ValueState(ttl=10), MapState(ttl=10)
     state.name, entries.name = "one", "many"

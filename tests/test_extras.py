@@ -47,6 +47,7 @@ def extra_of(module: str) -> str:
     return "demo" if module.startswith("demo/") else NEEDS.get(module, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", sorted({*map(extra_of, MODULES)}))
 def test_every_module_of_the_command_line_imports_only_what_its_extra_installs(extra: str) -> None:
     everything = packages([*chain(*EXTRAS.values()), *PROJECT["dependency-groups"]["dev"]])

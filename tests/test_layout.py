@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from . import layout
-from .layout import FOLDERS, ROOT, dotted, python_files
+from .layout import FOLDERS, ROOT, dotted, python_files, tree_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -28,7 +28,7 @@ BUILD = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["b
 def absolute_imports(path: Path) -> list[tuple[int, str]]:
     """Absolute imports of a file: line and module."""
     found: list[tuple[int, str]] = []
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
@@ -58,7 +58,7 @@ def _linked(path: Path) -> bool:
 def test_no_message_names_a_page_of_the_documentation_which_a_wheel_does_not_contain() -> None:
     found = []
     for path in python_files(*FOLDERS):
-        tree = ast.parse(path.read_text())
+        tree = tree_of(path)
         about = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
         texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in about]
         found += [f"{path}:{node.lineno}" for node in texts if "docs/" in str(node.value)]
@@ -106,7 +106,7 @@ def test_packages_import_only_what_lies_below_them_and_by_full_names() -> None:
         if home == "connectors":
             continue
         depth = len(path.relative_to(ROOT).parts) - len(home.split("."))
-        nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+        nodes = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.ImportFrom)]
         found += [f"{where}:{node.lineno} leaves {home} by a relative import" for node in nodes if node.level > depth]
         for line, module in absolute_imports(path):
             if module.startswith("onceward."):
@@ -228,6 +228,7 @@ def test_the_first_of_several_parts_is_recognized(wrong: str) -> None:
     assert not firsts_of_several("[only] = table.to_batches()\nmany = [*table.to_batches()]\ncounts[0] = many[0]")
 
 
+@pytest.mark.slow
 def test_nothing_keeps_the_first_of_what_may_be_several_parts() -> None:
     """A table of more than 2 GiB has several batches: code that kept only the first dropped rows without an error."""
     everywhere = python_files(*FOLDERS, "src", "tests", "integration", "benchmarks", "examples", "scripts")

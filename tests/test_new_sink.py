@@ -62,6 +62,7 @@ def test_the_skeleton_passes_the_conformance_suite(tmp_path: Path) -> None:
     assert skipped == NOT_APPLICABLE
 
 
+@pytest.mark.slow
 def test_the_sink_and_its_connector_are_a_package_whose_suites_pass(tmp_path: Path) -> None:
     source, installed = tmp_path / "source", tmp_path / "installed"
     write_skeleton("billing_sink", source)

@@ -237,6 +237,7 @@ class TestBroken(TestExact):
 """
 
 
+@pytest.mark.slow
 def test_a_table_that_the_pipeline_makes_is_empty_until_then(tmp_path: Path) -> None:
     """With a query, too; any other error of a query is reported."""
     done = run_cases(tmp_path, "OwnTable or WrongQuery")

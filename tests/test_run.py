@@ -115,6 +115,7 @@ sys.exit(sys.stdin.readline())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", ["", "onceward txn abort"])
 def test_a_driver_is_not_started_again_beside_a_newer_run(tmp_path: Path, tool: str) -> None:
     """It would drive out the newer run, which would then do the same to it."""

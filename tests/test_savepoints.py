@@ -649,6 +649,7 @@ def begun(folder: Path) -> Case:
     return case
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("retire", [False, True])
 def test_a_copying_that_dies_anywhere_leaves_the_query_or_a_savepoint(tmp_path: Path, *, retire: bool) -> None:
     for case in interrupted_everywhere(lambda: begun(tmp_path), lambda case: case.save(retire=retire)):
@@ -675,6 +676,7 @@ def saved(folder: Path, *, gone_on: bool = False, retire: bool = False, lost: bo
     return case
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "why", "expected"),
     [
@@ -719,6 +721,7 @@ def cli(*arguments: str, code: int = 0) -> str:
     return done.output
 
 
+@pytest.mark.slow
 def test_the_commands_show_what_they_would_do_and_do_it_when_told(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copies, "QUIET_SECONDS", 0.0)
     case.old.run(3)

@@ -83,6 +83,7 @@ def shown(caplog: pytest.LogCaptureFixture) -> Shown:
     return Shown(caplog)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "option"), OPTIONS, ids=lambda one: one if isinstance(one, str) else one.name())
 def test_an_option_of_a_sink_shows_no_password_of_an_address(kind: Any, option: str, shown: Shown) -> None:
     others = {name: value for name, value in GOOD[kind.name()].items() if name.lower() != option.lower()}
@@ -101,6 +102,7 @@ KAFKA = sorted(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KAFKA)
 def test_a_setting_of_kafka_shows_no_password_of_an_address(name: str, shown: Shown) -> None:
     servers = None if name == "bootstrap.servers" else NOWHERE
@@ -198,6 +200,7 @@ PARAMETERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "parameter", "needed"), PARAMETERS)
 def test_an_argument_of_a_command_shows_no_password_of_an_address(  # noqa: PLR0917 - fixtures
     name: str,

@@ -71,6 +71,7 @@ def is_exact(given: Any, found: tuple[Any, str]) -> bool:
     return given is None and value is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("column", TABLE)
 def test_sqlite_stores_what_is_accepted_exactly(tmp_path: Path, column: str) -> None:
     path = tmp_path / "shop.db"

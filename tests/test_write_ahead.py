@@ -377,6 +377,7 @@ def test_rows_that_cannot_be_hashed_are_written_without_a_proof(tmp_path: Path, 
     assert (committable.rows, committable.proof) == (1, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [
