@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-import msgspec
 import typer
 
 from onceward.core.errors import ConfigurationError
-from onceward.core.log.store import local_folder
-from onceward.core.operations.status import PipelineState, PipelineStatus, pipeline_status, unreadable
+from onceward.core.operations.status import unreadable
+from onceward.operations import PipelineState, pipeline_status
 
 from . import show
+from .advice import AdvisedStatus, advised
 from .operate import Search  # noqa: TC001 - typer reads it
 from .options import AsJson, with_group
 from .ui.desk import Watch
@@ -21,23 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .ui.model import Watched
-
-
-_COMMANDS: Final = {
-    PipelineState.UNREADABLE: ("doctor", False, ()),
-    PipelineState.WAITING: ("txn commit", True, ("--yes",)),
-    PipelineState.RESTARTING: ("doctor", False, ()),
-    PipelineState.FAILED: ("doctor", False, ()),
-    PipelineState.SILENT: ("txn list", True, ()),
-}
-"""What helps in a state, whether it asks the targets, and its other options."""
-
-
-class AdvisedStatus(PipelineStatus, frozen=True, kw_only=True):
-    """State of a pipeline with the command to use, as `--json` shows it."""
-
-    command: str = ""
-    """The command that does what is advised, or shows more; empty if nothing needs to be done."""
 
 
 @with_group
@@ -55,7 +37,7 @@ def status(search: Search, *, as_json: AsJson = False) -> None:
     if not watched and not watch.errors:
         raise ConfigurationError(f"there is no decision log in {', '.join(search.store)}")
     found = [_status_of(one, search) for one in watched]
-    found += [_advised(unreadable("", ", ".join(search.store), error), "", search) for error in watch.errors]
+    found += [advised(unreadable("", ", ".join(search.store), error), "", search) for error in watch.errors]
     found.sort(key=lambda one: (one.state.need, one.pipeline))
     _print(found, as_json=as_json)
     raise typer.Exit(int(bool(search.unanswered) or not all(one.state.is_well for one in found)))
@@ -79,28 +61,7 @@ def _print(found: Sequence[AdvisedStatus], *, as_json: bool) -> None:
 def _status_of(watched: Watched, search: Search) -> AdvisedStatus:
     log = watched.log
     if watched.shown.error:
-        return _advised(unreadable(log.pipeline, watched.shown.store, watched.shown.error), watched.url, search)
+        return advised(unreadable(log.pipeline, watched.shown.store, watched.shown.error), watched.url, search)
     waits = search.has_targets and log.view.undone is not None
     told = pipeline_status(log, search.found([log]) if waits else ())
-    return _advised(told, watched.url, search)
-
-
-def _advised(told: PipelineStatus, url: str, search: Search) -> AdvisedStatus:
-    return AdvisedStatus(**msgspec.structs.asdict(told), command=_command(told, url, search))
-
-
-def _command(told: PipelineStatus, url: str, search: Search) -> str:
-    if told.state not in _COMMANDS:
-        return ""
-    name, asks, more = _COMMANDS[told.state]
-    words = ["onceward", *name.split(), "--store", url or "STORE"]
-    if told.pipeline and local_folder(url) is None:
-        words += ["--pipeline", told.pipeline]
-    return shlex.join([*words, *(_targets(search) if asks else ()), *more])
-
-
-def _targets(search: Search) -> list[str]:
-    words = [word for at in search.at or () for word in ("--at", at)]
-    words += [word for setting in search.set_ or () for word in ("--set", setting)]
-    words += ["--sinks", search.sinks] if search.sinks is not None else []
-    return words or ["--at", "SYSTEM=ADDRESS"]
+    return advised(told, watched.url, search)

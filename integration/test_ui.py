@@ -98,11 +98,15 @@ def test_an_operator_commits_by_keyboard_and_hostile_names_stay_text(folder: Fol
         assert TOKEN not in page.url
         assert page.get_by_text(EVIL).count() >= 2
         assert page.locator("main img, main script").count() == 0
-        assert page.title() == "orders · onceward"
+        assert page.title() == "orders running · onceward"
         sideways = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
         assert page.evaluate(sideways) <= 0, "a phone has to scroll sideways"
 
         page.get_by_role("button", name="Ask the targets").press("Enter")
+        page.get_by_text("open, prepared or waiting transaction").first.wait_for()
+        focused = page.evaluate("document.activeElement.textContent")
+        assert focused == "Ask the targets", "the focus is lost, so the next key goes nowhere"
+        assert "transaction" in page.locator("#said").inner_text(), "a screen reader does not read the answer"
         page.get_by_label(f"Select {doubtful}").press("Space")
         addresses = "(nodes) => { for (const node of nodes) node.textContent = 'postgresql+psycopg:'.repeat(5) }"
         page.locator("main p.small, .found .small").evaluate_all(addresses)
@@ -113,7 +117,7 @@ def test_an_operator_commits_by_keyboard_and_hostile_names_stay_text(folder: Fol
         assert confirm.is_disabled()
         page.keyboard.type("orders")  # the focus is in the field
         page.keyboard.press("Enter")
-        page.get_by_text("Epoch 3 is completed; committed transactions: 1").wait_for()
+        page.locator(".note.good", has_text="Epoch 3 is completed; committed transactions: 1").wait_for()
         assert read(store).completed == 3
 
         page.get_by_role("button", name="Abort 1").press("Enter")
@@ -123,6 +127,33 @@ def test_an_operator_commits_by_keyboard_and_hostile_names_stay_text(folder: Fol
         folder.finish(4)  # a change of the files appears by itself
         page.get_by_role("button", name="Show the life of 4").wait_for()
         assert trouble == []
+
+
+def test_the_pipeline_that_needs_somebody_comes_first_and_what_is_selected_stays(folder: Folder, browser: Any) -> None:
+    folder.finish(0)
+    folder.run_engine()
+    store = DirectoryStore(folder.checkpoints / "totals" / "log")
+    note(store, "failure", {"epoch": 1, "error": "no such table: sums"})
+    with served(folder) as url:
+        page = browser.new_page()
+        page.goto(f"{url}#token={TOKEN}")
+        page.get_by_role("heading", name="totals").wait_for()
+        assert page.locator("nav a strong").all_inner_texts() == ["totals", "orders"]
+        assert page.title() == "(1) totals failed · onceward"
+        assert page.locator("#icon").get_attribute("href") == "/static/icon-need.svg"
+        assert page.get_by_text("1 pipeline of 2 needs somebody").is_visible()
+        assert page.get_by_text("The last run failed: no such table: sums.").is_visible()
+        shown = page.get_by_label("Command").inner_text()
+        assert shown == f"onceward doctor --store {folder.checkpoints / 'totals' / 'log'}"
+        select = "(node) => getSelection().selectAllChildren(node)"
+        page.get_by_label("Command").evaluate(select)
+        folder.finish(1)  # the page gets another state meanwhile
+        page.wait_for_timeout(5000)
+        assert page.evaluate("getSelection().toString()") == shown
+        page.evaluate("getSelection().removeAllRanges()")
+        page.locator("nav a", has_text="orders").click()
+        page.get_by_role("button", name="Show the life of 1").wait_for()
+        assert page.get_by_role("heading", name="orders").is_visible()
 
 
 def test_every_control_has_a_name_and_both_themes_are_readable(folder: Folder, browser: Any) -> None:

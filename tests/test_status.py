@@ -108,6 +108,16 @@ def test_a_pipeline_that_starts_again_and_again_is_restarting_with_its_last_fail
     assert told.what == "started 3 times in 5:00 min; the last failure: no such table"
 
 
+def test_a_job_that_ends_by_itself_and_completes_an_epoch_each_time_is_not_restarting() -> None:
+    notes = [note for ago in range(540, 0, -60) for note in (*written(ago, what="start"), *written(ago - 9))]
+    assert judged(log(60), notes).state is PipelineState.RUNNING
+    one_more = [*notes, *written(40, what="start"), *written(30, what="failure", error="bad record 7")]
+    assert judged(log(60), one_more).state is PipelineState.FAILED
+    in_vain = [*one_more, *written(20, what="start"), *written(10, what="failure"), *written(5, what="start")]
+    assert judged(log(60), in_vain).state is PipelineState.RESTARTING
+    assert judged(log(60), in_vain).restarts == 3
+
+
 def test_a_waiting_commit_comes_before_the_restarts_that_cannot_end_it() -> None:
     assert judged(log(60, decided=True), written(300, 200, 100, what="start")).state is PipelineState.WAITING
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from datetime import UTC, datetime
+from importlib import metadata
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,8 +23,9 @@ from onceward.core.operations.discovery import Unsynced, log_folders
 from onceward.operations import Log, abort_undecided, abortable, commit_decided, open_log
 
 from .. import show
+from ..advice import advised
 from ..words import message
-from .model import SEARCH_EVERY, Watched
+from .model import SEARCH_EVERY, ShownPipeline, Watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,6 +36,13 @@ _PAUSE: Final = 1.0
 """Seconds for which what was read is shown again."""
 _FOUND: Final = 500
 """How many transactions of the targets are shown."""
+
+
+def _documentation() -> str:
+    """Return where the documentation is, as the package's metadata says."""
+    lines = metadata.metadata("onceward").get_all("Project-URL") or []
+    urls: dict[str, str] = dict(line.split(", ", 1) for line in lines)
+    return urls.get("Documentation", "")
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -136,15 +146,23 @@ class Desk:
         with self._reading:
             if self._clock() - self._read_at >= _PAUSE:
                 state = {
-                    "pipelines": [watched.shown for watched in self._watch.look()],
+                    "pipelines": self._shown(),
                     "errors": self._watch.errors,
                     "actions": self._actions,  # whether transactions can be ended from the page
                     "targets": ", ".join(self._titles),  # empty: it was given no target
+                    "docs": f"{_documentation()}/operations.md",
                     "warnings": {"fences": show.FENCES, "copy": show.COPY},
                 }
                 self._state = msgspec.json.encode(state)
                 self._read_at = self._clock()
             return self._state
+
+    def _shown(self) -> list[ShownPipeline]:
+        """Return the pipelines, the one that needs somebody most first."""
+        now = datetime.now(UTC)
+        found = [(advised(one.status(now), one.url, self._search), one.shown) for one in self._watch.look()]
+        found.sort(key=lambda each: (each[0].state.need, each[1].name))
+        return [msgspec.structs.replace(shown, status=status) for status, shown in found]
 
     def look(self) -> Look:
         """Return what the targets show now, as `txn list --json` and `txn inspect --json` print it.

@@ -19,20 +19,28 @@ import msgspec
 from onceward.core.errors import OncewardError
 from onceward.core.log import DirectoryStore
 from onceward.core.log.entries import position_of
-from onceward.core.log.notes import FILE
+from onceward.core.log.notes import FILE, notes
 from onceward.core.operations.overview import decided_epochs, newest_of, overview_of
+from onceward.core.operations.status import NOTES, assess, unreadable
 from onceward.operations import EpochRecord, GivenUp, StartRecord
 
+from ..advice import AdvisedStatus
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from onceward.operations import Log
+    from onceward.core.log import LogView
+    from onceward.core.log.notes import Note
+    from onceward.operations import Log, PipelineStatus
 
 EPOCHS: Final = 50
 _BATCH: Final = re.compile(r"[0-9]{1,18}")
 """Name of a file in Spark's checkpoint."""
 SEARCH_EVERY: Final = 10.0
 """Seconds between two searches for new pipelines, and between two looks at a store that is no directory."""
+_ASSESS_EVERY: Final = 10
+"""Seconds for which a state is shown again while nothing is written, so that nothing is sent and drawn meanwhile."""
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +70,8 @@ class ShownPipeline(msgspec.Struct, kw_only=True):
     driver: str = ""
     log: str = ""
     error: str = ""
+    status: AdvisedStatus | None = None
+    """Its state, and what to do."""
     newest: str = ""
     """Time of the log's newest entry."""
     writer: int = -1
@@ -87,6 +97,22 @@ class Watched:
         self._decided: dict[int, EpochRecord] = {}
         """Out of the log, which forgets them."""
         self._signature: Any = None
+        self._known: tuple[LogView, Sequence[Note]] | None = None
+        """The log and the notes as they were read last."""
+        self._status: tuple[Any, PipelineStatus] | None = None
+
+    def status(self, now: datetime) -> PipelineStatus:
+        """Return the pipeline's state, from what `look` has read."""
+        now = now.replace(second=now.second // _ASSESS_EVERY * _ASSESS_EVERY, microsecond=0)
+        key = (now, id(self._known), self.shown.error)
+        if self._status is None or self._status[0] != key:
+            where = self.log.store.describe()
+            if self.shown.error or self._known is None:
+                found = unreadable(self.log.pipeline, where, self.shown.error)
+            else:
+                found = assess(self.log.pipeline, where, *self._known, now)
+            self._status = key, found
+        return self._status[1]
 
     def look(self) -> None:
         """Read again what has changed."""
@@ -121,6 +147,7 @@ class Watched:
         self._decided |= decided_epochs(view)
         self._decided = {record.epoch: record for record in newest_of(self._decided, EPOCHS)}
         now = overview_of(self.log, view, EPOCHS, self._decided)
+        self._known = view, notes(self._folder, NOTES) if self._folder is not None else []
         records = {record.epoch: ShownEpoch(**msgspec.structs.asdict(record)) for record in now.epochs}
         if self._spark is not None:
             _add_spark(records, self._spark)

@@ -200,11 +200,18 @@ def _waits(permit: CommitPermit, shares: Sequence[Share]) -> CommitWaits:
 
 def _warn_of_waiting(permit: CommitPermit, waiting: Sequence[Share], policy: CommitPolicy) -> None:
     _log.warning(
-        "%s. Retrying for up to %g s",
+        "%s. Retrying for up to %g s%s",
         _waiting_for(permit, waiting),
         policy.commit_timeout,
+        _time_left(waiting),
         extra={"pipeline": permit.decision.pipeline, "epoch": permit.decision.epoch},
     )
+
+
+def _time_left(waiting: Sequence[Share]) -> str:
+    """Return when the first of the transactions expires, for the log; empty if none does, or if that is not known."""
+    times = [at for share in waiting if (at := share.expires_at()) is not None]
+    return f"; the first of them expires in {max(0.0, min(times) - wall_clock()):.0f} s" if times else ""
 
 
 def check_sinks(decision: Decide, sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> None:

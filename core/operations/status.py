@@ -7,7 +7,7 @@ the log, the notes and the clock. The first state of this list that applies coun
 2. ended: a savepoint has moved the log elsewhere.
 3. waiting: a decision has waited for its commit for longer than a commit takes. A target may end its transactions.
 4. ended: the newest note is of an end.
-5. restarting: the pipeline has started several times within a few minutes.
+5. restarting: the pipeline has started several times within a few minutes, without completing epochs in between.
 6. failed: the newest note is of a failure.
 7. silent: no epoch was completed for many times the usual pace.
 8. running.
@@ -46,7 +46,7 @@ SILENT_EPOCHS: Final = 10
 SILENT_SECONDS: Final = 60.0
 UNKNOWN_PACE_SECONDS: Final = 600.0
 """How long it may be without an epoch if its pace is not known."""
-_NOTES: Final = 200
+NOTES: Final = 200
 """Number of notes of each kind that are looked at."""
 _PROGRESS: Final = frozenset({"epoch", "checkpoint"})
 
@@ -121,7 +121,7 @@ def pipeline_status(
         epochs = history(log, transactions).epochs
     except OncewardError as error:
         return unreadable(log.pipeline, log.store.describe(), str(error))
-    noted = notes(log.store.path, _NOTES) if isinstance(log.store, DirectoryStore) else []
+    noted = notes(log.store.path, NOTES) if isinstance(log.store, DirectoryStore) else []
     expires = [one.expires_in for one in epochs if one.completed is None]
     return assess(
         log.pipeline,
@@ -234,7 +234,7 @@ def _waiting(facts: _Facts, expires_in: int | None) -> PipelineStatus | None:
 
 
 def _restarting(facts: _Facts) -> PipelineStatus | None:
-    ages = [(one.at, facts.age(one.at)) for one in facts.noted if one.what == "start"]
+    ages = [(at, facts.age(at)) for at in _starts_in_vain(facts.noted)]
     starts = [(at, age) for at, age in ages if age is not None and age <= RESTART_SECONDS]
     if len(starts) < RESTARTS:
         return None
@@ -247,6 +247,24 @@ def _restarting(facts: _Facts) -> PipelineStatus | None:
         since=starts[-1][0],
         restarts=len(starts),
     )
+
+
+def _starts_in_vain(noted: Sequence[Note]) -> list[str]:
+    """Return the times of starts that were not followed by an epoch alone, but by a failure or by the next start.
+
+    A job that ends by itself is started often, and completes an epoch each time.
+    """
+    times: list[str] = []
+    in_vain: set[str] = set()
+    for one in noted:
+        if one.what == "start":
+            times.append(one.at)
+            in_vain.add(one.at)
+        elif times and one.what in _PROGRESS:
+            in_vain.discard(times[-1])
+        elif times and one.what == "failure":
+            in_vain.add(times[-1])
+    return [at for at in times if at in in_vain]
 
 
 def _failed(facts: _Facts) -> PipelineStatus | None:

@@ -11,6 +11,7 @@ let state = null;
 let found = null; // what the targets showed: {at, rows, unanswered} or {error}
 let looking = false;
 let drawn = 0; // when
+let stale = false; // whether `state` has changed since
 let message = null; // what the last action did: {kind, text}
 let chosenEpoch = null;
 const checked = new Set();
@@ -68,6 +69,7 @@ function clock(at, full) {
 const KINDS = {
   completed: "good", committed: "good", decided: "warn", "in doubt": "warn", "in progress": "", lingering: "warn",
   failed: "bad", declined: "bad", subsumed: "", "ahead of the log": "bad",
+  running: "good", ended: "", silent: "warn", waiting: "bad", restarting: "bad", unreadable: "bad",
 };
 const pill = (text) => h("span", { class: `pill ${KINDS[text] ?? ""}` }, text);
 
@@ -96,10 +98,11 @@ async function refresh() {
       state = told;
       tag = answer.headers.get("etag");
     }
-    live("live", "Live");
+    live("live", "Connected");
     $("enter").hidden = true;
-    // "3 s ago" grows old; but what somebody selects to copy is not drawn again under his hand.
-    if (told || (Date.now() - drawn > 10000 && getSelection().isCollapsed)) render();
+    stale ||= Boolean(told);
+    // "3 s ago" grows old; but a text that somebody is selecting to copy stays.
+    if ((stale || Date.now() - drawn > 10000) && getSelection().isCollapsed) render();
   } catch (error) {
     if (error.status === 401) {
       live("", "");
@@ -108,6 +111,11 @@ async function refresh() {
     }
     live("lost", error.status ? error.message : "The server does not answer; retrying");
   }
+}
+
+// Read out by a screen reader: what is drawn anew is not.
+function say(text) {
+  $("said").textContent = text;
 }
 
 function live(kind, text) {
@@ -133,6 +141,7 @@ async function look() {
     found = { error: error.message };
   }
   looking = false;
+  say(found.error ?? `Asked ${state.targets}: ${many(found.rows.length, "open, prepared or waiting transaction")}`);
   const held = new Set((found.rows ?? []).map((one) => one.transaction));
   for (const name of checked) if (!held.has(name)) checked.delete(name);
   render();
@@ -141,6 +150,7 @@ async function look() {
 async function act(path, body) {
   const { told } = await ask(path, body);
   message = { kind: "good", text: `${told.done}.` };
+  say(message.text);
   tag = null;
   await refresh();
   if (state?.targets) await look();
@@ -172,10 +182,20 @@ function takeToken() {
 function render() {
   if (!state) return;
   drawn = Date.now();
+  stale = false;
   const focused = document.activeElement?.dataset?.key;
   const scrolled = [...document.querySelectorAll("[data-scroll]")].map((node) => [node.dataset.scroll, node.scrollLeft]);
   const current = state.pipelines.find((one) => `#/${one.id}` === location.hash) ?? state.pipelines[0];
-  document.title = current ? `${current.name} · onceward` : "onceward";
+  // The list is sorted by need: what is open stays open when another pipeline comes first.
+  if (current && location.hash !== `#/${current.id}`) history.replaceState(null, "", `#/${current.id}`);
+  const needy = state.pipelines.filter(needs).length + state.errors.length;
+  document.title = current ? `${needy ? `(${needy}) ` : ""}${current.name} ${current.status.state} · onceward` : "onceward";
+  const icon = needy ? "/static/icon-need.svg" : "/static/icon.svg";
+  if ($("icon").getAttribute("href") !== icon) $("icon").setAttribute("href", icon);
+  const told = needy ? `${many(needy, "pipeline")} of ${state.pipelines.length + state.errors.length} ${needy === 1 ? "needs" : "need"} somebody` : "";
+  if ($("need").textContent !== told) $("need").textContent = told;
+  $("need").dataset.state = needy ? "bad" : "";
+  $("search").hidden = state.pipelines.length < MANY;
   $("pipelines").replaceChildren(...list(current));
   $("content").replaceChildren(
     ...state.errors.map((error) => h("p", { class: "note" }, error)),
@@ -193,17 +213,20 @@ function nothing() {
     h("p", { class: "soft" }, "There is no decision log in the given stores. A pipeline appears here when it starts for the first time."));
 }
 
+const MANY = 6; // pipelines from which on there is a search
+const needs = (one) => !["running", "ended"].includes(one.status.state);
+
 function list(current) {
-  const items = state.pipelines.map((one) => h("li", {},
+  const wanted = $("search").hidden ? "" : $("search").value.trim().toLowerCase();
+  const shown = state.pipelines.filter((one) => one.name.toLowerCase().includes(wanted));
+  const items = shown.map((one) => h("li", {},
     h("a", { href: `#/${one.id}`, "aria-current": one === current ? "page" : undefined, "data-key": `nav-${one.id}`, title: one.store },
       h("strong", {}, one.name),
-      h("span", { class: "small soft" }, summary(one)))));
-  return [h("h2", {}, `Pipelines (${items.length})`), h("ul", { "data-scroll": "nav" }, items)];
+      h("span", { class: "small soft" }, pill(one.status.state), ` ${summary(one)}`))));
+  return [h("h2", {}, `Pipelines (${wanted ? `${items.length} of ` : ""}${state.pipelines.length})`), h("ul", { "data-scroll": "nav" }, items)];
 }
 
 function summary(one) {
-  if (one.error) return "cannot be read";
-  if (isStuck(one)) return "waits for its commit";
   return one.epochs[0] ? `epoch ${one.epochs[0].epoch}, ${ago(one.newest)}` : "no epoch yet";
 }
 
@@ -215,9 +238,9 @@ function pipeline(one) {
   const last = one.epochs.find((row) => row.completed);
   const selected = one.epochs.find((row) => `${one.id}/${row.epoch}` === chosenEpoch) ?? newest;
   return [
-    h("section", { class: "card", "aria-labelledby": "title" },
-      h("div", { class: "head" }, h("h2", { id: "title" }, one.name), h("span", { class: "small soft" }, one.driver)),
-      one.error ? h("p", { class: "note" }, one.error) : null,
+    h("section", { class: `card ${needs(one) ? "bad" : ""}`, "aria-labelledby": "title" },
+      h("div", { class: "head" }, h("h2", { id: "title" }, one.name), pill(one.status.state), h("span", { class: "small soft" }, one.driver)),
+      ...advice(one.status),
       h("dl", { class: "facts" },
         fact("Newest epoch", newest ? number(newest.epoch) : "none", newest?.status),
         fact("Last commit", last ? ago(last.completed) : "none", last ? clock(last.completed) : ""),
@@ -231,6 +254,51 @@ function pipeline(one) {
     givenUp(one),
   ].filter(Boolean);
 }
+
+// What is the matter, and what to do
+
+function advice(status) {
+  if (!needs({ status })) return [status.state === "ended" ? h("p", {}, sentence(status.what)) : null];
+  const failed = status.error && !status.what.includes(status.error);
+  return [
+    h("p", { class: `note ${KINDS[status.state]}` }, sentence(status.what)),
+    failed ? h("p", {}, `The last error: ${status.error}`) : null,
+    status.since ? h("p", { class: "small soft" }, `Since ${clock(status.since)} (${ago(status.since)})`) : null,
+    status.advice ? h("p", {}, `${sentence(status.advice)} `, h("a", { href: `${state.docs}#${status.state}`, target: "_blank", rel: "noreferrer" }, `What ${status.state} means`)) : null,
+    status.command ? h("div", { class: "command" },
+      h("pre", { tabindex: "0", "aria-label": "Command" }, status.command),
+      h("button", { type: "button", class: "quiet", "data-key": "copy", onclick: () => copy(status.command) }, "Copy")) : null,
+  ];
+}
+
+const sentence = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? "" : "."}`;
+
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    say("The command is in the clipboard.");
+  } catch {
+    say("The browser does not give access to the clipboard: select the command, and copy it.");
+  }
+}
+
+// How long there is: from what the targets said when they were asked
+
+function deadline(one, epoch) {
+  const times = (found?.rows ?? []).filter((tx) => tx.pipeline === one.name && tx.epoch === epoch && tx.expires_in !== null).map((tx) => tx.expires_in);
+  return times.length ? new Date(found.at).getTime() + Math.min(...times) * 1000 : null;
+}
+
+function left(until) {
+  const seconds = Math.max(0, Math.round((until - Date.now()) / 1000));
+  const two = (n) => String(n).padStart(2, "0");
+  if (seconds >= 172800) return `${Math.floor(seconds / 86400)} days`;
+  return seconds >= 3600 ? `${Math.floor(seconds / 3600)}:${two(Math.floor(seconds / 60) % 60)} h` : `${Math.floor(seconds / 60)}:${two(seconds % 60)}`;
+}
+
+setInterval(() => {
+  for (const node of document.querySelectorAll("[data-until]")) node.textContent = left(Number(node.dataset.until));
+}, 1000);
 
 // Nobody wrote down the rows of an epoch that is older than all notes; a checkpoint without an epoch's note wrote none.
 const rowsOf = (row) => row.rows !== null ? number(row.rows) : row.kind === "epoch" ? "not recorded" : number(0);
@@ -362,17 +430,19 @@ function folded(key, title, inside) {
 function doubt(one) {
   const waits = waitingEpoch(one);
   const stuck = isStuck(one);
+  const until = waits ? deadline(one, waits.epoch) : null;
   const mine = (found?.rows ?? []).filter((tx) => tx.pipeline === one.name);
   const others = (found?.rows ?? []).filter((tx) => !state.pipelines.some((known) => known.name === tx.pipeline));
   const rows = [...mine, ...others];
   const chosen = mine.filter((tx) => checked.has(tx.transaction) && mayAbort(tx)).map((tx) => tx.transaction);
   return h("section", { class: `card ${stuck ? "warn" : ""}`, "aria-labelledby": "doubt-title" },
     h("div", { class: "head" }, h("h3", { id: "doubt-title" }, "In doubt"),
-      state.targets ? h("button", { type: "button", class: "quiet", "data-key": "look", disabled: looking, onclick: look }, looking ? "Asking the targets …" : "Ask the targets") : null),
-    message ? h("p", { class: `note ${message.kind}`, role: "status" }, message.text) : null,
+      state.targets ? h("button", { type: "button", class: "quiet", "data-key": "look", "aria-disabled": looking ? "true" : undefined, onclick: () => looking || look() }, looking ? "Asking the targets …" : "Ask the targets") : null),
+    message ? h("p", { class: `note ${message.kind}` }, message.text) : null,
     waits
       ? h("p", { class: stuck ? "note warn" : "soft" }, `Epoch ${waits.epoch} was decided ${ago(waits.decided)} and is not completed: ${many(waits.transactions, "transaction")} (${sinks(waits)}). The pipeline commits it, or its next start does.`)
       : h("p", { class: "soft" }, "The decision log has no decision that waits for its commit."),
+    waits && until ? h("p", {}, `${many(waits.rows, "row")} expire in `, h("span", { class: "clock", "data-until": until }, left(until)), " at the earliest: commit before that.") : null,
     waits && state.actions ? h("div", { class: "row" }, h("button", { type: "button", "data-key": "commit", onclick: () => confirmCommit(one, waits) }, `Commit epoch ${waits.epoch} …`)) : null,
     found?.error ? h("p", { class: "note", role: "alert" }, found.error) : null,
     Object.entries(found?.unanswered ?? {}).map(([target, error]) => h("p", { class: "note warn", role: "alert" }, `${target} did not answer, so its transactions are shown as the decision log knows them: ${error}`)),
@@ -493,6 +563,7 @@ $("theme").addEventListener("click", () => {
   const now = localStorage.getItem("onceward-theme") ?? "system";
   showTheme(THEMES[(THEMES.indexOf(now) + 1) % THEMES.length]);
 });
+$("search").addEventListener("input", () => render());
 $("enter").addEventListener("submit", (event) => {
   event.preventDefault();
   token = $("token").value.trim();
