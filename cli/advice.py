@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from onceward.core.kit.secrets import without_logins
 from onceward.core.log.store import local_folder
-from onceward.operations import PipelineState, PipelineStatus
+from onceward.operations import History, PipelineState, PipelineStatus
 
 if TYPE_CHECKING:
-    from .operate import Search
+    from collections.abc import Sequence
 
 _COMMANDS: Final = {
     PipelineState.UNREADABLE: ("doctor", False, ()),
@@ -30,23 +31,29 @@ class AdvisedStatus(PipelineStatus, frozen=True, kw_only=True):
     """The command that does what is advised, or shows more; empty if nothing needs to be done."""
 
 
-def advised(told: PipelineStatus, url: str, search: Search) -> AdvisedStatus:
-    """Return a status with the command to use for a pipeline whose log is at this URL."""
-    return AdvisedStatus(**msgspec.structs.asdict(told), command=_command(told, url, search))
+class ShownHistory(History, frozen=True, kw_only=True):
+    """The epochs and losses of a pipeline with its state, as `onceward checkpoints --json` shows them."""
+
+    status: AdvisedStatus
 
 
-def _command(told: PipelineStatus, url: str, search: Search) -> str:
+def advised(told: PipelineStatus, url: str, targets: Sequence[str]) -> AdvisedStatus:
+    """Return a status with the command to use.
+
+    Args:
+        told: The status.
+        url: URL of the decision log's store.
+        targets: Options of the command line that say where the targets are; empty if none were given.
+    """
+    return AdvisedStatus(**msgspec.structs.asdict(told), command=_command(told, url, targets))
+
+
+def _command(told: PipelineStatus, url: str, targets: Sequence[str]) -> str:
     if told.state not in _COMMANDS:
         return ""
     name, asks, more = _COMMANDS[told.state]
     words = ["onceward", *name.split(), "--store", url or "STORE"]
     if told.pipeline and local_folder(url) is None:
         words += ["--pipeline", told.pipeline]
-    return shlex.join([*words, *(_targets(search) if asks else ()), *more])
-
-
-def _targets(search: Search) -> list[str]:
-    words = [word for at in search.at or () for word in ("--at", at)]
-    words += [word for setting in search.set_ or () for word in ("--set", setting)]
-    words += ["--sinks", search.sinks] if search.sinks is not None else []
-    return words or ["--at", "SYSTEM=ADDRESS"]
+    words += (targets or ["--at", "SYSTEM=ADDRESS"]) if asks else []
+    return without_logins(shlex.join([*words, *more]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from onceward.core.errors import ConfigurationError, LogDamagedError
@@ -20,6 +21,7 @@ from onceward.operations import (
     commit_decided,
     history,
     open_log,
+    pipeline_status,
     plan_commit,
     plan_repair,
     survey,
@@ -27,6 +29,7 @@ from onceward.operations import (
 from onceward.operations import repair_log as repair
 
 from . import show
+from .advice import ShownHistory, advised
 from .options import Access, AsJson, Pipeline, Yes, load_sinks, targets_of, with_group
 
 if TYPE_CHECKING:
@@ -88,6 +91,13 @@ class Search(Access):
     def has_targets(self) -> bool:
         """Whether a target was given."""
         return bool(self.at or self.sinks)
+
+    @property
+    def target_words(self) -> list[str]:
+        """The options of the command line that say where the targets are."""
+        words = [word for at in self.at or () for word in ("--at", at)]
+        words += [word for setting in self.set_ or () for word in ("--set", setting)]
+        return words + (["--sinks", self.sinks] if self.sinks is not None else [])
 
     def targets(self) -> list[Target]:
         """The targets given."""
@@ -217,13 +227,15 @@ def abort(
 
 @with_group
 def checkpoints(search: Search, *, as_json: AsJson = False) -> None:
-    """List the epochs in a decision log, the engine's checkpoints, and every transaction that was ever skipped.
+    """Show the state of a pipeline, its epochs, the engine's checkpoints, and every transaction that was ever skipped.
 
     If targets are given, the list also shows how many seconds are left to commit an epoch that waits for its commit.
     """
     log = one_log(search.store, search.pipeline)
     search.pipeline = log.pipeline
-    show.history(history(log, search.found([log]) if search.has_targets else ()), as_json=as_json)
+    found = search.found([log]) if search.has_targets else ()
+    status = advised(pipeline_status(log, found), (search.store or [""])[0], search.target_words)
+    show.history(ShownHistory(**msgspec.structs.asdict(history(log, found)), status=status), as_json=as_json)
     search.end()
 
 

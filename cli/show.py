@@ -13,6 +13,7 @@ from onceward.core.checkpoint.recovery import TransactionStatus
 from onceward.core.kit.secrets import without_logins
 from onceward.core.operations.findings import Finding, Health
 from onceward.core.transaction import ANY_EPOCH
+from onceward.operations import PipelineState
 
 from .words import advice
 
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from onceward.operations import FoundTransaction, History, Log
+    from onceward.operations import FoundTransaction, Log
+
+    from .advice import AdvisedStatus, ShownHistory
 
 FENCES = "a run of this pipeline that is still alive would be fenced and stop"
 COPY = "if this is only a copy of the log that the pipeline uses, stop here: decided rows would be lost"
@@ -117,11 +120,23 @@ def moved(log: Log) -> None:
     )
 
 
-def history(told: History, *, as_json: bool) -> None:
-    """Epochs, two lines each (a table would cut the times); then the engine's checkpoints, and what was given up."""
+def status(one: AdvisedStatus) -> None:
+    """Print the state of a pipeline, and what to do."""
+    out = console()
+    style = "green" if one.state is PipelineState.RUNNING else "dim" if one.state.is_well else "red"
+    out.print(f"{one.pipeline or one.store}: ", style="bold", end="")
+    out.print(one.state, style=style, end="")
+    out.print(f"; {' '.join(one.what.split())}")
+    if one.advice:
+        out.print(f"  → {one.advice}: {one.command}")
+
+
+def history(told: ShownHistory, *, as_json: bool) -> None:
+    """Print the state, epochs (two lines each: a table would cut the times), checkpoints, and what was given up."""
     if as_json:
         print_json(told)
         return
+    status(told.status)
     listed = told.epochs
     out = console()
     for one in listed:

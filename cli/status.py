@@ -8,7 +8,7 @@ import typer
 
 from onceward.core.errors import ConfigurationError
 from onceward.core.operations.status import unreadable
-from onceward.operations import PipelineState, pipeline_status
+from onceward.operations import pipeline_status
 
 from . import show
 from .advice import AdvisedStatus, advised
@@ -37,7 +37,8 @@ def status(search: Search, *, as_json: AsJson = False) -> None:
     if not watched and not watch.errors:
         raise ConfigurationError(f"there is no decision log in {', '.join(search.store)}")
     found = [_status_of(one, search) for one in watched]
-    found += [advised(unreadable("", ", ".join(search.store), error), "", search) for error in watch.errors]
+    stores, words = ", ".join(search.store), search.target_words
+    found += [advised(unreadable("", stores, error), "", words) for error in watch.errors]
     found.sort(key=lambda one: (one.state.need, one.pipeline))
     _print(found, as_json=as_json)
     raise typer.Exit(int(bool(search.unanswered) or not all(one.state.is_well for one in found)))
@@ -48,20 +49,16 @@ def _print(found: Sequence[AdvisedStatus], *, as_json: bool) -> None:
     if as_json:
         show.print_json(found)
         return
-    out = show.console()
     for one in found:
-        style = "green" if one.state is PipelineState.RUNNING else "dim" if one.state.is_well else "red"
-        out.print(f"{one.pipeline or one.store}: ", style="bold", end="")
-        out.print(one.state, style=style, end="")
-        out.print(f"; {' '.join(one.what.split())}")
-        if one.advice:
-            out.print(f"  → {one.advice}: {one.command}")
+        show.status(one)
 
 
 def _status_of(watched: Watched, search: Search) -> AdvisedStatus:
     log = watched.log
     if watched.shown.error:
-        return advised(unreadable(log.pipeline, watched.shown.store, watched.shown.error), watched.url, search)
+        return advised(
+            unreadable(log.pipeline, watched.shown.store, watched.shown.error), watched.url, search.target_words
+        )
     waits = search.has_targets and log.view.undone is not None
     told = pipeline_status(log, search.found([log]) if waits else ())
-    return advised(told, watched.url, search)
+    return advised(told, watched.url, search.target_words)

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from onceward import FileSink
 from onceward.cli import show, words
+from onceward.cli.advice import AdvisedStatus, ShownHistory
 from onceward.cli.main import app, main
 from onceward.core import CheckpointConfig, FileBackend
 from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator, OnLost, Swept
@@ -39,10 +40,11 @@ from onceward.core.operations.resolve import (
     abortable,
     commit_decided,
 )
-from onceward.core.operations.survey import Advice, FoundTransaction, GivenUp, History, advise, history, survey
+from onceward.core.operations.survey import Advice, FoundTransaction, GivenUp, advise, history, survey
 from onceward.core.operations.targets import sinks_target
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import ANY_EPOCH, Committable, Observation
+from onceward.operations import PipelineState
 from onceward.sources import SequenceSource
 from onceward.testing.sink_case import SinkCase, SinkUnderTest, numbered
 
@@ -737,5 +739,8 @@ def test_what_was_not_aborted_says_why_it_may_be(case: Case, monkeypatch: pytest
 
 def test_what_was_given_up_as_a_whole_has_no_name(capsys: pytest.CaptureFixture[str]) -> None:
     given = GivenUp(epoch=3, transaction="", action="replay", who="a", why="b", at="now")
-    show.history(History(epochs=[], given_up=[given]), as_json=False)
+    status = AdvisedStatus(
+        pipeline="orders", store="s", state=PipelineState.RUNNING, what="the last epoch is completed"
+    )
+    show.history(ShownHistory(epochs=[], given_up=[given], status=status), as_json=False)
     assert "replay of epoch 3, now\n" in capsys.readouterr().out

@@ -160,7 +160,9 @@ class Desk:
     def _shown(self) -> list[ShownPipeline]:
         """Return the pipelines, the one that needs somebody most first."""
         now = datetime.now(UTC)
-        found = [(advised(one.status(now), one.url, self._search), one.shown) for one in self._watch.look()]
+        found = [
+            (advised(one.status(now), one.url, self._search.target_words), one.shown) for one in self._watch.look()
+        ]
         found.sort(key=lambda each: (each[0].state.need, each[1].name))
         return [msgspec.structs.replace(shown, status=status) for status, shown in found]
 
