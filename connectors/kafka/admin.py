@@ -51,7 +51,7 @@ MOVING: Final = frozenset({Code.COORDINATOR_LOAD_IN_PROGRESS, Code.COORDINATOR_N
 
 
 def made(client: Callable[..., T], config: Mapping[str, Any], **more: Any) -> T:
-    """A client of confluent-kafka.
+    """Make a client of confluent-kafka.
 
     Raises:
         ConfigurationError: librdkafka refuses a setting; the message names it.
@@ -68,7 +68,7 @@ def made(client: Callable[..., T], config: Mapping[str, Any], **more: Any) -> T:
 
 
 class Complaints:
-    """What a librdkafka client says of its connections: give it as `error_cb`, and poll the client before you read it.
+    """The state of a librdkafka client's connections: pass this as `error_cb`, and poll the client before you read it.
 
     Attributes:
         refusal: The error with which the brokers refuse this client, if they do.
@@ -161,7 +161,7 @@ class Admin:
         return question(self.client)
 
     def _why(self, fault: Any) -> tuple[str, bool]:
-        """Why there is no answer, and whether asking again is in vain."""
+        """Return why there is no answer, and whether asking again cannot help."""
         self.client.poll(0)
         refusal, newest = self.complaints.refusal, self.complaints.newest
         if refusal is not None and not self.answered:
@@ -173,7 +173,7 @@ class Admin:
 
 
 def admin_of(settings: KafkaSettings) -> Admin:
-    """This process's AdminClient for the cluster; producers' and consumers' own settings make no difference."""
+    """Return this process's AdminClient for the cluster; settings of producers and consumers alone do not matter."""
     return _admins.get(settings.connection())
 
 
@@ -199,7 +199,7 @@ def _find_brokers(client: Any) -> None:
 
 
 def passes(error: Any) -> bool:
-    """Whether a fault of librdkafka's may pass by itself."""
+    """Return whether an error of librdkafka's may go away by itself."""
     kinds: Any = confluent_kafka.KafkaError
     passing = {
         kinds._ALL_BROKERS_DOWN,  # noqa: SLF001 - confluent's names of local faults
@@ -222,7 +222,7 @@ def passes(error: Any) -> bool:
 
 
 class Limits(NamedTuple):
-    """What the brokers say of themselves."""
+    """Limits that the brokers set."""
 
     brokers: int
     longest_timeout_ms: int
@@ -246,7 +246,7 @@ class Cluster:
         self._seen_topics: set[str] = set()
 
     def limits(self) -> Limits:
-        """What the brokers allow; asked once.
+        """Return the brokers' limits, which are asked for once.
 
         Raises:
             KafkaError: No broker answers.
@@ -256,7 +256,7 @@ class Cluster:
         return self.known_limits
 
     def partitions_of(self, topic: str) -> int:
-        """How many partitions the topic has; 0 if there is no such topic.
+        """Return the number of the topic's partitions; 0 if there is no such topic.
 
         Raises:
             KafkaError: No broker answers, or asking is forbidden.
@@ -273,7 +273,7 @@ class Cluster:
         return int(answer.response)
 
     def may_write(self, topic: str) -> bool:
-        """Whether this client may write to the topic; True if the brokers do not say.
+        """Return whether this client may write to the topic; True if the brokers do not say.
 
         Raises:
             ConfigurationError: librdkafka refuses a setting.
@@ -330,7 +330,7 @@ class Cluster:
 
 
 def cluster_of(settings: KafkaSettings) -> Cluster:
-    """This process's connections to the cluster; producers' and consumers' own settings make no difference."""
+    """Return this process's connections to the cluster; settings of producers and consumers alone do not matter."""
     return _clusters.get(settings.connection())
 
 

@@ -46,7 +46,7 @@ _MOST_GROUPS: Final = 200
 
 
 def check_kafka(settings: KafkaSettings, topics: Sequence[str] = (), pipeline: str | None = None) -> list[Finding]:
-    """Brokers reachable, transaction timeouts, replication, open transactions, consumers, permissions."""
+    """Check the brokers: whether they answer, timeouts, replication, open transactions, consumers and permissions."""
     try:
         check_reachable(settings)
         admin = admin_of(settings).client
@@ -132,7 +132,7 @@ def _timeout(facts: Mapping[str, str | None]) -> Finding:
 
 
 def _replication(admin: AdminClient, facts: Mapping[str, str | None], brokers: int) -> list[Finding]:
-    """Of the transaction log as it is; before the first transaction, as the brokers would make it."""
+    """Check the replication of the transaction log; before the first transaction, the brokers' defaults for it."""
     replicas = int(facts.get("transaction.state.log.replication.factor") or 0)
     in_sync = int(facts.get("transaction.state.log.min.isr") or 0)
     try:
@@ -167,7 +167,7 @@ def _expiry(facts: Mapping[str, str | None]) -> Finding:
 
 
 def _open(settings: KafkaSettings, facts: Mapping[str, str | None]) -> Finding:
-    """Transactions under onceward's names that hold readers back, and may be close to their timeout."""
+    """Check for transactions under onceward's names that hold readers back, and may be close to their timeout."""
     name = "open transactions"
     client = cluster_of(settings).transactions
     try:
@@ -205,7 +205,7 @@ def _topic(admin: AdminClient, topic: str) -> Finding:
 
 
 def check_replication(admin: AdminClient, topic: str) -> list[Finding]:
-    """Whether losing a broker can lose records of a topic that were acknowledged."""
+    """Check whether the loss of a broker can lose acknowledged records of a topic."""
     check = "replication"
     try:
         described = _described(admin, topic)
@@ -227,7 +227,7 @@ def check_replication(admin: AdminClient, topic: str) -> list[Finding]:
 
 
 def _consumers(settings: KafkaSettings, topics: Sequence[str]) -> list[Finding]:
-    """Which groups read a topic. One that is past the last stable offset reads what may still be aborted."""
+    """Check which groups read a topic; one past the last stable offset reads records that may still be aborted."""
     check, admin = "consumers", admin_of(settings)
     try:
         listed = admin.client.list_consumer_groups(request_timeout=_ANSWER_SECONDS).result()

@@ -90,7 +90,7 @@ _EXPECTED: Final = (CommitStatus.RETRY_LATER, CommitStatus.COMMITTED, CommitStat
 
 
 class Inspection(NamedTuple):
-    """What coordinator and partitions say of a transaction."""
+    """The state of a transaction according to its coordinator and its partitions."""
 
     seen: Observation
     behind: bool
@@ -154,7 +154,7 @@ class Inspector:
         self._deleted: dict[Prepared, frozenset[str]] = {}
 
     def inspect(self, transactions: Sequence[Prepared]) -> list[Inspection]:
-        """What became of each transaction."""
+        """Return the state of each transaction."""
         asked = {partition for t in transactions for partition in t.partitions}
         topics = {topic for topic, _ in asked}
         described = self._client.describe((t.handle.transactional_id for t in transactions), topics=topics)
@@ -234,7 +234,7 @@ class Inspector:
 
 
 def look_at(client: TransactionCoordinatorClient, transactions: Sequence[Prepared]) -> list[Observation]:
-    """What became of each transaction; asks again while partitions do not answer."""
+    """Return the state of each transaction; ask again while partitions do not answer."""
     found: list[Inspection] = []
     inspector = Inspector(client)
     for _ in Retries(CALL_SECONDS):
@@ -272,7 +272,7 @@ def commit(client: TransactionCoordinatorClient, transactions: Sequence[Prepared
 
 
 def _outcome(inspector: Inspector, transaction: Prepared, found: Inspection, sent: int | None) -> CommitOutcome:
-    """The outcome as of this inspection; RETRY_LATER while it is on its way. Writes markers that were left out."""
+    """Return the outcome as of this inspection, RETRY_LATER while the commit is under way; write missing markers."""
     later = CommitStatus.RETRY_LATER
     if found.seen is Observation.PREPARED:
         at = datetime.fromtimestamp((transaction.handle.started_ms + found.timeout_ms) / 1000, UTC)
@@ -294,7 +294,7 @@ def _outcome(inspector: Inspector, transaction: Prepared, found: Inspection, sen
 def _overdue(
     client: TransactionCoordinatorClient, stuck: Mapping[Prepared, Inspection], waited: float
 ) -> list[Prepared]:
-    """Those that have used up half of their timeout: they are committed without their silent partitions."""
+    """Return the transactions that have used half of their timeout: they wait no longer for silent partitions."""
     found: list[Prepared] = []
     for timeout_ms in {one.timeout_ms for one in stuck.values()}:
         mine = {t.handle.transactional_id: t for t, one in stuck.items() if one.timeout_ms == timeout_ms}
@@ -330,7 +330,7 @@ def abort(client: TransactionCoordinatorClient, transaction: Prepared) -> AbortO
 
 
 def _words(found: Inspection, code: int) -> str:
-    """What became of it, and the code that says why nothing else is known."""
+    """Return the transaction's state in words, with the coordinator's error code if there is one."""
     is_lost = found.seen in (Observation.ABORTED, Observation.EXPIRED)
     words = BEHIND if found.behind and is_lost else WORDS[found.seen]
     return f"{words}; the coordinator answered {code_name(code)}" if code != Code.NONE else words
@@ -345,14 +345,14 @@ def _why_open(found: Inspection, sent: int | None) -> str:
 
 
 def _names(found: Inspection) -> str:
-    """The silent partitions, a few of them by name."""
+    """Return the names of the first few silent partitions, and the number of the others."""
     names = [f"{topic}-{number}" for topic, number in found.silent]
     rest = f" and {len(names) - FEW} more" if len(names) > FEW else ""
     return ", ".join(names[:FEW]) + rest
 
 
 def _lost_with(transaction: Prepared, deleted: Collection[str]) -> str:
-    """What is to be said of topics that were deleted while their rows waited for the commit."""
+    """Log and describe the loss of rows in topics that were deleted before the commit; return "" if there are none."""
     if not deleted:
         return ""
     lost = f"the rows in {', '.join(sorted(deleted))} are gone: the topic was deleted before they were committed"

@@ -229,7 +229,7 @@ class _Look:
 
 
 class _Range:
-    """How far a range was read, and the records that wait to become a batch.
+    """The progress through a range, and the records that wait to become a batch.
 
     What librdkafka delivered is counted twice: when it comes, and when it is given to the caller. Offsets grow, so
     nothing is delivered twice; whether an offset that is left out is a gap only the broker knows, and librdkafka asks

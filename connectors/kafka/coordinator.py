@@ -69,7 +69,7 @@ class TransactionCoordinatorClient:
         self._topics: wire.Topics | None = None
 
     def within(self, seconds: float) -> TransactionCoordinatorClient:
-        """The same client for the calls of one task: together they take no longer than this.
+        """Return the same client for the calls of one task: together they take at most `seconds`.
 
         It remembers the leaders and topic ids that its last `describe` has looked up.
         """
@@ -133,7 +133,7 @@ class TransactionCoordinatorClient:
         return self._init_producer_id(Handle(transactional_id, NOBODY, NOBODY, NOBODY), ASK_AGAIN)
 
     def describe(self, ids: Iterable[str], *, topics: Collection[str] = ()) -> dict[str, Description]:
-        """State, handle, timeout and partitions of each transactional id.
+        """Return state, handle, timeout and partitions of each transactional id.
 
         Args:
             ids: Transactional ids.
@@ -147,7 +147,7 @@ class TransactionCoordinatorClient:
         return self._repeat(ids, ask, lambda found: found.code, Description(Code.NO_ANSWER))
 
     def list_transactions(self, states: Collection[str] = (), *, prefix: str = "") -> list[str]:
-        """All transactional ids that any broker knows, in these states (default: any).
+        """Return all transactional ids that any broker knows, in these states (default: any).
 
         Args:
             states: Names of states as in Description.
@@ -178,7 +178,7 @@ class TransactionCoordinatorClient:
         return [wire.WireAnswer(Code.COORDINATOR_NOT_AVAILABLE, detail=why)] if offline else []
 
     def running_longer(self, ids: Collection[str], milliseconds: int) -> set[str] | None:
-        """Which of these ids have a transaction that has been open for longer.
+        """Return those ids that have had a transaction open for longer than `milliseconds`.
 
         Their coordinators say so by the clocks by which they abort a transaction at its timeout: no clocks of two
         machines are compared. None if a broker is too old to tell (before Kafka 3.8).
@@ -191,7 +191,7 @@ class TransactionCoordinatorClient:
         return {row.transactional_id for row in told} & set(ids)
 
     def topic_ids(self, topics: Collection[str], *, everywhere: bool = False) -> dict[str, str | None]:
-        """Id of each topic, None for one that does not exist; what cannot be told is missing.
+        """Return the id of each topic, None for one that does not exist; topics whose id is unknown are missing.
 
         A broker may not have heard of a change yet: `everywhere` believes only what all of them say alike.
         """
@@ -206,7 +206,7 @@ class TransactionCoordinatorClient:
     def describe_producers(
         self, partitions: Collection[Partition], *, retry_seconds: float | None = None
     ) -> dict[Partition, OpenProducers | None]:
-        """Producers with an open transaction in each partition, as its leader sees it; None if it did not answer.
+        """Return the producers with an open transaction in each partition, as its leader sees it; None: no answer.
 
         A partition without a leader does not answer. What the coordinator says of a transaction's end is not what the
         partitions know: `kafka-transactions abort` ends it there only, and a coordinator skips a partition that has
@@ -221,7 +221,7 @@ class TransactionCoordinatorClient:
         )
 
     def may_look(self, topic: str) -> int:
-        """The code with which a partition of the topic answers describe_producers; it needs Read on the topic."""
+        """Return the code with which a partition of the topic answers describe_producers, which needs Read on it."""
         leaders = self._wire.topics([topic], seconds=self._seconds).leaders
         partition = min(leaders, default=None)
         if partition is None:
@@ -231,7 +231,7 @@ class TransactionCoordinatorClient:
         return answer.code or int(answer.response.topics[0].partitions[0].error_code)
 
     def partitions_of(self, topics: Collection[str] | None) -> list[Partition]:
-        """The partitions of these topics that have a leader now; None: of all that this client may see."""
+        """Return the partitions of these topics that have a leader now; None: of all topics this client may see."""
         names = None if topics is None else sorted(topics)
         known = sorted(p for p in self._topics.leaders if p[0] in names) if names and self._topics is not None else []
         if names and {topic for topic, _ in known}.issuperset(names):
@@ -239,7 +239,7 @@ class TransactionCoordinatorClient:
         return sorted(self._wire.topics(names, seconds=self._seconds).leaders) if names != [] else []
 
     def leaderless_of(self, topics: Collection[str]) -> list[Partition]:
-        """The partitions of these topics that have no leader now."""
+        """Return the partitions of these topics that have no leader now."""
         known = self._topics
         if known is None or not {topic for topic, _ in (*known.leaders, *known.leaderless)}.issuperset(topics):
             known = self._wire.topics(sorted(topics), seconds=self._seconds)
@@ -339,7 +339,7 @@ class TransactionCoordinatorClient:
         return self._ask_each({handle: request}, again)[handle]
 
     def _find(self, names: Collection[str], seconds: float) -> tuple[dict[str, int], dict[str, int]]:
-        """Node id of each name's coordinator, and the codes of those that have none now."""
+        """Return the node id of each name's coordinator, and the error codes of the names that have none now."""
         with self._lock:
             nodes = {name: self._nodes[name] for name in names if name in self._nodes}
         unknown = [name for name in names if name not in nodes]
@@ -384,7 +384,7 @@ class TransactionCoordinatorClient:
     def _list_once(
         self, states: Collection[str], prefix: str, seconds: float, longer_than_ms: int | None = None
     ) -> list[wire.WireAnswer]:
-        """Every broker's list, with the code of the whole answer.
+        """Return every broker's list of transactions, with the error code of the whole answer.
 
         The pattern is an RE2 that the whole name matches (Kafka 4.1); for how long transactions have been running is
         compared with the broker's clock (Kafka 3.8).
@@ -421,13 +421,13 @@ class TransactionCoordinatorClient:
 
 
 def _worst(answers: Sequence[wire.WireAnswer]) -> wire.WireAnswer:
-    """Of all brokers' answers the one that makes them no complete list, if there is one."""
+    """Return the first answer with an error, which makes the list incomplete; if there is none, the first answer."""
     none = wire.WireAnswer(Code.NO_ANSWER)
     return next((answer for answer in answers if answer.code), answers[0] if answers else none)
 
 
 def _describe_producers(partitions: Collection[Partition]) -> Any:
-    """The request for the leader of all these partitions."""
+    """Return the request to the leader of all these partitions."""
     topic = DescribeProducersRequest.TopicRequest
     topics = [topic(name=name, partition_indexes=numbers) for name, numbers in by_topic(partitions).items()]
     return DescribeProducersRequest(topics=topics)

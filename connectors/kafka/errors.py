@@ -81,7 +81,7 @@ FORBIDDEN: Final = frozenset(
 
 
 def code_name(code: int) -> str:
-    """The code as people look it up, for example `INVALID_TXN_STATE (48)`."""
+    """Return the code as people look it up, for example `INVALID_TXN_STATE (48)`."""
     try:
         return f"{Code(code).name} ({code})"
     except ValueError:
@@ -89,7 +89,7 @@ def code_name(code: int) -> str:
 
 
 def kafka_error(what: str, code: int, detail: str = "", **context: Any) -> KafkaError:
-    """A KafkaError for an answer of a broker."""
+    """Return a KafkaError for a broker's error code; its `retryable` follows from the code."""
     words = f": {detail}" if detail else ""
     advice = ". Asking again does not help: check permissions and versions" if code in FORBIDDEN else ""
     error = KafkaError(f"{what}: {code_name(code)}{words}{advice}", **context)
@@ -113,7 +113,7 @@ def advice(name: str) -> str:
 
 
 def client_error(what: str, error: BaseException, **context: Any) -> KafkaError:
-    """A KafkaError for a KafkaException of confluent-kafka; keeps its code, drops the object (it does not pickle)."""
+    """Return a KafkaError for a KafkaException of confluent-kafka, without its error object (it does not pickle)."""
     cause: Any = error.args[0] if error.args else error
     known = hasattr(cause, "retriable")
     words = f"{cause.str()} ({cause.name()}){advice(cause.name())}" if known else error

@@ -71,7 +71,7 @@ class Message(Structure):
 
 
 class Consumed(Structure):
-    """What lies where a consumed message does. Only `message` is declared by rdkafka.h, so the rest must be checked."""
+    """The memory layout around a consumed message. Only `message` is declared by rdkafka.h: check the rest first."""
 
     _fields_ = (
         ("message", Message),
@@ -160,7 +160,7 @@ class _Library:
 
 @cache
 def library() -> _Library | None:
-    """The library as confluent-kafka has loaded it; None if it cannot be reached, or is not laid out as expected."""
+    """Return the library that confluent-kafka has loaded; None if it cannot be reached, or has an unexpected layout."""
     if ctypes.sizeof(c_void_p) != ctypes.sizeof(ctypes.c_uint64) or sys.byteorder != "little":
         return None
     try:
@@ -171,13 +171,13 @@ def library() -> _Library | None:
 
 
 def usable(config: Mapping[str, Any]) -> bool:
-    """Whether these clients can do what these settings say: functions and plug-ins of the user's are not for them."""
+    """Return whether these clients support the settings: they take neither the user's functions nor plug-ins."""
     special = any(callable(value) for value in config.values()) or "plugin.library.paths" in config
     return not special and library() is not None
 
 
 class BatchProducer:
-    """What TransactionalProducer needs of a confluent_kafka.Producer, and `produce_batch`. Not shared between threads.
+    """A confluent_kafka.Producer as TransactionalProducer needs it, with `produce_batch`. Not shared between threads.
 
     Args:
         config: librdkafka's settings, all of them text or numbers.
@@ -346,12 +346,12 @@ class BatchConsumer:
         return max(count, 0)
 
     def time(self, address: int) -> tuple[int, int]:
-        """A message's timestamp in milliseconds, and what it means (rd_kafka_timestamp_type_t)."""
+        """Return a message's timestamp in milliseconds, and its kind (rd_kafka_timestamp_type_t)."""
         kind = c_int32()
         return self._library.message_timestamp(address, ctypes.addressof(kind)), kind.value
 
     def error(self, address: int, code: int) -> Any:
-        """What an event with this error code tells, as a confluent_kafka.KafkaError."""
+        """Return the error of an event with this error code, as a confluent_kafka.KafkaError."""
         text = self._library.message_errstr(address)
         return confluent_kafka.KafkaError(code, text.decode(errors="replace") if text else None)
 

@@ -59,7 +59,7 @@ class Lookup:
         return sorted(name for name in metadata.topics if compiled.search(name) and name not in INTERNAL)
 
     def partitions_of(self, topics: Iterable[str]) -> dict[str, tuple[str, int]]:
-        """Id and number of partitions of the topics that exist."""
+        """Return the id and the number of partitions of each topic that exists."""
         names = sorted(set(topics))
         found: dict[str, tuple[str, int]] = {}
         if names:
@@ -67,7 +67,7 @@ class Lookup:
         return found
 
     def held(self, partitions: Iterable[Partition], position: Mapping[Partition, int]) -> dict[Partition, HeldOffsets]:
-        """First and last offsets of partitions; the end behind open transactions only where a position needs it."""
+        """Return first and last offsets of partitions; the end behind open transactions where a position needs it."""
         wanted = sorted(partitions)
         earliest, stable = self.offsets(dict.fromkeys(wanted, EARLIEST), dict.fromkeys(wanted, LATEST))
         beyond = {p: LATEST for p in wanted if self._committed and position.get(p, 0) > stable[p]}
@@ -76,7 +76,7 @@ class Lookup:
         return {p: HeldOffsets(earliest[p], stable[p], max(stable[p], ends.get(p, 0))) for p in wanted}
 
     def offsets(self, *questions: Mapping[Partition, int]) -> list[Offsets]:
-        """Where EARLIEST and LATEST are now; other numbers are offsets and stay. All questions at once."""
+        """Return the offsets of EARLIEST and LATEST now, for all questions at once; other numbers stay as they are."""
         spec: Any = OffsetSpec
         specs = {EARLIEST: spec.earliest(), LATEST: spec.latest()}
         asked = [{p: specs[o] for p, o in question.items() if o in specs} for question in questions]
@@ -84,7 +84,7 @@ class Lookup:
         return [{**question, **answer} for question, answer in zip(questions, answers, strict=True)]
 
     def at_times(self, milliseconds: Mapping[Partition, int]) -> Offsets:
-        """First offset whose record is not older than the time; LATEST where there is none."""
+        """Return the first offset whose record is not older than the time (ms since 1970); LATEST if there is none."""
         spec = OffsetSpec.for_timestamp
         [found] = self._listed([{p: spec(ms) for p, ms in milliseconds.items()}])
         return found
@@ -134,7 +134,7 @@ def _described(admin: Any, names: list[str], seconds: float) -> dict[str, tuple[
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """What is read: exactly one of these.
+    """The choice of topics or partitions to read: exactly one of these.
 
     Attributes:
         topics: Names of topics.
@@ -150,7 +150,7 @@ class Selection(msgspec.Struct, frozen=True):
     def of(
         cls, topics: Sequence[str] | None, pattern: str | None, assign: Mapping[str, Sequence[int]] | str | None
     ) -> Selection:
-        """A selection out of what the user gave; `assign` may be JSON text.
+        """Make a selection from a user's options; `assign` may be JSON text.
 
         Raises:
             ConfigurationError: Not exactly one was given, it is empty, or it is not valid.
@@ -176,7 +176,7 @@ class Selection(msgspec.Struct, frozen=True):
         return cls(topics=tuple(sorted(set(topics))))
 
     def takes(self, partition: Partition) -> bool:
-        """Whether the partition belongs to it."""
+        """Return whether the partition belongs to the selection."""
         if self.assign is not None:
             return partition in self.assign
         if self.pattern is not None:
@@ -185,7 +185,7 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What there is of a selection.
+    """The partitions of a selection that exist.
 
     Attributes:
         partitions: Its partitions.
@@ -215,7 +215,7 @@ def find(selection: Selection, lookup: Lookup) -> Found:
 
 
 def resolve(given: Bound, partitions: Iterable[Partition], lookup: Lookup, *, start: bool) -> Offsets:
-    """Offsets where reading starts or ends; a time that is later than all records is the end.
+    """Return the offsets where reading starts or ends; a time that is later than all records is the end.
 
     Raises:
         ConfigurationError: Offsets are given, and not for exactly these partitions.

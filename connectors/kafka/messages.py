@@ -111,7 +111,7 @@ class Rows(Messages):
         return set(self._topics or ())
 
     def _arguments(self, begin: int, end: int, values: Iterable[Any]) -> list[Iterable[Any]]:
-        """Arguments of Producer.produce, by position: topic, value, key, partition, callbacks, timestamp, headers."""
+        """Return the arguments of Producer.produce: topic, value, key, partition, callbacks, timestamp, headers."""
         topics = repeat(self._topic) if self._topics is None else self._topics[begin:end]
         keys = repeat(None) if self._keys is None else self._keys[begin:end]
         arguments: list[Iterable[Any]] = [topics, values, keys]
@@ -192,7 +192,7 @@ class MessageArray(Messages):
         return end
 
     def _topics_of(self, batch: pa.RecordBatch) -> tuple[list[str], Numbers]:
-        """The distinct topics, and which of them each row goes to."""
+        """Return the distinct topics, and the number of each row's topic in that list."""
         if self._topic is not None:
             return [self._topic], np.zeros(self._length, np.int64)
         names, codes = _distinct("column topic", batch.column("topic"))
@@ -209,7 +209,7 @@ class MessageArray(Messages):
         self._ends = np.append(np.flatnonzero(changes) + 1, self._length)
 
     def _add_headers(self, column: pa.Array) -> None:
-        """One message is a list of tagged arguments: its own and, after them, its headers."""
+        """Add the headers: a message becomes a list of tagged arguments, its own followed by its headers."""
         keys, values, lengths = _headers_of(column)
         counts = lengths.to_numpy(zero_copy_only=False).astype(np.int64)
         self._starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts + _OWN)])
@@ -231,13 +231,13 @@ class MessageArray(Messages):
             self._arguments[field][at] = word
 
     def _texts(self, texts: list[str]) -> Words:
-        """Addresses of C strings."""
+        """Return the addresses of the texts as C strings, which live as long as this array."""
         buffers = [ctypes.create_string_buffer(text.encode()) for text in texts]
         self._kept += buffers
         return np.array([ctypes.addressof(buffer) for buffer in buffers], np.uint64)
 
     def _places(self, column: pa.Array) -> tuple[Words, Words]:
-        """Address and length of each value; address 0 for null."""
+        """Return address and length of each value; address 0 for null."""
         if not any(fits(column.type) for fits in (pa.types.is_binary, pa.types.is_string)):
             column = column.cast(pa.large_binary())
         self._kept.append(column)
@@ -361,7 +361,7 @@ def _refuse_nul(what: str, texts: Iterable[str]) -> None:
 
 
 def _headers(column: pa.Array) -> Sequence[list[tuple[str, bytes | None]] | None]:
-    """Each row's headers in order; names may repeat."""
+    """Return each row's headers in order; names may repeat."""
     keys, values, lengths = _headers_of(column)
     names = _read_texts("the key of a header", keys)
     _refuse_nul("the key of a header", names)
@@ -370,7 +370,7 @@ def _headers(column: pa.Array) -> Sequence[list[tuple[str, bytes | None]] | None
 
 
 def _headers_of(column: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
-    """Keys and values of all headers, one after another, and how many each row has."""
+    """Return keys and values of all headers, one after another, and the number of headers of each row."""
     flat = column.flatten()
     if flat.null_count or flat.field("key").null_count:
         raise KafkaError("a header or its key is null: only a header's value may be null")
@@ -378,7 +378,7 @@ def _headers_of(column: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
 
 
 def hashed(batch: pa.RecordBatch, *, own_topic: bool) -> pa.RecordBatch:
-    """What is hashed of each message: key, value and headers, and the topic where each row names its own."""
+    """Return the hashed columns of each message: key, value, headers, and the topic where each row names its own."""
     names = [name for name in ("key", "value", *(["topic"] if own_topic else [])) if name in batch.schema.names]
     columns = [batch.column(name) for name in names]
     if "headers" in batch.schema.names and batch.column("headers").null_count < batch.num_rows:

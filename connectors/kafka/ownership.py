@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def lingering(client: TransactionCoordinatorClient, scope: Scope, topics: Collection[str] | None) -> list[Committable]:
-    """The open transactions under exactly this pipeline's and sink's name, whatever log they belong to.
+    """Return the open transactions under exactly this pipeline's and sink's name, whatever log they belong to.
 
     Also those that their coordinator has aborted while some partition of these topics (None: of all that this client
     may see) still has them open, because it had no leader then (KAFKA-20734): they hold readers back like any other,
@@ -38,19 +38,19 @@ def lingering(client: TransactionCoordinatorClient, scope: Scope, topics: Collec
 
 
 def lingering_elsewhere(client: TransactionCoordinatorClient, pipeline: str, log: str) -> list[Committable]:
-    """The open transactions of exactly this pipeline and log, whatever their sinks are called."""
+    """Return the open transactions of exactly this pipeline and log, under any sink's name."""
     scopes = _scopes(client, f"{FORMAT}:{pipeline}:", ["Ongoing"])
     mine = [name for name, scope in scopes.items() if (scope.pipeline, scope.log) == (pipeline, log)]
     return _committables(client, _open(client.describe(mine).values()))
 
 
 def open_names(client: TransactionCoordinatorClient) -> set[Scope]:
-    """Under which of onceward's names, of any pipeline, a transaction is open."""
+    """Return onceward's names, of any pipeline, under which a transaction is open."""
     return set(_scopes(client, f"{FORMAT}:", ["Ongoing"]).values())
 
 
 def sinks_of(client: TransactionCoordinatorClient, pipeline: str) -> list[str]:
-    """Under which sinks' names this pipeline has written, as far as the brokers remember, whatever its log."""
+    """Return the names of sinks under which this pipeline has written with any log, as far as the brokers remember."""
     scopes = _scopes(client, f"{FORMAT}:{pipeline}:", []).values()
     return sorted({scope.sink for scope in scopes if scope.pipeline == pipeline})
 
@@ -68,7 +68,7 @@ def _committables(client: TransactionCoordinatorClient, found: Collection[Prepar
 def _left_out(
     client: TransactionCoordinatorClient, described: Iterable[Description], topics: Collection[str] | None
 ) -> Iterable[Prepared]:
-    """Aborted transactions that a partition still has open; the broker's timeout and a fence have raised the epoch."""
+    """Return aborted transactions that a partition still has open; the broker's timeout or a fence raised the epoch."""
     aborted = [d.handle for d in described if d.state == "CompleteAbort" and d.handle is not None]
     if not aborted:
         return
@@ -105,7 +105,7 @@ def accept(client: TransactionCoordinatorClient, scope: Scope) -> None:
 
 
 def _other_logs(client: TransactionCoordinatorClient, scope: Scope) -> dict[str, set[str]]:
-    """Logs that may have committed something under the pipeline's name, by sink."""
+    """Return, by sink, the other logs that may have committed something under the pipeline's name."""
     scopes = _scopes(client, f"{FORMAT}:{scope.pipeline}:", [])
     foreign = {name: of for name, of in scopes.items() if of.pipeline == scope.pipeline and of.log != scope.log}
     others: dict[str, set[str]] = {}
@@ -116,7 +116,7 @@ def _other_logs(client: TransactionCoordinatorClient, scope: Scope) -> dict[str,
 
 
 def never_committed(description: Description) -> bool:
-    """Whether no transaction of this id was ever committed: it is at its first producer epoch, and that is not.
+    """Return whether no transaction of this id was ever committed: its producer epoch shows that it had only one.
 
     A first transaction that was aborted by its timeout or by a fence has raised the epoch to one. A second transaction
     never has epoch one: the pool raises the epoch twice before it.
@@ -133,12 +133,12 @@ def _accepted(client: TransactionCoordinatorClient, scope: Scope) -> set[str]:
 
 
 def _of_sink(client: TransactionCoordinatorClient, scope: Scope, states: Collection[str] = ()) -> dict[str, Scope]:
-    """The transactional ids of exactly this sink of this pipeline, whatever log they belong to."""
+    """Return the transactional ids of exactly this sink of this pipeline, with any log, and their scopes."""
     scopes = _scopes(client, f"{scope.head}:", states)
     return {name: of for name, of in scopes.items() if of.is_sink(scope.pipeline, scope.sink)}
 
 
 def _scopes(client: TransactionCoordinatorClient, prefix: str, states: Collection[str]) -> dict[str, Scope]:
-    """The transactional ids of this library's sinks that begin so, and whose they are."""
+    """Return the transactional ids of this library's sinks that begin with `prefix`, and their scopes."""
     names = {text: parse_pooled_name(text) for text in client.list_transactions(states, prefix=prefix)}
     return {text: name.scope for text, name in names.items() if name is not None}

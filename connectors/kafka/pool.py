@@ -107,7 +107,7 @@ class ProducerPool:
         self._start_over()
 
     def take(self, context: WriteContext) -> TransactionalProducer:
-        """A producer whose transaction is begun.
+        """Return a producer whose transaction has begun.
 
         Raises:
             FencedError: This process has served a newer writer.
@@ -125,7 +125,7 @@ class ProducerPool:
         return producer
 
     def keep(self, name: PooledName, context: WriteContext, prepared: Prepared | None) -> None:
-        """The id's transaction was pre-committed: the id waits until its end is proven."""
+        """Keep the id of a pre-committed transaction until its end is proven."""
         with self._changed:
             if name.unique == self._unique:
                 self._former[name] = Former(context.writer, context.epoch, prepared)
@@ -162,7 +162,7 @@ class ProducerPool:
             self._changed.notify_all()
 
     def _open(self, offer: Offer) -> TransactionalProducer:
-        """A producer under the offered name if that is proven free, else under a new one."""
+        """Open a producer under the offered name if that is proven free, else under a new one."""
         name, prepared = offer.name, offer.prepared
         if name is None or not (self._committed(name, prepared) and self._raised(name, prepared)):
             with self._changed:
@@ -171,7 +171,7 @@ class ProducerPool:
         return TransactionalProducer.open(self._settings, name, timeout_ms=self._timeout_ms, brokers=brokers)
 
     def _offer(self, context: WriteContext) -> Offer:
-        """New ids, and one of the waiting ones whose former transaction has ended, if there is one; that is taken."""
+        """Offer new ids and, if one is free, an id whose former transaction has ended; it is no longer kept here."""
         for name, former in self._former.items():
             if context.may_reuse(former.writer, former.epoch):
                 del self._former[name]
@@ -222,7 +222,7 @@ class ProducerPool:
 
 
 def pool_of(settings: KafkaSettings, scope: Scope, timeout_ms: int) -> ProducerPool:
-    """This process's pool."""
+    """Return this process's pool for these settings, this scope and this timeout."""
     return _pools.get((settings, scope, timeout_ms))
 
 

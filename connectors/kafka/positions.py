@@ -47,7 +47,7 @@ class Partition(NamedTuple):
 
     @classmethod
     def named(cls, name: str) -> Partition:
-        """The partition of which this is the text."""
+        """Parse a partition's text, "topic-number"."""
         topic, _, number = name.rpartition("-")
         return cls(topic, int(number))
 
@@ -57,7 +57,7 @@ Offsets = dict[Partition, int]
 
 
 def to_json(offsets: Mapping[Partition, int]) -> dict[str, dict[str, int]]:
-    """Offsets as a JSON value: topics and partitions in order, so that equal offsets give equal text."""
+    """Return offsets as a JSON value, topics and partitions in order, so that equal offsets give equal text."""
     value: dict[str, dict[str, int]] = {}
     for partition in sorted(offsets):
         value.setdefault(partition.topic, {})[str(partition.number)] = offsets[partition]
@@ -65,7 +65,7 @@ def to_json(offsets: Mapping[Partition, int]) -> dict[str, dict[str, int]]:
 
 
 def from_json(value: Any, what: str = "offsets") -> Offsets:
-    """Offsets out of a JSON value or text.
+    """Parse offsets from a JSON value or text.
 
     Raises:
         ConfigurationError: It has another shape.
@@ -75,7 +75,7 @@ def from_json(value: Any, what: str = "offsets") -> Offsets:
 
 
 def assignment_from_json(value: Any) -> tuple[Partition, ...]:
-    """Partitions out of `{"topic": [0, 1]}`, Spark's option `assign`.
+    """Parse partitions from `{"topic": [0, 1]}`, Spark's option `assign`.
 
     Raises:
         ConfigurationError: It has another shape, or names no partition.
@@ -101,7 +101,7 @@ def _shaped(value: Any, kind: Any, what: str, shape: str) -> Any:
 
 
 def in_share(partition: Partition, subtask: int, parallelism: int) -> bool:
-    """Whether a partition belongs to this subtask: a topic's partitions go round, beginning anywhere."""
+    """Return whether a partition belongs to this subtask: a topic's partitions go round, beginning anywhere."""
     return (crc32(partition.topic.encode()) + partition.number) % parallelism == subtask
 
 
@@ -143,7 +143,7 @@ _BY_NAME: Final = {"earliest": AtOffsets(default=EARLIEST), "latest": FROM_LATES
 
 
 def bound(value: Any, what: str) -> Bound:
-    """A bound out of "earliest", "latest", `{"topic": {"0": 123}}` (or JSON text of it), a datetime with zone.
+    """Make a bound from "earliest", "latest", `{"topic": {"0": 123}}` (or JSON text of it), or a datetime with zone.
 
     Raises:
         ConfigurationError: It is none of these.
@@ -178,7 +178,7 @@ def check_end(end: Bound) -> Bound:
 
 
 def spread(given: Bound, partitions: Iterable[Partition], what: str) -> dict[Partition, int]:
-    """The bound's number (offset, or milliseconds) for each partition.
+    """Return the bound's number (offset, or milliseconds) for each partition.
 
     Raises:
         ConfigurationError: Some partitions are not named, or named ones do not exist. As in Spark, all must be given.
@@ -202,7 +202,7 @@ def spread(given: Bound, partitions: Iterable[Partition], what: str) -> dict[Par
 
 
 class HeldOffsets(NamedTuple):
-    """What the brokers hold of a partition."""
+    """Offsets of a partition that the brokers hold."""
 
     earliest: int
     """First offset that is still there."""
@@ -244,7 +244,7 @@ class Loss(NamedTuple):
 def losses(
     position: Mapping[Partition, int], held: Mapping[Partition, HeldOffsets], anew: Collection[str] = ()
 ) -> list[Loss]:
-    """What a position needs and the brokers do not hold, new partitions included.
+    """Return the ranges that a position needs and the brokers do not hold, new partitions included.
 
     Args:
         position: How far was read.

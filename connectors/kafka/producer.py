@@ -122,7 +122,7 @@ class TransactionalProducer:
             raise client_error("cannot begin a transaction", error, transaction=str(self.name)) from None
 
     def messages(self, batch: pa.RecordBatch, topic: str | None) -> Rows | MessageArray:
-        """The messages of a batch as this producer takes them.
+        """Return the messages of a batch in the form that this producer takes.
 
         Raises:
             KafkaError: A row has no topic, or a header without key.

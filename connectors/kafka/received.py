@@ -62,7 +62,7 @@ _OF_A_MESSAGE: Final = 200
 
 
 class Event(NamedTuple):
-    """What a client tells that is no record; topic and partition are None and -1 if it is about neither."""
+    """An event of a client that is no record; topic and partition are None and -1 if it is about neither."""
 
     error: Any
     topic: str | None
@@ -141,7 +141,7 @@ class ObjectClient(Consumer):
 
 
 class ArrayClient(librdkafka.BatchConsumer):
-    """What an ObjectClient without headers is, by arrays."""
+    """A client without headers that takes messages in arrays, as ObjectClient takes them one by one."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config, _log)
@@ -219,7 +219,7 @@ def cuts(sizes: Numbers, most: int) -> list[tuple[int, int]]:
 
 
 def _size_of(message: Any) -> int:
-    """Bytes of a message's key and value, or of the text of its error."""
+    """Return the number of bytes of a message's key and value, or of the text of its error."""
     return len(message.key() or b"") + len(message.value() or b"")
 
 
@@ -234,7 +234,7 @@ class _Memory:
 
 
 def _gathered(addresses: Words, size: int) -> npt.NDArray[np.uint8]:
-    """`size` bytes, a multiple of eight, from each of these addresses, which are multiples of eight."""
+    """Return `size` bytes, a multiple of eight, from each of these addresses, which are multiples of eight."""
     first = int(addresses.min())
     places = ((addresses - np.uint64(first)) >> np.uint64(3)).astype(np.int64)
     words = np.asarray(_Memory(first, "<u8", int(places.max()) + size // 8))
@@ -243,7 +243,7 @@ def _gathered(addresses: Words, size: int) -> npt.NDArray[np.uint8]:
 
 
 def _binary(addresses: Words, lengths: Words) -> pa.Array:
-    """Values that lie at these addresses, copied; null where the address is 0.
+    """Copy the values at these addresses into an array; null where the address is 0.
 
     Array of type binary: out of one of type binary_view, whose buffers are the memory itself.
     """
@@ -277,12 +277,12 @@ def _copy_inline(views: npt.NDArray[np.void], rows: Numbers, addresses: Words, s
 
 
 def schema(*, include_headers: bool) -> pa.Schema:
-    """Columns of the batches: key, value, topic, partition, offset, timestamp, timestampType[, headers]."""
+    """Return the schema of batches: key, value, topic, partition, offset, timestamp, timestampType[, headers]."""
     return WITH_HEADERS if include_headers else PLAIN
 
 
 def to_batch(partition: Partition, messages: Sequence[Any], *, include_headers: bool) -> pa.RecordBatch:
-    """A record batch out of messages of one partition."""
+    """Make a record batch of messages of one partition."""
     kind = type(messages[0])
     # Flat, so that no tuples pile up: they would set off the garbage collector, which took half of the time.
     stamps = list(chain.from_iterable(map(kind.timestamp, messages)))
@@ -315,7 +315,7 @@ def _headers_of(partition: Partition, message: Any) -> list[tuple[str, bytes | N
 def columns_batch(
     partition: Partition, *, keys: pa.Array, values: pa.Array, offsets: pa.Array, times: pa.Array, kinds: pa.Array
 ) -> pa.RecordBatch:
-    """A record batch out of columns.
+    """Make a record batch of columns.
 
     Args:
         partition: Where all come from.

@@ -84,7 +84,7 @@ class Topic(Place):
 
 
 def reread(servers: str, config: Mapping[str, Any], topic: str) -> Reread:
-    """What read_committed consumers see of a topic, up to its last stable offset.
+    """Read a topic as read_committed consumers see it, up to its last stable offset.
 
     Args:
         servers: Addresses of brokers.
@@ -101,7 +101,7 @@ def reread(servers: str, config: Mapping[str, Any], topic: str) -> Reread:
 def messages(
     servers: str, config: Mapping[str, Any], topic: str, start: Position = None, end: Position = None
 ) -> Iterator[pa.RecordBatch]:
-    """Messages between two positions ({"topic": {"0": 123}}; None: all there is), as KafkaSource has them.
+    """Yield messages between two positions ({"topic": {"0": 123}}; None: all there is), with KafkaSource's columns.
 
     Raises:
         SourceError: The brokers do not answer, or do not hold them any more.
@@ -131,7 +131,7 @@ def _pieces(servers: str, config: Mapping[str, Any], topic: str) -> Iterator[Pie
 
 
 def _spans(cluster: Cluster, partition: Partition, start: int, end: int) -> tuple[list[int], list[str]]:
-    """First offsets of the partition's record batches, in order, and the mark of each."""
+    """Return the first offsets of the partition's record batches, in order, and the mark of each."""
     firsts, marks = [-1], [OUTSIDE]
     at = start
     while at < end:
@@ -174,7 +174,7 @@ def _fetched(cluster: Cluster, partition: Partition, at: int) -> bytes:
 
 
 def _headers(data: bytes) -> Iterator[tuple[int, int, str]]:
-    """First and last offset of each whole record batch, and its mark."""
+    """Yield first and last offset of each whole record batch, and its mark."""
     at = 0
     while at + _HEADER.size <= len(data):
         first, length, _, magic, _, attributes, distance, _, _, producer, epoch, _ = _HEADER.unpack_from(data, at)
@@ -189,7 +189,7 @@ def _headers(data: bytes) -> Iterator[tuple[int, int, str]]:
 
 
 def offsets_in(value: Any, topic: str) -> dict[str, int]:
-    """A topic's offsets in what a decision says of its input, of however many sources: JSON, or text of it."""
+    """Return a topic's offsets from the positions in a decision, with any number of sources: JSON, or text of it."""
     if isinstance(value, str) and value.startswith(("[", "{")):
         value = msgspec.json.decode(value)
     if isinstance(value, dict):

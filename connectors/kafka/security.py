@@ -50,7 +50,7 @@ class _ClosingSocket(ssl.SSLSocket):
 
 
 def tls_context(values: Mapping[str, str]) -> ssl.SSLContext:
-    """What librdkafka does with the same `ssl.*` settings.
+    """Make the TLS context that librdkafka would make of the same `ssl.*` settings.
 
     Raises:
         ConfigurationError: A file cannot be read or is not what it should be; the message names the setting.
@@ -126,7 +126,7 @@ class TokenSource:
         self._refresh = 0.0
 
     def token(self) -> Token:
-        """A token that is good for a while."""
+        """Return a token that stays valid for a while; a new one is fetched when the last is close to its end."""
         now = time.time()
         if self._token is None or now >= self._refresh:
             self._token = self._make()
@@ -134,13 +134,13 @@ class TokenSource:
         return self._token
 
     def for_librdkafka(self, _config: str) -> tuple[str, float, str, dict[str, str]]:
-        """An `oauth_cb` of confluent-kafka."""
+        """Return a token as confluent-kafka's `oauth_cb` does."""
         token = self.token()
         return token.value, token.expires, "", self.extensions
 
 
 def _function(given: Any) -> Callable[[str], Any]:
-    """The user's function out of `oauth_cb`: itself, or `module:function`."""
+    """Return the user's function from `oauth_cb`: the function itself, or the one named by `module:function`."""
     if callable(given):
         return given  # type: ignore[no-any-return]
     module, _, name = str(given).partition(":")

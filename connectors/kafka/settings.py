@@ -166,15 +166,15 @@ class KafkaSettings:
         return self._values[name]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Value of a setting under librdkafka's name."""
+        """Return the value of a setting under librdkafka's name."""
         return self._values.get(name, default)
 
     def connection(self) -> KafkaSettings:
-        """Only what decides where to connect and who we are."""
+        """Return only the settings that decide where to connect and as whom."""
         return self.without(*(self._values.keys() - TRANSLATED.keys() - SECURITY))
 
     def without(self, *names: str) -> KafkaSettings:
-        """The same settings, less some."""
+        """Return the same settings without some."""
         made = object.__new__(KafkaSettings)
         made._values = {name: value for name, value in self._values.items() if name not in names}
         return made
@@ -193,14 +193,14 @@ class KafkaSettings:
         return without_logins(f"KafkaSettings({shown})")
 
     def for_librdkafka(self) -> dict[str, Any]:
-        """Configuration of a client of confluent-kafka; what is not for its kind is ignored by librdkafka."""
+        """Return the configuration of a client of confluent-kafka; librdkafka ignores settings of other clients."""
         config = {name: value for name, value in self._values.items() if name not in TOKENS}
         if self.mechanism == "OAUTHBEARER":
             config["oauth_cb"] = TokenSource(self._values).for_librdkafka
         return {"client.id": "onceward", **config}
 
     def for_wire(self) -> dict[str, Any]:
-        """Configuration of kafka-python's connections; a token source, if any, is under `token_source`."""
+        """Return the configuration of kafka-python's connections; a token source, if any, is under `token_source`."""
         config: dict[str, Any] = {"client_id": "onceward", "security_protocol": self.protocol}
         config |= {TRANSLATED[n]: _number(v, n) for n, v in self._values.items() if n in TRANSLATED}
         if self.protocol.endswith("SSL"):
@@ -234,7 +234,7 @@ class KafkaSettings:
 
 
 def split_options(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Options of a Spark format as Kafka settings (without `kafka.`) and the rest."""
+    """Split the options of a Spark format into Kafka settings (without `kafka.`) and the rest."""
     settings = {name.removeprefix(PREFIX): value for name, value in options.items() if name.startswith(PREFIX)}
     return settings, {name: value for name, value in options.items() if not name.startswith(PREFIX)}
 

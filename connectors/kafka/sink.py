@@ -163,7 +163,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         return f"kafka://{str(self.settings['bootstrap.servers']).partition(',')[0]}", self.topic
 
     def last_stable_offset_lag(self) -> int | None:
-        """Records of the topic behind the last stable offsets; None if the rows name their topics.
+        """Return the number of records behind the topic's last stable offsets; None if the rows name their topics.
 
         Raises:
             SourceError: No broker answers.
@@ -178,14 +178,14 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         return sum(max(0, high[partition] - stable[partition]) for partition in ends)
 
     def expires_at(self, committable: Committable) -> float | None:
-        """When the broker aborts it: the timeout is counted from the time at which it added the first partition."""
+        """Return when the broker aborts it: the timeout counts from the time at which it added the first partition."""
         transaction = Prepared.of(committable)
         if transaction is None or (timeout := self._known_timeout()) is None:
             return None
         return transaction.handle.started_ms / 1000 + timeout
 
     def _known_timeout(self) -> float | None:
-        """The transaction timeout, as far as it is known without asking."""
+        """Return the transaction timeout in seconds, if it is known without asking the brokers."""
         if self._timeout is not None:
             return self._timeout
         limits = cluster_of(self.settings).known_limits

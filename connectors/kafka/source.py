@@ -279,7 +279,7 @@ class KafkaSource(ResettableSource):
         return self._position(mine, ids or {})
 
     def _position(self, offsets: Offsets, ids: Mapping[str, str]) -> Position:
-        """A position. The engine's has the topics' ids, for Spark's offsets have no place for them."""
+        """Return a position. The engine's has the topics' ids, for which Spark's offsets have no place."""
         position: Position = to_json(offsets)
         if self._share is not None:
             position[_IDS] = {topic: ids[topic] for topic in position if topic in ids}

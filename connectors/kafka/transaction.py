@@ -66,7 +66,7 @@ class Prepared(NamedTuple):
 
     @classmethod
     def of(cls, committable: Committable) -> Prepared | None:
-        """The transaction of a committable; None if nothing was written, so that there is no transaction.
+        """Read the transaction of a committable; return None if nothing was written, so that there is no transaction.
 
         Raises:
             LogDamagedError: Not a Kafka committable of a known version, or not of the transaction that its name says.
@@ -109,7 +109,7 @@ class Prepared(NamedTuple):
         return (self.handle.started_ms + timeout_ms) / 1000 if timeout_ms else None
 
     def to_json(self) -> dict[str, Any]:
-        """The handle field of a committable."""
+        """Return the handle field of a committable."""
         return {
             "producer_id": self.handle.producer_id,
             "producer_epoch": self.handle.producer_epoch,
@@ -119,18 +119,18 @@ class Prepared(NamedTuple):
         }
 
     def with_ids(self, ids: Mapping[str, str | None]) -> Prepared:
-        """The same transaction with what is known of its topics' ids."""
+        """Return the same transaction with the known ones of its topics' ids."""
         known = {(topic, found) for topic in self.topics if (found := ids.get(topic)) is not None}
         return self._replace(topic_ids=frozenset(known))
 
 
 def mark_of(producer_id: int, producer_epoch: int) -> str:
-    """What shows in a topic that a record belongs to a transaction: a producer epoch is used for one only."""
+    """Return the mark of a transaction's records in a topic: a producer epoch is used for one transaction only."""
     return f"{producer_id}/{producer_epoch}"
 
 
 def by_topic(partitions: Iterable[Partition]) -> dict[str, list[int]]:
-    """Partition numbers of each topic, in order."""
+    """Return the partition numbers of each topic, in order."""
     topics: dict[str, list[int]] = {}
     for topic, number in sorted(partitions):
         topics.setdefault(topic, []).append(number)
@@ -138,7 +138,7 @@ def by_topic(partitions: Iterable[Partition]) -> dict[str, list[int]]:
 
 
 def listed_committable(prepared: Prepared) -> Committable | None:
-    """The committable of a transaction found at the broker; None if its name is none of this library's."""
+    """Return the committable of a transaction found at the broker; None if its name is none of this library's."""
     name = parse_pooled_name(prepared.handle.transactional_id)
     if name is None:
         return None
@@ -156,7 +156,7 @@ def listed_committable(prepared: Prepared) -> Committable | None:
 
 
 class Description(NamedTuple):
-    """What a coordinator says of a transactional id."""
+    """The description of a transactional id by its coordinator."""
 
     code: int
     state: str = ""
@@ -168,7 +168,7 @@ class Description(NamedTuple):
 
     @classmethod
     def of(cls, row: Any) -> Description:
-        """Out of a row of DescribeTransactionsResponse."""
+        """Read a row of DescribeTransactionsResponse."""
         handle = Handle(row.transactional_id, row.producer_id, row.producer_epoch, row.transaction_start_time_ms)
         partitions = frozenset((topic.topic, number) for topic in row.topics for number in topic.partitions)
         return cls(row.error_code, row.transaction_state, handle, row.transaction_timeout_ms, partitions)
@@ -180,7 +180,7 @@ class Description(NamedTuple):
 
 
 def open_producers(response: Any) -> dict[Partition, OpenProducers | None]:
-    """Out of a DescribeProducersResponse; partitions that answered with a fault are missing."""
+    """Read the open producers of each partition from a DescribeProducersResponse; those with an error are missing."""
     return {
         (topic.name, partition.partition_index): {
             (producer.producer_id, producer.producer_epoch): producer.coordinator_epoch
@@ -234,7 +234,7 @@ def judge(handle: Handle, description: Description) -> Observation:
 
 
 class Inside(StrEnum):
-    """What the partitions of a transaction say; those of deleted topics do not count."""
+    """The state of a transaction in its partitions; those of deleted topics do not count."""
 
     OPEN = "open in every partition"
     ENDED = "open in no partition"
@@ -247,7 +247,7 @@ class Inside(StrEnum):
 def judge_partitions(
     prepared: Prepared, producers: Mapping[Partition, OpenProducers | None], deleted: Collection[str] = ()
 ) -> Inside:
-    """Whether the partitions of a transaction have it open."""
+    """Return whether the partitions of a transaction have it open."""
     told = [producers.get(partition) for partition in prepared.partitions if partition[0] not in deleted]
     if not told:
         return Inside.GONE

@@ -78,7 +78,7 @@ class WireAnswer(NamedTuple):
 
 
 class Topics(NamedTuple):
-    """What a broker says of topics."""
+    """Topics as one broker knows them."""
 
     leaders: dict[tuple[str, int], int]
     """Node of each partition's leader; partitions without one are missing."""
@@ -145,7 +145,7 @@ class Wire:
         return {name: found.get(name, WireAnswer(Code.COORDINATOR_NOT_AVAILABLE)) for name in ids}
 
     def nodes(self, *, seconds: float) -> list[int]:
-        """Ids of the cluster's brokers, freshly asked for; empty if no broker answers."""
+        """Return the ids of the cluster's brokers, asked for anew; none if no broker answers."""
         [answer] = self.exchange([(ANY_NODE, metadata_request([]))], seconds=seconds)
         self._meet_brokers(answer)
         return [] if answer.code else [broker.node_id for broker in answer.response.brokers]
@@ -158,12 +158,12 @@ class Wire:
         return sorted(p.partition_index for row in found for p in row.partitions if p.leader_id < 0)
 
     def topics(self, names: Sequence[str] | None, *, seconds: float) -> Topics:
-        """What one broker says of these topics, or of all (None)."""
+        """Ask one broker for these topics, or for all (None)."""
         [answer] = self.exchange([(ANY_NODE, metadata_request(names))], seconds=seconds)
         return self.topics_in(answer)
 
     def topics_in(self, answer: WireAnswer) -> Topics:
-        """Out of the answer to a `metadata_request`; nothing if there is none."""
+        """Read the answer to a `metadata_request`; return empty Topics if it is an error."""
         self._meet_brokers(answer)
         partitions = {
             (topic.name, partition.partition_index): partition
@@ -178,7 +178,7 @@ class Wire:
         return Topics(leaders, _ids_in(answer), frozenset(partitions.keys() - leaders.keys()))
 
     def topic_ids_everywhere(self, topics: Sequence[str], *, seconds: float) -> dict[str, str | None]:
-        """Ids of topics as in Topics, as far as all brokers say alike: one may not have heard of a change yet."""
+        """Return the ids of topics as in Topics where all brokers agree: one may not have heard of a change yet."""
         nodes = self.nodes(seconds=seconds)
         answers = self.exchange([(node, metadata_request(topics)) for node in nodes], seconds=seconds)
         first, *others = [_ids_in(answer) for answer in answers] or [{}]
@@ -194,7 +194,7 @@ class Wire:
         return WireAnswer(topic.error_code, len(topic.partitions))
 
     def broker_config(self, node: int, *, seconds: float) -> WireAnswer:
-        """A broker's configuration; the response is a dictionary of texts."""
+        """Return a broker's configuration; the response is a dictionary of texts."""
         resource = DescribeConfigsRequest.DescribeConfigsResource
         asked = resource(resource_type=BROKER_RESOURCE, resource_name=str(node), configuration_keys=None)
         [answer] = self.exchange([(node, DescribeConfigsRequest(resources=[asked]))], seconds=seconds)
@@ -231,13 +231,13 @@ class Wire:
 
 
 def metadata_request(topics: Sequence[str] | None) -> Any:
-    """The request for what any broker knows of topics, or of all (None); it creates none."""
+    """Return the request for the metadata of these topics, or of all (None); it creates none."""
     wanted = None if topics is None else [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
     return MetadataRequest(topics=wanted, allow_auto_topic_creation=False, max_version=12)
 
 
 def _ids_in(answer: WireAnswer) -> dict[str, str | None]:
-    """Ids of topics in one broker's answer."""
+    """Return the ids of topics in one broker's answer."""
     rows = answer.response.topics if answer.code == Code.NONE else ()
     gone = {row.name: None for row in rows if row.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION}
     return gone | {row.name: str(row.topic_id) for row in rows if row.error_code == Code.NONE}
