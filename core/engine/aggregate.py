@@ -79,7 +79,7 @@ def aggregation(
 
 
 def _parts(totals: Iterable[AggregateValue]) -> list[AggregateValue]:
-    """What has to be kept for these totals, in an order of its own."""
+    """Return the values to keep for these totals, in an order of their own: a mean needs its sum and its count."""
     found: set[AggregateValue] = set()
     for column, function in totals:
         found |= {AggregateValue(column, each) for each in (("sum", "count") if function == "mean" else (function,))}
@@ -116,7 +116,7 @@ class AggregateLogic(ProcessLogic):
         return [self._guarded.call(batch.schema.names, self._aggregated, batch)] if batch.num_rows else []
 
     def _aggregated(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The new totals of the keys in a batch."""
+        """Return the new totals of the keys in a batch."""
         keys, scope = self._keys, self._scope
         if keys is None or scope is None:
             raise ConfigurationError("aggregate needs keys: call key_by first")
@@ -148,7 +148,7 @@ class AggregateLogic(ProcessLogic):
         return pa.RecordBatch.from_pydict(columns)
 
     def _grouped(self, batch: pa.RecordBatch, codes: pa.Array) -> pa.Table:
-        """The parts of each key in a batch, in the order of its codes, and the key's first row."""
+        """Aggregate a batch by key: the parts, in the order of the codes, and the number of each key's first row."""
         rows = pc.subtract(pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), batch.num_rows)), 1)
         columns = {"key": codes.cast(pa.int64()), "row": rows}
         wanted: list[Any] = [("row", "min")]
@@ -176,7 +176,7 @@ class AggregateLogic(ProcessLogic):
             raise
 
     def _with_all_columns(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch, with a column of nulls for each that has no type in it, or is missing in all of its records."""
+        """Add a column of nulls for each one that has no type in the batch, or is missing in all of its records."""
         for column in dict.fromkeys(part.column for part in self._parts if part.column != "*"):
             if _type_in(batch.schema, column) is None:
                 nulls = pa.nulls(batch.num_rows, pa.int64())  # any type: nothing but their number is read
@@ -185,7 +185,7 @@ class AggregateLogic(ProcessLogic):
         return batch
 
     def _set_types(self, schema: pa.Schema) -> None:
-        """The parts' types for rows of this schema, which must be those of the state where both have one."""
+        """Set the parts' types for rows of this schema; they must be those of the state where both have one."""
         known = self._lists["types"]
         before = self._known_types(known.get())
         typed = {part: type_ for part, type_ in (before or {}).items() if not pa.types.is_null(type_)}
@@ -205,7 +205,7 @@ class AggregateLogic(ProcessLogic):
         self._schema, self._types = schema, types
 
     def _known_types(self, of_state: Sequence[Sequence[str]]) -> dict[AggregateValue, pa.DataType] | None:
-        """The types in this operator's state; None if it has several, or those of other parts."""
+        """Return the types in this operator's state; None if it has several, or those of other parts."""
         if len(of_state) > 1 or any(len(types) != len(self._parts) for types in of_state):
             return None
         return {
@@ -252,7 +252,7 @@ def check_types(
 
 
 def _merged(of_subtasks: Sequence[Sequence[str]]) -> list[str]:
-    """What all subtasks know of their parts' types; nothing if they contradict each other."""
+    """Return the types of the parts that all subtasks agree on; an empty list if they contradict each other."""
     merged: list[str] = []
     for texts in zip(*of_subtasks, strict=False):
         typed = {text for text in texts if not text.endswith(" null")} or set(texts)
@@ -263,7 +263,7 @@ def _merged(of_subtasks: Sequence[Sequence[str]]) -> list[str]:
 
 
 def named_type(text: str) -> pa.DataType:
-    """The Arrow type that has this text form, if aggregates can have it.
+    """Return the Arrow type that has this text form, if aggregates can have it.
 
     Raises:
         ValueError: There is none.
@@ -276,13 +276,13 @@ def named_type(text: str) -> pa.DataType:
 
 
 def _type_in(schema: pa.Schema, column: str) -> pa.DataType | None:
-    """A column's type; None if it has none, because all its values are null or missing."""
+    """Return a column's type; None if it has none, because all its values are null or missing."""
     at = schema.get_field_index(column)
     return None if at < 0 or pa.types.is_null(schema.field(at).type) else schema.field(at).type
 
 
 def _unpack(stored: Sequence[bytes | None], parts: int) -> list[list[Any]]:
-    """The values of each part, out of many keys' states: as one array of MessagePack, in one call."""
+    """Return the values of each part in many keys' states, decoded in one call as one array of MessagePack."""
     unknown = pack(None) * parts
     header = b"\xdd" + (len(stored) * parts).to_bytes(4, "big")
     values = unpack(header + b"".join([data or unknown for data in stored]))
@@ -290,7 +290,7 @@ def _unpack(stored: Sequence[bytes | None], parts: int) -> list[list[Any]]:
 
 
 def _type_of(part: AggregateValue, schema: pa.Schema, known: pa.DataType) -> pa.DataType:
-    """Of a part; the known one where the rows leave it open."""
+    """Return the type of a part; the known one where the rows leave it open."""
     is_ = pa.types
     if part.function == "count":
         return pa.int64()
@@ -318,7 +318,7 @@ def _number(type_: pa.DataType) -> pa.DataType:
 
 
 def _prepared(part: AggregateValue, column: pa.Array) -> pa.Array:
-    """A column as Arrow can aggregate it without an overflow, which it would not report."""
+    """Return a column in a type that Arrow aggregates without an overflow, which it would not report."""
     if part.function in {"min", "max"} and _is_time(column.type):
         return column.view(_number(column.type))
     if part.function == "sum" and pa.types.is_decimal128(column.type):
@@ -330,7 +330,7 @@ def _prepared(part: AggregateValue, column: pa.Array) -> pa.Array:
 
 
 def _values(part: AggregateValue, type_: pa.DataType, grouped: pa.Table) -> list[Any]:
-    """A part of each key in a batch; None where all values are null."""
+    """Return a part of each key in a batch; None where all values are null."""
     name = "count_all" if part.column == "*" else f"{part}_{part.function}"
     values: list[Any] = grouped.column(name).to_pylist()
     if pa.types.is_integer(type_) and pa.types.is_decimal(grouped.column(name).type):

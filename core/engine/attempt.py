@@ -105,7 +105,7 @@ class Attempt(ABC):
 
     @abstractmethod
     def wake(self, task: TaskId) -> None:
-        """There may be something to do for a task. Called from any thread."""
+        """Wake a task, for which there may be work. Callable from any thread."""
 
     @abstractmethod
     def run_later(self, work: Callable[[], None]) -> None:
@@ -175,7 +175,7 @@ class Attempt(ABC):
             _log.warning("cannot delete the files of a checkpoint that was given up: %s", error)
 
     def _place(self, barrier: Barrier) -> tuple[CheckpointStorage | None, str]:
-        """Where a checkpoint's files go: storage and folder in it."""
+        """Return where a checkpoint's files go: the storage and the folder in it."""
         if barrier.target is not None:
             return CheckpointStorage(barrier.target), ""
         writer = self._started.coordinator.writer.token.start

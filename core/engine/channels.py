@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class CheckpointKind(Enum):
-    """What a checkpoint is for.
+    """The purpose of a checkpoint.
 
     Values: (pre-commits sinks, belongs to the user, ends the job, drains it first, is that of a decided epoch).
     """
@@ -178,18 +178,18 @@ Partitioner: TypeAlias = Callable[[pa.RecordBatch, int], list[tuple[int, pa.Reco
 
 
 def forward(batch: pa.RecordBatch, _channels: int) -> list[tuple[int, pa.RecordBatch]]:
-    """Subtask i gives to subtask i: there is one channel."""
+    """Send a batch from subtask i to subtask i: there is one channel."""
     return [(0, batch)]
 
 
 def rebalance(subtask: int) -> Partitioner:
-    """Batch by batch in turns."""
+    """Return a partitioner that sends batches to the channels in turn."""
     turns = count(subtask + 1)
     return lambda batch, channels: [(next(turns) % channels, batch)]
 
 
 def by_key(keys: KeyEncoder, max_parallelism: int) -> Partitioner:
-    """Each row to the subtask that owns its key's group."""
+    """Return a partitioner that sends each row to the subtask that owns its key's group."""
     groups = Memo(partial(group_of, max_parallelism=max_parallelism))
 
     def parts(batch: pa.RecordBatch, channels: int) -> list[tuple[int, pa.RecordBatch]]:
@@ -266,7 +266,7 @@ class Gate:
         self._events: list[Input] = []
 
     def poll(self) -> Input | None:
-        """What is next; None if nothing can be read now."""
+        """Return the next input; None if nothing can be read now."""
         while not self._events:
             readable = [i for i, channel in enumerate(self.channels) if channel.readable and not self.is_blocked(i)]
             if not readable:
@@ -281,7 +281,7 @@ class Gate:
         return self._aligned and any(number in alignment.arrived for alignment in self._alignments.values())
 
     def give_up(self, checkpoint: int) -> None:
-        """The coordinator has given this checkpoint up: do not wait for its barriers. Others go on."""
+        """Stop waiting for the barriers of a checkpoint that the coordinator has given up; others continue."""
         self._over.add(checkpoint)
         self._alignments.pop(checkpoint, None)
 

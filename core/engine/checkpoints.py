@@ -135,7 +135,7 @@ def initial(
 
 
 def deadline(state: CheckpointsState, now: float) -> float | None:
-    """When a Tick has something to do, if nothing else happens."""
+    """Return when a Tick has something to do if nothing else happens; None: never."""
     times = [pending.triggered + state.config.timeout for pending in state.pending]
     wait = max(now, state.may_begin_at)
     if wait < inf:
@@ -145,7 +145,7 @@ def deadline(state: CheckpointsState, now: float) -> float | None:
 
 
 def advance(state: CheckpointsState, event: Event, now: float) -> tuple[CheckpointsState, list[Effect]]:
-    """What an event leads to. A `Complete` is always the last effect, and its answer the next event."""
+    """Apply an event; return the new state and the effects: `Complete` comes last, its answer is the next event."""
     step = _Step(state, now)
     step.take(event)
     return step.state, step.effects
@@ -207,7 +207,7 @@ class _Step:
             self.pass_time()
 
     def end_if_exhausted(self) -> None:
-        """When every source has ended, a last checkpoint commits what there is and ends the tasks."""
+        """Request the last checkpoint if every source has ended; it commits the rest and ends the tasks."""
         state = self.state
         if state.exhausted == state.sources and state.opened == state.tasks and not state.ending:
             self.set(ending=True)

@@ -171,7 +171,7 @@ class Completer:
         coordinator.commit(epoch, [ack], about, state=msgspec.to_builtins(decided), age=age)
 
     def _prove_savepoints(self) -> None:
-        """Those whose rows are committed by now."""
+        """Write proof of the savepoints whose rows are committed by now."""
         epoch = self._coordinator.view.completed
         for id_ in [id_ for id_ in self._savepoints if id_ < epoch]:
             prove(self._savepoints.pop(id_), self._coordinator.writer.token.log, epoch)
@@ -189,7 +189,7 @@ def _voided(checkpoint: int) -> OncewardError:
 
 
 def unexpected(what: str, error: BaseException) -> OncewardError:
-    """An error that is not this library's, as one that is."""
+    """Return the error itself if it is this library's, else an OperatorError that it has caused."""
     if isinstance(error, OncewardError):
         return error
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))

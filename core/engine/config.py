@@ -38,7 +38,7 @@ _TABLES: Final = ("checkpoint", "restart")
 
 
 class Mode(StrEnum):
-    """What a record's effect on the state is after failures."""
+    """The guarantee for a record's effect on the state after failures."""
 
     EXACTLY_ONCE = "exactly-once"
     """Barriers are aligned."""
@@ -49,7 +49,7 @@ class Mode(StrEnum):
 
 
 class Retention(StrEnum):
-    """What happens to the newest checkpoints when a run is stopped or fails."""
+    """The fate of the newest checkpoints when a run is stopped or fails."""
 
     KEEP = "keep"
     DELETE = "delete"
@@ -89,7 +89,7 @@ class CheckpointConfig(msgspec.Struct, frozen=True):
 
     @classmethod
     def load(cls, path: str | Path | None = None) -> CheckpointConfig:
-        """The settings of a TOML file's table `checkpoint` and of environment variables ONCEWARD_CHECKPOINT_….
+        """Read the settings of a TOML file's table `checkpoint` and of environment variables ONCEWARD_CHECKPOINT_….
 
         Args:
             path: The file; default: the environment alone.
@@ -143,7 +143,7 @@ to wait before the next attempt; None if there is none."""
 
 @dataclass(frozen=True)
 class RestartStrategy:
-    """How a pipeline starts again after a failure; make one with the methods below.
+    """The rule by which a pipeline starts again after a failure; make one with the methods below.
 
     Names and defaults are Flink's ("Task Failure Recovery" in its documentation). Pure: times come in as arguments.
 
@@ -157,7 +157,7 @@ class RestartStrategy:
 
     @classmethod
     def load(cls, path: str | Path | None = None) -> RestartStrategy | None:
-        """The strategy of a TOML file's table `restart` and of environment variables ONCEWARD_RESTART_….
+        """Read the strategy of a TOML file's table `restart` and of environment variables ONCEWARD_RESTART_….
 
         Args:
             path: The file; default: the environment alone.
@@ -173,7 +173,7 @@ class RestartStrategy:
 
     @classmethod
     def of(cls, name: str | None, values: Mapping[str, Any]) -> RestartStrategy:
-        """The strategy of this name, with these settings as numbers or text.
+        """Make the strategy of this name, with these settings as numbers or text.
 
         Raises:
             ConfigurationError: A name is unknown, or a value makes no sense.
@@ -190,7 +190,7 @@ class RestartStrategy:
 
     @classmethod
     def none(cls) -> RestartStrategy:
-        """The first failure ends the run."""
+        """Do not restart: the first failure ends the run."""
         return cls("none", lambda: lambda _failed_at, _ran_for: None)
 
     @classmethod
@@ -273,7 +273,7 @@ def _at_least(what: str, value: float, least: float) -> None:
 
 
 def _settings(table: str, path: str | Path | None) -> dict[str, Any]:
-    """The values of a table: those of the file, and those of the environment in their place."""
+    """Return the settings of a table: those of the file, overridden by those of the environment."""
     values = _file(path).get(table, {}) if path is not None else {}
     prefix = f"ONCEWARD_{table.upper()}_"
     given = os.environ.items()

@@ -60,7 +60,7 @@ class SourceLogic(Logic, Generic[S]):
         self._source.on_checkpoint_complete(checkpoint, self._subtask)
 
     def poll(self) -> Any:
-        """The next batch; None if there is none now; EXHAUSTED."""
+        """Return the next batch; None if there is none now; EXHAUSTED."""
         raise NotImplementedError
 
 
@@ -118,7 +118,7 @@ class ResettableLogic(SourceLogic["ResettableSource"]):
             )
 
     def _ranges(self, end: Position) -> Generator[pa.RecordBatch]:
-        """What lies between here and there; the position is ahead of each batch that was given.
+        """Yield the batches up to the position `end`; the current position is advanced before each batch.
 
         Units are read in turn, one at a time, so that none waits until all others are read.
         """

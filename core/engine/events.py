@@ -17,7 +17,7 @@ from .state.handles import SubtaskState
 
 
 class Status(StrEnum):
-    """How a checkpoint ended."""
+    """The end of a checkpoint."""
 
     COMPLETED = "completed"
     FAILED = "failed"
@@ -47,7 +47,7 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What is remembered of a checkpoint, for people. JSON-serialisable."""
+    """The record of a checkpoint for people. JSON-serialisable."""
 
     checkpoint: int
     kind: str

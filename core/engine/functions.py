@@ -28,7 +28,7 @@ _TIMERS_AT_ONCE: Final = 10_000
 
 
 class FunctionContext:
-    """What a function can find out and request while it runs.
+    """The surroundings of a running function: where it runs, and requests that it can make.
 
     Attributes:
         uid: The operator.
@@ -51,7 +51,7 @@ class FunctionContext:
         return self._scope.key if self._scope is not None else None
 
     def now(self) -> float:
-        """Processing time: seconds since 1970."""
+        """Return the processing time: seconds since 1970."""
         return self._now()
 
     def timer_at(self, seconds: float) -> None:
@@ -76,7 +76,7 @@ class ProcessFunction:
     """Base class of functions with state and timers. States are class attributes."""
 
     def open(self, context: FunctionContext) -> None:
-        """Called once in each subtask, before the first record; operator state is restored."""
+        """Prepare for work, once in each subtask, before the first record; operator state is restored."""
 
     def process(self, record: Record, context: FunctionContext) -> Iterable[Record]:
         """Handle one record; return or yield the resulting records."""
@@ -87,7 +87,7 @@ class ProcessFunction:
         return ()
 
     def on_end(self, key: Any, context: FunctionContext) -> Iterable[Record]:  # noqa: ARG002 - for subclasses
-        """Called for each key that has state or timers when the input has ended, before `finish`.
+        """Handle the end of a key, for each one that has state or timers when the input has ended, before `finish`.
 
         Keyed state is that of the key: return the records of windows that are still open, and clear what is done with,
         because state and timers are kept for a later run.
@@ -95,35 +95,35 @@ class ProcessFunction:
         return ()
 
     def snapshot(self, checkpoint: int, context: FunctionContext) -> Iterable[Record] | None:  # noqa: ARG002
-        """Called before a checkpoint's barrier: return records that were held back, and set operator state.
+        """Return records that were held back, and set operator state, before a checkpoint's barrier.
 
         What it returns and sets belongs to the checkpoint. Keyed state is not accessible.
         """
         return ()
 
     def on_checkpoint_complete(self, checkpoint: int, context: FunctionContext) -> None:
-        """Called when a checkpoint is completed: the rows before its barrier are committed.
+        """React to a completed checkpoint: the rows before its barrier are committed.
 
         Not called for a savepoint that commits nothing, nor for a checkpoint whose run has failed since: a call for a
         later checkpoint covers all earlier ones.
         """
 
     def finish(self, context: FunctionContext) -> Iterable[Record]:  # noqa: ARG002 - for subclasses
-        """Called when the input has ended: return records that were held back. Keyed state is not accessible."""
+        """Return records that were held back when the input has ended. Keyed state is not accessible."""
         return ()
 
     def close(self) -> None:
-        """Called once at the end, even after a failure."""
+        """Release resources, once at the end, even after a failure."""
 
 
 def states_of(function: ProcessFunction) -> dict[str, State]:
-    """The states that a function declares, by name."""
+    """Return the states that a function declares, by name."""
     kinds = reversed(type(function).__mro__)
     return {name: value for kind in kinds for name, value in vars(kind).items() if isinstance(value, State)}
 
 
 def kinds_of(operator: Operator) -> dict[str, str]:
-    """How the states that an operator's function declares are laid out, by their names."""
+    """Return the layouts of the states that an operator's function declares, by the states' names."""
     declared = states_of(operator.what) if operator.kind == "process" else {}
     return {name: state.stored_as for name, state in sorted(declared.items())}
 
@@ -224,7 +224,7 @@ class ProcessLogic(Logic):
         ]
 
     def _ends_of_keys(self) -> Sequence[pa.RecordBatch]:
-        """What the function gives at the end of each key."""
+        """Return the records that the function gives at the end of each key."""
         batches: list[pa.RecordBatch] = []
         if self._scope is None or type(self._function).on_end is ProcessFunction.on_end:
             return batches

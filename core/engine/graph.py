@@ -128,7 +128,7 @@ class EndToEnd(NamedTuple):
 
 
 def weakest(levels: Iterable[Guarantee]) -> Guarantee:
-    """The guarantee of the whole; exactly-once if there is no part."""
+    """Return the weakest guarantee; exactly-once if there is no part."""
     return max(levels, key=list(Guarantee).index, default=Guarantee.EXACTLY_ONCE)
 
 
@@ -147,7 +147,7 @@ _OF_SINK: Final = {
 
 
 def end_to_end(graph: Graph, config: CheckpointConfig) -> EndToEnd:
-    """The weakest of all parts, and which parts are weaker than exactly-once."""
+    """Return the weakest guarantee of all parts, and the parts that are weaker than exactly-once."""
     parts = [OF_MODE.get(config.mode)]
     parts += [of_source(operator.uid, operator.what) for operator in graph.of_kind("source")]
     parts += [of_sink(operator.uid, operator.what.guarantee) for operator in graph.of_kind("sink")]
@@ -156,7 +156,7 @@ def end_to_end(graph: Graph, config: CheckpointConfig) -> EndToEnd:
 
 
 def of_source(name: str, source: Source) -> WeakPart | None:
-    """A source; None if it is read again identically."""
+    """Return a source as a weak part; None if it is read again identically."""
     name = f"source {name}"
     if not isinstance(source, ResettableSource):
         return WeakPart(name, Guarantee.AT_MOST_ONCE, "cannot be read again, so a failure loses what was in progress")
@@ -164,5 +164,5 @@ def of_source(name: str, source: Source) -> WeakPart | None:
 
 
 def of_sink(name: str, level: Guarantee) -> WeakPart | None:
-    """A sink; None if it is exactly-once."""
+    """Return a sink as a weak part; None if it is exactly-once."""
     return WeakPart(f"sink {name}", level, _OF_SINK[level]) if level is not Guarantee.EXACTLY_ONCE else None

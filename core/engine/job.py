@@ -36,7 +36,7 @@ ANSWER_SECONDS: Final = 10.0
 
 
 class JobState(StrEnum):
-    """Where a run is."""
+    """The state of a run."""
 
     CREATED = "created"
     STARTING = "starting"
@@ -153,7 +153,7 @@ class Job:
             raise CheckpointFailedError(f"no {kind.name.lower()} after {timeout} s") from None
 
     def _running(self, timeout: float | None) -> ThreadedAttempt:
-        """The attempt that runs; one that starts is waited for."""
+        """Return the running attempt; wait for one that starts, for `timeout` seconds at most."""
         deadline = inf if timeout is None else monotonic() + timeout
         while self.state in {JobState.CREATED, JobState.STARTING, JobState.RESTARTING} and monotonic() < deadline:
             if self._ended.wait(0.01):
@@ -262,7 +262,7 @@ class Job:
         return failure
 
     def _drop_state(self) -> None:
-        """As on_cancel or on_failure asks for."""
+        """Delete the checkpoints if on_cancel or on_failure asks for it."""
         config, started = self._setup.config, self._started
         policies = {
             JobState.STOPPED: ("on_cancel", config.on_cancel),
@@ -280,7 +280,7 @@ class Job:
 
 
 def _target(path: str | Path) -> str:
-    """A savepoint's location; a ConfigurationError if it can be no folder, or there is something in it."""
+    """Return a savepoint's location; raise ConfigurationError if it cannot be a folder, or is not empty."""
     storage = CheckpointStorage(path)
     try:
         if storage.is_empty:
@@ -291,5 +291,5 @@ def _target(path: str | Path) -> str:
 
 
 def is_hopeless(error: OncewardError) -> bool:
-    """Whether starting again cannot help: the user's mistake, or a newer writer, or lost data."""
+    """Return whether starting again cannot help: a user's mistake, a newer writer, or lost data."""
     return isinstance(error, ConfigurationError) or (isinstance(error, ProtocolError) and not error.retryable)

@@ -48,7 +48,7 @@ class Frozen(NamedTuple):
 
 
 def nothing_to_write(_storage: CheckpointStorage | None, _folder: str) -> tuple[SubtaskState, int]:
-    """The asynchronous part of a task without state."""
+    """Write nothing, as the asynchronous part of a task without state."""
     return SubtaskState(), 0
 
 
@@ -56,7 +56,7 @@ class Logic:
     """One subtask of one operator, used by one thread at a time; as it is here, rows go on as they come (union)."""
 
     def open(self) -> None:
-        """Called once, before anything else."""
+        """Prepare for work, once, before anything else."""
 
     def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         """Handle rows; what follows from them."""
@@ -74,7 +74,7 @@ class Logic:
 
     @property
     def timers_set(self) -> int | None:
-        """How many timers are set; None where there can be none."""
+        """The number of timers that are set; None where there can be none."""
         return None
 
     def some_rows(
@@ -91,19 +91,19 @@ class Logic:
         return None
 
     def next_timer(self) -> float | None:
-        """When the next timer is due, in processing time."""
+        """Return when the next timer is due, in processing time (seconds since 1970)."""
         return None
 
     def finish(self) -> Sequence[pa.RecordBatch]:
-        """The input has ended: what was held back."""
+        """Return the rows that were held back, when the input has ended."""
         return []
 
     def before_barrier(self, barrier: Barrier) -> Sequence[pa.RecordBatch]:  # noqa: ARG002 - for subclasses
-        """What still belongs before the barrier."""
+        """Return the rows that still belong before the barrier."""
         return []
 
     def freeze(self, barrier: Barrier) -> Frozen:  # noqa: ARG002 - for subclasses
-        """The synchronous part of a snapshot.
+        """Run the synchronous part of a snapshot; return the asynchronous part.
 
         Raises:
             StateError: It cannot be made, and nothing has changed: the checkpoint is declined.
@@ -111,10 +111,10 @@ class Logic:
         return Frozen(nothing_to_write)
 
     def confirm(self, checkpoint: int) -> None:
-        """This checkpoint is completed and committed."""
+        """Confirm a checkpoint: it is completed and committed."""
 
     def close(self) -> None:
-        """Called once at the end, also after a failure, possibly without open."""
+        """Release resources, once at the end, also after a failure, possibly without open."""
 
 
 class Guarded:
@@ -125,7 +125,7 @@ class Guarded:
         self._schema = schema
 
     def call(self, at: Any, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Its result; `at` is the record, or whatever else an error should name."""
+        """Call a function and return its result; an error names `at`, the record or whatever it was called with."""
         try:
             return function(*args, **kwargs)
         except OncewardError:
@@ -136,7 +136,7 @@ class Guarded:
     def listed(
         self, at: Any, function: Callable[P, Iterable[Record] | None], *args: P.args, **kwargs: P.kwargs
     ) -> list[Record]:
-        """All records that it gives, which may be none."""
+        """Call a function and return all records that it gives, which may be none."""
         return self.call(at, lambda: list(function(*args, **kwargs) or ()))
 
     def failed(self, at: Any, error: Exception) -> OperatorError:

@@ -59,7 +59,7 @@ class Origin(NamedTuple):
 
     @property
     def identity(self) -> str:
-        """Of a way back: what was asked for, and when."""
+        """The identity of a way back: the folder that was asked for, and when."""
         return f"{self.restored.sha256 if self.restored is not None else ''} after {self.decided}"
 
     def __str__(self) -> str:
@@ -71,7 +71,7 @@ class Origin(NamedTuple):
 
 
 def find_origin(view: LogView, restore: Restore, pipeline: str) -> Origin:
-    """The checkpoint to begin with.
+    """Find the checkpoint to begin with.
 
     Raises:
         ConfigurationError: What is asked for is not there, or belongs to another pipeline.
@@ -96,7 +96,7 @@ def find_origin(view: LogView, restore: Restore, pipeline: str) -> Origin:
 
 
 def _is_done(restore: Restore, before: Restored) -> bool:
-    """A folder that is not there any more is known by its path: it may have been claimed and deleted."""
+    """Return whether this restore was done before; a folder that was claimed and deleted is known by its path."""
     if before.why != restore.why or restore.path is None:
         return (before.why, before.folder) == (restore.why, restore.path)
     try:
@@ -106,7 +106,7 @@ def _is_done(restore: Restore, before: Restored) -> bool:
 
 
 def _in_force(view: LogView) -> Decide | None:
-    """The newest decision; the one before, if that is void."""
+    """Return the newest decision; the one before, if that is void."""
     if view.newest is not None or view.rewound:
         return view.newest
     return next((decision for decision, _ in reversed(view.decisions)), None)

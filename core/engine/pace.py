@@ -35,7 +35,7 @@ _SPREAD: Final = 0.01
 
 
 class Pace:
-    """What one task has measured of its own work.
+    """The measured speed of one task.
 
     Args:
         most: Maximum number of rows of a part.

@@ -37,7 +37,7 @@ _SETTINGS = (
 
 
 def projection_of(sink: Sink) -> Projection | None:
-    """What one subtask takes of batches for a sink's `select` and `where`, or a ConfigurationError; None: all."""
+    """Return the projection of a sink's `select` and `where` for one subtask; None if it takes all."""
     return None if sink.select is None and sink.where is None else Projection(sink.name, sink.select, sink.where)
 
 
@@ -50,7 +50,7 @@ class _Expression(NamedTuple):
 
 
 class Projection:
-    """What one subtask of a sink takes of its input. Used by one thread at a time.
+    """The rows and columns that one subtask of a sink takes of its input. Used by one thread at a time.
 
     Args:
         sink: Name of the sink, for errors.
@@ -199,7 +199,7 @@ class Projection:
             )
 
     def _kept(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch, of which DuckDB changes no duration: it counts microseconds, and gives back nanoseconds."""
+        """Return the batch with durations that DuckDB keeps: it counts microseconds, and returns nanoseconds."""
         for unit in (pa.duration("us"), pa.duration("ns")):
             fields = [field.with_type(with_leaves(field.type, partial(_as_duration, unit))) for field in batch.schema]
             batch = cast(batch, pa.schema(fields), self._changed_duration)
@@ -212,7 +212,7 @@ class Projection:
         )
 
     def _needed(self, batch: pa.RecordBatch, expressions: Sequence[_Expression]) -> pa.RecordBatch:
-        """Only what the expressions look at: DuckDB need not have the types of the other columns."""
+        """Return only the columns the expressions look at: DuckDB need not have the types of the other ones."""
         if any(e.columns is None for e in expressions):
             return batch
         names = frozenset[str]().union(*(e.columns or () for e in expressions))

@@ -25,7 +25,7 @@ _log = logging.getLogger("onceward.engine")
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a checkpoint's metadata are, and what they must be. JSON-serialisable."""
+    """The location of a checkpoint's metadata, and their checksum. JSON-serialisable."""
 
     folder: str | None = None
     """Where its metadata are; None: in `inline`."""
@@ -50,7 +50,7 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decided(msgspec.Struct, frozen=True, kw_only=True):
-    """What a decision holds besides transactions and positions. JSON-serialisable."""
+    """The engine's part of a decision: the checkpoint, and savepoints and a restore if any. JSON-serialisable."""
 
     checkpoint: Reference
     savepoints: tuple[Reference, ...] = ()
@@ -60,14 +60,14 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, decision: Decide | None) -> Decided | None:
-        """Out of a decision; None if it was not made by the engine."""
+        """Read the engine's part of a decision; None if it was not made by the engine."""
         if decision is None or "checkpoint" not in decision.state:
             return None
         return msgspec.convert(decision.state, cls)
 
 
 class DecidedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """That a decision log decided a checkpoint, and with which epoch."""
+    """The proof that a decision log decided a checkpoint, and with which epoch."""
 
     log: str
     epoch: int
@@ -75,13 +75,13 @@ class DecidedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def inline(metadata: Metadata, storage: CheckpointStorage | None = None) -> Reference:
-    """A reference that holds the metadata itself; their files, if any, are in the storage."""
+    """Return a reference that holds the metadata itself; their files, if any, are in the storage."""
     root = storage.root if storage is not None else None
     return Reference(inline=base64.b64encode(encode_metadata(metadata)).decode(), root=root)
 
 
 def resolve(reference: Reference) -> tuple[Metadata, CheckpointStorage | None]:
-    """The metadata that a decision names, which must be those that were decided, and the storage of their files."""
+    """Return the metadata that a decision names, which must be those that were decided, and their files' storage."""
     if reference.folder is None:
         storage = CheckpointStorage(reference.root) if reference.root is not None else None
         return decode_metadata(base64.b64decode(reference.inline), "inside the decision"), storage
@@ -92,7 +92,7 @@ def resolve(reference: Reference) -> tuple[Metadata, CheckpointStorage | None]:
 
 
 class Loaded(NamedTuple):
-    """What a checkpoint's or savepoint's folder holds."""
+    """The content of a checkpoint's or savepoint's folder."""
 
     metadata: Metadata
     sha256: str
@@ -108,7 +108,7 @@ def load(folder: str) -> Loaded:
 
 
 def older_checkpoints(folder: str, epoch: int) -> tuple[str, ...]:
-    """Checkpoints beside another one that a run can be restored from on purpose: older and decided."""
+    """Return older decided checkpoints in the same folder, from which a run can be restored on purpose."""
     storage, found = CheckpointStorage(above(folder)), []
     for name in storage.checkpoints():
         try:
@@ -121,7 +121,7 @@ def older_checkpoints(folder: str, epoch: int) -> tuple[str, ...]:
 
 
 def is_proven(folder: str, metadata: Metadata, sha256: str) -> bool:
-    """Whether the log that the metadata name has decided them; `sha256` is that of their file."""
+    """Return whether the log that the metadata name has decided them; `sha256` is that of their file."""
     try:
         proof = msgspec.json.decode(CheckpointStorage(folder).read_if_there(PROOF), type=DecidedCheckpoint)
     except msgspec.MsgspecError:  # missing or damaged

@@ -33,7 +33,7 @@ _REQUEST, _ANSWER = "Q", "A"
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What a command asks of a run. JSON-serialisable."""
+    """A command's request to a run. JSON-serialisable."""
 
     id: str
     kind: str
@@ -43,7 +43,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class RequestAnswer(msgspec.Struct, frozen=True):
-    """What became of a request. JSON-serialisable."""
+    """The answer to a request. JSON-serialisable."""
 
     id: str
     made: str = ""

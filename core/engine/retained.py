@@ -23,7 +23,7 @@ _log = logging.getLogger("onceward.engine")
 
 
 class SharedFiles:
-    """Which checkpoints refer to which shared files: a file is deleted when none does any more.
+    """The shared files and the checkpoints that refer to them: a file is deleted when none does any more.
 
     After "Incremental Checkpointing in Apache Flink" (2018), where references are counted by subtask, too: here a path
     holds the subtask, and a random part. A file that a checkpoint uploaded which was given up was never registered, and
@@ -36,11 +36,11 @@ class SharedFiles:
         """By checkpoint: paths."""
 
     def register(self, checkpoint: str, files: Iterable[FileRef]) -> None:
-        """A completed checkpoint refers to these. Registering it again changes nothing."""
+        """Register the shared files of a completed checkpoint. Registering it again changes nothing."""
         self._uses.setdefault(checkpoint, {ref.path for ref in files if ref.shared})
 
     def release(self, checkpoint: str) -> list[str]:
-        """A checkpoint is dropped; the files that nobody refers to any more."""
+        """Drop a checkpoint; return the files to which no checkpoint refers any more."""
         return [path for path in self._uses.pop(checkpoint, ()) if not self.refers(path)]
 
     def delete(self, paths: Iterable[str]) -> None:
@@ -84,7 +84,7 @@ class Retained:
         return Reference(folder=self._storage.at(folder), sha256=ref.sha256)
 
     def keep(self, checkpoint: int | None, under_way: Collection[int] = ()) -> None:
-        """One was decided: keep it, and drop the oldest beyond the number that is kept. Fails nothing any more.
+        """Keep a decided checkpoint, and drop the oldest beyond the number that is kept. Never raises.
 
         Args:
             checkpoint: Its id; None for a savepoint, which is not kept here.
@@ -159,12 +159,12 @@ class Retained:
 
 
 def _writer_of_folder(name: str) -> int:
-    """Position of the START under which a checkpoint's folder was written."""
+    """Return the position of the START under which a checkpoint's folder was written."""
     return int(name.split("-")[2])
 
 
 def _writer_of_file(path: str) -> int:
-    """Position of the START under which a shared file was written."""
+    """Return the position of the START under which a shared file was written; -1 if its name has none."""
     number = path.rpartition("/")[2].partition("-")[0]
     return int(number) if number.isdigit() else -1
 

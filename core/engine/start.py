@@ -67,7 +67,7 @@ class EngineWorld:
 
 
 class Setup(NamedTuple):
-    """What a pipeline runs with."""
+    """The parts and settings of a pipeline."""
 
     pipeline: str
     graph: Graph
@@ -85,7 +85,7 @@ class Setup(NamedTuple):
 
 
 class Assigned(NamedTuple):
-    """What one subtask starts from."""
+    """The restored state of one subtask."""
 
     positions: list[Any] | None = None
     """Those that the source's subtasks stored; None for a source that is new."""
@@ -102,7 +102,7 @@ class Assigned(NamedTuple):
 
 
 class StartedAttempt(NamedTuple):
-    """What an attempt begins with."""
+    """The parts of an attempt that has started."""
 
     setup: Setup
     coordinator: Coordinator
@@ -177,7 +177,7 @@ def _begin_again(setup: Setup, coordinator: Coordinator, restore: Restore) -> St
 def _find(
     setup: Setup, view: LogView, restore: Restore, *, again: bool
 ) -> tuple[Origin, Mapping[TaskId, Assigned], Mapping[TaskId, Any]]:
-    """What to begin with, checked; what each task gets of it; and where sources begin."""
+    """Find and check the origin; return it with each task's share of its state, and where sources begin."""
     origin = find_origin(view, restore, setup.pipeline)
     if origin.metadata is not None:
         check_fits(setup.graph, origin.metadata, allow_non_restored=restore.allow_non_restored)
@@ -216,7 +216,7 @@ def _begin(
 def _beginning(
     graph: Graph, completer: Completer, epoch: int, origin: Origin, positions: Mapping[TaskId, Any], *, asked: bool
 ) -> tuple[Metadata, Reference]:
-    """What the first decision says, or one after going back, or with a new source: state, and where sources begin.
+    """Return the metadata of a first decision, after going back or with a new source too, and their reference.
 
     A source is asked only once where it begins, so the answer is decided before anything is read: a crash must not find
     another beginning.
@@ -236,7 +236,7 @@ def _beginning(
 
 
 def assign(graph: Graph, metadata: Metadata | None) -> dict[TaskId, Assigned]:
-    """What each subtask starts from; nothing without a checkpoint."""
+    """Return the restored state of each subtask; none without a checkpoint."""
     records = metadata.operators if metadata is not None else {}
     return {
         task: _assigned(operator, task.subtask, records[operator.uid], graph.max_parallelism)
@@ -270,7 +270,7 @@ def _items(states: Sequence[SubtaskState], name: str, how: str, subtask: int, pa
 
 
 def start_positions(graph: Graph, assigned: Mapping[TaskId, Assigned], *, skip: bool) -> dict[TaskId, Any]:
-    """Where each subtask of each resettable source begins.
+    """Return the position at which each subtask of each resettable source begins.
 
     `skip` is for at most once: an interrupted run's successor ignores what came since; each source goes on at its end.
     """

@@ -37,7 +37,7 @@ _log = logging.getLogger("onceward.engine")
 
 
 class TaskWorld(NamedTuple):
-    """What a task needs of its surroundings."""
+    """The surroundings of a task."""
 
     tell: Callable[[Event], None]
     """Tells the coordinator."""
@@ -137,7 +137,7 @@ class Task:
         return lambda: monotonic() >= until
 
     def wake_at(self) -> float | None:
-        """Processing time at which there is something to do, whatever happens; None also while outputs are full."""
+        """Return the processing time of the next work; None if there is none, or while outputs are full."""
         if self._suspended is not None or self._outbox:
             return None
         if self._source is not None and self._held:

@@ -137,7 +137,7 @@ class ThreadedAttempt(Attempt):
         self._handle_the_rest()  # what came in between
 
     def _handle_the_rest(self) -> None:
-        """Late acknowledgements free what they wrote."""
+        """Handle late acknowledgements, whose written files are deleted."""
         with suppress(queue.Empty):
             while True:
                 self._handle(self._events.get_nowait())

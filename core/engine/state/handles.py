@@ -51,7 +51,7 @@ class ListHandle(msgspec.Struct, frozen=True):
 
 
 class SubtaskState(msgspec.Struct, frozen=True, kw_only=True):
-    """What one subtask stored at its barrier: a source's position, keyed state, operator states by name."""
+    """The stored state of one subtask at its barrier: a source's position, keyed state, operator states by name."""
 
     position: Any = None
     keyed: KeyedHandle | None = None
@@ -75,7 +75,7 @@ class SubtaskState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What an operator's subtasks stored, in their order, and the states that its function declares."""
+    """The stored states of an operator's subtasks, in their order, and the states that its function declares."""
 
     kind: str
     subtasks: list[SubtaskState]
@@ -116,12 +116,12 @@ _FORMAT: Final = "onceward-checkpoint"
 
 
 def encode_metadata(metadata: Metadata) -> bytes:
-    """A line with its SHA-256, and a line of JSON."""
+    """Encode metadata as a line with its SHA-256, and a line of JSON."""
     return seal(_FORMAT, msgspec.json.encode(metadata, order="deterministic"))
 
 
 def is_metadata(data: bytes) -> bool:
-    """Whether these bytes are a checkpoint's metadata, be they damaged."""
+    """Return whether these bytes are a checkpoint's metadata, damaged or not."""
     return data.startswith(f"{_FORMAT}/".encode())
 
 

@@ -61,7 +61,7 @@ class KeyScope:
                 self._timers.add((_TIME.unpack(column)[0], keys.key_in(row)))
 
     def enter(self, key: Any, encoded: bytes) -> None:
-        """States are now those of this key."""
+        """Switch all states to this key."""
         self.key, self._encoded, self._time = key, encoded, None
 
     def leave(self) -> None:
@@ -125,7 +125,7 @@ class KeyScope:
         return self.table.freeze(checkpoint, full=full)
 
     def row(self, state: str) -> bytes:
-        """The current key's row of a state."""
+        """Return the current key's row of a state."""
         key = self._encoded
         if key is None:
             if state == _TIMERS:
@@ -236,7 +236,7 @@ class KeyedState(State):
         return self.layout if self.ttl is None else self.layout + WITH_TIMES
 
     def bound(self, scope: KeyScope) -> Self:
-        """This state in one subtask's table."""
+        """Return this state in one subtask's table."""
         mine = copy.copy(self)
         mine._scope = scope  # noqa: SLF001 - of the same class
         return mine
@@ -302,7 +302,7 @@ class ValueState(KeyedState):
         self.default = default
 
     def get(self) -> Any:
-        """The current key's value."""
+        """Return the current key's value."""
         if self.ttl is None:  # as in _get, without its cost
             scope, row = self._place()
             data = scope.table.get(row)
@@ -355,7 +355,7 @@ class ListState(ValueState):
         super().__init__(ttl=ttl)
 
     def get(self) -> list[Any]:
-        """The current key's items, oldest first."""
+        """Return the current key's items, oldest first."""
         return super().get() or []
 
     def append(self, value: Any) -> None:
@@ -384,7 +384,7 @@ class ListState(ValueState):
 
 
 def _items(data: bytes | None) -> tuple[int, bytes | memoryview]:
-    """How many items a packed list has, and their bytes; MessagePack has three forms of its first bytes."""
+    """Return the number of items of a packed list, and their bytes; MessagePack has three forms of the head."""
     if data is None:
         return 0, b""
     header = {0xDD: 5, 0xDC: 3}.get(data[0], 1)
@@ -423,7 +423,7 @@ class MapState(KeyedState):
         super().__init__(ttl)
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """An entry's value."""
+        """Return an entry's value, or `default` if there is none."""
         data = self._get(pack(key))
         return default if data is None else unpack(data)
 
@@ -437,7 +437,7 @@ class MapState(KeyedState):
         scope.table.delete(row, pack(key))
 
     def items(self) -> Iterator[tuple[Any, Any]]:
-        """The current key's entries, in the order of their keys' bytes."""
+        """Yield the current key's entries, in the order of their keys' bytes."""
         scope, row = self._place()
         for column, cell in list(scope.table.columns(row)):
             data = cell if self.ttl is None else self._fresh(scope, row, column, cell)
@@ -461,13 +461,13 @@ class OperatorState(State):
         self.items: list[Any] = []
 
     def bound(self, items: list[Any]) -> OperatorState:
-        """This state in one subtask."""
+        """Return this state in one subtask."""
         mine = copy.copy(self)
         mine.items = items
         return mine
 
     def get(self) -> list[Any]:
-        """The items."""
+        """Return the items."""
         return list(self.items)
 
     def set(self, items: list[Any]) -> None:

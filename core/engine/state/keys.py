@@ -37,56 +37,56 @@ encode_key = msgspec.msgpack.Encoder().encode
 
 
 def group_of(key: bytes, max_parallelism: int) -> int:
-    """The key group of an encoded key."""
+    """Return the key group of an encoded key."""
     return zlib.crc32(key) % max_parallelism
 
 
 def subtask_of(group: int, parallelism: int, max_parallelism: int) -> int:
-    """The subtask that owns a group."""
+    """Return the subtask that owns a group."""
     return group * parallelism // max_parallelism
 
 
 def groups_of(subtask: int, parallelism: int, max_parallelism: int) -> range:
-    """The groups that a subtask owns."""
+    """Return the groups that a subtask owns."""
     first = -(-subtask * max_parallelism // parallelism)
     return range(first, -(-(subtask + 1) * max_parallelism // parallelism))
 
 
 @lru_cache(_MEMO)
 def row_prefix(group: int, state: str) -> bytes:
-    """What the rows of one state in one group begin with."""
+    """Return the bytes with which the rows of one state in one group begin."""
     name = state.encode()
     return _HEAD.pack(group, len(name)) + name
 
 
 def row(group: int, state: str, key: bytes) -> bytes:
-    """Where one state of one key is: no row begins with another one."""
+    """Return the row of one state of one key: no row begins with another one."""
     return row_prefix(group, state) + _LENGTH.pack(len(key)) + key
 
 
 def row_end(data: bytes) -> int:
-    """Where the row ends with which these bytes begin."""
+    """Return the length of the row with which these bytes begin."""
     at = _HEAD.size + data[2]
     return at + _LENGTH.size + int(_LENGTH.unpack_from(data, at)[0])
 
 
 def key_in(row_: bytes) -> bytes:
-    """The encoded key of a row."""
+    """Return the encoded key of a row."""
     return row_[_HEAD.size + row_[2] + _LENGTH.size :]
 
 
 def state_in(row_: bytes) -> bytes:
-    """The name of the state that a row belongs to."""
+    """Return the name of the state that a row belongs to."""
     return row_[_HEAD.size : _HEAD.size + row_[2]]
 
 
 def group_in(row_: bytes) -> int:
-    """The key group of a row."""
+    """Return the key group of a row."""
     return int.from_bytes(row_[:2], "big")
 
 
 class Memo(dict[K, V]):
-    """What a function gave for the newest keys."""
+    """The results of a function for the newest keys."""
 
     def __init__(self, function: Callable[[K], V]) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class KeyEncoder:
 
 
 def _dictionary(columns: Sequence[pa.Array]) -> tuple[list[Any], pa.Array]:
-    """The combinations of values in these columns, and which one each row has."""
+    """Return the combinations of values in these columns, and the number of each row's combination."""
     found, codes = _one_dictionary(columns[0])
     if len(columns) > 1:
         found = [(value,) for value in found]
@@ -172,7 +172,7 @@ def _one_dictionary(column: pa.Array) -> tuple[list[Any], pa.Array]:
 
 
 def _is_plain(type_: pa.DataType) -> bool:
-    """Whether different values are encoded differently, and equal ones alike: not so floats, nor datetimes by fold."""
+    """Return whether values are encoded alike exactly if they are equal: not so floats, nor datetimes by fold."""
     is_ = pa.types
     return any(kind(type_) for kind in (is_.is_integer, is_.is_string, is_.is_large_string, is_.is_binary))
 
@@ -193,7 +193,7 @@ def _encoded(key: Any) -> bytes:
 
 
 def _normal(key: Any) -> Any:
-    """Of -0.0 and 0.0, which are equal, one."""
+    """Return the key, with 0.0 in place of -0.0, which equals it."""
     return 0.0 if key.__class__ is float and key == 0 else key
 
 

@@ -82,7 +82,7 @@ class MemoryTable(KeyedTable):
             self._round = self._places()
 
     def _places(self) -> Iterator[tuple[bytes, bytes]]:
-        """Rows and columns of all cells that there are now."""
+        """Return row and column of each cell, as they are now."""
         maps = [(row, column) for row, columns in self._maps.items() for column in columns]
         return chain(((row, b"") for row in list(self._values)), maps)
 
@@ -154,7 +154,7 @@ class FileBackend(_InMemory):
 
 
 def cells_of(handle: KeyedHandle, storage: CheckpointStorage | None, groups: range) -> Iterator[Cell]:
-    """The cells of a handle of any form that belong to these groups."""
+    """Yield the cells of a handle of any form that belong to these groups."""
     if handle.form == "rows":
         return restored_cells(handle, storage, groups)
     from .rocksdb import cells_of_rocksdb  # noqa: PLC0415 - an extra

@@ -285,7 +285,7 @@ class RocksDBBackend(StateBackend):
 
 
 def cells_of_rocksdb(handle: KeyedHandle, storage: CheckpointStorage | None, groups: range) -> Iterator[Cell]:
-    """The cells of a handle in RocksDB's form that belong to these groups, for a backend without working copies."""
+    """Yield the cells of a handle in RocksDB's form that belong to these groups, for any other backend."""
     copy = WorkingCopy(None, required(storage).root)
     try:
         yield from _cells_of(handle, storage, groups, copy.folder / "restored")
@@ -294,7 +294,7 @@ def cells_of_rocksdb(handle: KeyedHandle, storage: CheckpointStorage | None, gro
 
 
 def _cells_of(handle: KeyedHandle, storage: CheckpointStorage | None, groups: range, folder: Path) -> Iterator[Cell]:
-    """The cells of a handle of any form that belong to these groups; files of RocksDB lie in the folder meanwhile."""
+    """Yield the cells of a handle of any form that belong to these groups; RocksDB's files go to `folder`."""
     if handle.form == "rows":
         yield from restored_cells(handle, storage, groups)
         return

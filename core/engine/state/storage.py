@@ -48,7 +48,7 @@ class CheckpointStorage:
         self._files = _open_files(self.root)
 
     def at(self, path: str) -> str:
-        """The location of something in it; "" is the folder itself."""
+        """Return the location of something in the storage; "" is the folder itself."""
         return inside(self.root, path)
 
     def write(self, path: str, chunks: Iterable[bytes], *, name: str = "", shared: bool = False) -> FileRef:
@@ -92,7 +92,7 @@ class CheckpointStorage:
             copy.writelines(self.proven(ref))
 
     def proven(self, ref: FileRef) -> Iterator[bytes]:
-        """A file's bytes; an error behind them if they are not what was written."""
+        """Yield a file's bytes; after them, raise StateDamagedError if they are not those that were written."""
         digest, size = hashlib.sha256(), 0
         for chunk in self.chunks(ref.path, "the checkpoint's file"):
             digest.update(chunk)
@@ -105,7 +105,7 @@ class CheckpointStorage:
             )
 
     def chunks(self, path: str, what: str) -> Iterator[bytes]:
-        """A file's bytes as they are; `what` it is, for the error."""
+        """Yield a file's bytes as they are; `what` names the file in the error."""
         try:
             with self._files.open(path) as file:
                 yield from _chunks(file)
@@ -117,13 +117,13 @@ class CheckpointStorage:
         return self.write(inside(folder, METADATA), [encode_metadata(metadata)])
 
     def read_metadata(self, folder: str) -> tuple[Metadata, str]:
-        """A checkpoint's metadata, and the SHA-256 of their file."""
+        """Read a checkpoint's metadata; return them with the SHA-256 of their file."""
         path = inside(folder, METADATA)
         data = b"".join(self.chunks(path, "the checkpoint's metadata"))
         return decode_metadata(data, self.at(path)), hashlib.sha256(data).hexdigest()
 
     def read_if_there(self, path: str) -> bytes:
-        """A small file's bytes; none if it is missing."""
+        """Read a small file; return no bytes if it is missing."""
         try:
             with self._files.open(path) as file:
                 return b"".join(_chunks(file))
@@ -137,15 +137,15 @@ class CheckpointStorage:
         return not self._files.names("")
 
     def names(self, folder: str = "") -> list[str]:
-        """What is right below a folder, in no order; nothing if there is no folder."""
+        """Return the names right below a folder, in no order; none if there is no folder."""
         return self._files.names(folder)
 
     def walk(self) -> dict[str, Any]:
-        """Every file below the root, and a stamp that is another one when the file has been written again."""
+        """Return every file below the root, with a stamp that changes when the file is written again."""
         return self._files.walk()
 
     def checkpoints(self) -> list[str]:
-        """Folders of checkpoints, oldest first."""
+        """Return the folders of checkpoints, oldest first."""
         names = [name for name in self._files.names("") if _FOLDER.fullmatch(name)]
         return sorted(names, key=lambda name: [int(number) for number in name.split("-")[1:]])
 
@@ -168,19 +168,19 @@ class CheckpointStorage:
 
 
 def folder_in(root: str, name: str) -> str:
-    """The location of a folder right below another one; refuses a name that leads elsewhere: a log may be forged."""
+    """Return the location of a folder right below another one; refuse any other name, as a log may be forged."""
     if Path(name).name != name or name in {"", ".."}:
         raise ConfigurationError(f"{name!r} cannot be the name of a folder: give a name without '/' that is not '..'")
     return inside(root, name)
 
 
 def folder_of(checkpoint: int, writer: int) -> str:
-    """The folder of a checkpoint's own files, which was written under the START at this position of the log."""
+    """Return the name of a checkpoint's folder, written under the START at the position `writer` of the log."""
     return f"chk-{checkpoint}-{writer}"
 
 
 def locate(place: str | Path) -> str:
-    """The location of a folder that a user names: a path, file:///…, or a URL such as s3://bucket/folder."""
+    """Return the location of a folder that a user names: a path, file:///…, or a URL such as s3://bucket/folder."""
     parts = urlsplit(str(place))
     if "://" not in str(place):
         return str(_absolute(Path(place)))
@@ -188,17 +188,17 @@ def locate(place: str | Path) -> str:
 
 
 def _absolute(path: Path) -> Path:
-    """Without `..`, which would give one folder several locations."""
+    """Return the absolute path without `..`, which would give one folder several locations."""
     return path.resolve() if ".." in path.parts else path.absolute()
 
 
 def above(location: str) -> str:
-    """The location of the folder that something is in."""
+    """Return the location of the folder that something is in."""
     return location.rpartition("/")[0] or "/"
 
 
 def inside(folder: str, name: str) -> str:
-    """Where something in a folder is. The storage's root is "", and so is the name of the folder itself."""
+    """Return the location of something in a folder; "" is the storage's root, and the name of the folder itself."""
     return f"{folder.rstrip('/')}/{name}" if folder and name else folder or name
 
 

@@ -55,7 +55,7 @@ class KeyedTable(ABC):
 
     @abstractmethod
     def get_many(self, rows: Sequence[bytes]) -> list[bytes | None]:
-        """The single values of these rows."""
+        """Return the single values of these rows; None where there is none."""
 
     @abstractmethod
     def put_many(self, rows: Sequence[bytes], values: Sequence[bytes]) -> None:
@@ -67,11 +67,11 @@ class KeyedTable(ABC):
 
     @abstractmethod
     def columns(self, row: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """A row's columns and values, in order. The row may be changed meanwhile; what then comes is not defined."""
+        """Yield a row's columns and values, in order. If the row is changed meanwhile, the rest is undefined."""
 
     @abstractmethod
     def scan(self, prefix: bytes) -> Iterator[Cell]:
-        """All cells whose row begins so, in order."""
+        """Yield all cells whose row begins with `prefix`, in order."""
 
     @abstractmethod
     def revise(self, revised: Callable[[bytes, bytes], bytes | None], most: int | None) -> None:
@@ -85,10 +85,10 @@ class KeyedTable(ABC):
 
     @abstractmethod
     def freeze(self, checkpoint: int, *, full: bool = False) -> Freezing:
-        """The synchronous part of a snapshot; a full one is written as rows that any backend reads (savepoints)."""
+        """Run the synchronous part of a snapshot; a full one (for savepoints) has rows that any backend reads."""
 
     def confirm(self, checkpoint: int) -> None:  # noqa: B027 - only incremental backends care
-        """This checkpoint is completed: later ones may build on its files."""
+        """Confirm a checkpoint: it is completed, and later ones may build on its files."""
 
     @abstractmethod
     def close(self) -> None:
@@ -105,7 +105,7 @@ class Freezing(NamedTuple):
 
 
 class StateBackend(ABC):
-    """Where keyed state lives while it is worked on, and how it is written out."""
+    """The place of keyed state during work, and the way it is written to checkpoints."""
 
     most: int | None = None
     """Bytes of one subtask's snapshot at most; None: any number."""
@@ -114,7 +114,7 @@ class StateBackend(ABC):
 
     @abstractmethod
     def bind(self, name: str) -> StateBackend:
-        """This backend in a folder of its own: bound to a pipeline's name, then to its decision log's identity."""
+        """Return this backend in a folder of its own, for a pipeline's name, then for its decision log's identity."""
 
     @abstractmethod
     def open(
@@ -125,7 +125,7 @@ class StateBackend(ABC):
         storage: CheckpointStorage | None,
         writer: int = 0,
     ) -> KeyedTable:
-        """The table of one subtask.
+        """Open the table of one subtask.
 
         Args:
             task: Whose.
@@ -147,7 +147,7 @@ _PER_CHUNK: Final = 10_000
 
 
 def encode_cells(cells: Iterable[Cell]) -> Iterator[bytes]:
-    """Chunks of a file: for each cell its three lengths and its three parts."""
+    """Yield the chunks of a file: for each cell its three lengths and its three parts."""
     yield _MAGIC
     lengths = _LENGTHS[_MAGIC]
     cells = iter(cells)
@@ -180,14 +180,14 @@ def decode_cells(data: bytes, where: str) -> Iterator[Cell]:
 
 
 def required(storage: CheckpointStorage | None) -> CheckpointStorage:
-    """Where a handle's files are."""
+    """Return the storage of a handle's files; raise StateDamagedError if it is None."""
     if storage is None:
         raise StateDamagedError("a checkpoint with files of state needs the folder they are in")
     return storage
 
 
 def restored_cells(handle: KeyedHandle, storage: CheckpointStorage | None, groups: range) -> Iterator[Cell]:
-    """The cells of a handle in form "rows" that belong to these groups."""
+    """Yield the cells of a handle in form "rows" that belong to these groups."""
     texts = [(handle.inline, "the state inside the decision")] if handle.inline else []
     texts += [(required(storage).read(ref), ref.path) for ref in handle.files]
     for data, where in texts:
