@@ -86,12 +86,12 @@ class SinkConformance(TraceCases):
 
     @pytest.fixture
     def sink_under_test(self) -> SinkUnderTest:
-        """What is tested."""
+        """Return the sink to test; a subclass overrides this fixture."""
         raise NotImplementedError("give the fixture `sink_under_test`, which returns a SinkUnderTest")
 
     @pytest.fixture
     def case(self, sink_under_test: SinkUnderTest) -> SinkCase:
-        """A pipeline of its own for each test."""
+        """Return a pipeline of its own for each test."""
         return SinkCase(sink_under_test)
 
     # The protocol: what becomes visible when, who may commit and abort what, and in which order.
@@ -371,7 +371,7 @@ class SinkConformance(TraceCases):
 
     @pytest.mark.parametrize("call", SINK_CALLS)
     def test_19_20_and_26_a_call_that_fails_loses_its_answer_or_is_repeated(self, case: SinkCase, call: str) -> None:
-        """Not made, made unheard, and made twice, where a network could repeat it."""
+        """Check calls that are not made, made without an answer, and made twice where a network could repeat them."""
         planned = [fail(call, nth=1), lose_answer(call, nth=2)]
         planned += [duplicate(call, nth=3)] if call not in OF_A_SESSION else []
         if call == "begin":  # who begins and does not tell keeps a connection or file open: not a fault of the target

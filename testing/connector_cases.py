@@ -60,7 +60,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class ConnectorUnderTest:
-    """What the conformance suite needs to know of a connector.
+    """A connector and the functions that the conformance suite needs to test it.
 
     Attributes:
         make: Makes a connector to the system, with its address and settings and nothing else.

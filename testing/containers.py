@@ -52,7 +52,7 @@ class _Crashable(DockerContainer):
         return self
 
     def answers(self) -> bool:
-        """Whether the server serves clients now."""
+        """Return whether the server serves clients now."""
         raise NotImplementedError
 
     def wait_ready(self, timeout: float = 60.0) -> None:
@@ -151,7 +151,7 @@ class KafkaContainer(_Crashable):
         return self._address
 
     def answers(self) -> bool:
-        """Whether the broker is registered and serves metadata."""
+        """Return whether the broker is registered and serves metadata."""
         return broker_answers(self.bootstrap_servers)
 
 
@@ -162,7 +162,7 @@ class _Database(_Crashable):
         raise NotImplementedError
 
     def answers(self) -> bool:
-        """Whether the server takes a connection."""
+        """Return whether the server accepts a connection."""
         with needing("postgres,mariadb"):
             import sqlalchemy as sa  # noqa: PLC0415 - optional dependency
 
@@ -224,20 +224,20 @@ class MariaDbContainer(_Database):
 
 @pytest.fixture(scope="session")
 def kafka_container() -> Iterator[KafkaContainer]:
-    """A Kafka broker in a container, for the whole run."""
+    """Start a Kafka broker in a container for the whole run."""
     with KafkaContainer() as container:
         yield container
 
 
 @pytest.fixture(scope="session")
 def postgres_container() -> Iterator[PostgresContainer]:
-    """A PostgreSQL server in a container, for the whole run."""
+    """Start a PostgreSQL server in a container for the whole run."""
     with PostgresContainer() as container:
         yield container
 
 
 @pytest.fixture(scope="session")
 def mariadb_container() -> Iterator[MariaDbContainer]:
-    """A MariaDB server in a container, for the whole run."""
+    """Start a MariaDB server in a container for the whole run."""
     with MariaDbContainer() as container:
         yield container

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class FaultKind(StrEnum):
-    """What goes wrong with a call."""
+    """The kind of a call's failure."""
 
     FAIL = "fail"
     """It is never made; the caller gets an error that may pass."""
@@ -75,32 +75,32 @@ class Fault:
 
 
 def fail(call: str, *, nth: int = 1, times: int = 1) -> Fault:
-    """The call is not made, and raises or answers "retry later"."""
+    """Plan that a call is not made, and raises or answers "retry later"."""
     return Fault(FaultKind.FAIL, call, nth, times)
 
 
 def delay(call: str, seconds: float, *, nth: int = 1, times: int = 1) -> Fault:
-    """The call is made so many seconds late."""
+    """Plan that a call is made `seconds` late."""
     return Fault(FaultKind.DELAY, call, nth, times, seconds)
 
 
 def lose_answer(call: str, *, nth: int = 1, times: int = 1) -> Fault:
-    """The call is made, and raises or answers "retry later"."""
+    """Plan that a call is made, and raises or answers "retry later"."""
     return Fault(FaultKind.LOSE_ANSWER, call, nth, times)
 
 
 def duplicate(call: str, *, nth: int = 1, times: int = 1) -> Fault:
-    """The call is made twice."""
+    """Plan that a call is made twice."""
     return Fault(FaultKind.DUPLICATE, call, nth, times)
 
 
 def die(call: str, *, nth: int = 1) -> Fault:
-    """SIGKILL before the call."""
+    """Plan a SIGKILL of this process before a call."""
     return Fault(FaultKind.DIE, call, nth)
 
 
 def die_after(call: str, *, nth: int = 1) -> Fault:
-    """SIGKILL after the call."""
+    """Plan a SIGKILL of this process after a call."""
     return Fault(FaultKind.DIE_AFTER, call, nth)
 
 
@@ -118,7 +118,7 @@ class InjectedStoreError(StoreError):
 
 @dataclass
 class _History:
-    """What has happened in this process to all copies of one `Faults`."""
+    """The calls and faults so far in this process, for all copies of one `Faults`."""
 
     dice: random.Random
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -131,7 +131,7 @@ _histories: dict[str, _History] = {}
 
 
 class Faults:
-    """Which calls go wrong. Thread-safe; picklable, and counts once in each process.
+    """A plan of the calls that go wrong. Thread-safe; picklable, and counts once in each process.
 
     Args:
         faults: What is to go wrong. If several meet at a call, the first counts.
@@ -153,7 +153,7 @@ class Faults:
         kinds: Sequence[FaultKind] = (FaultKind.FAIL, FaultKind.LOSE_ANSWER, FaultKind.DUPLICATE),
         calls: Sequence[str] = (),
     ) -> Faults:
-        """Each call goes wrong with this probability.
+        """Make a plan in which each call goes wrong with this probability.
 
         Args:
             seed: The same seed gives the same faults for the same order of calls.
@@ -181,7 +181,7 @@ class Faults:
         return self._history.struck
 
     def left(self) -> list[Fault]:
-        """Faults that have not happened in this process: a test that expected them has shown nothing."""
+        """Return the faults that have not happened in this process: a test that expected them has shown nothing."""
         return [fault for fault in self._faults if fault not in self.struck]
 
     def around(self, call: str, make: Callable[[], T], lost: Callable[[str], T], *, again: bool = True) -> T:

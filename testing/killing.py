@@ -48,7 +48,7 @@ UNPREDICTABLE: Final = frozenset({"validate", "discard"})
 
 @dataclass
 class Report:
-    """What was done.
+    """The result of killing a process at each point.
 
     Attributes:
         killed: At these points, in order.
@@ -124,7 +124,7 @@ class _Killer:
         return self._report
 
     def _fork(self, point: str | None) -> tuple[list[str], list[str]] | None:
-        """The points and modules of a run that came to its end; a point of "" is none, None is none at the end."""
+        """Fork a run; return the points and modules that it reached, None if `point` killed it. "" kills none."""
         fork = multiprocessing.get_context("fork")
         here, there = fork.Pipe(duplex=False)
         child = fork.Process(target=self._run, args=(point, there))

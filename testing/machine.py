@@ -33,7 +33,7 @@ MARKER = ".made-by-onceward"
 
 
 def free_port(taken: Collection[int] = ()) -> int:
-    """A port of the loopback address on which nobody listens.
+    """Return a port of the loopback address on which nobody listens.
 
     Args:
         taken: Ports that were given out already and may not be bound yet.
@@ -52,7 +52,7 @@ def free_port(taken: Collection[int] = ()) -> int:
 
 
 def accepts_connections(port: int) -> bool:
-    """Whether something accepts connections on this port of the loopback address."""
+    """Return whether something accepts connections on this port of the loopback address."""
     try:
         with socket.create_connection((LOOPBACK, port), timeout=1):
             return True
@@ -61,7 +61,7 @@ def accepts_connections(port: int) -> bool:
 
 
 def broker_answers(bootstrap_servers: str) -> bool:
-    """Whether a registered broker answers at this address with the cluster's metadata; waits a second at most."""
+    """Return whether a registered broker answers here with the cluster's metadata; wait a second at most."""
     with needing("kafka"):
         from confluent_kafka import KafkaException  # noqa: PLC0415 - optional dependency
         from confluent_kafka.admin import AdminClient  # noqa: PLC0415
@@ -73,7 +73,7 @@ def broker_answers(bootstrap_servers: str) -> bool:
 
 
 def state_home(home: str | Path | None = None) -> Path:
-    """The folder that holds the state of one set of services.
+    """Return the folder that holds the state of one set of services.
 
     Args:
         home: Folder asked for; default is the environment's ONCEWARD_DEV_HOME, then `.run` in the current folder.
@@ -82,7 +82,7 @@ def state_home(home: str | Path | None = None) -> Path:
 
 
 def cache_home() -> Path:
-    """The folder for fetched programs: ONCEWARD_CACHE, else `onceward` in the user's cache folder."""
+    """Return the folder for fetched programs: ONCEWARD_CACHE, else `onceward` in the user's cache folder."""
     chosen = os.environ.get("ONCEWARD_CACHE")
     base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "onceward"
     return base.expanduser().absolute()
@@ -136,7 +136,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def end_of(log: Path, lines: int) -> str:
-    """The last lines of a log, if there is one."""
+    """Return the last lines of a log; "" if there is no such file."""
     if not log.exists():
         return ""
     with log.open(errors="replace") as content:

@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def pipeline_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """Kafka and PostgreSQL for pipeline tests, each started when it is first needed."""
+    """Provide Kafka and PostgreSQL for pipeline tests, each started when it is first needed."""
     from .pipeline.servers import Servers  # noqa: PLC0415 - pytest loads this module in every run
 
     servers = Servers(tmp_path_factory.mktemp("pipeline-servers"))

@@ -62,13 +62,13 @@ def not_applicable(reason: str) -> NoReturn:
 
 
 def numbered(numbers: list[int]) -> pa.RecordBatch:
-    """Rows with a number and a text: n: int64, text: string."""
+    """Make rows with a number and a text: n: int64, text: string."""
     return pa.RecordBatch.from_pydict({"n": pa.array(numbers, pa.int64()), "text": [f"row {n}" for n in numbers]})
 
 
 @dataclass(frozen=True)
 class SinkUnderTest:
-    """What the conformance suite needs to know of a sink.
+    """A sink and the functions that the conformance suite needs to test it.
 
     Attributes:
         make: A new object of the sink, always with the same name and target.
@@ -123,7 +123,7 @@ class SinkCase:
         self.coordinator = self.start()
 
     def start(self, sink: TwoPhaseCommitSink[Any] | None = None) -> Coordinator:
-        """A new writer: START, finish what is decided, sweep."""
+        """Start a new writer: START, finish what is decided, sweep."""
         policy = CommitPolicy(commits=Backoff(first=0.01, most=0.2, attempts=100))
         coordinator = Coordinator(self.pipeline, self.store, [sink or self.sink_under_test.make()], policy)
         coordinator.open()
@@ -136,21 +136,21 @@ class SinkCase:
         return Scope(self.pipeline, self.sink.name, self.coordinator.writer.token.log)
 
     def numbers(self, *epochs: int) -> list[int]:
-        """The numbers of epochs, three of each, that no other test writes; default: of epoch 0."""
+        """Return the numbers of epochs, three of each, that no other test writes; default: of epoch 0."""
         return [self.first + epoch * 100 + n for epoch in epochs or (0,) for n in range(3)]
 
     def rows(self, epoch: int = 0) -> pa.RecordBatch:
-        """Rows with the numbers of an epoch."""
+        """Return rows with the numbers of an epoch."""
         return self.sink_under_test.rows(self.numbers(epoch))
 
     def begin(self, epoch: int = 0, *, subtask: int = 0, name: str | None = None) -> SubtaskEpoch:
-        """An attempt of a subtask; with a name, of a sink that had another one."""
+        """Begin an attempt of a subtask; with a name, of a sink that had another one."""
         return SubtaskEpoch(self.sink, self.coordinator.context(name or self.sink.name, epoch, subtask=subtask))
 
     def write(
         self, epoch: int = 0, numbers: list[int] | None = None, *, subtask: int = 0, name: str | None = None
     ) -> SubtaskEpoch:
-        """An attempt that has written rows."""
+        """Begin an attempt, and write rows."""
         writing = self.begin(epoch, subtask=subtask, name=name)
         batch = self.rows(epoch) if numbers is None else self.sink_under_test.rows(numbers)
         self.sink.validate(batch.schema)
@@ -178,37 +178,37 @@ class SinkCase:
         self.coordinator.commit(epoch, acks, about)
 
     def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
-        """What a new sink answers, asked again while it says "later", as a coordinator asks."""
+        """Commit with a new sink, and repeat it while it answers "later", as a coordinator does."""
         return _asked(
             lambda: self.sink_under_test.make().commit_many(committables),
             lambda outcomes: any(outcome.status is CommitStatus.RETRY_LATER for outcome in outcomes),
         )
 
     def commit(self, committable: Committable) -> CommitOutcome:
-        """The same of one transaction."""
+        """Commit one transaction with a new sink, and repeat it while it answers "later"."""
         return self.commit_many([committable])[0]
 
     def abort(self, committable: Committable) -> AbortOutcome:
-        """The same of an abort."""
+        """Abort with a new sink, and repeat it while it answers "later"."""
         return _asked(
             lambda: self.sink_under_test.make().abort(committable),
             lambda outcome: outcome.status is AbortStatus.RETRY_LATER,
         )
 
     def lingering(self) -> list[Committable]:
-        """What the sink finds under this pipeline's name."""
+        """Return the transactions that a new sink finds under this pipeline's name."""
         return list(self.sink_under_test.make().lingering(self.scope))
 
     def visible(self) -> Counter[int]:
-        """This test's numbers that are visible."""
+        """Count this test's numbers that are visible."""
         return Counter(n for n in self.sink_under_test.read() if self.first <= n < self.first + 1000)
 
     def assert_visible(self, numbers: list[int]) -> None:
-        """Exactly these are visible, each once."""
+        """Assert that exactly these are visible, each once."""
         assert self.visible() == Counter(numbers)
 
     def assert_as_promised(self, numbers: list[int]) -> None:
-        """All of these are visible, each once if the sink promises that."""
+        """Assert that all of these are visible, each once if the sink promises that."""
         seen = Counter(n for n in self.sink_under_test.read() if min(numbers) <= n <= max(numbers))
         missing = Counter(numbers) - seen
         assert not missing, f"{missing.total()} rows are missing, among them {sorted(missing)[:5]}"
@@ -258,7 +258,7 @@ class SinkCase:
 
 
 def fast_pipeline(name: str, store: LogStore | None = None) -> Pipeline:
-    """An embedded pipeline with checkpoints all the time, which restarts at once after any failure."""
+    """Make an embedded pipeline with checkpoints all the time, which restarts at once after any failure."""
     return Pipeline(
         name,
         store=store or MemoryStore(),

@@ -38,14 +38,14 @@ MOST_SHARES = 4
 
 
 def numbers_in(batch: pa.RecordBatch) -> list[int]:
-    """Column n."""
+    """Return column n."""
     found: list[int] = batch.column("n").to_pylist()
     return found
 
 
 @dataclass(frozen=True)
 class SourceUnderTest:
-    """What the conformance suite needs to know of a source.
+    """A source and the functions that the conformance suite needs to test it.
 
     Attributes:
         make: A new object of the source, bounded by what is there now.
@@ -66,7 +66,7 @@ class SourceUnderTest:
     grow: Callable[[list[int]], None] | None = None
 
     def read(self, source: ResettableSource, start: Any, end: Any) -> dict[str, list[int]]:
-        """The numbers between two positions, by unit, in order."""
+        """Return the numbers between two positions, by unit, in order."""
         found: dict[str, list[int]] = {}
         for split in source.splits(start, end):
             for piece in read_split(source, split):
@@ -74,7 +74,7 @@ class SourceUnderTest:
         return found
 
     def all(self, source: ResettableSource, start: Any, end: Any) -> list[int]:
-        """The same, sorted."""
+        """Return the numbers between two positions, sorted."""
         return sorted(n for numbers in self.read(source, start, end).values() for n in numbers)
 
 
@@ -83,7 +83,7 @@ class SourceConformance:
 
     @pytest.fixture
     def source_under_test(self) -> SourceUnderTest:
-        """What is tested."""
+        """Return the source to test; a subclass overrides this fixture."""
         raise NotImplementedError("give the fixture `source_under_test`, which returns a SourceUnderTest")
 
     def test_what_is_returned_is_what_the_contract_says(self, source_under_test: SourceUnderTest) -> None:

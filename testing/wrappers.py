@@ -42,7 +42,7 @@ class _Faulty:
 
 
 def _call(name: str, *, again: bool = True, lost: Callable[[Any, str], Any] | None = None) -> Any:
-    """A method of what is wrapped, with faults; without `again` it is never made twice: no network repeats it.
+    """Return a method that calls the wrapped object's, with faults; without `again` no fault makes the call twice.
 
     A caller whose call, or its answer, is lost gets what `lost` makes of the first argument and words; else an error.
     """
@@ -56,7 +56,7 @@ def _call(name: str, *, again: bool = True, lost: Callable[[Any, str], Any] | No
 
 
 def _same(name: str) -> Any:
-    """A property or method of what is wrapped, without faults."""
+    """Return a property for the wrapped object's attribute or method of this name, without faults."""
     return property(lambda self: getattr(self.wrapped, name))
 
 

@@ -70,7 +70,7 @@ class PipelineTest(PipelineSpec):
     def test_exactly_once(
         self, fault: PlannedFault, pipeline_servers: Servers, tmp_path: Path, request: pytest.FixtureRequest
     ) -> None:
-        """Each row takes effect exactly once in every output, whatever goes wrong, and nothing is left open."""
+        """Check that each row takes effect exactly once in every output, whatever fails, and nothing is left open."""
         import pytest  # noqa: PLC0415 - the demo uses the other parts of the kit without it
 
         from ..plugin import NOT_APPLICABLE  # noqa: PLC0415

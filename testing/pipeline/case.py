@@ -110,7 +110,7 @@ class Case:
         return DriverStart(arguments_of(command), variables, here, folder / "driver.log")
 
     def _addresses_of_driver(self) -> Addresses:
-        """Those of the case, or of the proxies before its servers."""
+        """Return the case's addresses, or those of the proxies before its servers."""
         found = self.addresses
         if KAFKA in self._proxies:
             found = replace(found, bootstrap_servers=self._proxies[KAFKA].address)
@@ -121,7 +121,7 @@ class Case:
         return found
 
     def run(self) -> str:
-        """What is wrong, in a sentence; nothing if nothing is."""
+        """Run the case; return a sentence that says what is wrong, or ""."""
         limit = self._spec.max_blocked_seconds
         with ExitStack() as watch:
             rest, problem = self._begin()
@@ -174,7 +174,7 @@ class Case:
         return rows[first:], self._wait_for_output()
 
     def report(self) -> str:
-        """What happened, for a case that failed."""
+        """Describe the run of a case that failed."""
         head = f"fault {self._fault.name}, seed {self._fault.seed}; {self._fed} rows were fed"
         codes = f"exit codes of the driver: {', '.join(map(str, self._supervisor.exit_codes))}"
         verdict = self.verdict.lines() if self.verdict else []
@@ -237,7 +237,7 @@ class Case:
             time.sleep(_POLL_SECONDS)
 
     def _before_output(self) -> str:
-        """What happened until now; a fault at a step strikes the first life of the driver, as soon as it gets there."""
+        """Describe the run so far; a fault at a step kills the first driver as soon as it gets there."""
         codes = self._supervisor.exit_codes
         if not codes:
             return "before any fault, and the driver runs"

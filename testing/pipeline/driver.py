@@ -38,7 +38,7 @@ _CALL: Final = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='driver'
 
 
 def arguments_of(command: Command) -> list[str]:
-    """The arguments that start a driver: a command as it is; a function at the top level of a file by this Python."""
+    """Return the arguments that start a driver: a command as it is, or Python with a function at a file's top level."""
     if not callable(command):
         return [str(part) for part in command]
     file, name = inspect.getsourcefile(command), getattr(command, "__qualname__", "?")
@@ -49,7 +49,7 @@ def arguments_of(command: Command) -> list[str]:
 
 @dataclass(frozen=True)
 class DriverStart:
-    """How a driver is started.
+    """The command, environment and files with which a driver starts.
 
     Attributes:
         arguments: The program and its arguments.
@@ -96,25 +96,25 @@ class DriverProcess:
         return self._process.wait()
 
     def descendants(self) -> list[psutil.Process]:
-        """All processes that it has started, workers of other process groups among them."""
+        """Return all processes that the driver has started, workers of other process groups among them."""
         try:
             return psutil.Process(self._process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
             return []
 
     def family(self) -> list[psutil.Process]:
-        """The driver and all its descendants; nothing if it has ended."""
+        """Return the driver and all its descendants; none if it has ended."""
         try:
             return [psutil.Process(self._process.pid), *self.descendants()] if self.exit_code is None else []
         except psutil.NoSuchProcess:
             return []
 
     def python_workers(self) -> list[psutil.Process]:
-        """Python processes below it that have no children: Spark's workers, not the daemon that forks them."""
+        """Return the Python processes below the driver that have no children: Spark's workers, not their daemon."""
         return [process for process in self.descendants() if _is_worker(process)]
 
     def jvms(self) -> list[psutil.Process]:
-        """The JVMs of Spark's executors; without executors, its own."""
+        """Return the JVMs of Spark's executors; without executors, the driver's own."""
         own = [process for process in self.family() if _is_jvm(process)]
         if not own:
             return []
@@ -122,7 +122,7 @@ class DriverProcess:
         return [process for process in psutil.process_iter() if _reports_to(process) in ports] or own
 
     def kill(self, grace: float = 0.0) -> None:
-        """SIGKILL the process group; return when the descendants of other groups are gone too.
+        """Kill the process group (SIGKILL); return when the descendants of other groups are gone too.
 
         Spark's Python workers lead groups of their own and end by themselves when the JVM is gone.
 
@@ -162,7 +162,7 @@ def _listening(process: psutil.Process) -> Iterable[int]:
 
 
 def _reports_to(process: psutil.Process) -> int | None:
-    """The port of the driver that an executor was started for; None of any other process."""
+    """Return the port of the driver that an executor was started for; None for any other process."""
     with suppress(psutil.Error):
         found = _DRIVER_URL.search("\0".join(process.cmdline()))
         return int(found[1]) if found and _is_jvm(process) else None
@@ -171,7 +171,7 @@ def _reports_to(process: psutil.Process) -> int | None:
 
 @contextmanager
 def paused(processes: Collection[psutil.Process]) -> Iterator[None]:
-    """SIGSTOP these processes while the block runs, and SIGCONT those that are left."""
+    """Stop these processes (SIGSTOP) while the block runs, and continue those that are left (SIGCONT)."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.suspend()

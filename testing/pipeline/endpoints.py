@@ -50,7 +50,7 @@ class UnreadableError(ExternalError):
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where a case's services and files are.
+    """The addresses of a case's services and files.
 
     Attributes:
         folder: A folder of the case's own, which outlives the driver's restarts.
@@ -63,7 +63,7 @@ class Addresses:
     dsn: str = ""
 
     def environment(self) -> dict[str, str]:
-        """The variables that a driver gets."""
+        """Return the environment variables that a driver gets."""
         variables = {"KAFKA_BOOTSTRAP_SERVERS": self.bootstrap_servers, "DATABASE_URL": self.dsn}
         own = {
             "PIPELINE_FOLDER": str(self.folder),
@@ -105,7 +105,7 @@ class Endpoint(ABC):
         """
 
     def left_open(self, addresses: Addresses) -> list[str]:  # noqa: ARG002 - for subclasses
-        """What is open or prepared in it, in words that stay the same while it blocks readers at the same place.
+        """Describe what is open or prepared in it, in words that stay the same while it blocks readers at one place.
 
         Raises:
             UnreadableError: It does not answer now.
@@ -195,7 +195,7 @@ class KafkaTopic(Endpoint):
         return found
 
     def left_open(self, addresses: Addresses) -> list[str]:
-        """Partitions whose last stable offset is below the end: a transaction is open and holds readers up."""
+        """Describe the partitions whose last stable offset is below the end: an open transaction holds readers up."""
         stable, ends = (self._ends(addresses, level) for level in ("read_committed", "read_uncommitted"))
         return [
             f"topic {self.name}-{partition}: a transaction is open; readers wait at offset {offset}"
@@ -221,7 +221,7 @@ class KafkaTopic(Endpoint):
 
 @lru_cache(maxsize=1)
 def _producer(addresses: Addresses) -> confluent_kafka.Producer:
-    """One for all rows of a case: each needs half a second before its first message."""
+    """Return a producer for all rows of a case, as each one needs half a second before its first message."""
     import confluent_kafka  # noqa: PLC0415 - optional dependency
 
     settings = {"enable.idempotence": True, "delivery.timeout.ms": _DELIVERY_MS, "log_level": 0}
@@ -291,7 +291,7 @@ class Table(Endpoint):
             return [Record(dict(row), f"{self.name}@{number}") for number, row in enumerate(rows)]
 
     def left_open(self, addresses: Addresses) -> list[str]:
-        """Prepared transactions of the database."""
+        """Describe the prepared transactions of the database."""
         with self._connection(addresses) as connection:
             query = _PREPARED.get(connection.dialect.name)
             found = connection.exec_driver_sql(query).all() if query else []
@@ -316,7 +316,7 @@ def _is_missing_table(error: object) -> bool:
 
 @contextmanager
 def connected(url: str) -> Iterator[sa.Connection]:
-    """A connection that commits each statement, to PostgreSQL by its URI or to any database by SQLAlchemy's URL."""
+    """Connect, and commit each statement: to PostgreSQL by its URI, or to any database by SQLAlchemy's URL."""
     with needing("postgres"):
         import sqlalchemy as sa  # noqa: PLC0415 - optional dependency
 

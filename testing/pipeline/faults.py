@@ -37,7 +37,7 @@ class NotReachedError(Exception):
 
 @dataclass
 class Scene:
-    """What a fault can hit.
+    """The processes and servers that a fault can hit.
 
     Attributes:
         supervisor: The driver and who starts it again.
@@ -81,13 +81,13 @@ class _Part:
     find: Callable[[DriverProcess], list[psutil.Process]]
 
     def kill(self, scene: Scene) -> None:
-        """SIGKILL."""
+        """Kill the chosen process (SIGKILL)."""
         chosen = self._choose(scene)
         scene.note(f"SIGKILL to {self.title} {chosen.pid}")
         chosen.kill()
 
     def pause(self, scene: Scene) -> None:
-        """SIGSTOP, and SIGCONT after a while."""
+        """Stop the chosen process (SIGSTOP), and continue it after a while (SIGCONT)."""
         chosen = self._choose(scene)
         scene.note(f"{self.title} {chosen.pid} is paused (SIGSTOP)")
         with paused([chosen]):
@@ -240,7 +240,7 @@ CLEAN: Final = PlannedFault("clean", 1, _clean)
 def planned_faults(
     level: str, faults: Mapping[str, Inject], needs: frozenset[str | None], *, steps: bool
 ) -> list[PlannedFault]:
-    """The cases of a selection.
+    """Return the cases of a selection.
 
     Args:
         level: "smoke": each fault once; "full": more faults, three seeds; "hours": a hundred seeds.

@@ -23,10 +23,10 @@ _SECONDS: Final = 30.0
 
 
 class Server(Protocol):
-    """What a fault can do to a server, in a container or not."""
+    """A server, in a container or not, as faults need it."""
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Kill it (SIGKILL)."""
 
     def start_again(self) -> None:
         """Start it after `kill`, and wait until it answers."""
@@ -50,7 +50,7 @@ class Servers:
         self._running: dict[tuple[str, bool], tuple[Any, Proxy]] = {}
 
     def get(self, system: str, services: Services) -> tuple[Any, Proxy]:
-        """A running Server, with `bootstrap_servers` (KAFKA) or `dsn` (POSTGRES), and the proxy before it."""
+        """Return a running Server, with `bootstrap_servers` (KAFKA) or `dsn` (POSTGRES), and the proxy before it."""
         containers = services == "containers" or (services == "auto" and docker_answers())
         if (system, containers) not in self._running:
             self._running[system, containers] = (_kafka if system == KAFKA else _postgres)(containers, self._folder)
@@ -67,7 +67,7 @@ class Servers:
 
 
 def _kafka(container: bool, folder: Path) -> tuple[Any, Proxy]:
-    """Clients that came through the proxy are told its address; the kit's own, the broker's."""
+    """Start a broker that tells its proxy's address to clients of the proxy, and its own to the kit's clients."""
     inner = free_port()
     listen = free_port({inner})
     behind_proxy = (inner, f"{LOOPBACK}:{listen}")
@@ -99,7 +99,7 @@ def _postgres(container: bool, folder: Path) -> tuple[Any, Proxy]:
 
 @cache
 def docker_answers() -> bool:
-    """Whether testcontainers is installed and a Docker engine answers."""
+    """Return whether testcontainers is installed and a Docker engine answers."""
     try:
         import docker  # noqa: PLC0415 - optional dependency
         import testcontainers  # noqa: F401, PLC0415
@@ -128,7 +128,7 @@ def empty_kafka(bootstrap_servers: str) -> None:
 
 @contextmanager
 def new_database(dsn: str) -> Iterator[str]:
-    """URI of an empty database, which is dropped after the block with whatever is prepared in it."""
+    """Create a database and yield its URI; drop it after the block, with the transactions prepared in it."""
     name = f"case_{uuid.uuid4().hex[:12]}"
     with connected(dsn) as connection:
         connection.exec_driver_sql(f"CREATE DATABASE {name}")

@@ -28,7 +28,7 @@ Expectation: TypeAlias = "Callable[[Sequence[Record], Sequence[Endpoint]], list[
 
 
 class PipelineSpec:
-    """How a pipeline's driver program starts, what it reads and what must come out.
+    """The start of a pipeline's driver program, the program's input and the output that must come out.
 
     The driver is restarted whenever it ends. It gets KAFKA_BOOTSTRAP_SERVERS, DATABASE_URL and PIPELINE_FOLDER (for
     checkpoints) in environment variables, and runs in the folder of the test's file.
@@ -96,7 +96,7 @@ class PipelineSpec:
 
 
 class ReferenceRun(NamedTuple):
-    """What a run without faults has left.
+    """The inputs and outputs of a run without faults.
 
     Attributes:
         inputs: How often each row is in the inputs.
@@ -108,7 +108,7 @@ class ReferenceRun(NamedTuple):
 
 
 def counted(records: Sequence[Record]) -> Counter[str]:
-    """How often each row is there."""
+    """Count how often each row is there."""
     return Counter(text_of(record.row) for record in records)
 
 

@@ -63,7 +63,7 @@ class DevServices:
 def services_at(
     home: str | Path | None = None, *, kafka: bool = True, postgres: bool = True, detached: bool = False
 ) -> DevServices:
-    """The services of a state folder, started or not.
+    """Return the services of a state folder, started or not.
 
     Args:
         home: State folder; default ONCEWARD_DEV_HOME, else `.run` in the current folder.

@@ -16,7 +16,7 @@ SAME_PROCESS_WITHIN = 5.0
 
 
 def find_process(pid: int, created: float) -> psutil.Process | None:
-    """The live process with this id and creation time (seconds since 1970), if it still is the same one."""
+    """Return the live process with this id and creation time (seconds since 1970), if it still is the same one."""
     try:
         process = psutil.Process(pid)
         if process.status() == psutil.STATUS_ZOMBIE or abs(process.create_time() - created) > SAME_PROCESS_WITHIN:
@@ -27,7 +27,7 @@ def find_process(pid: int, created: float) -> psutil.Process | None:
 
 
 def kill_tree(process: psutil.Process) -> None:
-    """SIGKILL to a process and all its descendants; return when all are gone.
+    """Kill a process and all its descendants (SIGKILL); return when all are gone.
 
     PostgreSQL's children lead process groups of their own, so that a signal to the group would not reach them.
     """

@@ -57,18 +57,18 @@ class Jar(NamedTuple):
 
 
 def read_lock(lock: Path) -> list[Jar]:
-    """The jars of a lock file, whose lines are `group:artifact:version sha256`."""
+    """Read the jars of a lock file, whose lines are `group:artifact:version sha256`."""
     lines = (line.split("#")[0].replace(":", " ").split() for line in lock.read_text().splitlines())
     return [Jar(*line) for line in lines if line]
 
 
 def jars_folder(lock: Path) -> Path:
-    """The folder of the cache that holds, or will hold, exactly the jars of a lock file."""
+    """Return the folder of the cache that holds, or will hold, exactly the jars of a lock file."""
     return cache_home() / lock.stem
 
 
 def jars_present(lock: Path) -> bool:
-    """Whether the jars of this lock file are in the cache; they were verified before they were put there."""
+    """Return whether the jars of this lock file are in the cache; they were verified before they were put there."""
     folder = jars_folder(lock)
     verified = folder / _VERIFIED
     if not verified.exists() or verified.read_text() != lock.read_text():
@@ -118,7 +118,7 @@ def _run_resolvers(jars: Sequence[Jar], scratch: Path, target: Path) -> None:
 
 
 def resolvers(jars: Sequence[Jar], scratch: Path, target: Path) -> dict[str, list[str | Path]]:
-    """The commands of this machine that fetch jars into `target`, by name, the preferred one first.
+    """Return the commands of this machine that fetch jars into `target`, by name, the preferred one first.
 
     Maven is set up by the user's settings.xml, Ivy by the settings file named in ONCEWARD_IVY_SETTINGS, if any.
 

@@ -76,7 +76,7 @@ rootLogger.appenderRef.0.ref = console
 
 
 def listener_settings(listeners: Mapping[str, tuple[str, str]]) -> dict[str, str]:
-    """Settings for listeners without encryption.
+    """Return the broker's settings for listeners without encryption.
 
     Args:
         listeners: By name: where the broker listens, and the address that clients are told ("": none).
@@ -124,7 +124,7 @@ class KafkaServer(Service):
         return f"{LOOPBACK}:{self.settings['port']}"
 
     def answers(self) -> bool:
-        """Whether the broker is registered and serves metadata."""
+        """Return whether the broker is registered and serves metadata."""
         return accepts_connections(self.settings["port"]) and broker_answers(self.bootstrap_servers)
 
     def _new_settings(self) -> dict[str, Any]:
@@ -181,5 +181,5 @@ class KafkaServer(Service):
 
 
 def _new_id() -> str:
-    """An id as Kafka writes them; its tools would take a leading dash for an option."""
+    """Return an id as Kafka writes them, without a leading dash, which its tools would take for an option."""
     return base64.urlsafe_b64encode(uuid.uuid4().bytes)[:22].decode().replace("-", "_")

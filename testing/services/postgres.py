@@ -79,11 +79,11 @@ class PostgresServer(Service):
         return self.dsn_of("postgres")
 
     def dsn_of(self, database: str) -> str:
-        """Connection URI of the superuser, password included, for this database."""
+        """Return the superuser's connection URI, password included, for this database."""
         return f"postgresql://{SUPERUSER}:{self.settings['password']}@{LOOPBACK}:{self.port}/{database}"
 
     def answers(self) -> bool:
-        """Whether the server accepts connections."""
+        """Return whether the server accepts connections."""
         if not accepts_connections(self.port):
             return False
         # As this user: Python forks itself to become another one, which takes longer than all that the program does.
@@ -186,7 +186,7 @@ def _drop_stale_lock(lock: Path) -> None:
 
 
 def _programs_for(user: pwd.struct_passwd | None) -> Path:
-    """The bin folder of a PostgreSQL whose programs this user can run, copied if need be.
+    """Return the bin folder of a PostgreSQL whose programs this user can run, a copy if need be.
 
     Raises:
         ConfigurationError: There is none; the message says what to install.
@@ -211,7 +211,7 @@ def _programs_for(user: pwd.struct_passwd | None) -> Path:
 
 
 def _installed_programs() -> Iterator[Path]:
-    """The wheel's, the system's, PATH's."""
+    """Yield PostgreSQL's bin folders: the wheel's, the system's, and the one on PATH."""
     spec = find_spec(_WHEEL)
     places = [(Path("/usr/lib/postgresql"), "*/bin")]
     if spec is not None and spec.origin is not None:

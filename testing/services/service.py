@@ -72,12 +72,12 @@ class Service(ABC):
 
     @property
     def address(self) -> str:
-        """What a client connects to."""
+        """The address that a client connects to."""
         return str(getattr(self, self.address_name))
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What was chosen at the first start."""
+        """The settings, which are chosen at the first start."""
         path = self.folder / "settings.json"
         if self._settings is None:
             if not path.exists():
@@ -92,7 +92,7 @@ class Service(ABC):
 
     @abstractmethod
     def answers(self) -> bool:
-        """Whether the server serves clients now; waits a second at most."""
+        """Return whether the server serves clients now; wait a second at most."""
 
     def start(self) -> None:
         """Start the server unless it runs, and return at once; `wait_ready` waits until it answers.
@@ -187,7 +187,7 @@ class Service(ABC):
         return dict(os.environ)
 
     def _user(self) -> pwd.struct_passwd | None:
-        """Under whose name it runs, if not under that of this program."""
+        """Return the user under whose name it runs, if not that of this program."""
         return None
 
     def _check_own(self) -> None:
