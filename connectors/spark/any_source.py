@@ -50,7 +50,7 @@ Offsets = dict[str, Any]
 
 
 def task_inputs(source: ResettableSource, start: Offsets, end: Offsets) -> list[InputPartition]:
-    """What each Spark task reads of the ranges between two positions: some of them, in order."""
+    """Distribute the ranges between two positions over Spark tasks, in order."""
     tasks: list[list[Split]] = []
     rows = source.rows_per_task
     for split in source.splits(start, end):
@@ -155,7 +155,7 @@ def batches_of(source: ResettableSource, partition: InputPartition) -> Iterator[
 
 
 def spark_schema(source: ResettableSource) -> StructType:
-    """The schema that Spark gives to the rows of a source.
+    """Return the schema that Spark gives to the rows of a source.
 
     Raises:
         ConfigurationError: Spark has no type for a column; the message names it.
@@ -175,7 +175,7 @@ def spark_schema(source: ResettableSource) -> StructType:
 
 
 def _as_spark_takes(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
-    """The same values in the types that pyspark insists on: of several Arrow types for one of Spark's it takes one."""
+    """Cast a batch to the types that pyspark insists on: of several Arrow types for one of Spark's it takes one."""
     if batch.schema.equals(wanted) or batch.schema.names != wanted.names:  # pyspark refuses other names
         return batch
     return cast(
@@ -266,5 +266,5 @@ def registered(spark: SparkSession, source: ResettableSource) -> str:
 
 
 def registered_source(name: str) -> ResettableSource | None:
-    """The source behind a format that `registered` made; None for any other format."""
+    """Return the source behind a format that `registered` made; None for any other format."""
     return _registered.get(name)

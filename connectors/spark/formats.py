@@ -105,7 +105,7 @@ class SinkFormat(DataSource):
             )
 
     def own_sink(self) -> TwoPhaseCommitSink[Any]:
-        """The sink, which nobody has validated.
+        """Make the sink, which nobody has validated.
 
         Raises:
             ConfigurationError: An option is wrong, or the sink's extra is not installed.

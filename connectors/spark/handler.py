@@ -243,7 +243,7 @@ def _not_pickled(value: object) -> Exception | None:
 
 
 def _given(what: Any) -> str:
-    """An argument by its class, or as the class that it is."""
+    """Return the name of an argument's class, or say that it is a class."""
     return f"the class {what.__name__} (give an instance)" if isinstance(what, type) else type(what).__name__
 
 
@@ -399,7 +399,7 @@ class EpochHandler:
         return self._write_by_tasks(frame, coordinator, batch, self.sinks)
 
     def _gathered(self, frame: DataFrame, limit: float) -> pa.Table | None:
-        """All rows in this process; None if one is larger than `limit` bytes, or holds what pyspark cannot collect.
+        """Return all rows in this process; None if one is larger than `limit` bytes, or pyspark cannot collect them.
 
         That is a null struct or variant whose fields are declared never null: pyspark 4.2 casts it, and Arrow refuses.
         """

@@ -73,7 +73,7 @@ class KafkaStreamReader(SourceStreamReader):
 
 
 def stream_source(options: Mapping[str, str]) -> KafkaSource:
-    """The source of a streaming query.
+    """Make the source of a streaming query.
 
     Raises:
         ConfigurationError: An option is unknown or wrong; the message names it.
@@ -82,7 +82,7 @@ def stream_source(options: Mapping[str, str]) -> KafkaSource:
 
 
 def batch_source(options: Mapping[str, str]) -> KafkaSource:
-    """The source of a batch query.
+    """Make the source of a batch query.
 
     Raises:
         ConfigurationError: An option is unknown or wrong; the message names it.
@@ -145,7 +145,7 @@ def _source(
 
 
 def _bound(given: Mapping[str, str], names: tuple[str, ...], default: str) -> Bound:
-    """Spark's order: one time for all, then times of partitions, then offsets."""
+    """Return a bound in Spark's order: one time for all, then times of partitions, then offsets."""
     strategy = given.get(STRATEGY, "error").lower()
     if strategy not in {"error", "latest"}:
         raise ConfigurationError(f"option {STRATEGY} must be error or latest, not {strategy!r}")
@@ -200,7 +200,7 @@ def publish(groups: Sequence[Group | None] | Group, epoch: int, about: EpochInpu
 
 
 def _by_group(groups: Sequence[Group | None], ends: Sequence[str]) -> dict[Group, Offsets]:
-    """Offsets of each group; where two sources read one partition, how far both are."""
+    """Return each group's offsets; where two sources read one partition, the lower one."""
     found: dict[Group, Offsets] = {}
     for group, text in zip(groups, ends, strict=True):
         if group is None or text == _NOTHING:
@@ -212,7 +212,7 @@ def _by_group(groups: Sequence[Group | None], ends: Sequence[str]) -> dict[Group
 
 
 def _is_kafka(text: str) -> bool:
-    """Whether an offsets file's text for one source is `{"topic": {"0": 123}}`."""
+    """Return whether an offsets file's text for one source is `{"topic": {"0": 123}}`."""
     try:
         from_json(text)
     except ConfigurationError:
@@ -234,7 +234,7 @@ def with_lag(source: dict[str, Any]) -> dict[str, Any]:
 
 
 def publisher_from_options(options: Mapping[str, str]) -> OnComplete | None:
-    """What the options `offsets.kafka.group.id` and `offsets.kafka.bootstrap.servers` of a format ask for, if given.
+    """Make the publisher for the options `offsets.kafka.group.id` and `offsets.kafka.bootstrap.servers`, if given.
 
     Raises:
         ConfigurationError: One is missing, unknown or refused.
@@ -254,7 +254,7 @@ def publisher_from_options(options: Mapping[str, str]) -> OnComplete | None:
 
 
 def is_ours(option: str) -> bool:
-    """Whether an option of a format says where to publish offsets."""
+    """Return whether an option of a format says where to publish offsets."""
     return option.lower().startswith(PUBLISHING)
 
 

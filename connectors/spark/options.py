@@ -75,7 +75,7 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
         return parsed
 
     def policy(self) -> CommitPolicy:
-        """The coordinator's policy.
+        """Return the coordinator's policy.
 
         Raises:
             ConfigurationError: A value is not usable.
@@ -83,7 +83,7 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
         return CommitPolicy.of(self.on_lost, self.commit_timeout, self.commit_backoff)
 
     def checkpoint_root(self) -> str:
-        """The checkpoint, which a streaming format must be told.
+        """Return the checkpoint's location, which a streaming format needs as an option.
 
         Raises:
             ConfigurationError: It was not.
@@ -97,7 +97,7 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.checkpoint.rstrip("/")
 
     def query(self) -> str:
-        """The query's id, out of the checkpoint's metadata file."""
+        """Return the query's id from the checkpoint's metadata file."""
         text = read_text(f"{self.checkpoint_root()}/metadata")
         if text is None:
             raise ConfigurationError(f"the checkpoint {self.checkpoint} has no metadata file: is it this query's?")
@@ -112,7 +112,7 @@ COMMON: Final = _OWN | {"queryname", "name", "path"}
 def open_log(
     store: str | Path | LogStore | None, checkpoint: str, pipeline: str, *, existing: bool = False
 ) -> LogStore:
-    """The store of a pipeline's decision log: the one that is given, or named, or the one inside the checkpoint.
+    """Open the store of a pipeline's decision log: the given or named one, or the one inside the checkpoint.
 
     Args:
         store: What the user gave.
@@ -198,7 +198,7 @@ def check_not_moved(checkpoint: str, pipeline: str, read_file: Callable[[str], s
 
 
 def local_store(store: LogStore) -> str:
-    """A store that one machine alone sees, for messages; "" for any other."""
+    """Describe a store that one machine alone sees, for messages; "" for any other."""
     return "" if store.shared else store.describe()
 
 

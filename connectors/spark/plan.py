@@ -38,7 +38,7 @@ handlers: WeakKeyDictionary[DataStreamWriter, Any] = WeakKeyDictionary()
 
 
 class Cause(StrEnum):
-    """Why another attempt of a batch may compute other values."""
+    """The reason why another attempt of a batch may compute other values."""
 
     RANDOM = "another value in each attempt"
     CLOCK = "the time of each attempt"
@@ -125,12 +125,12 @@ def _pairs(scala_map: Any) -> Iterator[tuple[str, str]]:
 
 
 def analyzed(df: DataFrame) -> Any:
-    """The analyzed logical plan of a DataFrame of a classic session."""
+    """Return the analyzed logical plan of a DataFrame of a classic session."""
     return df._jdf.queryExecution().analyzed()  # noqa: SLF001 - no public way to ask
 
 
 def nodes(plan: Any) -> Iterator[Any]:
-    """The nodes of a logical plan, from the top. A plan may be deeper than Python's calls can be."""
+    """Yield the nodes of a logical plan, from the top, without recursion: a plan may be deeper than Python's stack."""
     waiting = [plan]
     while waiting:
         node = waiting.pop()
@@ -139,7 +139,7 @@ def nodes(plan: Any) -> Iterator[Any]:
 
 
 def streaming_sources(df: DataFrame) -> list[StreamingSource]:
-    """What the query reads as streams, in the order in which the checkpoint's offsets files list it."""
+    """Return the streams that the query reads, in the order in which the checkpoint's offsets files list them."""
     if not hasattr(df, "_jdf"):
         return []
     return [_source(leaf) for leaf in _items(analyzed(df).collectLeaves()) if leaf.isStreaming()]
@@ -170,7 +170,7 @@ _CHEAP: Final = frozenset(
 
 
 def only_writes(df: DataFrame) -> bool:
-    """Whether the tasks that write do nothing else that is worth dividing: no Python function, no state, no shuffle."""
+    """Return whether the tasks only write, so need not be divided: no Python function, no state, no shuffle."""
     if not hasattr(df, "_jdf"):
         return False
     plan, jvm = analyzed(df), cast("Any", df.sparkSession)._jvm  # noqa: SLF001 - no public way to ask
@@ -200,7 +200,7 @@ _PYTHON: Final = ("PythonUDF", "PythonUDAF", "PythonUDTF")
 
 
 def unstable(df: DataFrame) -> list[Unstable]:
-    """What may come out differently when a streaming query computes a batch again."""
+    """Return the parts of a streaming query that may give another result when it computes a batch again."""
     found: list[Unstable] = []
     waiting = [(analyzed(df), False)]
     while waiting:
@@ -214,7 +214,7 @@ def unstable(df: DataFrame) -> list[Unstable]:
 
 
 def unstable_for(df: DataFrame, sink: Sink) -> list[Unstable]:
-    """What may come out differently when `select` and `where` of a sink are computed again."""
+    """Return the expressions of a sink's `select` and `where` that may give another result when computed again."""
     frames = [df.selectExpr(*sink.select)] if sink.select is not None else []
     frames += [df.where(sink.where)] if sink.where is not None else []
     found = [pair for frame in frames for pair in _unstable_in(analyzed(frame), pinned=False)]
@@ -228,7 +228,7 @@ def _is_stateful(node: Any) -> bool:
 
 
 def _chosen_rows(node: Any) -> tuple[str, Cause] | None:
-    """The operation of a node that leaves rows out, if another attempt may leave out others."""
+    """Return the operation of a node that leaves rows out, if another attempt may leave out others."""
     if not node.isStreaming():
         return None
     name = node.nodeName()
@@ -242,7 +242,7 @@ def _chosen_rows(node: Any) -> tuple[str, Cause] | None:
 
 
 def _descent(node: Any) -> Iterator[Any]:
-    """A node, and those below it up to the first that joins others or reads."""
+    """Yield a node, and those below it up to the first that joins others or reads."""
     while True:
         yield node
         children = _items(node.children())
@@ -252,7 +252,7 @@ def _descent(node: Any) -> Iterator[Any]:
 
 
 def _unstable_in(node: Any, *, pinned: bool) -> Iterator[tuple[str, Cause]]:
-    """Of one node of the plan: the innermost expressions whose values may differ.
+    """Yield the innermost expressions of one node of the plan whose values may differ, and why.
 
     Args:
         node: Of a logical plan.

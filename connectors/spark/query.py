@@ -71,7 +71,7 @@ class QueryRun(NamedTuple):
 
 
 def current_run(spark: SparkSession, last: QueryRun | None = None) -> QueryRun:
-    """The run whose foreachBatch function is being called in this thread.
+    """Return the run whose foreachBatch function is being called in this thread.
 
     Args:
         spark: The session that started the query; the batch's own one is a clone that does not know the query.
@@ -102,7 +102,7 @@ def current_run(spark: SparkSession, last: QueryRun | None = None) -> QueryRun:
 
 
 def refused(mode: str) -> ConfigurationError:
-    """The error for a mode in which a batch may begin before Spark has logged the one before it."""
+    """Return the error for a mode in which a batch may begin before Spark has logged the one before it."""
     return ConfigurationError(
         f"{mode} cannot be exactly once with onceward: an epoch is a micro-batch that ends before the next one begins, "
         "and whose offsets are logged before it runs. Nothing was written. Use trigger(processingTime=…) or "
@@ -111,7 +111,7 @@ def refused(mode: str) -> ConfigurationError:
 
 
 def reason(error: BaseException) -> str:
-    """What went wrong, in one line. What Spark tells of an error in a Python worker has the worker's traceback."""
+    """Return the error in one line; for an error in a Python worker, the last one of its traceback."""
     text, mark = str(error), "Traceback (most recent call last):\n"
     if mark not in text:
         return f"{type(error).__name__}: {(text.strip().splitlines() or [''])[0]}"
@@ -120,7 +120,7 @@ def reason(error: BaseException) -> str:
 
 
 def any_stage_failed(spark: SparkSession, stages: Iterable[int]) -> bool:
-    """Whether a task of these stages failed, or a stage ran twice, so that an attempt may have left something behind.
+    """Return whether a task of these stages failed, or a stage ran twice: an attempt may have left something behind.
 
     Args:
         spark: The session.
@@ -132,7 +132,7 @@ def any_stage_failed(spark: SparkSession, stages: Iterable[int]) -> bool:
 
 
 def epoch_input(read_text: Callable[[str], str | None], checkpoint: str, query: str, batch: int) -> EpochInput:
-    """What a micro-batch is computed from.
+    """Return the input of a micro-batch: its offsets, and where it began.
 
     Raises:
         ConfigurationError: The checkpoint has no offsets file for the batch.
@@ -150,12 +150,12 @@ def epoch_input(read_text: Callable[[str], str | None], checkpoint: str, query: 
 
 
 def _sources(offsets: str) -> list[str]:
-    """Offsets of each source: what follows the version and the metadata line."""
+    """Return the offsets of each source, which follow the version and the metadata line."""
     return [line for line in offsets.splitlines()[2:] if line]
 
 
 def checkpoint_reader(spark: SparkSession) -> Callable[[str], str | None]:
-    """A function that reads a small text file of any file system that Spark knows; None if it is not there.
+    """Return a function that reads a small text file of any file system that Spark knows; None if it is not there.
 
     For files that never change: it remembers the last one, since a batch's offsets are read again as the start of the
     next.
@@ -192,7 +192,7 @@ def read_by_hadoop(spark: SparkSession, url: str) -> str | None:
 
 
 def checked_folder(spark: SparkSession, url: str | Path) -> str:
-    """The checkpoint's URL as Spark resolves it. One that can be no folder is refused: Spark's answer is long.
+    """Return the checkpoint's URL as Spark resolves it; refuse one that cannot be a folder, as Spark's answer is long.
 
     Raises:
         ConfigurationError: It is a file, or lies in one, or in a folder that cannot be written to.
@@ -221,7 +221,7 @@ def checked_folder(spark: SparkSession, url: str | Path) -> str:
 
 
 def local_path(url: str) -> str | None:
-    """The path of a URL without host; None for one of another system. Hadoop writes file:/x, file:///x or /x."""
+    """Return the path of a URL without host (Hadoop writes file:/x, file:///x or /x); None for another system's."""
     if url.startswith("file:"):
         return "/" + url.removeprefix("file:").lstrip("/")
     return None if urlsplit(url).scheme else url
@@ -238,7 +238,7 @@ def read_text(url: str) -> str | None:
 
 
 def newest_batch(checkpoint: str) -> int:
-    """The batch that runs: Spark writes its offsets before it plans it.
+    """Return the batch that runs: Spark writes its offsets before it plans it.
 
     Raises:
         ConfigurationError: There is none, or nothing here can read that file system.
@@ -288,7 +288,7 @@ class ProgressListener(StreamingQueryListener):
             return self._newest.get(str(query))
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
-        """Called by Spark after each micro-batch."""
+        """Record the progress of a micro-batch; Spark calls this after each one."""
         progress: dict[str, Any] = json.loads(event.progress.json)
         query = str(progress["id"])
         progress["sources"] = [with_lag(source) for source in progress.get("sources", ())]
@@ -302,13 +302,13 @@ class ProgressListener(StreamingQueryListener):
         tell(QueryProgressed(pipeline or progress.get("name") or query, progress))
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
-        """Nothing."""
+        """Ignore it."""
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
-        """Nothing."""
+        """Ignore it."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        """Nothing."""
+        """Ignore it."""
 
     def _remember(self, event: Event) -> None:
         if isinstance(event, EpochCompleted):

@@ -44,7 +44,7 @@ _PROBE: Final = "import sys, onceward.core, pyarrow; print('.'.join(map(str, sys
 
 
 class TaskPlace(NamedTuple):
-    """Where a task runs: partition, attempt, stage.
+    """The place of a running task: partition, attempt, stage.
 
     The attempt counts within one attempt of its stage: a stage that is tried again, because an executor was lost with
     the shuffle files that the stage reads, begins at 0 again. Only the driver knows of it.
@@ -58,7 +58,7 @@ class TaskPlace(NamedTuple):
 
 
 def place() -> TaskPlace:
-    """Where this code runs."""
+    """Return the place of the running code."""
     from pyspark import TaskContext  # noqa: PLC0415 - needs a Spark installation
 
     task = TaskContext.get()
@@ -120,7 +120,7 @@ def write_and_tell(
     only: Sequence[frozenset[int] | None] | None,
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """What `mapInArrow` runs on each partition; yields one row: acknowledgement, stage, size of a row.
+    """Write a partition, for `mapInArrow`; yield one row: acknowledgement, stage, size of a row.
 
     Args:
         sinks: The pipeline's.
@@ -147,7 +147,7 @@ def write_and_tell(
 
 
 def projected(frame: DataFrame, sinks: Sequence[Sink]) -> DataFrame:
-    """The frame whose batches executors distribute to the sinks."""
+    """Return the frame whose batches executors distribute to the sinks."""
     if share_batches(sinks):
         return frame
     from pyspark.sql import functions as sf  # noqa: PLC0415 - needs a Spark installation
@@ -162,7 +162,7 @@ def projected(frame: DataFrame, sinks: Sequence[Sink]) -> DataFrame:
 
 
 def _with_nulls(row: Any) -> StructType:
-    """A struct's type whose fields may be null, as they are in rows that are not for the sink, see `_gathered`."""
+    """Return a struct's type with fields that may be null, as in rows that are not for the sink, see `_gathered`."""
     from pyspark.sql.types import StructField, StructType  # noqa: PLC0415 - needs a Spark installation
 
     return StructType([StructField(field.name, field.dataType, metadata=field.metadata) for field in row])
@@ -177,7 +177,7 @@ def collected(frame: DataFrame) -> pa.Table:
 
 
 def with_plain_names(frame: DataFrame) -> tuple[DataFrame, Sequence[str] | None]:
-    """The frame for `mapInArrow`, which looks columns up by name, and the names if it has others now."""
+    """Return the frame for `mapInArrow`, which looks columns up by name, and the names if it renamed them."""
     names = frame.columns
     if len({name.lower() for name in names}) == len(names) and not any(set(name) & {".", "`"} for name in names):
         return frame, None
@@ -185,7 +185,7 @@ def with_plain_names(frame: DataFrame) -> tuple[DataFrame, Sequence[str] | None]
 
 
 def share_batches(sinks: Sequence[Sink]) -> bool:
-    """Whether all sinks get the query's rows as they are."""
+    """Return whether all sinks get the query's rows as they are."""
     return all(sink.select is None and sink.where is None for sink in sinks)
 
 
@@ -200,7 +200,7 @@ _MISSING_GROUP_BY: Final = "[MISSING_GROUP_BY]"
 
 
 def schema_for(frame: DataFrame, sink: Sink) -> pa.Schema:
-    """Arrow schema of what a sink gets.
+    """Return the Arrow schema of a sink's rows.
 
     Raises:
         SchemaError: Spark cannot compute `select` or `where`.
@@ -234,7 +234,7 @@ def _not_row_by_row(sink: Sink) -> ConfigurationError:
 
 
 def in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The same instants, all in UTC: Spark says the session's zone in a task, and UTC in the driver.
+    """Convert timestamps to UTC: Spark uses the session's zone in a task, and UTC in the driver.
 
     So keys, folders and texts that are made of an instant are the same whoever writes it, and in whatever session.
     """
@@ -244,7 +244,7 @@ def in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 @functools.lru_cache(64)
 def _in_utc(schema: pa.Schema) -> pa.Schema | None:
-    """The schema in UTC; None if it is that already."""
+    """Return the schema in UTC; None if it is that already."""
     made = pa.schema([field.with_type(with_leaves(field.type, _zone_in_utc)) for field in schema], schema.metadata)
     return None if made == schema else made
 
@@ -254,7 +254,7 @@ def _zone_in_utc(kind: pa.DataType) -> pa.DataType:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The schema that batches of a DataFrame have, with timestamps in UTC.
+    """Return the schema that batches of a DataFrame have, with timestamps in UTC.
 
     Raises:
         SchemaError: Spark cannot hand a column to Python.
@@ -275,7 +275,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def _to_arrow(schema: StructType) -> pa.Schema:
-    """Pyspark 4.2 wants the zone said, and fails an assertion without it; before, there was no such argument."""
+    """Convert a schema. pyspark 4.2 needs the zone (an assertion fails without); before, there was no such argument."""
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - imports pyarrow
 
     if "timezone" in inspect.signature(to_arrow_schema).parameters:
@@ -285,7 +285,7 @@ def _to_arrow(schema: StructType) -> pa.Schema:
 
 @functools.cache
 def obstacle(python: str) -> str:
-    """What keeps this interpreter, on this machine, from running onceward's code; empty if nothing does.
+    """Return what keeps this interpreter, on this machine, from running onceward's code; empty if nothing does.
 
     Asked once in a process: it may cost a second.
 

@@ -81,14 +81,14 @@ class OpenedEpoch(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class WrittenPartition(WriterCommitMessage):
-    """What an executor answers: its acknowledgement (None if the epoch was a replay), and under which START."""
+    """An executor's answer: its acknowledgement (None if the epoch was a replay), and the START it wrote under."""
 
     opened: OpenedEpoch
     acknowledgement: Acknowledgement | None
 
 
 class _Writer:
-    """What streams and batches share."""
+    """The common part of writers of streams and batches."""
 
     def __init__(self, sink: TwoPhaseCommitSink[Any], options: FormatOptions) -> None:
         show_if_asked()  # Spark makes it in processes that no user's code runs in
@@ -109,11 +109,11 @@ class _Writer:
         return Coordinator(name, store, [self.sink], policy, heals=True, run_writers=RunWriters.of(name, store))
 
     def _offered(self) -> tuple[int, EpochInput]:
-        """The epoch that will be written."""
+        """Return the epoch that will be written, and its input."""
         raise NotImplementedError
 
     def __getstate__(self) -> dict[str, Any]:
-        """Spark pickles the writer in its first driver process, before any executor runs: start there."""
+        """Start before pickling: Spark pickles the writer in its first driver process, before any executor runs."""
         if self.opened is None:
             try:
                 self.opened = self._open()

@@ -40,7 +40,7 @@ _STOP: Final = (
 
 @dataclass(frozen=True)
 class SavepointPlan:
-    """What `create_savepoint` would do.
+    """A plan of `create_savepoint`.
 
     Attributes:
         pipeline: Name of the pipeline.

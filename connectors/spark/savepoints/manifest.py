@@ -46,7 +46,7 @@ _OWN: Final = re.compile(rf"({FILES}|{ENTRIES}|{SHARED})/|\.?({_FIXED})(\.\w+)?$
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a savepoint of a Spark query holds. JSON-serialisable."""
+    """The content of a savepoint of a Spark query. JSON-serialisable."""
 
     pipeline: str
     query: str
@@ -72,7 +72,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def position(self) -> Progress:
-        """How far the sinks had come."""
+        """The newest epoch that the sinks had committed, with its generation."""
         return Progress(self.generation, self.epoch)
 
     @property
@@ -82,7 +82,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def place(self) -> str:
-        """Where its decision log was."""
+        """The location of its decision log."""
         return self.checkpoint if self.store is None else self.store
 
     def encode(self) -> bytes:
@@ -120,12 +120,12 @@ class Savepoint:
 
     @property
     def restored_to(self) -> str:
-        """Where it was restored to, the last time; empty if it never was."""
+        """The location to which it was last restored; empty if it never was."""
         return self.storage.read_if_there(RESTORED).decode()
 
     @property
     def claimed_by(self) -> str:
-        """Where a restore of it was begun that needed no other log; empty if none was."""
+        """The location where a restore was begun that needed no other log; empty if none was."""
         return self.storage.read_if_there(CLAIMED).decode()
 
     def claim(self, place: str) -> None:

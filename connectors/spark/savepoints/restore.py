@@ -66,7 +66,7 @@ class LogAt(NamedTuple):
 
 @dataclass(frozen=True)
 class RestorePlan:
-    """What `restore_savepoint` would do.
+    """A plan of `restore_savepoint`.
 
     Attributes:
         saved: The savepoint.
