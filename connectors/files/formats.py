@@ -69,7 +69,7 @@ FORMATS: Final[dict[str, Callable[[BinaryIO, pa.Schema], Any]]] = {
 
 
 def as_lines(batch: pa.RecordBatch, partition_by: Sequence[str] = ()) -> pa.RecordBatch:
-    """Each row as a line of JSON, with values as in core/kit/rows.py, beside the columns that become folders."""
+    """Write each row as a line of JSON, with values as in core/kit/rows.py; keep the columns that become folders."""
     rows = batch.drop_columns(list(partition_by))
     try:
         lines = pa.array([to_json(row) for row in rows.to_pylist()], pa.large_string())
@@ -126,7 +126,7 @@ def check_names(sink: str, schema: pa.Schema) -> None:
 
 
 def types_in(kind: pa.DataType) -> Iterator[pa.DataType]:
-    """A type and those that it is made of."""
+    """Yield a type and those that it is made of."""
     yield kind
     if pa.types.is_dictionary(kind):
         yield from types_in(kind.value_type)
@@ -136,7 +136,7 @@ def types_in(kind: pa.DataType) -> Iterator[pa.DataType]:
 
 
 def is_binary(kind: pa.DataType) -> bool:
-    """Whether values are bytes."""
+    """Return whether values of this type are bytes."""
     kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
     return any(fits(kind) for fits in kinds)
 
@@ -188,7 +188,7 @@ class _OpenFile:
 
 
 def visible_files(folder: Path, *formats: str) -> Iterator[tuple[Path, Path]]:
-    """The files of these formats that readers of a folder see, and their paths below it."""
+    """Yield the files of these formats that readers of a folder see, and their paths below it."""
     for path in folder.rglob("*"):
         inside = path.relative_to(folder)
         if path.suffix[1:] in formats and not any(part[0] in "_." for part in inside.parts) and path.is_file():

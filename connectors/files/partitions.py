@@ -61,7 +61,7 @@ def check_partitions(sink: str, columns: Sequence[str], schema: pa.Schema) -> No
 
 
 def parts(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """The rows of each folder, in order, without these columns; without columns all rows, in the folder ""."""
+    """Yield the rows of each folder, in order, without these columns; without columns all rows, in the folder ""."""
     if not columns:
         yield "", batch
         return

@@ -42,7 +42,7 @@ _FINISHED: Final = re.compile(rf"(.+)-\d+\.(?:{'|'.join(FORMATS)})")
 
 
 def hashed(batch: pa.RecordBatch, format_: str, partition_by: Sequence[str] = ()) -> pa.RecordBatch:
-    """What is hashed of rows that are written.
+    """Return the columns of written rows that are hashed, as the target holds them.
 
     Args:
         batch: As the format's writer takes it, with the columns that become folders.
@@ -61,7 +61,7 @@ def hashed(batch: pa.RecordBatch, format_: str, partition_by: Sequence[str] = ()
 
 
 def csv_texts(column: pa.Array) -> pa.Array:
-    """What Arrow's CSV writer makes of each value."""
+    """Return each value as the text that Arrow's CSV writer makes of it."""
     column = decoded(column)
     return column if pa.types.is_large_string(column.type) else column.cast(pa.string())
 
@@ -107,7 +107,7 @@ class WrittenFolder(Place):
 
 
 def reread(folder: str, scope: Scope | None, columns: Sequence[str] = ()) -> Reread:
-    """What the folder's finished files hold now.
+    """Read the folder's finished files.
 
     Args:
         folder: The sink's.

@@ -303,7 +303,7 @@ class FileSink(FolderSink[Files]):
         return self._names(COMMIT)
 
     def _names(self, *suffixes: str) -> list[TransactionName]:
-        """Transactions that have a folder with one of these suffixes; "" for pending ones."""
+        """Return transactions that have a folder with one of these suffixes; "" for pending ones."""
         found = sorted(path.name for path in self._place.iterdir()) if self._place.is_dir() else []
         return names_of(text.removesuffix(suffix) for suffix in suffixes for text in found if text.endswith(suffix))
 
@@ -321,7 +321,7 @@ class FileSink(FolderSink[Files]):
         return Path(self.directory) / path.parent / f"{file_name(transaction)}-{path.name}"
 
     def _is_finished(self, transaction: str, files: Sequence[str]) -> bool:
-        """Whether nothing is left to be moved of a transaction whose commit has begun."""
+        """Return whether every file of a transaction whose commit has begun was moved to its place."""
         return not any((self._folder(transaction, COMMIT) / hidden(file)).exists() for file in files)
 
 

@@ -124,7 +124,7 @@ class FileSource(ResettableSource):
         return self.latest({})
 
     def latest(self, position: Position, limit: int | None = None, until: Position | None = None) -> Position:
-        """The newest position that can be read now. A file is taken whole, so the last one may exceed `limit`."""
+        """Return the newest position that can be read now. A file is taken whole, which may exceed `limit` rows."""
         files = self._files()
         self._check(position, files)
         end, left = dict(position), limit
@@ -144,7 +144,7 @@ class FileSource(ResettableSource):
         return end
 
     def splits(self, start: Position, end: Position, parallelism: int = 1) -> Sequence[Split]:  # noqa: ARG002 - files
-        """The files between two positions; a file is never split. A unit says which file it was: size, time, name."""
+        """Return the files between two positions, whole ones. A unit says which file it was: size, time, name."""
         found = []
         for name, (read, _, size, changed) in sorted(end.items(), key=lambda item: (item[1][3], item[0])):
             begin = start[name][0] if name in start else 0
@@ -178,7 +178,7 @@ class FileSource(ResettableSource):
         return {**position, name: [to, split.end, size, changed]}
 
     def share(self, subtask: int, parallelism: int) -> Self:
-        """The part of this source that one subtask reads; files are assigned by a hash of their names."""
+        """Return the part of this source that one subtask reads; files are assigned by a hash of their names."""
         if self._schema is None and self._files():
             _ = self.schema
         part = copy.copy(self)
@@ -189,7 +189,7 @@ class FileSource(ResettableSource):
         return {name: at for position in positions for name, at in position.items() if self._is_own(name)}
 
     def _files(self) -> dict[str, os.stat_result]:
-        """The files of this share, by their path in the folder."""
+        """Return the files of this share, by their path in the folder."""
         found: dict[str, os.stat_result] = {}
         for path, inside in visible_files(self.directory, self.format):
             if self._is_own(str(inside)):
@@ -198,7 +198,7 @@ class FileSource(ResettableSource):
         return found
 
     def _check(self, position: Position, files: Mapping[str, os.stat_result]) -> None:
-        """A file that was read to a part must still be the same; one that was read whole may be gone."""
+        """Raise SourceError if a file that was read in part is gone, or if any file has changed since."""
         for name, (read, rows, size, changed) in position.items():
             now = files.get(name)
             if now is None and read < rows:
@@ -218,7 +218,7 @@ class FileSource(ResettableSource):
             raise SourceError(f"the name of file {path!r} is not UTF-8: rename the file, or remove it") from None
 
     def _count(self, name: str) -> int:
-        """Rows of a file, which has no column that would be lost."""
+        """Count the rows of a file; raise SourceError if it has a column that would be lost."""
         if self._inferred:
             found = [path for field in self._own_schema(name) for path in _paths(field.type, field.name)]
             known = {path for field in self.schema for path in _paths(field.type, field.name)}
@@ -243,7 +243,7 @@ class FileSource(ResettableSource):
         return int(self._dataset(name, block, self._schema).count_rows())
 
     def _batches(self, name: str, block: int, scan: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
-        """The rows. Of JSON lines not by pyarrow.dataset (26.0), which makes nulls of a row whose line does not end."""
+        """Yield the rows. JSON lines are read without pyarrow.dataset (26.0): it reads an unfinished line as nulls."""
         dataset = self._dataset(name, block, self._schema)
         if self.format != "jsonl":
             yield from dataset.to_batches(**scan)
@@ -267,7 +267,7 @@ class FileSource(ResettableSource):
                 )
 
     def _check_count(self, name: str, rows: int) -> None:
-        """A file that was read to a part must have as many rows as then, or they would be others from there on."""
+        """Raise SourceError if a file that was read in part has another number of rows than it had then."""
         if (now := self._count(name)) != rows:
             raise SourceError(
                 f"{self.directory / name} has {now} rows, and {rows} when its reading began: earlier versions ignored "
@@ -275,7 +275,7 @@ class FileSource(ResettableSource):
             )
 
     def _own_schema(self, name: str) -> pa.Schema:
-        """Of the rows of one file."""
+        """Return the schema of one file's rows."""
         try:
             return with_blocks(lambda block: self._dataset(name, block).schema)
         except (OSError, pa.ArrowException) as error:
@@ -298,7 +298,7 @@ class FileSource(ResettableSource):
 
 
 def _paths(kind: pa.DataType, path: str) -> Iterator[str]:
-    """A column and the fields of the structs in it, by their paths."""
+    """Yield the paths of a column and of the fields of the structs in it."""
     yield path
     if pa.types.is_struct(kind):
         for field in kind:
@@ -309,24 +309,24 @@ def _paths(kind: pa.DataType, path: str) -> Iterator[str]:
 
 
 def _folder_columns(name: str) -> Iterable[str]:
-    """Columns whose values a file's folders name, as Spark, Hive and FileSink have them."""
+    """Return the columns whose values a file's folders name, as Spark, Hive and FileSink have them."""
     parts = (part.partition("=") for part in Path(name).parts[:-1])
     return (unquote(column) for column, equals, _ in parts if equals)
 
 
 def _as_read(field: pa.Field) -> pa.Field:
-    """A folder's column as pyarrow.dataset reads it: it makes no decimals of text."""
+    """Return a folder's column as pyarrow.dataset reads it: it makes no decimals of text."""
     return field.with_type(pa.string()) if pa.types.is_decimal(field.type) else field
 
 
 def _as_taken(kind: pa.DataType) -> pa.DataType:
-    """Not views (Polars writes them), of whose rows Arrow can take no part."""
+    """Return a type without views (Polars writes them), as Arrow can take no part of such rows."""
     views = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
     return views.get(kind, kind)
 
 
 def _in_json(field: pa.Field) -> pa.Field:
-    """A column as Arrow reads it out of JSON: it makes no dates of text.
+    """Return a column as Arrow reads it from JSON: it makes no dates of text.
 
     Raises:
         ConfigurationError: It makes no times of day either, and takes the Base64 of bytes for the bytes.

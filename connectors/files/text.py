@@ -87,7 +87,7 @@ def _check_text(name: str, column: pa.Array) -> None:
 
 
 def csv_dataset(path: Path, block: int) -> pyarrow.dataset.CsvFileFormat:
-    """The format with which pyarrow.dataset reads a file as FileSink wrote it.
+    """Return the format with which pyarrow.dataset reads a file as FileSink wrote it.
 
     An empty line is a null if the file has one column, and otherwise no row.
 

@@ -80,7 +80,7 @@ class HttpSettings:
         return _shown(self.url)
 
     def redact(self, message: str) -> str:
-        """A message without the secrets."""
+        """Return a message in which the secrets are replaced by ***."""
         parts = urlsplit(self.url)
         secrets = {parts.query, *(value for _, value in parse_qsl(parts.query))}
         secrets |= {parts.path} | {piece for piece in parts.path.split("/") if len(piece) >= 4 * _SECRET_LENGTH}
@@ -90,7 +90,7 @@ class HttpSettings:
         return redact(message, (secret for secret in secrets if len(secret) >= _SECRET_LENGTH))
 
     def tls(self) -> ssl.SSLContext | bool:
-        """The TLS context; True for the usual one.
+        """Return the TLS context; True for the usual one.
 
         Raises:
             ConfigurationError: A file cannot be read.
@@ -110,7 +110,7 @@ class HttpSettings:
 def with_authentication(
     headers: Mapping[str, str], username: str | None, password: str | None, token: str | None
 ) -> tuple[tuple[str, str], ...]:
-    """Headers and, at their end, that of authentication: Basic (RFC 7617) or Bearer (RFC 6750).
+    """Add the header of authentication at the end: Basic (RFC 7617) or Bearer (RFC 6750).
 
     Raises:
         ConfigurationError: They contradict one another.
@@ -182,7 +182,7 @@ class HttpAnswer(NamedTuple):
 
 
 def judge(status: int, also_later: Collection[int] = ()) -> type[SinkError] | None:
-    """The error class for a status: None on success, RetryableSinkError if a retry may succeed, else SinkError.
+    """Return the error class for a status: None on success, RetryableSinkError if a retry may succeed, else SinkError.
 
     Args:
         status: Of the answer.
@@ -194,7 +194,7 @@ def judge(status: int, also_later: Collection[int] = ()) -> type[SinkError] | No
 
 
 def seconds_to_wait(retry_after: str | None, now: datetime | None = None) -> float | None:
-    """Seconds out of a header Retry-After: a number of them, or a date; None if there is nothing to be read."""
+    """Return the seconds that a header Retry-After gives, as a number or a date; None if it cannot be read."""
     if retry_after is None:
         return None
     text = retry_after.strip()

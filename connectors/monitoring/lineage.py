@@ -99,7 +99,7 @@ class _Lineage:
 
 
 def _times(took: Took | None) -> dict[str, Any]:
-    """When the epoch began and ended."""
+    """Return when the epoch began and ended, as a facet."""
     if took is None:
         return {}
     from openlineage.client.facet_v2 import nominal_time_run  # noqa: PLC0415 - an extra
@@ -109,7 +109,7 @@ def _times(took: Took | None) -> dict[str, Any]:
 
 
 def _by_source(offsets: Any) -> dict[str, Any]:
-    """An epoch's offsets by source: by uid (the embedded engine), or by number (Spark, a JSON text each)."""
+    """Return an epoch's offsets by source: by uid (the embedded engine), or by number (Spark, a JSON text each)."""
     if isinstance(offsets, Mapping):
         return dict(offsets)
     return {f"source-{number}": _read(text) for number, text in enumerate(offsets or ())}
@@ -123,7 +123,7 @@ def _read(text: Any) -> Any:
 
 
 def _ranges(source: str, start: Any, end: Any) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """First and next offsets by partition, of each topic; of any other source, under its name, as one partition."""
+    """Return first and next offsets by partition, of each topic; any other source is one partition under its name."""
     if not _is_topics(end):
         return {source: ({"": start}, {"": end})}
     before = start if _is_topics(start) else {}
@@ -131,7 +131,7 @@ def _ranges(source: str, start: Any, end: Any) -> dict[str, tuple[dict[str, Any]
 
 
 def _is_topics(offsets: Any) -> bool:
-    """Whether it is `{"topic": {"0": 123}}`."""
+    """Return whether the offsets are `{"topic": {"0": 123}}`."""
     return (
         isinstance(offsets, Mapping)
         and bool(offsets)
@@ -140,7 +140,7 @@ def _is_topics(offsets: Any) -> bool:
 
 
 def _offsets(first: Mapping[str, Any], after: Mapping[str, Any]) -> Any:
-    """The standard facet for a part of a dataset: one partition for each of the source's, from here to before there."""
+    """Return the standard facet for a part of a dataset: each partition's first offset, and the one after its last."""
     from openlineage.client.facet_v2 import base_subset_dataset as subset  # noqa: PLC0415 - an extra
 
     partitions = [

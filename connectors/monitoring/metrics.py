@@ -218,7 +218,7 @@ def _provider_of_environment() -> Any:
 
 
 def _protocol() -> str:
-    """Of OTLP, as the entry points of its exporters are called."""
+    """Return the protocol of OTLP, as the entry points of its exporters are called."""
     variables = ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
     given = next((os.environ[name] for name in variables if name in os.environ), "grpc")
     return "http" if given.startswith("http") else given

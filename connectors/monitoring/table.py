@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class MetricKind(StrEnum):
-    """How a metric's values add up."""
+    """The way in which a metric's values add up."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -72,7 +72,7 @@ class Metric(NamedTuple):
 
     @property
     def prometheus(self) -> str:
-        """Its name in Prometheus."""
+        """The metric's name in Prometheus."""
         total = "_total" if self.kind is MetricKind.COUNTER else ""
         return f"{self.name.replace('.', '_')}{_UNITS.get(self.unit, '')}{total}"
 
@@ -216,7 +216,7 @@ class MetricSample(NamedTuple):
 
 
 def samples(event: Event) -> Iterator[MetricSample]:  # noqa: C901 - one case for each kind of event
-    """What an event changes."""
+    """Yield the samples that an event changes."""
     one = (event.pipeline,)
     match event:
         case Started():

@@ -97,7 +97,7 @@ class RedisSettings:
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
     def redact(self, message: str) -> str:
-        """A message without the password."""
+        """Return a message in which the password is replaced by ***."""
         return redact(message, [self.password or "", *self._secrets_of_url()])
 
     def _secrets_of_url(self) -> list[str]:
@@ -107,7 +107,7 @@ class RedisSettings:
 
 
 def _check_url(url: str) -> None:
-    """Messages repeat nothing of it: what stands where may be a piece of a password.
+    """Check the URL; messages repeat nothing of it, as any part of it may be a piece of a password.
 
     A password's own @, /, ? or # would end it: its rest would be taken for a server, and shown.
     """
@@ -136,7 +136,7 @@ def _check_url(url: str) -> None:
 
 
 def connect(settings: RedisSettings) -> redis.Redis:
-    """A client; it connects at its first command.
+    """Make a client, which connects at its first command.
 
     Options of the URL are stronger than the arguments, but not than what the code here relies on. The client's own
     retries are off: a delivery is repeated by whoever commits, which knows for how long.
@@ -172,7 +172,7 @@ clients: Final[PerProcess[RedisSettings, Any]] = PerProcess(connect)
 
 @contextmanager
 def asking(settings: RedisSettings, what: str) -> Iterator[Any]:
-    """The client, with redis-py's errors as ours.
+    """Yield the client; raise redis-py's errors as ours.
 
     Args:
         settings: Of the client.
@@ -185,14 +185,14 @@ def asking(settings: RedisSettings, what: str) -> Iterator[Any]:
 
 
 def explained(settings: RedisSettings, what: str, error: Exception) -> SinkError:
-    """An error of redis-py as ours: it may pass by itself, or not."""
+    """Return an error of redis-py as ours: retryable if it may go away by itself."""
     passing = isinstance(error, _PASSING) or str(error).startswith(_MAY_PASS)
     kind = RetryableSinkError if passing and not isinstance(error, _REFUSALS) else SinkError
     return kind(f"{what} at {settings.shown}: {settings.redact(str(error)) or type(error).__name__}")
 
 
 class RedisFacts(NamedTuple):
-    """What a server says of itself."""
+    """The facts that a server reports about itself."""
 
     version: tuple[int, int]
     """Of Redis, or of the Redis that it is compatible with: major, minor."""
@@ -240,7 +240,7 @@ def read_facts(settings: RedisSettings) -> RedisFacts:
 
 
 def check_facts(facts: RedisFacts, where: str, *, durable: bool, replicas: int) -> list[str]:
-    """What to warn of.
+    """Check that a server can keep rows; return warnings if it may lose acknowledged ones.
 
     Args:
         facts: What the server says.

@@ -112,7 +112,7 @@ class KeyTemplate:
                 raise SchemaError(f"sink {sink}: column {column!r} of type {kind} cannot be part of a key")
 
     def of(self, row: Mapping[str, Any]) -> bytes:
-        """The key of a row.
+        """Return the key of a row.
 
         Raises:
             ValueError: A column is null, or the key is a marker's.
@@ -130,7 +130,7 @@ class KeyTemplate:
 
 
 def cell(value: Any) -> bytes:
-    """A value, not null, as it is stored.
+    """Return the stored form of a value that is not null.
 
     Raises:
         ValueError: It holds NaN inside of a list or struct.
@@ -170,7 +170,7 @@ def check_form(sink: str, form: str, key: KeyTemplate, schema: pa.Schema, rows_p
 def written(
     sink: str, form: str, key: KeyTemplate, rows: pa.RecordBatch, maxlen: int | None = None
 ) -> list[WrittenEntry]:
-    """Rows as they are written.
+    """Return rows in the form in which they are written.
 
     Raises:
         SinkError: A row has no key, or a value has no text.
@@ -225,7 +225,7 @@ def _row(form: str, key: KeyTemplate, row: dict[str, Any], maxlen: int | None) -
 
 
 def hashed(form: str, key: KeyTemplate, batch: pa.RecordBatch, sink: str = "any") -> pa.RecordBatch:
-    """What is hashed of rows that are written into streams or lists.
+    """Return the hashed columns of rows that are written into streams or lists.
 
     Raises:
         SinkError: A row has no key, or a value has no text.
@@ -237,13 +237,13 @@ def hashed(form: str, key: KeyTemplate, batch: pa.RecordBatch, sink: str = "any"
 
 
 def as_written(batch: pa.RecordBatch, key: str, schema: pa.Schema) -> pa.RecordBatch:
-    """What is hashed of a source's rows, if the rows of the target have this schema."""
+    """Return the hashed columns of a source's rows, if the rows of the target have this schema."""
     form = "list" if JSON_LINE in schema.names else "stream"
     return hashed(form, KeyTemplate(key), batch.select([name for name in batch.schema.names if name != KEY]))
 
 
 def _batch(rows: Iterable[tuple[bytes, Mapping[bytes, bytes]]]) -> pa.RecordBatch:
-    """A column of keys, and one for each field."""
+    """Make a batch with a column of keys, and one for each field."""
     every = list(rows)
     columns: dict[str, list[bytes | None]] = {KEY: [key for key, _ in every]}
     for name in sorted({name for _, entry in every for name in entry}):
@@ -276,7 +276,7 @@ class Keys(Place):
 
 
 def reread(url: str, key: str, columns: Sequence[str] = ()) -> Reread:
-    """What the keys hold now.
+    """Read the current values of the keys.
 
     Args:
         url: The sink's.

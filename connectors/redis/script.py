@@ -206,7 +206,7 @@ return redis.call('EXPIRE', KEYS[1], 604800)
 
 
 def marker_key(scope: Scope) -> bytes:
-    """Where the marker of a sink of a pipeline is."""
+    """Return the key of the marker of a pipeline's sink."""
     return scope.head.encode()
 
 
@@ -274,7 +274,7 @@ def deliver(  # noqa: PLR0917 - of the delivery
 
 
 def _check(where: str, name: TransactionName, numbers: str, form: str, words: list[str]) -> None:
-    """What WRITE answers."""
+    """Check the answer of the script WRITE; log a warning or raise if rows were lost."""
     marker = marker_key(name.scope).decode()
     match words:
         case ["written" | "already"]:

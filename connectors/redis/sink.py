@@ -268,7 +268,7 @@ class RedisSink(WriteAheadLogSink):
         return ""
 
     def _reached(self, scope: Scope, marker: Mapping[str, str]) -> Progress:
-        """How far the log had come by what the server knows: the floor stands for what is deleted."""
+        """Return how far the log had come as the server knows it: the floor stands for deleted transactions."""
         try:
             floor = Progress(int(marker.get("floor:start", -1)), int(marker.get("floor:epoch", -1)))
         except ValueError:
@@ -281,17 +281,17 @@ class RedisSink(WriteAheadLogSink):
         return max(floor, newest_of(_written(scope, marker) - _released(marker)))
 
     def _marker(self, scope: Scope) -> dict[str, str]:
-        """The marker; {} if there is none."""
+        """Return the marker; {} if there is none."""
         with asking(self.settings, "cannot read the marker") as client:
             found: dict[bytes, bytes] = client.execute_command("HGETALL", marker_key(scope))
         return {name.decode(errors="replace"): value.decode(errors="replace") for name, value in found.items()}
 
 
 def _written(scope: Scope, marker: Iterable[str]) -> set[TransactionName]:
-    """Transactions whose rows the marker counts."""
+    """Return the transactions whose rows the marker counts."""
     return {name for name in map(parse_transaction_name, marker) if name is not None and name.scope == scope}
 
 
 def _released(marker: Mapping[str, str]) -> set[TransactionName]:
-    """Those of them from before the newest rewind."""
+    """Return the marker's transactions from before the newest rewind."""
     return {name for name in map(parse_transaction_name, marker.get("released", "").split()) if name is not None}
