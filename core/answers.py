@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def one(sink: TwoPhaseCommitSink[Any], method: str, answer: object, kind: type[T], *, epoch: int | None = None) -> T:
-    """The answer, if it is of this type; a LifecycleError if it is something else."""
+    """Return the answer if it is of this type; raise LifecycleError if not."""
     if isinstance(answer, kind):
         return answer
     due = f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
@@ -29,7 +29,7 @@ def one(sink: TwoPhaseCommitSink[Any], method: str, answer: object, kind: type[T
 def many(
     sink: TwoPhaseCommitSink[Any], method: str, answer: object, kind: type[T], *, epoch: int | None = None
 ) -> list[T]:
-    """The answers, if all are of this type; a LifecycleError if not."""
+    """Return the answers if all are of this type; raise LifecycleError if not."""
     if not isinstance(answer, Iterable) or isinstance(answer, str):
         raise _wrong(sink, method, f"{_shown(answer)}, not a sequence of {kind.__name__}", epoch)
     return [one(sink, method, value, kind, epoch=epoch) for value in answer]
@@ -38,7 +38,7 @@ def many(
 def of_each(
     sink: TwoPhaseCommitSink[Any], method: str, committables: Sequence[Committable], answer: object, kind: type[T]
 ) -> list[tuple[Committable, T]]:
-    """The committables, each with its answer, if there is one of this type for each; a LifecycleError if not."""
+    """Return the committables, each with its answer; raise LifecycleError unless each has one of this type."""
     epoch = committables[0].epoch
     found = many(sink, method, answer, kind, epoch=epoch)
     if len(found) != len(committables):
@@ -49,7 +49,7 @@ def of_each(
 
 
 def prepared(sink: TwoPhaseCommitSink[Any], answer: object, epoch: int) -> Committable:
-    """What `pre_commit` returned; a LifecycleError if another process cannot read it from the decision log."""
+    """Return the answer of `pre_commit`; raise LifecycleError if it cannot be stored in the decision log."""
     if not isinstance(answer, Committable):
         what = f"{_shown(answer)}, not a Committable; end it with `return context.committable(…)`"
         raise _wrong(sink, "pre_commit", what, epoch)

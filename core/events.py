@@ -110,11 +110,11 @@ class EpochCompleted(NamedTuple):
     """None if an earlier run had decided it, and a start has finished it."""
 
     def rows(self) -> dict[str, int]:
-        """Rows of each sink that took any part."""
+        """Return the number of rows of each sink that took part."""
         return rows_by_sink(self.committables)
 
     def facts(self) -> dict[str, Any]:
-        """What log lines and notes say of it."""
+        """Return the fields for log lines and notes."""
         rows, took = self.rows(), self.took
         return {
             "epoch": self.epoch,
@@ -163,7 +163,7 @@ class CheckpointEnded(NamedTuple):
 
 
 class SubtaskUsage(NamedTuple):
-    """What a subtask of the embedded engine did."""
+    """The work of one subtask of the embedded engine."""
 
     operator: str
     subtask: int
@@ -189,7 +189,7 @@ class SubtaskUsage(NamedTuple):
 
 
 class OperatorsMeasured(NamedTuple):
-    """What the subtasks of the embedded engine did since the event of this kind before."""
+    """The work of the embedded engine's subtasks since the last event of this kind."""
 
     pipeline: str
     subtasks: Sequence[SubtaskUsage]
@@ -255,12 +255,12 @@ def tell(event: Event) -> None:
 
 
 def wall_clock(seconds_ago: float = 0.0) -> float:
-    """Seconds since 1970, for people and monitoring only."""
+    """Return the seconds since 1970, for people and monitoring only."""
     return time.time() - seconds_ago
 
 
 def moment(at: str) -> float | None:
-    """Seconds since 1970 of an entry's time, which is written for people; None if it is none."""
+    """Parse an entry's time, which is written for people; return seconds since 1970, or None if it is none."""
     try:
         return datetime.fromisoformat(at).timestamp()
     except ValueError:
@@ -268,7 +268,7 @@ def moment(at: str) -> float | None:
 
 
 def about(committable: Committable) -> dict[str, Any]:
-    """Fields of a log record that is about one transaction."""
+    """Return the fields of a log record that is about one transaction."""
     names = ("pipeline", "sink", "epoch", "transaction", "rows")
     return {name: getattr(committable, name) for name in names}
 

@@ -55,14 +55,14 @@ class Scope(NamedTuple):
 
     @property
     def head(self) -> str:
-        """How the names of this sink of this pipeline begin, whatever log keeps them.
+        """The beginning of the names of this sink of this pipeline, whatever log keeps them.
 
         For keys and filters; what a filter finds is parsed and compared, never believed.
         """
         return f"{FORMAT}:{self.pipeline}:{self.sink}"
 
     def is_sink(self, pipeline: str, sink: str) -> bool:
-        """Whether this is exactly that sink of that pipeline, whatever log keeps it (invariant 9)."""
+        """Return whether this is exactly that sink of that pipeline, whatever log keeps it (invariant 9)."""
         return (self.pipeline, self.sink) == (pipeline, sink)
 
 
@@ -85,7 +85,7 @@ class TransactionName(NamedTuple):
 
 
 def file_name(transaction: str) -> str:
-    """A transaction's name as that of a file or folder.
+    """Return a transaction's name in the form for a file or folder.
 
     A colon will not do: Hadoop's paths take what precedes it for a scheme, so Spark and HDFS cannot read such a file;
     Windows and SMB shares cannot hold one. "=" would look like a partition's folder to readers of Hive's layout.
@@ -124,7 +124,7 @@ class AcceptedName(NamedTuple):
 
     @staticmethod
     def head(scope: Scope) -> str:
-        """How all such names of a scope begin."""
+        """Return the beginning of all such names of a scope."""
         return f"{ACCEPTS}:{scope.pipeline}:{scope.sink}:{scope.log}:"
 
 
@@ -176,7 +176,7 @@ _CHOICES: Final = (
 
 
 class Progress(NamedTuple):
-    """How far a decision log has come, or how much of it a target has seen; compared as a tuple.
+    """The progress of a decision log, or the part of it that a target has seen; compared as a tuple.
 
     Generations, unlike epochs, never go back: a rewound pipeline writes older epochs under a newer START.
     """
@@ -206,7 +206,7 @@ class Reached(NamedTuple):
 
 
 class Remembered(NamedTuple):
-    """What a target remembers of a decision log."""
+    """A target's memory of a decision log."""
 
     owned: bool
     """Whether it knows the log as the owner of the pipeline's and sink's names."""
@@ -239,7 +239,7 @@ def other_log(scope: Scope, log: str, where: str, *, sink: str = "") -> EpochCon
 
 
 def outdated_log(scope: Scope, known: Progress, newest: Progress, where: str) -> EpochConflictError:
-    """The error for a decision log that knows less than its target.
+    """Return the error for a decision log that knows less than its target.
 
     Args:
         scope: The names, and this log.

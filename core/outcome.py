@@ -67,7 +67,7 @@ class AbortOutcome(msgspec.Struct, frozen=True):
 
 
 class Observation(StrEnum):
-    """What a target showed of a transaction when it was asked."""
+    """The state of a transaction that a target showed when it was asked."""
 
     OPEN = "open"
     """Not prepared yet; it may still be written to."""
@@ -103,7 +103,7 @@ PROVEN_NOT_COMMITTED: Final = frozenset({CommitStatus.LOST, CommitStatus.FENCED}
 
 
 def commit_outcome(seen: Observation, detail: str = "") -> CommitOutcome:
-    """The outcome of a commit that did not, or not provably, commit anything itself.
+    """Return the outcome of a commit that did not, or not provably, commit anything itself.
 
     Args:
         seen: What the target shows now.
@@ -113,7 +113,7 @@ def commit_outcome(seen: Observation, detail: str = "") -> CommitOutcome:
 
 
 def abort_outcome(seen: Observation, detail: str = "") -> AbortOutcome:
-    """The outcome of an abort that did not, or not provably, abort anything itself.
+    """Return the outcome of an abort that did not, or not provably, abort anything itself.
 
     Args:
         seen: What the target shows now.

@@ -24,7 +24,7 @@ from .transaction import CommitStatus
 
 
 class OnLost(StrEnum):
-    """What to do when a decided transaction can no longer be committed (invariant 8)."""
+    """The reaction when a decided transaction can no longer be committed (invariant 8)."""
 
     FAIL = "fail"
     """Stop with DataLossError."""
@@ -90,7 +90,7 @@ def side_by_side(calls: Sequence[Callable[[], None]]) -> None:
 
 
 def _since_boot() -> float:
-    """Also counts the time for which the machine was suspended: brokers' clocks went on, and so did transactions."""
+    """Return the seconds since boot, including those when the machine was suspended: brokers' clocks went on."""
     return time.clock_gettime(_CLOCK)
 
 
@@ -100,7 +100,7 @@ def _wall_clock() -> str:
 
 @dataclass(frozen=True)
 class CommitPolicy:
-    """How a coordinator behaves.
+    """The settings of a coordinator: retries, pauses, and the reaction to lost data.
 
     Attributes:
         on_lost: What to do with a decided transaction that cannot be committed.
@@ -132,7 +132,7 @@ class CommitPolicy:
 
     @classmethod
     def of(cls, on_lost: str, commit_timeout: float, commit_backoff: float) -> CommitPolicy:
-        """The policy that a user's settings ask for.
+        """Make the policy for a user's settings.
 
         Args:
             on_lost: One of OnLost, in any case.

@@ -44,20 +44,20 @@ ALL_EPOCHS: Final = range(2**62)
 
 
 def total(hashes: Iterable[str]) -> str:
-    """The hash of several sets of rows together."""
+    """Return the hash of several sets of rows together."""
     every = list(hashes)
     lanes = [sum(int(one[at : at + _DIGITS], 16) for one in every) for at in (0, _DIGITS)]
     return "".join(f"{lane % _LANE:016x}" for lane in lanes)
 
 
 def without(one: str, other: str) -> str:
-    """The hash of a set of rows less another set that is part of it."""
+    """Return the hash of a set of rows without another set that is part of it."""
     lanes = (int(one[at : at + _DIGITS], 16) - int(other[at : at + _DIGITS], 16) for at in (0, _DIGITS))
     return "".join(f"{lane % _LANE:016x}" for lane in lanes)
 
 
 class Proof(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one transaction wrote; how many rows, its committable says."""
+    """The proof of the rows that one transaction wrote; their number is in its committable."""
 
     hash: str
     """Sum of the rows' hashes: two numbers of 64 bits, in hex."""
@@ -68,7 +68,7 @@ class Proof(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Wrote(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one sink wrote in one or more epochs."""
+    """The rows that one sink wrote in one or more epochs."""
 
     rows: int = 0
     hash: str = NO_ROWS
@@ -77,7 +77,7 @@ class Wrote(msgspec.Struct, frozen=True, omit_defaults=True):
     marks: tuple[str, ...] = ()
 
     def plus(self, *others: Wrote) -> Wrote:
-        """All of them together."""
+        """Return the sum of this and the others."""
         every = (self, *others)
         return Wrote(
             rows=sum(one.rows for one in every),
@@ -99,7 +99,7 @@ class ProvenEpoch(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Proofs(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a decision log proves of its completed epochs: the newest of them one by one, and all of them together."""
+    """The proofs of a log's completed epochs: the newest of them one by one, and all of them together."""
 
     epochs: tuple[ProvenEpoch, ...] = ()
     """Oldest first."""
@@ -109,7 +109,7 @@ class Proofs(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether `total` begins with the log's first epoch."""
 
     def plus(self, wrote: Iterable[tuple[int, str, Wrote]], begun: Any, ended: Any) -> Proofs:
-        """With one more decision that was completed.
+        """Return the proofs with one more completed decision.
 
         Args:
             wrote: Epoch, sink and what was written, of each transaction that is in the target; on the embedded engine
@@ -143,7 +143,7 @@ class Proofs(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def _newest(epochs: list[ProvenEpoch]) -> tuple[ProvenEpoch, ...]:
-    """As many of the newest as fit into a decision."""
+    """Return as many of the newest epochs as fit into a decision, one at least."""
     size = 0
     for number, epoch in enumerate(reversed(epochs)):
         size += len(msgspec.json.encode(epoch))
@@ -164,7 +164,7 @@ class Piece(NamedTuple):
 
 
 class Reread(NamedTuple):
-    """What a target holds."""
+    """The rows that a target holds."""
 
     pieces: Iterator[Piece]
     epochs: Mapping[str, int]

@@ -67,22 +67,22 @@ class RowHash:
         self._columns.update(batch.schema.names)
 
     def proof(self, mark: str = "") -> Proof:
-        """What is known of all rows so far."""
+        """Return the proof of all rows so far."""
         return Proof(hexadecimal(self._sums), tuple(sorted(self._columns)), mark)
 
 
 def proof_of(rows: int, found: RowHash | None) -> Proof | None:
-    """The proof of so many rows; None if nothing of them was hashed."""
+    """Return the proof of this number of rows; None unless all of them were hashed."""
     return found.proof() if found is not None and found.rows == rows else None
 
 
 def hexadecimal(sums: Words) -> str:
-    """Two sums as they are written down."""
+    """Return two sums as text: 16 hex digits each."""
     return "".join(f"{int(lane):016x}" for lane in sums)
 
 
 def covers(kind: pa.DataType) -> bool:
-    """Whether values of this type can be hashed: everything but nested values, intervals and nanoseconds."""
+    """Return whether values of this type can be hashed: everything but nested values, intervals and nanoseconds."""
     if pa.types.is_dictionary(kind):
         views = pa.types.is_string_view(kind.value_type) or pa.types.is_binary_view(kind.value_type)
         return covers(kind.value_type) and not views  # which Arrow cannot decode
@@ -91,7 +91,7 @@ def covers(kind: pa.DataType) -> bool:
 
 
 def row_hashes(batch: pa.RecordBatch) -> Words:
-    """The hash of each row: an array of two rows, and a column for each row of the batch.
+    """Return the hash of each row: an array of two rows, and a column for each row of the batch.
 
     Raises:
         pyarrow.ArrowInvalid: A value cannot be hashed, for example a timestamp with fractions of a microsecond.
@@ -133,7 +133,7 @@ _CASTS: Final = (
 
 
 def _plain(array: pa.Array) -> pa.Array | None:
-    """As int64, uint64, float64 or bytes; None if there are only nulls."""
+    """Return the values as int64, uint64, float64 or bytes; None if there are only nulls."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     kind = array.type
@@ -153,7 +153,7 @@ def _plain(array: pa.Array) -> pa.Array | None:
 
 
 def _decimal_texts(array: pa.Array) -> pa.Array:
-    """The shortest text without exponent: 1.50 is 1.5."""
+    """Return the shortest texts without exponent: 1.5 for 1.50."""
     texts = array.cast(pa.string())
     if array.type.scale <= 0 or pc.any(pc.match_substring(texts, "E"), min_count=0).as_py():
         texts = pa.array([None if value is None else f"{value:f}" for value in array.to_pylist()], pa.string())
@@ -179,7 +179,7 @@ def _add_column(hashes: Words, key: int, array: pa.Array) -> None:
 
 
 def _bytes(key: int, array: pa.Array) -> tuple[Words, Words]:
-    """Sums over the words of each value, mixed with its length and the column's key; of a null, anything."""
+    """Sum the words of each value, mixed with its length and the column's key; a null's sums are undefined."""
     wide = pa.types.is_large_binary(array.type)
     _, ends, data = array.buffers()
     offsets = np.frombuffer(ends, np.int64 if wide else np.int32)[array.offset : array.offset + len(array) + 1]
@@ -207,7 +207,7 @@ def _bytes(key: int, array: pa.Array) -> tuple[Words, Words]:
 
 
 def _sums(text: pa.Array, longest: int) -> Words:
-    """For each value the two sums over its words; the zeros behind it add nothing."""
+    """Return two sums over the words of each value; the zeros behind it add nothing."""
     count = (longest + 7) // 8
     if not count:
         return np.zeros((2, len(text)), np.uint64)
@@ -234,7 +234,7 @@ def _long_sums(value: npt.NDArray[np.uint8]) -> Words:
 
 @lru_cache
 def _factors(bits: int) -> Words:
-    """Odd factors of the first words of a value, 2 to the power of `bits`, one row for each sum."""
+    """Return odd factors of the first words of a value, 2 to the power of `bits`, one row for each sum."""
     return _factors_from(0, 2**bits)
 
 
@@ -245,7 +245,7 @@ def _factors_from(first: int, count: int) -> Words:
 
 
 def _mixed(words: Words) -> Words:
-    """Words out of which no two become the same; they take the place of `words`."""
+    """Mix words in place and return them; no two different ones become the same."""
     words *= _M1
     words ^= words >> _S32
     words *= _M2

@@ -26,7 +26,7 @@ def seal(name: str, body: bytes) -> bytes:
 
 
 def unseal(name: str, data: bytes, what: str) -> bytes | None:
-    """The body; None if this is not what was sealed.
+    """Return the body; None if the checksum does not match.
 
     In a later format, the checksum is that of the header's first word, a line feed and the body: otherwise a single
     damaged byte could make one format look like another.
@@ -42,7 +42,7 @@ def unseal(name: str, data: bytes, what: str) -> bytes | None:
 
 
 def opened(name: str, data: bytes, kind: type[T], error: type[OncewardError], what: str, *, advice: str = "") -> T:
-    """What was sealed, as this type.
+    """Unseal the data and decode its body to this type.
 
     Raises:
         OncewardError: Of the type `error`: this is not what was sealed; `what` is the subject of the message.
@@ -55,7 +55,7 @@ def opened(name: str, data: bytes, kind: type[T], error: type[OncewardError], wh
 
 
 def decoded(data: str | bytes, kind: type[T], error: type[OncewardError], what: str) -> T:
-    """What JSON says, as this type; an `error` with the subject `what` if it says something else."""
+    """Decode JSON to this type; raise an `error` with the subject `what` if it has another form."""
     try:
         return msgspec.json.decode(data, type=kind)
     except UNREADABLE as unreadable:

@@ -61,7 +61,7 @@ class Piece(NamedTuple):
 
 
 class Source(ABC):
-    """Where a pipeline's data comes from: record batches in one schema."""
+    """The origin of a pipeline's data: record batches in one schema."""
 
     @property
     @abstractmethod
@@ -82,10 +82,10 @@ class Source(ABC):
         """
 
     def snapshot(self, checkpoint: int, subtask: int) -> None:  # noqa: B027 - most sources need no hook
-        """Called by the embedded engine in each subtask, after the rows so far and right before the barrier."""
+        """Prepare for a checkpoint; the embedded engine calls this in each subtask right before the barrier."""
 
     def on_checkpoint_complete(self, checkpoint: int, subtask: int) -> None:  # noqa: B027 - most sources need no hook
-        """Called by the embedded engine in each subtask when the checkpoint, and so all earlier ones, is completed.
+        """React to a completed checkpoint, which completes all earlier ones; the embedded engine calls this.
 
         Not called for a savepoint that commits nothing.
         """
@@ -122,7 +122,7 @@ class ResettableSource(Source):
 
     @property
     def weakness(self) -> str:
-        """Why reading again is not identical with these settings; empty if it is identical."""
+        """The reason why reading again is not identical with these settings; empty if it is identical."""
         return ""
 
     @property

@@ -72,7 +72,7 @@ def hooked(hook: Callable[[Step], None]) -> Iterator[None]:
 
 
 def kill_at(specification: str) -> Callable[[Step], None]:
-    """A hook that ends this process with SIGKILL at `step` or, counted from 1, at `step:n`.
+    """Return a hook that ends this process with SIGKILL at `step` or, counted from 1, at `step:n`.
 
     Raises:
         ValueError: No such step.

@@ -102,11 +102,11 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
         return Scope(self.pipeline, self.sink, self.log)
 
     def identity(self) -> tuple[str, str, str]:
-        """What makes it this transaction and no other: sink, name and handle."""
+        """Return what identifies the transaction: sink, name and handle."""
         return (self.sink, self.transaction, msgspec.json.encode(self.handle, order="deterministic").decode())
 
     def wrote(self) -> Wrote:
-        """What its transaction wrote, for the proof of its epoch."""
+        """Return the rows that its transaction wrote, for the proof of its epoch."""
         proof = self.proof
         if proof is None:
             return Wrote(rows=self.rows, hash="" if self.rows else NO_ROWS)
@@ -126,7 +126,7 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
         return decoded(text, cls, LogDamagedError, "a committable")
 
     def read_name(self) -> TransactionName:
-        """The transaction's name, checked, where `WriteContext.transaction_name` or a listing gave it.
+        """Parse and check the transaction's name, which `WriteContext.transaction_name` or a listing gave it.
 
         Raises:
             LogDamagedError: It is not such a name, or it names another transaction than the committable: somebody
@@ -142,7 +142,7 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
         return name
 
     def read_handle(self, layout: type[T]) -> T:
-        """The handle, checked.
+        """Convert the handle to this layout.
 
         Raises:
             LogDamagedError: It has another layout: it is another kind's, or somebody altered it.
@@ -159,7 +159,7 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Written(msgspec.Struct, frozen=True):
-    """What one subtask did for one sink in an epoch: for people and monitoring, nothing depends on it."""
+    """The work of one subtask for one sink in an epoch: for people and monitoring, nothing depends on it."""
 
     sink: str
     rows: int = 0
@@ -170,7 +170,7 @@ class Written(msgspec.Struct, frozen=True):
 
 
 class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
-    """What one subtask answers at its barrier: for each sink its committable, or nothing written.
+    """The answer of one subtask at its barrier: for each sink its committable, or nothing written.
 
     `sinks` names every sink the subtask served, so that "nothing written" is said and not assumed.
     """
@@ -257,7 +257,7 @@ class WriteContext(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def may_reuse(self, writer: int, epoch: int) -> bool:
-        """Whether a durable entry proves that this process's transaction of (writer, epoch) has ended.
+        """Return whether a durable entry proves that this process's transaction of (writer, epoch) has ended.
 
         Either its epoch is COMPLETED, or a later writer started and finished its recovery before this context
         was made.
@@ -266,7 +266,7 @@ class WriteContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rows_by_sink(committables: Iterable[Committable], sinks: Iterable[str] = ()) -> dict[str, int]:
-    """Rows of each sink; of these sinks, also where they took no part."""
+    """Count the rows of each sink; sinks in `sinks` have a number even if they took no part."""
     counted = dict.fromkeys(sinks, 0)
     for committable in committables:
         counted[committable.sink] = counted.get(committable.sink, 0) + committable.rows

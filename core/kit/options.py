@@ -47,7 +47,7 @@ def arguments(
     omit: Collection[str] = (),
     also: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """Arguments out of options, by a signature: an option is called as its argument, in any case.
+    """Read arguments from options, by a signature: an option is named as its argument, in any case.
 
     Underscores do not count either, so `rowsPerSend` gives `rows_per_send`. Lists are separated by commas. Arguments
     that are mappings, and `select` and `where`, cannot be given. No value that cannot be read is repeated: it may be a
@@ -85,7 +85,7 @@ def arguments(
 
 
 def _meant(unknown: Iterable[str], known: Iterable[str]) -> str:
-    """A question after the known options that are spelled like unknown ones."""
+    """Return a question that names the known options that are spelled like unknown ones; "" if there are none."""
     spellings = {plain(option): option for option in known}
     close = [get_close_matches(plain(option), spellings, n=1) for option in unknown]
     meant = dict.fromkeys(spellings[name] for names in close for name in names)
@@ -93,12 +93,12 @@ def _meant(unknown: Iterable[str], known: Iterable[str]) -> str:
 
 
 def plain(option: str) -> str:
-    """What tells an option from others: its name in lower case, without underscores."""
+    """Return the name by which options are compared: in lower case, without underscores."""
     return option.lower().replace("_", "")
 
 
 def distinct(options: Iterable[str], meaning: Callable[[str], str] = plain) -> dict[str, str]:
-    """Options by what they mean; a ConfigurationError if two of them mean the same."""
+    """Return options by their meaning; raise ConfigurationError if two of them mean the same."""
     found: dict[str, str] = {}
     for option in options:
         other = found.setdefault(meaning(option), option)
@@ -110,7 +110,7 @@ def distinct(options: Iterable[str], meaning: Callable[[str], str] = plain) -> d
 def option_names(
     make: Callable[..., Any], *, aliases: Mapping[str, str] | None = None, omit: Collection[str] = ()
 ) -> dict[str, inspect.Parameter]:
-    """The options that `arguments` reads, as they are documented, and the parameter that each gives."""
+    """Return the options that `arguments` reads, as they are documented, and the parameter that each gives."""
     found = inspect.signature(make, eval_str=True, locals=_ANNOTATIONS).parameters.values()
     taken = {p.name: p for p in found if p.name not in {"select", "where", *omit} and not _is_mapping(p.annotation)}
     other = {option: taken[name] for option, name in (aliases or {}).items()}
@@ -139,7 +139,7 @@ def as_value(option: str, annotation: Any, text: str) -> Any:
 
 
 def spelled(argument: str) -> str:
-    """How an argument is spelled as an option: `rowsPerSend` for `rows_per_send`."""
+    """Spell an argument as an option: `rowsPerSend` for `rows_per_send`."""
     first, *others = argument.split("_")
     return first + "".join(map(str.capitalize, others))
 
@@ -213,7 +213,7 @@ def check_choice(name: str, value: str, choices: Collection[str]) -> str:
 
 
 def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
-    """Values by name. No value is repeated in an error: it may be a password.
+    """Read NAME=VALUE pairs. Errors repeat no value: it may be a password.
 
     `@FILE` stands for the lines of a file: everybody on a machine can read the arguments of its processes.
 
@@ -231,7 +231,7 @@ def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
 
 
 def _lines(option: str, file: str) -> list[str]:
-    """Without empty lines and comments."""
+    """Read the lines of a file without empty ones and comments."""
     try:
         lines = Path(file).read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
@@ -241,7 +241,7 @@ def _lines(option: str, file: str) -> list[str]:
 
 
 def _choices(annotation: Any) -> tuple[Any, ...]:
-    """The types of a union, or the one type that it is."""
+    """Return the types of a union, or the one type itself."""
     return get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
 
 

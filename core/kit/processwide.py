@@ -32,7 +32,7 @@ class PerProcess(Generic[K, V]):
         os.register_at_fork(after_in_child=self._after_fork)
 
     def get(self, key: K) -> V:
-        """The value of a key, made at the first call."""
+        """Return the value of a key, which is made at the first call."""
         with self._lock:
             if key not in self._values:
                 self._values[key] = self._make(key)

@@ -46,12 +46,12 @@ def run_program(
 
 
 def as_user(user: pwd.struct_passwd | None) -> dict[str, Any]:
-    """Arguments of subprocess for another user, None: this one."""
+    """Return subprocess's arguments to run as another user; None: this one."""
     return {} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
 
 
 def find_java() -> Path:
-    """The `java` program of JAVA_HOME, else the first on PATH.
+    """Return the `java` program of JAVA_HOME, else the first on PATH.
 
     Raises:
         ConfigurationError: There is none, or it is older than Java 17; the message says what to install.
@@ -69,7 +69,7 @@ def find_java() -> Path:
 
 @functools.cache
 def java_version(java: Path) -> int:
-    """The feature release (17, 21, …) of a `java` program.
+    """Return the feature release (17, 21, …) of a `java` program.
 
     Raises:
         ConfigurationError: The program does not answer as a Java runtime does.

@@ -71,7 +71,7 @@ def _fits(kind: pa.DataType) -> bool:
 
 
 def _holds_variant(kind: pa.DataType) -> bool:
-    """Whether a column is or contains a variant of Spark: a struct that pyspark marks with metadata."""
+    """Return whether a type is or contains a variant of Spark: a struct that pyspark marks with metadata."""
     if not pa.types.is_nested(kind):
         return False
     parts = [kind.field(number) for number in range(kind.num_fields)]
@@ -79,7 +79,7 @@ def _holds_variant(kind: pa.DataType) -> bool:
 
 
 def in_microseconds(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows whose times of day are in microseconds: Spark sends them in nanoseconds, though it has no such fractions.
+    """Convert times of day to microseconds: Spark sends them in nanoseconds, though it has no such fractions.
 
     Raises:
         SchemaError: A value has a fraction of a microsecond; the message names the column.
@@ -88,7 +88,7 @@ def in_microseconds(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def in_python(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows whose times are in microseconds, as Python's are: pyarrow would cut what is finer, or give those of pandas.
+    """Convert times to microseconds, as Python's are: pyarrow would cut finer ones, or return those of pandas.
 
     Raises:
         SchemaError: A value has a fraction of a microsecond; the message names the column.
@@ -121,7 +121,7 @@ def _with_leaves(rows: pa.RecordBatch, change: Callable[[pa.DataType], pa.DataTy
 def cast(
     rows: pa.RecordBatch, schema: pa.Schema, refusal: Callable[[pa.Field, pa.ArrowException], Exception]
 ) -> pa.RecordBatch:
-    """The same values in the types of a schema with the same columns.
+    """Cast rows to the types of a schema with the same columns.
 
     Args:
         rows: What is to be cast.
@@ -138,7 +138,7 @@ def cast(
 
 
 def with_leaves(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """A type with `change` applied to the types inside of its structs, lists and maps, at any depth, or to itself.
+    """Return a type with `change` applied to the types inside its structs, lists and maps at any depth, or to itself.
 
     Fields of structs may be null then: where a struct is null, its fields are, too, and Spark sends such a field as one
     that never is. Arrow can neither cast such columns nor write them as Parquet.
@@ -189,7 +189,7 @@ def has_nulls(array: pa.Array) -> bool:
 
 
 def json_rows(sink: str, rows: pa.RecordBatch) -> list[str]:
-    """Each row as a JSON object; a SinkError if a value cannot be written as JSON, for example NaN."""
+    """Return each row as a JSON object; raise SinkError if a value cannot be written as JSON, for example NaN."""
     try:
         return [to_json(row) for row in in_microseconds(rows).to_pylist()]
     except UNWRITABLE as error:
@@ -197,7 +197,7 @@ def json_rows(sink: str, rows: pa.RecordBatch) -> list[str]:
 
 
 def with_column(error: Exception, rows: pa.RecordBatch, write: Callable[[Any], object]) -> str:
-    """An error of UNWRITABLE in words, after the name of the first column that has one."""
+    """Describe an error of UNWRITABLE, with the name of the first column that has one."""
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
         try:
             for value in column.to_pylist():
@@ -209,12 +209,12 @@ def with_column(error: Exception, rows: pa.RecordBatch, write: Callable[[Any], o
 
 
 def to_json(value: Any) -> str:
-    """A value as JSON; a ValueError if it holds NaN or an infinity."""
+    """Return a value as JSON; raise ValueError if it holds NaN or an infinity."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=plain)
 
 
 def plain(value: Any) -> str:
-    """The text of a value that JSON has no form for."""
+    """Return the text of a value that JSON has no form for."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, Decimal):
