@@ -116,15 +116,15 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
 
     @abstractmethod
     def _look(self, committable: Committable) -> tuple[Observation, str]:
-        """What the folder shows of it, and in which words."""
+        """Look for the transaction in the folder; return its state, and a description."""
 
     @abstractmethod
     def _pending(self) -> Iterable[TransactionName]:
-        """Transactions whose commit has not begun."""
+        """Return the transactions whose commit has not begun."""
 
     @abstractmethod
     def _proven(self) -> Iterable[TransactionName]:
-        """Transactions whose commit has begun."""
+        """Return the transactions whose commit has begun."""
 
     @abstractmethod
     def _forget(self, name: TransactionName, *, give_up: bool) -> None:
@@ -234,11 +234,11 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
         return {name for name in self._proven() if name.scope == scope}
 
     def _committed_up_to(self, scope: Scope) -> Progress:
-        """How far the log had come by what this sink has committed since the newest rewind."""
+        """Return how far the log had come as shown by this sink's commits since the newest rewind."""
         return newest_of(self._proven_of(scope) - self._released())
 
     def _released(self) -> set[TransactionName]:
-        """Transactions from before a rewind: they say nothing of how far the log has come."""
+        """Return the transactions from before a rewind, which do not show how far the log has come."""
         marks = self._place.glob(f".*{RELEASED}") if self._place.is_dir() else ()
         return set(names_of(mark.name[1:].removesuffix(RELEASED) for mark in marks))
 
@@ -246,12 +246,12 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
         return self._place / f".{file_name(str(name))}{RELEASED}"
 
     def _is_outlived(self, committable: Committable) -> bool:
-        """Whether the proof of its commit, if there was one, may be deleted already."""
+        """Return whether the proof of its commit, if there was one, may be deleted already."""
         known = self._committed_up_to(committable.scope)
         return Progress(committable.writer, committable.epoch) < known
 
     def _identity(self) -> str:
-        """The folder's random identity, made and synced when it is first asked for: it is in what is prepared there."""
+        """Return the folder's random identity, made and synced at the first call; handles prepared there contain it."""
         path = self._place / IDENTITY
         if not path.exists():
             make_folder(self._place)
@@ -259,7 +259,7 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
         return _text(path)
 
     def _elsewhere(self, committable: Committable) -> str:
-        """What is wrong if a committable was prepared in another folder (a wrong path, a disk that is not mounted)."""
+        """Describe the mismatch if a committable was prepared elsewhere (wrong path, disk not mounted); else ""."""
         prepared_in = committable.handle.get("folder")
         path = self._place / IDENTITY
         if prepared_in is None or (path.exists() and _text(path) == prepared_in):
@@ -271,22 +271,22 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
 
 
 def _text(path: Path) -> str:
-    """Text of a small file. Undecodable bytes are replaced, so a damaged file compares unequal, without an error."""
+    """Read a small file. Undecodable bytes are replaced, so a damaged file compares unequal, without an error."""
     return path.read_text("utf-8", "replace").strip()
 
 
 def newest_of(names: Iterable[TransactionName]) -> Progress:
-    """How far a decision log is that has decided these transactions."""
+    """Return the progress of a decision log that has decided these transactions."""
     return max((Progress(name.start, name.epoch) for name in names), default=NOTHING)
 
 
 def names_of(texts: Iterable[str]) -> list[TransactionName]:
-    """The transactions among the names of files or folders."""
+    """Return the transactions among the names of files or folders."""
     return [name for name in map(parse_file_name, texts) if name is not None]
 
 
 class FolderClaims:
-    """Which decision log owns the names of each pipeline and sink that wrote into a folder.
+    """The owners of the names of each pipeline and sink that wrote into a folder: decision logs.
 
     Args:
         folder: Where the claims are kept.
@@ -321,7 +321,7 @@ class FolderClaims:
             self.check(scope)
 
     def known(self, scope: Scope) -> str | None:
-        """The log that owns the names, if one has claimed them."""
+        """Return the log that owns the names, if one has claimed them."""
         path = self._path(scope)
         return _text(path) if path.exists() else None
 
@@ -339,7 +339,7 @@ class FolderClaims:
                 self._path(scope._replace(sink=sink)).unlink(missing_ok=True)
 
     def _of_pipeline(self, pipeline: str) -> dict[str, str]:
-        """Which log has claimed the pipeline's name, for each sink."""
+        """Return the log that has claimed the pipeline's name, for each sink."""
         head, end = f".{file_name(f'{pipeline}:')}", ".claim"
         claims = sorted(self._folder.glob(f"{escape(head)}*{end}")) if self._folder.is_dir() else []
         return {path.name[len(head) : -len(end)]: _text(path) for path in claims}

@@ -150,7 +150,7 @@ def read_marks(path: Path) -> tuple[int, int]:
 
 
 class Marks:
-    """How many of a segment's rows are delivered.
+    """The number of a segment's rows that are delivered, in a file.
 
     Attributes:
         sent: How many were delivered when the file was opened.

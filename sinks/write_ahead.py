@@ -203,7 +203,7 @@ class WriteAheadLogSink(FolderSink[Segment]):
 
     @with_file_errors
     def _is_done(self, committable: Committable) -> bool:
-        """Whether all of it is delivered; then its segment may be left from a crash."""
+        """Return whether all of it is delivered; delete its segment, which a crash may have left."""
         done = self._path(committable, DONE).exists()
         if done:
             self._path(committable, SEGMENT).unlink(missing_ok=True)
@@ -222,7 +222,7 @@ class WriteAheadLogSink(FolderSink[Segment]):
 
     @with_file_errors
     def _lost(self, committable: Committable, why: str) -> tuple[Observation, str]:
-        """Some of it may have been delivered, if sending has begun: writing it again would duplicate that."""
+        """Return the state of a transaction that lost its segment: UNKNOWN if some of it may have been delivered."""
         if self._path(committable, MARKS).exists():
             return Observation.UNKNOWN, f"{why}; some of it may have been delivered"
         if wrong := self._elsewhere(committable):
@@ -317,7 +317,7 @@ class WriteAheadLogSink(FolderSink[Segment]):
         return Path(self.directory) / f"{file_name(committable.transaction)}{suffix}"
 
     def _names(self, *suffixes: str) -> list[TransactionName]:
-        """Transactions that have a file with one of these suffixes."""
+        """Return the transactions that have a file with one of these suffixes."""
         if not self._place.is_dir():
             return []
         return names_of(path.stem for suffix in suffixes for path in sorted(self._place.glob(f"*{suffix}")))
