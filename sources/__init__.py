@@ -74,11 +74,11 @@ class SequenceSource(ResettableSource):
         return True
 
     def start(self) -> Position:
-        """The beginning of each unit."""
+        """Return the beginning of each unit."""
         return {str(unit): 0 for unit in self._mine}
 
     def end(self) -> Position:
-        """The end of each unit."""
+        """Return the end of each unit."""
         return {str(unit): self._size(unit) for unit in self._mine}
 
     def latest(self, position: Position, limit: int | None = None, until: Position | None = None) -> Position:
@@ -111,7 +111,7 @@ class SequenceSource(ResettableSource):
         return {**position, split.unit: to}
 
     def share(self, subtask: int, parallelism: int) -> Self:
-        """Every unit whose number leaves `subtask` when divided by `parallelism`."""
+        """Return the part with every unit whose number leaves `subtask` when divided by `parallelism`."""
         part = copy.copy(self)
         part._mine = range(subtask, self._units, parallelism)  # noqa: SLF001 - its own copy
         return part
@@ -126,7 +126,7 @@ class SequenceSource(ResettableSource):
         return {str(unit): merged.get(str(unit), 0) for unit in self._mine}
 
     def _rows_at_once(self) -> int:
-        """Rows of one batch: fewer than `batch_rows` where they are large."""
+        """Return the number of rows in one batch: fewer than `batch_rows` where they are large."""
         average: int = self._table.nbytes // max(1, self._table.num_rows)
         return min(self._batch_rows, max(1, PIECE_BYTES // max(1, average)))
 
@@ -135,7 +135,7 @@ class SequenceSource(ResettableSource):
 
 
 def _table(rows: Sequence[Mapping[str, Any]], schema: pa.Schema | None) -> pa.Table:
-    """All fields of all rows; pyarrow itself takes the first one's, and drops what it does not know."""
+    """Make a table with all fields of all rows; pyarrow itself takes the first row's, and drops the others."""
     names = dict.fromkeys(name for row in rows for name in row)
     if schema is None:
         return pa.Table.from_pydict({name: [row.get(name) for row in rows] for name in names})
