@@ -107,7 +107,7 @@ def run_checks(
 
 
 def _check_names(store: str | None, pipeline: str | None, access: Access) -> list[Finding]:
-    """What the log and the targets say of the pipeline's name, under whatever sinks' names it has written."""
+    """Check the pipeline's name in the log and in the targets, under whatever sinks' names it has written."""
     why = "give --store, and --at for its targets"
     if store is not None and access.at:
         try:
@@ -120,7 +120,7 @@ def _check_names(store: str | None, pipeline: str | None, access: Access) -> lis
 
 
 def findings_of(extra: str, check: Callable[[], Iterable[Finding]], *, is_extra: bool = True) -> Iterator[Finding]:
-    """What a check finds, and what it lacks or cannot do.
+    """Yield the findings of a check, or a finding that says what it lacks or cannot do.
 
     Args:
         extra: Whose packages it needs.
@@ -162,7 +162,7 @@ def _package(name: str, oldest: tuple[int, int]) -> Finding:
 
 
 def _python() -> Finding:
-    """The executors' Python, if they run on this machine, has the driver's version and packages."""
+    """Check that the executors' Python, if on this machine, has the driver's version and packages."""
     check = "python of the executors"
     try:
         from onceward.connectors.spark import task  # noqa: PLC0415 - doctor also looks at what is not installed
@@ -180,7 +180,7 @@ def _python() -> Finding:
 
 
 def check_log(url: str | None, pipeline: str | None) -> Iterator[Finding]:
-    """A decision log's store, and the standbys of its server; the arguments are those of check_store."""
+    """Check a decision log's store, and the standbys of its server; the arguments are those of check_store."""
     yield check_store(url, pipeline)
     if url is not None:
         for kind in connectors().values():
@@ -188,7 +188,7 @@ def check_log(url: str | None, pipeline: str | None) -> Iterator[Finding]:
 
 
 def check_store(url: str | None, pipeline: str | None) -> Finding:
-    """Whether the store can be read, what its log says, and whether other machines see it.
+    """Check that the store can be read and, where needed, seen by other machines; report the log's state.
 
     Args:
         url: Of the store, or the checkpoint folder; None: skipped.
@@ -225,7 +225,7 @@ def _progress(view: LogView) -> str:
 
 
 def _obstacle(folder: Path) -> str:
-    """What keeps the driver from making this folder."""
+    """Return what keeps the driver from making this folder; "" if nothing does."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir():
         return f"{there} is not a folder"
@@ -233,7 +233,7 @@ def _obstacle(folder: Path) -> str:
 
 
 def _starts(view: LogView) -> Finding:
-    """How often the pipeline was started since it last decided something."""
+    """Check how often the pipeline was started since its last decision."""
     since = takewhile(lambda entry: not isinstance(entry, Decide | Completed), reversed(view.entries))
     starts = [entry for entry in since if isinstance(entry, Start)]
     if not starts:
@@ -250,7 +250,7 @@ def _starts(view: LogView) -> Finding:
 
 
 def _decided(log: Log, targets: Sequence[Target]) -> Finding:
-    """Whether what is decided can still be committed, and whether anybody has given something up."""
+    """Check whether decided transactions can still be committed, and whether data was given up."""
     name, skipped_ever = _DECIDED, given_up(log)
     try:
         found = [one for one in survey([log], targets, log.pipeline).transactions if one.listed is False]
@@ -268,7 +268,7 @@ def _decided(log: Log, targets: Sequence[Target]) -> Finding:
 
 
 def check_pipeline(url: str, pipeline: str | None, targets: Sequence[Target]) -> list[Finding]:
-    """What the decision log, and the targets, know of the pipeline.
+    """Check the pipeline's decision log and targets.
 
     Args:
         url: Of the decision log's store, or the checkpoint folder.
@@ -285,7 +285,7 @@ def check_pipeline(url: str, pipeline: str | None, targets: Sequence[Target]) ->
 
 
 def _searched(url: str) -> str:
-    """Where there is no decision log, as a sentence; a path may be meant from another folder."""
+    """Describe where there is no decision log, in a sentence; a path may be meant from another folder."""
     folder, _ = local_folder(url) or (None, False)
     if folder is None:
         return ""
@@ -313,7 +313,7 @@ def _owned_by(view: LogView | None, pipeline: str, targets: Sequence[Target], se
 
 
 def _owned(sink: TwoPhaseCommitSink[Any], scope: Scope, view: LogView | None, searched: str) -> Finding:
-    """Whether the target knows the name from another decision log, from a newer state of this one, or no longer.
+    """Check whether the target knows the name from another decision log, from a newer state of this one, or no longer.
 
     Without a log, the first start makes one, which nobody knows yet.
     """

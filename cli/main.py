@@ -269,7 +269,7 @@ class RepeatsFiltered(logging.Filter):
         self._said: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record says something new."""
+        """Return whether the record says something new."""
         text = re.sub(r"\d+", "#", record.getMessage())
         new = text not in self._said
         self._said.add(text)
@@ -277,7 +277,7 @@ class RepeatsFiltered(logging.Filter):
 
 
 def command() -> Any:
-    """The whole command line. Its flags show no type: `--yes <bool>` reads as if they took a value."""
+    """Return the whole command line. Its flags show no type: `--yes <bool>` reads as if they took a value."""
     root = get_command(app)
     commands = [root]
     while commands:

@@ -49,7 +49,7 @@ Store = Annotated[
 
 @dataclass(kw_only=True)
 class Search(Access):
-    """Where to look: the options of all `txn` commands."""
+    """The place of a search: the options of all `txn` commands."""
 
     store: Store = None
     pipeline: Pipeline = None
@@ -62,7 +62,7 @@ class Search(Access):
     """Targets that did not answer, with what they raised."""
 
     def found(self, logs: Sequence[Log] | None = None) -> Sequence[FoundTransaction]:
-        """What is there; of the log's pipeline alone, if one is given."""
+        """Return the transactions in the targets; those of the log's pipeline alone, if one is given."""
         if self.pipeline is not None:
             check_pipeline_name(self.pipeline)
         if logs is None:
@@ -81,7 +81,7 @@ class Search(Access):
             raise typer.Exit(1)
 
     def log(self, *, writing: bool) -> Log:
-        """The one decision log, if it goes on here; from now on, its pipeline alone is looked at."""
+        """Return the one decision log, if it is the current one; from now on, only its pipeline is searched."""
         log = one_log(self.store, self.pipeline, writing=writing)
         check_owner(log.view, log.pipeline, log.store)
         self.pipeline = log.pipeline
@@ -100,7 +100,7 @@ class Search(Access):
         return words + (["--sinks", self.sinks] if self.sinks is not None else [])
 
     def targets(self) -> list[Target]:
-        """The targets given."""
+        """Return the targets from the options."""
         targets = [] if self.sinks is None else [load_sinks(self.sinks)]
         targets += targets_of(self)
         if not targets:

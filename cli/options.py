@@ -30,7 +30,7 @@ Pipeline = Annotated[str | None, typer.Option(help="Name of the pipeline; not ne
 
 @dataclass(kw_only=True)
 class Access:
-    """Where systems are, and how they are reached."""
+    """The addresses of systems, and the settings to reach them."""
 
     at: Annotated[
         list[str] | None,

@@ -124,7 +124,7 @@ class Supervisor:
                 return code
 
     def _live(self, folder: Path) -> int:
-        """One life of the driver, in a process group of its own; what it leaves behind there is killed."""
+        """Run the driver once, in a process group of its own, then kill the rest of the group; return the exit code."""
         try:
             self._driver = driver = subprocess.Popen(  # noqa: S603 - the user's
                 self._command, start_new_session=True, env={**os.environ, RUN_VARIABLE: str(folder)}

@@ -44,7 +44,7 @@ _STYLE = {
 
 
 def table(found: Sequence[FoundTransaction], *, as_json: bool = False) -> None:
-    """Transactions: a line each with its name, which is not cut, and what is known of it below."""
+    """Print a line for each transaction with its name, which is not cut, and its facts below."""
     if as_json:
         print_json([fields(one) for one in found])
         return
@@ -85,7 +85,7 @@ def fields(found: FoundTransaction) -> dict[str, Any]:
 
 
 def details(found: Sequence[FoundTransaction], *, as_json: bool) -> None:
-    """All that is known, the handle too."""
+    """Print all facts about transactions, including the handle."""
     told = [msgspec.to_builtins(fields(one)) for one in found]
     if as_json:
         print_json(told)
@@ -106,13 +106,13 @@ def unanswered(errors: Mapping[str, str]) -> None:
 
 
 def age(log: Log) -> None:
-    """Of the log, by which an operator can tell a copy from what is alive."""
+    """Print the age of the log's newest entry, by which an operator can tell a copy from a log in use."""
     entry = log.view.entries[-1]
     typer.echo(f"{log.store.describe()}: entry {entry.position} of {entry.at} is the newest; {COPY}", err=True)
 
 
 def moved(log: Log) -> None:
-    """Where the log goes on."""
+    """Print where the log continues."""
     typer.echo(
         f"the decision log in {log.store.describe()} has ended: a savepoint has moved {log.pipeline} to "
         f"{log.view.moved}. Look there for what it has written since",
@@ -181,7 +181,7 @@ class _Plain(Console):
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Prints what it is given: in a name, `:key:` is no emoji and `[red]` no colour."""
+    """Return a console that prints text as it is: in a name, `:key:` is no emoji and `[red]` no color."""
     return _Plain(stderr=stderr, soft_wrap=True, highlight=False, emoji=False, markup=False)
 
 

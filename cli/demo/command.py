@@ -62,7 +62,7 @@ def demo(*, orders: int, users: int, kills: int, seed: int, home: Path, picture:
 
 
 def live_view(story: Story) -> RenderableType:
-    """The running display."""
+    """Return the running display."""
     facts = Table.grid(padding=(0, 2))
     facts.add_row("phase", story.phase)
     facts.add_row("elapsed", f"{story.elapsed():.0f} s")
@@ -78,7 +78,7 @@ def live_view(story: Story) -> RenderableType:
 
 
 def summary(story: Story) -> RenderableType:
-    """The table at the end."""
+    """Return the table at the end."""
     table = Table(title=f"{len(story.orders):,} orders, {len(story.kills)} kills, {story.elapsed():.0f} s")
     for column in ("target", "expected", "seen", "missing", "duplicated", "wrong", ""):
         table.add_column(column, justify="left" if column in ("target", "") else "right")

@@ -42,7 +42,7 @@ _TOTAL = "order_id string, user int, cents long, total long"
 
 
 def spark_session(name: str) -> SparkSession:
-    """A small local session, with the jars that Spark's own writers need."""
+    """Start a small local session, with the jars that Spark's own writers need."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     jars = ",".join(str(jar) for jar in ensure_jars(PEER_JARS).glob("*.jar"))
     spark = (
@@ -81,7 +81,7 @@ def placed_orders(spark: SparkSession, addresses: Addresses) -> DataFrame:
 
 
 def running_totals(_: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-    """Each order with its user's total up to it; the total lives in Spark's state store."""
+    """Yield each order with its user's total up to it; the total lives in Spark's state store."""
     import pandas as pd  # noqa: PLC0415 - on the executor only
 
     orders = pd.concat(list(frames)).sort_values("offset")
@@ -92,7 +92,7 @@ def running_totals(_: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: Gr
 
 
 def start_exactly_once(spark: SparkSession, addresses: Addresses) -> StreamingQuery:
-    """Kafka → running totals → Kafka and PostgreSQL, one decision per micro-batch."""
+    """Start the pipeline: Kafka → running totals → Kafka and PostgreSQL, one decision per micro-batch."""
     totals = (
         placed_orders(spark, addresses)
         .groupBy("user")
@@ -118,7 +118,7 @@ def start_exactly_once(spark: SparkSession, addresses: Addresses) -> StreamingQu
 
 
 def start_contrast(spark: SparkSession, addresses: Addresses) -> StreamingQuery:
-    """The same orders the usual way: foreachBatch with a JDBC append, and a plain producer."""
+    """Start the same pipeline the usual way: foreachBatch with a JDBC append, and a plain producer."""
     address = urlsplit(addresses.dsn)
     url = f"jdbc:postgresql://{address.hostname}:{address.port}{address.path}"
     properties = {

@@ -54,7 +54,7 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Total(msgspec.Struct, frozen=True):
-    """What the pipeline makes of an order: its value in euro cents, and its user's running total up to it."""
+    """The pipeline's result for an order: its value in euro cents, and its user's running total up to it."""
 
     order_id: str
     user: int
@@ -63,7 +63,7 @@ class Total(msgspec.Struct, frozen=True):
 
 
 def generate(seed: int, count: int, users: int) -> Iterator[Order]:
-    """So many orders, as they are produced: always the same for a seed; a user's are all in one partition."""
+    """Yield `count` orders as they are produced: always the same for a seed; a user's are all in one partition."""
     rng = Random(seed)  # noqa: S311 - repeatable on purpose
     currencies = list(CENTS_PER_UNIT)
     for number in range(count):
@@ -77,7 +77,7 @@ def generate(seed: int, count: int, users: int) -> Iterator[Order]:
 
 
 def expected(seed: int, count: int, users: int) -> dict[str, Total]:
-    """What must be in each target at the end, by order id: cancelled orders are filtered out."""
+    """Return the expected rows of each target at the end, by order id: cancelled orders are filtered out."""
     totals: dict[int, int] = {}
     result = {}
     for order in generate(seed, count, users):
@@ -123,7 +123,7 @@ class Kill(NamedTuple):
 
 
 def plan(seed: int, driver_kills: int) -> list[Kill]:
-    """The kills of a run, in order: the driver so often, broker and database once each."""
+    """Return the kills of a run, in order: the driver `driver_kills` times, broker and database once each."""
     rng = Random(seed)  # noqa: S311 - repeatable on purpose
     faults = ["kill-driver"] * driver_kills + ["kill-kafka", "kill-postgres"]
     rng.shuffle(faults)
@@ -141,7 +141,7 @@ class Sample(NamedTuple):
 
 @dataclass
 class Story:
-    """What happens, for the display and for the picture."""
+    """The events of a run, for the display and for the picture."""
 
     addresses: Addresses
     orders: list[Order]
@@ -155,7 +155,7 @@ class Story:
     verdicts: list[Comparison] = field(default_factory=list)
 
     def elapsed(self) -> float:
-        """Seconds since it began."""
+        """Return the seconds since it began."""
         return time.monotonic() - self.began
 
     @property
@@ -243,7 +243,7 @@ def _watch(story: Story, scene: Scene, kills: list[Kill], log: BinaryIO) -> None
 
 
 def _said(log: BinaryIO) -> Iterator[str]:
-    """What the driver has said since the last call; a line that is not complete is left for the next one."""
+    """Yield the driver's messages since the last call; a line that is not complete is left for the next one."""
     while (line := log.readline()).endswith(b"\n"):
         if line.startswith(SAID.encode()):
             yield line.decode(errors="replace").removeprefix(SAID).strip()

@@ -44,7 +44,7 @@ _BATCH_WRITES_V2 = ("create", "replace", "createOrReplace", "append", "overwrite
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """What a query or pipeline guarantees.
+    """The guarantee of a query or pipeline.
 
     Attributes:
         name: Name of the pipeline or of the query; "query" if it has none.
@@ -100,7 +100,7 @@ def explain(
 
 @contextmanager
 def explaining() -> Iterator[None]:
-    """Inside, pipelines are built without opening stores or preparing targets."""
+    """Build pipelines in this block without opening stores or preparing targets."""
     before = EXPLAINING.set(True)
     try:
         yield
@@ -159,7 +159,7 @@ def _check_parts(one: Described) -> Iterator[Finding]:
 
 
 def _timeouts(one: Described) -> Iterator[Finding]:
-    """Whether transactions outlive a restart, and the retries of a commit."""
+    """Check that transactions outlive a restart, and the retries of a commit."""
     name, retried = "transaction_timeout", one.policy.commit_timeout
     for sink in one.sinks:
         seconds = sink.transaction_timeout if isinstance(sink, TwoPhaseCommitSink) else None
@@ -190,7 +190,7 @@ class NotStarted:
 
 
 def load(reference: str, arguments: Sequence[str] = ()) -> list[Any]:
-    """The queries and pipelines of a program.
+    """Return the queries and pipelines of a program.
 
     Args:
         reference: `module:function` of a function that returns a DataStreamWriter or a Pipeline, or several of them;
@@ -236,7 +236,7 @@ def _returned(place: str, name: str, *, is_file: bool) -> list[Any]:
 
 @contextmanager
 def _intercepted(found: list[Any]) -> Iterator[None]:
-    """Nothing is started or written by Spark or by the embedded engine; what would be is put into the list."""
+    """Replace starts and writes of Spark and the embedded engine in this block; collect their queries in `found`."""
 
     def start(query: Any, *_: Any, **__: Any) -> Any:
         found.append(query)
@@ -261,7 +261,7 @@ def _of_spark(start: Callable[[Any], Any]) -> Iterator[tuple[type, str, Any]]:
     from pyspark.sql.streaming.readwriter import DataStreamWriter  # noqa: PLC0415
 
     def start_writer(writer: Any, path: str | None = None, **options: Any) -> Any:
-        """Takes the arguments of `start` and `toTable`, whose first one changes nothing here."""
+        """Start with the arguments of `start` and `toTable`, whose first one changes nothing here."""
         for setting in ("format", "outputMode", "partitionBy", "queryName"):
             value = options.pop(setting, None)
             if value is not None:

@@ -34,7 +34,7 @@ _REPLAYED: Final = "read again identically from a stored position"
 
 @dataclass
 class Described:
-    """What is known without asking anybody.
+    """The facts that are known without a question to any server.
 
     Attributes:
         name: For people.
@@ -58,7 +58,7 @@ class Described:
 
 
 def store_url(store: LogStore | str) -> str | None:
-    """By which a store can be looked at; None if it has no URL."""
+    """Return the URL by which a store can be looked at; None if it has no URL."""
     if isinstance(store, str):
         return store
     if isinstance(store, UnopenedStore):
@@ -67,7 +67,7 @@ def store_url(store: LogStore | str) -> str | None:
 
 
 def part_finding(check: str, part: WeakPart | None, name: str, fine: str) -> Finding:
-    """A source, a sink or the engine: exactly-once, or what it leaves of it."""
+    """Report a source, a sink or the engine: exactly-once, or its weaker guarantee."""
     if part is None:
         return ok(check, fine, name)
     return warning(check, f"{part.level}: it {part.why}", _ADVICE[part.level], name, part.level)
@@ -116,7 +116,7 @@ def _hashes(sink: Any) -> bool:
 
 
 def shared_names(one: Described, every: Sequence[Described]) -> list[Finding]:
-    """Whether another query of the same program has the same checkpoint, decision log or pipeline name."""
+    """Check whether another query of the same program has the same checkpoint, decision log or pipeline name."""
     found = []
     for what in ("checkpoint", "store", "pipeline"):
         value = getattr(one, what)
@@ -129,7 +129,7 @@ def shared_names(one: Described, every: Sequence[Described]) -> list[Finding]:
 
 
 def described_pipeline(pipeline: Pipeline) -> Described:
-    """What a pipeline's graph and settings say.
+    """Describe a pipeline by its graph and settings.
 
     Raises:
         ConfigurationError: The graph is wrong.
@@ -157,7 +157,7 @@ def described_pipeline(pipeline: Pipeline) -> Described:
 
 
 def _store(store: LogStore) -> list[Finding]:
-    """A store with a URL is looked at with the targets."""
+    """Report a store without URL; one with a URL is checked with the targets."""
     if store_url(store) is not None:
         return []
     if not isinstance(store, MemoryStore):

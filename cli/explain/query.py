@@ -51,7 +51,7 @@ _OTHER_FORMATS: Final = {
 
 
 def described_query(writer: Any) -> Described:
-    """What a writer's settings and its plan say.
+    """Describe a query by its writer's settings and its plan.
 
     Raises:
         ConfigurationError: The writer's format has wrong options.
@@ -85,7 +85,7 @@ def _read_sinks(query: PlannedQuery, one: Described) -> None:
 
 
 def _in_checkpoint(checkpoint: str | None) -> str | None:
-    """As a store's URL, whose special characters are percent-encoded; those of Hadoop's paths are not."""
+    """Return the location as a store's URL: a local folder as its path, as Hadoop does not percent-encode URLs."""
     return checkpoint and (local_path(checkpoint) or checkpoint)
 
 
@@ -104,7 +104,7 @@ def _source(source: StreamingSource, one: Described, session: SparkSession) -> F
 
 
 def _built_in(source: StreamingSource, name: str, session: SparkSession) -> Finding:
-    """Of a source that Spark brings along."""
+    """Report a source that comes with Spark."""
     if name == "kafka":
         return _spark_kafka(source)
     if name in ("socket", "textSocket", "memory", "MemoryStream"):
@@ -119,7 +119,7 @@ def _built_in(source: StreamingSource, name: str, session: SparkSession) -> Find
 
 
 def _ignored(source: StreamingSource, session: SparkSession) -> str | None:
-    """The setting by which files are left out that are gone or damaged."""
+    """Return the setting by which missing or damaged files are left out; None if none is set."""
     for name in ("ignoreMissingFiles", "ignoreCorruptFiles"):
         setting = f"spark.sql.files.{name}"
         given = source.options.get(name.lower())

@@ -83,7 +83,7 @@ def verify(
 
 
 def _range(text: str | None) -> range | None:
-    """Of A:B, either of which may be left out; a number alone is one epoch."""
+    """Parse A:B, either of which may be left out; a number alone is one epoch."""
     if text is None:
         return None
     first, mark, last = text.partition(":")
@@ -114,7 +114,7 @@ def _targets(log: Log, given: Sequence[str], access: Access) -> list[tuple[str, 
 
 
 def _show(found: Sequence[Audit], *, as_json: bool) -> None:
-    """Each target: what is proven in one line, what is not epoch by epoch, then the rows."""
+    """Print each target: proven epochs in one line, others epoch by epoch, then the rows."""
     if as_json:
         print_json([_plain(one) for one in found])
         return
@@ -137,7 +137,7 @@ def _show(found: Sequence[Audit], *, as_json: bool) -> None:
 
 
 def _notes(one: Audit) -> Iterator[str]:
-    """What was not judged or compared."""
+    """Yield notes about data that was not checked or compared."""
     if one.waiting is not None:
         yield f"not checked: epoch {one.waiting}, which is decided and waits for its commit"
     if not one.lines and not one.foreign:
@@ -152,7 +152,7 @@ def _notes(one: Audit) -> Iterator[str]:
 
 
 def _show_rows(found: Comparison, *, as_json: bool) -> None:
-    """Rows that differ."""
+    """Print the rows that differ."""
     if as_json:
         print_json(_rows(found))
         return
