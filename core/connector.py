@@ -84,7 +84,7 @@ class Connector(ABC):
         return found
 
     def target(self) -> Target:
-        """Return what lists and ends transactions here, of any pipeline and sink; `onceward txn` asks it.
+        """Return the object that lists and ends transactions here, of any pipeline and sink; `onceward txn` asks it.
 
         Raises:
             RefusedError: They can be listed only through the pipeline's own sinks.
@@ -94,7 +94,7 @@ class Connector(ABC):
         )
 
     def place(self, name: str) -> Place:
-        """Return what is called so here; `onceward verify` reads it again.
+        """Return the place of this name, which `onceward verify` reads again.
 
         Raises:
             ConfigurationError: Nothing can be read back, or the name is not valid.

@@ -179,7 +179,7 @@ class SubtaskUsage(NamedTuple):
     """Rows, or numbers of rows, that its source has seen and not read; None if it is no resettable source."""
 
     def since(self, before: SubtaskUsage) -> SubtaskUsage:
-        """Return what was counted since then; timers and lag are those of now."""
+        """Return the counts since an earlier state; timers and lag are the current ones."""
         return self._replace(
             rows_in=self.rows_in - before.rows_in,
             rows_out=self.rows_out - before.rows_out,
@@ -225,7 +225,7 @@ _complained: Final[list[Observer]] = []
 
 
 def observe(observer: Observer) -> None:
-    """Have `observer` called with each event of this process's pipelines, on the pipeline's own thread.
+    """Call `observer` with each event of this process's pipelines, on the pipeline's own thread.
 
     Args:
         observer: Function. It should return within microseconds, for the epoch waits for it. What it raises is logged
@@ -236,7 +236,7 @@ def observe(observer: Observer) -> None:
 
 
 def tell(event: Event) -> None:
-    """Tell all observers; nothing that they do fails the epoch."""
+    """Call all observers; an error in one of them does not fail the epoch."""
     for observer in tuple(_observers):
         try:
             observer(event)

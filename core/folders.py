@@ -51,7 +51,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and what is missing above it; each new name is durable when this returns."""
+    """Make a folder and the missing ones above it; each new name is durable when this returns."""
     missing = [folder, *folder.parents]
     for path in reversed(missing[: next((n for n, path in enumerate(missing) if path.is_dir()), 0)]):
         path.mkdir(exist_ok=True)
@@ -98,7 +98,7 @@ def put_once(path: Path, data: bytes) -> bool:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Delete what processes that died in `put_once` left, after an hour."""
+    """Delete the files, older than an hour, of processes that died in `put_once`."""
     for file in folder.glob(f"{_TEMPORARY}*"):
         with suppress(OSError):
             if time.time() - file.stat().st_mtime > _ABANDONED_SECONDS:
@@ -148,7 +148,7 @@ def file_errors(sink: str | None, place: str | Path) -> Iterator[None]:
 
 @contextmanager
 def sole(path: Path) -> Iterator[bool]:
-    """Be the only one who commits or aborts what is in a file that both delete at their end.
+    """Hold the only right to commit or abort the rows in a file, which both delete at their end.
 
     The file is opened for writing: on NFSv4 no other is locked (flock(2), "NFS details": EBADF).
 

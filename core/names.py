@@ -94,7 +94,7 @@ def file_name(transaction: str) -> str:
 
 
 def parse_file_name(text: str) -> TransactionName | None:
-    """Read what file_name made of a TransactionName; None for anything else."""
+    """Parse a name that file_name made of a TransactionName; None for anything else."""
     return None if ":" in text else parse_transaction_name(text.replace(_IN_FILE_NAMES, ":"))
 
 

@@ -41,7 +41,7 @@ class Place(ABC):
 
     @abstractmethod
     def reread(self, scope: Scope | None, columns: Sequence[str]) -> Reread:
-        """Read what it holds, with what shows the transaction that wrote each row.
+        """Read the rows that it holds, with the mark of the transaction that wrote each one.
 
         Args:
             scope: Whose ledger or file names tell the epochs; None: nobody asks for them.
@@ -57,7 +57,7 @@ class Place(ABC):
         yield from (piece.rows for piece in self.reread(None, ()).pieces)
 
     def of_epoch(self, epoch: ProvenEpoch) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
-        """Read what an epoch of a pipeline has read from here.
+        """Read again the rows that an epoch of a pipeline read from here.
 
         Raises:
             ConfigurationError: The decision log does not say where the epoch's input begins and ends here.

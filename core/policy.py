@@ -79,7 +79,7 @@ class Backoff:
 
 
 def side_by_side(calls: Sequence[Callable[[], None]]) -> None:
-    """Make calls at the same time and wait for all of them; then raise what the first of them raised, if one did."""
+    """Make calls at the same time and wait for all of them; then raise the first error, if there was one."""
     if len(calls) == 1:
         calls[0]()
         return

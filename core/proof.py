@@ -153,7 +153,7 @@ def _newest(epochs: list[ProvenEpoch]) -> tuple[ProvenEpoch, ...]:
 
 
 class Piece(NamedTuple):
-    """Some rows."""
+    """A part of a target's rows."""
 
     rows: pa.RecordBatch
     """The columns that were hashed, and no others."""

@@ -63,7 +63,7 @@ def decoded(data: str | bytes, kind: type[T], error: type[OncewardError], what: 
 
 
 def check_format(name: str, header: bytes, what: str, *, newest: int = 1) -> None:
-    """Refuse a format that is newer than the newest that is known, with a NewerFormatError about `what`."""
+    """Raise NewerFormatError, about `what`, for a format that is newer than the newest known one."""
     found = _HEADER.fullmatch(header)
     if found is not None and found[1].decode() == name and int(found[2]) > newest:
         raise NewerFormatError(

@@ -85,7 +85,7 @@ class Source(ABC):
         """Prepare for a checkpoint; the embedded engine calls this in each subtask right before the barrier."""
 
     def on_checkpoint_complete(self, checkpoint: int, subtask: int) -> None:  # noqa: B027 - most sources need no hook
-        """React to a completed checkpoint, which completes all earlier ones; the embedded engine calls this.
+        """React to a completed checkpoint, which completes all earlier ones; the engine calls this in each subtask.
 
         Not called for a savepoint that commits nothing.
         """

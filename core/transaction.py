@@ -79,7 +79,7 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
         proof: Proof | None = None,
         handle: dict[str, Any] | None = None,
     ) -> Self:
-        """Make the handle of a transaction from its name, which says what it belongs to, or of one called otherwise."""
+        """Make the handle of a transaction from its name; `transaction` is for targets that give names of their own."""
         return cls(
             kind=kind,
             version=version,
@@ -118,7 +118,7 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Committable:
-        """Read what to_json wrote.
+        """Read the text that to_json wrote.
 
         Raises:
             LogDamagedError: Not a committable.
@@ -190,7 +190,7 @@ class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Acknowledgement:
-        """Read what to_json wrote; a LogDamagedError if it is not an acknowledgement."""
+        """Read the text that to_json wrote; raise LogDamagedError if it is not an acknowledgement."""
         return decoded(text, cls, LogDamagedError, "an acknowledgement")
 
 

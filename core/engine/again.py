@@ -72,7 +72,7 @@ class Again(NamedTuple):
 
 
 def _was_drained(decision: Decide) -> bool:
-    """Return whether operators gave what they held back at the end of an epoch."""
+    """Return whether operators gave the rows they held back at the end of an epoch."""
     state = Decided.of(decision)
     if state is None:
         return False

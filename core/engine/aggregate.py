@@ -57,7 +57,7 @@ class Aggregation(ProcessFunction):
 def aggregation(
     keys: KeyEncoder | None, totals: Mapping[str, tuple[str, str]], ttl: float | None = None
 ) -> Aggregation:
-    """Check what `Stream.aggregate` was given."""
+    """Check the arguments of `Stream.aggregate`."""
     if keys is None:
         raise ConfigurationError("aggregate needs keys: call key_by first")
     wanted = {}

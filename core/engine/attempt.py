@@ -101,7 +101,7 @@ class Attempt(ABC):
 
     @abstractmethod
     def tell(self, event: Event) -> None:
-        """Have `handle` called with it, one event after another. Called from any thread."""
+        """Pass an event to `handle`, one after another. Callable from any thread."""
 
     @abstractmethod
     def wake(self, task: TaskId) -> None:
@@ -124,14 +124,14 @@ class Attempt(ABC):
         self.tell(TaskOpened(task.id))
 
     def measure(self) -> None:
-        """Tell what the subtasks have done since the last call."""
+        """Report the work of the subtasks since the last call."""
         now = {id_: task.usage() for id_, task in self.tasks.items()}
         done = [usage.since(self._measured[id_]) for id_, usage in now.items()]
         self._measured = now
         tell(OperatorsMeasured(self._started.coordinator.pipeline, done))
 
     def handle(self, event: Event) -> None:
-        """Take a step, and do what it asks for."""
+        """Apply an event, and carry out its effects."""
         self.state, effects = advance(self.state, event, self.monotonic())
         for effect in effects:
             self._perform(effect)

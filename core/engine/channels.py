@@ -77,7 +77,7 @@ class Barrier(msgspec.Struct, frozen=True):
 
 
 class Cancel(msgspec.Struct, frozen=True):
-    """This checkpoint's barrier will not come: whoever waits for it goes on."""
+    """The notice that this checkpoint's barrier will not come: tasks stop waiting for it."""
 
     checkpoint: int
 
@@ -241,7 +241,7 @@ class _Alignment:
 
 
 class Gate:
-    """Reads a task's channels."""
+    """The reading end of a task's channels."""
 
     def __init__(
         self,

@@ -79,7 +79,7 @@ class Completer:
         return CompletedCheckpoint(barrier.target or barrier.checkpoint)
 
     def _complete_again(self, pending: Pending) -> CompletedCheckpoint | NotCompleted:
-        """Commit what was lost of a decided epoch, and is written again."""
+        """Commit the lost transactions of a decided epoch, which were written again."""
         coordinator, lost = self._coordinator, self._coordinator.lost
         assert lost is not None  # noqa: S101 - the attempt was begun for it
         ack = Acknowledgement(

@@ -60,7 +60,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class CheckpointConfig(msgspec.Struct, frozen=True):
-    """When checkpoints are made, and what is kept of them.
+    """The settings that say when checkpoints are made, and which are kept.
 
     Attributes:
         interval: Seconds from one trigger to the next. Without it, the end of the input is the only checkpoint.

@@ -132,7 +132,7 @@ class ResettableLogic(SourceLogic["ResettableSource"]):
         self._position = end
 
     def _turn(self, split: Split, *, alone: bool) -> Generator[pa.RecordBatch, None, Split | None]:
-        """Give rows of a range, and return what is left of it for its next turn; None if that is nothing."""
+        """Yield rows of a range, and return the rest of it for its next turn; None if nothing is left."""
         most, rows, size = self._source.rows_per_turn, 0, 0
         pieces = read_split(self._source, split)
         for piece in pieces:
@@ -146,7 +146,7 @@ class ResettableLogic(SourceLogic["ResettableSource"]):
         return None
 
     def _parts(self, piece: Piece, split: Split) -> Iterator[pa.RecordBatch]:
-        """Give a piece in parts between which there may be a barrier, if it is known where each row is."""
+        """Yield a piece in parts between which there may be a barrier, if the position of each row is known."""
         batch, numbers = piece.batch, piece.numbers
         if self._source.counts_rows:
             numbers = range(piece.next - batch.num_rows, piece.next)
@@ -160,7 +160,7 @@ class ResettableLogic(SourceLogic["ResettableSource"]):
         yield batch.slice(done)
 
     def _move(self, split: Split, to: int) -> None:
-        """Set the position behind what was read of a range."""
+        """Set the position behind the rows of a range that were read."""
         self._position = self._source.advance(self._position, split, to)
         range_, left = (split.unit, split.end), split.end - to
         self._left += left - self._unread[range_]

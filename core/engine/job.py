@@ -92,7 +92,7 @@ class Job:
         return self._ended.wait(timeout)
 
     def stop(self) -> None:
-        """End it as it is: what is not checkpointed is read again by the next run."""
+        """End the run as it is: rows after the last checkpoint are read again by the next run."""
         self._cancel.set()
         with self._lock:
             if self._attempt is not None:
@@ -107,7 +107,7 @@ class Job:
         return int(self._ask(CheckpointKind.CHECKPOINT, None, timeout))
 
     def try_checkpoint(self, timeout: float) -> None:
-        """Make a checkpoint if it runs, and log why none could be made; what it would hold is then read again."""
+        """Make a checkpoint if the job runs; log why none could be made, so that its rows will be read again."""
         if self.state is not JobState.RUNNING:
             return
         try:

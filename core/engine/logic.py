@@ -59,7 +59,7 @@ class Logic:
         """Prepare for work, once, before anything else."""
 
     def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
-        """Handle rows; what follows from them."""
+        """Handle rows; return the resulting ones."""
         return [batch]
 
     reads_mixed = True
@@ -82,7 +82,7 @@ class Logic:
         batch: pa.RecordBatch,
         enough: Callable[[], bool],  # noqa: ARG002 - for subclasses
     ) -> tuple[int, Sequence[pa.RecordBatch]]:
-        """Handle the first rows of a batch until it is enough, at least one: how many, and what follows from them."""
+        """Handle the first rows of a batch, one at least, until `enough`; return their number and the results."""
         parts = [batch] if self.reads_mixed else cut_by_shape(batch)
         return batch.num_rows, [made for part in parts for made in self.rows(part)]
 

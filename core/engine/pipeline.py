@@ -287,7 +287,7 @@ class Pipeline:
         return Stream(self, self.graph.add("source", source, [], uid=uid, parallelism=parallelism))
 
     def guarantee(self) -> EndToEnd:
-        """Return what a reader of the targets sees of each record, and which parts of the graph weaken it."""
+        """Return the guarantee that readers of the targets have, and the parts of the graph that weaken it."""
         return end_to_end(self.graph, self.setup.config)
 
     def run(self, *, restore: str | None = None, **options: Any) -> None:

@@ -116,7 +116,7 @@ class Projection:
                 start += length
 
     def _parse(self, option: str, text: str) -> _Expression:
-        """Look at an expression as DuckDB parses it, before any row is there."""
+        """Return an expression as DuckDB parses it, before there is any row."""
         where = f"sink {self._sink}: {option} {text!r}"
         (answer,) = self._database.execute(_PARSE, [f"SELECT {text}"]).fetchone()
         parsed = json.loads(answer)

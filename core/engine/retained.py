@@ -44,7 +44,7 @@ class SharedFiles:
         return [path for path in self._uses.pop(checkpoint, ()) if not self.refers(path)]
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete files, less what is referred to."""
+        """Delete files, except those to which a checkpoint refers."""
         self._delete([path for path in paths if not self.refers(path)])
 
     def refers(self, path: str) -> bool:
@@ -98,13 +98,13 @@ class Retained:
         self._clean(self.folders)
 
     def discard(self, checkpoint: int, state: SubtaskState | None = None) -> None:
-        """Delete what a subtask wrote for a checkpoint that was given up, and its folder if no file is left in it."""
+        """Delete a subtask's files of a checkpoint that was given up, and its folder if no file is left in it."""
         self.shared.delete(ref.path for ref in (state.files if state is not None else ()))
         if self._storage is not None:
             self._storage.delete_empty(folder_of(checkpoint, self._writer))
 
     def restored(self, reference: Reference, *, up_to: int, clean: bool) -> None:
-        """Take over what an earlier run left.
+        """Take over the checkpoints of an earlier run.
 
         Args:
             reference: What the decision says of the restored checkpoint.
@@ -137,7 +137,7 @@ class Retained:
             )
 
     def _clean(self, folders: Iterable[str], under_way: Collection[int] = ()) -> None:
-        """Drop checkpoints, and a claimed one that is not needed any more; what cannot be deleted stays."""
+        """Drop checkpoints, and a claimed one that is not needed any more; files that cannot be deleted stay."""
         try:
             self._drop(folders, under_way)
             claimed, self._claimed = self._claimed, None

@@ -125,7 +125,7 @@ class StartedAttempt(NamedTuple):
 def start(
     setup: Setup, restore: Restore, *, again: bool = False, run_writers: RunWriters | None = None
 ) -> StartedAttempt:
-    """Begin an attempt; `again` after a failure, when what was decided is restored.
+    """Begin an attempt; `again` after a failure, when the newest decided checkpoint is restored.
 
     Args:
         setup: What the pipeline runs with.

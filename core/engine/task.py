@@ -94,7 +94,7 @@ class Task:
         self._control.append(message)
 
     def usage(self) -> SubtaskUsage:
-        """Return what the subtask has done so far. Called from any thread."""
+        """Return the work of the subtask so far. Callable from any thread."""
         return self._usage.total(self.id, lag=self.logic.lag, timers=self.logic.timers_set)
 
     def step(self) -> bool:
@@ -132,7 +132,7 @@ class Task:
         return self._read()
 
     def _enough(self) -> Callable[[], bool]:
-        """Return a function that says whether it is time to look at what else there is to do."""
+        """Return a function that says whether it is time to look for other work."""
         monotonic, until = self._world.monotonic, self._world.monotonic() + WORK_SECONDS
         return lambda: monotonic() >= until
 
@@ -339,6 +339,6 @@ class Task:
             self._emit(self.logic.finish())
 
     def _end(self) -> None:
-        """Say so downstream, after all that was sent before."""
+        """Send the end downstream, after all that was sent before."""
         self._broadcast(End())
         self._ending = True

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Usage:
-    """Counts of one subtask since it was made.
+    """The counts of one subtask since it was made.
 
     Args:
         monotonic: Seconds.

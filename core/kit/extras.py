@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def needing(extras: str) -> Iterator[None]:
-    """Say which extras to install if what the block imports is not there; none if it needs none of onceward's.
+    """Name the extras to install if an import in this block fails; none if it needs none of onceward's.
 
     Raises:
         ConfigurationError: It is not.

@@ -109,7 +109,7 @@ class KeyScope:
         self._created += cells
 
     def sweep(self, most: int | None) -> None:
-        """Remove what has expired from the next `most` cells; None: from all."""
+        """Remove expired entries from the next `most` cells; None: from all."""
         self._created = 0
         if self._mortal:
             now = self._now()
@@ -278,7 +278,7 @@ class KeyedState(State):
         return cell[TIME.size :]
 
     def lasting(self, cell: bytes, now: float) -> bytes | None:
-        """Return what is left of a cell with times; None if all of it has expired."""
+        """Return a cell with times without its expired entries; None if all have expired."""
         assert self.ttl is not None  # noqa: S101 - else there are no times
         return cell if TIME.unpack_from(cell)[0] + self.ttl > now else None
 

@@ -111,7 +111,7 @@ class Distinct(NamedTuple):
 
 
 class KeyEncoder:
-    """Makes rows' keys out of columns: of one column the value itself, of several a tuple."""
+    """The keys of rows, made of columns: of one column the value itself, of several a tuple."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         if not columns:

@@ -153,7 +153,7 @@ class CheckpointStorage:
         return [inside(SHARED, name) for name in self._files.names(SHARED)]
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete files; what is not there is not missed."""
+        """Delete files; missing ones are no error."""
         for path in paths:
             self._files.delete(path)
 
@@ -213,7 +213,7 @@ class _LocalFiles:
         self._root = root
 
     def put(self, path: str, chunks: Iterable[bytes]) -> None:
-        """Write a file, durably, under another name first: whoever reads it finds all of it, or nothing."""
+        """Write a file durably, under another name first: a reader finds all of it, or no file."""
         target = self._root / path
         partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         make_folder(target.parent)

@@ -75,7 +75,7 @@ class KeyedTable(ABC):
 
     @abstractmethod
     def revise(self, revised: Callable[[bytes, bytes], bytes | None], most: int | None) -> None:
-        """Replace values by what a function makes of row and value; delete those of which it makes None.
+        """Replace each value by the result of a function of row and value; delete those for which it returns None.
 
         Args:
             revised: The function.
@@ -92,7 +92,7 @@ class KeyedTable(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give up resources; the working copy is not needed any more."""
+        """Release resources; the working copy is not needed any more."""
 
 
 class Freezing(NamedTuple):
@@ -160,7 +160,7 @@ def encode_cells(cells: Iterable[Cell]) -> Iterator[bytes]:
 
 
 def decode_cells(data: bytes, where: str) -> Iterator[Cell]:
-    """Read them back; a StateDamagedError if the bytes do not hold what their lengths say."""
+    """Decode the chunks of encode_cells; raise StateDamagedError if the lengths do not match the bytes."""
     magic = data[: len(_MAGIC)]
     check_format("onceward-rows", magic.rstrip(), where, newest=_FORMAT)
     lengths = _LENGTHS.get(magic)
