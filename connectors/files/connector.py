@@ -31,7 +31,7 @@ class FilesConnector(Connector):
     place_form = "FOLDER"
 
     def check(self, names: Sequence[str], pipeline: str | None) -> Iterable[Finding]:  # noqa: ARG002
-        """Check what the file systems of folders can do, and that no table's metadata say which files count there."""
+        """Check the folders' file systems, and that no table's metadata decide which of their files count."""
         for folder in map(Path, names):
             yield check_folder(folder)
             yield from _refused(folder, lambda: check_tables(folder))  # noqa: B023 - called at once

@@ -81,7 +81,7 @@ def check_partition_folders(folder: Path, columns: Sequence[str], format_: str) 
 
 
 def _misplaced(folder: Path, columns: Sequence[str], data: set[str]) -> Iterator[Path]:
-    """Yield what readers take for rows of other partitions; of the folders that fit, only one a level is opened."""
+    """Yield paths whose rows readers take for those of other partitions; open one fitting folder a level."""
     if not folder.is_dir():
         return
     fits: str | None = None

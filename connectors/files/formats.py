@@ -171,7 +171,7 @@ class _OpenFile:
         self._file.close()
 
     def abandon(self) -> None:
-        """Close the file, also on a full disk, which refuses what is still to be written."""
+        """Close the file, even on a full disk, which refuses the bytes that are still to be written."""
         with suppress(OSError, pa.ArrowException):  # else Arrow closes it later, into a closed file
             if self._writer is not None:
                 self._writer.close()
@@ -196,7 +196,7 @@ def visible_files(folder: Path, *formats: str) -> Iterator[tuple[Path, Path]]:
 
 
 def hidden(file: str) -> str:
-    """Name of a file of a transaction while it is pending."""
+    """Return the name of a transaction's file while it is pending."""
     path = Path(file)
     return str(path.parent / f".{path.name}.pending")
 

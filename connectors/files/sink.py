@@ -244,7 +244,7 @@ class FileSink(FolderSink[Files]):
         return CommitOutcome(CommitStatus.COMMITTED if moved else CommitStatus.ALREADY_COMMITTED)
 
     def _finish(self, transaction: str, files: Sequence[str]) -> bool:
-        """Move what is left to be moved; whether there was anything."""
+        """Move the files that are still to be moved; return whether there were any."""
         folder, moved = self._folder(transaction, COMMIT), False
         finals = {folder / hidden(file): self._final(transaction, file) for file in files}
         for source, final in finals.items():

@@ -119,7 +119,7 @@ def with_blocks(read: Callable[[int], _Result]) -> _Result:
 
 
 def batches_with_blocks(read: Callable[[int], Iterable[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
-    """Read the batches of a file; if a row does not fit, go on from there with larger blocks.
+    """Read the batches of a file; if a row does not fit, continue there with larger blocks.
 
     Raises:
         pyarrow.ArrowInvalid: As in with_blocks.

@@ -216,7 +216,7 @@ class _Url(httpx.URL):
 
 
 class HttpClient:
-    """Sends requests, one at a time; keeps connections alive, and knows when it was told to come again.
+    """A client that sends requests one at a time, keeps connections alive, and obeys Retry-After.
 
     Args:
         settings: Where to, and who we are.

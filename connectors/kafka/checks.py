@@ -87,7 +87,7 @@ def check_parts(sinks: Sequence[Any], sources: Sequence[Any], pipeline: str | No
 
 
 def _sink_settings(sink: KafkaSink) -> Iterator[Finding]:
-    """Check what a sink has beside the settings of its connection: its timeout, and librdkafka's other settings."""
+    """Check a sink's settings other than those of its connection: its timeout, and librdkafka's."""
     try:
         sink.check_connection()
     except ConfigurationError as error:

@@ -139,7 +139,7 @@ class Inspection(NamedTuple):
 
 
 class Inspector:
-    """Asks for transactions, with one round trip to each coordinator and each leader for all of them.
+    """A reader of transactions' states, with one round trip to each coordinator and each leader for all.
 
     Coordinators are asked first and partitions afterwards. So a partition that has ended what its coordinator calls
     complete is no race; but one that has ended what its coordinator called open may be: somebody else committed in
@@ -185,7 +185,7 @@ class Inspector:
         )
 
     def _find_deleted(self, found: Sequence[tuple[Prepared, Observation]]) -> None:
-        """Ask for the topics whose partitions are silent, or have ended what the coordinator calls open."""
+        """Look for deleted topics among those whose partitions are silent or no longer have the transaction open."""
         doubtful = {t: {p[0] for p in t.partitions if self._is_doubtful(t, seen, p)} for t, seen in found}
         asked = set().union(*doubtful.values())
         ids = self._client.topic_ids(asked, everywhere=True) if asked else {}

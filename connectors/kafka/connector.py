@@ -30,7 +30,7 @@ class KafkaConnector(Connector):
     spark_format = "onceward.connectors.spark.kafka_format:KafkaFormat"
 
     def target(self) -> Target:
-        """List and end transactions of any pipeline: a handle says all that commit and abort want."""
+        """List and end transactions of any pipeline: a handle has all that commit and abort need."""
         from .admin import check_reachable, cluster_of  # noqa: PLC0415 - an extra
         from .ownership import open_names, sinks_of  # noqa: PLC0415
         from .settings import KafkaSettings  # noqa: PLC0415

@@ -254,7 +254,7 @@ class _Range:
         """Records within the range that librdkafka delivered, and those that the caller got."""
 
     def take(self, came: Received) -> Iterator[pa.RecordBatch]:
-        """Take the range's records out of what came, and yield batches that are full.
+        """Take the range's records out of the received ones, and yield batches that are full.
 
         Moves on past these records, and past gaps that are known to be empty.
         """

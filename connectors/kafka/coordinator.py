@@ -57,7 +57,7 @@ FENCED_TIMEOUT_MS: Final = 60_000
 
 
 class TransactionCoordinatorClient:
-    """Ends, fences, describes and lists transactions. Thread-safe; belongs to the process that made it."""
+    """A client that ends, fences, describes and lists transactions. Thread-safe; belongs to its process."""
 
     def __init__(self, link: wire.Wire, *, retry_seconds: float = RETRY_SECONDS) -> None:
         self._wire = link
@@ -80,7 +80,7 @@ class TransactionCoordinatorClient:
 
     @property
     def _seconds(self) -> float:
-        """For which the next call may go on asking."""
+        """The seconds for which the next call may repeat its requests."""
         return max(LEAST, min(self._each, self._deadline - time.monotonic()))
 
     def end_many(self, handles: Sequence[Handle], *, commit: bool) -> list[int]:

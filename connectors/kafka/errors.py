@@ -108,7 +108,7 @@ _ADVICE: Final = {
 
 
 def advice(name: str) -> str:
-    """Return what to do about an error of librdkafka's that refuses a message; empty if nothing is known."""
+    """Return advice for an error of librdkafka's that refuses a message; empty if there is none."""
     return _ADVICE.get(name, "")
 
 

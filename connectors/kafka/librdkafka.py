@@ -242,7 +242,7 @@ class BatchProducer:
         return left
 
     def produce_batch(self, topic: str, partition: int, messages: npt.NDArray[np.void]) -> int:
-        """Hand over messages for one topic, in order; how many were taken before the queue was full.
+        """Hand over messages for one topic, in order; return how many were taken before the queue was full.
 
         Args:
             topic: Name of the topic.
@@ -260,7 +260,7 @@ class BatchProducer:
         return taken
 
     def produce(self, arguments: int, count: int) -> bool:
-        """Hand over one message, `count` tagged arguments at this address; False if the queue is full."""
+        """Hand over one message, `count` tagged arguments at this address; return False if the queue is full."""
         error = self._library.produceva(self._handle, arguments, count)
         if error and self._library.error_code(error) == QUEUE_FULL:
             self._library.error_destroy(error)
@@ -356,11 +356,11 @@ class BatchConsumer:
         return confluent_kafka.KafkaError(code, text.decode(errors="replace") if text else None)
 
     def topic_name(self, topic: int) -> str | None:
-        """Name of a message's topic; None for an event of the whole client."""
+        """Return the name of a message's topic; None for an event of the whole client."""
         return self._library.topic_name(topic).decode() if topic else None
 
     def destroy(self, addresses: list[int]) -> None:
-        """Give messages and events back."""
+        """Free messages and events."""
         deque(map(self._library.message_destroy, addresses), maxlen=0)
 
     def close(self) -> None:

@@ -199,7 +199,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 def find(selection: Selection, lookup: Lookup) -> Found:
-    """Ask the brokers what there is of a selection."""
+    """Ask the brokers for the existing partitions of a selection."""
     if selection.pattern is not None:
         names = lookup.topics_like(selection.pattern)
     else:

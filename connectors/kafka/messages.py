@@ -262,7 +262,7 @@ def _distinct(what: str, column: pa.Array) -> tuple[list[str], Numbers]:
 
 
 def _read_texts(what: str, column: pa.Array) -> list[str]:
-    """Return texts as Python's; a KafkaError names what holds bytes that are no UTF-8, which Arrow need not notice."""
+    """Return texts as Python's; raise KafkaError, with the subject, for bytes that are not UTF-8."""
     try:
         texts: list[str] = column.to_pylist()
     except UnicodeDecodeError:
@@ -354,7 +354,7 @@ def _cells(column: pa.Array) -> list[bytes | None]:
 
 
 def _refuse_nul(what: str, texts: Iterable[str]) -> None:
-    """Refuse what librdkafka, to which it is a C string, would cut."""
+    """Refuse a text with NUL, where librdkafka would cut it: it is a C string there."""
     cut = next((text for text in texts if "\0" in text), None)
     if cut is not None:
         raise KafkaError(f"{what} has a NUL character, which librdkafka cannot send: {cut!r}")

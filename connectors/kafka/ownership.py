@@ -96,7 +96,7 @@ def check(client: TransactionCoordinatorClient, scope: Scope) -> None:
 
 
 def accept(client: TransactionCoordinatorClient, scope: Scope) -> None:
-    """Let this log use the name although others have; remembered by the brokers."""
+    """Let this log use the name although other logs have; the brokers remember that."""
     for log in set().union(*_other_logs(client, scope).values()) - _accepted(client, scope):
         name = str(AcceptedName(scope, log))
         code = client.register(name)

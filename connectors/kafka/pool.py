@@ -83,7 +83,7 @@ class Former(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """Under which ids a producer may be opened; made for one START, and good whatever START is served later."""
+    """The ids under which a producer may be opened; they stay usable whatever START is served later."""
 
     names: Iterator[PooledName]
     """New ones."""

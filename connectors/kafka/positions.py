@@ -106,14 +106,14 @@ def in_share(partition: Partition, subtask: int, parallelism: int) -> bool:
 
 
 class AtOffsets(msgspec.Struct, frozen=True):
-    """At these offsets (EARLIEST and LATEST are possible), or everywhere at `default`."""
+    """A bound at these offsets (EARLIEST and LATEST are possible), or everywhere at `default`."""
 
     offsets: tuple[tuple[Partition, int], ...] = ()
     default: int | None = None
 
 
 class AtTime(msgspec.Struct, frozen=True):
-    """At the first record that is not older than a time.
+    """A bound at the first record that is not older than a time.
 
     Attributes:
         milliseconds: Time of all partitions, in ms since 1970 (UTC).
@@ -213,7 +213,7 @@ class HeldOffsets(NamedTuple):
 
 
 def beyond(offsets: Mapping[Partition, int], held: Mapping[Partition, HeldOffsets]) -> Offsets:
-    """Return the offsets that lie beyond the end of what the brokers hold of their partitions."""
+    """Return the offsets that lie beyond the end that the brokers hold of their partitions."""
     return {p: offsets[p] for p, there in held.items() if offsets[p] > max(there.stable, there.end)}
 
 
@@ -261,7 +261,7 @@ def losses(
 
 
 def begin(wanted: int, held: HeldOffsets, *, anew: bool = False) -> int:
-    """Return where to continue reading: where it was, or past what is lost; for a new topic, at its beginning."""
+    """Return where to continue reading: at the position, or past a loss; for a new topic, at its beginning."""
     if anew or wanted > max(held.stable, held.end):
         return held.earliest
     return max(wanted, held.earliest)

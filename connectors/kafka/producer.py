@@ -61,7 +61,7 @@ FIXED: Final = {
 
 
 class DeliveryFailures:
-    """Remembers the first message that could not be delivered. Holds no reference to the producer."""
+    """The first message that could not be delivered. Holds no reference to the producer."""
 
     def __init__(self) -> None:
         self.first = ""
@@ -181,7 +181,7 @@ class TransactionalProducer:
             _log.info("transaction %s was not rolled back, recovery will do it: %s", self.name, error)
 
     def _call(self, what: str, function: Callable[..., int], *arguments: Any) -> int:
-        """Call librdkafka; what it raises, and what delivery reports said meanwhile, becomes a KafkaError."""
+        """Call librdkafka; raise its exception, or an undelivered message, as a KafkaError."""
         try:
             answer = function(*arguments)
         except (KafkaException, SystemError) as error:
@@ -229,7 +229,7 @@ def queue_bound(given: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _as_information(record: logging.LogRecord) -> bool:
-    """Log that a connection failed and is tried again as INFO: what does not pass becomes an error with the reason."""
+    """Log a failed connection that is tried again as INFO: if it stays down, an error with the reason follows."""
     record.levelno, record.levelname = logging.INFO, "INFO"
     return _client_log.isEnabledFor(logging.INFO)
 

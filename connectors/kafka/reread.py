@@ -63,7 +63,7 @@ class Topic(Place):
         self._servers, self._config, self._name = servers, config, name
 
     def reread(self, scope: Scope | None, columns: Sequence[str]) -> Reread:  # noqa: ARG002
-        """Read what read_committed consumers see, up to the last stable offset: key, value and headers."""
+        """Read key, value and headers as read_committed consumers do, up to the last stable offset."""
         return reread(self._servers, self._config, self._name)
 
     def batches(self) -> Iterator[pa.RecordBatch]:

@@ -258,7 +258,7 @@ def _number(value: str, name: str) -> Any:
 
 
 def _check_servers(text: str) -> None:
-    """Refuse what is not `host:port`: librdkafka would try port 9092, or 0, and say nothing."""
+    """Refuse an address other than `host:port`: librdkafka would silently try port 9092, or 0."""
     for server in text.split(","):
         found = _SERVER.fullmatch(server.strip())
         if found is None or not 0 < int(found[1]) <= _LAST_PORT:

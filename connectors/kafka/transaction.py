@@ -220,7 +220,7 @@ _NEXT: Final = {**dict.fromkeys(_ABORTS, Observation.EXPIRED), "PrepareEpochFenc
 
 
 def judge(handle: Handle, description: Description) -> Observation:
-    """Compare a handle with what its coordinator says of the id."""
+    """Compare a handle with its coordinator's description of the id."""
     now = description.handle
     if description.code == Code.TRANSACTIONAL_ID_NOT_FOUND:
         return Observation.ABSENT

@@ -43,7 +43,7 @@ BROKER_RESOURCE: Final = 4
 
 
 class _NoLogins(logging.Filter):
-    """Keeps out of kafka-python's DEBUG lines what proves who we are: it shows each request, and its bytes."""
+    """A filter that keeps credentials out of kafka-python's DEBUG lines, which show each request with its bytes."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return record.levelno > logging.DEBUG or not (
@@ -217,7 +217,7 @@ class Wire:
             self._learn(lambda cluster: cluster.update_metadata(answer.response))
 
     def _learn(self, what: Callable[[Any], object]) -> None:
-        """Change what the connections know of the cluster."""
+        """Update the connections' knowledge of the cluster."""
         manager = self._manager
         if manager is not None:
             with suppress(Exception):  # it is being closed

@@ -267,7 +267,7 @@ class Keys(Place):
         self._url, self._key = url, key
 
     def reread(self, scope: Scope | None, columns: Sequence[str]) -> Reread:  # noqa: ARG002
-        """Read what the keys hold now, as bytes; nothing there tells an epoch."""
+        """Read the current values of the keys as bytes; nothing there tells an epoch."""
         return reread(self._url, self._key, columns)
 
     def as_hashed(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -169,7 +169,7 @@ class RedisSink(WriteAheadLogSink):
         deliver(self.settings, name, delivery.first, self.form, found, loss, self.replicas)
 
     def check_claim(self, scope: Scope, newest: Progress) -> Remembered | None:
-        """Look whose the names are, and how far their log had come, in the folder and in the server."""
+        """Look up the owner of the names, and the progress of its log, in the folder and in the server."""
         remembered = super().check_claim(scope, newest)
         marker = self._marker(scope)
         self._check_owner(scope, marker.get("log"))
@@ -202,7 +202,7 @@ class RedisSink(WriteAheadLogSink):
         super().claim(scope)
 
     def accept_loss(self, scope: Scope) -> None:
-        """Make the marker again, behind what was acknowledged.
+        """Make the marker again, behind the acknowledged rows.
 
         Raises:
             EpochConflictError: Another decision log owns the names.
@@ -223,7 +223,7 @@ class RedisSink(WriteAheadLogSink):
         super().release(scope)
 
     def completed(self, scope: Scope, epoch: int) -> None:
-        """Delete what says that transactions of older epochs are written."""
+        """Delete the finished transactions of older epochs from the marker."""
         super().completed(scope, epoch)
         marker = self._marker(scope)
         ended = {name for name in _written(scope, marker) if name.epoch < epoch}
@@ -253,7 +253,7 @@ class RedisSink(WriteAheadLogSink):
         )
 
     def _lost_rows(self, scope: Scope, marker: Mapping[str, str], newest: Progress) -> str:
-        """Return what the folder proves the server to have lost; empty if nothing.
+        """Return a description of rows that the folder proves the server to have lost; empty if there are none.
 
         Of epochs before the newest decision, `_reached` tells: their fields may be deleted.
         """

@@ -63,7 +63,7 @@ def task_inputs(source: ResettableSource, start: Offsets, end: Offsets) -> list[
 
 
 class SourceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads a stream. The methods are documented in pyspark.
+    """A reader of a stream. The methods are documented in pyspark.
 
     Args:
         source: What is read.
@@ -105,7 +105,7 @@ class SourceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class BeforeLimits(SourceStreamReader):
-    """Reads a stream on pyspark 4.0 and 4.1, which asks for the next end without saying where the last one was.
+    """A reader of a stream on pyspark 4.0 and 4.1, which asks for the next end without naming the last one.
 
     The first batch after a restart takes all there is, because nobody says where it begins until its tasks are planned.
     Only then can what was lost in the meantime be told.
@@ -130,7 +130,7 @@ class BeforeLimits(SourceStreamReader):
 
 
 class SourceBatchReader(DataSourceReader):
-    """Reads from one position to another, both looked up once."""
+    """A reader from one position to another, both looked up once."""
 
     def __init__(self, source: ResettableSource, start: Offsets, end: Offsets) -> None:
         self._source = source
@@ -207,7 +207,7 @@ class AnySource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Name of the format."""
+        """Return the name of the format."""
         return cls.format_name
 
     def schema(self) -> StructType:

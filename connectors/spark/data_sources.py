@@ -24,7 +24,7 @@ except ImportError:
 
         @classmethod
         def name(cls) -> str:
-            """Name of the format."""
+            """Return the name of the format."""
             raise NotImplementedError
 
     DataSourceReader = DataSourceStreamReader = InputPartition = type("NoDataSource", (), {})  # type: ignore[misc, assignment]
@@ -34,7 +34,7 @@ __all__ = ["AVAILABLE", "DataSource", "DataSourceReader", "DataSourceStreamReade
 
 
 def need_available(name: str, instead: str) -> None:
-    """Refuse what needs data sources in Python, unless pyspark has them.
+    """Refuse a feature that needs data sources in Python, unless pyspark has them.
 
     Args:
         name: The function or format that needs them.

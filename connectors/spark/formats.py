@@ -55,7 +55,7 @@ class SinkFormat(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Name of the format."""
+        """Return the name of the format."""
         return cls.format_name
 
     def sink_class(self) -> type[Sink]:

@@ -180,7 +180,7 @@ def exactly_once(
 
 
 def refuse_other_targets(writer: Any) -> None:
-    """Have a writer refuse every method that would set another target, and so remove onceward from the query."""
+    """Make a writer refuse every method that would set another target, and so remove onceward from the query."""
 
     def refuse(name: str, *_: Any, **__: Any) -> NoReturn:
         raise ConfigurationError(
@@ -220,7 +220,7 @@ def _check(df: DataFrame, sinks: Sequence[AnySink], pipeline: str | None) -> Non
 
 
 def check_pickles(sink: AnySink) -> None:
-    """Refuse what Spark could not send to the executors, in the way it sends it."""
+    """Refuse objects that Spark could not send to the executors, in the way it sends them."""
     error = _not_pickled(sink)
     if error is None:
         return
@@ -248,7 +248,7 @@ def _given(what: Any) -> str:
 
 
 def _explains_itself(error: BaseException) -> bool:
-    """Return whether the message says all: what to do, or what Spark has logged already."""
+    """Return whether the message needs no traceback: it says how to proceed, or Spark has logged the rest."""
     cause = error.__cause__
     mistake = cause is not None and type(cause).__module__ == "builtins" and not isinstance(cause, OSError)
     return isinstance(error, OncewardError | CapturedException) and not mistake
@@ -349,7 +349,7 @@ class EpochHandler:
             self.on_complete(batch, about)
 
     def _heal(self, frame: DataFrame, coordinator: Coordinator, batch: int, about: EpochInput) -> None:
-        """Compute a decided epoch again, and write what is lost of it, with as many tasks as wrote it before."""
+        """Compute a decided epoch again, and write its lost rows, with as many tasks as wrote it before."""
         lost = coordinator.lost
         assert lost is not None  # noqa: S101 - admitted as such
         sinks = [sink for sink in self.sinks if sink.name in lost.sinks]
@@ -381,7 +381,7 @@ class EpochHandler:
     def _write(
         self, frame: DataFrame, coordinator: Coordinator, batch: int, limit: float | None
     ) -> tuple[list[Acknowledgement], bool]:
-        """Write the epoch; what is acknowledged, and whether an attempt may have left something behind.
+        """Write the epoch; return the acknowledgements, and whether an attempt may have left something behind.
 
         Args:
             frame: The micro-batch.

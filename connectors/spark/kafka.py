@@ -64,7 +64,7 @@ _quiet_until: dict[Group, float] = {}
 
 
 class KafkaStreamReader(SourceStreamReader):
-    """Reads a stream, and tells where everything ended when a batch was planned, for the query's progress."""
+    """A reader of a stream that reports where everything ended when a batch was planned, for the query's progress."""
 
     _source: KafkaSource
 
@@ -289,7 +289,7 @@ def with_publication(df: DataFrame, on_complete: OnComplete | None) -> OnComplet
 
 
 def _publish_registered(sources: Sequence[ResettableSource | None], epoch: int, about: EpochInput) -> None:
-    """Have each source of `read_stream` publish its position. The epoch is completed, whatever goes wrong here."""
+    """Publish the position of each source of `read_stream`; errors are logged, as the epoch is completed."""
     for source, text in zip(sources, about.end or (), strict=True):
         if source is None or text == _NOTHING:
             continue

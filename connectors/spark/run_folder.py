@@ -105,13 +105,13 @@ def wait_for_tasks(folder: Path, seconds: float = WAIT_SECONDS) -> bool:
 
 
 def has_ended(folder: Path) -> bool:
-    """Say whether no task can prepare any more: some ran, all of them on this machine, and none holds a lock."""
+    """Return whether no task can prepare any more: some ran, all of them on this machine, and none holds a lock."""
     masters = [path.read_text() for path in _tasks(folder)]
     return bool(masters) and all(master.startswith("local") for master in masters) and not _is_busy(folder)
 
 
 def mark_failed(folder: Path, pipeline: str, sink: TwoPhaseCommitSink[Any], *, succeeded: bool = False) -> None:
-    """Mark a run that will decide nothing more, so that the next run into the same target sweeps what it has left."""
+    """Mark a run that will decide nothing more, so that the next run into the same target sweeps its transactions."""
     mark = FailedRun(pipeline, sink.name, target_of(sink), succeeded)
     if not mark.target:
         _log.warning(
@@ -124,7 +124,7 @@ def mark_failed(folder: Path, pipeline: str, sink: TwoPhaseCommitSink[Any], *, s
 
 
 def delete_folder(folder: Path, sink: TwoPhaseCommitSink[Any]) -> None:
-    """Delete the folder, and what the target remembers of its log, unless a decision in it is not completed."""
+    """Delete the folder, and the target's memory of its log, unless a decision in it is not completed."""
     view = read(DirectoryStore(folder))
     if view.undone is not None:
         return
@@ -146,7 +146,7 @@ def end_folder(folder: Path, pipeline: str, sink: TwoPhaseCommitSink[Any]) -> No
 
 
 def sweep_failed_runs(sink: TwoPhaseCommitSink[Any], policy: CommitPolicy) -> None:
-    """Abort what failed runs into the same target have left, and delete their folders; an error is only logged."""
+    """Abort transactions of failed runs into the same target, and delete their folders; errors are only logged."""
     for mark in sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{_FAILED}")):
         try:
             if mark.stat().st_uid == os.geteuid():

@@ -73,7 +73,7 @@ def write_partition(
     batches: Iterable[pa.RecordBatch],
     only: Sequence[frozenset[int] | None] | None = None,
 ) -> Acknowledgement:
-    """Write one partition into every sink; on any failure roll back what was not pre-committed.
+    """Write one partition into every sink; on any failure roll back the transactions that are not pre-committed.
 
     Args:
         sinks: The pipeline's.

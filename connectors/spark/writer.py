@@ -201,7 +201,7 @@ class _Writer:
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
-    """Writes each micro-batch of a streaming query as one epoch: `write` on executors, the rest on the driver.
+    """A writer of each micro-batch of a streaming query as one epoch: `write` on executors, the rest on the driver.
 
     Args:
         sink: Where it goes.
@@ -248,7 +248,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
-    """Writes one batch DataFrame as one epoch: idempotent by pipeline and run key, else atomic only."""
+    """A writer of one batch DataFrame as one epoch: idempotent by pipeline and run key, else atomic only."""
 
     def __init__(self, sink: TwoPhaseCommitSink[Any], options: FormatOptions) -> None:
         super().__init__(sink, msgspec.structs.replace(options, rewind=None, adopt=False))  # a run has one epoch
@@ -311,7 +311,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             run_folder.delete_folder(folder, self.sink)
 
     def _abort_fenced(self, coordinator: Coordinator, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Abort what this run's tasks have prepared, if another START has made its decision impossible."""
+        """Abort this run's prepared transactions, if another START has made its decision impossible."""
         assert self.opened is not None  # noqa: S101 - for type checkers
         next_to_own = self.opened.token.last + 1
         if any(isinstance(e, Start) and e.position == next_to_own for e in coordinator.writer.look().entries):
@@ -320,7 +320,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
     @contextlib.contextmanager
     def _taking_part(self) -> Iterator[None]:
-        """Let `abort` wait for this task, if the run's folder is on this machine."""
+        """Register this task, so that `abort` waits for it, if the run's folder is on this machine."""
         master, folder = place().master, Path(self.temporary)
         if not self.temporary or (not folder.is_dir() and master is not None and not master.startswith("local")):
             yield
@@ -335,7 +335,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             raise FencedError("this batch write has ended already", pipeline=self.name) from None
 
     def _is_open(self) -> bool:
-        """Say whether no other START is in the log, and the run is not completed.
+        """Return whether no other START is in the log, and the run is not completed.
 
         True also if this machine cannot read the log: others must sweep then. A sweep follows COMPLETED, too, so an
         attempt that lost either finds it here, or is found by that sweep.
@@ -405,6 +405,6 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
 
 def committables_of(messages: Sequence[WriterCommitMessage | None]) -> list[Committable]:
-    """Return what the tasks have prepared that answered."""
+    """Return the prepared transactions of the tasks that answered."""
     acks = [m.acknowledgement for m in messages if isinstance(m, WrittenPartition)]
     return [committable for ack in acks if ack is not None for committable in ack.committables]

@@ -58,7 +58,7 @@ class SavepointPlan:
 def plan_savepoint(
     checkpoint: str, place: str, *, store: str | None = None, pipeline: str | None = None, quiet: float = QUIET_SECONDS
 ) -> SavepointPlan:
-    """Return what `create_savepoint` would do with the same arguments. Changes nothing.
+    """Plan what `create_savepoint` would do with the same arguments. Changes nothing.
 
     Raises:
         ConfigurationError: The log is not this checkpoint's, or the savepoint's folder is in use.
@@ -208,7 +208,7 @@ def _newest_decision(source: CheckpointStorage, log: Log, view: LogView) -> Deci
 
 
 def _begin(into: CheckpointStorage, pipeline: str) -> None:
-    """Delete what an interrupted copying left, and mark the folder as this pipeline's."""
+    """Delete the files of an interrupted copying, and mark the folder as this pipeline's."""
     for folder in (FILES, ENTRIES):
         into.delete_folder(folder)
     if not into.read_if_there(BEGUN):

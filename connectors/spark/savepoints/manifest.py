@@ -129,7 +129,7 @@ class Savepoint:
         return self.storage.read_if_there(CLAIMED).decode()
 
     def claim(self, place: str) -> None:
-        """Let no other place go on from the log in it.
+        """Record the one place that may continue from the log in it; refuse any other.
 
         Raises:
             EpochConflictError: Another one was first.
