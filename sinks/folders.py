@@ -131,7 +131,7 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
         """Delete the proof of a commit. One that was not finished is left alone, or given up: then it is pending."""
 
     def _check(self, committable: Committable) -> None:
-        """Refuse what somebody has altered, with a LogDamagedError: names become paths."""
+        """Raise LogDamagedError for a committable that somebody has altered: names become paths."""
         if (committable.kind, committable.version) != (self.kind, 1):
             raise LogDamagedError(
                 f"a committable of kind {committable.kind!r}, version {committable.version} is not a "
@@ -152,7 +152,7 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
             return CommitOutcome(CommitStatus.RETRY_LATER, str(error))
 
     def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
-        """Commit in order: nothing after what has to wait.
+        """Commit in order: none after one that has to wait.
 
         All of it waits if the folder does not know of the claim, which comes before any commit: no disk is mounted.
         """

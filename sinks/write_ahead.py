@@ -148,7 +148,7 @@ class WriteAheadLogSink(FolderSink[Segment]):
         return {}
 
     def hashed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return what is hashed, as a reader of the target sees it. Default: all columns of simple types."""
+        """Return the hashed columns, as a reader of the target sees them. Default: all columns of simple types."""
         return batch.select([field.name for field in batch.schema if covers(field.type)])
 
     @property
@@ -280,7 +280,7 @@ class WriteAheadLogSink(FolderSink[Segment]):
     def _send(
         self, committable: Committable, segment: Path, batches: Iterable[pa.RecordBatch], marks: Marks, *, again: bool
     ) -> None:
-        """Send what is not marked as sent. What `send` raises is left as it is."""
+        """Send the rows that are not marked as sent; exceptions of `send` pass through."""
         try:
             for first, rows in _slices(batches, committable.handle["rows_per_send"]):
                 if first < marks.sent:
