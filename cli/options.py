@@ -94,7 +94,7 @@ def _address_of(name: str) -> str:
 
 
 def with_group(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command take the fields of one parameter, which is a dataclass, as options: a subclass's own come first."""
+    """Make a command take the fields of its dataclass parameter as options, a subclass's own first."""
     parameters = inspect.signature(command, eval_str=True).parameters
     [group] = [name for name, one in parameters.items() if is_dataclass(one.annotation)]
     kind: Any = parameters[group].annotation

@@ -64,7 +64,7 @@ def table(found: Sequence[FoundTransaction], *, as_json: bool = False) -> None:
 
 
 def fields(found: FoundTransaction) -> dict[str, Any]:
-    """Return a transaction as `--json` shows it; null is what the target cannot tell."""
+    """Return a transaction as `--json` shows it; null is a fact that the target does not know."""
     c = found.committable
     dated = c.epoch != ANY_EPOCH
     return {
@@ -98,7 +98,7 @@ def details(found: Sequence[FoundTransaction], *, as_json: bool) -> None:
 
 
 def unanswered(errors: Mapping[str, str]) -> None:
-    """Name the targets that did not answer."""
+    """Print the targets that did not answer."""
     for title, error in errors.items():
         typer.echo(
             f"warning: {title} did not answer, so only what the decision log says of it is shown: {error}", err=True
@@ -186,7 +186,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def print_json(what: Any) -> None:
-    """Print indented JSON; what it has no form for, as text."""
+    """Print indented JSON; values without a form in JSON as text."""
     shown = _without_logins(msgspec.to_builtins(what, enc_hook=str))
     typer.echo(msgspec.json.format(msgspec.json.encode(shown)).decode())
 
@@ -200,5 +200,5 @@ def _without_logins(value: Any) -> Any:
 
 
 def would(what: str) -> None:
-    """Say what a command would do with --yes."""
+    """Print a command's effect with --yes."""
     console().print(f"would {what}. Pass --yes to do it")

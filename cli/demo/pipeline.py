@@ -148,7 +148,7 @@ def start_contrast(spark: SparkSession, addresses: Addresses) -> StreamingQuery:
 
 
 def say(what: str) -> None:
-    """Tell whoever watches, in a line of its own: Spark's progress bars end in none."""
+    """Print a message for the demo, in a line of its own: Spark's progress bars end in none."""
     print(f"\n{SAID}{what}", flush=True)  # noqa: T201 - into the log
 
 

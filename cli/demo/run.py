@@ -221,7 +221,7 @@ def _run_pipeline(story: Story, services: DevServices, kills: list[Kill]) -> Non
 
 
 def _watch(story: Story, scene: Scene, kills: list[Kill], log: BinaryIO) -> None:
-    """Kill as planned, and note what happens, until the driver ends well."""
+    """Kill as planned, and note the events, until the driver ends well."""
     supervisor, heard, known = scene.supervisor, time.monotonic(), story.rows
     while True:
         codes = list(supervisor.exit_codes)
@@ -251,7 +251,7 @@ def _said(log: BinaryIO) -> Iterator[str]:
 
 
 def _sample(story: Story, stopped: threading.Event) -> None:
-    """Count what is visible until the end; a target that is down keeps its last count."""
+    """Count the visible rows until the end; a target that is down keeps its last count."""
     rows, addresses = dict.fromkeys(TARGETS, 0), story.addresses
     asked = {"group.id": "onceward-demo-sampler", "isolation.level": "read_committed", "enable.auto.commit": False}
     consumer = confluent_kafka.Consumer({"bootstrap.servers": addresses.bootstrap_servers, "log_level": 0, **asked})
@@ -276,7 +276,7 @@ def check(addresses: Addresses, totals: Mapping[str, Total]) -> list[Comparison]
 
 
 def judge(target: tuple[str, str], found: Iterable[Record], totals: Mapping[str, Total]) -> Comparison:
-    """Compare what is in a target with what must be in it; the contrast has no running totals."""
+    """Compare the rows in a target with the expected ones; the contrast has no running totals."""
     must = [msgspec.structs.asdict(total) for total in totals.values()]
     if "exactly once" not in target:
         must = [{name: row[name] for name in row if name != "total"} for row in must]

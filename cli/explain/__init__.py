@@ -138,7 +138,7 @@ def _explained(one: Described, more: Sequence[Finding], *, look: bool) -> Explan
 
 
 def _look_at_targets(one: Described) -> Iterator[Finding]:
-    """Ask the decision log's store, and each target: doctor's checks, on what a query or pipeline names."""
+    """Ask the decision log's store, and each target: doctor's checks, for those that a query or pipeline names."""
     if one.store is not None:
         url = one.store
         yield from findings_of("sql", lambda: check_log(url, one.pipeline))
@@ -181,7 +181,7 @@ class _Ended(BaseException):
 
 
 class NotStarted:
-    """In place of a started query or job; whoever waits for it, or asks how it is, has started all there is."""
+    """A stand-in for a started query or job; whoever waits for it has started all there is."""
 
     id = runId = name = "not started"  # noqa: N815 - as Spark calls it
 

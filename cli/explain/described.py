@@ -74,7 +74,7 @@ def part_finding(check: str, part: WeakPart | None, name: str, fine: str) -> Fin
 
 
 def sink_findings(sinks: Sequence[Any], policy: CommitPolicy, *, heals: bool = False) -> list[Finding]:
-    """Return the guarantees of sinks, and what becomes of rows that can no longer be committed.
+    """Return the guarantees of sinks, and the fate of rows that can no longer be committed.
 
     Args:
         sinks: Those of the query.
@@ -94,7 +94,7 @@ def sink_findings(sinks: Sequence[Any], policy: CommitPolicy, *, heals: bool = F
 
 
 def _replayed(sinks: Sequence[Any], *, heals: bool) -> str:
-    """Say which rows can be written again if a target loses them after their decision."""
+    """Report the rows that can be written again if a target loses them after their decision."""
     whole = "an epoch of which nothing is visible yet is written again"
     if not heals:
         return f"{whole}; if some of it is visible, the run stops"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_place(text: str, access: Access) -> None:
-    """Refuse what is not a place such as `kafka:TOPIC`, or is in a system whose address is not given.
+    """Refuse a place that is not such as `kafka:TOPIC`, or is in a system whose address is not given.
 
     Raises:
         ConfigurationError: It is so.
