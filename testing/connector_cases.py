@@ -89,7 +89,7 @@ class ConnectorConformance:
 
     @pytest.fixture
     def connector_under_test(self) -> ConnectorUnderTest:
-        """Return what is tested."""
+        """Return the connector to test; a subclass overrides this fixture."""
         raise NotImplementedError("give the fixture `connector_under_test`, which returns a ConnectorUnderTest")
 
     @pytest.fixture
@@ -112,7 +112,7 @@ class ConnectorConformance:
 
     @pytest.fixture
     def place(self, connector_under_test: ConnectorUnderTest, connector: Connector) -> Place:
-        """Return what the sink writes to, if it can be read back."""
+        """Return the place that the sink writes to, if it can be read back."""
         if connector_under_test.place is None:
             not_applicable(f"nothing can be read back from {connector.name}")
         return connector.place(connector_under_test.place)
@@ -288,7 +288,7 @@ class ConnectorConformance:
 
 
 class _Died(BaseException):
-    """In place of the death of a process."""
+    """A stand-in for the death of a process."""
 
 
 def _dies(step: Step) -> None:
@@ -302,7 +302,7 @@ def _case(connector_under_test: ConnectorUnderTest, pipeline: str | None = None)
 
 
 def _of(case: SinkCase, target: Target) -> list[FoundTransaction]:
-    """List what the target shows of the case's pipeline."""
+    """List the target's transactions of the case's pipeline."""
     return list(survey([], [target], case.pipeline).transactions)
 
 
@@ -326,7 +326,7 @@ def _failed(findings: Any) -> list[Finding]:
 
 
 def _failed_or_error(check: Callable[[], Any]) -> bool:
-    """Return whether a check fails, or raises what `doctor` reports as a failure."""
+    """Return whether a check fails, or raises an error that `doctor` reports as a failure."""
     try:
         return bool(_failed(check()))
     except OncewardError:

@@ -91,7 +91,7 @@ class _Crashable(DockerContainer):
         self.get_wrapped_container().pause()
 
     def resume(self) -> None:
-        """Let a paused server go on."""
+        """Continue a paused server."""
         self.get_wrapped_container().unpause()
 
     @property

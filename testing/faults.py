@@ -185,7 +185,7 @@ class Faults:
         return [fault for fault in self._faults if fault not in self.struck]
 
     def around(self, call: str, make: Callable[[], T], lost: Callable[[str], T], *, again: bool = True) -> T:
-        """Make a call with what is to go wrong.
+        """Make a call with the planned fault, if there is one.
 
         Args:
             call: Its name.

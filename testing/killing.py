@@ -64,7 +64,7 @@ class Report:
 
 
 def kill_everywhere(sink: TwoPhaseCommitSink[Any], pipeline: str, parts: list[pa.Table], folder: Path) -> Report:
-    """Run a sink in an embedded pipeline that is killed at each point once, and goes on each time.
+    """Run a sink in an embedded pipeline that is killed at each point once, and continues each time.
 
     Args:
         sink: Its class must be importable by name in another process.

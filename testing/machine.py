@@ -128,7 +128,7 @@ def emptied(folder: Path, maker: str, names: Collection[str]) -> Path:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Let one process at a time into the block."""
+    """Admit one process at a time to the block."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)

@@ -43,7 +43,7 @@ def pipeline_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """List what does not apply, by sink and reason."""
+    """List tests that do not apply, by sink and reason."""
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
     for report in terminalreporter.stats.get("skipped", []):
         words = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)

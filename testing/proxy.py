@@ -50,7 +50,7 @@ class Proxy:
 
     @property
     def address(self) -> str:
-        """For clients, `host:port`."""
+        """The address for clients, `host:port`."""
         return f"{LOOPBACK}:{self.port}"
 
     def cut(self, *, requests: bool = False) -> None:
@@ -62,11 +62,11 @@ class Proxy:
         self._do(self._open(requests=requests, answers=False))
 
     def refuse(self) -> None:
-        """Reset all connections, with what was not delivered, and refuse new ones."""
+        """Reset all connections, with the bytes that were not delivered, and refuse new ones."""
         self._do(self._refuse())
 
     def mend(self) -> None:
-        """Accept connections again, and deliver what the open ones hold."""
+        """Accept connections again, and deliver the bytes that the open ones hold."""
         self._do(self._mend())
 
     def close(self) -> None:

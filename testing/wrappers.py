@@ -63,7 +63,7 @@ def _same(name: str) -> Any:
 def _forwarding(
     contract: type, *, same: Collection[str], once: Collection[str] = ()
 ) -> Callable[[type[Wrapper]], type[Wrapper]]:
-    """Have a class forward all of a contract that it does not define itself.
+    """Make a class forward all of a contract that it does not define itself.
 
     Args:
         contract: Properties are forwarded as they are, methods with faults.

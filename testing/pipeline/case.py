@@ -153,7 +153,7 @@ class Case:
         return f"other rows went into {self._name} than in the run without faults: is row() random?"
 
     def record(self) -> tuple[ReferenceRun | None, str]:
-        """Run until the outputs have not changed for five times `quiet` seconds: what is in them, or why not."""
+        """Run until the outputs are unchanged for five times `quiet` seconds; return them, or a problem."""
         rest, problem = self._begin()
         if not problem:
             with self._feeding(rest):
@@ -167,7 +167,7 @@ class Case:
         return ReferenceRun(counted(self._rows_in()), list(outputs)), ""
 
     def _begin(self) -> tuple[Sequence[Row], str]:
-        """Feed the first rows and wait for output: the other rows, and what is wrong."""
+        """Feed the first rows and wait for output; return the other rows, and a problem if there is one."""
         rows = [self._spec.row(number) for number in range(self._spec.row_count)]
         first = round(len(rows) * _FIRST_SHARE)
         self._feed(rows[:first])
@@ -281,7 +281,7 @@ class Case:
 
 
 class _BlockedReaders:
-    """Watches, while the block runs, for how long (`longest`) readers of outputs are blocked at one place (`where`).
+    """A watcher of how long (`longest`) readers of outputs are blocked at one place (`where`).
 
     What blocks them is told apart by its words, which name the transaction or the offset: as long as an output says the
     same, it has not moved on.

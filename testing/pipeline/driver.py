@@ -88,7 +88,7 @@ class DriverProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """The exit code; None while it runs."""
         return self._process.poll()
 
     def wait(self) -> int:
@@ -232,7 +232,7 @@ class DriverSupervisor:
             self._others.pop().kill(seconds)
 
     def stop(self, seconds: float) -> None:
-        """Stop every driver for good (seconds until SIGKILL)."""
+        """Stop every driver; none starts again. `seconds` is the time until SIGKILL."""
         if self._stopped.is_set():
             return
         with self._may_start:

@@ -80,7 +80,7 @@ class Endpoint(ABC):
 
     @property
     def title(self) -> str:
-        """For people."""
+        """The name for people."""
         return f"{self.kind} {self.name}"
 
     @property
@@ -230,7 +230,7 @@ def _producer(addresses: Addresses) -> confluent_kafka.Producer:
 
 @contextmanager
 def _kafka() -> Iterator[ModuleType]:
-    """Give the client, whose errors become ours."""
+    """Yield the client, whose errors become ours."""
     import confluent_kafka  # noqa: PLC0415 - optional dependency
 
     try:

@@ -225,7 +225,7 @@ class PlannedFault(NamedTuple):
 
     @property
     def id(self) -> str:
-        """For the name of the test."""
+        """The name of the test's parameter."""
         return f"{self.name}-{self.seed}"
 
     @property

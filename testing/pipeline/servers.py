@@ -35,7 +35,7 @@ class Server(Protocol):
         """Freeze it."""
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Continue it after `pause`."""
 
 
 class Servers:

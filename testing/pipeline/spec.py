@@ -73,7 +73,7 @@ class PipelineSpec:
         return {"id": number, "value": f"v{number}"}
 
     def expected(self, rows: list[Row]) -> Expected:
-        """Return what must come out of these rows: the rows of every output, or a mapping from output names to rows.
+        """Return the expected output for these rows: the rows of every output, or rows by the outputs' names.
 
         Args:
             rows: What the inputs hold, by input, partition and offset.
@@ -113,7 +113,7 @@ def counted(records: Sequence[Record]) -> Counter[str]:
 
 
 def from_function(expected: Callable[[list[Row]], Expected]) -> Expectation:
-    """Expect what a user's function says of the inputs' rows."""
+    """Expect the rows that a user's function returns for those of the inputs."""
 
     def rows_of(inputs: Sequence[Record], outputs: Sequence[Endpoint]) -> list[Sequence[Row]]:
         found = expected([record.row for record in inputs])

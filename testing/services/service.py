@@ -172,7 +172,7 @@ class Service(ABC):
         self._signal(SIGSTOP)
 
     def resume(self) -> None:
-        """Let a paused server go on."""
+        """Continue a paused server."""
         self._signal(SIGCONT)
 
     @abstractmethod
