@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from onceward.core.checkpoint import Admission, Backoff, CommitPolicy, Coordinator, OnLost, sweep
+from onceward.core.checkpoint.numbering import CHECKPOINTS
 from onceward.core.errors import (
     CommitPendingError,
     ConfigurationError,
@@ -566,7 +567,7 @@ class TestCommitting:
     def test_24_and_28_an_epoch_that_has_to_wait_holds_back_the_later_ones_of_its_decision(self):
         """Otherwise an upsert of the earlier one would overwrite the later one's."""
         bench = Bench()
-        coordinator = Coordinator("p", bench.store, [bench.sink], policy(), gaps=True)
+        coordinator = Coordinator("p", bench.store, [bench.sink], policy(), numbering=CHECKPOINTS)
         coordinator.open()
         early = [bench.committable(coordinator, 4, subtask) for subtask in range(2)]
         late = [bench.committable(coordinator, 5, subtask) for subtask in range(2)]
@@ -1179,10 +1180,10 @@ class TestSweepingWhileAtWork:
         """The engine's subtasks are always at work; only a listed writer proves that it is not one of theirs."""
         bench = Bench(monotonic=lambda: next(clock))
         clock = iter(range(0, 10_000, 100))
-        old = Coordinator("p", bench.store, [bench.sink], policy(), gaps=True)
+        old = Coordinator("p", bench.store, [bench.sink], policy(), numbering=CHECKPOINTS)
         old.open()
         zombie = bench.committable(old, 5)
-        now = Coordinator("p", bench.store, [bench.sink], policy(**bench.changes), gaps=True)
+        now = Coordinator("p", bench.store, [bench.sink], policy(**bench.changes), numbering=CHECKPOINTS)
         now.open()
         live, unknown = bench.committable(now, 2), msgspec.structs.replace(zombie, writer=ANY_EPOCH, transaction="x")
         bench.sink.open = [zombie, live, unknown]

@@ -12,6 +12,7 @@ import pytest
 from onceward import RedisSink
 from onceward.connectors.redis import sink as redis_sink
 from onceward.core.checkpoint import Coordinator, OnLost
+from onceward.core.checkpoint.numbering import CHECKPOINTS
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.errors import (
     DataLossError,
@@ -198,10 +199,10 @@ def test_a_repeated_commit_whose_answer_is_lost_fails_the_epoch_too():
 def test_an_engine_whose_sweep_commits_again_decides_nothing_that_was_prepared_before():
     store, sink = MemoryStore(), FakeSink()
     sink.keeps_ledger = True  # type: ignore[misc]
-    first = Coordinator("p", store, [sink], policy(), gaps=True)
+    first = Coordinator("p", store, [sink], policy(), numbering=CHECKPOINTS)
     first.open()
     left = prepared(first.context("a", 5, subtask=0))
-    coordinator = Coordinator("p", store, [sink], policy(), gaps=True)
+    coordinator = Coordinator("p", store, [sink], policy(), numbering=CHECKPOINTS)
     coordinator.open()
     coordinator.admit(0, about(0))
     done = prepared(coordinator.context("a", 0, subtask=0))

@@ -17,6 +17,7 @@ from .. import answers
 from ..errors import DataLossError, EpochConflictError, ProtocolError
 from ..log.view import NONE, check_next, may_follow
 from ..transaction import Acknowledgement, Committable, Observation
+from .numbering import CONSECUTIVE, EpochNumbering
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,11 +40,14 @@ class Admission(StrEnum):
 
 
 def admission(
-    view: LogView, epoch: int, epoch_input: EpochInput, *, adopt: bool = False, gaps: bool = False
+    view: LogView, epoch: int, epoch_input: EpochInput, *, adopt: bool = False, numbering: EpochNumbering = CONSECUTIVE
 ) -> Admission:
-    """Whether an epoch is new or the replay of the newest decided one (invariants 3 and 5), or an EpochConflictError.
+    """Say whether an epoch is new or the replay of the newest decided one (invariants 3 and 5).
 
-    With `adopt`, any first epoch of an empty log is accepted; with `gaps`, numbers may be left out.
+    With `adopt`, any first epoch of an empty log is accepted.
+
+    Raises:
+        EpochConflictError: It is neither.
     """
     if view.undone is not None:
         check_next(view, epoch)
@@ -56,7 +60,7 @@ def admission(
             pipeline=view.pipeline,
             epoch=epoch,
         )
-    if view.decided == NONE and epoch != 0 and not (adopt or gaps or view.rewound):
+    if view.decided == NONE and not (numbering.may_be_first(epoch) or adopt or view.rewound):
         raise EpochConflictError(
             "the decision log is empty but the query is not at its first epoch, so it is unknown whether the "
             "earlier epochs were written. If the query ran with another sink until now, set adopt=True (for a format: "
@@ -64,8 +68,8 @@ def admission(
             pipeline=view.pipeline,
             epoch=epoch,
         )
-    check_next(view, epoch, view.decided if gaps else None)
-    check_continues(view, epoch, epoch_input, gaps=gaps)
+    check_next(view, epoch, numbering.follows(view))
+    check_continues(view, epoch, epoch_input, numbering)
     return Admission.NEW
 
 
@@ -100,9 +104,9 @@ def check_same_sinks(view: LogView, sinks: Mapping[str, TwoPhaseCommitSink[Any]]
         )
 
 
-def check_continues(view: LogView, epoch: int, epoch_input: EpochInput, *, gaps: bool) -> None:
-    """The right number is not enough (invariant 5): the input must go on where the newest decided one ended."""
-    check_query(view, epoch_input.query, gaps=gaps)
+def check_continues(view: LogView, epoch: int, epoch_input: EpochInput, numbering: EpochNumbering) -> None:
+    """Refuse an input that does not go on where the newest decided one ended (invariant 5): a number is not enough."""
+    check_query(view, epoch_input.query, numbering)
     before = view.before
     if before is not None and not epoch_input.follows(before):
         raise EpochConflictError(
@@ -114,11 +118,9 @@ def check_continues(view: LogView, epoch: int, epoch_input: EpochInput, *, gaps:
         )
 
 
-def check_query(view: LogView, query: str | None, *, gaps: bool) -> None:
+def check_query(view: LogView, query: str | None, numbering: EpochNumbering) -> None:
     """Refuse a query that neither decided the newest epoch nor went back."""
-    owner = view.before.query if view.before is not None else None
-    if view.rewound and view.rewind is not None and not gaps:
-        owner = view.rewind.query or None
+    owner = numbering.owner(view)
     if None not in (query, owner) and query != owner:
         raise EpochConflictError(
             f"another query ({owner}, not {query}) decided the newest epoch, or rewound the pipeline. Use the "

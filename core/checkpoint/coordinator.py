@@ -52,6 +52,7 @@ from .admission import (
 from .commit import check_sinks, finish
 from .healing import Lost, check_same_rows
 from .kept import check_kept
+from .numbering import CONSECUTIVE, EpochNumbering
 from .recovery import Swept, sweep
 from .taking_back import end_taken_back
 
@@ -73,10 +74,7 @@ class Coordinator:
         store: Where its decision log is.
         sinks: All its sinks, with unique names.
         policy: How to behave.
-        gaps: Epochs are checkpoints, some of which are given up before a decision: numbers may be left out, and an
-            acknowledgement carries what was prepared since the newest decision. Then subtasks are at work all the
-            time, so a sweep between two starts touches only what older writers left. There may be no sink that takes
-            part.
+        numbering: Whether epochs are consecutive, as Spark's micro-batches are, or checkpoints with gaps.
         heals: Whether the driver can compute a decided epoch again from the same input, to write what is lost of it.
         run_writers: The run, if it starts again after failures by itself; see LogWriter.
     """
@@ -88,15 +86,15 @@ class Coordinator:
         sinks: Sequence[TwoPhaseCommitSink[Any]],
         policy: CommitPolicy | None = None,
         *,
-        gaps: bool = False,
+        numbering: EpochNumbering = CONSECUTIVE,
         heals: bool = False,
         run_writers: RunWriters | None = None,
     ) -> None:
         self.pipeline = check_pipeline_name(pipeline)
         self.sinks = {sink.name: sink for sink in sinks}
-        if len(self.sinks) != len(sinks) or not (sinks or gaps):
+        if len(self.sinks) != len(sinks) or not (sinks or not numbering.needs_sinks):
             raise ConfigurationError("a pipeline needs at least one sink, each with a name of its own")
-        self.gaps = gaps
+        self.numbering = numbering
         self.heals = heals
         self.lost: Lost | None = None
         """What is lost of the decision that waits, and shall be written again."""
@@ -152,7 +150,7 @@ class Coordinator:
         if before is not None:
             check_owner(before, self.pipeline, self.writer.store)
             if not goes_back(before, wanted, epoch_input):
-                check_query(before, query, gaps=self.gaps)
+                check_query(before, query, self.numbering)
         crash_point(Step.START_BEFORE)
         self.writer.start()
         crash_point(Step.START_AFTER)
@@ -222,12 +220,12 @@ class Coordinator:
             check_same_sinks(self.view, self.sinks)
             self._began = self.policy.monotonic()
             return Admission.HEAL
-        admitted = admission(self.view, epoch, epoch_input, adopt=adopt, gaps=self.gaps)
+        admitted = admission(self.view, epoch, epoch_input, adopt=adopt, numbering=self.numbering)
         if admitted is Admission.REPLAY:
             check_same_sinks(self.view, self.sinks)
         if admitted is Admission.NEW:
             self._began = self.policy.monotonic()
-        if admitted is Admission.NEW and not self.gaps:
+        if admitted is Admission.NEW and not self.numbering.overlapping:
             tell(EpochBegan(self.pipeline, wall_clock()))
         return admitted
 
@@ -274,10 +272,10 @@ class Coordinator:
             DecisionInDoubtError: The store did not answer; a restart finds out.
             CommitPendingError: Decided, not yet committed everywhere; a restart finishes it.
         """
-        before = self.view.decided
         sinks = {name: sink for name, sink in self.sinks.items() if self.lost is None or name in self.lost.sinks}
-        epochs = range(before + 1 if self.gaps and self.lost is None else epoch, epoch + 1)
-        committables = gather(self.writer, sinks, epochs, acknowledgements)
+        follows = self.numbering.follows(self.view)
+        numbering = self.numbering if self.lost is None else CONSECUTIVE  # what was lost is of this epoch alone
+        committables = gather(self.writer, sinks, numbering.acknowledged(self.view, epoch), acknowledgements)
         waited = self._check_kept(epoch)
         old = self.policy.monotonic() - self._began if age is None else age + waited
         self._check_age(epoch, committables, old)
@@ -293,7 +291,7 @@ class Coordinator:
                 sinks=list(self.sinks),
                 epoch_input=epoch_input,
                 state=state,
-                follows=before if self.gaps else None,
+                follows=follows,
                 subtasks=len(acknowledgements),
                 datasets=datasets_of(self.sinks),
             )
@@ -416,7 +414,7 @@ class Coordinator:
         """Put REWIND, and return what was finished before it: nothing that it covers is committed any more."""
         undone = self.view.undone
         finished: Sequence[Committable] = ()
-        if undone is not None and not (self.gaps or wanted.epoch == NONE or wanted.epoch <= undone.epoch):
+        if undone is not None and not self.numbering.takes_back(wanted, undone):
             finished = self._finish_decided(hold)
             if self._torn is not None:
                 raise self._torn
@@ -466,10 +464,10 @@ class Coordinator:
     def _sweep_after(self, epoch: int) -> None:
         """The epoch is completed: what cannot be swept now is no reason to fail it."""
         try:
-            error = self._sweep_now(busy=self.gaps)
+            error = self._sweep_now(busy=self.numbering.overlapping)
         except StoreError as unanswered:
             error = unanswered
-        if self.gaps and isinstance(error, TargetWentBackError):
+        if self.numbering.overlapping and isinstance(error, TargetWentBackError):
             self._went_back = error  # the next epoch may have been prepared before that
         if error is not None:
             _log.warning(
@@ -487,7 +485,7 @@ class Coordinator:
             input=decision.input,
             committables=[c for c in decision.committables if c.transaction not in self.view.skipped],
             sinks=self.sinks,
-            checkpoint=self.gaps,
+            checkpoint=self.numbering.overlapping,
             written=written,
             took=took,
         )

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from ..checkpoint import Coordinator
+from ..checkpoint.numbering import CHECKPOINTS
 from ..events import EpochBegan, tell, wall_clock
 from ..log import LogWriter
 from ..source import ResettableSource
@@ -139,7 +140,7 @@ def start(
     sinks = [operator.what for operator in setup.graph.of_kind("sink")]
     heals = can_be_read_again(setup.graph)
     name, store, policy = setup.pipeline, setup.store, setup.policy
-    coordinator = Coordinator(name, store, sinks, policy, gaps=True, heals=heals, run_writers=run_writers)
+    coordinator = Coordinator(name, store, sinks, policy, numbering=CHECKPOINTS, heals=heals, run_writers=run_writers)
     while True:
         log = LogWriter(store, name, policy, run_writers)
         origin, assigned, positions = _find(setup, log.look(), restore, again=again)
