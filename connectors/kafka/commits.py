@@ -8,34 +8,36 @@ invisible and hold readers back, and aborted rows become visible with the NEXT c
 
 So, with the numbers and letters of ARCHITECTURE.md:
 
-- EndTxn is sent only when the coordinator shows exactly this transaction open (invariants 1 and 6: a stale request is
-  never sent), and no partition of it has ended it (somebody aborted it there).
-- A partition that does not answer is waited for, but not for long (rule I). The coordinator needs no partition to make
-  a commit durable; what it skips gets its marker from here afterwards. While nobody sends EndTxn, though, the
-  transaction's timeout runs for the rows in all its partitions. So when half of the timeout has passed, EndTxn is sent
-  without the silent ones. The coordinator's clock alone decides when that is: ListTransactions with a duration compares
-  the start that it has stored with its own time, as it does to abort a transaction at its timeout. No clock of another
-  machine takes part; and a wrong answer would send a decided commit sooner or later, never a wrong one. Where brokers
-  are too old for that question (before Kafka 3.8), a silent partition is waited for during half of one call.
-- A deleted topic is not waited for at all. Its rows are gone with it, and nothing else is: the rows of the other topics
-  are committed, and the outcome says so. A topic counts as deleted when all brokers say that there is no such topic; or
-  when they all show another id under its name (it was created again) and its partitions do not have the transaction.
-- "Committed" is said only when the coordinator shows exactly this transaction complete, and no partition has it open
-  any more (invariant 7). A partition that was skipped gets its marker from here: as the coordinator ended it, never
-  otherwise.
-- "Lost" is said only if a coordinator has written the abort down (PrepareAbort, CompleteAbort): that is on the replicas
-  of its log and final, however old the answer is. "Ongoing" is not: a deposed coordinator that does not know it yet
-  says so although its successor has committed and the partitions have the markers. So if partitions have ended what a
-  coordinator calls open, either an operator or another coordinator has done it. The coordinator is looked up again, and
-  if the one found then still says "open" PROOF_SECONDS later, the transaction is fenced. A deposed coordinator cannot
-  do that, because its log takes no more entries. The successor refuses it, or does not abort what it has committed. The
-  abort that the fence has written is the proof. The fence destroys nothing: partitions that have ended a transaction
-  never hold its rows again.
-- Nothing of a call is committed while one of its transactions is lost, or may be: the policy decides about the whole
-  epoch first, which it cannot if readers see some of it. This ends when half of the timeout has passed, as for silent
-  partitions.
-- The same holds for aborts, except that they have the time to wait for partitions. And the pool never uses a producer
-  id again unless its last transaction was committed.
+1. EndTxn is sent only when the coordinator shows exactly this transaction open (invariants 1 and 6: a stale request is
+   never sent), and no partition of it has ended it (somebody aborted it there).
+2. A partition that does not answer is waited for, but not for long (rule I). The coordinator needs no partition to make
+   a commit durable; what it skips gets its marker from here afterwards. While nobody sends EndTxn, though, the
+   transaction's timeout runs for the rows in all its partitions. So when half of the timeout has passed, EndTxn is sent
+   without the silent ones. The coordinator's clock alone decides when that is: ListTransactions with a duration
+   compares the start that it has stored with its own time, as it does to abort a transaction at its timeout. No clock
+   of another machine takes part; and a wrong answer would send a decided commit sooner or later, never a wrong one.
+   Where brokers are too old for that question (before Kafka 3.8), a silent partition is waited for during half of one
+   call.
+3. A deleted topic is not waited for at all. Its rows are gone with it, and nothing else is: the rows of the other
+   topics are committed, and the outcome says so. A topic counts as deleted when all brokers say that there is no such
+   topic; or when they all show another id under its name (it was created again) and its partitions do not have the
+   transaction.
+4. "Committed" is said only when the coordinator shows exactly this transaction complete, and no partition has it open
+   any more (invariant 7). A partition that was skipped gets its marker from here: as the coordinator ended it, never
+   otherwise.
+5. "Lost" is said only if a coordinator has written the abort down (PrepareAbort, CompleteAbort): that is on the
+   replicas of its log and final, however old the answer is. "Ongoing" is not: a deposed coordinator that does not know
+   it yet says so although its successor has committed and the partitions have the markers. So if partitions have ended
+   what a coordinator calls open, either an operator or another coordinator has done it. The coordinator is looked up
+   again, and if the one found then still says "open" PROOF_SECONDS later, the transaction is fenced. A deposed
+   coordinator cannot do that, because its log takes no more entries. The successor refuses it, or does not abort what
+   it has committed. The abort that the fence has written is the proof. The fence destroys nothing: partitions that have
+   ended a transaction never hold its rows again.
+6. Nothing of a call is committed while one of its transactions is lost, or may be: the policy decides about the whole
+   epoch first, which it cannot if readers see some of it. This ends when half of the timeout has passed, as for silent
+   partitions.
+7. The same holds for aborts, except that they have the time to wait for partitions. And the pool never uses a producer
+   id again unless its last transaction was committed.
 
 To ask for eight transactions over four partitions takes about 6 ms (measured). What remains open is an operator's
 `kafka-transactions abort` within the milliseconds between the answers and EndTxn, or in a partition that is silent from
@@ -202,6 +204,7 @@ class Inspector:
         if topic not in ids:
             return False
         was, now = dict(transaction.topic_ids).get(topic), ids[topic]
+        # (3) A topic of this name that was created again has another id, and none of the transaction's rows.
         told = [self._producers.get(p) for p in transaction.partitions if p[0] == topic]
         nowhere = all(open_ is not None and transaction.producer not in open_ for open_ in told)
         return now is None or (was not in (None, now) and nowhere)
@@ -214,6 +217,8 @@ class Inspector:
         for transaction in transactions:
             handle = transaction.handle
             waited = time.monotonic() - self._ended_since[transaction]
+            # (5) Only a coordinator that was looked up again, and still calls it open later, may be asked to fence: a
+            # deposed one cannot write the abort down, and its successor does not abort what it has committed.
             if waited < PROOF_SECONDS or transaction not in self._looked_up:
                 self._looked_up.add(transaction)
                 self._client.look_up_again([handle.transactional_id])
@@ -226,6 +231,7 @@ class Inspector:
         last: int = Code.NONE
         for partition in sorted(transaction.partitions):
             open_ = self._producers.get(partition) or {}
+            # (4) Only where the transaction is still open, and only as its coordinator has ended it.
             if transaction.producer in open_:
                 epoch = open_[transaction.producer]
                 code = self._client.write_marker(partition, transaction.producer, epoch, commit=commit)
@@ -257,11 +263,14 @@ def commit(client: TransactionCoordinatorClient, transactions: Sequence[Prepared
             outcomes[transaction] = _outcome(inspector, transaction, one, codes.get(transaction))
         inspector.prove_lost([t for t, one in found.items() if one.doubtful])
         lost = any(outcome.status not in _EXPECTED for outcome in outcomes.values())
+        # (6) Readers must not see a part of an epoch before the policy has decided about its lost part.
         stops = lost or any(one.may_be_lost for one in found.values())
         for transaction in (t for t, one in found.items() if one.whole and stops):
             outcomes[transaction] = CommitOutcome(CommitStatus.RETRY_LATER, HELD)
         held = {t: one for t, one in found.items() if one.stuck or (one.whole and stops)}
+        # (1) EndTxn goes only to what the coordinator shows open, and no partition has ended.
         send = [t for t, one in found.items() if one.whole and not stops]
+        # (2) (6) Waiting ends when half of the timeout has passed, or Kafka would abort a decided transaction.
         send += _overdue(client, held, time.monotonic() - began)
         if send:
             codes |= zip(send, client.end_many([t.handle for t in send], commit=True), strict=True)
@@ -283,6 +292,7 @@ def _outcome(inspector: Inspector, transaction: Prepared, found: Inspection, sen
     if found.seen is not Observation.COMMITTED:
         return commit_outcome(found.seen, _words(found, found.code or sent or Code.NONE))
     if found.ended:
+        # (4) The coordinator shows it complete, and no partition has it open.
         status = CommitStatus.COMMITTED if sent == Code.NONE else CommitStatus.ALREADY_COMMITTED
         return CommitOutcome(status, _lost_with(transaction, found.deleted))
     if found.complete and found.inside in (Inside.OPEN, Inside.MIXED):
@@ -298,6 +308,7 @@ def _overdue(
     found: list[Prepared] = []
     for timeout_ms in {one.timeout_ms for one in stuck.values()}:
         mine = {t.handle.transactional_id: t for t, one in stuck.items() if one.timeout_ms == timeout_ms}
+        # (2) The coordinator's own clock decides; no clock of another machine takes part.
         late = client.running_longer(mine, timeout_ms // 2)
         if late is None:
             late = set(mine) if waited >= WAIT_IF_AGELESS else set()
@@ -316,6 +327,7 @@ def abort(client: TransactionCoordinatorClient, transaction: Prepared) -> AbortO
     for _ in Retries(CALL_SECONDS):
         [found] = inspector.inspect([transaction])
         outcome = abort_outcome(found.seen, _words(found, found.code))
+        # (7) As for commits: what the coordinator shows open is fenced, so that no zombie can open it again.
         if found.doubtful or found.whole:
             code = client.fence(handle.transactional_id, handle.producer_id, handle.producer_epoch)
             outcome = AbortOutcome(AbortStatus.RETRY_LATER, f"fencing was answered with {code_name(code)}")

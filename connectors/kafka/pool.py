@@ -120,6 +120,7 @@ class ProducerPool:
             self._changed.wait_for(lambda: self._ready or not self._warming, INIT_SECONDS)
             self._serve(context)  # a newer START may have come meanwhile
             taken = self._ready.pop() if self._ready else self._offer(context)
+        # (1) A producer leaves the pool for one transaction and does not come back; only its id may.
         producer = self._open(taken) if isinstance(taken, Offer) else taken
         producer.begin()
         return producer
@@ -127,6 +128,7 @@ class ProducerPool:
     def keep(self, name: PooledName, context: WriteContext, prepared: Prepared | None) -> None:
         """Keep the id of a pre-committed transaction until its end is proven."""
         with self._changed:
+            # (4) Names from before the pool started over are forgotten: nobody initializes them again.
             if name.unique == self._unique:
                 self._former[name] = Former(context.writer, context.epoch, prepared)
 
@@ -164,6 +166,7 @@ class ProducerPool:
     def _open(self, offer: Offer) -> TransactionalProducer:
         """Open a producer under the offered name if that is proven free, else under a new one."""
         name, prepared = offer.name, offer.prepared
+        # (3) An id whose former transaction is not shown as committed is never used again; a new one is.
         if name is None or not (self._committed(name, prepared) and self._raised(name, prepared)):
             with self._changed:
                 name = next(offer.names)
@@ -173,6 +176,7 @@ class ProducerPool:
     def _offer(self, context: WriteContext) -> Offer:
         """Offer new ids and, if one is free, an id whose former transaction has ended; it is no longer kept here."""
         for name, former in self._former.items():
+            # (2) Initializing would abort what is open under the id, so its epoch must have a durable COMPLETED.
             if context.may_reuse(former.writer, former.epoch):
                 del self._former[name]
                 return Offer(self._names, name, former.prepared)
@@ -181,6 +185,7 @@ class ProducerPool:
     def _committed(self, name: PooledName, prepared: Prepared | None) -> bool:
         """Return whether the coordinator shows the former transaction (if any) as committed, and epochs are left."""
         described = cluster_of(self._settings).transactions.describe([str(name)])[str(name)]
+        # (3) Above RETIRED_EPOCH the coordinator would soon begin again at epoch 0 with another producer id.
         if described.handle is None or described.handle.producer_epoch >= RETIRED_EPOCH:
             return False
         return prepared is None or judge(prepared.handle, described) is Observation.COMMITTED
@@ -192,6 +197,7 @@ class ProducerPool:
         return cluster_of(self._settings).transactions.register(str(name)) == Code.NONE
 
     def _serve(self, context: WriteContext) -> None:
+        # (4) A late attempt of an older START must not initialize an id under a newer one's transaction.
         if context.writer < self._writer:
             raise FencedError(
                 f"a newer writer (START {self._writer}) has been served by this process; this one is START "
@@ -206,6 +212,7 @@ class ProducerPool:
             self._start_over()
 
     def _start_over(self) -> None:
+        # (4) Random, and made after fork: no other process has these ids. Names without a session carry their START.
         self._unique = secrets.token_hex(UNIQUE_BYTES)
         unique, start = self._unique, None if self._session else self._writer
         self._names = (PooledName(self._scope, unique, slot, start) for slot in count())

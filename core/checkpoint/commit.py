@@ -78,6 +78,7 @@ def finish(
     policy = writer.policy
     shares = [Share(permit, sink, writer) for sink in by_urgency(sinks.values())]
     deadline = policy.monotonic() + policy.commit_timeout
+    # A target that lost earlier commits keeps its share: after COMPLETED nothing would show that loss any more.
     held = [share for share in shares if share.waits and share.sink.name in hold]
     active = [share for share in shares if share not in held]
     for attempt in count():
@@ -97,6 +98,7 @@ def finish(
             break
     if held:
         return False
+    # (Invariant 7) Every target has given its own answer by here, so COMPLETED may say that all has ended.
     _raise_errors(permit, shares)
     writer.complete(permit.decision.epoch, [share.sink.name for share in shares if share.owns])
     _announce(permit, shares)

@@ -151,12 +151,15 @@ class Coordinator:
             check_owner(before, self.pipeline, self.writer.store)
             if not goes_back(before, wanted, epoch_input):
                 check_query(before, query, self.numbering)
+        # Step 1 (START): from here on no older writer can decide.
         crash_point(Step.START_BEFORE)
         self.writer.start()
         crash_point(Step.START_AFTER)
         back = goes_back(self.view, wanted, epoch_input)
         self.lost = self._torn = None
         unowned = self._own_names(release=back or self.view.rewound)
+        # Step 2 (sweep): before anything is committed, so that readers of one target do not wait for another.
+        # Step 3 (finish): a target that has lost something gets no commits until the policy has decided.
         unswept = self._sweep_now(abandoned=True, rewinding=back, skip=unowned)
         hold = {name for name, error in unowned.items() if isinstance(error, DataLossError)}
         finished = self._go_back(wanted, hold) if back and wanted is not None else self._finish_decided(hold)
@@ -220,6 +223,7 @@ class Coordinator:
             check_same_sinks(self.view, self.sinks)
             self._began = self.policy.monotonic()
             return Admission.HEAL
+        # Step 4 (admit).
         admitted = admission(self.view, epoch, epoch_input, adopt=adopt, numbering=self.numbering)
         if admitted is Admission.REPLAY:
             check_same_sinks(self.view, self.sinks)
@@ -276,10 +280,12 @@ class Coordinator:
         follows = self.numbering.follows(self.view)
         numbering = self.numbering if self.lost is None else CONSECUTIVE  # what was lost is of this epoch alone
         committables = gather(self.writer, sinks, numbering.acknowledged(self.view, epoch), acknowledgements)
+        # (Invariant 2) All is acknowledged. Before it is decided, no target may have gone back or dropped its share.
         waited = self._check_kept(epoch)
         old = self.policy.monotonic() - self._began if age is None else age + waited
         self._check_age(epoch, committables, old)
         acknowledged = self.policy.monotonic()
+        # Step 6 (decide): one entry for all sinks; from here on the epoch is finished, never written again.
         crash_point(Step.ACKNOWLEDGED)
         fresh = self.lost is None
         if self.lost is not None:
@@ -296,6 +302,7 @@ class Coordinator:
                 datasets=datasets_of(self.sinks),
             )
         decided = self.policy.monotonic()
+        # Steps 7 and 8 (commit, complete): only a permit lets `finish` commit (invariant 1).
         if not finish(permit, self.writer, self.sinks, fresh=fresh, heals=self.heals):
             raise EpochVoidedError(
                 "its decision was voided (on_lost='replay'), because some of it was lost and none of it was visible; a "
@@ -350,6 +357,7 @@ class Coordinator:
             FencedError: Another writer took the slot, or the decision is there; nothing was aborted.
             StoreError: No definite answer; nothing was aborted.
         """
+        # (Invariant 4) Abort only after the decision has been made impossible.
         self.writer.bar()
         sweep(self.writer, self.sinks.values())
         tell(EpochAbandoned(self.pipeline))

@@ -65,6 +65,7 @@ def check_same_rows(lost: Lost, again: Collection[Committable]) -> None:
     for sink in sorted(lost.sinks):
         before = _wrote(sink, lost.committables)
         after = _wrote(sink, again)
+        # (2) Equal counts are not enough: other rows of the same number would tear the epoch silently.
         if (before.rows, before.hash) != (after.rows, after.hash):
             raise DataLossError(
                 f"the rows that sink {sink} lost cannot be written again: the decision recorded {before.rows} rows "

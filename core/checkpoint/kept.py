@@ -134,12 +134,14 @@ def _check_kept(
     failures: Failures = [
         (c, CommitOutcome(CommitStatus.LOST, TAKEN_BACK)) for c, at in seen if at is Observation.ABORTED
     ]
+    # (Invariant 3) What is decided is finished, also a second time: the target went back to before that commit.
     again = [c for c, at in seen if at is Observation.PREPARED]
     failures += _committed_again(sink, again, starting=starting)
     if failures:
         resolve(done, failures, writer)
         if writer.view.undone is not None:  # the log no longer knows by the transaction's name which sink it was
             _go_on_without(writer, sink, TAKEN_BACK)
+    # An epoch that was prepared before that may be lost with the next failover: prepare it again.
     if again and not starting:
         raise TargetWentBackError(
             "the target went back to an older state (was a lagging standby promoted?). What was committed before is "

@@ -54,6 +54,7 @@ def settle(decision: Decide, shares: Sequence[Share], writer: LogWriter, *, heal
             _finish_expiring(shares, writer)
         resolve(decision, _failures(shares), writer)
         return LossVerdict.STANDS
+    # A newer writer may have finished the epoch and used the names again: then no answer proves a loss.
     check_newest(writer)
     unproven = any(outcome.status not in PROVEN_NOT_COMMITTED for _, outcome in failures)
     if not unproven and not _is_visible(shares, writer):
@@ -91,6 +92,7 @@ def resolve(decision: Decide, failures: Failures, writer: LogWriter) -> None:
     if policy.on_lost is not OnLost.SKIP or not all(outcome.status in policy.skips for _, outcome in failures):
         waits = writer.view.undone is not None and writer.view.undone.epoch == decision.epoch
         raise _data_loss(decision, failures, waits=waits)
+    # (Invariant 8) Each loss leaves an audit record of its own.
     for committable, outcome in failures:
         seen = f"{outcome.status}: {outcome.detail}; {committable.rows} rows"
         why = f"{policy.skipped_why}; {seen}" if policy.skipped_why else seen

@@ -76,21 +76,30 @@ class Action(StrEnum):
 
 _HELD: Final = {Observation.OPEN: Action.REPORT, Observation.PREPARED: Action.REPORT}
 RECOVERY: Final[dict[TransactionStatus, dict[Observation, Action]]] = {
+    # Decided: committed again and again until the target answers, and lost only if the target shows that it ended
+    # without a commit. What it does not show (ABSENT, NO_ANSWER) the commit itself finds out.
     TransactionStatus.DECIDED: {
         **dict.fromkeys(Observation, Action.COMMIT),  # what is not seen now, the commit's own answer tells
         Observation.COMMITTED: Action.NOTHING,
         Observation.ABORTED: Action.LOST,
         Observation.EXPIRED: Action.LOST,
     },
+    # Lingering: aborted, for no decision will ever name it. Found committed, it is reported: nothing can take it back.
     TransactionStatus.LINGERING: {
         Observation.OPEN: Action.ABORT,
         Observation.PREPARED: Action.ABORT,
         Observation.COMMITTED: Action.REPORT,  # somebody committed it by hand, against invariant 1
     },
+    # Completed, and open or prepared all the same: the target went back to an older state. A sweep reports it; the
+    # check in kept.py commits it again.
     TransactionStatus.COMPLETED: _HELD,
+    # In doubt: its writer may decide at any moment, so nobody else may end it (invariant 4).
     TransactionStatus.IN_DOUBT: _HELD,
+    # Of another log: never touched (invariant 9).
     TransactionStatus.FOREIGN: _HELD,
+    # Ahead: this log is an outdated copy, and the one that knows the transaction may have decided it (rule H).
     TransactionStatus.AHEAD: _HELD,
+    # No log was given: nothing is known, so nothing is done.
     TransactionStatus.UNKNOWN: _HELD,
 }
 """What is not listed needs nothing."""
@@ -130,6 +139,7 @@ def status_for_sweeper(committable: Committable, view: LogView, start: int) -> T
         return TransactionStatus.AHEAD
     if view.named(committable):
         return TransactionStatus.DECIDED if view.undone is not None else TransactionStatus.COMPLETED
+    # The own writer's live epoch may still be decided; everything older is fenced by its START.
     live = committable.writer == start and committable.epoch > view.decided
     if live or _replaces(committable, view, start):
         return TransactionStatus.IN_DOUBT
@@ -198,20 +208,25 @@ def sweep(
     errors: list[Exception] = []
     for sink in (sink for sink in sinks if sink.name not in skip):
         try:
+            # (1) Exact handles: what a name holds later is another transaction.
             found = sink.lingering(writer.scope(sink.name))
             listed = answers.many(sink, "lingering", found, Committable)
             listed += _abandoned(sink, writer, names) if abandoned else ()
             listed = [c for c in listed if only is None or c.identity() in only]
+            # While subtasks are at work, a handle that names no writer may be one of theirs.
             listed = [c for c in listed if not busy or ANY_EPOCH < c.writer < writer.token.start]
             if not listed:
                 continue
+            # (2) A target that went back may show as prepared what a pruned decision named.
             _check_kept(sink, writer, rewinding=rewinding or writer.view.rewound)
         except Exception as error:  # noqa: BLE001 - whatever one sink raises, the others are swept
             errors.append(error)
             continue
+        # (3) After the listing: a START before it may belong to a writer whose transactions were listed.
         if not writer.still_newest():
             break
         for committable in listed:
+            # (4) Only what was listed, and only if no decision names it (invariant 4).
             what = action(status_for_sweeper(committable, writer.view, writer.token.start), Observation.PREPARED)
             if what is Action.REPORT:
                 reported.append(committable)

@@ -130,6 +130,8 @@ class Share:
     def ask(self) -> None:
         """Commit one epoch after another, until an answer has to be waited for."""
         try:
+            # (Rule J) Claim after the decision is durable and before its first commit. Then commit in the order of
+            # epochs: an upsert that has to wait would overwrite a later one's rows.
             if self._to_claim is not None:
                 self.sink.claim(self._to_claim)
                 self._to_claim = None
@@ -156,6 +158,7 @@ class Share:
             self._show()
         unsettled = [(c, outcome) for c, outcome in outcomes if not outcome.settled]
         later = [(c, outcome) for c, outcome in unsettled if outcome.status is CommitStatus.RETRY_LATER]
+        # (Invariant 8) What can no longer be committed is kept, for the policy to decide about.
         self.failures += [(c, outcome) for c, outcome in unsettled if outcome.status is not CommitStatus.RETRY_LATER]
         self.detail = later[0][1].detail if later else ""
         epoch[:] = [c for c, _ in later]

@@ -56,6 +56,7 @@ def end_taken_back(decision: Decide, sinks: Mapping[str, TwoPhaseCommitSink[Any]
     for attempt in count():
         policy.make_all([partial(end, name) for name in left if waiting.get(name, _NO_ANSWER)])
         if not any(waiting.values()):
+            # (4) Every target has said that nothing is left.
             writer.void(decision.epoch, ["a rewind has taken it back"], covered=True)
             return
         if not policy.commits.pause(attempt, deadline - policy.monotonic()):

@@ -50,6 +50,7 @@ def read(store: LogStore) -> LogView:
             if not problem:
                 return replace(fold(entries, entries[0].position if entries else 0), head=head)
         except LogDamagedError as damage:
+            # Damage counts only if the log stood still: a void entry may have been read in a slot pruned meanwhile.
             if _positions(store) == positions:
                 raise
             problem = damage.message
@@ -125,11 +126,13 @@ def _without_gap(store: LogStore, positions: list[int]) -> tuple[list[Entry], by
     entries: list[Entry] = []
     floor, head = None, b""
     for position in reversed(positions):
+        # (Rule 2) Void, whatever is there: a writer that slept may have filled a slot that was pruned.
         if floor is not None and position < floor:
             break
         if entries and position != entries[-1].position - 1:
             break
         data = store.get(key_of(position))
+        # Pruned between the listing and this read: list again.
         if data is None:
             return [], b"", 0, f"entry {position} was listed and is gone"
         entry = decode(data, position)

@@ -166,6 +166,7 @@ def _step(view: LogView, entry: Entry) -> LogView:  # noqa: PLR0911 - one for ea
             return view
         case Decide():
             return _decide(view, entry)
+        # (Rule 3) The only proof that the transactions have ended.
         case Completed():
             return _complete(view, entry)
         case Rewind():
@@ -185,6 +186,7 @@ def _step(view: LogView, entry: Entry) -> LogView:  # noqa: PLR0911 - one for ea
                 claimed=frozenset(),
                 reached={},
             )
+        # The decision is taken back with its proof; the same epoch comes next, from the same input (invariant 5).
         case Void():
             return _void(view, entry)
         case Replace():
@@ -194,16 +196,19 @@ def _step(view: LogView, entry: Entry) -> LogView:  # noqa: PLR0911 - one for ea
             return replace(view, claimed=view.claimed - {entry.sink}, reached=reached)
         case Resolved():
             return _resolve(view, entry)
+        # From here on every START in this log is refused: the copy owns the names.
         case Moved():
             return replace(view, moved=entry.to)
 
 
 def _decide(view: LogView, entry: Decide) -> LogView:
+    # (Rule 4) A writer decides only after COMPLETED, so two decisions that wait were never written by the rules.
     open_ = view.undone or view.taken_back
     if open_ is not None:
         raise LogDamagedError(
             f"entry {entry.position} decides epoch {entry.epoch} while epoch {open_.epoch} is not completed"
         )
+    # (Invariant 9) A decision names no transaction of another pipeline or log.
     mine = (entry.pipeline, entry.log)
     strange = next((c.transaction for c in entry.committables if (c.pipeline, c.log) != mine), None)
     if strange is not None:
@@ -249,6 +254,7 @@ def _void(view: LogView, entry: Void) -> LogView:
 
 
 def _replace(view: LogView, entry: Replace) -> LogView:
+    # Only a decision that waits can name other transactions: a completed one has been committed.
     if view.undone is None or view.undone.epoch != entry.epoch:
         raise LogDamagedError(
             f"entry {entry.position} replaces transactions of epoch {entry.epoch}, which does not wait to be completed"
@@ -277,6 +283,7 @@ def _complete(view: LogView, entry: Completed) -> LogView:
         return replace(view, completed=entry.epoch, floor=floor)
     claimed = view.claimed | set(done.sinks if entry.claimed is None else entry.claimed)
     before = done.proofs if done.proofs is not None else Proofs(whole=False)
+    # (Rule H) What was given up does not count as reached: the target need not have it.
     committed = [c for c in done.committables if c.transaction not in view.skipped]
     proofs = before.plus([(c.epoch, c.sink, c.wrote()) for c in committed], done.input.start, done.input.end)
     reached = dict(view.reached)

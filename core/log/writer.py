@@ -130,6 +130,7 @@ class LogWriter:
             EpochConflictError: The log is another pipeline's, or goes on elsewhere.
         """
         again = self._run_writers if self._run_writers is not None and self._run_writers.since is not None else None
+        # (2) START takes the slot behind the tail, which the next entry of every older writer would need.
         for attempt in count():
             self.view = read_behind_gap(self.store) if repairs else read(self.store)
             check_owner(self.view, self.pipeline, self.store)
@@ -147,6 +148,7 @@ class LogWriter:
             if not self.policy.puts.pause(attempt):
                 raise FencedError(f"another writer started first, {attempt + 1} times in a row", pipeline=self.pipeline)
         self.token, self._head, self._pending, self._barring = token, head_of(data), None, None
+        # (4) The put may have won a slot that had been pruned; only the tail shows whether this START counts.
         self._look_at_tail(position)
         if self.view.start != position:
             raise self._fenced(f"entry {self.view.start} is a later START")
@@ -186,6 +188,7 @@ class LogWriter:
                 finished this one already.
             DecisionInDoubtError: The store did not answer; the decision may exist.
         """
+        # (1) The epoch is judged by the view behind which the entry is put: a decision made since makes the put fail.
         check_next(self.view, epoch, follows)
         crash_point(Step.DECIDE_BEFORE)
         decision = Decide(
@@ -205,6 +208,7 @@ class LogWriter:
         self._append(decision)
         crash_point(Step.DECIDE_AFTER)
         permit = self.view.permit()
+        # (1) A permit exists only for the decision that the log shows, so nobody commits what merely was offered.
         if permit is None or permit.decision.position != decision.position:
             raise self._fenced(f"entry {self.view.start} is a later START, whose writer has finished this epoch")
         return permit
@@ -220,11 +224,13 @@ class LogWriter:
             FencedError: A newer writer has started (it finishes the decision itself).
             DecisionInDoubtError: The store did not answer.
         """
+        # (Rule 2) Audit records are kept apart before the floor lets their entries be pruned.
         self._keep_records()
         crash_point(Step.COMPLETE_BEFORE)
         newest = self.view.newest
         floor = newest.position if newest is not None else self.view.floor
         owners = tuple(sorted(claimed)) if claimed is not None else None
+        # (Rule 2) The floor is durable with COMPLETED, and entries are deleted only afterwards.
         self._append(Completed(**self._fields(), epoch=epoch, floor=floor, claimed=owners))
         crash_point(Step.COMPLETE_AFTER)
         self._prune(floor)
@@ -281,6 +287,8 @@ class LogWriter:
             FencedError: Something else is in that slot; ask the log again.
             StoreError: The store did not give a definite answer.
         """
+        # (2) The slot of this writer's own next entry: once START is there, a put in doubt can no longer win.
+        # (3) A repeated call offers the same bytes, for the first put may have happened.
         position = self.token.last + 1
         if self._barring is None or self._barring[0].start != position:
             token = WriterToken(self.token.log, self.policy.token(), position, position)
@@ -335,6 +343,7 @@ class LogWriter:
 
     def _append(self, entry: Entry) -> None:
         position, data = entry.position, encode(entry)
+        # (3) What is in doubt may still take effect: offer the same bytes or nothing.
         if self._pending is not None and self._pending != (position, data):
             raise ProtocolError(
                 f"the put of entry {self._pending[0]} is in doubt: nothing else may be offered; restart",
@@ -353,6 +362,7 @@ class LogWriter:
                 pipeline=self.pipeline,
             ) from error
         if refused is not None:
+            # (3) Fenced is a definite answer: another entry has the slot, so nothing is in doubt any more.
             if isinstance(refused, FencedError):
                 self._pending = None
             raise refused
@@ -414,17 +424,20 @@ class LogWriter:
 
     def _put(self, key: str, data: bytes, position: int, head: bytes) -> bool:
         crash_point(Step.LOG_PUT_BEFORE)
+        # (1) The entry before must be there too, or a store that lost it would accept a second history.
         if position == NONE:
             won = self.store.put_if_absent(key, data)
         else:
             won = put_behind(self.store, key, data, key_of(position), head)
         crash_point(Step.LOG_PUT_AFTER)
+        # (3) Compare whole bytes: an earlier offer of the same bytes may have won although its answer was lost.
         return won or self.store.get(key) == data
 
     def _look_at_tail(self, position: int) -> None:
         self.view = view = self.look()
         if view.tail < position:
             raise self._lost(position, view)
+        # (4) Below the floor an entry is void: this writer had been fenced before the slot was pruned.
         if self.view.at(position) is None or self.view.log != self.token.log:
             raise self._fenced(f"entry {position} was put below the floor {self.view.floor}: it is void")
 
@@ -440,6 +453,7 @@ class LogWriter:
 
     def _prune(self, floor: int) -> None:
         """Delete what is below a durable floor, in ascending order; a failure only leaves more for the next time."""
+        # (Rule 2) In ascending order, so that what is left after a crash has no gap.
         with suppress(StoreError):
             for key in self.store.list_keys():
                 position = position_of(key)
