@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import shutil
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import confluent_kafka
 import psycopg
 import pytest
 from psycopg import sql
 
-from onceward import FileBackend, Pipeline, PostgresSink, SequenceSource
+from onceward import FileBackend, KafkaSink, Pipeline, PostgresSink, SequenceSource
 from onceward.cli.doctor import run_checks
 from onceward.cli.options import Access
-from onceward.connectors.kafka.admin import publish_offsets
+from onceward.connectors.kafka.admin import cluster_of, publish_offsets
+from onceward.connectors.kafka.checks import check_parts
 from onceward.connectors.kafka.settings import KafkaSettings
 from onceward.core.operations.findings import Finding, Health
 
@@ -32,6 +34,22 @@ def open_transactions(kafka: KafkaServer) -> int:
 
 def by_check(findings: list[Finding]) -> dict[str, Finding]:
     return {finding.check: finding for finding in findings}
+
+
+@pytest.mark.kafka
+def test_a_topic_that_its_sink_may_create_is_checked_if_it_exists_and_named_if_not(
+    kafka: KafkaServer, topic: Callable[..., str]
+) -> None:
+    name, absent = topic(partitions=1), f"absent-{uuid4().hex}"
+    sinks = [
+        KafkaSink(f"sink{number}", bootstrap_servers=kafka.bootstrap_servers, topic=to, create_topic=True)
+        for number, to in enumerate((name, absent))
+    ]
+    seen = by_check(list(check_parts(sinks, [], None)))
+    assert seen[f"topic {name}"].found == "1 partitions; may read and write"
+    assert seen[f"topic {absent}"].health is Health.SKIPPED
+    assert seen[f"topic {absent}"].where == "sink1"
+    assert not cluster_of(sinks[1].settings).partitions_of(absent)
 
 
 @pytest.mark.kafka

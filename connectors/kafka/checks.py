@@ -18,7 +18,7 @@ from confluent_kafka.admin._config import ConfigResource
 
 from onceward.core.errors import ConfigurationError, KafkaError, SourceError
 from onceward.core.names import FORMAT, check_pipeline_name
-from onceward.core.operations.findings import Finding, failed, ok, skipped, warning
+from onceward.core.operations.findings import Finding, Health, failed, ok, skipped, warning
 
 from .admin import GROUP_SECONDS, admin_of, check_reachable, cluster_of
 from .errors import Code, code_name
@@ -73,10 +73,12 @@ def check_parts(sinks: Sequence[Any], sources: Sequence[Any], pipeline: str | No
     written: dict[KafkaSettings, list[str]] = {}
     read: dict[KafkaSettings, list[str]] = {}
     for sink in sinks:
-        if isinstance(sink, KafkaSink):  # a topic that the sink may create need not be there
-            topics = [sink.topic] if sink.topic and not sink.create_topic else []
+        if isinstance(sink, KafkaSink):
+            found = _sink_settings(sink)
+            absent = any(finding.health is Health.SKIPPED for finding in found)
+            topics = [sink.topic] if sink.topic and not absent else []
             written.setdefault(sink.settings.connection(), []).extend(topics)
-            yield from _sink_settings(sink)
+            yield from found
     for source in sources:
         if isinstance(source, KafkaSource):
             read.setdefault(source.settings.connection(), []).extend(source.selection.topics or [])
@@ -86,14 +88,22 @@ def check_parts(sinks: Sequence[Any], sources: Sequence[Any], pipeline: str | No
         yield from _read_only(settings, [topic for topic in topics if topic not in written.get(settings, [])])
 
 
-def _sink_settings(sink: KafkaSink) -> Iterator[Finding]:
-    """Check a sink's settings other than those of its connection: its timeout, and librdkafka's."""
+def _sink_settings(sink: KafkaSink) -> list[Finding]:
+    """Check a sink's settings other than those of its connection; a SKIPPED finding names a topic yet to be created."""
+    found = []
     try:
-        sink.check_connection()
-    except ConfigurationError as error:
-        yield failed("settings", error.message, "correct it: the pipeline's next start is refused", sink.name)
+        try:
+            sink.check_connection()
+        except ConfigurationError as error:
+            found.append(
+                failed("settings", error.message, "correct it: the pipeline's next start is refused", sink.name)
+            )
+        if sink.topic and sink.create_topic and not cluster_of(sink.settings).partitions_of(sink.topic):
+            why = "it does not exist yet; the sink creates it at its start"
+            found.append(skipped(f"topic {sink.topic}", why, sink.name))
     except KafkaError:
-        return  # check_kafka reports it
+        pass  # check_kafka reports it
+    return found
 
 
 def _read_only(settings: KafkaSettings, topics: Sequence[str]) -> list[Finding]:
