@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from onceward.core import RestartStrategy
 
+STRATEGIES: Final = ("none", "fixed-delay", "failure-rate", "exponential-delay")
+"""Names of the restart strategies; a shell completes them without importing the engine."""
 MISTAKES: Final = frozenset({2, 64, 78, 126, 127})
 """Exit codes that no restart mends: wrong arguments (argparse, click, EX_USAGE), wrong settings (EX_CONFIG), a program
 that cannot be run."""
@@ -41,7 +43,8 @@ def run(
         str | None,
         typer.Option(
             help="Strategy: fixed-delay, exponential-delay, failure-rate or none. Default: exponential-delay, "
-            "or what --config or the environment (ONCEWARD_RESTART_…) say."
+            "or what --config or the environment (ONCEWARD_RESTART_…) say.",
+            autocompletion=lambda incomplete: [name for name in STRATEGIES if name.startswith(incomplete)],
         ),
     ] = None,
     setting: Annotated[

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from typer.testing import CliRunner
 
-from onceward.cli.main import main
-from onceward.cli.run import Supervisor
+from onceward.cli.main import app, main
+from onceward.cli.run import STRATEGIES, Supervisor
 from onceward.core import RestartStrategy
 from onceward.core.errors import ConfigurationError
 from onceward.core.log import LogWriter, RunWriters, open_store, read
@@ -163,6 +164,14 @@ def test_what_a_run_has_noted_must_be_readable(tmp_path: Path, monkeypatch: pyte
     noted.write_text("[")
     with pytest.raises(ConfigurationError, match="End it, start anew"):
         RunWriters.of("orders", store)
+
+
+def test_a_shell_completes_the_names_of_all_strategies() -> None:
+    words = {"_ONCEWARD_COMPLETE": "complete_bash", "COMP_WORDS": "onceward run --restart f", "COMP_CWORD": "3"}
+    completed = CliRunner().invoke(app, [], env=words, prog_name="onceward")
+    assert completed.output.split() == ["fixed-delay", "failure-rate"]
+    with pytest.raises(ConfigurationError, match=f"give one of {', '.join(STRATEGIES)}$"):
+        RestartStrategy.of("sometimes", {})
 
 
 @pytest.mark.parametrize(
