@@ -479,6 +479,13 @@ class TestCommand:
         assert words in str(done.exception)
         assert not isinstance(done.exception, SystemExit) or words in done.output
 
+    def test_the_tunnel_that_is_advised_names_a_port_that_can_be_forwarded(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("uvicorn.Server.run", lambda _, sockets: [each.close() for each in sockets])
+        done = self.run("--store", ".", "--host", "0.0.0.0", "--port", "0", "--expose")
+        assert "ssh -L 8461:127.0.0.1:8461 with the default --host and --port" in done.output
+
     def test_a_port_that_is_in_use_is_one_message(self) -> None:
         import socket
 

@@ -60,7 +60,7 @@ def ui(
     if names is not None:
         typer.echo(
             f"warning: other machines can reach {host}, and there is no TLS: the token can be intercepted. Prefer "
-            f"ssh -L {port}:127.0.0.1:{port} with the default --host",
+            f"ssh -L {PORT}:127.0.0.1:{PORT} with the default --host and --port",
             err=True,
         )
     config = uvicorn.Config(
