@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onceward.core import CheckpointConfig, ProcessFunction, RestartStrategy
-from onceward.core.engine.channels import Barrier, Channel, Gate, Output, TaskId, forward
+from onceward.core.engine.channels import Barrier, Channel, Gate, TaskId, TaskOutput, forward
 from onceward.core.engine.logic import Frozen, Guarded, Logic, RecordLogic
 from onceward.core.engine.pace import FIRST_ROWS, WORK_SECONDS, Pace, even_part
 from onceward.core.engine.task import Task, TaskWorld
@@ -54,7 +54,7 @@ def test_a_function_that_becomes_slower_is_noticed_at_once():
 
 def test_a_task_works_on_no_more_than_its_readers_work_off_in_time():
     pace = settled(lambda rows: rows * 1e-6)
-    slow = Output([Channel(8, most_rows=20), Channel(8, most_rows=30)], forward)
+    slow = TaskOutput([Channel(8, most_rows=20), Channel(8, most_rows=30)], forward)
     assert pace.up_to([slow.rows]) == 50
     twice = Pace()
     for _ in range(20):
@@ -83,7 +83,7 @@ class Clocked:
         id_ = TaskId("it", 0)
         gate = Gate([self.channel], aligned=True, clock=lambda: self.now)
         logic = RecordLogic("map", Guarded(id_, None), self.takes_a_while)
-        self.task = Task(id_, logic, gate, [Output([self.output], forward)], world)
+        self.task = Task(id_, logic, gate, [TaskOutput([self.output], forward)], world)
 
     def takes_a_while(self, record: dict[str, Any]) -> dict[str, Any]:
         self.now += self.each

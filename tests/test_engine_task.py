@@ -8,7 +8,17 @@ import pyarrow as pa
 import pytest
 
 from onceward.core import MemoryBackend, ProcessFunction
-from onceward.core.engine.channels import Barrier, Cancel, Channel, CheckpointKind, End, Gate, Output, TaskId, forward
+from onceward.core.engine.channels import (
+    Barrier,
+    Cancel,
+    Channel,
+    CheckpointKind,
+    End,
+    Gate,
+    TaskId,
+    TaskOutput,
+    forward,
+)
 from onceward.core.engine.ends import EXHAUSTED, SourceLogic
 from onceward.core.engine.events import Acknowledged, Confirm, Declined, Event, Exhausted, Finished, GiveUp, Trigger
 from onceward.core.engine.functions import ProcessLogic
@@ -70,7 +80,7 @@ class Rig:
         world = TaskWorld(self.tell, lambda: 0.0, lambda: 0.0, self.later.append, lambda _: (None, ""))
         gate = Gate(self.inputs, aligned=True, clock=lambda: 0.0)
         self.logic = Recording(self.notes)
-        self.task = Task(TaskId("it", 0), self.logic, gate, [Output([self.output], forward)], world)
+        self.task = Task(TaskId("it", 0), self.logic, gate, [TaskOutput([self.output], forward)], world)
 
     def tell(self, event: Event) -> None:
         match event:
@@ -122,7 +132,7 @@ class Lingering:
             *(self.told.append, lambda: self.seconds, lambda: self.seconds, self.later.append, lambda _: (None, "")),
             linger=10.0,
         )
-        self.task = Task(TaskId("it", 0), self.logic, None, [Output([self.output], forward)], world)
+        self.task = Task(TaskId("it", 0), self.logic, None, [TaskOutput([self.output], forward)], world)
 
     def poll(self, *numbers: int) -> list[Any]:
         """Have the source give these rows; what is passed on."""

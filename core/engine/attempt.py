@@ -18,7 +18,7 @@ from ..events import CheckpointEnded, OperatorsMeasured, tell
 from ..log.notes import note
 from ..source import ResettableSource
 from .aggregate import AggregateLogic, Aggregation
-from .channels import Channel, CheckpointKind, Gate, Output, by_key, forward, rebalance
+from .channels import Channel, CheckpointKind, Gate, TaskOutput, by_key, forward, rebalance
 from .checkpoints import CheckpointsState, advance, initial
 from .config import Mode
 from .ends import LiveLogic, ResettableLogic, SinkLogic
@@ -201,9 +201,9 @@ class Attempt(ABC):
             raise
         return made
 
-    def _connect(self) -> tuple[dict[TaskId, list[Channel]], dict[TaskId, list[Output]]]:
+    def _connect(self) -> tuple[dict[TaskId, list[Channel]], dict[TaskId, list[TaskOutput]]]:
         inputs: defaultdict[TaskId, list[Channel]] = defaultdict(list)
-        outputs: defaultdict[TaskId, list[Output]] = defaultdict(list)
+        outputs: defaultdict[TaskId, list[TaskOutput]] = defaultdict(list)
         edges = [(reader, *edge) for reader in self._graph.operators for edge in reader.inputs]
         for reader, operator, keys in edges:
             side_by_side = keys is None and operator.parallelism == reader.parallelism
@@ -220,7 +220,7 @@ class Attempt(ABC):
                     partitioner = by_key(keys, self._graph.max_parallelism)
                 else:
                     partitioner = forward if side_by_side else rebalance(producer.subtask)
-                outputs[producer].append(Output(channels, partitioner))
+                outputs[producer].append(TaskOutput(channels, partitioner))
         return inputs, outputs
 
     def _logic(self, operator: Operator, task: TaskId) -> Logic:

@@ -206,7 +206,7 @@ def by_key(keys: KeyEncoder, max_parallelism: int) -> Partitioner:
     return parts
 
 
-class Output(NamedTuple):
+class TaskOutput(NamedTuple):
     """One edge of the graph, seen from one of its producers: a channel to each consumer, and which rows go where."""
 
     channels: Sequence[Channel]

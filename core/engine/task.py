@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ..events import SubtaskUsage
-    from .channels import Channel, Output
+    from .channels import Channel, TaskOutput
     from .logic import Frozen, Logic
     from .state.storage import CheckpointStorage
 
@@ -61,7 +61,7 @@ class Task:
     """One subtask."""
 
     def __init__(
-        self, id_: TaskId, logic: Logic, gate: Gate | None, outputs: Sequence[Output], world: TaskWorld
+        self, id_: TaskId, logic: Logic, gate: Gate | None, outputs: Sequence[TaskOutput], world: TaskWorld
     ) -> None:
         self.id = id_
         self.logic = logic
