@@ -102,6 +102,15 @@ def test_dead_letters(kafka: KafkaServer, orders: str, tmp_path: Path) -> None:
     assert {str(message.headers()) for message in rejected} == {"[('reason', b'not a positive number')]"}
 
 
+@pytest.mark.usefixtures("spark")
+def test_a_transformation_for_each_table(kafka: KafkaServer, orders: str, tmp_path: Path) -> None:
+    main = runpy.run_path(str(EXAMPLES / "outputs.py"))["main"]
+    main(kafka.bootstrap_servers, orders, str(tmp_path / "checkpoint"))
+    assert cents(orders, "SELECT cents FROM bought") == list(range(100))
+    assert cents(orders, "SELECT sum(cents)::bigint FROM spent") == [sum(range(100))]
+    assert cents(orders, "SELECT sum(orders)::bigint FROM spent") == [100]
+
+
 def test_jvm_source(kafka: KafkaServer, orders: str, tmp_path: Path, driver_environment: dict[str, str]) -> None:
     jars = ",".join(map(str, ensure_jars(PEER_JARS).glob("*.jar")))
     checkpoint = tmp_path / "checkpoint"

@@ -42,7 +42,14 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
     "PostgresSink": NO_OPTION | {"table": "dbtable"},
     "RedisSink": NO_OPTION,
     "SqlAlchemySink": NO_OPTION | {"table": "dbtable"},
-    "exactly_once": {"df": "", "sinks": "", "writers": "", "checkpoint": "checkpointLocation", "on_complete": ""},
+    "exactly_once": {
+        "df": "",
+        "sinks": "",
+        "writers": "",
+        "persist": "",
+        "checkpoint": "checkpointLocation",
+        "on_complete": "",
+    },
 }
 """For what Spark formats make: options that are not the argument in camel case; "" for an argument without option."""
 INTERNAL = {"world"}

@@ -81,14 +81,24 @@ class Frame:
     """
 
     columns = ("n",)
+    isStreaming = False  # noqa: N815 - Spark's name
 
     def __init__(self, *partitions: Sequence[int], stage: int = 1, fails: int | None = None) -> None:
         self.partitions, self.stage, self.fails = partitions, stage, fails
         self.drained = self.gathered = 0
+        self.persisted: list[str] = []
         self.before: Callable[[], object] = lambda: None
 
     def coalesce(self, tasks: int) -> Frame:
         assert len(self.partitions) <= tasks
+        return self
+
+    def persist(self, level: Any) -> Frame:
+        self.persisted.append(str(level))
+        return self
+
+    def unpersist(self) -> Frame:
+        self.persisted.append("released")
         return self
 
     def where(self, _condition: str) -> Frame:

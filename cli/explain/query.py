@@ -8,7 +8,7 @@ from onceward.connectors.spark.any_source import registered_source
 from onceward.connectors.spark.formats import formats
 from onceward.connectors.spark.kafka import stream_source
 from onceward.connectors.spark.options import FormatOptions, check_store
-from onceward.connectors.spark.plan import Cause, planned, streaming_sources, unstable, unstable_for
+from onceward.connectors.spark.plan import Cause, planned, streaming_sources, unstable, unstable_for, unstable_output
 from onceward.connectors.spark.query import local_path
 from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.engine.graph import of_source
@@ -152,7 +152,10 @@ def _unstable(query: PlannedQuery, sinks: Sequence[Any]) -> list[Finding]:
     every = [("query", one) for one in unstable(query.df)]
     for sink in sinks:
         target = sink.sink if isinstance(sink, DirectlyWritten) else sink
-        every += [(f"sink {sink.name}", one) for one in unstable_for(query.df, target)]
+        output = query.handler.outputs.frames.get(sink.name) if query.handler is not None else None
+        of_output = unstable_output(output) if output is not None else []
+        in_sink = unstable_for(query.df if output is None else output, target)
+        every += [(f"sink {sink.name}", one) for one in (*of_output, *in_sink)]
     functions = sorted({one.expression for _, one in every if one.cause is Cause.PYTHON})
     again = any(sink.guarantee is not Guarantee.EXACTLY_ONCE for sink in sinks)
     again = again if sinks else _other_sink(query.format).guarantee is not None

@@ -10,10 +10,12 @@ if TYPE_CHECKING:
     from .any_source import read_stream
     from .formats import format_of, register
     from .handler import exactly_once
+    from .outputs import Output
 
-__all__ = ["exactly_once", "format_of", "read_stream", "register"]
+__all__ = ["Output", "exactly_once", "format_of", "read_stream", "register"]
 
 _HOMES: Final = {
+    "Output": ".outputs",
     "exactly_once": ".handler",
     "format_of": ".formats",
     "read_stream": ".any_source",

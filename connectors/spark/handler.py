@@ -45,6 +45,7 @@ from onceward.sinks import DirectSink, TwoPhaseCommitSink
 from .idle import IdleSweeper
 from .kafka import with_publication
 from .options import check_log, check_not_moved, check_store, local_store, open_log
+from .outputs import DEFAULT_PERSIST, AnySink, Output, Persist, Transformations, checked_persist, merged, sinks_of
 from .parallelism import TOO_LARGE, Writers, checked_writers, driver_limit, row_size, writers_of
 from .plan import handlers, only_writes
 from .query import QueryRun, any_stage_failed, checked_folder, checkpoint_reader, current_run, epoch_input, reason
@@ -73,14 +74,13 @@ if TYPE_CHECKING:
     from onceward.core.log import EpochInput, LogStore
 
 _log = logging.getLogger("onceward.spark")
-AnySink = TwoPhaseCommitSink[Any] | DirectSink[Any]
 ATTEMPTS: Final = 3
 """How often one micro-batch is written if its decisions are lost again and again; then the query ends."""
 
 
 def exactly_once(
     df: DataFrame,
-    *sinks: AnySink,
+    *sinks: AnySink | Output,
     checkpoint: str | Path | None = None,
     pipeline: str | None = None,
     store: str | Path | LogStore | None = None,
@@ -90,6 +90,7 @@ def exactly_once(
     on_lost: OnLost | str = DEFAULT_ON_LOST,
     adopt: bool = False,
     rewind: str | None = None,
+    persist: Persist = DEFAULT_PERSIST,
     on_complete: Callable[[int, EpochInput], None] | None = None,
 ) -> DataStreamWriter:
     """Write a streaming DataFrame into one or more sinks, so that each record takes effect exactly once in each.
@@ -97,8 +98,8 @@ def exactly_once(
     Args:
         df: A streaming DataFrame of a classic session. A DataFrame of a Spark Connect session is refused.
         sinks: Where the rows go. Each sink has a name that is unique in the pipeline, and may choose columns and rows
-            with `select` and `where`. A sink with a weaker guarantee (an IdempotentSink, a DirectSink) keeps it, and a
-            warning says so.
+            with `select` and `where`. As `Output(sink, function)` it gets its own transformation of each micro-batch. A
+            sink with a weaker guarantee (an IdempotentSink, a DirectSink) keeps it, and a warning says so.
         checkpoint: Spark's checkpoint folder of this query. Default: `spark.sql.streaming.checkpointLocation`, which
             the formats cannot see: they need the option. Without either, Spark would make a temporary folder, and a
             restart would write everything again.
@@ -121,6 +122,9 @@ def exactly_once(
             sink until now.
         rewind: Why the pipeline goes back to an older state on purpose. The decision log records the reason, and the
             rewind is done once: a query that is started again with the same reason continues.
+        persist: Where Spark keeps the rows of a micro-batch until it is committed, if several outputs read them:
+            "DISK_ONLY" (the executors' disks, no memory), or "MEMORY_AND_DISK" (in the executors' storage memory as far
+            as there is room, the rest on disk). Without an Output that has a function nothing is kept.
         on_complete: Function that is called on the driver after an epoch's COMPLETED entry is durable, with the epoch's
             number and its input. After a restart it is called again for the newest epoch.
 
@@ -132,12 +136,14 @@ def exactly_once(
         SchemaError: A column does not fit a sink; the message names it.
         EpochConflictError: The decision log is another pipeline's, or a savepoint has moved it elsewhere.
     """
-    _check(df, sinks, pipeline)
+    plain = sinks_of(sinks)
+    _check(df, plain, pipeline)
     check_type("adopt", adopt, bool)
     check_type("rewind", rewind, str | None)
     if rewind is not None and not rewind.strip():
         raise ConfigurationError("rewind is empty: say why the pipeline goes back, or leave it out")
     writers = checked_writers(writers)  # before a sink is validated, which may create its table
+    outputs = Transformations.of(df, sinks, checked_persist(persist))
     if on_complete is not None and not callable(on_complete):
         raise ConfigurationError(f"on_complete must be a function, not {_given(on_complete)}")
     policy = CommitPolicy.of(on_lost, commit_timeout, commit_backoff)
@@ -148,12 +154,12 @@ def exactly_once(
     warn_of_python(df.sparkSession)
     if pipeline is None and not EXPLAINING.get():
         _log.warning("no pipeline was named: if the checkpoint is deleted, all rows are written again. Give pipeline=…")
-    driven = [DirectlyWritten(sink) if isinstance(sink, DirectSink) else sink for sink in sinks]
+    driven = [DirectlyWritten(sink) if isinstance(sink, DirectSink) else sink for sink in plain]
     schemas = {}
     for sink in driven:
         if sink.guarantee is not Guarantee.EXACTLY_ONCE:
             _log.warning("sink %s guarantees only %s, even with exactly_once", sink.name, sink.guarantee)
-        schemas[sink.name] = schema_for(df, sink)
+        schemas[sink.name] = schema_for(outputs.frames.get(sink.name, df), sink)
     # A target that does not answer must not keep what is decided from being committed elsewhere before it expires.
     recovers_first = view is not None and view.undone is not None
     if not EXPLAINING.get() and not recovers_first:  # it may create a table or a topic
@@ -168,10 +174,11 @@ def exactly_once(
         adopt=adopt,
         rewind=rewind,
         writers=writers,
-        cheap=only_writes(df),
+        cheap=only_writes(df) and not outputs.functions,
         row_size=row_size(df.schema),
         on_complete=with_publication(df, on_complete),
         unvalidated=schemas if recovers_first else {},
+        outputs=outputs,
     )
     writer = df.writeStream.foreachBatch(handler)
     handlers[writer] = handler
@@ -208,7 +215,8 @@ def _check(df: DataFrame, sinks: Sequence[AnySink], pipeline: str | None) -> Non
         given = ", ".join(map(_given, sinks)) or "none"
         given += " (unpack it: exactly_once(df, *sinks))" if any(isinstance(one, list | tuple) for one in sinks) else ""
         raise ConfigurationError(
-            f"exactly_once takes one or more sinks, each a TwoPhaseCommitSink or a DirectSink; given: {given}"
+            "exactly_once takes one or more sinks, each a TwoPhaseCommitSink, a DirectSink or an Output; given: "
+            f"{given}"
         )
     names = [sink.name for sink in sinks]
     if len(set(names)) != len(names):
@@ -271,6 +279,8 @@ class EpochHandler:
     on_complete: Callable[[int, EpochInput], None] | None
     unvalidated: Mapping[str, pa.Schema] = field(default_factory=dict)
     """Schemas of sinks that are validated after the recovery of what is decided."""
+    outputs: Transformations = field(default_factory=Transformations)
+    """The transformations of sinks that have one."""
 
     def __post_init__(self) -> None:
         self._read_text = checkpoint_reader(self.spark)
@@ -342,7 +352,10 @@ class EpochHandler:
             cheap = self.cheap and self.row_size is not None
             copies = 1 if share_batches(self.sinks) else len(self.sinks)
             limit = driver_limit(self.writers, about, self._row_bytes, cheap=cheap, copies=copies)
-            acks, lost = self._write(frame if tasks is None else frame.coalesce(tasks), coordinator, batch, limit)
+            if self.outputs.functions:
+                acks, lost = self._write_outputs(frame, coordinator, batch, tasks)
+            else:
+                acks, lost = self._write(frame if tasks is None else frame.coalesce(tasks), coordinator, batch, limit)
             with self._giving_up(coordinator, unless_decided=batch):
                 coordinator.commit(batch, acks, about, sweep_after=lost)
         if self.on_complete is not None:
@@ -352,11 +365,9 @@ class EpochHandler:
         """Compute a decided epoch again, and write its lost rows, with as many tasks as wrote it before."""
         lost = coordinator.lost
         assert lost is not None  # noqa: S101 - admitted as such
-        sinks = [sink for sink in self.sinks if sink.name in lost.sinks]
-        only = [lost.writes(sink.name) for sink in sinks]
+        only = {name: lost.writes(name) for name in lost.sinks}
         tasks = lost.subtasks or writers_of(self.writers, None, about, cheap=self.cheap)
-        again = frame if tasks is None else frame.coalesce(tasks)
-        acks, left = self._write_by_tasks(again, coordinator, batch, sinks, only)
+        acks, left = self._write_outputs(frame, coordinator, batch, tasks, only)
         coordinator.commit(batch, acks, about, sweep_after=left)
 
     def _open(self, run: QueryRun, batch: int, about: EpochInput) -> Coordinator:
@@ -435,6 +446,34 @@ class EpochHandler:
         self._note_size(max((row[SIZE_COLUMN] for row in rows if row[SIZE_COLUMN] is not None), default=None))
         lost = self._speculates or any_stage_failed(self.spark, {row[STAGE_COLUMN] for row in rows})
         return [Acknowledgement.from_json(row[ACK_COLUMN]) for row in rows], lost
+
+    def _write_outputs(
+        self,
+        frame: DataFrame,
+        coordinator: Coordinator,
+        batch: int,
+        tasks: int | None,
+        only: Mapping[str, frozenset[int] | None] | None = None,
+    ) -> tuple[list[Acknowledgement], bool]:
+        """Write what each transformation returns, one job after the other.
+
+        Args:
+            frame: The micro-batch.
+            coordinator: The run's.
+            batch: Its number.
+            tasks: Maximum number of tasks of each job; None for one for each partition.
+            only: The sinks that write, and in which subtasks (None for all); None for all sinks.
+        """
+        sinks = [sink for sink in self.sinks if only is None or sink.name in only]
+        acks: list[Acknowledgement] = []
+        lost = False
+        with self.outputs.jobs(frame, sinks) as jobs:
+            for rows, part in jobs:
+                limited = rows if tasks is None else rows.coalesce(tasks)
+                subtasks = None if only is None else [only[sink.name] for sink in part]
+                written, left = self._write_by_tasks(limited, coordinator, batch, part, subtasks)
+                acks, lost = acks + written, lost or left
+        return merged(acks, sinks), lost
 
     @contextlib.contextmanager
     def _giving_up(self, coordinator: Coordinator, unless_decided: int | None = None) -> Iterator[None]:

@@ -205,7 +205,7 @@ def unstable(df: DataFrame) -> list[Unstable]:
     waiting = [(analyzed(df), False)]
     while waiting:
         node, kept = waiting.pop()
-        chosen = _chosen_rows(node)
+        chosen = _chosen_rows(node) if node.isStreaming() else None
         found += [Unstable(*chosen, kept)] if chosen is not None else []
         kept = kept or _is_stateful(node)
         found += [Unstable(text, cause, kept) for text, cause in _unstable_in(node, pinned=True)]
@@ -221,6 +221,16 @@ def unstable_for(df: DataFrame, sink: Sink) -> list[Unstable]:
     return [Unstable(text, cause, kept=False) for text, cause in dict.fromkeys(found)]
 
 
+def unstable_output(df: DataFrame) -> list[Unstable]:
+    """List what may come out differently when the transformation of an Output is computed again."""
+    found: list[Unstable] = []
+    for node in nodes(analyzed(df)):
+        chosen = _chosen_rows(node)
+        found += [Unstable(*chosen, kept=False)] if chosen is not None else []
+        found += [Unstable(text, cause, kept=False) for text, cause in _unstable_in(node, pinned=False)]
+    return list(dict.fromkeys(found))
+
+
 def _is_stateful(node: Any) -> bool:
     children = _items(node.children())
     streams = [child for child in children if child.isStreaming()]
@@ -229,8 +239,6 @@ def _is_stateful(node: Any) -> bool:
 
 def _chosen_rows(node: Any) -> tuple[str, Cause] | None:
     """Return the operation of a node that leaves rows out, if another attempt may leave out others."""
-    if not node.isStreaming():
-        return None
     name = node.nodeName()
     if name == "Sample":
         return "sample()", Cause.RANDOM

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .connectors.spark.any_source import read_stream
     from .connectors.spark.formats import register
     from .connectors.spark.handler import exactly_once
+    from .connectors.spark.outputs import Output
     from .connectors.spark.query import ProgressListener
     from .core import (
         CheckpointConfig,
@@ -77,6 +78,7 @@ __all__ = [
     "MemoryBackend",
     "Observation",
     "OperatorState",
+    "Output",
     "Piece",
     "Pipeline",
     "PostgresSink",
@@ -119,6 +121,7 @@ _MODULES: Final = {
     ".connectors.redis.sink": "RedisSink",
     ".connectors.spark.any_source": "read_stream",
     ".connectors.spark.handler": "exactly_once",
+    ".connectors.spark.outputs": "Output",
     ".connectors.spark.formats": "register",
     ".connectors.spark.query": "ProgressListener",
     ".core": """
@@ -138,6 +141,7 @@ _EXTRAS: Final = {
     "HttpSink": "http",
     "KafkaSink": "kafka",
     "KafkaSource": "kafka",
+    "Output": "spark",
     "PostgresSink": "postgres",
     "ProgressListener": "spark",
     "RedisSink": "redis",

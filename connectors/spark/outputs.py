@@ -1,0 +1,223 @@
+"""`Output`: a sink that gets its own transformation of each micro-batch, in the same decision as all other sinks.
+
+Each transformation runs as a job of its own, and one decision names the transactions of all jobs. So an epoch cannot
+mix two attempts, whatever a transformation computes:
+
+1. A failed attempt of the epoch is given up as a whole: its decision is made impossible before another attempt writes,
+   so transactions of both are never in one decision.
+2. Spark returns one acknowledgement of each partition of a job, also if tasks or stages ran again. Transactions of
+   attempts that do not count are named by no decision.
+3. An epoch that was decided before a crash is committed as it was written. The transformations are not computed again,
+   unless the target has lost rows; then count and hash of the rows must be those of the decision.
+
+A micro-batch that several jobs read is persisted, so that it is computed once and all of them see the same values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
+
+from pyspark import StorageLevel
+from pyspark.errors import AnalysisException
+
+from onceward.core.errors import ConfigurationError, SchemaError
+from onceward.core.transaction import Acknowledgement
+from onceward.sinks import DirectSink, TwoPhaseCommitSink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+_log = logging.getLogger("onceward.spark")
+AnySink = TwoPhaseCommitSink[Any] | DirectSink[Any]
+Persist = Literal["DISK_ONLY", "MEMORY_AND_DISK"]
+DEFAULT_PERSIST: Final = "DISK_ONLY"
+
+
+@dataclass(frozen=True)
+class Output:
+    """A sink of `exactly_once`, and the transformation of each micro-batch whose rows it gets.
+
+    Args:
+        sink: Where the rows go.
+        transform: A function that takes the micro-batch, a DataFrame that is not streaming, and returns the DataFrame
+            to write: an aggregate, a join with a table, rows exploded or deduplicated. It is called on the driver: once
+            with an empty DataFrame when the query is described, and then in each attempt of a micro-batch. It should
+            only describe the DataFrame, because an action in it is a job more. None: the sink gets the micro-batch.
+
+    Raises:
+        ConfigurationError: `sink` is not a sink, or `transform` is not a function.
+    """
+
+    sink: AnySink
+    transform: Callable[[DataFrame], DataFrame] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.sink, TwoPhaseCommitSink | DirectSink):
+            given = f"the class {self.sink.__name__}" if isinstance(self.sink, type) else type(self.sink).__name__
+            raise ConfigurationError(
+                f"Output takes a sink, a TwoPhaseCommitSink or a DirectSink, and then a function; given first: {given}"
+            )
+        if self.transform is not None and not callable(self.transform):
+            raise ConfigurationError(
+                f"transform must be a function of a DataFrame, not {type(self.transform).__name__}", sink=self.sink.name
+            )
+
+
+class OutputJob(NamedTuple):
+    """A DataFrame, and the sinks that get its rows in one pass."""
+
+    frame: DataFrame
+    sinks: Sequence[TwoPhaseCommitSink[Any]]
+
+
+@dataclass
+class Transformations:
+    """The transformations of a pipeline, by name of the sink, and how a micro-batch is kept that several jobs read.
+
+    Attributes:
+        functions: The transformation of each sink that has one.
+        persist: Name of Spark's storage level.
+        frames: For each of these sinks, the result for an empty micro-batch.
+    """
+
+    functions: Mapping[str, Callable[[DataFrame], DataFrame]] = field(default_factory=dict)
+    persist: Persist = DEFAULT_PERSIST
+    frames: Mapping[str, DataFrame] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, df: DataFrame, outputs: Iterable[Any], persist: Persist) -> Transformations:
+        """Apply each transformation to an empty micro-batch of a streaming DataFrame.
+
+        Raises:
+            ConfigurationError: One does not return a DataFrame that can be written as a batch.
+            SchemaError: Spark cannot compute one.
+        """
+        given = [one for one in outputs if isinstance(one, Output)]
+        functions = {one.sink.name: one.transform for one in given if one.transform is not None}
+        if not functions:
+            return cls(persist=persist)
+        empty = df.sparkSession.createDataFrame([], df.schema)
+        return cls(functions, persist, {name: _applied(function, name, empty) for name, function in functions.items()})
+
+    @contextlib.contextmanager
+    def jobs(self, batch: DataFrame, sinks: Sequence[TwoPhaseCommitSink[Any]]) -> Iterator[list[OutputJob]]:
+        """Yield what each job of a micro-batch writes, and where. Sinks with the same function share one job.
+
+        All DataFrames are described and checked before the first one is written.
+
+        Raises:
+            ConfigurationError: A transformation does not return a DataFrame that can be written.
+            SchemaError: It returns other columns than when the query was described.
+        """
+        groups: dict[int, list[TwoPhaseCommitSink[Any]]] = {}
+        for sink in sinks:
+            groups.setdefault(id(self.functions.get(sink.name)), []).append(sink)
+        kept = len(groups) > 1
+        if kept:
+            batch.persist(getattr(StorageLevel, self.persist))
+        try:
+            yield [OutputJob(self._frame(batch, group), group) for group in groups.values()]
+        finally:
+            if kept:
+                _release(batch)
+
+    def _frame(self, batch: DataFrame, group: Sequence[TwoPhaseCommitSink[Any]]) -> DataFrame:
+        name = group[0].name
+        function = self.functions.get(name)
+        if function is None:
+            return batch
+        frame = _applied(function, name, batch)
+        if name in self.frames:
+            _check_columns(name, self.frames[name].schema, frame.schema)
+        return frame
+
+
+def checked_persist(persist: Any) -> Persist:
+    """Return the storage level for a micro-batch that several jobs read.
+
+    Raises:
+        ConfigurationError: It is not one of the two.
+    """
+    if persist not in get_args(Persist):
+        raise ConfigurationError(f"persist must be {' or '.join(map(repr, get_args(Persist)))}; got {persist!r}")
+    level: Persist = persist
+    return level
+
+
+def sinks_of(outputs: Iterable[Any]) -> list[Any]:
+    """Return the sinks of outputs, and everything else as it is."""
+    return [one.sink if isinstance(one, Output) else one for one in outputs]
+
+
+def merged(acks: Iterable[Acknowledgement], sinks: Sequence[TwoPhaseCommitSink[Any]]) -> list[Acknowledgement]:
+    """Return one acknowledgement for each subtask of the epoch, from those of several finished jobs.
+
+    A job with fewer partitions than another one has nothing to write in the subtasks that it lacks. (2)
+
+    Args:
+        acks: Of all jobs; a job has one of each of its partitions.
+        sinks: All that take part.
+    """
+    subtasks: dict[int, list[Acknowledgement]] = {}
+    for ack in acks:
+        subtasks.setdefault(ack.subtask, []).append(ack)
+    return [
+        Acknowledgement(
+            epoch=parts[0].epoch,
+            subtask=subtask,
+            attempt=max(part.attempt for part in parts),
+            sinks=tuple(sink.name for sink in sinks),
+            committables=tuple(committable for part in parts for committable in part.committables),
+            retried=any(part.retried for part in parts),
+            written=tuple(written for part in parts for written in part.written),
+        )
+        for subtask, parts in sorted(subtasks.items())
+    ]
+
+
+def _applied(function: Callable[[DataFrame], DataFrame], sink: str, batch: DataFrame) -> DataFrame:
+    try:
+        frame: Any = function(batch)
+    except AnalysisException as error:
+        why = str(error).strip().splitlines()[0].partition(" SQLSTATE")[0]
+        raise SchemaError(f"Spark cannot compute the function of its Output: {why}", sink=sink) from None
+    if not (hasattr(frame, "isStreaming") and hasattr(frame, "mapInArrow")):
+        raise ConfigurationError(
+            f"the function of its Output must return a DataFrame of Spark, and returned {type(frame).__name__}",
+            sink=sink,
+        )
+    if frame.isStreaming:
+        raise ConfigurationError(
+            "the function of its Output returned a streaming DataFrame: transform the micro-batch that it gets, and "
+            "join streams in the query, before exactly_once",
+            sink=sink,
+        )
+    result: DataFrame = frame
+    return result
+
+
+def _check_columns(sink: str, before: StructType, now: StructType) -> None:
+    """Refuse other columns than those which the sink was validated with."""
+    described, returned = ({one.name: one.dataType.simpleString() for one in schema} for schema in (before, now))
+    differing = [f"{name} is {kind}" for name, kind in returned.items() if described.get(name) != kind]
+    differing += [f"{name} is missing" for name in described if name not in returned]
+    if differing or before.names != now.names:
+        raise SchemaError(
+            f"the function of its Output returns other columns than when the query was described: "
+            f"{', '.join(differing) or now.names}; nothing was written. Then the columns were "
+            f"{', '.join(f'{name} {kind}' for name, kind in described.items())}",
+            sink=sink,
+        )
+
+
+def _release(batch: DataFrame) -> None:
+    try:
+        batch.unpersist()
+    except Exception as error:  # noqa: BLE001 - the epoch's own error counts, and Spark releases it with the session
+        _log.warning("the rows of a micro-batch that were persisted for several outputs were not released: %s", error)

@@ -1,0 +1,109 @@
+"""A transformation for each sink: what is written, acknowledged, persisted and released, without a JVM."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from onceward.connectors.spark.outputs import Output, Transformations, checked_persist, merged, sinks_of
+from onceward.core.errors import ConfigurationError
+from onceward.core.log import read
+from onceward.core.transaction import Acknowledgement
+
+from .spark_kit import Frame, SparkSink, target_called
+from .test_spark_exactly_once import Query
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.fixture
+def query(tmp_path: Path) -> Query:
+    return Query(tmp_path)
+
+
+def handler_of(query: Query, functions: dict[str, Callable[[Any], Any]], *names: str) -> Any:
+    sinks = [SparkSink(f"{query.key}/{name}", name) for name in names]
+    return query.driver(sinks=sinks, outputs=Transformations(functions))
+
+
+def shown(query: Query, name: str) -> list[int]:
+    return sorted(row["n"] for row in target_called(f"{query.key}/{name}").rows)
+
+
+def test_each_sink_gets_its_own_rows_in_one_decision(query: Query) -> None:
+    """The jobs have three, one and no partitions."""
+    functions = {"sum": lambda _: Frame([6]), "none": lambda _: Frame()}
+    frame = query.run(0, [1], [2], [3], handler=handler_of(query, functions, "raw", "sum", "none"))
+    assert [shown(query, name) for name in ("raw", "sum", "none")] == [[1, 2, 3], [6], []]
+    newest = read(query.store).newest
+    assert newest is not None
+    assert newest.subtasks == 3
+    assert tuple(newest.sinks) == ("raw", "sum", "none")
+    assert len(frame.persisted) == 2
+    assert frame.persisted[-1] == "released"
+
+
+def test_a_batch_that_one_job_reads_is_not_persisted(query: Query) -> None:
+    def double(_: Any) -> Frame:
+        return Frame([2], [4])
+
+    frame = query.run(0, [1], [2], handler=handler_of(query, {"a": double, "b": double}, "a", "b"))
+    assert shown(query, "a") == shown(query, "b") == [2, 4]
+    assert frame.persisted == []
+
+
+def test_an_epoch_whose_second_job_fails_is_given_up_whole_and_released(query: Query) -> None:
+    attempts: list[Frame] = []
+
+    def failing(_: Any) -> Frame:
+        attempts.append(Frame([10], [20], fails=None if attempts else 1))
+        return attempts[-1]
+
+    handler = handler_of(query, {"other": failing}, "raw", "other")
+    query.checkpoint.plan(0)
+    frame: Any = Frame([1], [2])
+    with pytest.raises(OSError, match="the executor is lost"):
+        handler(frame, 0)
+    assert frame.persisted[-1] == "released"
+    assert shown(query, "raw") == shown(query, "other") == []
+    assert read(query.store).newest is None
+    query.run(0, [1], [2], handler=handler)
+    assert (shown(query, "raw"), shown(query, "other")) == ([1, 2], [10, 20])
+
+
+def test_a_replay_does_not_call_the_functions_again(query: Query) -> None:
+    called: list[int] = []
+
+    def count(_: Any) -> Frame:
+        called.append(1)
+        return Frame([len(called)])
+
+    query.run(0, handler=handler_of(query, {"count": count}, "raw", "count"))
+    query.run(0, handler=handler_of(query, {"count": count}, "raw", "count"))
+    assert (called, shown(query, "count")) == ([1], [1])
+
+
+def test_acknowledgements_of_several_jobs_are_one_for_each_subtask() -> None:
+    def ack(subtask: int, sink: str, attempt: int = 0) -> Acknowledgement:
+        return Acknowledgement(epoch=4, subtask=subtask, attempt=attempt, sinks=(sink,), retried=attempt > 0)
+
+    sinks: Any = [SparkSink("a", "a"), SparkSink("b", "b")]
+    one, two = merged([ack(0, "a"), ack(1, "a", attempt=2), ack(0, "b")], sinks)
+    assert (one.subtask, one.sinks, one.retried) == (0, ("a", "b"), False)
+    assert (two.subtask, two.sinks, two.retried, two.attempt) == (1, ("a", "b"), True, 2)
+
+
+def test_what_is_no_output_is_refused() -> None:
+    sink = SparkSink("a")
+    with pytest.raises(ConfigurationError, match="given first: str"):
+        Output("sink")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="given first: the class SparkSink"):
+        Output(SparkSink)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="must be a function of a DataFrame, not str"):
+        Output(sink, "sum")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="'DISK_ONLY' or 'MEMORY_AND_DISK'; got 'HEAP'"):
+        checked_persist("HEAP")
+    assert sinks_of([sink, Output(sink), 3]) == [sink, sink, 3]
