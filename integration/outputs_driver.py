@@ -30,13 +30,15 @@ def main(folder: Path, dsn: str) -> None:
     kill = sf.udf(strike, "long").asNondeterministic()
     stream = spark.readStream.schema("id long, word string").json(str(folder / "feed")).repartition(2)
     outputs = [
-        Output(PostgresSink("marked", dsn=dsn, table="marked"), lambda batch: batch.withColumn("own", sf.uuid())),
+        Output(
+            PostgresSink("marked", dsn=dsn, table="marked"), lambda batch: batch.withColumn("own", sf.expr("uuid()"))
+        ),
         Output(
             PostgresSink("struck", dsn=dsn, table="struck"),
-            lambda batch: batch.select(kill("id").alias("id"), "mark", sf.uuid().alias("own")),
+            lambda batch: batch.select(kill("id").alias("id"), "mark", sf.expr("uuid()").alias("own")),
         ),
     ]
-    marked = stream.select("id", sf.uuid().alias("mark"))
+    marked = stream.select("id", sf.expr("uuid()").alias("mark"))
     query = exactly_once(marked, *outputs, checkpoint=folder / "checkpoint", pipeline=f"struck-{os.getpid()}")
     query.trigger(availableNow=True).start().awaitTermination()
 

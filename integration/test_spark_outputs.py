@@ -39,7 +39,7 @@ def totals(batch: DataFrame) -> DataFrame:
 
 def marked(batch: DataFrame) -> DataFrame:
     """Other values in each attempt."""
-    return batch.select("id", "mark", sf.uuid().alias("own"))
+    return batch.select("id", "mark", sf.expr("uuid()").alias("own"))
 
 
 class Job:
@@ -62,7 +62,7 @@ class Job:
         ]
 
     def run(self, *outputs: Any, **options: Any) -> None:
-        frame = self.feed.stream(self.spark).withColumn("mark", sf.uuid())
+        frame = self.feed.stream(self.spark).withColumn("mark", sf.expr("uuid()"))
         options = {"checkpoint": str(self.folder / "checkpoint"), "pipeline": self.pipeline, **options}
         query = exactly_once(frame, *(outputs or self.outputs()), **options).trigger(availableNow=True).start()
         try:
@@ -200,7 +200,7 @@ def test_a_task_that_is_tried_again_with_other_values_is_written_once(
 
 def test_what_cannot_be_written_is_refused_by_name_before_anything_is_written(job: Job) -> None:
     table = PostgresSink("marked", dsn=job.dsn, table="marked")
-    frame = job.feed.stream(job.spark).withColumn("mark", sf.uuid())
+    frame = job.feed.stream(job.spark).withColumn("mark", sf.expr("uuid()"))
     refused: list[tuple[type[Exception], str, list[Any]]] = [
         (ConfigurationError, "returned list.*sink marked", [Output(table, lambda batch: batch.collect())]),  # type: ignore[arg-type, return-value]
         (ConfigurationError, "streaming DataFrame.*sink marked", [Output(table, lambda _: frame)]),
@@ -240,7 +240,7 @@ def test_explain_names_what_differs_in_a_transformation(job: Job) -> None:
     frame = job.feed.stream(job.spark)
     rows = Output(
         PostgresSink("marked", dsn=job.dsn, table="marked"),
-        lambda batch: batch.select("id", sf.lit("").alias("mark"), sf.uuid().alias("own")),
+        lambda batch: batch.select("id", sf.lit("").alias("mark"), sf.expr("uuid()").alias("own")),
     )
     text = str(explain(exactly_once(frame, rows, checkpoint=str(job.folder / "checkpoint"), pipeline="outputs")))
     assert "uuid(): another value in each attempt" in text
