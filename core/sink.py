@@ -315,7 +315,7 @@ class IdempotentSink(DirectSink[Txn]):
 
 
 def by_urgency(sinks: Iterable[TwoPhaseCommitSink[Any]]) -> list[TwoPhaseCommitSink[Any]]:
-    """The sinks, those first whose transactions expire soonest: they cannot wait for the others."""
+    """Sort sinks, those first whose transactions expire soonest: they cannot wait for the others."""
     return sorted(sinks, key=_seconds_left)
 
 

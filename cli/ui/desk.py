@@ -88,7 +88,7 @@ class Watch:
         self.errors: list[str] = []
 
     def look(self) -> list[Watched]:
-        """The pipelines as they are now."""
+        """Return the pipelines as they are now."""
         now = self._clock()
         if self._searched is None or now - self._searched >= SEARCH_EVERY:
             self._searched, self.errors = now, []

@@ -128,7 +128,7 @@ class Watched:
             self.shown = msgspec.structs.replace(self.shown, error=told)
 
     def _changes(self) -> Any:
-        """What is different after every change of what is read."""
+        """Return a value that differs after every change of the files that are read."""
         if self._folder is None:
             return int(time.monotonic() / SEARCH_EVERY)
         try:

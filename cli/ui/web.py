@@ -57,7 +57,7 @@ _HEADERS: Final = {
 
 
 def make_app(desk: Desk, token: str, names: Collection[str] | None = None) -> ASGIApp:
-    """The web application.
+    """Make the web application.
 
     Args:
         desk: Answers it.

@@ -131,7 +131,7 @@ def check_query(view: LogView, query: str | None, numbering: EpochNumbering) -> 
 
 
 def goes_back(view: LogView, wanted: Rewound | None, epoch_input: EpochInput | None) -> bool:
-    """Whether the rewind that is asked for is still to be done.
+    """Return whether the rewind that is asked for is still to be done.
 
     Raises:
         EpochConflictError: It was done, and the epoch that is offered does not follow.
@@ -168,7 +168,7 @@ def go_back(writer: LogWriter, rewind: Rewound) -> None:
 
 
 def with_earlier(rewind: Rewound, before: Rewound | None) -> Rewound:
-    """The rewind, with the reasons of those that the query did before it."""
+    """Return the rewind, with the reasons of those that the query did before it."""
     if before is None or before.query != rewind.query:
         return rewind
     earlier = tuple(why for why in (*before.earlier, before.why) if why != rewind.why)
@@ -186,7 +186,7 @@ def gather(
     epochs: range,
     acknowledgements: Sequence[Acknowledgement],
 ) -> list[Committable]:
-    """The committables of every subtask's acknowledgement, in the order of epochs and subtasks.
+    """Return the committables of every subtask's acknowledgement, in the order of epochs and subtasks.
 
     The last of the epochs is acknowledged; from the others there may be transactions that are not decided yet.
 

@@ -259,7 +259,7 @@ def _waiting_for(permit: CommitPermit, shares: Sequence[Share]) -> str:
 
 
 def _deadline(sink: TwoPhaseCommitSink[Any]) -> str:
-    """What a user must know about the most urgent sink: it may forget the transactions."""
+    """Return how long the most urgent sink keeps its transactions, as the end of an error's sentence."""
     try:
         timeout = sink.transaction_timeout
     except ExternalError:

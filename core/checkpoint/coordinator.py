@@ -234,7 +234,7 @@ class Coordinator:
         return admitted
 
     def context(self, sink: str, epoch: int, *, subtask: int, attempt: int = 0) -> WriteContext:
-        """The context in which a subtask writes an admitted epoch."""
+        """Return the context in which a subtask writes an admitted epoch."""
         token = self.writer.token
         return WriteContext(
             pipeline=self.pipeline,
@@ -470,7 +470,7 @@ class Coordinator:
             self._sweep_after(self.view.completed)
 
     def _sweep_after(self, epoch: int) -> None:
-        """The epoch is completed: what cannot be swept now is no reason to fail it."""
+        """Sweep, and log an error: the epoch is completed, and a later sweep tries again."""
         try:
             error = self._sweep_now(busy=self.numbering.overlapping)
         except StoreError as unanswered:

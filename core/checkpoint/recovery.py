@@ -106,12 +106,12 @@ RECOVERY: Final[dict[TransactionStatus, dict[Observation, Action]]] = {
 
 
 def action(status: TransactionStatus, seen: Observation) -> Action:
-    """The one action for what the log says and the target shows."""
+    """Return the one action for a status in the log and a state in the target."""
     return RECOVERY[status].get(seen, Action.NOTHING)
 
 
 def status_of(committable: Committable, view: LogView | None) -> TransactionStatus:
-    """What the log says of a transaction to an onlooker; a log of None was not given.
+    """Return the status of a transaction in the log for an onlooker; a log of None was not given.
 
     Unlike a sweeper, an onlooker has put no START. So what the newest writer made may be decided at any moment: it is
     in doubt, and only the START of a new writer settles that (invariant 4).
@@ -132,7 +132,7 @@ def status_of(committable: Committable, view: LogView | None) -> TransactionStat
 
 
 def status_for_sweeper(committable: Committable, view: LogView, start: int) -> TransactionStatus:
-    """What the log says of a transaction to the writer whose START is at `start`: older writers are fenced."""
+    """Return the status of a transaction for the writer whose START is at `start`: older writers are fenced."""
     if committable.log != view.log:
         return TransactionStatus.FOREIGN
     if committable.writer > start:
@@ -153,7 +153,7 @@ def _replaces(committable: Committable, view: LogView, start: int) -> bool:
 
 
 def _skips_an_epoch(committable: Committable, view: LogView) -> bool:
-    """Whether there must have been a decision since that is not in this log; where epochs have gaps nobody can say."""
+    """Return whether a decision made since must be missing from this log; where epochs have gaps nobody can say."""
     if view.newest is None or view.newest.follows is not None:
         return False
     return committable.epoch > view.decided + 1

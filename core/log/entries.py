@@ -35,11 +35,11 @@ class EpochInput(msgspec.Struct, frozen=True, kw_only=True):
     """Offsets where it ended, as JSON values."""
 
     def same_as(self, other: EpochInput) -> bool:
-        """Whether both write down as the same JSON."""
+        """Return whether both write down as the same JSON."""
         return _json(self) == _json(other)
 
     def follows(self, before: EpochInput) -> bool:
-        """Whether this input begins where `before` ended (invariant 5), as far as both say so."""
+        """Return whether this input begins where `before` ended (invariant 5), as far as both say so."""
         return before.end is None or self.start is None or _json(self.start) == _json(before.end)
 
 
@@ -124,7 +124,7 @@ class Void(_Entry, frozen=True, kw_only=True, tag="VOID"):
     epoch: int
     proofs: tuple[str, ...]
     covered: bool = False
-    """Whether a rewind has taken the decision back: some of it may be committed, and is written again on purpose."""
+    """Return whether a rewind has taken the decision back: some of it may be committed, and is written again."""
 
 
 class Replace(_Entry, frozen=True, kw_only=True, tag="REPLACE"):
@@ -185,7 +185,7 @@ def decode(data: bytes, position: int) -> Entry:
 
 
 def head_of(data: bytes) -> bytes:
-    """The first line of an entry's bytes: with its checksum, it tells the entry from all others."""
+    """Return the first line of an entry's bytes, whose checksum distinguishes the entry from all others."""
     return data.partition(b"\n")[0]
 
 

@@ -83,7 +83,7 @@ class ObjectFiles:
             yield file
 
     def read(self, path: str) -> bytes:
-        """A small file, in one request."""
+        """Read a small file in one request."""
         with _as_os_error():
             return bytes(self.filesystem.cat_file(self._at(path)))
 
@@ -93,7 +93,7 @@ class ObjectFiles:
             return bool(self.filesystem.exists(self._at(path)))
 
     def names(self, folder: str) -> list[str]:
-        """What is right below a folder; nothing if there is no folder."""
+        """List the entries directly below a folder; none if there is no folder."""
         where = self._at(folder)
         with _as_os_error():
             self.filesystem.invalidate_cache(where)
@@ -135,7 +135,7 @@ class ObjectFiles:
 
 
 def open_objects(url: str) -> tuple[AbstractFileSystem, str]:
-    """The file system of a URL such as s3://bucket/folder, and the path in it, or a ConfigurationError."""
+    """Return the file system of a URL such as s3://bucket/folder and the path in it; otherwise a ConfigurationError."""
     if (shown := shown_address(url)) != url:
         raise ConfigurationError(
             f"{shown} holds a password, and no object store reads it there: give the credentials to fsspec, for "
@@ -237,7 +237,7 @@ def _as_os_error() -> Iterator[None]:
 
 
 def _status(error: Exception) -> int | None:
-    """The HTTP status with which an S3 server refused.
+    """Return the HTTP status with which an S3 server refused.
 
     s3fs knows a taken key only by a field that Amazon's answer has and those of SeaweedFS and others have not; else it
     raises an OSError whose cause is botocore's ClientError (s3fs 2026.9).

@@ -36,7 +36,7 @@ _LISTINGS = 20
 
 
 def read(store: LogStore) -> LogView:
-    """What the log says now.
+    """Read the log as it is now.
 
     Raises:
         StoreError: The store did not answer.
@@ -61,7 +61,7 @@ def read(store: LogStore) -> LogView:
 
 
 def read_behind_gap(store: LogStore) -> LogView:
-    """What the log says behind a gap, if that says all that counts of what was before it; nothing for an empty log.
+    """Read the log behind a gap, if its entries there say all that counts; an empty view for an empty log.
 
     A store's server that failed over may have lost the newest entries, and a writer that was at work may have put its
     next one behind them. If that is a decision, nothing is unknown: it was made after the epoch before it had been
@@ -94,7 +94,7 @@ def read_behind_gap(store: LogStore) -> LogView:
 
 
 def audit_records(store: LogStore) -> list[Resolved | Void | Replace]:
-    """What was given up, and on whose word (invariant 8), oldest first.
+    """Return the records of transactions that were given up, with who decided it (invariant 8), oldest first.
 
     RESOLVED, VOID and REPLACE are entries of the log like any other and are pruned with their epoch. Before an epoch is
     completed its writer copies them to keys beside the entries, which are never pruned.

@@ -204,7 +204,7 @@ class SqlStore:
 
     @contextmanager
     def _changing(self, what: str) -> Iterator[sa.Connection]:
-        """A transaction that outlives a crash of the server once the block has ended."""
+        """Run a transaction that outlives a crash of the server once the block has ended."""
         with self._connected(what) as connection:
             why = make_durable(connection)
             if why:
@@ -217,7 +217,7 @@ class SqlStore:
 
     @contextmanager
     def _connected(self, what: str) -> Iterator[sa.Connection]:
-        """A transaction; a key that is there already stays an IntegrityError."""
+        """Run a transaction; a key that exists already remains an IntegrityError."""
         try:
             with self._engine.connect() as connection:
                 try:

@@ -53,7 +53,7 @@ class LogStore(Protocol):
         ...
 
     def get(self, key: str) -> bytes | None:
-        """The value, or None if there is none."""
+        """Return the value, or None if there is none."""
         ...
 
     def list_keys(self) -> list[str]:
@@ -65,7 +65,7 @@ class LogStore(Protocol):
         ...
 
     def describe(self) -> str:
-        """Where this is, for messages; never with a password."""
+        """Return where this is, for messages; never with a password."""
         ...
 
     @property
@@ -242,7 +242,7 @@ def open_store(url: str, *, pipeline: str = "default", existing: bool = False) -
 
 
 def scheme_of(url: str) -> str:
-    """The kind of a store that is no local folder, without its driver; a ConfigurationError if it can hold no log."""
+    """Return the kind of a store that is not a local folder; a ConfigurationError if it cannot hold a log."""
     scheme = urlsplit(url).scheme.split("+")[0]
     if scheme not in _SQL and scheme not in CONDITIONAL_PUT:
         raise ConfigurationError(
@@ -253,7 +253,7 @@ def scheme_of(url: str) -> str:
 
 
 def local_folder(url: str) -> tuple[Path, bool] | None:
-    """The folder that a store's URL names, and whether all machines see it; None if the URL names something else."""
+    """Return the folder that a store's URL names, and whether all machines see it; None for a URL of another kind."""
     parts = urlsplit(url)
     if parts.scheme not in ("", "file"):
         return None

@@ -105,7 +105,7 @@ class LogView:
         return CommitPermit(self) if self.undone is not None else None
 
     def named(self, committable: Committable) -> Committable | None:
-        """The committable by which the newest decision names this transaction; None if it does not.
+        """Return the committable by which the newest decision names this transaction; None if it does not.
 
         While the decision waits, the name alone counts: it is not used again before COMPLETED, and a target's listing
         may know less of a handle than its writer did. Later the name may be in use again, so the handle counts too.
@@ -121,7 +121,7 @@ class LogView:
         return committable.identity() if self.undone is None else (committable.sink, committable.transaction)
 
     def at(self, position: int) -> Entry | None:
-        """The entry at a position, if it is there and not void."""
+        """Return the entry at a position, if it is there and not void."""
         return next((entry for entry in self.entries if entry.position == position), None)
 
 
@@ -139,7 +139,7 @@ class CommitPermit:
         self.decision = view.undone
 
     def committables(self, sink: str) -> tuple[Committable, ...]:
-        """What this permit allows to be committed in one sink."""
+        """Return the committables that this permit allows to be committed in one sink."""
         return tuple(item for item in self.decision.committables if item.sink == sink)
 
 
@@ -231,7 +231,7 @@ def _decide(view: LogView, entry: Decide) -> LogView:
 
 
 def _resolve(view: LogView, entry: Resolved) -> LogView:
-    """A transaction is given up; if its epoch was completed, its sink's target need not have that epoch any more."""
+    """Note that a transaction is given up; the target of its sink need not have a completed epoch of it any more."""
     completed = view.newest.committables if view.newest is not None and view.undone is None else ()
     sinks = {c.sink for c in completed if c.transaction == entry.transaction}
     reached = {sink: at for sink, at in view.reached.items() if sink not in sinks}
@@ -307,14 +307,14 @@ def _progress(decision: Decide) -> Progress:
 
 
 def _next_epoch(view: LogView) -> int | None:
-    """The only epoch that may be decided next; None if any may."""
+    """Return the only epoch that may be decided next; None if any may."""
     if view.awaited != NONE:
         return view.awaited
     return view.decided + 1 if view.decided != NONE else None
 
 
 def may_follow(view: LogView, epoch: int, follows: int | None = None) -> bool:
-    """Whether the epoch may be decided next; with gaps if it names the one that it follows."""
+    """Return whether the epoch may be decided next; with gaps if it names the one that it follows."""
     if follows is not None and view.awaited == NONE:
         return follows == view.decided < epoch
     return _next_epoch(view) in (None, epoch)

@@ -314,7 +314,7 @@ class LogWriter:
         return Scope(self.pipeline, sink, self.token.log)
 
     def look(self) -> LogView:
-        """What the log says, also without becoming a writer.
+        """Return the view of the log, also without becoming a writer.
 
         Raises:
             StoreError: The store did not answer.
@@ -323,7 +323,7 @@ class LogWriter:
         return self._until_definite(self._read)
 
     def still_newest(self) -> bool:
-        """Whether no other writer has started since (reads the tail); raises as `look`."""
+        """Return whether no other writer has started since (reads the tail); raises as `look`."""
         self.view = self._read()
         mine = (self.token.log, self.token.writer, self.token.start)
         return (self.view.log, self.view.writer, self.view.start) == mine
@@ -386,7 +386,7 @@ class LogWriter:
         return read(self.store) if self._lacks_mine(view) else view
 
     def _lacks_mine(self, view: LogView) -> bool:
-        """Whether this writer's last entry is missing above the floor, or another one is in its place."""
+        """Return whether this writer's last entry is missing above the floor, or another one is in its place."""
         last = self.token.last
         there = view.at(last)
         return view.tail < last or (there is not None and there.writer != self.token.writer)
@@ -463,7 +463,7 @@ class LogWriter:
                     crash_point(Step.LOG_DELETE_AFTER)
 
     def _fields(self, token: WriterToken | None = None, position: int | None = None) -> dict[str, Any]:
-        """Of the next entry; or of a START, whose token is this writer's once the put has won."""
+        """Return the common fields of the next entry, or of a START under `token`."""
         token = token or self.token
         return {
             "pipeline": self.pipeline,
