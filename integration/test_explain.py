@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psycopg
 import pytest
 
 from onceward import FileSink, PostgresSink, SequenceSource, exactly_once, explain, read_stream
@@ -209,8 +208,6 @@ def test_the_pages_example_says_what_the_page_shows(
     kafka: KafkaServer, dsn: str, driver_environment: dict[str, str], tmp_path: Path, topic: Callable[..., str]
 ) -> None:
     topic()  # the broker may have none
-    with psycopg.connect(dsn, autocommit=True) as connection:  # which another test of the example may have made
-        connection.execute("DROP TABLE IF EXISTS paid")
     variables = {"KAFKA_BOOTSTRAP_SERVERS": kafka.bootstrap_servers, "DATABASE_URL": dsn}
     environment = {**os.environ, **driver_environment, **variables}
     run = [sys.executable, "-c", "from onceward.cli.main import main; main()"]
