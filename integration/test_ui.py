@@ -156,6 +156,32 @@ def test_the_pipeline_that_needs_somebody_comes_first_and_what_is_selected_stays
         assert page.get_by_role("heading", name="orders").is_visible()
 
 
+def test_the_time_that_is_left_is_beside_the_button_that_commits(folder: Folder, browser: Any) -> None:
+    folder.finish(0)
+    folder.die_after_deciding(1)
+    with served(folder) as url:
+        page = browser.new_page()
+
+        def expiring(route: Any) -> None:  # files do not expire, as transactions of Kafka do
+            answer = route.fetch()
+            told = answer.json()
+            for one in told["done"]["transactions"]:
+                one["expires_in"] = 702
+            route.fulfill(response=answer, json=told)
+
+        page.route("**/api/look", expiring)
+        page.goto(f"{url}#token={TOKEN}")
+        page.get_by_role("button", name="Commit epoch 1").wait_for()
+        assert page.locator(".clock").count() == 0
+        page.get_by_role("button", name="Ask the targets").click()
+        page.locator(".clock").wait_for()
+        minutes, seconds = map(int, page.locator(".clock").inner_text().split(":"))
+        assert 690 < 60 * minutes + seconds <= 702
+        page.wait_for_timeout(2500)
+        later, left = map(int, page.locator(".clock").inner_text().split(":"))
+        assert 60 * later + left < 60 * minutes + seconds, "the clock stands still"
+
+
 def test_every_control_has_a_name_and_both_themes_are_readable(folder: Folder, browser: Any) -> None:
     folder.finish(0)
     folder.die_after_deciding(1)

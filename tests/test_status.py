@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from onceward import FileSink
+from onceward.cli.advice import advised
 from onceward.cli.main import app
 from onceward.core import FileBackend, RestartStrategy
 from onceward.core.checkpoint import CommitPolicy
@@ -188,3 +189,21 @@ def test_a_run_of_the_engine_leaves_a_note_of_its_failure_and_of_its_end(tmp_pat
     assert "secret" not in (told.error or "")
     engine(tmp_path, lambda row: row)
     assert pipeline_status(open_log(str(tmp_path / "log"))).state is PipelineState.ENDED
+
+
+def test_a_command_that_is_advised_shows_no_password_of_an_address() -> None:
+    waiting = judged(log(120, decided=True), written(130))
+    command = advised(waiting, "/logs/orders", ["--at", "postgres=postgresql://u:Tulpe@db/shop"]).command
+    assert command.startswith("onceward txn commit --store /logs/orders --at postgres=postgresql://")
+    assert "Tulpe" not in command
+
+
+def test_the_page_shows_a_new_state_at_once_and_not_the_one_it_has_assessed_before(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.finish(0)
+    watch, now = folder.watch(), datetime.now(UTC)
+    (watched,) = watch.look()
+    assert watched.status(now).state is PipelineState.RUNNING
+    note(folder.case.store, "failure", {"epoch": 1, "error": "no such table"})
+    (watched,) = watch.look()
+    assert watched.status(now).state is PipelineState.FAILED

@@ -104,7 +104,7 @@ class Watched:
     def status(self, now: datetime) -> PipelineStatus:
         """Return the pipeline's state, from what `look` has read."""
         now = now.replace(second=now.second // _ASSESS_EVERY * _ASSESS_EVERY, microsecond=0)
-        key = (now, id(self._known), self.shown.error)
+        key = (now, self.shown.error)
         if self._status is None or self._status[0] != key:
             where = self.log.store.describe()
             if self.shown.error or self._known is None:
@@ -148,6 +148,7 @@ class Watched:
         self._decided = {record.epoch: record for record in newest_of(self._decided, EPOCHS)}
         now = overview_of(self.log, view, EPOCHS, self._decided)
         self._known = view, notes(self._folder, NOTES) if self._folder is not None else []
+        self._status = None
         records = {record.epoch: ShownEpoch(**msgspec.structs.asdict(record)) for record in now.epochs}
         if self._spark is not None:
             _add_spark(records, self._spark)

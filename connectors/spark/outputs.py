@@ -10,7 +10,9 @@ mix two attempts, whatever a transformation computes:
 3. An epoch that was decided before a crash is committed as it was written. The transformations are not computed again,
    unless the target has lost rows; then count and hash of the rows must be those of the decision.
 
-A micro-batch that several jobs read is persisted, so that it is computed once and all of them see the same values.
+A micro-batch that several jobs read is persisted, so that it is computed once and all of them see the same values. If
+an executor is lost with the partitions that it holds, these are computed again. Then a query that computes other values
+each time may give two sinks different values of one row; each sink still gets the row once.
 """
 
 from __future__ import annotations
