@@ -30,10 +30,11 @@ from onceward import (
     open_store,
 )
 from onceward.cli.doctor import check_pipeline, check_store
-from onceward.cli.explain import Explanation, described, load, together
-from onceward.cli.explain.described import sink_findings
+from onceward.cli.explain import Explanation, load, together
 from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.core.log import DirectoryStore, LogWriter, read
+from onceward.core.operations import description
+from onceward.core.operations.description import sink_findings
 from onceward.core.operations.findings import Finding, Health
 from onceward.core.operations.targets import sinks_target
 from onceward.core.policy import CommitPolicy, OnLost
@@ -146,8 +147,8 @@ class TestPipelines:
         self, tmp_path: Path, store: str, health: list[str]
     ) -> None:
         url = store.format(tmp_path)
-        both = [described.Described(name, pipeline=name, store=url) for name in ("one", "other")]
-        assert [finding.health for finding in described.shared_names(both[0], both)] == health
+        both = [description.Described(name, pipeline=name, store=url) for name in ("one", "other")]
+        assert [finding.health for finding in description.shared_names(both[0], both)] == health
 
     def test_something_else_is_refused(self) -> None:
         with pytest.raises(ConfigurationError, match="got list"):

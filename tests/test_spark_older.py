@@ -19,7 +19,7 @@ import pyspark
 sys.modules["pyspark.sql.datasource"] = None
 pyspark.__version__ = "3.5.9"
 from onceward import KafkaSource, ProgressListener, SequenceSource, exactly_once, explain, read_stream, register
-from onceward.cli.explain import query
+from onceward.connectors.spark import description
 from onceward.connectors.spark.formats import formats
 from onceward.core.errors import ConfigurationError
 print(*(kind.format_name for kind in formats()))

@@ -1,7 +1,7 @@
 """What a query or a pipeline says of itself, in the form that both have in common.
 
-A pipeline of the embedded engine says it by its graph and its settings, which are read here. query.py reads a query of
-Spark.
+A pipeline of the embedded engine says it by its graph and its settings, which are read here; the adapter for Spark
+reads a query.
 """
 
 from __future__ import annotations

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from onceward.connectors.spark.any_source import registered_source
-from onceward.connectors.spark.formats import formats
-from onceward.connectors.spark.kafka import stream_source
-from onceward.connectors.spark.options import FormatOptions, check_store
-from onceward.connectors.spark.plan import Cause, planned, streaming_sources, unstable, unstable_for, unstable_output
-from onceward.connectors.spark.query import local_path
 from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.engine.graph import of_source
 from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.core.log.store import local_folder
+from onceward.core.operations.description import Described, part_finding, sink_findings, store_url
 from onceward.core.operations.findings import Finding, failed, ok, skipped, warning
 from onceward.core.sink import Guarantee
 
-from .described import Described, part_finding, sink_findings, store_url
+from .any_source import registered_source
+from .formats import formats
+from .kafka import stream_source
+from .options import FormatOptions, check_store
+from .plan import Cause, planned, streaming_sources, unstable, unstable_for, unstable_output
+from .query import local_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyspark.sql import SparkSession
 
-    from onceward.connectors.spark.plan import PlannedQuery, StreamingSource, Unstable
+    from .plan import PlannedQuery, StreamingSource, Unstable
 
 _UNSTABLE: Final = "non-deterministic"
 _FILES: Final = ("avro", "csv", "json", "orc", "parquet", "text", "xml", "binaryfile")

@@ -24,13 +24,13 @@ from onceward.core.engine.graph import weakest
 from onceward.core.engine.pipeline import Pipeline
 from onceward.core.errors import ConfigurationError
 from onceward.core.log.store import EXPLAINING
+from onceward.core.operations.description import Described, described_pipeline, shared_names
 from onceward.core.operations.findings import Finding, Health, any_failed, ok, warning
 from onceward.core.operations.targets import sinks_target
 from onceward.core.sink import Guarantee, TwoPhaseCommitSink
 
-from .. import show
-from ..doctor import check_log, check_pipeline, findings_of
-from .described import Described, described_pipeline, shared_names
+from . import show
+from .doctor import check_log, check_pipeline, findings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -126,7 +126,7 @@ def _described(query: Any) -> Described:
             "explain takes a DataStreamWriter of a classic session (for example what exactly_once returns), a "
             f"Pipeline, or a streaming DataFrame and its sinks; got {type(query).__name__}"
         )
-    from .query import described_query  # noqa: PLC0415 - pyspark is an extra
+    from onceward.connectors.spark.description import described_query  # noqa: PLC0415 - pyspark is an extra
 
     return described_query(query)
 
