@@ -28,7 +28,7 @@ from . import show
 from .dev import app as dev_app
 from .operate import app as txn_app
 from .operate import checkpoints, repair_log
-from .options import Access, AsJson, with_group
+from .options import Access, AsJson, place_forms, with_group
 from .run import run
 from .savepoint import app as savepoint_app
 from .status import status
@@ -125,8 +125,8 @@ def doctor(
         list[str] | None,
         typer.Option(
             metavar="SYSTEM:NAME",
-            help="What a pipeline reads or writes, such as kafka:TOPIC or files:FOLDER: its settings, what this user "
-            "may do, what its file system can; repeatable.",
+            help=f"What a pipeline reads or writes ({place_forms()}): its settings, what this user may do, what its "
+            "file system can; repeatable.",
         ),
     ] = None,
     pipeline: Annotated[

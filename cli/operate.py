@@ -30,7 +30,7 @@ from onceward.operations import repair_log as repair
 
 from . import show
 from .advice import ShownHistory, advised
-from .options import Access, AsJson, Pipeline, Yes, load_sinks, targets_of, with_group
+from .options import Access, AsJson, Pipeline, Yes, address_forms, load_sinks, targets_of, with_group
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,7 +105,7 @@ class Search(Access):
         targets += targets_of(self)
         if not targets:
             raise ConfigurationError(
-                "no target was given. Pass --at kafka=…, --at postgres=…, or the pipeline's own --sinks module:name"
+                f"no target was given. Pass --at {address_forms()}, or the pipeline's own --sinks module:name"
             )
         return targets
 

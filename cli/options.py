@@ -23,6 +23,29 @@ if TYPE_CHECKING:
 
     from onceward.core.connector import Connector
 
+
+def address_forms() -> str:
+    """Return what --at takes, such as `kafka=HOST:PORT`, for each kind of system that is installed."""
+    return _either(f"{kind.name}={kind.address_form}" for kind in _installed() if kind.address_form)
+
+
+def place_forms() -> str:
+    """Return what a place looks like, such as `kafka:TOPIC`, in each kind of system that is installed."""
+    return _either(f"{kind.name}:{kind.place_form}" for kind in _installed() if kind.place_form)
+
+
+def _installed() -> Iterable[type[Connector]]:
+    try:
+        return connectors().values()
+    except ConfigurationError:  # help is shown nevertheless; whatever needs a connector raises it again
+        return ()
+
+
+def _either(forms: Iterable[str]) -> str:
+    *first, last = [*forms] or ["…"]
+    return " or ".join([", ".join(first), last] if first else [last])
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do it; without this option, only show what would be done.")]
 Pipeline = Annotated[str | None, typer.Option(help="Name of the pipeline; not needed if its log is in a folder.")]
@@ -36,7 +59,7 @@ class Access:
         list[str] | None,
         typer.Option(
             metavar="SYSTEM=ADDRESS",
-            help="A system, such as kafka=HOST:PORT or postgres=DSN; repeatable.",
+            help=f"A system: {address_forms()}; repeatable.",
         ),
     ] = None
     set_: Annotated[

@@ -27,7 +27,7 @@ REMEDIES: Final = {
     Refusal.LOG_GIVEN: ": omit --orphaned",
     Refusal.NOT_HELD: ": see `txn list`",
     Refusal.NEEDS_PIPELINE: ": give --pipeline, or the --store of its decision log",
-    Refusal.NEEDS_TARGET: ": give --at kafka=…, --at postgres=…, or the pipeline's own --sinks module:name",
+    Refusal.NEEDS_TARGET: ": give --at SYSTEM=ADDRESS, or the pipeline's own --sinks module:name",
     Refusal.NEEDS_SINKS: ". Pass the pipeline's own --sinks module:name",
     Refusal.NEEDS_MAPPING: ": give --map MODULE:FUNCTION to convert the source's rows",
     Refusal.SHOWS_NO_EPOCHS: ": leave out --source, or compare all rows by --key, without the decision log",

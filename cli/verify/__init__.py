@@ -13,7 +13,7 @@ from onceward.core.operations.audit import sinks_in
 from onceward.core.operations.comparison import Verdict
 from onceward.operations import EpochVerdict, audit, compare_places, open_log
 
-from ..options import Access, AsJson, Pipeline, with_group
+from ..options import Access, AsJson, Pipeline, place_forms, with_group
 from ..show import console, print_json
 from .places import load_function, place_of
 
@@ -36,8 +36,7 @@ def verify(
         list[str],
         typer.Option(
             metavar="[SINK=]PLACE",
-            help="Where a sink wrote to: kafka:TOPIC, postgres:TABLE, sql:TABLE, redis:KEY or files:FOLDER; repeatable."
-            " SINK may be left out if there is one.",
+            help=f"Where a sink wrote to: {place_forms()}; repeatable. SINK may be left out if there is one.",
         ),
     ],
     source: Annotated[

@@ -8,7 +8,7 @@ from onceward.core.connector import connectors
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.extras import needing
 
-from ..options import imported
+from ..options import imported, place_forms
 
 if TYPE_CHECKING:
     from onceward.core.operations.rows import RowMapping
@@ -26,9 +26,8 @@ def check_place(text: str, access: Access) -> None:
     system, _, name = text.partition(":")
     kind = connectors().get(system)
     if kind is None or not kind.place_form or not name:
-        forms = " or ".join(f"{one.name}:{one.place_form}" for one in connectors().values() if one.place_form)
         # Not more of the text than the system: it may be an address with a password.
-        raise ConfigurationError(f"{system!r} is not a place: give {forms}")
+        raise ConfigurationError(f"{system!r} is not a place: give {place_forms()}")
     if kind.address_form and system not in access.addresses:
         raise ConfigurationError(f"{text} needs --at {system}={kind.address_form}")
 

@@ -9,23 +9,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from onceward.core.checkpoint import CommitPolicy, OnLost
-from onceward.core.checkpoint.subtask import DirectlyWritten
-from onceward.core.engine.graph import OF_MODE, of_sink, of_source
-from onceward.core.engine.state.memory import MemoryBackend
-from onceward.core.log.store import DirectoryStore, MemoryStore, UnopenedStore, local_folder
-from onceward.core.operations.findings import Finding, failed, ok, warning
-from onceward.core.sink import Guarantee
+from ..checkpoint import CommitPolicy, OnLost
+from ..checkpoint.subtask import DirectlyWritten
+from ..engine.graph import OF_MODE, of_sink, of_source
+from ..engine.state.memory import MemoryBackend
+from ..log.store import DirectoryStore, MemoryStore, UnopenedStore, local_folder
+from ..sink import Guarantee
+from .findings import Finding, failed, ok, warning
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from onceward.core.engine.graph import WeakPart
-    from onceward.core.engine.pipeline import Pipeline
-    from onceward.core.log import LogStore
+    from ..engine.graph import WeakPart
+    from ..engine.pipeline import Pipeline
+    from ..log import LogStore
 
 _ADVICE: Final = {
-    Guarantee.AT_MOST_ONCE: "use a source that can be read again, such as KafkaSource, or a target that keeps its rows",
+    Guarantee.AT_MOST_ONCE: "use a source that can be read again (a ResettableSource), or a target that keeps its rows",
     Guarantee.AT_LEAST_ONCE: "use a sink with two-phase commit, and a source of committed records only",
     Guarantee.EFFECTIVELY_ONCE: "readers must tolerate older values for a while; else use a sink with two-phase commit",
 }
