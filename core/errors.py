@@ -58,6 +58,11 @@ class OncewardError(Exception):
         return (_rebuild, (type(self), self.message, dict(self.__dict__)))
 
 
+def text_of(error: BaseException) -> str:
+    """Return an error's text, or its class's name where it has no text."""
+    return str(error) or type(error).__name__
+
+
 def _rebuild(kind: type[OncewardError], message: str, state: dict[str, Any]) -> OncewardError:
     error = kind.__new__(kind)
     Exception.__init__(error, message)

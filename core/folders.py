@@ -11,7 +11,7 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from .errors import RetryableSinkError, SinkError
+from .errors import RetryableSinkError, SinkError, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -142,8 +142,8 @@ def file_errors(sink: str | None, place: str | Path) -> Iterator[None]:
         yield
     except OSError as error:
         if advice := _LASTING.get(error.errno or 0):
-            raise SinkError(f"{place}: {error}: {advice}", sink=sink) from error
-        raise RetryableSinkError(f"{place}: {error}", sink=sink) from error
+            raise SinkError(f"{place}: {text_of(error)}: {advice}", sink=sink) from error
+        raise RetryableSinkError(f"{place}: {text_of(error)}", sink=sink) from error
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
-from .errors import LogDamagedError
+from .errors import LogDamagedError, text_of
 from .names import Progress, Scope, TransactionName, parse_transaction_name
 from .outcome import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Observation, abort_outcome, commit_outcome
 from .proof import NO_ROWS, Proof, Wrote
@@ -150,7 +150,9 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return msgspec.convert(self.handle, layout)
         except msgspec.ValidationError as error:
-            raise self._altered(f"the handle of a committable of kind {self.kind!r} cannot be read: {error}") from error
+            raise self._altered(
+                f"the handle of a committable of kind {self.kind!r} cannot be read: {text_of(error)}"
+            ) from error
 
     def _altered(self, why: str) -> LogDamagedError:
         return LogDamagedError(

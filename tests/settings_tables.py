@@ -12,7 +12,7 @@ import inspect
 import re
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 import onceward
 from onceward.core.kit.options import spelled
@@ -118,10 +118,13 @@ def _meanings(doc: str) -> dict[str, str]:
 
 
 def _type(annotation: Any) -> str:
-    """How a type is shown; that of a msgspec.Struct's field is no text, and may carry its limits."""
+    """How a type is shown; that of a msgspec.Struct's field is no text, and may carry its limits or list its values."""
     if not isinstance(annotation, str):
         kinds = get_args(annotation) if get_origin(annotation) is Union else (annotation,)
-        annotation = " | ".join(getattr(kind, "__origin__", kind).__name__ for kind in kinds if kind is not type(None))
+        kinds = [
+            get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in kinds if kind is not type(None)
+        ]
+        annotation = " | ".join("str" if get_origin(kind) is Literal else kind.__name__ for kind in kinds)
     return "`" + annotation.removesuffix(" | None").replace(" | ", "` or `") + "`"
 
 

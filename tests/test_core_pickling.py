@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from onceward.core import errors
-from onceward.core.errors import LogDamagedError, OncewardError, StoreError
+from onceward.core.errors import LogDamagedError, OncewardError, StoreError, text_of
 from onceward.core.log import WriterToken
 from onceward.core.transaction import Acknowledgement, CommitOutcome, CommitStatus, Committable, WriteContext
 
@@ -28,6 +28,12 @@ def test_errors_keep_type_message_and_context(kind: type[OncewardError]):
     assert vars(back) == vars(error)
     assert str(back) == str(error) == "went wrong [pipeline p, sink s, epoch 3, transaction t]"
     assert back.args == ("went wrong",)
+
+
+def test_an_error_without_a_text_of_its_own_is_told_by_its_class():
+    """TimeoutError() and NotImplementedError() have none, and drivers raise them so."""
+    assert text_of(TimeoutError()) == "TimeoutError"
+    assert text_of(KeyError("a")) == "'a'"
 
 
 def test_an_error_without_context_is_its_message():

@@ -482,6 +482,10 @@ def test_a_url_that_cannot_hold_a_log_is_a_configuration_error(url: str):
         open_store(url)
 
 
+def test_a_folder_may_be_given_as_a_path(tmp_path: Path):
+    assert open_store(tmp_path / "log").describe() == open_store(str(tmp_path / "log")).describe()
+
+
 @pytest.mark.parametrize("url", ["s3://key:s3/cr@et@bucket/x", "gs://:s3cret@b/x", "s3://b/x?secret=s3cret"])
 def test_a_login_in_a_buckets_url_is_refused_and_not_repeated(url: str):
     for make in (open_store, CheckpointStorage):

@@ -57,7 +57,7 @@ class Rig:
         self.effects: list[Effect] = []
         self.refuse: NotCompleted | None = None
         """The answer to each Complete; None: it is completed."""
-        checked = CheckpointConfig(**config).checked()
+        checked = CheckpointConfig(**config)
         self.state = initial(
             checked, frozenset({SOURCE}), ALL, next_id=5, now=0.0, between=lambda low, high: (low + high) / 2
         )
@@ -273,7 +273,7 @@ def test_the_first_periodic_one_begins_between_the_minimum_pause_and_the_interva
         seen.append((low, high))
         return 3.0
 
-    config = CheckpointConfig(interval=10, min_pause=2).checked()
+    config = CheckpointConfig(interval=10, min_pause=2)
     state = initial(config, frozenset(), frozenset(), next_id=0, now=100.0, between=between)
     assert seen == [(2, 10)]
     assert deadline(state, 100.0) == 103.0
@@ -364,7 +364,7 @@ class Shell(Attempt):
 
     def __init__(self) -> None:
         coordinator = SimpleNamespace(pipeline="p")
-        config, store = CheckpointConfig().checked(), MemoryStore()
+        config, store = CheckpointConfig(), MemoryStore()
         world, policy = EngineWorld(), CommitPolicy()
         setup = SimpleNamespace(
             graph=Graph(1), config=config, world=world, store=store, policy=policy, most_rows=1, linger=0.0
@@ -491,7 +491,7 @@ def test_in_every_order_of_events_the_laws_hold(begun: int):
     unless a decision may name it. Tasks are told of a completion only, or that it was given up. Whoever asked is
     answered once.
     """
-    config = CheckpointConfig(timeout=5, max_concurrent=2, tolerable_failures=1).checked()
+    config = CheckpointConfig(timeout=5, max_concurrent=2, tolerable_failures=1)
     tasks = frozenset({SOURCE, SINK})
     begin = initial(config, frozenset({SOURCE}), tasks, next_id=5, now=0.0, between=min)
     first: list[Event] = [

@@ -747,11 +747,11 @@ def test_a_sequence_that_is_dealt_otherwise_than_before_is_refused():
 
 def test_a_setting_of_another_type_is_refused():
     with pytest.raises(ConfigurationError, match="timeout=None"):
-        CheckpointConfig(timeout=None).checked()  # type: ignore[arg-type]
+        CheckpointConfig(timeout=None)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="on_lost is 'foo'"):
         pipeline(on_lost="foo")
     with pytest.raises(ConfigurationError, match=r"interval='1s'.*number of seconds"):
-        CheckpointConfig(interval="1s").checked()  # type: ignore[arg-type]
+        CheckpointConfig(interval="1s")  # type: ignore[arg-type]
 
 
 def test_the_counter_never_reuses_a_decided_epoch():

@@ -690,3 +690,36 @@ def test_the_page_on_operators_says_what_is_true(
     p.run()
     assert target.rows == rows
     assert "2 records are committed" in capsys.readouterr().out
+
+
+def test_leaving_the_block_of_a_pipeline_ends_its_run_with_a_checkpoint_and_says_before_that_nothing_else_commits(
+    caplog: pytest.LogCaptureFixture,
+):
+    target, source = Target(), Slowly(ROWS, batch_rows=100)
+    with pipeline(checkpoint=CheckpointConfig()) as p:
+        p.source(source, uid="orders").sink(TargetSink(target))
+        reach(source, p.start(), 1)
+        assert not target.rows
+    assert len(target.rows) == 100
+    [told] = [each.getMessage() for each in caplog.records if "interval" in each.getMessage()]
+    assert "orders never ends: nothing is committed" in told
+    assert "CheckpointConfig(interval=1.0)" in told
+
+
+@pytest.mark.parametrize("how", ["it has an end", "it has an interval"])
+def test_a_pipeline_that_will_commit_is_not_warned_of(how: str, caplog: pytest.LogCaptureFixture):
+    bounded = how == "it has an end"
+    source = SequenceSource(ROWS) if bounded else Slowly(ROWS, batch_rows=100)
+    with pipeline(checkpoint=CheckpointConfig(interval=None if bounded else 0.05)) as p:
+        p.source(source).sink(TargetSink(Target()))
+        p.start()
+    assert "never ends" not in caplog.text
+
+
+def test_leaving_the_block_after_a_run_has_failed_raises_nothing():
+    with pipeline(restart=RestartStrategy.none()) as p:
+        p.source(SequenceSource(ROWS)).map(lambda record: record["nothing"], uid="mine").sink(TargetSink(Target()))
+        job = p.start()
+        while not job.wait(0.01):
+            pass
+    assert isinstance(job.error, OperatorError)

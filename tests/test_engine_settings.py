@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from onceward.core import CheckpointConfig, Mode, RestartStrategy, Retention
+from onceward.core import CheckpointConfig, RestartStrategy
 from onceward.core.errors import ConfigurationError
 
 PAGE = Path(__file__).parent.parent / "docs" / "engine-settings.md"
@@ -29,7 +29,7 @@ def toml(folder: Path, text: str) -> Path:
 
 def test_a_file_says_when_checkpoints_are_made(tmp_path: Path):
     text = '[checkpoint]\ninterval = 2\nmode = "at-least-once"\non_cancel = "delete"\nretained = 3\n'
-    expected = CheckpointConfig(interval=2.0, mode=Mode.AT_LEAST_ONCE, on_cancel=Retention.DELETE, retained=3)
+    expected = CheckpointConfig(interval=2.0, mode="at-least-once", on_cancel="delete", retained=3)
     assert CheckpointConfig.load(toml(tmp_path, text)) == expected
 
 
@@ -129,17 +129,13 @@ def test_the_examples_of_the_page_load(tmp_path: Path):
         assert RestartStrategy.load(path) is not None
 
 
-def test_retained_of_0_or_less_is_taken_for_1_with_a_warning(caplog: pytest.LogCaptureFixture):
-    assert CheckpointConfig(retained=0).checked().retained == 1
-    assert "retained=0" in caplog.text
-
-
 @pytest.mark.parametrize(
-    "values", [{"interval": 0}, {"timeout": 0}, {"min_pause": -1}, {"max_concurrent": 0}, {"mode": "twice"}]
+    "values",
+    [{"interval": 0}, {"timeout": 0}, {"min_pause": -1}, {"max_concurrent": 0}, {"retained": 0}, {"mode": "twice"}],
 )
 def test_a_setting_without_sense_is_refused(values: dict[str, Any]):
     with pytest.raises(ValueError, match=next(iter(values))):
-        CheckpointConfig(**values).checked()
+        CheckpointConfig(**values)
 
 
 # Restart strategies

@@ -706,3 +706,7 @@ def test_dictionaries_may_differ_between_batches(tmp_path: Path, format_: str):
     found = shown(tmp_path, format_)
     assert [row["k"] or None for row in found] == [word for pair in words for word in pair]
     assert "s" not in found[0] or [row["s"]["w"] for row in found] == [row["k"] for row in found]
+
+
+def test_a_sink_shows_its_name_folder_and_format(tmp_path: Path):
+    assert repr(FileSink("orders", tmp_path, format="csv")) == f"FileSink('orders', {str(tmp_path)!r}, format='csv')"

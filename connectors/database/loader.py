@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from onceward.core.errors import SqlError
+from onceward.core.errors import SqlError, text_of
 from onceward.core.sealed import UNREADABLE
 
 from .target import TableName
@@ -66,7 +66,7 @@ def read_movement(row: Any) -> Movement:
         return msgspec.json.decode(row.movement, type=Movement)
     except UNREADABLE as error:
         raise ChangedError(
-            f"cannot read how {row.name} is to be moved: {error}. Somebody changed its staged row"
+            f"cannot read how {row.name} is to be moved: {text_of(error)}. Somebody changed its staged row"
         ) from error
 
 

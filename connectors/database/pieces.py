@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import sqlalchemy as sa
 
-from onceward.core.errors import OncewardError, SchemaError, SqlError
+from onceward.core.errors import OncewardError, SchemaError, SqlError, text_of
 from onceward.core.kit.pieces import pieces, size_of
 from onceward.core.kit.rows import decoded as decoded_array
 from onceward.core.transaction import Committable, WriteContext
@@ -83,7 +83,7 @@ class PieceLoader(Loader):
             try:
                 batches = decoded(data)
             except (pa.ArrowException, OSError) as error:
-                raise ChangedError(f"piece {number} staged under {row.name} is damaged: {error}") from error
+                raise ChangedError(f"piece {number} staged under {row.name} is damaged: {text_of(error)}") from error
             for batch in batches:
                 plan = make_plan(batch.schema, described.table, self.target.url.backend, how.key)
                 statement = plan.insert(self.dialect, how.key)

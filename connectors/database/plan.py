@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import sqlalchemy as sa
 
-from onceward.core.errors import SchemaError
+from onceward.core.errors import SchemaError, text_of
 from onceward.core.kit.pieces import pieces
 from onceward.core.kit.rows import decoded, has_nulls
 from onceward.core.row_hash import RowHash
@@ -186,7 +186,7 @@ def converted(
         try:
             arrays.append(step(array))
         except (ValueError, pa.ArrowException) as error:
-            raise SchemaError(f"column {name!r}: {error}; the epoch's rows are not written") from error
+            raise SchemaError(f"column {name!r}: {text_of(error)}; the epoch's rows are not written") from error
     return arrays
 
 

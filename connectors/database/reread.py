@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import sqlalchemy as sa
 
-from onceward.core.errors import SchemaError, SqlError
+from onceward.core.errors import SchemaError, SqlError, text_of
 from onceward.core.kit.pieces import PIECE_BYTES
 from onceward.core.place import Place
 from onceward.core.proof import ALL_EPOCHS, NUMBER, Piece, Reread
@@ -97,7 +97,7 @@ def _pieces(target: DatabaseTarget, table: sa.Table, schema: pa.Schema) -> Itera
                 at += len(rows)
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise SchemaError(
-                f"table {target.table} holds a value that is not of its column's type: {error}"
+                f"table {target.table} holds a value that is not of its column's type: {text_of(error)}"
             ) from error
 
 

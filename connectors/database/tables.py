@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.dialects import mysql, postgresql
 
-from onceward.core.errors import ConfigurationError, SchemaError, SinkError
+from onceward.core.errors import ConfigurationError, SchemaError, SinkError, text_of
 
 from .conversions import is_binary, is_text
 from .dialect import no_such_table
@@ -164,7 +164,9 @@ def check_trial(target: DatabaseTarget, table: sa.TableClause) -> None:
     except SinkError as error:
         if error.retryable:
             raise
-        raise ConfigurationError(f"staged rows are tried first, which needs {dialect.trial_needs}: {error}") from None
+        raise ConfigurationError(
+            f"staged rows are tried first, which needs {dialect.trial_needs}: {text_of(error)}"
+        ) from None
 
 
 def check_described(target: DatabaseTarget, dialect: RowDialect, schema: pa.Schema) -> sa.Table:

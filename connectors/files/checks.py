@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from onceward.core.errors import SinkError
+from onceward.core.errors import SinkError, text_of
 from onceward.core.folders import check_rename, file_errors, put_once, sole, sync_folder
 from onceward.core.operations.findings import Finding, failed, ok, warning
 
@@ -47,7 +47,7 @@ def _tried(folder: Path, area: Path) -> Finding:
         try:
             able = works(folder, area)
         except (OSError, SinkError) as error:
-            return failed(_CHECK, f"{folder} has no {ability}: {error}", "use a folder of another file system")
+            return failed(_CHECK, f"{folder} has no {ability}: {text_of(error)}", "use a folder of another file system")
         if not able:
             return failed(_CHECK, f"{folder} has no {ability} that can be relied on", "use another file system")
     found = f"{folder} has {', '.join(tries)}"

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from onceward.core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError, text_of
 from onceward.core.kit.pieces import PIECE_BYTES
 from onceward.core.kit.rows import decoded
 from onceward.core.names import parse_file_name
@@ -138,7 +138,7 @@ def _noted(file: object, left_out: list[str]) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException, KeyError) as error:  # KeyError: two columns of one name
-        left_out.append(f"{file}, which cannot be read ({error})")
+        left_out.append(f"{file}, which cannot be read ({text_of(error)})")
 
 
 def _described(path: Path, inside: Path, columns: Sequence[str], left_out: list[str]) -> _File:

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 import msgspec
 import pyarrow as pa
 
-from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SinkError
+from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SinkError, text_of
 from onceward.core.folders import check_rename, make_folder, sync_folder
 from onceward.core.kit.options import check_choice, check_types
 from onceward.core.kit.rows import in_microseconds
@@ -138,6 +138,9 @@ class FileSink(FolderSink[Files]):
         self.roll_bytes = roll_bytes
         self.proof = proof
 
+    def __repr__(self) -> str:
+        return f"FileSink({self.name!r}, {str(self.directory)!r}, format={self.format!r})"
+
     def dataset(self) -> tuple[str, str] | None:
         return "file", str(self.directory)
 
@@ -193,11 +196,11 @@ class FileSink(FolderSink[Files]):
         except SchemaError as error:
             raise SchemaError(f"{error.message}; the epoch's rows are not written", sink=self.name) from None
         except _UNWRITABLE as error:
-            raise SinkError(f"a row cannot be written as {self.format}: {error}", sink=self.name) from error
+            raise SinkError(f"a row cannot be written as {self.format}: {text_of(error)}", sink=self.name) from error
         except OSError as error:
             if error.errno not in _LASTING:
                 raise
-            raise ConfigurationError(f"{error}: {_LASTING[error.errno]}", sink=self.name) from error
+            raise ConfigurationError(f"{text_of(error)}: {_LASTING[error.errno]}", sink=self.name) from error
 
     @with_file_errors
     def pre_commit(self, transaction: Files) -> Committable:

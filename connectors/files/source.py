@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.json
 
-from onceward.core.errors import ConfigurationError, SourceError
+from onceward.core.errors import ConfigurationError, SourceError, text_of
 from onceward.core.kit.options import check_choice, check_types
 from onceward.core.kit.rows import with_leaves
 from onceward.core.source import Piece, Position, ResettableSource, Split
@@ -166,7 +166,7 @@ class FileSource(ResettableSource):
                 if first < last:
                     yield Piece(self._as_said(batch.slice(first, last - first)), at - batch.num_rows + last)
         except (OSError, pa.ArrowException) as error:
-            raise SourceError(f"cannot read {self.directory / name}: {error}") from error
+            raise SourceError(f"cannot read {self.directory / name}: {text_of(error)}") from error
         if at < split.end:
             raise SourceError(f"{self.directory / name} has {at} rows now; {split.end} were there")
 
@@ -235,7 +235,7 @@ class FileSource(ResettableSource):
                     f"{self.directory / name} has fields that the beginning of the oldest file does not have: give "
                     "schema=… with the columns to read"
                 ) from error
-            raise SourceError(f"cannot read {self.directory / name}: {error}") from error
+            raise SourceError(f"cannot read {self.directory / name}: {text_of(error)}") from error
 
     def _count_rows(self, name: str, block: int) -> int:
         if self.format == "jsonl":
@@ -279,7 +279,7 @@ class FileSource(ResettableSource):
         try:
             return with_blocks(lambda block: self._dataset(name, block).schema)
         except (OSError, pa.ArrowException) as error:
-            raise SourceError(f"cannot read {self.directory / name}: {error}") from error
+            raise SourceError(f"cannot read {self.directory / name}: {text_of(error)}") from error
 
     def _dataset(self, name: str, block: int, schema: pa.Schema | None = None) -> Any:
         path = self.directory / name

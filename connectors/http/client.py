@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import httpx
 
-from onceward.core.errors import ConfigurationError, RetryableSinkError, SinkError
+from onceward.core.errors import ConfigurationError, RetryableSinkError, SinkError, text_of
 from onceward.core.kit.options import check_seconds
 from onceward.core.kit.processwide import PerProcess
 from onceward.core.kit.secrets import redact
@@ -103,7 +103,7 @@ class HttpSettings:
                 context.load_cert_chain(self.client_cert, self.client_key)
         except OSError as error:  # ssl.SSLError is one
             files = [name for name in (self.ca_file, self.client_cert, self.client_key) if name]
-            raise ConfigurationError(f"cannot read the TLS files {files}: {error}") from error
+            raise ConfigurationError(f"cannot read the TLS files {files}: {text_of(error)}") from error
         return context
 
 

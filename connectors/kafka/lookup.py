@@ -14,7 +14,7 @@ import msgspec
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
-from onceward.core.errors import ConfigurationError, SourceError
+from onceward.core.errors import ConfigurationError, SourceError, text_of
 
 from .admin import admin_of
 from .positions import EARLIEST, LATEST, AtTime, Bound, HeldOffsets, Partition, assignment_from_json, spread
@@ -166,7 +166,7 @@ class Selection(msgspec.Struct, frozen=True):
                 re.compile(pattern)
             except re.error as error:
                 raise ConfigurationError(
-                    f"pattern (subscribePattern) {pattern!r} is not a valid regular expression: {error}"
+                    f"pattern (subscribePattern) {pattern!r} is not a valid regular expression: {text_of(error)}"
                 ) from error
             return cls(pattern=pattern)
         if isinstance(topics, str) or not topics:

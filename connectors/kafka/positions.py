@@ -20,7 +20,7 @@ from zlib import crc32
 import msgspec
 from msgspec import structs
 
-from onceward.core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError, text_of
 from onceward.core.sealed import UNREADABLE
 from onceward.core.source import Split
 
@@ -95,9 +95,9 @@ def _shaped(value: Any, kind: Any, what: str, shape: str) -> Any:
             return msgspec.json.decode(value, type=kind)
         return msgspec.convert(value, kind, str_keys=True)
     except msgspec.ValidationError as error:
-        raise ConfigurationError(f"{what} must have the shape {shape}, not {value!r}: {error}") from error
+        raise ConfigurationError(f"{what} must have the shape {shape}, not {value!r}: {text_of(error)}") from error
     except UNREADABLE as error:
-        raise ConfigurationError(f"{what} must be JSON such as {shape}: {error}") from error
+        raise ConfigurationError(f"{what} must be JSON such as {shape}: {text_of(error)}") from error
 
 
 def in_share(partition: Partition, subtask: int, parallelism: int) -> bool:

@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from onceward.core.errors import ConfigurationError, KafkaError
+from onceward.core.errors import ConfigurationError, KafkaError, text_of
 from onceward.core.kit.secrets import shown_address
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def tls_context(values: Mapping[str, str]) -> ssl.SSLContext:
         _identify(context, values)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         given = ", ".join(sorted(name for name in values if name.startswith("ssl.")))
-        raise ConfigurationError(f"the TLS settings ({given}) cannot be used: {error}") from error
+        raise ConfigurationError(f"the TLS settings ({given}) cannot be used: {text_of(error)}") from error
     return context
 
 
@@ -148,7 +148,7 @@ def _function(given: Any) -> Callable[[str], Any]:
         found = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(
-            f"oauth_cb {given!r} is not a function: give it as module:function ({error})"
+            f"oauth_cb {given!r} is not a function: give it as module:function ({text_of(error)})"
         ) from None
     return found  # type: ignore[no-any-return]
 

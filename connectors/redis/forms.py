@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from onceward.core.errors import ConfigurationError, SchemaError, SinkError
+from onceward.core.errors import ConfigurationError, SchemaError, SinkError, text_of
 from onceward.core.kit.pieces import pieces, size_of
 from onceward.core.kit.rows import UNWRITABLE, check_columns, in_microseconds, plain, to_json, with_column
 from onceward.core.names import FORMAT
@@ -80,7 +80,7 @@ class KeyTemplate:
         try:
             parts = list(Formatter().parse(text))
         except ValueError as error:
-            raise ConfigurationError(f"key {text!r}: {error}") from None
+            raise ConfigurationError(f"key {text!r}: {text_of(error)}") from None
         if not text or any(spec or conversion for _, _, spec, conversion in parts):
             raise ConfigurationError(f"key {text!r}: give text with columns in braces, as 'total:{{user}}'")
         self.text = text
@@ -179,7 +179,7 @@ def written(
         return [_row(form, key, row, maxlen) for row in in_microseconds(rows).to_pylist()]
     except KeyError as error:
         raise SinkError(
-            f"rows written before the key was changed have no column {error}: run once with the former key",
+            f"rows written before the key was changed have no column {text_of(error)}: run once with the former key",
             sink=sink,
         ) from None
     except UNWRITABLE as error:

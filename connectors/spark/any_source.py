@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.errors import PySparkTypeError
 from pyspark.sql.types import StructType
 
-from onceward.core.errors import ConfigurationError, OncewardError, SourceError
+from onceward.core.errors import ConfigurationError, OncewardError, SourceError, text_of
 from onceward.core.kit.options import check_type
 from onceward.core.kit.pieces import pieces
 from onceward.core.kit.rows import cast
@@ -260,7 +260,9 @@ def registered(spark: SparkSession, source: ResettableSource) -> str:
     try:
         spark.dataSource.register(type("RegisteredSource", (AnySource,), {"format_name": name, "source": source}))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ConfigurationError(f"{type(source).__name__} cannot be pickled for the executors: {error}") from error
+        raise ConfigurationError(
+            f"{type(source).__name__} cannot be pickled for the executors: {text_of(error)}"
+        ) from error
     _registered[name] = source
     return name
 

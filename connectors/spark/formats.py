@@ -13,7 +13,7 @@ from pyspark.errors import AnalysisException
 
 from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.connector import connectors
-from onceward.core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError, text_of
 from onceward.core.kit.extras import needing
 from onceward.core.kit.options import option_names, plain
 from onceward.sinks import DirectSink, TwoPhaseCommitSink
@@ -163,7 +163,7 @@ class AnyFormat(SinkFormat):
         try:
             found = getattr(import_module(module), name)
         except Exception as error:
-            raise ConfigurationError(f"option sink: cannot import {reference}: {error}") from error
+            raise ConfigurationError(f"option sink: cannot import {reference}: {text_of(error)}") from error
         if not (isinstance(found, type) and issubclass(found, TwoPhaseCommitSink | DirectSink)):
             raise ConfigurationError(f"option sink: {reference} is not a class of sinks")
         return found

@@ -30,6 +30,7 @@ from onceward.core.errors import (
     EpochVoidedError,
     FencedError,
     OncewardError,
+    text_of,
 )
 from onceward.core.events import EpochFailed, EpochReplayed, tell
 from onceward.core.kit.options import check_type
@@ -234,7 +235,7 @@ def check_pickles(sink: AnySink) -> None:
         return
     members = [name for name, value in vars(sink).items() if _not_pickled(value) is not None]
     raise ConfigurationError(
-        f"sink {sink.name} cannot be sent to the executors ({error}{': member ' if members else ''}"
+        f"sink {sink.name} cannot be sent to the executors ({text_of(error)}{': member ' if members else ''}"
         f"{', '.join(members)}). A sink holds configuration only: open connections in begin and in commit",
         sink=sink.name,
     )

@@ -20,7 +20,6 @@ from ..source import ResettableSource
 from .aggregate import AggregateLogic, Aggregation
 from .channels import Channel, CheckpointKind, Gate, TaskOutput, by_key, forward, rebalance
 from .checkpoints import CheckpointsState, advance, initial
-from .config import Mode
 from .ends import LiveLogic, ResettableLogic, SinkLogic
 from .events import (
     Acknowledged,
@@ -185,7 +184,7 @@ class Attempt(ABC):
 
     def _make_tasks(self, world: TaskWorld) -> dict[TaskId, Task]:
         inputs, outputs = self._connect()
-        aligned = self._config.mode is Mode.EXACTLY_ONCE
+        aligned = self._config.mode == "exactly-once"
         made: dict[TaskId, Task] = {}
         try:
             for operator in self._graph.operators:

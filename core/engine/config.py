@@ -14,52 +14,39 @@ The environment takes precedence. An unknown name is an error: otherwise a missp
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
 import msgspec
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, text_of
 from ..kit.options import as_value, option_names
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-_log = logging.getLogger("onceward.engine")
 _TABLES: Final = ("checkpoint", "restart")
 
 
-class Mode(StrEnum):
-    """The guarantee for a record's effect on the state after failures."""
+Mode = Literal["exactly-once", "at-least-once", "at-most-once"]
+"""The guarantee for a record's effect on the state after failures.
 
-    EXACTLY_ONCE = "exactly-once"
-    """Barriers are aligned."""
-    AT_LEAST_ONCE = "at-least-once"
-    """No channel waits; records may count twice."""
-    AT_MOST_ONCE = "at-most-once"
-    """Nothing is read again after a failure; what was in progress is lost."""
-
-
-class Retention(StrEnum):
-    """The fate of the newest checkpoints when a run is stopped or fails."""
-
-    KEEP = "keep"
-    DELETE = "delete"
-
-
+exactly-once: barriers are aligned. at-least-once: no channel waits; records may count twice. at-most-once: nothing is
+read again after a failure; what was in progress is lost.
+"""
+Retention = Literal["keep", "delete"]
+"""The fate of the newest checkpoints when a run is stopped or fails."""
 _Seconds = Annotated[float, msgspec.Meta(gt=0)]
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class CheckpointConfig(msgspec.Struct, frozen=True):
+class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The settings that say when checkpoints are made, and which are kept.
 
     Attributes:
@@ -74,6 +61,9 @@ class CheckpointConfig(msgspec.Struct, frozen=True):
         on_cancel: What happens to the state when the run is stopped without a savepoint: "keep" or "delete".
         on_failure: What happens to the state when the run fails for good: "keep" or "delete".
         history: How many checkpoints `pipeline.checkpoints` remembers.
+
+    Raises:
+        ConfigurationError: A value makes no sense.
     """
 
     interval: _Seconds | None = None
@@ -81,10 +71,10 @@ class CheckpointConfig(msgspec.Struct, frozen=True):
     min_pause: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     max_concurrent: Annotated[int, msgspec.Meta(ge=1)] = 1
     tolerable_failures: _Count = 0
-    retained: int = 1
-    mode: Mode = Mode.EXACTLY_ONCE
-    on_cancel: Retention = Retention.KEEP
-    on_failure: Retention = Retention.KEEP
+    retained: Annotated[int, msgspec.Meta(ge=1)] = 1
+    mode: Mode = "exactly-once"
+    on_cancel: Retention = "keep"
+    on_failure: Retention = "keep"
     history: _Count = 10
 
     @classmethod
@@ -99,15 +89,10 @@ class CheckpointConfig(msgspec.Struct, frozen=True):
         """
         values = _settings("checkpoint", path)
         _refuse_unknown("checkpoint", values, cls.__struct_fields__)
-        return _checked(values, strict=False)
+        return cls(**_checked(values, strict=False))
 
-    def checked(self) -> CheckpointConfig:
-        """Validate and return this configuration.
-
-        Raises:
-            ConfigurationError: A value makes no sense.
-        """
-        return _checked(msgspec.structs.asdict(self), strict=True)
+    def __post_init__(self) -> None:
+        _checked(msgspec.structs.asdict(self), strict=True)
 
 
 _WANTED: Final = {
@@ -116,24 +101,26 @@ _WANTED: Final = {
     "min_pause": "a number of seconds, 0 or more",
     "max_concurrent": "a whole number, 1 or more",
     "tolerable_failures": "a whole number, 0 or more",
-    "retained": "a whole number",
-    "mode": f"one of {', '.join(Mode)}",
-    "on_cancel": f"one of {', '.join(Retention)}",
-    "on_failure": f"one of {', '.join(Retention)}",
+    "retained": "a whole number, 1 or more: a restore needs one",
+    "mode": f"one of {', '.join(get_args(Mode))}",
+    "on_cancel": f"one of {', '.join(get_args(Retention))}",
+    "on_failure": f"one of {', '.join(get_args(Retention))}",
     "history": "a whole number, 0 or more",
 }
 
 
-def _checked(values: dict[str, Any], *, strict: bool) -> CheckpointConfig:
-    try:
-        config = msgspec.convert(values, CheckpointConfig, strict=strict)
-    except msgspec.ValidationError as error:
-        name = str(error).rstrip("`").rpartition("$.")[2]
-        raise ConfigurationError(f"CheckpointConfig({name}={values[name]!r}): give {_WANTED[name]}") from error
-    if config.retained > 0:
-        return config
-    _log.warning("CheckpointConfig(retained=%s): a restore needs one, so 1 is kept", config.retained)
-    return msgspec.structs.replace(config, retained=1)
+def _checked(values: dict[str, Any], *, strict: bool) -> dict[str, Any]:
+    """Return the values in their types; if not strict, also from text."""
+    found = {}
+    for name, value in values.items():
+        try:
+            found[name] = msgspec.convert(value, _TYPES[name], strict=strict)
+        except msgspec.ValidationError as error:
+            raise ConfigurationError(f"CheckpointConfig({name}={value!r}): give {_WANTED[name]}") from error
+    return found
+
+
+_TYPES: Final = {field.name: field.type for field in msgspec.structs.fields(CheckpointConfig)}
 
 
 Restarts = Callable[[float, float], float | None]
@@ -290,6 +277,6 @@ def _file(path: str | Path) -> dict[str, dict[str, Any]]:
     try:
         found: dict[str, dict[str, Any]] = msgspec.toml.decode(Path(path).read_bytes(), type=dict[str, dict[str, Any]])
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"settings {path} cannot be read: {error}") from error
+        raise ConfigurationError(f"settings {path} cannot be read: {text_of(error)}") from error
     _refuse_unknown(str(path), found, _TABLES)
     return found

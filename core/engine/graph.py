@@ -19,7 +19,6 @@ from ..errors import ConfigurationError
 from ..sink import Guarantee
 from ..source import ResettableSource
 from .channels import TaskId
-from .config import Mode
 from .state.keys import KeyEncoder, check_parallelism
 
 if TYPE_CHECKING:
@@ -133,8 +132,8 @@ def weakest(levels: Iterable[Guarantee]) -> Guarantee:
 
 
 OF_MODE: Final = {
-    Mode.AT_LEAST_ONCE: WeakPart("the engine", Guarantee.AT_LEAST_ONCE, "does not align barriers (mode at-least-once)"),
-    Mode.AT_MOST_ONCE: WeakPart(
+    "at-least-once": WeakPart("the engine", Guarantee.AT_LEAST_ONCE, "does not align barriers (mode at-least-once)"),
+    "at-most-once": WeakPart(
         "the engine", Guarantee.AT_MOST_ONCE, "reads nothing again after a failure (mode at-most-once)"
     ),
 }

@@ -9,13 +9,20 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from ..errors import CheckpointFailedError, ConfigurationError, FencedError, OncewardError, ProtocolError, StoreError
+from ..errors import (
+    CheckpointFailedError,
+    ConfigurationError,
+    FencedError,
+    OncewardError,
+    ProtocolError,
+    StoreError,
+    text_of,
+)
 from ..events import EpochFailed, tell
 from ..log import MemoryStore, RunWriters
 from ..log.notes import note_end, note_failure
 from .channels import CheckpointKind
 from .completion import unexpected
-from .config import Retention
 from .origin import Restore
 from .requests import POLL_SECONDS, serve
 from .start import start
@@ -268,8 +275,8 @@ class Job:
             JobState.STOPPED: ("on_cancel", config.on_cancel),
             JobState.FAILED: ("on_failure", config.on_failure),
         }
-        setting, policy = policies.get(self.state, ("", Retention.KEEP))
-        if policy is not Retention.DELETE or started is None:
+        setting, policy = policies.get(self.state, ("", "keep"))
+        if policy != "delete" or started is None:
             return
         try:
             if started.coordinator.writer.still_newest():
@@ -286,7 +293,7 @@ def _target(path: str | Path) -> str:
         if storage.is_empty:
             return storage.root
     except OSError as error:
-        raise ConfigurationError(f"savepoint {storage.root}: the folder cannot be used: {error}") from error
+        raise ConfigurationError(f"savepoint {storage.root}: the folder cannot be used: {text_of(error)}") from error
     raise ConfigurationError(f"savepoint {storage.root}: the folder is not empty; give a new or an empty one")
 
 

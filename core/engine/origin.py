@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..errors import ConfigurationError, EpochConflictError, StateDamagedError
+from ..errors import ConfigurationError, EpochConflictError, StateDamagedError, text_of
 from ..log.view import NONE
 from .reference import Decided, Reference, Restored, is_proven, load, resolve
 
@@ -143,7 +143,7 @@ def _asked_for(view: LogView, newest: Decided | None, path: str, restore: Restor
     try:
         found = load(path)
     except StateDamagedError as error:
-        raise ConfigurationError(f"restore={path!r}: {error}; nothing was started") from error
+        raise ConfigurationError(f"restore={path!r}: {text_of(error)}; nothing was started") from error
     metadata, sha256, storage = found
     goes_on = newest is not None and newest.checkpoint.sha256 == sha256
     if not goes_on:

@@ -38,6 +38,7 @@ from .state.store import StateBackend
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
+    from typing import Self
 
     import pyarrow as pa
 
@@ -261,7 +262,7 @@ class Pipeline:
             raise ConfigurationError(f"linger={linger}: give a number of seconds, 0 or more")
         if store is None:
             _log.warning("pipeline %s has no store: its decisions are in memory and end with this process", name)
-        config = (checkpoint or CheckpointConfig()).checked()
+        config = checkpoint or CheckpointConfig()
         periodic = config.interval is not None
         self.graph = Graph(max_parallelism, parallelism)
         self.setup = Setup(
@@ -331,6 +332,7 @@ class Pipeline:
         self.graph.check()
         for operator in self.graph.of_kind("source"):
             operator.what.validate()
+        self._warn_if_nothing_is_committed()
         path = locate(restore) if restore else None
         job = Job(self.setup, Restore(path, claim, why, import_from, allow_non_restored_state))
         self._job = job
@@ -338,6 +340,16 @@ class Pipeline:
         if job.error is not None:
             raise job.error
         return job
+
+    def _warn_if_nothing_is_committed(self) -> None:
+        endless = [operator.uid for operator in self.graph.of_kind("source") if not operator.what.bounded]
+        if endless and self.setup.config.interval is None:
+            _log.warning(
+                "pipeline %s has no interval of checkpoints, and %s never ends: nothing is committed until a signal "
+                "ends the run. Give checkpoint=CheckpointConfig(interval=1.0), a number of seconds",
+                self.name,
+                ", ".join(endless),
+            )
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the run has ended, and return whether it has.
@@ -358,16 +370,28 @@ class Pipeline:
             with raising_exit(signal.SIGTERM):
                 ended = job.wait(timeout)
         except BaseException:
-            try:
-                job.try_checkpoint(_LAST_CHECKPOINT_SECONDS)
-            finally:
-                self.stop()
+            self._end(job)
             raise
         if not ended:
             return False
         if job.error is not None:
             raise job.error
         return True
+
+    def __enter__(self) -> Self:
+        """Return the pipeline; leaving the block ends its run, if there is one."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the run as a signal does: with a checkpoint, for which it waits 10 s at most."""
+        if self._job is not None and not self._job.wait(0):
+            self._end(self._job)
+
+    def _end(self, job: Job) -> None:
+        try:
+            job.try_checkpoint(_LAST_CHECKPOINT_SECONDS)
+        finally:
+            self.stop()
 
     def stop(self) -> None:
         """End the run without a checkpoint: the next run reads again the rows after the newest checkpoint."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from ..errors import ConfigurationError, OperatorError
+from ..errors import ConfigurationError, OperatorError, text_of
 from ..kit.pieces import PIECE_BYTES, pieces, size_of
 from ..kit.rows import cast, with_leaves
 
@@ -208,7 +208,7 @@ class Projection:
     def _changed_duration(self, field: pa.Field, error: pa.ArrowException) -> OperatorError:
         return OperatorError(
             f"sink {self._sink}: {self._shown}: column {field.name!r} has a duration that DuckDB cannot keep, with a "
-            f"fraction of a microsecond or of more than 292 years ({error}): round it before the sink"
+            f"fraction of a microsecond or of more than 292 years ({text_of(error)}): round it before the sink"
         )
 
     def _needed(self, batch: pa.RecordBatch, expressions: Sequence[_Expression]) -> pa.RecordBatch:

@@ -26,7 +26,6 @@ from ..source import ResettableSource
 from .again import Again, can_be_read_again
 from .channels import Barrier
 from .completion import Completer
-from .config import Mode
 from .fits import check_fits
 from .origin import find_origin
 from .pace import MOST_ROWS
@@ -186,7 +185,7 @@ def _find(
     if not (again or restore.allow_non_restored):  # after a failure, the program is the one that made the checkpoint
         assigned = {task: each._replace(all_new_types=False) for task, each in assigned.items()}
     orderly = origin.metadata is None or origin.metadata.terminal
-    skip = setup.config.mode is Mode.AT_MOST_ONCE and (again or not orderly)
+    skip = setup.config.mode == "at-most-once" and (again or not orderly)
     return origin, assigned, start_positions(setup.graph, assigned, skip=skip)
 
 

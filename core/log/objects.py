@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from ..errors import ConfigurationError, StoreError
+from ..errors import ConfigurationError, StoreError, text_of
 from ..kit.secrets import shown_address
 from .bounded import bounded
 
@@ -223,7 +223,7 @@ class ObjectStore:
         try:
             yield
         except OSError as error:
-            raise StoreError(f"cannot {what} {self.describe()}: {error}") from error
+            raise StoreError(f"cannot {what} {self.describe()}: {text_of(error)}") from error
 
 
 @contextmanager

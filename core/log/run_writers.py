@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from ..errors import ConfigurationError, StoreError
+from ..errors import ConfigurationError, StoreError, text_of
 from .entries import Start
 
 if TYPE_CHECKING:
@@ -117,4 +117,4 @@ def _write(file: Path, data: bytes) -> None:
         new.write_bytes(data)
         new.replace(file)
     except OSError as error:
-        raise StoreError(f"the notes for `onceward run` cannot be written: {error}") from error
+        raise StoreError(f"the notes for `onceward run` cannot be written: {text_of(error)}") from error

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ..errors import ConfigurationError, NoDecisionLogError, OncewardError, StoreError
+from ..errors import ConfigurationError, NoDecisionLogError, OncewardError, StoreError, text_of
 from ..kit.secrets import AMBIGUOUS, is_ambiguous, shown_address
 from ..names import PIPELINE_LENGTH, check_pipeline_name
 from .bounded import ANSWER_SECONDS, bounded
@@ -94,7 +94,7 @@ class SqlStore:
                 poolclass=sa.NullPool if existing else None,  # who only looks closes nothing
             )
         except (exc.ArgumentError, exc.NoSuchModuleError, ImportError) as error:
-            raise ConfigurationError(f"not a usable database URL for a decision log: {error}") from None
+            raise ConfigurationError(f"not a usable database URL for a decision log: {text_of(error)}") from None
         except ValueError:  # of a part that is no number, which may be of a password
             raise ConfigurationError("not a usable database URL for a decision log: is a part not encoded?") from None
         if self._engine.dialect.name == "sqlite":
@@ -133,7 +133,7 @@ class SqlStore:
             if not self._has_table():  # another process may have made it meanwhile
                 made = " ".join(str(CreateTable(TABLE).compile(self._engine)).split())
                 raise StoreError(
-                    f"{error}. Let its administrator run this, and grant {RIGHTS} on the table: {made}"
+                    f"{text_of(error)}. Let its administrator run this, and grant {RIGHTS} on the table: {made}"
                 ) from None
         with self._connected("look into") as connection:
             self._refuse(_unfit(connection))

@@ -22,7 +22,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from ..errors import ConfigurationError, NoDecisionLogError, StoreError
+from ..errors import ConfigurationError, NoDecisionLogError, StoreError, text_of
 from ..folders import make_folder, open_regular, put_once, remove_abandoned, sync_folder
 from .bounded import bounded
 from .objects import CONDITIONAL_PUT, ObjectStore, open_objects
@@ -192,7 +192,7 @@ class DirectoryStore:
         try:
             yield
         except OSError as error:
-            raise StoreError(f"cannot {what} {self.path}: {error}") from error
+            raise StoreError(f"cannot {what} {self.path}: {text_of(error)}") from error
 
 
 class UnopenedStore(MemoryStore):
@@ -209,7 +209,7 @@ class UnopenedStore(MemoryStore):
         return "a store that was not opened"
 
 
-def open_store(url: str, *, pipeline: str = "default", existing: bool = False) -> LogStore:
+def open_store(url: str | os.PathLike[str], *, pipeline: str = "default", existing: bool = False) -> LogStore:
     """Open the store of one pipeline's decision log.
 
     Args:
@@ -223,6 +223,7 @@ def open_store(url: str, *, pipeline: str = "default", existing: bool = False) -
         ConfigurationError: The URL names nothing that can hold a decision log.
         StoreError: The store did not answer.
     """
+    url = os.fspath(url)
     if not url.strip():
         raise ConfigurationError("store is empty: give a folder, a database's URL or an object store's")
     if EXPLAINING.get() and not existing:

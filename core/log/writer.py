@@ -28,6 +28,7 @@ from ..errors import (
     OncewardError,
     ProtocolError,
     StoreError,
+    text_of,
 )
 from ..names import Scope
 from ..steps import Step, crash_point
@@ -336,7 +337,7 @@ class LogWriter:
                     self._offer(record_key(entry.position), encode(entry))
         except StoreError as error:
             raise DecisionInDoubtError(
-                f"the audit record of lost transactions could not be kept ({error}). The decision remains "
+                f"the audit record of lost transactions could not be kept ({text_of(error)}). The decision remains "
                 "valid; a restart continues",
                 pipeline=self.pipeline,
             ) from error

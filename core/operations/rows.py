@@ -12,6 +12,7 @@ from uuid import UUID
 import msgspec
 import pyarrow as pa
 
+from ..errors import text_of
 from ..place import has_mark
 from ..proof import JSON_LINE
 from ..proof import UUID as UUID_BYTES
@@ -83,7 +84,7 @@ def mapped(
             yield place.as_hashed(made, schema)
         except (pa.ArrowException, ArithmeticError, LookupError, ValueError, TypeError) as error:
             raise RefusedError(
-                f"the source's rows do not fit {place.title} ({error})", Refusal.NEEDS_MAPPING
+                f"the source's rows do not fit {place.title} ({text_of(error)})", Refusal.NEEDS_MAPPING
             ) from error
 
 
@@ -95,7 +96,7 @@ def _from_json(batch: pa.RecordBatch, place: Place, schema: pa.Schema) -> pa.Rec
     try:
         rows = [_OBJECT.decode(value or b"null") for value in batch.column(column).to_pylist()]
     except msgspec.MsgspecError as error:
-        raise ValueError(f"a message of the source is not a JSON object: {error}") from error
+        raise ValueError(f"a message of the source is not a JSON object: {text_of(error)}") from error
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: _column([row.get(name) for row in rows]) for name in names}
     if not place.holds_bytes:

@@ -21,7 +21,7 @@ import pyarrow as pa
 from sqlalchemy import exc
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
-from onceward.core.errors import SchemaError
+from onceward.core.errors import SchemaError, text_of
 from onceward.core.kit.pieces import pieces
 from onceward.core.row_hash import RowHash
 
@@ -236,5 +236,5 @@ class CopyWriter(RowWriter):
         try:
             encoded: bytes = self._encoder.write_batch(piece)
         except ValueError as error:
-            raise SchemaError(f"a value of columns {self._schema.names} cannot be sent: {error}") from error
+            raise SchemaError(f"a value of columns {self._schema.names} cannot be sent: {text_of(error)}") from error
         return encoded

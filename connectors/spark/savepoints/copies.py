@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from onceward.core.checkpoint import CommitPolicy
 from onceward.core.engine.reference import Decided
 from onceward.core.engine.state.storage import CheckpointStorage
-from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, StateDamagedError
+from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, StateDamagedError, text_of
 from onceward.core.log import LogWriter
 from onceward.core.log.copies import entries_of
 from onceward.core.log.store import IN_CHECKPOINT
@@ -189,7 +189,7 @@ def _newest_decision(source: CheckpointStorage, log: Log, view: LogView) -> Deci
     except (StateDamagedError, ValueError, LookupError, TypeError) as error:
         raise ConfigurationError(
             f"{source.root} is not the checkpoint of epoch {decision.epoch}, the newest in the decision log in "
-            f"{log.store.describe()}: {error}"
+            f"{log.store.describe()}: {text_of(error)}"
         ) from error
     if (query, digest) != (about.query, about.digest):
         raise ConfigurationError(

@@ -27,6 +27,7 @@ from onceward.core.errors import (
     NewerFormatError,
     StateDamagedError,
     StateError,
+    text_of,
 )
 from onceward.core.names import Progress
 from onceward.core.sealed import opened, seal
@@ -267,4 +268,4 @@ def delete_savepoint(place: str) -> None:
         storage.delete(path for path in storage.walk() if path != BEGUN)
         storage.delete_folder("")
     except OSError as error:
-        raise StateError(f"{storage.root} is only partly deleted: {error}. Repeat this") from error
+        raise StateError(f"{storage.root} is only partly deleted: {text_of(error)}. Repeat this") from error

@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
-from ...errors import ConfigurationError, StateError
+from ...errors import ConfigurationError, StateError, text_of
 from .handles import FileRef, KeyedHandle
 from .keys import group_in, row_end, row_prefix
 from .storage import SHARED, CheckpointStorage, folder_in, inside
@@ -157,7 +157,7 @@ class RocksTable(KeyedTable):
             self._db.flush()
             Checkpoint(self._db).create_checkpoint(str(frozen))
         except Exception as error:
-            raise StateError(f"RocksDB of {self._task} cannot be frozen: {error}") from error
+            raise StateError(f"RocksDB of {self._task} cannot be frozen: {text_of(error)}") from error
         base = self._base
 
         def write(storage: CheckpointStorage | None, folder: str) -> tuple[KeyedHandle, int]:
@@ -332,7 +332,7 @@ def _open(path: Path, write_buffer: int | None = None) -> Any:
     try:
         db = Rdict(str(path), options)
     except Exception as error:
-        raise StateError(f"RocksDB cannot be opened at {path}: {error}") from error
+        raise StateError(f"RocksDB cannot be opened at {path}: {text_of(error)}") from error
     unlogged = WriteOptions()
     unlogged.disable_wal = True  # type: ignore[method-assign,assignment]  # its stub takes the property for a method
     db.set_write_options(unlogged)
@@ -344,7 +344,7 @@ def _reading(path: Path) -> Iterator[Any]:
     try:
         db = Rdict(str(path), _options(), access_type=AccessType.read_only())
     except Exception as error:
-        raise StateError(f"RocksDB cannot be read at {path}: {error}") from error
+        raise StateError(f"RocksDB cannot be read at {path}: {text_of(error)}") from error
     try:
         yield db
     finally:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
-from ...errors import ConfigurationError, StateDamagedError, StateError
+from ...errors import ConfigurationError, StateDamagedError, StateError, text_of
 from ...folders import make_folder, put_once, sync_folder
 from ...log.objects import ObjectFiles, open_objects
 from .handles import FileRef, Metadata, decode_metadata, encode_metadata
@@ -67,7 +67,7 @@ class CheckpointStorage:
                 raise StateError(f"{self.at(path)} already exists: no file of a checkpoint is ever overwritten")
             self._files.put(path, counted())
         except OSError as error:
-            raise StateError(f"cannot write {self.at(path)}: {error}") from error
+            raise StateError(f"cannot write {self.at(path)}: {text_of(error)}") from error
         return FileRef(name or path.rpartition("/")[2], path, size, digest.hexdigest(), shared)
 
     def put_once(self, path: str, data: bytes) -> bool:
@@ -75,14 +75,14 @@ class CheckpointStorage:
         try:
             return self._files.put_once(path, data)
         except OSError as error:
-            raise StateError(f"cannot write {self.at(path)}: {error}") from error
+            raise StateError(f"cannot write {self.at(path)}: {text_of(error)}") from error
 
     def copy_in(self, source: Path, path: str, *, shared: bool) -> FileRef:
         try:
             with source.open("rb") as file:
                 return self.write(path, _chunks(file), name=source.name, shared=shared)
         except OSError as error:
-            raise StateError(f"cannot read {source}: {error}") from error
+            raise StateError(f"cannot read {source}: {text_of(error)}") from error
 
     def read(self, ref: FileRef) -> bytes:
         return b"".join(self.proven(ref))
@@ -111,7 +111,7 @@ class CheckpointStorage:
                 yield from _chunks(file)
         except OSError as error:  # what is not there will not come by itself; a store that does not answer will
             kind = StateDamagedError if isinstance(error, _GONE) else StateError
-            raise kind(f"{what} {self.at(path)} cannot be read: {error}") from error
+            raise kind(f"{what} {self.at(path)} cannot be read: {text_of(error)}") from error
 
     def write_metadata(self, metadata: Metadata, folder: str) -> FileRef:
         return self.write(inside(folder, METADATA), [encode_metadata(metadata)])
@@ -130,7 +130,7 @@ class CheckpointStorage:
         except (FileNotFoundError, NotADirectoryError):  # below a file is nothing
             return b""
         except OSError as error:
-            raise StateError(f"{self.at(path)} cannot be read: {error}") from error
+            raise StateError(f"{self.at(path)} cannot be read: {text_of(error)}") from error
 
     @property
     def is_empty(self) -> bool:

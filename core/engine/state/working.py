@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ...errors import StateError
+from ...errors import StateError, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +71,7 @@ def room(folder: Path | None) -> Iterator[None]:
         yield
     except OSError as error:
         where = f" in {folder}" if folder is not None else ""
-        raise StateError(f"the working copy of state{where} cannot be written: {error}. {_ADVICE}") from error
+        raise StateError(f"the working copy of state{where} cannot be written: {text_of(error)}. {_ADVICE}") from error
 
 
 def _remove_dead(base: Path, name: str) -> None:
