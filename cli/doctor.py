@@ -318,7 +318,7 @@ def _owned(sink: TwoPhaseCommitSink[Any], scope: Scope, view: LogView | None, se
     Without a log, the first start makes one, which nobody knows yet.
     """
     try:
-        remembered = sink.check_claim(scope, view.progress if view is not None else NOTHING)
+        remembered = sink.ledger().check_claim(scope, view.progress if view is not None else NOTHING)
     except EpochConflictError as error:
         return failed(
             _OWNERSHIP, error.message + searched, "the pipeline's next start is refused: see the message", sink.name

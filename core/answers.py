@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import LifecycleError
+from .ledger import Ledger
 from .transaction import Committable
 
 if TYPE_CHECKING:
@@ -46,6 +47,11 @@ def of_each(
             sink, method, f"{len(found)} values for {len(committables)} committables; give one for each", epoch
         )
     return list(zip(committables, found, strict=True))
+
+
+def ledger(sink: TwoPhaseCommitSink[Any]) -> Ledger:
+    """Return the sink's ledger; raise LifecycleError if its method returned something else."""
+    return one(sink, "ledger", sink.ledger(), Ledger)
 
 
 def prepared(sink: TwoPhaseCommitSink[Any], answer: object, epoch: int) -> Committable:

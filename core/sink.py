@@ -8,6 +8,7 @@ Who calls what, in which order (the calls of one epoch of one subtask):
     driver:    the decision becomes durable
     driver:    commit_many → (restart?) commit_many again, until every outcome is known
     driver:    lingering → abort, for what no decision names
+    driver:    ledger, for what the target remembers of decision logs (core/ledger.py)
 
 The shape follows Flink's TwoPhaseCommitSinkFunction and its successor, TwoPhaseCommittingSink (FLIP-143, FLIP-372);
 the commit by handle, in any process, is what lets it work without long-lived writers.
@@ -15,14 +16,15 @@ the commit by handle, in any process, is what lets it work without long-lived wr
 
 from __future__ import annotations
 
-import inspect
 import math
 from abc import ABC, abstractmethod
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, Self, TypeVar
 
-from .errors import ExternalError, LifecycleError
+from .errors import ExternalError
+from .kit.methods import refuse_idle_methods
 from .kit.options import OF_FORMATS, arguments, check_types
+from .ledger import Ledger
 from .names import check_sink_name
 from .transaction import Observation
 
@@ -31,14 +33,14 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from .names import Remembered, Scope
-    from .transaction import AbortOutcome, CommitOutcome, Committable, Progress, WriteContext
+    from .names import Scope
+    from .transaction import AbortOutcome, CommitOutcome, Committable, WriteContext
 
 Txn = TypeVar("Txn")
 _CALLED: Final = frozenset(
     {
         *("validate", "begin", "write", "pre_commit", "discard", "commit", "commit_many", "abort", "inspect_many"),
-        *("check_claim", "claim", "release", "accept_loss", "completed", "warm_up", "open", "flush", "close", "send"),
+        *("ledger", "warm_up", "open", "flush", "close", "send"),
     }
 )
 _LISTED: Final = frozenset({"lingering", "lingering_elsewhere"})
@@ -81,14 +83,7 @@ class Sink(ABC):
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Refuse a method that would do nothing when it is called."""
         super().__init_subclass__(**arguments)
-        for name, method in vars(cls).items():
-            is_async = inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
-            if (is_async and name in _CALLED | _LISTED) or (inspect.isgeneratorfunction(method) and name in _CALLED):
-                raise LifecycleError(
-                    f"{cls.__qualname__}.{name} is {'async' if is_async else 'a generator'}, so a call of it does "
-                    "nothing. Make it a plain function that returns when its work is done"
-                    f"{' (asyncio.run can help)' if is_async else ''}"
-                )
+        refuse_idle_methods(cls, _CALLED, _LISTED)
 
     if not TYPE_CHECKING:
 
@@ -134,15 +129,7 @@ class Sink(ABC):
 
 
 class TwoPhaseCommitSink(Sink, Generic[Txn]):
-    """A sink whose target can prepare a transaction that outlives the process that wrote it.
-
-    Attributes:
-        keeps_ledger: Whether `inspect_many` can distinguish transactions that the newest completed epoch committed
-            from those that were never committed. Then each start checks that the target still has that epoch: a target
-            that was replaced by an older copy (a lagging standby was promoted, a backup was restored) does not.
-    """
-
-    keeps_ledger: ClassVar[bool] = False
+    """A sink whose target can prepare a transaction that outlives the process that wrote it."""
 
     @property
     def guarantee(self) -> Guarantee:
@@ -221,56 +208,12 @@ class TwoPhaseCommitSink(Sink, Generic[Txn]):
         """Ask the target about each one. Called before the decision if much of transaction_timeout has passed."""
         return [Observation.UNKNOWN for _ in committables]
 
-    def check_claim(self, scope: Scope, newest: Progress) -> Remembered | None:
-        """Refuse a decision log that would write again what the target holds. Called at each start; writes nothing.
+    def ledger(self) -> Ledger:
+        """Return what the target remembers of decision logs, so that none writes what another has written.
 
-        Args:
-            scope: The names, and the log.
-            newest: Generation and epoch of the log's newest decision.
-
-        Returns:
-            What the target remembers of this log: if that is less than was committed, it is a different target, or an
-            older copy. None if it cannot remember; Remembered(False, NOTHING) if it could, and knows nothing.
-
-        Raises:
-            EpochConflictError: The target knows this pipeline and sink from another decision log, for example
-                because the checkpoint folder was deleted (`other_log`); or it knows a committed transaction of this
-                log that is newer than `newest`, because the log is an outdated copy (`outdated_log`). `core.names` has
-                functions that make both errors.
+        Called on the driver, and by commands. Default: the target remembers nothing.
         """
-
-    def claim(self, scope: Scope) -> None:
-        """Make this decision log the owner of the names in the target; idempotent; if two logs race, one wins.
-
-        Called once the log's first decision for this sink is durable, before that decision's first commit: a start
-        that fails earlier leaves no claim behind.
-
-        Raises:
-            EpochConflictError: Another decision log owns them.
-        """
-
-    def release(self, scope: Scope) -> None:
-        """Forget other decision logs, and the progress of this one, for an explicit rewind; idempotent.
-
-        Called instead of `check_claim` until the first decision after the rewind. A claim of this log stays.
-        """
-
-    def accept_loss(self, scope: Scope) -> None:
-        """Take the target as it is, after a loss that `check_claim` reported; idempotent. By default, do nothing.
-
-        Called once the policy `skip` has accepted the loss, with its audit record. From then on `check_claim` does not
-        report it, and what is decided and was not acknowledged can be committed.
-        """
-
-    def completed(self, scope: Scope, epoch: int) -> None:
-        """Do housekeeping after an epoch's COMPLETED entry is durable, for example prune the ledger. May be skipped."""
-
-    def forget(self, scope: Scope) -> None:
-        """Delete what the target remembers of a decision log that was deleted. By default, do nothing. May be skipped.
-
-        Called after a batch write without `runKey`, when everything that its log decided is committed. The pipeline's
-        name was random, so nobody will ask for it again. Data must stay, and so must whatever `lingering` lists.
-        """
+        return Ledger()
 
     def warm_up(self, context: WriteContext) -> None:
         """Prepare the next epoch's resources, in the worker, after pre_commit. Must not block for long."""

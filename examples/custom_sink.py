@@ -15,7 +15,6 @@ from onceward import (
     CommitOutcome,
     CommitStatus,
     Committable,
-    Progress,
     Scope,
     TwoPhaseCommitSink,
     WriteContext,
@@ -99,20 +98,9 @@ class JsonLinesSink(TwoPhaseCommitSink[Transaction]):
             if name is not None and name.scope[:2] == scope[:2]:
                 yield Committable.named("json-lines", name)
 
-    # Ownership: a new decision log under an old name would write its input a second time, so a small file in the
-    # folder (in a database: a row) records which log owns the name
-
-    def check_claim(self, scope: Scope, newest: Progress) -> None:
-        """Refuse a decision log other than the one that the folder knows."""
-        FolderClaims(self.folder).check(scope)
-
-    def claim(self, scope: Scope) -> None:
-        """Record the decision log as the owner; if two race, one wins."""
-        FolderClaims(self.folder).claim(scope)
-
-    def release(self, scope: Scope) -> None:
-        """Forget other decision logs: the pipeline is being rewound on purpose."""
-        FolderClaims(self.folder).release(scope)
+    def ledger(self) -> FolderClaims:
+        """Record in the folder which decision log owns the name: a new one would write its input a second time."""
+        return FolderClaims(self.folder)
 
     def _file(self, name: str, kind: str) -> Path:
         hidden = "" if kind == "jsonl" else "_"  # Spark, Hive and pyarrow ignore names that begin with "_"

@@ -112,7 +112,7 @@ def main(kind: str, address: str, name: str, rows: int, size: int) -> None:
     committable = attempt.pre_commit()
     assert committable is not None
     written = peak() - before
-    sink.claim(Scope("large", "s", "0" * 8))
+    sink.ledger().claim(Scope("large", "s", "0" * 8))
     outcome = str(sink.commit(committable).status)
     committed = peak() - before
     del batch, attempt

@@ -52,7 +52,7 @@ class RealSink(Contexts):
         self.look.execute(f"CREATE TABLE rows (id bigint {'PRIMARY KEY' if unique else ''})")
         self.sink = PostgresSink("out", dsn=dsn, table="rows", commit=way, lock_timeout=0.2)
         self.sink.validate(SCHEMA)
-        self.sink.claim(SCOPE)
+        self.sink.ledger().claim(SCOPE)
 
     def batch(self, numbers: tuple[int, ...]) -> pa.RecordBatch:
         return pa.record_batch({"id": pa.array(numbers, pa.int64())})

@@ -114,7 +114,7 @@ def written(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Wr
 
 def leave_pending(sink: FileSink) -> None:
     context = WriteContext(pipeline="other", sink=sink.name, log="0123abcd", writer=1, epoch=1, subtask=0)
-    sink.claim(Scope("other", sink.name, "0123abcd"))
+    sink.ledger().claim(Scope("other", sink.name, "0123abcd"))
     transaction = sink.begin(context)
     sink.write(transaction, pa.RecordBatch.from_pylist([{"id": 10**6, "word": "x", "k": "a"}], schema=COLUMNS))
     sink.pre_commit(transaction)

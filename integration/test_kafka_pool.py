@@ -327,4 +327,4 @@ def test_80_an_id_is_retired_before_its_producer_epochs_are_used_up(bench):
     assert len({committable.transaction for committable in done}) > 2
     assert not never_committed(bench.describe(name))
     with pytest.raises(EpochConflictError):
-        bench.sink.check_claim(bench.scope._replace(log="ffffffff"), NOTHING)
+        bench.sink.ledger().check_claim(bench.scope._replace(log="ffffffff"), NOTHING)

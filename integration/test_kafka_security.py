@@ -103,7 +103,7 @@ def goes_through(servers, config, plain):
     bench = Bench(servers, "secured", config=config)
     mark = bench.pipeline
     bench.sink.validate(rows("x").schema)
-    bench.sink.check_claim(bench.scope, NOTHING)
+    bench.sink.ledger().check_claim(bench.scope, NOTHING)
     committable = bench.write(rows(mark))
     assert [c.identity() for c in bench.sink.lingering(bench.scope)] == [committable.identity()]
     assert bench.sink.commit(committable).status is CommitStatus.COMMITTED
@@ -280,7 +280,7 @@ def whole_run(bench):
     while refused(sink) and time.monotonic() < deadline:
         time.sleep(0.1)
     sink.validate(rows("x").schema)
-    sink.check_claim(bench.scope, NOTHING)
+    sink.ledger().check_claim(bench.scope, NOTHING)
     bench.write(rows("undecided"), subtask=1)
     decided = bench.write(rows("decided"))
     for found in list(sink.lingering(bench.scope)):
@@ -288,7 +288,7 @@ def whole_run(bench):
             assert sink.abort(found).status is AbortStatus.ABORTED
     assert sink.commit(decided).status is CommitStatus.COMMITTED
     assert list(sink.inspect_many([decided])) == [Observation.COMMITTED]
-    sink.release(bench.scope)
+    sink.ledger().release(bench.scope)
 
 
 def refused(sink):

@@ -192,22 +192,22 @@ def test_35_an_old_committer_does_no_harm(bench):
 
 
 def test_36_91_a_second_log_under_the_same_name_is_refused(bench):
-    bench.sink.check_claim(bench.scope, NOTHING)
+    bench.sink.ledger().check_claim(bench.scope, NOTHING)
     bench.sink.commit(bench.write(rows("x")))
-    bench.sink.check_claim(bench.scope, NOTHING)
+    bench.sink.ledger().check_claim(bench.scope, NOTHING)
     other = Scope(bench.pipeline, "out", "deadbeef")
     with pytest.raises(EpochConflictError, match=rf'Kafka knows .*{bench.log}.*rewind="'):
-        bench.sink.check_claim(other, NOTHING)
-    bench.sink.release(other)
-    bench.sink.check_claim(other, NOTHING)
+        bench.sink.ledger().check_claim(other, NOTHING)
+    bench.sink.ledger().release(other)
+    bench.sink.ledger().check_claim(other, NOTHING)
     with pytest.raises(EpochConflictError):
-        bench.sink.check_claim(other._replace(log="cafecafe"), NOTHING)
+        bench.sink.ledger().check_claim(other._replace(log="cafecafe"), NOTHING)
 
 
 def test_36_a_log_that_never_committed_is_no_conflict(bench):
     committable = bench.write(rows("x"))
     bench.sink.abort(committable)
-    bench.sink.check_claim(Scope(bench.pipeline, "out", "deadbeef"), NOTHING)
+    bench.sink.ledger().check_claim(Scope(bench.pipeline, "out", "deadbeef"), NOTHING)
 
 
 def test_36_a_log_whose_id_was_rolled_back_later_has_committed_all_the_same(bench):
@@ -221,7 +221,7 @@ def test_36_a_log_whose_id_was_rolled_back_later_has_committed_all_the_same(benc
     bench.sink.discard(transaction)
     eventually(lambda: bench.state_of(first) == "CompleteAbort", "rolled back")
     with pytest.raises(EpochConflictError):
-        bench.sink.check_claim(Scope(bench.pipeline, "out", "deadbeef"), NOTHING)
+        bench.sink.ledger().check_claim(Scope(bench.pipeline, "out", "deadbeef"), NOTHING)
 
 
 def test_36_a_log_that_has_decided_is_not_asked_whose_the_names_are(bench):
@@ -229,8 +229,8 @@ def test_36_a_log_that_has_decided_is_not_asked_whose_the_names_are(bench):
     bench.sink.commit(bench.write(rows("x")))
     other = Scope(bench.pipeline, "out", "deadbeef")
     before = bench.producers()
-    bench.sink.claim(other)
-    bench.sink.check_claim(other, Progress(0, 0))
+    bench.sink.ledger().claim(other)
+    bench.sink.ledger().check_claim(other, Progress(0, 0))
     assert bench.producers() == before
 
 

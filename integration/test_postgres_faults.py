@@ -51,7 +51,7 @@ def database(server: PostgresServer) -> Iterator[Database]:
 def sink(request: pytest.FixtureRequest, database: Database) -> PostgresSink:
     made = make_sink(database, request.param)
     made.validate(SCHEMA)
-    made.claim(SCOPE)
+    made.ledger().claim(SCOPE)
     return made
 
 

@@ -45,7 +45,7 @@ def database(server: PostgresServer) -> Iterator[Database]:
 def sink(request: pytest.FixtureRequest, database: Database) -> PostgresSink:
     made = make_sink(database, request.param)
     made.validate(SCHEMA)
-    made.claim(SCOPE)
+    made.ledger().claim(SCOPE)
     return made
 
 
@@ -89,9 +89,9 @@ def test_an_absent_row_proves_nothing_once_the_ledger_is_pruned(sink: PostgresSi
     committable, newest = (write(sink, context(epoch), words(10 * epoch)) for epoch in (5, 6))
     assert statuses(sink, committable, newest) == [CommitStatus.COMMITTED] * 2
     sink.ledger_epochs = 100
-    sink.completed(SCOPE, 150)
+    sink.ledger().completed(SCOPE, 150)
     assert statuses(sink, committable) == [CommitStatus.ALREADY_COMMITTED]
-    sink.completed(SCOPE, 200)
+    sink.ledger().completed(SCOPE, 200)
     assert database.run("SELECT epoch FROM onceward.ledger") == [(6,)]
     assert statuses(sink, committable) == [CommitStatus.UNKNOWN]
     assert sink.abort(committable).status is AbortStatus.UNKNOWN
@@ -103,7 +103,7 @@ def test_pruning_leaves_young_epochs_and_other_pipelines_alone(sink: PostgresSin
     committables = [write(sink, where, words(10 * n)) for n, where in enumerate([context(101), context(100), other])]
     for committable in committables:
         assert statuses(sink, committable) == [CommitStatus.COMMITTED]
-    sink.completed(SCOPE, 200)
+    sink.ledger().completed(SCOPE, 200)
     left = database.run("SELECT pipeline, epoch FROM onceward.ledger ORDER BY 1, 2")
     assert left == [("orders", 101), ("orders-eu", 5)]
 
@@ -132,7 +132,7 @@ def test_aborting_twice_has_no_effect(sink: PostgresSink, database: Database) ->
 def test_leftovers_of_another_log_are_listed_with_their_log(sink: PostgresSink) -> None:
     own = write(sink, context(), words(1))
     scope = Scope("orders", "words", "ffff0000")
-    sink.release(scope)
+    sink.ledger().release(scope)
     assert [(c.log, c.transaction) for c in sink.lingering(scope)] == [(SCOPE.log, own.transaction)]
 
 
@@ -142,10 +142,10 @@ def test_ledger_rows_of_another_log_are_a_conflict_even_without_its_claim(
     sink.commit(write(sink, context(4), words(1)))
     database.run("DELETE FROM onceward.pipelines")
     other = Scope("orders", "words", "ffff0000")
-    for look in (lambda: sink.claim(other), lambda: sink.check_claim(other, NOTHING)):
+    for look in (lambda: sink.ledger().claim(other), lambda: sink.ledger().check_claim(other, NOTHING)):
         with pytest.raises(EpochConflictError, match=f"from decision log {SCOPE.log}"):
             look()
-    sink.claim(SCOPE)
+    sink.ledger().claim(SCOPE)
 
 
 @pytest.mark.parametrize("how", ["prepared", "staging"])
@@ -161,7 +161,7 @@ class TestLedger(ledger_contract.LedgerContract):
             yield make_sink(other, how)
 
     def test_a_start_makes_no_schema(self, make: Callable[..., PostgresSink], database: Database) -> None:
-        make("words").check_claim(SCOPE, NOTHING)
+        make("words").ledger().check_claim(SCOPE, NOTHING)
         assert database.one("SELECT to_regnamespace('onceward') IS NULL")
 
 

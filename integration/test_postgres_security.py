@@ -235,8 +235,8 @@ def whole_run(database: Database, kind: str, folder: Path) -> None:
             run(database, kind, folder, "orders")
     sink = run(database, kind, folder, "orders")
     scope = Scope("orders", "words", database.one("SELECT log FROM onceward.pipelines"))
-    sink.release(scope)
-    sink.completed(scope, 2000)
+    sink.ledger().release(scope)
+    sink.ledger().completed(scope, 2000)
 
 
 @pytest.mark.parametrize("kind", ["prepared", "staging", "upsert", "changes"])

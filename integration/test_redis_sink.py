@@ -81,7 +81,7 @@ def make(folder: Path, valkey: Valkey, **settings: Any) -> RedisSink:
 
 def claimed(folder: Path, valkey: Valkey, **settings: Any) -> RedisSink:
     sink = make(folder, valkey, **settings)
-    sink.claim(SCOPE)
+    sink.ledger().claim(SCOPE)
     return sink
 
 
@@ -376,13 +376,13 @@ def test_a_server_that_was_emptied_is_never_taken_for_an_empty_one(tmp_path: Pat
         sink.commit(committable)
     assert sink.inspect_many([committable]) == [Observation.PREPARED]
     with pytest.raises(DataLossError, match=r"was emptied, or is another server.*on_lost='skip'"):
-        make(tmp_path, valkey).claim(SCOPE)
-    remembered = make(tmp_path, valkey).check_claim(SCOPE, Progress(1, 1))
+        make(tmp_path, valkey).ledger().claim(SCOPE)
+    remembered = make(tmp_path, valkey).ledger().check_claim(SCOPE, Progress(1, 1))
     assert not remembered.owned
     assert "was emptied" in remembered.lost
     assert valkey.client().keys() == []
-    sink.release(SCOPE)
-    sink.claim(SCOPE)
+    sink.ledger().release(SCOPE)
+    sink.ledger().claim(SCOPE)
     assert sink.commit(committable).status is CommitStatus.COMMITTED
 
 
@@ -665,7 +665,7 @@ def test_without_durable_another_logs_marker_is_respected(tmp_path: Path, valkey
     valkey.client().hset(MARKER, "log", "ffff0000")
     with pytest.raises(EpochConflictError, match="has taken"):
         sink.commit(prepared(sink, numbers(1)))
-    for refused in (lambda: sink.claim(SCOPE), lambda: sink.check_claim(SCOPE, Progress(1, 1))):
+    for refused in (lambda: sink.ledger().claim(SCOPE), lambda: sink.ledger().check_claim(SCOPE, Progress(1, 1))):
         with pytest.raises(EpochConflictError, match="from decision log ffff0000"):
             refused()
 
@@ -675,10 +675,10 @@ def test_options_of_the_url_do_not_change_how_answers_are_read(tmp_path: Path, v
     url = f"{valkey.url}?decode_responses=true&protocol=3&client_name=me"
     sink = claimed(tmp_path, valkey, url=url, durable=durable)
     sink.validate(SCHEMA)
-    sink.claim(SCOPE)
+    sink.ledger().claim(SCOPE)
     for epoch in range(3):
         assert sink.commit(prepared(sink, numbers(epoch), epoch=epoch)).status is CommitStatus.COMMITTED
-        sink.completed(SCOPE, epoch)
+        sink.ledger().completed(SCOPE, epoch)
     assert list(sink.lingering(SCOPE)) == []
     assert valkey.client().hlen(MARKER) == 4
 
@@ -691,7 +691,7 @@ def test_a_server_that_lost_acknowledged_rows_is_found_out(tmp_path: Path, valke
     with pytest.raises(DataLossError, match=r"has 2 rows.*had acknowledged 4"):
         sink.commit(committable)
     assert sink.inspect_many([committable]) == [Observation.PREPARED]
-    assert "had acknowledged 4" in make(tmp_path, valkey).check_claim(SCOPE, Progress(1, 1)).lost
+    assert "had acknowledged 4" in make(tmp_path, valkey).ledger().check_claim(SCOPE, Progress(1, 1)).lost
     assert streamed(valkey) == [0, 1, 2, 3]
 
 
@@ -699,11 +699,11 @@ def test_91_a_server_that_knows_the_name_from_another_log_refuses_it(tmp_path: P
     claimed(tmp_path, valkey)
     other = make(tmp_path / "new", valkey)
     theirs = SCOPE._replace(log="ffff0000")
-    for refused in (lambda: other.claim(theirs), lambda: other.check_claim(theirs, NOTHING)):
+    for refused in (lambda: other.ledger().claim(theirs), lambda: other.ledger().check_claim(theirs, NOTHING)):
         with pytest.raises(EpochConflictError, match="from decision log 0123abcd"):
             refused()
-    other.release(SCOPE._replace(log="ffff0000"))
-    other.claim(SCOPE._replace(log="ffff0000"))
+    other.ledger().release(SCOPE._replace(log="ffff0000"))
+    other.ledger().claim(SCOPE._replace(log="ffff0000"))
     sink = make(tmp_path, valkey)
     with pytest.raises(EpochConflictError, match="has taken"):
         sink.commit(prepared(sink, numbers(1)))
@@ -716,20 +716,20 @@ def test_91_a_server_remembers_how_far_the_log_had_come(tmp_path: Path, valkey: 
     sink = claimed(tmp_path, valkey)
     for epoch in (3, 4):
         sink.commit(prepared(sink, numbers(epoch), epoch=epoch))
-    sink.completed(SCOPE, 9 if pruned else 4)
+    sink.ledger().completed(SCOPE, 9 if pruned else 4)
     new = make(tmp_path / "new", valkey)
     for newest in (Progress(1, 4), Progress(1, 9), Progress(2, 0)):
-        new.check_claim(SCOPE, newest)
+        new.ledger().check_claim(SCOPE, newest)
     for newest in (NOTHING, Progress(1, 3), Progress(0, 9)):
         with pytest.raises(EpochConflictError, match=r"redis://.* holds epoch 4"):
-            new.check_claim(SCOPE, newest)
-    new.release(SCOPE)
-    new.check_claim(SCOPE, NOTHING)
-    new.claim(SCOPE)
+            new.ledger().check_claim(SCOPE, newest)
+    new.ledger().release(SCOPE)
+    new.ledger().check_claim(SCOPE, NOTHING)
+    new.ledger().claim(SCOPE)
     later = prepared(new, numbers(7), epoch=0)  # of a START that is not above those that the server had seen
     assert new.commit(later).status is CommitStatus.COMMITTED
-    new.completed(SCOPE, 0)
-    new.check_claim(SCOPE, Progress(1, 0))
+    new.ledger().completed(SCOPE, 0)
+    new.ledger().check_claim(SCOPE, Progress(1, 0))
 
 
 def test_a_rewind_forgets_no_delivery_of_what_is_decided(tmp_path: Path, valkey: Valkey):
@@ -737,7 +737,7 @@ def test_a_rewind_forgets_no_delivery_of_what_is_decided(tmp_path: Path, valkey:
     sink = claimed(tmp_path, valkey)
     committable = prepared(sink, numbers(*range(6)))
     assert commit_in_child(sink, committable, f"{Step.SEND_AFTER}:2") == -signal.SIGKILL
-    sink.release(SCOPE)
+    sink.ledger().release(SCOPE)
     assert sink.commit(committable).status is CommitStatus.COMMITTED
     assert streamed(valkey) == list(range(6))
 
@@ -751,9 +751,9 @@ def test_markers_are_kept_until_a_later_epoch_is_completed_and_then_deleted(tmp_
         sink.commit(prepared(sink, numbers(epoch), epoch=epoch))
     fields = {name for name in valkey.client().hkeys(MARKER) if name.startswith("onceward:")}
     assert len(fields) == 3
-    sink.completed(SCOPE, 0)
+    sink.ledger().completed(SCOPE, 0)
     assert fields <= set(valkey.client().hkeys(MARKER))
-    sink.completed(SCOPE, 2)
+    sink.ledger().completed(SCOPE, 2)
     assert valkey.client().hlen(MARKER) == 4  # log, floor, and the newest
     assert valkey.client().hmget(MARKER, "floor:start", "floor:epoch") == ["1", "1"]
     valkey.client().eval(PRUNE, 1, MARKER, SCOPE.log, 1, 0)  # late, by a process that was paused
@@ -768,7 +768,7 @@ def test_35_what_a_paused_process_sends_after_its_epoch_ended_is_refused(tmp_pat
     shutil.copytree(sink.directory, paused.directory)
     sink.commit(committable)
     sink.commit(prepared(sink, numbers(3), epoch=2))
-    sink.completed(SCOPE, 2)
+    sink.ledger().completed(SCOPE, 2)
     with pytest.raises(DataLossError, match="of an epoch that has ended"):
         paused.commit(committable)
     assert streamed(valkey) == [1, 2, 3]
@@ -784,20 +784,20 @@ def test_35_what_a_paused_process_sends_after_a_rewind_is_refused_once_the_new_s
     sink.commit(old)
     for epoch in (2, 3):
         sink.commit(prepared(sink, numbers(epoch), epoch=epoch))
-        sink.completed(SCOPE, epoch)
+        sink.ledger().completed(SCOPE, epoch)
     decided = prepared(sink, numbers(4), epoch=4)
     for _ in range(2):  # a start that is interrupted releases again
-        sink.release(SCOPE)
-        sink.check_claim(SCOPE, NOTHING)
+        sink.ledger().release(SCOPE)
+        sink.ledger().check_claim(SCOPE, NOTHING)
     assert sink.commit(decided).status is CommitStatus.COMMITTED
     assert sink.commit(prepared(sink, numbers(12), epoch=2, writer=7)).status is CommitStatus.COMMITTED
     with pytest.raises(DataLossError, match="of an epoch that has ended"):
         paused.commit(old)
     assert streamed(valkey) == [1, 2, 3, 4, 12]
     new = make(tmp_path / "new", valkey)
-    new.check_claim(SCOPE, Progress(7, 2))
+    new.ledger().check_claim(SCOPE, Progress(7, 2))
     with pytest.raises(EpochConflictError, match=r"redis://.* holds epoch 2"):
-        new.check_claim(SCOPE, Progress(1, 9))
+        new.ledger().check_claim(SCOPE, Progress(1, 9))
 
 
 def test_a_decided_transaction_that_is_finished_after_a_rewind_says_nothing_of_how_far_the_log_had_come(
@@ -807,22 +807,22 @@ def test_a_decided_transaction_that_is_finished_after_a_rewind_says_nothing_of_h
     sink = claimed(tmp_path, valkey)
     for epoch in (1, 2):
         sink.commit(prepared(sink, numbers(epoch), epoch=epoch))
-        sink.completed(SCOPE, epoch)
+        sink.ledger().completed(SCOPE, epoch)
     decided = prepared(sink, numbers(*range(3, 7)), epoch=3, writer=2)
     assert commit_in_child(sink, decided, f"{Step.SEND_AFTER}:1") == -signal.SIGKILL
-    sink.release(SCOPE)
+    sink.ledger().release(SCOPE)
     assert sink.commit(decided).status is CommitStatus.COMMITTED
     assert streamed(valkey) == list(range(1, 7))
-    make(tmp_path / "new", valkey).check_claim(SCOPE, NOTHING)
+    make(tmp_path / "new", valkey).ledger().check_claim(SCOPE, NOTHING)
 
 
 def test_a_rewound_pipelines_lower_epochs_are_written(tmp_path: Path, valkey: Valkey):
     sink = claimed(tmp_path, valkey)
     for epoch in (8, 9):
         sink.commit(prepared(sink, numbers(epoch), epoch=epoch))
-    sink.completed(SCOPE, 9)
+    sink.ledger().completed(SCOPE, 9)
     assert sink.commit(prepared(sink, numbers(5), epoch=5, writer=20)).status is CommitStatus.COMMITTED
-    sink.completed(SCOPE, 5)
+    sink.ledger().completed(SCOPE, 5)
     assert sink.commit(prepared(sink, numbers(6), epoch=6, writer=20)).status is CommitStatus.COMMITTED
     assert streamed(valkey) == [8, 9, 5, 6]
 
@@ -867,7 +867,7 @@ def test_a_delivery_of_which_any_command_fails_writes_none_of_its_rows(tmp_path:
         values[row] = 9
         given |= {"username": "partly", "password": "open-sesame"}
     sink = make(tmp_path, own_valkey, **given)
-    make(tmp_path, own_valkey).claim(SCOPE)
+    make(tmp_path, own_valkey).ledger().claim(SCOPE)
     before = {key: client.dump(key) for key in client.keys("row*")} if wrong != "id" else client.xlen("row")
     committable = prepared(sink, numbers(*values))
     for _ in range(2):
@@ -938,11 +938,11 @@ def test_the_rights_that_the_documentation_names_are_enough(
     given = {"form": form, "key": "rows:{n}", "username": "least", "password": "open-sesame"}
     sink = make(tmp_path, own_valkey, **given)
     sink.validate(SCHEMA)
-    sink.claim(SCOPE)
+    sink.ledger().claim(SCOPE)
     for epoch in range(3):
         assert sink.commit(prepared(sink, numbers(epoch), epoch=epoch)).status is CommitStatus.COMMITTED
-        sink.completed(SCOPE, epoch)
-    sink.release(SCOPE._replace(log="ffff0000"))
+        sink.ledger().completed(SCOPE, epoch)
+    sink.ledger().release(SCOPE._replace(log="ffff0000"))
     assert sorted(all_numbers(own_valkey)) == [0, 1, 2]
     assert own_valkey.client().exists(MARKER) == 0
 
@@ -975,9 +975,9 @@ def test_an_altered_marker_is_one_of_our_errors(tmp_path: Path, own_valkey: Valk
     sink, client = claimed(tmp_path, own_valkey), own_valkey.client()
     client.hset(MARKER, mapping={"floor:start": text, "floor:epoch": text, text: text, "released": text})
     with pytest.raises(SinkError, match="its floor is no number"):
-        sink.check_claim(SCOPE, NOTHING)
+        sink.ledger().check_claim(SCOPE, NOTHING)
     client.hset(MARKER, "log", text)
-    for ask in (lambda: sink.check_claim(SCOPE, NOTHING), lambda: sink.claim(SCOPE)):
+    for ask in (lambda: sink.ledger().check_claim(SCOPE, NOTHING), lambda: sink.ledger().claim(SCOPE)):
         with pytest.raises(EpochConflictError):
             ask()
 
@@ -1143,8 +1143,8 @@ def test_what_a_log_that_was_deleted_has_left_goes_in_a_week(tmp_path: Path, val
     """Until then, the marker keeps a delivery that arrives late from being written again."""
     sink = claimed(tmp_path, valkey)
     client, marker = valkey.client(), marker_key(SCOPE)
-    sink.forget(SCOPE._replace(log="another"))
+    sink.ledger().forget(SCOPE._replace(log="another"))
     assert client.ttl(marker) == -1
-    sink.forget(SCOPE)
+    sink.ledger().forget(SCOPE)
     assert 604_000 < client.ttl(marker) <= 604_800
     assert [path.name for path in (tmp_path / "log").iterdir() if path.name.endswith(".claim")] == []

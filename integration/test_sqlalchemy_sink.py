@@ -257,7 +257,7 @@ def test_a_server_that_falls_silent_is_an_error_after_a_while_and_never_a_hang(
 ) -> None:
     settings = {"answer_within": 0.5, "lock_timeout": 0.2}
     sink = make_sink(database, how, **settings)
-    sink.claim(SCOPE)
+    sink.ledger().claim(SCOPE)
     waiting = write(sink, context(1), words(1))
     attempts = [sink.begin(context(2)) for _ in range(2)]
     sink.write(attempts[0], words(10))

@@ -1,5 +1,6 @@
 """Sinks: the classes to subclass. The ready ones are in `onceward` and, by system, in `onceward.connectors`."""
 
+from onceward.core.ledger import Ledger
 from onceward.core.names import Scope
 from onceward.core.row_hash import RowHash
 from onceward.core.sink import DirectSink, Guarantee, IdempotentSink, Sink, TwoPhaseCommitSink
@@ -25,6 +26,7 @@ __all__ = [
     "DirectSink",
     "Guarantee",
     "IdempotentSink",
+    "Ledger",
     "Observation",
     "RowHash",
     "Scope",

@@ -18,10 +18,11 @@ from abc import abstractmethod
 from functools import wraps
 from glob import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from onceward.core.errors import ConfigurationError, LogDamagedError, RetryableSinkError
 from onceward.core.folders import file_errors, make_folder, put_once, sync_folder
+from onceward.core.ledger import Ledger
 from onceward.core.names import (
     NOTHING,
     Remembered,
@@ -55,16 +56,23 @@ _NOT_CLAIMED: Final = (
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
-_Sink = TypeVar("_Sink", bound="FolderSink[Any]")
+
+
+class _InFolder(Protocol):
+    name: str
+    directory: str
+
+
+_Self = TypeVar("_Self", bound=_InFolder)
 
 
 def with_file_errors(
-    method: Callable[Concatenate[_Sink, _Arguments], _Result],
-) -> Callable[Concatenate[_Sink, _Arguments], _Result]:
-    """Make a FolderSink's method raise the errors of a file system as RetryableSinkError."""
+    method: Callable[Concatenate[_Self, _Arguments], _Result],
+) -> Callable[Concatenate[_Self, _Arguments], _Result]:
+    """Make a method of a FolderSink or its ledger raise the errors of a file system as RetryableSinkError."""
 
     @wraps(method)
-    def call(self: _Sink, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+    def call(self: _Self, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         with file_errors(self.name, self.directory):
             return method(self, *args, **kwargs)
 
@@ -190,64 +198,12 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
         pending = [name for name in self._pending() if (name.scope.pipeline, name.scope.log) == (pipeline, log)]
         return [Committable.named(self.kind, name) for name in pending]
 
-    @with_file_errors
-    def check_claim(self, scope: Scope, newest: Progress) -> Remembered | None:
-        claims = FolderClaims(self._place)
-        claims.check(scope)
-        known = self._committed_up_to(scope)
-        if known > newest:
-            raise outdated_log(scope, known, newest, self.directory)
-        owned = claims.known(scope) == scope.log
-        # Some tools that copy folders leave out empty ones, which are a FileSink's proofs.
-        return None if owned and known == NOTHING else Remembered(owned, known)
-
-    @with_file_errors
-    def claim(self, scope: Scope) -> None:
-        FolderClaims(self._place).claim(scope)
-
-    @with_file_errors
-    def release(self, scope: Scope) -> None:
-        FolderClaims(self._place).release(scope)
-        for name in self._proven_of(scope):
-            self._release_mark(name).touch()
-        if self._place.is_dir():
-            sync_folder(self._place)
-
-    @with_file_errors
-    def completed(self, scope: Scope, epoch: int) -> None:
-        """Delete the proofs of all older commits but the newest."""
-        released, known = self._released(), self._committed_up_to(scope)
-        for name in self._proven_of(scope):
-            if name.epoch < epoch and (name in released or Progress(name.start, name.epoch) < known):
-                self._forget(name, give_up=name in released)
-                self._release_mark(name).unlink(missing_ok=True)
-
-    @with_file_errors
-    def forget(self, scope: Scope) -> None:
-        """Delete the proofs of the log's commits, and its claim."""
-        for name in self._proven_of(scope):
-            self._forget(name, give_up=False)
-            self._release_mark(name).unlink(missing_ok=True)
-        FolderClaims(self._place).forget(scope)
-
-    def _proven_of(self, scope: Scope) -> set[TransactionName]:
-        return {name for name in self._proven() if name.scope == scope}
-
-    def _committed_up_to(self, scope: Scope) -> Progress:
-        """Return how far the log had come as shown by this sink's commits since the newest rewind."""
-        return newest_of(self._proven_of(scope) - self._released())
-
-    def _released(self) -> set[TransactionName]:
-        """Return the transactions from before a rewind, which do not show how far the log has come."""
-        marks = self._place.glob(f".*{RELEASED}") if self._place.is_dir() else ()
-        return set(names_of(mark.name[1:].removesuffix(RELEASED) for mark in marks))
-
-    def _release_mark(self, name: TransactionName) -> Path:
-        return self._place / f".{file_name(str(name))}{RELEASED}"
+    def ledger(self) -> FolderLedger:
+        return FolderLedger(self)
 
     def _is_outlived(self, committable: Committable) -> bool:
         """Return whether the proof of its commit, if there was one, may be deleted already."""
-        known = self._committed_up_to(committable.scope)
+        known = self.ledger().committed_up_to(committable.scope)
         return Progress(committable.writer, committable.epoch) < known
 
     def _identity(self) -> str:
@@ -285,8 +241,78 @@ def names_of(texts: Iterable[str]) -> list[TransactionName]:
     return [name for name in map(parse_file_name, texts) if name is not None]
 
 
-class FolderClaims:
+class FolderLedger(Ledger):
+    """What a folder remembers of decision logs: claims, and the proofs of commits.
+
+    Args:
+        sink: The sink.
+    """
+
+    def __init__(self, sink: FolderSink[Any]) -> None:
+        self.name, self.directory = sink.name, sink.directory
+        self.place, self._proven, self._forget_proof = sink._place, sink._proven, sink._forget  # noqa: SLF001
+        self.claims = FolderClaims(self.place)
+
+    @with_file_errors
+    def check_claim(self, scope: Scope, newest: Progress) -> Remembered | None:
+        self.claims.check_claim(scope)
+        known = self.committed_up_to(scope)
+        if known > newest:
+            raise outdated_log(scope, known, newest, self.directory)
+        owned = self.claims.known(scope) == scope.log
+        # Some tools that copy folders leave out empty ones, which are a FileSink's proofs.
+        return None if owned and known == NOTHING else Remembered(owned, known)
+
+    @with_file_errors
+    def claim(self, scope: Scope) -> None:
+        self.claims.claim(scope)
+
+    @with_file_errors
+    def release(self, scope: Scope) -> None:
+        self.claims.release(scope)
+        for name in self.proven_of(scope):
+            self._release_mark(name).touch()
+        if self.place.is_dir():
+            sync_folder(self.place)
+
+    @with_file_errors
+    def completed(self, scope: Scope, epoch: int) -> None:
+        """Delete the proofs of all older commits but the newest."""
+        released, known = self.released(), self.committed_up_to(scope)
+        for name in self.proven_of(scope):
+            if name.epoch < epoch and (name in released or Progress(name.start, name.epoch) < known):
+                self._forget_proof(name, give_up=name in released)
+                self._release_mark(name).unlink(missing_ok=True)
+
+    @with_file_errors
+    def forget(self, scope: Scope) -> None:
+        """Delete the proofs of the log's commits, and its claim."""
+        for name in self.proven_of(scope):
+            self._forget_proof(name, give_up=False)
+            self._release_mark(name).unlink(missing_ok=True)
+        self.claims.forget(scope)
+
+    def proven_of(self, scope: Scope) -> set[TransactionName]:
+        """Return this log's transactions whose commit has begun."""
+        return {name for name in self._proven() if name.scope == scope}
+
+    def committed_up_to(self, scope: Scope) -> Progress:
+        """Return how far the log had come as shown by this sink's commits since the newest rewind."""
+        return newest_of(self.proven_of(scope) - self.released())
+
+    def released(self) -> set[TransactionName]:
+        """Return the transactions from before a rewind, which do not show how far the log has come."""
+        marks = self.place.glob(f".*{RELEASED}") if self.place.is_dir() else ()
+        return set(names_of(mark.name[1:].removesuffix(RELEASED) for mark in marks))
+
+    def _release_mark(self, name: TransactionName) -> Path:
+        return self.place / f".{file_name(str(name))}{RELEASED}"
+
+
+class FolderClaims(Ledger):
     """The owners of the names of each pipeline and sink that wrote into a folder: decision logs.
+
+    By itself, it is the ledger of a sink that does not record how far a log had come.
 
     Args:
         folder: Where the claims are kept.
@@ -295,7 +321,7 @@ class FolderClaims:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def check(self, scope: Scope) -> None:
+    def check_claim(self, scope: Scope, newest: Progress = NOTHING) -> None:  # noqa: ARG002 - it does not know
         """Refuse names that another log owns, or a pipeline that another log has written here for another sink.
 
         Raises:
@@ -316,9 +342,9 @@ class FolderClaims:
             EpochConflictError: Another one owns them.
         """
         make_folder(self._folder)
-        self.check(scope)
+        self.check_claim(scope)
         if not put_once(self._path(scope), scope.log.encode()):
-            self.check(scope)
+            self.check_claim(scope)
 
     def known(self, scope: Scope) -> str | None:
         """Return the log that owns the names, if one has claimed them."""

@@ -40,7 +40,7 @@ from onceward.core.transaction import (
     commit_outcome,
 )
 
-from .folders import FolderSink, names_of, with_file_errors
+from .folders import FolderLedger, FolderSink, names_of, with_file_errors
 from .segments import DONE, MARKS, PARTIAL, SEGMENT, Marks, Segment, read_marks, read_segment
 
 if TYPE_CHECKING:
@@ -244,6 +244,9 @@ class WriteAheadLogSink(FolderSink[Segment]):
     def _is_sent(self, committable: Committable) -> bool:
         return self._path(committable, DONE).exists() or self._path(committable, MARKS).exists()
 
+    def ledger(self) -> WriteAheadLedger:
+        return WriteAheadLedger(self)
+
     def _pending(self) -> list[TransactionName]:
         begun = set(self._names(MARKS))
         return [name for name in self._names(SEGMENT, PARTIAL) if name not in begun]
@@ -265,17 +268,6 @@ class WriteAheadLogSink(FolderSink[Segment]):
         path = segment.with_suffix(MARKS)
         with file_errors(self.name, segment):
             return path.exists(), Marks(path)
-
-    def _acknowledged(self, scope: Scope) -> dict[TransactionName, int]:
-        """Return how many rows of each transaction whose sending has begun the target has acknowledged.
-
-        Transactions from before a rewind are left out, and so are those whose marks are damaged: their commit says so.
-        """
-        acknowledged: dict[TransactionName, int] = {}
-        for name in self._proven_of(scope) - self._released():
-            with suppress(DataLossError):
-                acknowledged[name] = read_marks(self._place / f"{file_name(str(name))}{MARKS}")[0]
-        return acknowledged
 
     def _send(
         self, committable: Committable, segment: Path, batches: Iterable[pa.RecordBatch], marks: Marks, *, again: bool
@@ -321,6 +313,21 @@ class WriteAheadLogSink(FolderSink[Segment]):
         if not self._place.is_dir():
             return []
         return names_of(path.stem for suffix in suffixes for path in sorted(self._place.glob(f"*{suffix}")))
+
+
+class WriteAheadLedger(FolderLedger):
+    """What the folder of a write-ahead log remembers of decision logs."""
+
+    def acknowledged(self, scope: Scope) -> dict[TransactionName, int]:
+        """Return how many rows of each transaction whose sending has begun the target has acknowledged.
+
+        Transactions from before a rewind are left out, and so are those whose marks are damaged: their commit says so.
+        """
+        acknowledged: dict[TransactionName, int] = {}
+        for name in self.proven_of(scope) - self.released():
+            with suppress(DataLossError):
+                acknowledged[name] = read_marks(self.place / f"{file_name(str(name))}{MARKS}")[0]
+        return acknowledged
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

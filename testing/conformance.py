@@ -133,7 +133,7 @@ class SinkConformance(TraceCases):
                 f"the sink cannot be sent to another process: {error}. It holds configuration only: open connections "
                 "in begin and in commit"
             )
-        case.sink.claim(case.scope)
+        case.sink.ledger().claim(case.scope)
         assert other.commit(committable).status in GOOD
         case.assert_visible(case.numbers())
 
@@ -170,7 +170,7 @@ class SinkConformance(TraceCases):
 
     def test_21_25_and_26_a_commit_can_be_repeated(self, case: SinkCase) -> None:
         committable = case.prepare()
-        case.sink.claim(case.scope)
+        case.sink.ledger().claim(case.scope)
         statuses = [case.commit(committable).status for _ in range(3)]
         assert all(status in GOOD for status in statuses), statuses
         case.assert_visible(case.numbers())
@@ -194,7 +194,7 @@ class SinkConformance(TraceCases):
 
     def test_28_transactions_of_several_epochs_are_committed_together(self, case: SinkCase) -> None:
         committables = [case.prepare(epoch) for epoch in range(3)]
-        case.sink.claim(case.scope)
+        case.sink.ledger().claim(case.scope)
         outcomes = case.commit_many([committables[2], committables[0], committables[1]])
         assert [outcome.status in GOOD for outcome in outcomes] == [True] * 3
         case.assert_visible(case.numbers(0, 1, 2))
@@ -214,7 +214,7 @@ class SinkConformance(TraceCases):
         case.assert_visible(case.numbers())
 
     def test_33_of_a_commit_and_an_abort_at_once_one_wins_and_both_are_told(self, case: SinkCase) -> None:
-        case.sink.claim(case.scope)
+        case.sink.ledger().claim(case.scope)
         for attempt in range(5):
             committable = case.prepare(attempt)
             make = case.sink_under_test.make
@@ -249,7 +249,7 @@ class SinkConformance(TraceCases):
         theirs = neighbour.prepare()
         case.start()
         assert [c.transaction for c in neighbour.lingering()] == [theirs.transaction]
-        neighbour.sink.claim(neighbour.scope)
+        neighbour.sink.ledger().claim(neighbour.scope)
         assert neighbour.commit(theirs).status in GOOD
         neighbour.assert_visible(neighbour.numbers())
         assert case.commit(committable).status not in GOOD
@@ -295,7 +295,8 @@ class SinkConformance(TraceCases):
         case.store = MemoryStore()
         method = "release must keep what the sink's own log has claimed" if rewound else "claim must record the log"
         with _refuses(
-            "another decision log was accepted under these names", f"{method}, so that check_claim refuses it"
+            "another decision log was accepted under these names",
+            f"{method}, so that check_claim refuses it: return such a Ledger from the sink's ledger()",
         ):
             case.start()
         case.assert_visible(case.numbers())

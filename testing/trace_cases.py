@@ -52,7 +52,7 @@ class TraceCases:
     def test_23_a_transaction_that_was_never_prepared_is_not_taken_for_committed(self, case: SinkCase) -> None:
         real = case.prepare()
         never = never_prepared(real)
-        case.sink.claim(case.scope)
+        case.sink.ledger().claim(case.scope)
         outcome = self._commit(case, never)
         _check_loud(outcome, "A transaction was never prepared")
         if outcome is not None and outcome.status in PROVEN_NOT_COMMITTED:
@@ -65,7 +65,7 @@ class TraceCases:
         self, case: SinkCase
     ) -> None:
         first, second = case.prepare(0), case.prepare(0, case.numbers(1), subtask=1)
-        case.sink.claim(case.scope)
+        case.sink.ledger().claim(case.scope)
         try:
             outcomes = case.commit_many([first, never_prepared(first), second])
         except OncewardError:
@@ -79,7 +79,7 @@ class TraceCases:
         case.finish(0, case.prepare(0))
         committable = case.prepare(1)
         delete(committable)
-        case.sink.claim(case.scope)
+        case.sink.ledger().claim(case.scope)
         _check_loud(self._commit(case, committable), "The prepared rows were deleted in the target")
         with pytest.raises(OncewardError):
             case.finish(1, committable)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from onceward.core.ledger import Ledger
 from onceward.core.source import LiveSource, ResettableSource
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Observation
 from onceward.sinks import DirectSink, TwoPhaseCommitSink
@@ -87,8 +88,8 @@ class FaultySink(_Faulty, TwoPhaseCommitSink[Any]):
     Args:
         sink: The sink.
         faults: What goes wrong; calls are named as the methods: begin, write, pre_commit, discard, commit_many (also
-            for commit), abort, lingering, lingering_elsewhere, inspect_many, check_claim, claim, release, completed,
-            warm_up, validate.
+            for commit), abort, lingering, lingering_elsewhere, inspect_many, warm_up, validate, and of its ledger
+            check_claim, claim, release, accept_loss, completed, forget.
     """
 
     error = InjectedSinkError
@@ -110,6 +111,25 @@ class FaultySink(_Faulty, TwoPhaseCommitSink[Any]):
 
     def commit(self, committable: Committable) -> CommitOutcome:
         return self.commit_many([committable])[0]
+
+    def ledger(self) -> FaultyLedger:
+        return FaultyLedger(self.wrapped.ledger(), self.faults)
+
+
+@_forwarding(Ledger, same=())
+class FaultyLedger(_Faulty, Ledger):
+    """The ledger of a FaultySink.
+
+    Args:
+        ledger: The ledger of the sink that is wrapped.
+        faults: What goes wrong; calls are named as the methods.
+    """
+
+    error = InjectedSinkError
+
+    def __init__(self, ledger: Ledger, faults: Faults) -> None:
+        self.wrapped = ledger
+        self.faults = faults
 
 
 @_forwarding(DirectSink, same=("dataset", "validate_complete_mode"), once=("close",))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from onceward.core.checkpoint import Backoff, CommitPolicy
 from onceward.core.errors import StoreError
+from onceward.core.ledger import Ledger
 from onceward.core.sink import TwoPhaseCommitSink
 from onceward.core.transaction import (
     AbortOutcome,
@@ -86,8 +87,8 @@ def answer_lost(effect: Callable[[], bool]) -> bool:
     raise StoreError("answer lost")
 
 
-class FakeSink(TwoPhaseCommitSink[Any]):
-    """Sink whose answers are scripted: `answers` is taken from the front, then every commit succeeds."""
+class FakeSink(TwoPhaseCommitSink[Any], Ledger):
+    """Sink, and its own ledger, with scripted `answers`; when they are used up, every commit succeeds."""
 
     def __init__(self, name: str = "a", timeout: float | None = None) -> None:
         super().__init__(name)
@@ -155,6 +156,9 @@ class FakeSink(TwoPhaseCommitSink[Any]):
 
     def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:
         return [c for c in self.elsewhere if (c.pipeline, c.log) == (pipeline, log)]
+
+    def ledger(self) -> Ledger:
+        return self
 
     def check_claim(self, scope: Scope, newest: Progress) -> Remembered | None:
         self.calls.append(f"check {scope.log} {newest.generation} {newest.epoch}")

@@ -31,7 +31,7 @@ def prepare(sink: DatabaseSink, epoch: int = 0, *, scope: Scope = SCOPE, writer:
 def finish(sink: DatabaseSink, epoch: int = 0, *, scope: Scope = SCOPE, writer: int = 3) -> Committable:
     """As a coordinator does: decided, claimed, committed."""
     committable = prepare(sink, epoch, scope=scope, writer=writer)
-    sink.claim(scope)
+    sink.ledger().claim(scope)
     assert sink.commit(committable).status is CommitStatus.COMMITTED
     return committable
 
@@ -47,42 +47,42 @@ class LedgerContract:
 
     def test_a_log_that_decided_nothing_leaves_the_names_free(self, sink: DatabaseSink):
         left = prepare(sink)
-        sink.check_claim(OTHER, NOTHING)
+        sink.ledger().check_claim(OTHER, NOTHING)
         finish(sink, scope=OTHER)
-        sink.check_claim(OTHER, Progress(3, 0))
+        sink.ledger().check_claim(OTHER, Progress(3, 0))
         with pytest.raises(EpochConflictError, match="from decision log ffff0000"):
-            sink.check_claim(SCOPE, NOTHING)
+            sink.ledger().check_claim(SCOPE, NOTHING)
         assert sink.abort(left).status is AbortStatus.ABORTED
 
     def test_a_claimed_name_is_refused_to_every_other_log(self, sink: DatabaseSink):
-        sink.claim(SCOPE)
-        sink.claim(SCOPE)
+        sink.ledger().claim(SCOPE)
+        sink.ledger().claim(SCOPE)
         for refused in (
-            lambda: sink.check_claim(OTHER, NOTHING),
-            lambda: sink.claim(OTHER),
+            lambda: sink.ledger().check_claim(OTHER, NOTHING),
+            lambda: sink.ledger().claim(OTHER),
             lambda: prepare(sink, scope=OTHER),
         ):
             with pytest.raises(EpochConflictError, match=r'from decision log 0123abcd.*rewind="'):
                 refused()
-        sink.check_claim(SCOPE._replace(pipeline="orders-eu"), NOTHING)
+        sink.ledger().check_claim(SCOPE._replace(pipeline="orders-eu"), NOTHING)
 
     def test_a_pipeline_that_another_log_has_written_is_refused_under_any_sinks_name(self, sink: DatabaseSink):
         """Invariant 9 and rule J: a fresh checkpoint and a renamed sink must not write the input a second time."""
-        sink.claim(SCOPE)
+        sink.ledger().claim(SCOPE)
         renamed = OTHER._replace(sink="words-2")
-        for refused in (lambda: sink.check_claim(renamed, NOTHING), lambda: sink.claim(renamed)):
+        for refused in (lambda: sink.ledger().check_claim(renamed, NOTHING), lambda: sink.ledger().claim(renamed)):
             with pytest.raises(EpochConflictError, match=r"knows this pipeline \(its sink words\) from decision log"):
                 refused()
-        sink.check_claim(SCOPE._replace(sink="words-2"), NOTHING)
-        sink.release(renamed)
-        sink.check_claim(renamed, NOTHING)
-        sink.check_claim(OTHER._replace(sink="words-3"), NOTHING)
+        sink.ledger().check_claim(SCOPE._replace(sink="words-2"), NOTHING)
+        sink.ledger().release(renamed)
+        sink.ledger().check_claim(renamed, NOTHING)
+        sink.ledger().check_claim(OTHER._replace(sink="words-3"), NOTHING)
         with pytest.raises(EpochConflictError):
-            sink.check_claim(SCOPE, NOTHING)
+            sink.ledger().check_claim(SCOPE, NOTHING)
 
     def test_checking_writes_nothing(self, sink: DatabaseSink, make: Make):
-        sink.check_claim(SCOPE, NOTHING)
-        make("words").check_claim(OTHER, NOTHING)
+        sink.ledger().check_claim(SCOPE, NOTHING)
+        make("words").ledger().check_claim(OTHER, NOTHING)
         finish(sink)
 
     def test_of_two_logs_that_claim_at_once_one_wins(self, make: Make):
@@ -91,10 +91,10 @@ class LedgerContract:
 
             def claims(log: str, pipeline: str = f"p{n}", barrier: Barrier = barrier) -> bool:
                 sink = make("words")
-                sink.check_claim(Scope(pipeline, "words", log), NOTHING)
+                sink.ledger().check_claim(Scope(pipeline, "words", log), NOTHING)
                 barrier.wait(30)
                 try:
-                    sink.claim(Scope(pipeline, "words", log))
+                    sink.ledger().claim(Scope(pipeline, "words", log))
                 except EpochConflictError:
                     return False
                 return True
@@ -110,17 +110,17 @@ class LedgerContract:
         finish(sink, 3, writer=9)
         for newest in (NOTHING, Progress(3, 2), Progress(3, 7), Progress(9, 2)):
             with pytest.raises(EpochConflictError, match=r"outdated copy.*holds epoch 3 \(generation 9\)"):
-                sink.check_claim(SCOPE, newest)
+                sink.ledger().check_claim(SCOPE, newest)
         for newest in (Progress(9, 3), Progress(9, 4), Progress(11, 0)):
-            sink.check_claim(SCOPE, newest)
+            sink.ledger().check_claim(SCOPE, newest)
 
     def test_a_pruned_ledger_answers_as_one_that_never_was(self, sink: DatabaseSink):
         old, newest = finish(sink, 5), finish(sink, 6)
-        sink.completed(SCOPE, 100_000)
-        sink.completed(SCOPE, 200_000)
+        sink.ledger().completed(SCOPE, 100_000)
+        sink.ledger().completed(SCOPE, 200_000)
         with pytest.raises(EpochConflictError, match=r"holds epoch 6 \(generation 3\)"):
-            sink.check_claim(SCOPE, Progress(3, 5))
-        sink.check_claim(SCOPE, Progress(3, 6))
+            sink.ledger().check_claim(SCOPE, Progress(3, 5))
+        sink.ledger().check_claim(SCOPE, Progress(3, 6))
         assert sink.commit(newest).status is CommitStatus.ALREADY_COMMITTED
         assert sink.commit(old).status is CommitStatus.UNKNOWN
 
@@ -129,33 +129,33 @@ class LedgerContract:
         for epoch, writer in ((5, 3), (6, 3), (6, 7)):
             finish(sink, epoch, writer=writer)
         for _ in range(2):
-            known = sink.check_claim(SCOPE, Progress(7, 6))
+            known = sink.ledger().check_claim(SCOPE, Progress(7, 6))
             assert known is not None
             assert known.transactions == 2
-            sink.completed(SCOPE, 100_000)
+            sink.ledger().completed(SCOPE, 100_000)
 
     def test_pruning_is_noted_without_a_claim_too(self, sink: DatabaseSink):
         """A database that the pipeline has moved to: nobody claims there again."""
         old, newest = (prepare(sink, epoch) for epoch in (5, 6))
         assert [sink.commit(c).status for c in (old, newest)] == [CommitStatus.COMMITTED] * 2
-        sink.completed(SCOPE, 100_000)
+        sink.ledger().completed(SCOPE, 100_000)
         assert [sink.commit(c).status for c in (old, newest)] == [CommitStatus.UNKNOWN, CommitStatus.ALREADY_COMMITTED]
 
     def test_release_takes_the_names_and_sets_aside_what_was_known(self, sink: DatabaseSink):
         theirs, later = finish(sink, 0), finish(sink, 1, writer=9)
         for _ in range(2):
-            sink.release(SCOPE)
-            sink.check_claim(SCOPE, NOTHING)
+            sink.ledger().release(SCOPE)
+            sink.ledger().check_claim(SCOPE, NOTHING)
         assert sink.commit(later).status is CommitStatus.ALREADY_COMMITTED
         finish(sink, 1, writer=5)  # of the outdated copy, whose positions come again
-        sink.check_claim(SCOPE, Progress(5, 1))
+        sink.ledger().check_claim(SCOPE, Progress(5, 1))
         with pytest.raises(EpochConflictError, match=r"holds epoch 1 \(generation 5\)"):
-            sink.check_claim(SCOPE, Progress(3, 0))
+            sink.ledger().check_claim(SCOPE, Progress(3, 0))
         for _ in range(2):
-            sink.release(OTHER)
-        sink.check_claim(OTHER, NOTHING)
+            sink.ledger().release(OTHER)
+        sink.ledger().check_claim(OTHER, NOTHING)
         with pytest.raises(EpochConflictError, match="from decision log ffff0000"):
-            sink.check_claim(SCOPE, Progress(5, 1))
+            sink.ledger().check_claim(SCOPE, Progress(5, 1))
         finish(sink, 0, scope=OTHER)
         assert sink.commit(theirs).status is CommitStatus.ALREADY_COMMITTED
 
@@ -166,42 +166,42 @@ class LedgerContract:
         assert sink.abort(committable).status is AbortStatus.ABORTED
         assert sink.abort(committable).status is AbortStatus.ABORTED
         assert list(sink.inspect_many([committable])) == [Observation.ABORTED]
-        sink.claim(SCOPE)
+        sink.ledger().claim(SCOPE)
         assert sink.commit(committable).status is CommitStatus.LOST
 
     def test_a_claim_in_another_database_proves_nothing(self, sink: DatabaseSink, elsewhere: DatabaseSink):
         """A restart after the first decision, with a wrong address: it claims there, and finds nothing."""
         committable = prepare(sink)
-        elsewhere.claim(SCOPE)
+        elsewhere.ledger().claim(SCOPE)
         assert elsewhere.commit(committable).status is CommitStatus.UNKNOWN
         assert list(elsewhere.inspect_many([committable])) == [Observation.ABSENT]
-        sink.claim(SCOPE)
+        sink.ledger().claim(SCOPE)
         assert sink.commit(committable).status is CommitStatus.COMMITTED
 
     def test_after_a_rewind_the_epochs_that_come_again_are_proven_lost_or_not(self, sink: DatabaseSink):
         """However far the ledger was pruned before; what is from before the rewind stays unknown for good."""
         old = [finish(sink, epoch) for epoch in (5, 6)]
-        sink.completed(SCOPE, 100_000)
-        sink.release(SCOPE)
+        sink.ledger().completed(SCOPE, 100_000)
+        sink.ledger().release(SCOPE)
         lost = prepare(sink, 1, writer=9)
         assert sink.abort(lost).status is AbortStatus.ABORTED
         assert sink.commit(lost).status is CommitStatus.LOST
         assert [sink.commit(c).status for c in old] == [CommitStatus.UNKNOWN, CommitStatus.ALREADY_COMMITTED]
         newest = finish(sink, 2, writer=9)
-        sink.completed(SCOPE, 200_000)
+        sink.ledger().completed(SCOPE, 200_000)
         assert list(sink.inspect_many([*old, newest])) == [
             Observation.UNKNOWN,
             Observation.COMMITTED,
             Observation.COMMITTED,
         ]
-        sink.release(SCOPE)
+        sink.ledger().release(SCOPE)
         assert sink.commit(old[0]).status is CommitStatus.UNKNOWN
         again = prepare(sink, 2, writer=12)
         assert sink.abort(again).status is AbortStatus.ABORTED
         assert sink.commit(again).status is CommitStatus.LOST
         finish(sink, 0, writer=12)
         sink.ledger_epochs = 100
-        sink.completed(SCOPE, 200)
+        sink.ledger().completed(SCOPE, 200)
         late = prepare(sink, 500, writer=9)
         assert sink.abort(late).status is AbortStatus.ABORTED
         assert sink.commit(late).status is CommitStatus.UNKNOWN

@@ -15,6 +15,7 @@ import pytest
 
 from onceward import FileSink
 from onceward.core.errors import ConfigurationError, EpochConflictError, SchemaError, SinkError
+from onceward.core.ledger import Ledger
 from onceward.core.names import other_log, outdated_log, parse_transaction_name
 from onceward.core.steps import Step
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, Progress
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from onceward.core.names import Scope
 
 
-class Claiming(TargetSink):
+class Claiming(TargetSink, Ledger):
     """A sink that is right; its target remembers which log is behind a name, and how far it had come."""
 
     target_of_all = Target()
@@ -42,6 +43,9 @@ class Claiming(TargetSink):
 
     def __init__(self) -> None:
         super().__init__(self.target_of_all)
+
+    def ledger(self) -> Ledger:
+        return self
 
     def check_claim(self, scope: Scope, newest: Progress) -> None:
         owner = self.claims.get(scope[:2], scope.log)

@@ -49,6 +49,9 @@ class Returning(FakeSink):
     def check_claim(self, scope: Any, newest: Any) -> Any:
         return self.told.get("check_claim")
 
+    def ledger(self) -> Any:
+        return self.told.get("ledger", self)
+
 
 def run(sink: FakeSink, store: MemoryStore | None = None) -> None:
     """One epoch of one subtask."""
@@ -81,7 +84,11 @@ DONE = CommitOutcome(CommitStatus.COMMITTED)
         ({"lingering": None}, r"lingering of Returning returned None, not a sequence of Committable"),
         ({"lingering": ["name"]}, r"lingering of Returning returned a value of type str instead of a Committable"),
         ({"lingering": "name"}, r"lingering of Returning returned a value of type str, not a sequence of Committable"),
-        ({"check_claim": True}, r"check_claim of Returning returned a value of type bool instead of a Remembered"),
+        ({"ledger": None}, r"ledger of Returning returned None instead of a Ledger"),
+        (
+            {"check_claim": True},
+            r"ledger\(\).check_claim of Returning returned .* bool instead of a Remembered",
+        ),
     ],
 )
 def test_what_a_method_must_not_return_is_named(answers: dict[str, Any], message: str):

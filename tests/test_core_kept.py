@@ -14,6 +14,7 @@ import pytest
 
 from onceward import FileSink, SqlAlchemySink
 from onceward.connectors.database.engines import engine_of
+from onceward.connectors.files.sink import FileLedger
 from onceward.core.checkpoint import Coordinator, OnLost
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.errors import (
@@ -49,9 +50,9 @@ COMMITTED, PREPARED, ABORTED = Observation.COMMITTED, Observation.PREPARED, Obse
 class Bench:
     """A pipeline `p` whose sink `a` keeps a ledger, after one completed epoch."""
 
-    def __init__(self, seen: Observation, *, keeps_ledger: bool = True) -> None:
+    def __init__(self, seen: Observation, *, records_transactions: bool = True) -> None:
         self.store, self.sink = MemoryStore(), FakeSink()
-        self.sink.keeps_ledger = keeps_ledger  # type: ignore[misc]
+        self.sink.records_transactions = records_transactions  # type: ignore[misc]
         coordinator = self.open()
         about = EpochInput(query="q", start=0, end=1)
         coordinator.admit(0, about)
@@ -137,7 +138,7 @@ def test_what_refers_to_rows_of_another_sink_is_committed_again_after_these():
 
     again = Refusing("a")
     for sink, committable in zip((again, parent), of_sinks, strict=True):
-        sink.keeps_ledger = True  # type: ignore[misc]
+        sink.records_transactions = True  # type: ignore[misc]
         sink.states[committable.transaction] = PREPARED
         sink.committed.clear()
     Coordinator("p", store, [again, parent], policy()).open()
@@ -191,7 +192,7 @@ def test_a_rewind_asks_for_nothing():
 
 
 def test_a_sink_without_a_ledger_is_not_asked():
-    Bench(ABORTED, keeps_ledger=False).open()
+    Bench(ABORTED, records_transactions=False).open()
 
 
 class Idle(Bench):
@@ -409,7 +410,7 @@ def test_a_check_that_is_not_answered_keeps_no_operator_from_committing(disk: Di
     log, target = open_log(str(disk.folder / "log")), sinks_target([disk.sink], "the sinks")
     waiting = log.view.undone
     assert waiting is not None
-    monkeypatch.setattr(disk.sink, "check_claim", unanswered)
+    monkeypatch.setattr(FileLedger, "check_claim", unanswered)
     assert commit_decided(log, waiting, survey([log], [target]).transactions) == CommittedEpoch(1, 1, 0)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from onceward import RedisSink
 from onceward.connectors.redis import sink as redis_sink
+from onceward.connectors.redis.sink import RedisLedger
 from onceward.core.checkpoint import Coordinator, OnLost
 from onceward.core.checkpoint.numbering import CHECKPOINTS
 from onceward.core.checkpoint.subtask import SubtaskEpoch
@@ -198,7 +199,7 @@ def test_a_repeated_commit_whose_answer_is_lost_fails_the_epoch_too():
 
 def test_an_engine_whose_sweep_commits_again_decides_nothing_that_was_prepared_before():
     store, sink = MemoryStore(), FakeSink()
-    sink.keeps_ledger = True  # type: ignore[misc]
+    sink.records_transactions = True  # type: ignore[misc]
     first = Coordinator("p", store, [sink], policy(), numbering=CHECKPOINTS)
     first.open()
     left = prepared(first.context("a", 5, subtask=0))
@@ -280,7 +281,7 @@ def test_a_redis_server_that_went_back_is_told_before_a_decision_and_at_a_start(
     def deliver(settings: object, name: object, first: int, form: object, rows: Any, *_: object) -> None:
         server[str(name)] = str(first + len(rows))
 
-    monkeypatch.setattr(RedisSink, "_marker", lambda *_: dict(server))
+    monkeypatch.setattr(RedisLedger, "_marker", lambda *_: dict(server))
     monkeypatch.setattr(redis_sink, "change_marker", change)
     monkeypatch.setattr(redis_sink, "deliver", deliver)
     sink, store = RedisSink("redis", tmp_path, url="redis://h", key="k"), MemoryStore()

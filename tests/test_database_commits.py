@@ -467,7 +467,7 @@ def test_a_completed_epochs_ledger_row_is_kept_for_as_many_epochs_as_was_said(tm
         attempt = sink.begin(msgspec.structs.replace(CONTEXT, epoch=epoch))
         sink.write(attempt, rows)
         sink.commit(sink.pre_commit(attempt))
-    sink.completed(SCOPE, 100)
+    sink.ledger().completed(SCOPE, 100)
     with transaction(sink.target, "look") as connection:
         found = connection.scalars(sa.select(tables_of(sink.target).ledger.c.epoch)).all()
     assert sorted(found) == [98, 99, 100]

@@ -19,10 +19,17 @@ from onceward.core import RestartStrategy
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SourceError, StoreError
 from onceward.core.log import MemoryStore
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable
-from onceward.sinks import DirectSink, TwoPhaseCommitSink
+from onceward.sinks import DirectSink, Ledger, TwoPhaseCommitSink
 from onceward.sources import LiveSource, ResettableSource, SequenceSource
 from onceward.testing.faults import Fault, FaultKind, Faults, delay, die_after, duplicate, fail, lose_answer
-from onceward.testing.wrappers import FaultyDirectSink, FaultyLiveSource, FaultySink, FaultySource, FaultyStore
+from onceward.testing.wrappers import (
+    FaultyDirectSink,
+    FaultyLedger,
+    FaultyLiveSource,
+    FaultySink,
+    FaultySource,
+    FaultyStore,
+)
 
 from .engine_kit import Target, TargetSink, numbers, pipeline
 
@@ -157,10 +164,20 @@ def test_a_sinks_outcomes_are_values_and_its_other_faults_may_pass():
         sink.lingering(None)  # type: ignore[arg-type]
 
 
+def test_faults_strike_the_calls_of_a_sinks_ledger():
+    calls = ("check_claim", "claim", "release", "accept_loss", "completed", "forget")
+    faults = Faults(*(fail(call) for call in calls))
+    for call in calls:
+        with pytest.raises(RetryableSinkError):
+            getattr(FaultySink(TargetSink(Target()), faults).ledger(), call)(None, None)
+    assert FaultySink(TargetSink(Target()), faults).ledger().records_transactions is False
+
+
 @pytest.mark.parametrize(
     ("wrapper", "contract"),
     [
         (FaultySink, TwoPhaseCommitSink),
+        (FaultyLedger, Ledger),
         (FaultyDirectSink, DirectSink),
         (FaultySource, ResettableSource),
         (FaultyLiveSource, LiveSource),

@@ -84,7 +84,7 @@ def test_nothing_pending_is_visible_to_a_reader_that_knows_extensions_or_hidden_
     for format_ in FORMATS:
         sink = FileSink(format_, tmp_path, format=format_, partition_by=["k"])
         prepared(sink, numbers(5))
-        sink.claim(Scope("p", format_, LOG))
+        sink.ledger().claim(Scope("p", format_, LOG))
         sink.commit(prepared(sink, numbers(1), epoch=2))
     names = [path.name for path in (tmp_path / "_onceward").rglob("*") if path.is_file()]
     assert len(names) > 3 * len(FORMATS)
@@ -95,7 +95,7 @@ def test_file_names_hold_no_colon(tmp_path: Path):
     """Spark and HDFS take what precedes it for a scheme, and Windows refuses it."""
     sink = FileSink("files", tmp_path)
     committable = prepared(sink, numbers(2))
-    sink.claim(SCOPE)
+    sink.ledger().claim(SCOPE)
     assert [path.name for path in tmp_path.rglob("*") if ":" in path.name] == []
     sink.commit(committable)
     [file] = tmp_path.glob("*.parquet")

@@ -107,62 +107,62 @@ def test_what_a_renamed_sink_left_behind_is_listed_and_aborted(make: Make, tmp_p
 
 
 def test_a_folder_that_knows_the_name_from_another_log_refuses_it(sink: Any):
-    sink.check_claim(SCOPE, NOTHING)
+    sink.ledger().check_claim(SCOPE, NOTHING)
     assert list(Path(sink.directory).iterdir()) == [], "a check writes nothing"
-    sink.claim(SCOPE)
-    sink.claim(SCOPE)
+    sink.ledger().claim(SCOPE)
+    sink.ledger().claim(SCOPE)
     [claim] = sink._place.iterdir()
     assert (claim.name, claim.read_text()) == (".p~out.claim", LOG)
-    for refused in (lambda: sink.check_claim(OTHER, NOTHING), lambda: sink.claim(OTHER)):
+    for refused in (lambda: sink.ledger().check_claim(OTHER, NOTHING), lambda: sink.ledger().claim(OTHER)):
         with pytest.raises(EpochConflictError, match=f"from decision log {LOG}"):
             refused()
-    sink.release(OTHER)
-    sink.claim(OTHER)
-    sink.release(OTHER)
+    sink.ledger().release(OTHER)
+    sink.ledger().claim(OTHER)
+    sink.ledger().release(OTHER)
     with pytest.raises(EpochConflictError):
-        sink.check_claim(SCOPE, NOTHING)
+        sink.ledger().check_claim(SCOPE, NOTHING)
 
 
 def test_a_folder_that_knows_the_pipeline_from_another_log_refuses_it_under_any_sinks_name(sink: Any):
     """A fresh checkpoint and a renamed sink must not write the input a second time."""
-    sink.claim(SCOPE)
+    sink.ledger().claim(SCOPE)
     renamed = OTHER._replace(sink="renamed")
-    for refused in (lambda: sink.check_claim(renamed, NOTHING), lambda: sink.claim(renamed)):
+    for refused in (lambda: sink.ledger().check_claim(renamed, NOTHING), lambda: sink.ledger().claim(renamed)):
         with pytest.raises(EpochConflictError, match=rf"this pipeline \(its sink out\) from decision log {LOG}"):
             refused()
-    sink.check_claim(SCOPE._replace(sink="added"), NOTHING)
+    sink.ledger().check_claim(SCOPE._replace(sink="added"), NOTHING)
     for other in ("p.2", "p-2", "p_2"):
-        sink.check_claim(renamed._replace(pipeline=other), NOTHING)
-    sink.release(renamed)
-    sink.claim(renamed)
+        sink.ledger().check_claim(renamed._replace(pipeline=other), NOTHING)
+    sink.ledger().release(renamed)
+    sink.ledger().claim(renamed)
     with pytest.raises(EpochConflictError):
-        sink.check_claim(SCOPE, NOTHING)
+        sink.ledger().check_claim(SCOPE, NOTHING)
 
 
 def test_a_folder_remembers_how_far_the_log_had_come(sink: Any):
     """Also beyond epochs without rows for it, and whatever becomes of the data."""
     for epoch in (3, 4):
         sink.commit(prepared(sink, range(2), epoch=epoch))
-        sink.completed(SCOPE, epoch)
-    sink.completed(SCOPE, 9)
+        sink.ledger().completed(SCOPE, epoch)
+    sink.ledger().completed(SCOPE, 9)
     sink.take()
     for newest in (Progress(1, 4), Progress(1, 9), Progress(2, 0)):
-        sink.check_claim(SCOPE, newest)
+        sink.ledger().check_claim(SCOPE, newest)
     for newest in (NOTHING, Progress(1, 3), Progress(0, 9)):
         with pytest.raises(EpochConflictError, match=r"outdated copy: .* holds epoch 4"):
-            sink.check_claim(SCOPE, newest)
-    sink.check_claim(SCOPE._replace(sink="ou"), NOTHING)
-    sink.release(SCOPE)
-    sink.check_claim(SCOPE, NOTHING)
+            sink.ledger().check_claim(SCOPE, newest)
+    sink.ledger().check_claim(SCOPE._replace(sink="ou"), NOTHING)
+    sink.ledger().release(SCOPE)
+    sink.ledger().check_claim(SCOPE, NOTHING)
 
 
 def test_a_commit_that_has_begun_is_decided_known_and_left_by_housekeeping(sink: Any):
     cut_off, newer = prepared(sink, range(6)), prepared(sink, range(2), epoch=2)
     sink.cut_off(cut_off)
     with pytest.raises(EpochConflictError, match="outdated copy"):
-        sink.check_claim(SCOPE, NOTHING)
+        sink.ledger().check_claim(SCOPE, NOTHING)
     sink.commit(newer)
-    sink.completed(SCOPE, 3)
+    sink.ledger().completed(SCOPE, 3)
     assert sink.commit(cut_off).status is CommitStatus.COMMITTED
 
 
@@ -172,15 +172,15 @@ def test_a_rewind_forgets_how_far_the_log_had_come_and_no_proof(sink: Any):
     sink.commit(done)
     sink.take()
     sink.cut_off(cut_off)
-    sink.release(SCOPE)
-    sink.check_claim(SCOPE, NOTHING)
-    sink.completed(SCOPE, 1)
+    sink.ledger().release(SCOPE)
+    sink.ledger().check_claim(SCOPE, NOTHING)
+    sink.ledger().completed(SCOPE, 1)
     assert sink.commit(done).status is CommitStatus.ALREADY_COMMITTED
     assert sink.commit(cut_off).status is CommitStatus.COMMITTED
     never = prepared(sink, range(2), epoch=2)
     sink.cut_off(never)
-    sink.release(SCOPE)
-    sink.completed(SCOPE, 3)
+    sink.ledger().release(SCOPE)
+    sink.ledger().completed(SCOPE, 3)
     assert names(sink.lingering(SCOPE)) == [never.transaction]
     assert sink.abort(never).status is AbortStatus.ABORTED
     assert [path.name for path in sink._place.iterdir() if path.suffix != ".jsonl"] == [IDENTITY]
@@ -191,7 +191,7 @@ def test_what_may_have_been_committed_long_ago_is_not_called_lost(sink: Any):
     for committable in (old, new):
         sink.commit(committable)
     assert sink.inspect_many([old, new]) == [Observation.COMMITTED] * 2
-    sink.completed(SCOPE, 2)
+    sink.ledger().completed(SCOPE, 2)
     sink.take()
     assert sink.commit(old).status is CommitStatus.UNKNOWN
     assert sink.commit(new).status is CommitStatus.ALREADY_COMMITTED
@@ -202,10 +202,10 @@ CALLS: dict[str, Callable[[Any, Any, Committable], Any]] = {
     "begin": lambda sink, _, __: sink.begin(context("out", 3)),
     "pre_commit": lambda sink, pending, _: sink.pre_commit(pending),
     "lingering": lambda sink, _, __: sink.lingering(SCOPE),
-    "completed": lambda sink, _, __: sink.completed(SCOPE, 1),
+    "completed": lambda sink, _, __: sink.ledger().completed(SCOPE, 1),
     "inspect": lambda sink, _, sent: sink.inspect_many([sent]),
-    "check_claim": lambda sink, _, __: sink.check_claim(SCOPE, NOTHING),
-    "claim": lambda sink, _, __: sink.claim(SCOPE),
+    "check_claim": lambda sink, _, __: sink.ledger().check_claim(SCOPE, NOTHING),
+    "claim": lambda sink, _, __: sink.ledger().claim(SCOPE),
 }
 
 

@@ -235,11 +235,11 @@ def test_a_decision_that_names_another_pipelines_transaction_is_refused() -> Non
 def test_altered_claims_and_identities_of_folders_are_other_ones(tmp_path: Path, text: bytes) -> None:
     sink = Mailbox(tmp_path, name="s")
     good, scope = prepared(sink, range(3)), Scope("p", "s", LOG)
-    sink.claim(scope)
+    sink.ledger().claim(scope)
     [claim] = tmp_path.glob(".*.claim")
     claim.write_bytes(text)
     with pytest.raises(EpochConflictError, match="decision log"):
-        sink.check_claim(scope, NOTHING)
+        sink.ledger().check_claim(scope, NOTHING)
     (tmp_path / ".identity").write_bytes(text)
     next(tmp_path.glob("*.segment")).unlink()
     assert list(sink.inspect_many([good])) == [Observation.NO_ANSWER]

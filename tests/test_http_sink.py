@@ -204,7 +204,7 @@ def test_times_of_day_and_decimals_are_text_with_all_their_digits():
 @pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504])
 def test_64_what_may_pass_is_tried_again_and_nothing_behind_is_sent_before(inbox: Inbox, hook: HttpSink, status: int):
     committables = [prepared(hook, range(4 * n, 4 * n + 4), epoch=n) for n in range(3)]
-    hook.claim(committables[0].read_name().scope)
+    hook.ledger().claim(committables[0].read_name().scope)
     inbox.plans = [TAKE, TAKE, TAKE, refusal(status)]
     outcomes = hook.commit_many(committables)
     assert [o.status for o in outcomes] == [CommitStatus.COMMITTED] + [CommitStatus.RETRY_LATER] * 2
@@ -219,7 +219,7 @@ def test_64_what_may_pass_is_tried_again_and_nothing_behind_is_sent_before(inbox
 @pytest.mark.parametrize("status", [301, 307, 400, 401, 403, 404, 410, 413, 422])
 def test_64_what_will_not_pass_is_an_error_and_nothing_behind_is_sent(inbox: Inbox, hook: HttpSink, status: int):
     committables = [prepared(hook, range(4 * n, 4 * n + 4), epoch=n) for n in range(2)]
-    hook.claim(committables[0].read_name().scope)
+    hook.ledger().claim(committables[0].read_name().scope)
     inbox.plans = [TAKE, refusal(status, Location="/elsewhere")]
     with pytest.raises(SinkError, match=rf"answers {status} .*No later rows were sent") as caught:
         hook.commit_many(committables)

@@ -242,7 +242,7 @@ def test_the_wrong_folder_is_told_before_anybody_is_fenced_and_gives_nothing_up(
     older = case.target
     case.target = case.folder / "moved"
     case.sink_case.sink = case.make()
-    case.sink_case.sink.claim(Scope("orders", "files", case.log.view.log))
+    case.sink_case.sink.ledger().claim(Scope("orders", "files", case.log.view.log))
     case.finish_until(Step.COMMIT_BEFORE, 1, case.sink_case.prepare(1))
     tail = case.log.view.tail
     wrong = sinks_target([FileSink("files", older, format="jsonl")], "wrong")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import tempfile
@@ -21,6 +22,7 @@ from onceward.connectors.spark.options import FormatOptions
 from onceward.connectors.spark.task import TaskPlace
 from onceward.connectors.spark.writer import BatchWriter
 from onceward.core.errors import CommitPendingError, EpochConflictError, FencedError
+from onceward.core.ledger import Ledger
 from onceward.core.steps import Step, hooked
 
 from .spark_kit import SparkSink
@@ -124,6 +126,20 @@ def test_runs_without_a_key_leave_no_bookkeeping_in_a_folder(tmp_path: Path, tem
 
 
 @pytest.mark.usefixtures("temporary")
+def test_runs_without_a_key_leave_no_claim_of_a_sink_whose_ledger_is_a_folder_of_claims(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "examples"))
+    sink = importlib.import_module("custom_sink").JsonLinesSink("lines", tmp_path / "out")
+    for number, options in enumerate(({}, {"pipeline": "days", "runKey": "monday", "store": str(tmp_path / "log")})):
+        pickled = pickle.dumps(BatchWriter(sink, FormatOptions.parse(options)))
+        message = pickle.loads(pickled).write(iter([pa.RecordBatch.from_pydict({"n": [number]})]))
+        pickle.loads(pickled).commit([message])
+    assert len(list((tmp_path / "out").glob("*.jsonl"))) == 2
+    assert [path.name.split(".")[1] for path in (tmp_path / "out").glob(".*.claim")] == ["days"]
+
+
+@pytest.mark.usefixtures("temporary")
 def test_runs_without_a_key_leave_no_bookkeeping_in_a_database(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/target.db"
     engine = sa.create_engine(url)
@@ -148,11 +164,16 @@ def test_runs_without_a_key_leave_no_bookkeeping_in_a_database(tmp_path: Path) -
     engine.dispose()
 
 
+class RefusingLedger(Ledger):
+    def check_claim(self, scope: Scope, newest: Progress) -> None:  # noqa: ARG002 - signature
+        raise EpochConflictError("no")
+
+
 class Refuses(FileSink):
     """A target that refuses the log."""
 
-    def check_claim(self, scope: Scope, newest: Progress) -> None:  # noqa: ARG002 - signature
-        raise EpochConflictError("no")
+    def ledger(self) -> Any:
+        return RefusingLedger()
 
 
 def test_a_run_that_cannot_be_opened_leaves_nothing(tmp_path: Path, temporary: Path) -> None:

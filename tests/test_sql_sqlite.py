@@ -198,7 +198,7 @@ def test_a_commit_while_another_program_reads_is_tried_again_later(database: Dat
 def test_many_subtasks_write_and_many_committers_commit_at_once(database: Database) -> None:
     sink = database.sink(create_table=True)
     sink.validate(SCHEMA)
-    sink.claim(SCOPE)
+    sink.ledger().claim(SCOPE)
     with ThreadPoolExecutor(4) as pool:
         parts = list(pool.map(lambda n: write(sink, context(subtask=n), words(10 * n)), range(8)))
         answers = [o.status for answer in pool.map(lambda _: sink.commit_many(parts), range(4)) for o in answer]
@@ -212,7 +212,7 @@ def test_processes_that_start_together_all_find_the_ledger(database: Database) -
 
     def start(n: int) -> None:
         barrier.wait()
-        database.sink(lock_timeout=5.0 + n).claim(SCOPE)  # another engine for each, as in other processes
+        database.sink(lock_timeout=5.0 + n).ledger().claim(SCOPE)  # another engine for each, as in other processes
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(start, range(4)))
@@ -402,7 +402,7 @@ def test_a_foreign_key_that_no_merge_could_check_is_refused_at_the_start(databas
 
 def test_a_file_that_was_replaced_under_an_open_connection_is_not_written_to(database: Database) -> None:
     sink = database.sink()
-    sink.claim(SCOPE)
+    sink.ledger().claim(SCOPE)
     committable = write(sink, context(), words(1))
     copy = database.path.with_name("copy.db")
     shutil.copy(database.path, copy)
@@ -416,7 +416,7 @@ def test_a_link_that_points_to_another_file_now_is_followed(database: Database, 
     link, copy = database.path.with_name("link.db"), database.path.with_name("copy.db")
     link.symlink_to(database.path)
     sink = database.sink(url=url.format(link))
-    sink.claim(SCOPE)
+    sink.ledger().claim(SCOPE)
     committable = write(sink, context(), words(1))
     shutil.copy(database.path, copy)
     link.unlink()
@@ -605,7 +605,7 @@ class TestLedgerOnSqlite(LedgerContract):
         return Database(tmp_path / "elsewhere.db").sink()
 
     def test_a_start_makes_no_table(self, make: Callable[..., SqlAlchemySink], database: Database):
-        make("words").check_claim(SCOPE, NOTHING)
+        make("words").ledger().check_claim(SCOPE, NOTHING)
         assert database.run("SELECT name FROM sqlite_master WHERE type = 'table'") == [("words",)]
 
 
@@ -613,7 +613,7 @@ def test_rows_of_another_log_are_noticed_even_without_a_claim(database: Database
     sink = database.sink()
     sink.commit(write(sink, context(5), words(0)))
     other = SCOPE._replace(log="ffff0000")
-    for look in (lambda: sink.claim(other), lambda: sink.check_claim(other, NOTHING)):
+    for look in (lambda: sink.ledger().claim(other), lambda: sink.ledger().check_claim(other, NOTHING)):
         with pytest.raises(EpochConflictError, match="from decision log 0123abcd"):
             look()
 
@@ -622,9 +622,9 @@ def test_a_pruned_ledger_proves_nothing_about_what_was_pruned(database: Database
     sink = database.sink(ledger_epochs=100)
     old, new = (write(sink, context(epoch), words(10 * epoch)) for epoch in (100, 101))
     sink.commit_many([old, new])
-    sink.completed(SCOPE, 150)
+    sink.ledger().completed(SCOPE, 150)
     assert database.run("SELECT count(*) FROM onceward_ledger") == [(2,)]
-    sink.completed(SCOPE, 200)
+    sink.ledger().completed(SCOPE, 200)
     assert database.run("SELECT epoch FROM onceward_ledger") == [(101,)]
     assert [o.status for o in sink.commit_many([old, new])] == [CommitStatus.UNKNOWN, CommitStatus.ALREADY_COMMITTED]
 

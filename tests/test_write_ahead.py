@@ -78,7 +78,7 @@ def test_63_a_half_sent_batch_resumes_where_its_marks_end(tmp_path: Path, count:
 def test_64_when_the_target_refuses_nothing_behind_is_sent_before(tmp_path: Path):
     sink = Mailbox(tmp_path)
     committables = [prepared(sink, range(4 * n, 4 * n + 4), epoch=n) for n in range(3)]
-    sink.claim(SCOPE)
+    sink.ledger().claim(SCOPE)
     sink.refuse_after = 3
     statuses = [outcome.status for outcome in sink.commit_many(committables)]
     assert statuses == [CommitStatus.COMMITTED, CommitStatus.RETRY_LATER, CommitStatus.RETRY_LATER]
@@ -92,7 +92,7 @@ def test_64_when_the_target_refuses_nothing_behind_is_sent_before(tmp_path: Path
 def test_65_an_identity_is_the_same_in_every_process_and_never_anothers(tmp_path: Path):
     sink = Mailbox(tmp_path)
     committables = [prepared(sink, range(4), epoch=n) for n in range(2)]
-    sink.claim(SCOPE)
+    sink.ledger().claim(SCOPE)
     crash_at(Step.SEND_AFTER, 1, sink, committables[0])
     other = Mailbox(tmp_path, rows_per_send=3)  # what was written before keeps its own
     other.commit_many(committables)
@@ -332,7 +332,7 @@ def test_of_completed_epochs_the_newest_proof_is_kept_and_nothing_else(tmp_path:
     sink = Mailbox(tmp_path)
     for epoch in range(3):
         sink.commit(prepared(sink, range(4), epoch=epoch))
-        sink.completed(SCOPE, epoch)
+        sink.ledger().completed(SCOPE, epoch)
         kept = [path for path in tmp_path.iterdir() if path.name != IDENTITY]
         assert {path.suffix for path in kept} == {".marks", ".done"}
         assert {parse_file_name(path.stem).epoch for path in kept} == {epoch}  # type: ignore[union-attr]

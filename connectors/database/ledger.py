@@ -18,11 +18,12 @@ from __future__ import annotations
 import functools
 import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, cast
 
 import sqlalchemy as sa
 
 from onceward.core.errors import SinkError
+from onceward.core.ledger import Ledger
 from onceward.core.names import NOTHING, Progress, Reached, Remembered, Scope, other_log, outdated_log
 from onceward.core.transaction import Observation, abort_outcome, commit_outcome
 
@@ -42,6 +43,36 @@ _log = logging.getLogger("onceward.database")
 PRUNE_EVERY: Final = 100
 """Epochs between two prunings; each costs a transaction."""
 _PLACE: Final = "the ledger in the target database"
+
+
+class DatabaseLedger(Ledger):
+    """What a database remembers of decision logs.
+
+    Args:
+        target: The database.
+        epochs: Number of completed epochs whose rows are kept.
+    """
+
+    records_transactions: ClassVar[bool] = True
+
+    def __init__(self, target: DatabaseTarget, epochs: int) -> None:
+        self.target, self.epochs = target, epochs
+
+    def check_claim(self, scope: Scope, newest: Progress) -> Remembered | None:
+        return check(self.target, scope, newest)
+
+    def claim(self, scope: Scope) -> None:
+        claim(self.target, scope)
+
+    def release(self, scope: Scope) -> None:
+        release(self.target, scope)
+
+    def completed(self, scope: Scope, epoch: int) -> None:
+        if epoch % PRUNE_EVERY == 0 and epoch > self.epochs:
+            prune(self.target, scope, epoch - self.epochs + 1)
+
+    def forget(self, scope: Scope) -> None:
+        forget(self.target, scope)
 
 
 @dataclass(frozen=True)

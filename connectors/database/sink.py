@@ -12,12 +12,13 @@ from sqlalchemy import URL
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.options import check_seconds, check_types
 from onceward.core.kit.secrets import without_logins
-from onceward.core.names import Remembered, Scope
+from onceward.core.names import Scope
 from onceward.core.transaction import Committable, Observation
 from onceward.sinks import TwoPhaseCommitSink
 
 from . import ledger
 from .engines import dialect_for, read_server, reading
+from .ledger import DatabaseLedger
 from .merging import abort_staged, commit_staged
 from .own_tables import ask, ensure, exists, staged_handle, tables_of
 from .pieces import PieceLoader
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from onceward.core.transaction import AbortOutcome, CommitOutcome, Progress, WriteContext
+    from onceward.core.transaction import AbortOutcome, CommitOutcome, WriteContext
 
     from .dialect import ServerFacts
     from .loader import Loader
@@ -51,7 +52,6 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         mode: "insert" or "upsert".
     """
 
-    keeps_ledger: ClassVar[bool] = True
     option_aliases: ClassVar[Mapping[str, str]] = {"dbtable": "table", "table": "table"}
     mode: str
     target: DatabaseTarget
@@ -246,21 +246,8 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         with reading(self.target, "cannot list") as connection:
             return ledger.sinks_of(self.target, connection, pipeline)
 
-    def check_claim(self, scope: Scope, newest: Progress) -> Remembered | None:
-        return ledger.check(self.target, scope, newest)
-
-    def claim(self, scope: Scope) -> None:
-        ledger.claim(self.target, scope)
-
-    def release(self, scope: Scope) -> None:
-        ledger.release(self.target, scope)
-
-    def completed(self, scope: Scope, epoch: int) -> None:
-        if epoch % ledger.PRUNE_EVERY == 0 and epoch > self.ledger_epochs:
-            ledger.prune(self.target, scope, epoch - self.ledger_epochs + 1)
-
-    def forget(self, scope: Scope) -> None:
-        ledger.forget(self.target, scope)
+    def ledger(self) -> DatabaseLedger:
+        return DatabaseLedger(self.target, self.ledger_epochs)
 
 
 class PostgresSink(DatabaseSink):

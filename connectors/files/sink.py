@@ -50,7 +50,7 @@ from onceward.core.transaction import (
     WriteContext,
     commit_outcome,
 )
-from onceward.sinks.folders import FolderSink, names_of, with_file_errors
+from onceward.sinks.folders import FolderLedger, FolderSink, names_of, with_file_errors
 
 from .foreign import check_partition_folders, check_tables
 from .formats import (
@@ -111,7 +111,6 @@ class FileSink(FolderSink[Files]):
         ConfigurationError: A setting is wrong.
     """
 
-    keeps_ledger = True
     default_name = "files"
     option_aliases: ClassVar[Mapping[str, str]] = {"path": "directory", "fileFormat": "format"}
     kind = "files"
@@ -295,6 +294,9 @@ class FileSink(FolderSink[Files]):
             return Observation.UNKNOWN, f"{pending} is gone; its files may have been finished"
         return Observation.ABORTED, f"{pending} is gone, and was not committed"
 
+    def ledger(self) -> FolderLedger:
+        return FileLedger(self)
+
     @property
     def _place(self) -> Path:
         return Path(self.directory) / AREA
@@ -326,6 +328,12 @@ class FileSink(FolderSink[Files]):
     def _is_finished(self, transaction: str, files: Sequence[str]) -> bool:
         """Return whether every file of a transaction whose commit has begun was moved to its place."""
         return not any((self._folder(transaction, COMMIT) / hidden(file)).exists() for file in files)
+
+
+class FileLedger(FolderLedger):
+    """What a FileSink's folder remembers of decision logs."""
+
+    records_transactions = True
 
 
 def _check_case(root: Path, partition: Path) -> None:

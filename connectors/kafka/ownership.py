@@ -11,19 +11,42 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onceward.core.names import FORMAT, AcceptedName, other_log, parse_accepted_name, parse_pooled_name
+from onceward.core.ledger import Ledger
+from onceward.core.names import FORMAT, NOTHING, AcceptedName, other_log, parse_accepted_name, parse_pooled_name
 
 from .errors import Code, kafka_error
 from .transaction import Prepared, listed_committable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from onceward.core.names import Scope
-    from onceward.core.transaction import Committable
+    from onceward.core.transaction import Committable, Progress
 
     from .coordinator import TransactionCoordinatorClient
     from .transaction import Description
+
+
+class KafkaLedger(Ledger):
+    """What the brokers remember of decision logs: who may have committed under a name.
+
+    They do not know how far a log had come, and cannot store a claim. So a log checks until it has decided something
+    itself.
+
+    Args:
+        client: Makes the client.
+    """
+
+    def __init__(self, client: Callable[[], TransactionCoordinatorClient]) -> None:
+        self._client = client
+
+    def check_claim(self, scope: Scope, newest: Progress) -> None:
+        """Refuse a name that another log may have committed under; see Ledger."""
+        if newest == NOTHING:
+            check(self._client(), scope)
+
+    def release(self, scope: Scope) -> None:
+        accept(self._client(), scope)
 
 
 def lingering(client: TransactionCoordinatorClient, scope: Scope, topics: Collection[str] | None) -> list[Committable]:

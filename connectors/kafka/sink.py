@@ -16,7 +16,6 @@ from onceward.core.errors import ConfigurationError, KafkaError
 from onceward.core.kit.options import OF_FORMATS, arguments, check_types
 from onceward.core.kit.pieces import pieces
 from onceward.core.kit.secrets import without_logins
-from onceward.core.names import NOTHING
 from onceward.core.row_hash import RowHash
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, Observation
 from onceward.sinks import TwoPhaseCommitSink
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from onceward.core.names import Scope
-    from onceward.core.transaction import Progress, WriteContext
+    from onceward.core.transaction import WriteContext
 
     from .admin import Cluster
     from .coordinator import TransactionCoordinatorClient
@@ -306,17 +305,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:
         return ownership.lingering_elsewhere(self._client, pipeline, log)
 
-    def check_claim(self, scope: Scope, newest: Progress) -> None:
-        """Refuse a name that another log may have committed under; see TwoPhaseCommitSink.
-
-        Kafka does not know how far this log had come, and cannot store a claim: it remembers only who has committed
-        under the name. So a log checks until it has decided something itself.
-        """
-        if newest == NOTHING:
-            ownership.check(self._client, scope)
-
-    def release(self, scope: Scope) -> None:
-        ownership.accept(self._client, scope)
+    def ledger(self) -> ownership.KafkaLedger:
+        return ownership.KafkaLedger(lambda: self._client)
 
     def warm_up(self, context: WriteContext) -> None:
         self._pool(context.scope).warm_up(context)

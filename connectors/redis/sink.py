@@ -16,8 +16,8 @@ from onceward.core.kit.secrets import without_logins
 from onceward.core.names import NOTHING, Remembered, other_log, outdated_log, parse_transaction_name
 from onceward.core.sink import Guarantee
 from onceward.core.transaction import Progress
-from onceward.sinks.folders import FolderClaims, newest_of
-from onceward.sinks.write_ahead import ROWS_PER_SEND, WriteAheadLogSink
+from onceward.sinks.folders import newest_of
+from onceward.sinks.write_ahead import ROWS_PER_SEND, WriteAheadLedger, WriteAheadLogSink
 
 from .client import RedisSettings, asking, check_facts, read_facts
 from .forms import FORMS, KeyTemplate, check_form, check_sizes, hashed, written
@@ -168,6 +168,17 @@ class RedisSink(WriteAheadLogSink):
         found = written(self.name, self.form, self.key, rows, self.maxlen)
         deliver(self.settings, name, delivery.first, self.form, found, loss, self.replicas)
 
+    def ledger(self) -> RedisLedger:
+        return RedisLedger(self)
+
+
+class RedisLedger(WriteAheadLedger):
+    """What the server remembers of decision logs, in a marker, and the folder beside it."""
+
+    def __init__(self, sink: RedisSink) -> None:
+        super().__init__(sink)
+        self.settings, self.durable = sink.settings, sink.durable
+
     def check_claim(self, scope: Scope, newest: Progress) -> Remembered | None:
         """Look up the owner of the names, and the progress of its log, in the folder and in the server."""
         remembered = super().check_claim(scope, newest)
@@ -190,7 +201,7 @@ class RedisSink(WriteAheadLogSink):
             DataLossError: The folder knows the log, and the server does not: it has lost data, or is another one. With
                 durable=False the next delivery makes the marker again.
         """
-        new = FolderClaims(self._place).known(scope) != scope.log
+        new = self.claims.known(scope) != scope.log
         known = (
             change_marker(self.settings, CLAIM, scope).decode(errors="replace")
             if new
@@ -209,7 +220,7 @@ class RedisSink(WriteAheadLogSink):
         """
         if not self.durable:
             return  # the next delivery makes it
-        acknowledged = self._acknowledged(scope)
+        acknowledged = self.acknowledged(scope)
         oldest = min((Progress(name.start, name.epoch) for name in acknowledged), default=NOTHING)
         counts = [word for name, sent in acknowledged.items() for word in (str(name), sent)]
         known = change_marker(self.settings, ACCEPT, scope, oldest.generation, oldest.epoch - 1, *counts)
@@ -218,7 +229,7 @@ class RedisSink(WriteAheadLogSink):
     def release(self, scope: Scope) -> None:
         """Forget, in the server and in the folder, other decision logs and how far this one had come."""
         if not self._marker(scope):
-            FolderClaims(self._place).release(scope, own=True)
+            self.claims.release(scope, own=True)
         change_marker(self.settings, RELEASE, scope)
         super().release(scope)
 
@@ -245,7 +256,7 @@ class RedisSink(WriteAheadLogSink):
 
     def _lost_marker(self, scope: Scope) -> str:
         """Return that the server has lost the marker, which is missing, if the folder proves it."""
-        if not self.durable or FolderClaims(self._place).known(scope) != scope.log:
+        if not self.durable or self.claims.known(scope) != scope.log:
             return ""
         return (
             f"{self.settings.shown} knows nothing of this pipeline and sink, though {self.directory} does: it was "
@@ -261,7 +272,7 @@ class RedisSink(WriteAheadLogSink):
             return self._lost_marker(scope)
         if not self.durable:
             return ""
-        for name, sent in self._acknowledged(scope).items():
+        for name, sent in self.acknowledged(scope).items():
             here = marker.get(str(name), "0")
             if Progress(name.start, name.epoch) >= newest and here.isdigit() and int(here) < sent:
                 return f"{self.settings.shown} has {here} rows of {name}, and had acknowledged {sent}"

@@ -132,7 +132,7 @@ def delete_folder(folder: Path, sink: TwoPhaseCommitSink[Any]) -> None:
     if not view.log or not view.pipeline:
         return
     try:  # after the log, which the target must know as long as it exists
-        sink.forget(Scope(view.pipeline, sink.name, view.log))
+        sink.ledger().forget(Scope(view.pipeline, sink.name, view.log))
     except OncewardError as error:
         _log.warning("cannot delete a finished batch write's records in the target of sink %s: %s", sink.name, error)
 

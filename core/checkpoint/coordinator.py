@@ -16,6 +16,7 @@ import logging
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from .. import answers
 from ..errors import (
     ConfigurationError,
     DataLossError,
@@ -320,7 +321,7 @@ class Coordinator:
             self._sweep_after(epoch)
         for sink in self.sinks.values():
             try:
-                sink.completed(self.writer.scope(sink.name), epoch)
+                answers.ledger(sink).completed(self.writer.scope(sink.name), epoch)
             except Exception as error:  # noqa: BLE001 - the epoch is completed, whatever goes wrong afterwards
                 _log.warning(
                     "housekeeping of sink %s after epoch %s failed: %s",
@@ -413,7 +414,7 @@ class Coordinator:
         unanswered: dict[str, Exception] = {}
         for sink in self.sinks.values():
             try:
-                sink.release(self.writer.scope(sink.name))
+                answers.ledger(sink).release(self.writer.scope(sink.name))
             except ExternalError as error:
                 unanswered[sink.name] = error
         return unanswered

@@ -80,8 +80,9 @@ def check_kept(
 
     def ask(sink: TwoPhaseCommitSink[Any]) -> None:
         try:
-            answer = sink.check_claim(writer.scope(sink.name), progress)
-            remembered[sink.name] = None if answer is None else answers.one(sink, "check_claim", answer, Remembered)
+            answer = answers.ledger(sink).check_claim(writer.scope(sink.name), progress)
+            valid = None if answer is None else answers.one(sink, "ledger().check_claim", answer, Remembered)
+            remembered[sink.name] = valid
         except Exception as error:  # noqa: BLE001 - raised below, when all were asked
             unanswered[sink.name] = error
 
@@ -114,11 +115,12 @@ def _check_kept(
 ) -> bool:
     """Check that the target still has what was committed; return whether something was committed again.
 
-    A ledger is asked for each transaction of the newest completed decision. Transactions that are prepared again are
-    committed again, as the decision says. Of earlier epochs, the log knows only the newest one of each sink.
+    If its ledger records transactions, the sink is asked for each one of the newest completed decision. Those that are
+    prepared again are committed again, as the decision says. Of earlier epochs, the log knows only the newest one of
+    each sink.
     """
-    view = writer.view
-    done = _newest_completed(view) if sink.keeps_ledger else None
+    view, ledger = writer.view, answers.ledger(sink)
+    done = _newest_completed(view) if ledger.records_transactions else None
     mine = [c for c in done.committables if c.sink == sink.name] if done is not None else []
     seen = answers.of_each(sink, "inspect_many", mine, sink.inspect_many(mine), Observation) if mine else []
     if why := forgotten(view, sink.name, remembered, told_apart=bool(mine)):
@@ -126,7 +128,7 @@ def _check_kept(
             _go_on_without(writer, sink, why)
             return False
         check_newest(writer)
-        sink.claim(writer.scope(sink.name))  # the claim follows the first epoch's prepare, so nothing older is missing
+        ledger.claim(writer.scope(sink.name))  # it follows the first epoch's prepare, so nothing older is missing
     if done is None or not mine:
         return False
     if not starting and any(at is Observation.NO_ANSWER for _, at in seen):
@@ -228,4 +230,4 @@ def _go_on_without(writer: LogWriter, sink: TwoPhaseCommitSink[Any], why: str) -
     why = f"{policy.skipped_why}; sink {sink.name}: {why}" if policy.skipped_why else f"sink {sink.name}: {why}"
     _log.error("continuing with a target as it is: %s", why, extra={"pipeline": view.pipeline, "sink": sink.name})
     writer.resolve(view.completed, "", action="skip", who=policy.skipped_by, why=why, sink=sink.name)
-    sink.accept_loss(writer.scope(sink.name))  # after the record: what dies in between accepts it again
+    answers.ledger(sink).accept_loss(writer.scope(sink.name))  # after the record: what dies in between accepts it again

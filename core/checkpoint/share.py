@@ -133,7 +133,7 @@ class Share:
             # (Rule J) Claim after the decision is durable and before its first commit. Then commit in the order of
             # epochs: an upsert that has to wait would overwrite a later one's rows.
             if self._to_claim is not None:
-                self.sink.claim(self._to_claim)
+                answers.ledger(self.sink).claim(self._to_claim)
                 self._to_claim = None
             while self._epochs and self._commit(self._epochs[0]):
                 self._epochs.pop(0)

@@ -88,7 +88,7 @@ def _asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
 def sink(request: pytest.FixtureRequest, database: MariaDatabase) -> SqlAlchemySink:
     made = database.sink(request.param)
     made.validate(SCHEMA)
-    made.claim(SCOPE)
+    made.ledger().claim(SCOPE)
     return made
 
 
@@ -245,9 +245,9 @@ def test_72_foreign_transactions_and_other_pipelines_are_not_touched(database: M
 
 def test_72_names_are_told_apart_by_case_in_the_ledger_too(database: MariaDatabase) -> None:
     sink = database.sink("staging")
-    sink.claim(SCOPE)
+    sink.ledger().claim(SCOPE)
     shouted = SCOPE._replace(pipeline="ORDERS", log="ffff0000")
-    sink.claim(shouted)
+    sink.ledger().claim(shouted)
     theirs = write(sink, context(pipeline="ORDERS", log="ffff0000"), words(0))
     assert list(sink.lingering(SCOPE)) == []
     assert [c.transaction for c in sink.lingering(shouted)] == [theirs.transaction]
@@ -321,7 +321,7 @@ def test_75_a_lost_answer_to_pre_commit_leaves_a_name_to_sweep(
 ) -> None:
     direct = database.sink()
     direct.validate(SCHEMA)
-    direct.claim(SCOPE)
+    direct.ledger().claim(SCOPE)
     sink, _ = proxied("prepared", b"XA PREPARE")
     transaction = sink.begin(context())
     sink.write(transaction, words(1))
@@ -534,7 +534,7 @@ def test_processes_that_start_together_all_find_the_ledger(database: MariaDataba
 
     def start(n: int) -> None:
         barrier.wait()
-        database.sink(lock_timeout=5.0 + n).claim(SCOPE)  # another engine for each, as in other processes
+        database.sink(lock_timeout=5.0 + n).ledger().claim(SCOPE)  # another engine for each, as in other processes
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(start, range(4)))

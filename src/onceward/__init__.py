@@ -49,7 +49,16 @@ if TYPE_CHECKING:
         Progress,
         WriteContext,
     )
-    from .sinks import Delivery, DirectSink, Guarantee, IdempotentSink, Scope, TwoPhaseCommitSink, WriteAheadLogSink
+    from .sinks import (
+        Delivery,
+        DirectSink,
+        Guarantee,
+        IdempotentSink,
+        Ledger,
+        Scope,
+        TwoPhaseCommitSink,
+        WriteAheadLogSink,
+    )
     from .sources import LiveSource, Piece, ResettableSource, SequenceSource, Split
 
 __version__ = "0.1.0"
@@ -72,6 +81,7 @@ __all__ = [
     "JsonFormatter",
     "KafkaSink",
     "KafkaSource",
+    "Ledger",
     "ListState",
     "LiveSource",
     "MapState",
@@ -131,7 +141,7 @@ _MODULES: Final = {
     ".core.names": "Remembered",
     ".core.transaction": """
         AbortOutcome AbortStatus CommitOutcome CommitStatus Committable Observation Progress WriteContext""",
-    ".sinks": "Delivery DirectSink Guarantee IdempotentSink Scope TwoPhaseCommitSink WriteAheadLogSink",
+    ".sinks": "Delivery DirectSink Guarantee IdempotentSink Ledger Scope TwoPhaseCommitSink WriteAheadLogSink",
     ".sources": "LiveSource Piece ResettableSource SequenceSource Split",
 }
 _HOMES: Final = {name: module for module, names in _MODULES.items() for name in names.split()}

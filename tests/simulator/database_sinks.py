@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from onceward.core.errors import PostgresError
+from onceward.core.ledger import Ledger
 from onceward.core.names import Remembered, other_log, outdated_log, parse_transaction_name
 from onceward.core.proof import Proof
 from onceward.core.sink import Guarantee
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
     from .world import World
 
 
-class DatabaseSink:
-    """What both sinks have in common."""
+class DatabaseSink(Ledger):
+    """What both sinks have in common; each is its own ledger."""
 
     transaction_timeout: float | None = None
-    keeps_ledger = True
+    records_transactions = True
     guarantee = Guarantee.EXACTLY_ONCE
     select = where = None
     kind = ""
@@ -138,6 +139,10 @@ class DatabaseSink:
         if gid in held:
             return Observation.PREPARED
         return Observation.COMMITTED if self.database.committed(gid) else Observation.ABORTED
+
+    def ledger(self) -> Ledger:
+        """The database remembers."""
+        return self
 
     def check_claim(self, scope: Scope, newest: Progress) -> Remembered:
         """The owner, and how far it had come."""

@@ -15,6 +15,7 @@ from onceward.sinks import (
     CommitOutcome,
     CommitStatus,
     Committable,
+    Ledger,
     Observation,
     RowHash,
     TwoPhaseCommitSink,
@@ -143,6 +144,21 @@ class ShelfSink(TwoPhaseCommitSink[Open]):
                 else Observation.ABSENT
                 for one in committables
             ]
+
+    def ledger(self) -> Ledger:
+        """Return what the file remembers."""
+        return ShelfLedger(self.file)
+
+
+class ShelfLedger(Ledger):
+    """The owners of names, each with how far it had come, and what was committed.
+
+    Args:
+        file: The SQLite file.
+    """
+
+    def __init__(self, file: str) -> None:
+        self.file = file
 
     def check_claim(self, scope: Scope, newest: Progress) -> Remembered:
         """Compare the log with the owner of the names."""
