@@ -120,13 +120,6 @@ class Sink(ABC):
             SchemaError: A column does not fit; the message names it.
         """
 
-    def validate_complete_mode(self) -> None:  # noqa: B027 - most sinks can show a result again
-        """Refuse Spark's output mode complete (each epoch has the whole result again), unless the sink supports it.
-
-        Raises:
-            ConfigurationError: The target would show rows of earlier epochs in addition to those of the newest.
-        """
-
 
 class TwoPhaseCommitSink(Sink, Generic[Txn]):
     """A sink whose target can prepare a transaction that outlives the process that wrote it."""

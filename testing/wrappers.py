@@ -42,6 +42,14 @@ class _Faulty:
         raise self.error(words)
 
 
+class _AnyFaultySink(_Faulty):
+    error = InjectedSinkError
+
+    def validate_complete_mode(self) -> None:
+        """Refuse Spark's output mode complete if the wrapped sink does."""
+        getattr(self.wrapped, "validate_complete_mode", lambda: None)()
+
+
 def _call(name: str, *, again: bool = True, lost: Callable[[Any, str], Any] | None = None) -> Any:
     """Return a method that calls the wrapped object's, with faults; without `again` no fault makes the call twice.
 
@@ -81,8 +89,8 @@ def _forwarding(
     return complete
 
 
-@_forwarding(TwoPhaseCommitSink, same=("dataset", "expires_at", "validate_complete_mode"), once=("discard",))
-class FaultySink(_Faulty, TwoPhaseCommitSink[Any]):
+@_forwarding(TwoPhaseCommitSink, same=("dataset", "expires_at"), once=("discard",))
+class FaultySink(_AnyFaultySink, TwoPhaseCommitSink[Any]):
     """A TwoPhaseCommitSink with faults.
 
     Args:
@@ -91,8 +99,6 @@ class FaultySink(_Faulty, TwoPhaseCommitSink[Any]):
             for commit), abort, lingering, lingering_elsewhere, inspect_many, warm_up, validate, and of its ledger
             check_claim, claim, release, accept_loss, completed, forget.
     """
-
-    error = InjectedSinkError
 
     def __init__(self, sink: TwoPhaseCommitSink[Any], faults: Faults) -> None:
         super().__init__(sink.name, select=sink.select, where=sink.where)
@@ -132,16 +138,14 @@ class FaultyLedger(_Faulty, Ledger):
         self.faults = faults
 
 
-@_forwarding(DirectSink, same=("dataset", "validate_complete_mode"), once=("close",))
-class FaultyDirectSink(_Faulty, DirectSink[Any]):
+@_forwarding(DirectSink, same=("dataset",), once=("close",))
+class FaultyDirectSink(_AnyFaultySink, DirectSink[Any]):
     """A DirectSink or IdempotentSink with faults.
 
     Args:
         sink: The sink.
         faults: What goes wrong; calls: open, write (which DUPLICATE makes twice), flush, close, validate.
     """
-
-    error = InjectedSinkError
 
     def __init__(self, sink: DirectSink[Any], faults: Faults) -> None:
         super().__init__(sink.name, select=sink.select, where=sink.where)

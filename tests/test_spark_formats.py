@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import fsspec
 import pytest
+from pyspark.sql.types import LongType, StructField, StructType
 
-from onceward import FileSink
+from onceward import FileSink, KafkaSink
 from onceward.connectors.spark import options
 from onceward.connectors.spark.formats import AnyFormat, format_of
-from onceward.connectors.spark.options import FormatOptions
+from onceward.connectors.spark.options import FormatOptions, check_complete_mode
 from onceward.connectors.spark.query import newest_batch, read_text
 from onceward.connectors.spark.task import write_partition
 from onceward.connectors.spark.writer import StreamWriter
+from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.connector import connectors
 from onceward.core.errors import (
     CommitPendingError,
@@ -29,6 +31,9 @@ from onceward.core.log import DirectoryStore, read
 from onceward.core.log.run_writers import OVERTAKEN, RUN_VARIABLE
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import Observation, WriteContext
+from onceward.sinks import DirectSink
+from onceward.testing.faults import Faults
+from onceward.testing.wrappers import FaultyDirectSink, FaultySink
 
 from .core_fakes import policy
 from .spark_kit import Checkpoint, SparkSink, batches, running, target_called
@@ -132,6 +137,42 @@ class TestAnySink:
     def test_what_is_not_a_sink_is_refused(self, named: str, why: str):
         with pytest.raises(ConfigurationError, match=why):
             AnyFormat({"sink": named}).own_sink()
+
+
+class Shows(DirectSink[None]):
+    def open(self, context: Any) -> None: ...
+
+    def write(self, writer: None, batch: Any) -> None: ...
+
+
+class Adds(Shows):
+    """Its target would show each result again."""
+
+    def validate_complete_mode(self) -> None:
+        raise ConfigurationError("it adds rows")
+
+
+class TestTheOutputModeComplete:
+    def test_a_sink_that_says_nothing_takes_it(self):
+        check_complete_mode(KafkaSink("out", bootstrap_servers="b:1", topic="t"))
+        check_complete_mode(DirectlyWritten(Shows("shows")))
+
+    @pytest.mark.parametrize("wrapped", [lambda sink: sink, lambda sink: FaultySink(sink, Faults())])
+    def test_a_sink_that_would_add_each_result_again_is_refused(self, tmp_path: Path, wrapped: Any):
+        with pytest.raises(ConfigurationError, match="would add every row again"):
+            check_complete_mode(wrapped(FileSink("out", tmp_path)))
+
+    @pytest.mark.parametrize("wrapped", [lambda sink: sink, lambda sink: FaultyDirectSink(sink, Faults())])
+    def test_so_is_a_direct_sink(self, wrapped: Any):
+        for sink in (wrapped(Adds("adds")), DirectlyWritten(wrapped(Adds("adds")))):
+            with pytest.raises(ConfigurationError, match="it adds rows"):
+                check_complete_mode(sink)
+
+    def test_a_format_refuses_it_before_it_makes_a_writer(self, tmp_path: Path):
+        options = {"path": str(tmp_path), "checkpointLocation": str(tmp_path / "checkpoint")}
+        columns = StructType([StructField("n", LongType())])
+        with pytest.raises(ConfigurationError, match="would add every row again"):
+            format_of(connectors()["files"])(options).streamWriter(columns, overwrite=True)
 
 
 def test_each_batch_is_written_once_and_told_when_it_is_completed(query: Query):

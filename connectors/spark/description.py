@@ -15,7 +15,7 @@ from onceward.core.sink import Guarantee
 from .any_source import registered_source
 from .formats import formats
 from .kafka import stream_source
-from .options import FormatOptions, check_store
+from .options import FormatOptions, check_complete_mode, check_store
 from .plan import Cause, planned, streaming_sources, unstable, unstable_for, unstable_output
 from .query import local_path
 
@@ -209,7 +209,7 @@ def _mode(query: PlannedQuery, sinks: Sequence[Any]) -> list[Finding]:
 
 def _complete(sink: Any) -> Finding:
     try:
-        sink.validate_complete_mode()
+        check_complete_mode(sink)
     except OncewardError as error:
         return failed("output mode", error.message, "use append or update", sink.name)
     return ok("output mode", "complete", sink.name)

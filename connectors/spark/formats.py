@@ -20,7 +20,7 @@ from onceward.sinks import DirectSink, TwoPhaseCommitSink
 
 from .data_sources import DataSource, need_available
 from .kafka import is_ours, publisher_from_options
-from .options import COMMON, FormatOptions
+from .options import COMMON, FormatOptions, check_complete_mode
 from .query import ASYNC, refused
 from .task import arrow_schema, warn_of_python
 
@@ -82,7 +82,7 @@ class SinkFormat(DataSource):
             raise refused(ASYNC)
         sink = self._sink(schema)
         if overwrite:  # output mode complete
-            sink.validate_complete_mode()
+            check_complete_mode(sink)
         self._refuse_options(_OF_BATCHES, "streaming query", "a batch write")
         options, publisher = FormatOptions.parse(self.options), publisher_from_options(self.options)
         made: StreamWriter = _writers().StreamWriter(sink, options, publisher)

@@ -45,7 +45,7 @@ from onceward.sinks import DirectSink, TwoPhaseCommitSink
 
 from .idle import IdleSweeper
 from .kafka import with_publication
-from .options import check_log, check_not_moved, check_store, local_store, open_log
+from .options import check_complete_mode, check_log, check_not_moved, check_store, local_store, open_log
 from .outputs import DEFAULT_PERSIST, AnySink, Output, Persist, Transformations, checked_persist, merged, sinks_of
 from .parallelism import TOO_LARGE, Writers, checked_writers, driver_limit, row_size, writers_of
 from .plan import handlers, only_writes
@@ -374,7 +374,7 @@ class EpochHandler:
     def _open(self, run: QueryRun, batch: int, about: EpochInput) -> Coordinator:
         if run.complete:
             for sink in self.sinks:
-                sink.validate_complete_mode()
+                check_complete_mode(sink)
         name = self.pipeline or run.query
         if self.store is not None:
             check_not_moved(run.checkpoint, name, self._read_text)

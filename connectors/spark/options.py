@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
 import msgspec
 
 from onceward.core.checkpoint import CommitPolicy, OnLost
+from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.errors import ConfigurationError, EpochConflictError, NoDecisionLogError, StoreError
 from onceward.core.kit.options import arguments, option_names, plain
 from onceward.core.log import LogStore, LogView, open_store, read
@@ -28,6 +29,8 @@ from .query import local_path, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from onceward.sinks import Sink
 
 _ALIASES: Final = {"checkpointLocation": "checkpoint"}
 
@@ -107,6 +110,29 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
 _OWN: Final = frozenset(plain(option) for option in option_names(FormatOptions, aliases=_ALIASES))
 COMMON: Final = _OWN | {"queryname", "name", "path"}
 """Options that every format has, in plain spelling; Spark adds a query's name to its options."""
+
+
+@runtime_checkable
+class ValidatesCompleteMode(Protocol):
+    """A sink that may not suit Spark's output mode complete, in which each epoch has the whole result again."""
+
+    def validate_complete_mode(self) -> None:
+        """Refuse the output mode complete.
+
+        Raises:
+            ConfigurationError: The target would show rows of earlier epochs in addition to those of the newest.
+        """
+
+
+def check_complete_mode(sink: Sink) -> None:
+    """Refuse the output mode complete if the sink does; one that says nothing can write the whole result again.
+
+    Raises:
+        ConfigurationError: The sink refuses it.
+    """
+    asked = sink.sink if isinstance(sink, DirectlyWritten) else sink
+    if isinstance(asked, ValidatesCompleteMode):
+        asked.validate_complete_mode()
 
 
 def open_log(

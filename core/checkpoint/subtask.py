@@ -147,9 +147,6 @@ class DirectlyWritten(TwoPhaseCommitSink[_Open]):
     def validate(self, schema: pa.Schema) -> None:
         self.sink.validate(schema)
 
-    def validate_complete_mode(self) -> None:
-        self.sink.validate_complete_mode()
-
     def begin(self, context: WriteContext) -> _Open:
         return _Open(context, self.sink.open(context))
 
