@@ -11,6 +11,7 @@ column is left out silently: a file with columns that the oldest one does not ha
 from __future__ import annotations
 
 import copy
+import csv
 import zlib
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.dataset
 import pyarrow.json
 
@@ -28,7 +30,7 @@ from onceward.core.source import Piece, Position, ResettableSource, Split
 
 from .foreign import check_tables
 from .formats import FORMATS, is_binary, types_in, visible_files
-from .text import batches_with_blocks, csv_dataset, with_blocks
+from .text import CSV_NULLS, batches_with_blocks, with_blocks
 
 if TYPE_CHECKING:
     import os
@@ -44,10 +46,30 @@ _ONE_BY_ONE: Final[dict[str, Any]] = {
     "use_threads": False,
 }
 """How pyarrow.dataset scans files of small and of large rows."""
+
+
+def _csv_dataset(path: Path, block: int) -> pyarrow.dataset.CsvFileFormat:
+    """Return the format with which pyarrow.dataset reads a file as FileSink wrote it.
+
+    An empty line is a null if the file has one column, and otherwise no row.
+
+    Args:
+        path: The file.
+        block: How much is read at once, in bytes.
+    """
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        header = next(csv.reader(file), [])
+    return pyarrow.dataset.CsvFileFormat(
+        parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=len(header) != 1),
+        convert_options=pyarrow.csv.ConvertOptions(**CSV_NULLS),
+        read_options=pyarrow.csv.ReadOptions(block_size=block),
+    )
+
+
 _TEXTS: Final = ("csv", "jsonl")
 _DATASETS: Final[dict[str, Callable[[Path, int], Any]]] = {
     "parquet": lambda *_: "parquet",
-    "csv": csv_dataset,
+    "csv": _csv_dataset,
     "jsonl": lambda _, block: pyarrow.dataset.JsonFileFormat(read_options=pyarrow.json.ReadOptions(block_size=block)),
     "arrow": lambda *_: "ipc",
 }

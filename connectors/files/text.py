@@ -6,20 +6,17 @@ tried if it does not.
 
 from __future__ import annotations
 
-import csv
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-import pyarrow.dataset
 
 from onceward.core.errors import SchemaError
 from onceward.core.kit.rows import has_nulls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
 
 _Result = TypeVar("_Result")
 
@@ -84,24 +81,6 @@ def _check_text(name: str, column: pa.Array) -> None:
             f"column {name!r} holds bytes that are not UTF-8, which CSV cannot hold: encode them as text, for example "
             "with base64"
         ) from None
-
-
-def csv_dataset(path: Path, block: int) -> pyarrow.dataset.CsvFileFormat:
-    """Return the format with which pyarrow.dataset reads a file as FileSink wrote it.
-
-    An empty line is a null if the file has one column, and otherwise no row.
-
-    Args:
-        path: The file.
-        block: How much is read at once, in bytes.
-    """
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        header = next(csv.reader(file), [])
-    return pyarrow.dataset.CsvFileFormat(
-        parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=len(header) != 1),
-        convert_options=pyarrow.csv.ConvertOptions(**CSV_NULLS),
-        read_options=pyarrow.csv.ReadOptions(block_size=block),
-    )
 
 
 def with_blocks(read: Callable[[int], _Result]) -> _Result:
