@@ -17,16 +17,18 @@ from pyspark.sql import functions as sf
 
 from onceward import KafkaSink, Output, PostgresSink, exactly_once, explain
 from onceward.core.errors import ConfigurationError, SchemaError
+from onceward.core.log import open_store, read
 from onceward.core.steps import Step
 
 from .kafka_kit import read_all
 from .spark_kit import Feed, crash_at, prepared_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from onceward.core.transaction import Committable
     from onceward.testing.services import KafkaServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.postgres]
@@ -47,7 +49,7 @@ class Job:
 
     def __init__(self, spark: SparkSession, folder: Path, kafka: KafkaServer, topic: str, dsn: str) -> None:
         self.spark, self.folder, self.servers, self.topic, self.dsn = spark, folder, kafka.bootstrap_servers, topic, dsn
-        self.feed = Feed(folder)
+        self.feed, self.mark = Feed(folder), "uuid()"
         self.pipeline = f"outputs-{folder.parent.name}-{folder.name}"[-60:].lstrip("-_.")
         with psycopg.connect(dsn) as connection:
             connection.execute("CREATE TABLE marked (id bigint, mark text, own text)")
@@ -62,7 +64,7 @@ class Job:
         ]
 
     def run(self, *outputs: Any, **options: Any) -> None:
-        frame = self.feed.stream(self.spark).withColumn("mark", sf.expr("uuid()"))
+        frame = self.feed.stream(self.spark).withColumn("mark", sf.expr(self.mark))
         options = {"checkpoint": str(self.folder / "checkpoint"), "pipeline": self.pipeline, **options}
         query = exactly_once(frame, *(outputs or self.outputs()), **options).trigger(availableNow=True).start()
         try:
@@ -86,6 +88,24 @@ class Job:
 
     def _values(self) -> list[bytes]:
         return [message.value() for message in read_all(self.servers, self.topic)]
+
+    def die_when_kafka_has_committed(self) -> tuple[Committable, ...]:
+        """Run a first epoch until then; what its decision names. Kafka's share is committed first, alone."""
+        self.feed.add()
+        with crash_at(Step.COMMIT_AFTER), pytest.raises(StreamingQueryException):
+            self.run()
+        assert len(self._values()) == self.feed.rows
+        store = open_store(f"{self.folder}/checkpoint/onceward", pipeline=self.pipeline)
+        undone = read(store).undone
+        assert undone is not None
+        return undone.committables
+
+    def roll_back(self, committables: Sequence[Committable]) -> None:
+        """As an operator would, behind the pipeline's back."""
+        assert committables
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            for committable in committables:
+                connection.execute(f"ROLLBACK PREPARED '{committable.transaction}'")
 
     def kept(self) -> int:
         """How many DataFrames are persisted in the session."""
@@ -178,8 +198,42 @@ def test_a_job_whose_task_dies_after_others_have_prepared_leaves_nothing_visible
     job.check()
 
 
+def test_14_what_an_output_lost_of_a_visible_epoch_is_written_again_by_its_job_alone(job: Job) -> None:
+    """The driver dies when Kafka shows the epoch, and somebody rolls back what one of the tables has prepared."""
+    job.mark = "word"
+    decided = job.die_when_kafka_has_committed()
+    assert {c.sink for c in decided} == {"raw", "marked", "totals"}
+    job.roll_back([c for c in decided if c.sink == "totals"])
+    called: list[str] = []
+
+    def noted(name: str, function: Callable[[DataFrame], DataFrame]) -> Callable[[DataFrame], DataFrame]:
+        return lambda batch: called.append(name) or function(batch)  # type: ignore[func-returns-value]
+
+    raw, rows, counted = job.outputs()
+    job.run(raw, Output(rows.sink, noted("marked", marked)), Output(counted.sink, noted("totals", totals)))
+    assert called == ["marked", "totals", "totals"]  # for their columns; then to write
+    job.check()
+    job.feed.add()
+    job.run()
+    job.check()
+
+
+def test_what_an_output_cannot_compute_again_is_refused_and_never_written_with_other_values(job: Job) -> None:
+    job.mark = "word"
+    decided = job.die_when_kafka_has_committed()
+    job.roll_back([c for c in decided if c.sink == "marked"])
+    with pytest.raises(StreamingQueryException, match="sink marked lost cannot be written again"):
+        job.run()
+    assert job.rows("SELECT id FROM marked") == []
+    assert prepared_in(job.dsn) == len([c for c in decided if c.sink == "totals"])  # decided, so they stay
+    job.run(on_lost="skip")
+    assert (job.rows("SELECT id FROM marked"), job.rows("SELECT sum(rows) FROM totals")) == ([], [(20,)])
+    assert prepared_in(job.dsn) == 0
+
+
+@pytest.mark.parametrize("when", ["writing", "prepared"])
 def test_a_task_that_is_tried_again_with_other_values_is_written_once(
-    tmp_path: Path, dsn: str, driver_environment: dict[str, str]
+    tmp_path: Path, dsn: str, driver_environment: dict[str, str], when: str
 ) -> None:
     """A Python worker is killed in the second job; Spark runs the task again, and its values are new ones."""
     feed = Feed(tmp_path)
@@ -187,7 +241,7 @@ def test_a_task_that_is_tried_again_with_other_values_is_written_once(
     with psycopg.connect(dsn) as connection:
         for table in ("marked", "struck"):
             connection.execute(f"CREATE TABLE {table} (id bigint, mark text, own text)")
-    command = [sys.executable, str(DRIVER), str(tmp_path), dsn]
+    command = [sys.executable, str(DRIVER), str(tmp_path), dsn, when]
     done = subprocess.run(command, env=driver_environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert (tmp_path / "struck").exists()

@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onceward.connectors.spark.outputs import Output, Transformations, checked_persist, merged, sinks_of
+from onceward.core import events
+from onceward.core.checkpoint import OnLost
 from onceward.core.errors import ConfigurationError
+from onceward.core.events import EpochCompleted, Event
 from onceward.core.log import read
+from onceward.core.steps import Step, hooked
 from onceward.core.transaction import Acknowledgement
 
+from .core_fakes import policy
 from .spark_kit import Frame, SparkSink, target_called
 from .test_spark_exactly_once import Query
 
@@ -24,24 +29,27 @@ def query(tmp_path: Path) -> Query:
     return Query(tmp_path)
 
 
-def handler_of(query: Query, functions: dict[str, Callable[[Any], Any]], *names: str) -> Any:
+def handler_of(query: Query, functions: dict[str, Callable[[Any], Any]], *names: str, **changes: Any) -> Any:
     sinks = [SparkSink(f"{query.key}/{name}", name) for name in names]
-    return query.driver(sinks=sinks, outputs=Transformations(functions))
+    return query.driver(sinks=sinks, outputs=Transformations(functions), **changes)
 
 
 def shown(query: Query, name: str) -> list[int]:
     return sorted(row["n"] for row in target_called(f"{query.key}/{name}").rows)
 
 
-def test_each_sink_gets_its_own_rows_in_one_decision(query: Query) -> None:
+def test_each_sink_gets_its_own_rows_in_one_decision(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
     """The jobs have three, one and no partitions."""
     functions = {"sum": lambda _: Frame([6]), "none": lambda _: Frame()}
+    told: list[Event] = []
+    monkeypatch.setattr(events, "_observers", [told.append])
     frame = query.run(0, [1], [2], [3], handler=handler_of(query, functions, "raw", "sum", "none"))
     assert [shown(query, name) for name in ("raw", "sum", "none")] == [[1, 2, 3], [6], []]
     newest = read(query.store).newest
     assert newest is not None
     assert newest.subtasks == 3
     assert tuple(newest.sinks) == ("raw", "sum", "none")
+    assert [event.rows() for event in told if isinstance(event, EpochCompleted)] == [{"raw": 3, "sum": 1}]
     assert len(frame.persisted) == 2
     assert frame.persisted[-1] == "released"
 
@@ -84,6 +92,36 @@ def test_a_replay_does_not_call_the_functions_again(query: Query) -> None:
     query.run(0, handler=handler_of(query, {"count": count}, "raw", "count"))
     query.run(0, handler=handler_of(query, {"count": count}, "raw", "count"))
     assert (called, shown(query, "count")) == ([1], [1])
+
+
+def test_an_epoch_that_lost_something_computes_and_writes_that_output_alone(query: Query) -> None:
+    called: list[str] = []
+
+    def noted(name: str, value: int) -> Callable[[Any], Frame]:
+        return lambda _: called.append(name) or Frame([value], [value + 1])  # type: ignore[func-returns-value]
+
+    def handler() -> Any:
+        functions = {"a": noted("a", 10), "b": noted("b", 20)}
+        return handler_of(query, functions, "raw", "a", "b", policy=policy(on_lost=OnLost.REPLAY))
+
+    def die(step: Step) -> None:
+        if step is Step.DECIDE_AFTER:
+            raise SystemExit(step)
+
+    with hooked(die), pytest.raises(SystemExit):
+        query.run(0, [1], [2], handler=handler())
+    undone = read(query.store).undone
+    assert undone is not None
+    for committable in undone.committables:
+        if committable.sink == "b" and committable.subtask == 1:
+            target_called(f"{query.key}/b").delete_prepared(committable.transaction)
+        else:
+            SparkSink(f"{query.key}/{committable.sink}", committable.sink).commit(committable)
+    called.clear()
+    query.run(0, [1], [2], handler=handler())
+    assert called == ["b"]
+    assert [shown(query, name) for name in ("raw", "a", "b")] == [[1, 2], [10, 11], [20, 21]]
+    assert target_called(f"{query.key}/b").written == 3  # two rows, and the lost one of them
 
 
 def test_acknowledgements_of_several_jobs_are_one_for_each_subtask() -> None:
