@@ -231,7 +231,6 @@ def test_an_epoch_of_exactly_once_that_fails_before_its_decision_is_given_up_at_
     coordinator.admit(0, ABOUT)
     coordinator.commit(0, case.written(coordinator), ABOUT)
     run = SimpleNamespace(checkpoint="", query="q", complete=False)
-    monkeypatch.setattr(module, "current_run", lambda *_: run)
     monkeypatch.setattr(module, "epoch_input", lambda *_: NEXT)
 
     def write(frame: object, coordinator: Coordinator, batch: int, limit: object) -> Any:
@@ -242,7 +241,7 @@ def test_an_epoch_of_exactly_once_that_fails_before_its_decision_is_given_up_at_
 
     handler = object.__new__(module.EpochHandler)
     handler.__dict__.update(
-        spark=SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=1)),
+        _session=SimpleNamespace(current_run=lambda _: run, slots=lambda: 1),
         sinks=[case.table, case.kafka],
         _run=run,
         _coordinator=coordinator,

@@ -17,9 +17,6 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import pyarrow as pa
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
-from pyspark.errors.exceptions.captured import CapturedException
 
 from onceward.core.checkpoint import Admission, CommitPolicy, Coordinator, OnLost
 from onceward.core.checkpoint.subtask import DirectlyWritten
@@ -49,7 +46,8 @@ from .options import check_complete_mode, check_log, check_not_moved, check_stor
 from .outputs import DEFAULT_PERSIST, AnySink, Output, Persist, Transformations, checked_persist, merged, sinks_of
 from .parallelism import TOO_LARGE, Writers, checked_writers, driver_limit, row_size, writers_of
 from .plan import handlers, only_writes
-from .query import QueryRun, any_stage_failed, checked_folder, checkpoint_reader, current_run, epoch_input, reason
+from .query import QueryRun, checked_folder, epoch_input, reason
+from .session import QuerySession, is_connect, session_of, spark_errors
 from .task import (
     ACK_COLUMN,
     ACK_SCHEMA,
@@ -201,7 +199,7 @@ def refuse_other_targets(writer: Any) -> None:
 
 
 def _check(df: DataFrame, sinks: Sequence[AnySink], pipeline: str | None) -> None:
-    if type(df).__module__.startswith("pyspark.sql.connect"):
+    if is_connect(df):
         raise ConfigurationError(
             "exactly_once needs a classic Spark session, and this DataFrame belongs to a Spark Connect session: run "
             "the query on the driver (SparkSession.builder.master(…), or spark-submit)"
@@ -256,18 +254,17 @@ def _given(what: Any) -> str:
     return f"the class {what.__name__} (give an instance)" if isinstance(what, type) else type(what).__name__
 
 
-def _explains_itself(error: BaseException) -> bool:
-    """Return whether the message needs no traceback: it says how to proceed, or Spark has logged the rest."""
+def _has_no_mistake(error: BaseException) -> bool:
+    """Return whether no mistake in somebody's Python code has caused the error."""
     cause = error.__cause__
-    mistake = cause is not None and type(cause).__module__ == "builtins" and not isinstance(cause, OSError)
-    return isinstance(error, OncewardError | CapturedException) and not mistake
+    return cause is None or type(cause).__module__ != "builtins" or isinstance(cause, OSError)
 
 
 @dataclass
 class EpochHandler:
     """Function that Spark calls with each micro-batch; it keeps one coordinator per run of the query."""
 
-    spark: SparkSession
+    spark: SparkSession | QuerySession
     sinks: Sequence[TwoPhaseCommitSink[Any]]
     pipeline: str | None
     store: str | Path | LogStore | None
@@ -284,10 +281,10 @@ class EpochHandler:
     """The transformations of sinks that have one."""
 
     def __post_init__(self) -> None:
-        self._read_text = checkpoint_reader(self.spark)
-        conf = self.spark.sparkContext.getConf()  # dear: it copies all settings
-        self._speculates = conf.get("spark.speculation", "false").lower() == "true"
-        self._elastic = conf.get("spark.dynamicAllocation.enabled", "false").lower() == "true"
+        self._session = session_of(self.spark)
+        self._read_text = self._session.reader()
+        self._speculates = self._session.setting("spark.speculation", "false").lower() == "true"
+        self._elastic = self._session.setting("spark.dynamicAllocation.enabled", "false").lower() == "true"
         self._run: QueryRun | None = None
         self._coordinator: Coordinator | None = None
         self._run_writers: RunWriters | None = None
@@ -312,13 +309,13 @@ class EpochHandler:
             tell(EpochFailed(name, batch, reason(error)))
             if known is not None and not isinstance(error, FencedError):  # a newer run writes the notes now
                 note_failure(known.writer.store, batch, reason(error))
-            if not _explains_itself(error):
+            if not (_has_no_mistake(error) and (isinstance(error, OncewardError) or self._session.reports(error))):
                 raise
             _log.debug("epoch %s of pipeline %s failed", batch, name, exc_info=True)
             raise error.with_traceback(None) from None
 
     def _is_active(self) -> bool:
-        return self._run is not None and any(str(one.id) == self._run.query for one in self.spark.streams.active)
+        return self._run is not None and self._session.is_active(self._run.query)
 
     def _epoch(self, frame: DataFrame, batch: int) -> None:
         """Write the epoch; again, in whole or in part, if the policy says so and it is proven to be right."""
@@ -334,10 +331,10 @@ class EpochHandler:
                 return
 
     def _attempt(self, frame: DataFrame, batch: int) -> None:
-        run = current_run(self.spark, self._run)
+        run = self._session.current_run(self._run)
         if self._run != run:
             self._run_writers = None
-            self._coordinator, self._read_text, self._row_bytes = None, checkpoint_reader(self.spark), None
+            self._coordinator, self._read_text, self._row_bytes = None, self._session.reader(), None
         about = epoch_input(self._read_text, run.checkpoint, run.query, batch)
         coordinator = self._coordinator or self._open(run, batch, about)
         admission = coordinator.admit(batch, about, adopt=self.adopt)
@@ -348,7 +345,7 @@ class EpochHandler:
             # A stateful query must run the batch all the same, or its state store misses a version for ever.
             frame.write.format("noop").mode("overwrite").save()
         else:
-            slots = None if self._elastic else self.spark.sparkContext.defaultParallelism
+            slots = None if self._elastic else self._session.slots()
             tasks = writers_of(self.writers, slots, about, cheap=self.cheap)
             cheap = self.cheap and self.row_size is not None
             copies = 1 if share_batches(self.sinks) else len(self.sinks)
@@ -379,7 +376,7 @@ class EpochHandler:
         if self.store is not None:
             check_not_moved(run.checkpoint, name, self._read_text)
         store = open_log(self.store, run.checkpoint, name)
-        check_store(local_store(store), self.spark.sparkContext.master)
+        check_store(local_store(store), self._session.master)
         self._run_writers = self._run_writers or RunWriters.of(name, store)
         coordinator = Coordinator(name, store, self.sinks, self.policy, heals=True, run_writers=self._run_writers)
         coordinator.open(rewind=self.rewind, first_epoch=batch, query=run.query, epoch_input=about)
@@ -421,7 +418,7 @@ class EpochHandler:
             return collected(projected(frame, self.sinks))
         except pa.ArrowInvalid:
             pass
-        except (PySparkException, Py4JJavaError) as error:  # the latter from pyspark 3.5
+        except spark_errors() as error:
             if TOO_LARGE not in str(error):
                 raise
         self._note_size(math.inf)  # until the run ends
@@ -445,7 +442,7 @@ class EpochHandler:
             task = partial(write_and_tell, sinks, contexts, names, only)
             rows = given.mapInArrow(task, ACK_SCHEMA).collect()
         self._note_size(max((row[SIZE_COLUMN] for row in rows if row[SIZE_COLUMN] is not None), default=None))
-        lost = self._speculates or any_stage_failed(self.spark, {row[STAGE_COLUMN] for row in rows})
+        lost = self._speculates or self._session.failed({row[STAGE_COLUMN] for row in rows})
         return [Acknowledgement.from_json(row[ACK_COLUMN]) for row in rows], lost
 
     def _write_outputs(

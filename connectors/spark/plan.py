@@ -20,8 +20,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
-from py4j.protocol import Py4JJavaError
-
 from onceward.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -97,6 +95,8 @@ def planned(writer: DataStreamWriter) -> PlannedQuery:
     Raises:
         ConfigurationError: Spark has no such fields.
     """
+    from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - comes with pyspark, not with pyspark-client
+
     jwriter: Any = writer._jwrite  # noqa: SLF001
 
     def field(name: str) -> Any:
