@@ -47,13 +47,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
 
 @contextlib.contextmanager
 def served(folder: Folder) -> Iterator[str]:
-    import uvicorn
-
+    from onceward.cli.ui.server import PageServer
     from onceward.cli.ui.web import make_app
 
     listening = socket.create_server(("127.0.0.1", 0))
-    app = make_app(folder.desk(), TOKEN)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, ws="none"))
+    server = PageServer(make_app(folder.desk(), TOKEN))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:

@@ -482,7 +482,7 @@ class TestCommand:
     def test_the_tunnel_that_is_advised_names_a_port_that_can_be_forwarded(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("uvicorn.Server.run", lambda _, sockets: [each.close() for each in sockets])
+        monkeypatch.setattr("onceward.cli.ui.server.serve", lambda _, listening: listening.close())
         done = self.run("--store", ".", "--host", "0.0.0.0", "--port", "0", "--expose")
         assert "ssh -L 8461:127.0.0.1:8461 with the default --host and --port" in done.output
 
@@ -495,6 +495,7 @@ class TestCommand:
 
     def test_a_missing_extra_is_one_message(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "uvicorn", None)
+        monkeypatch.delitem(sys.modules, "onceward.cli.ui.server", raising=False)
         assert "pip install 'onceward[ui]'" in str(self.run("--store", ".").exception)
 
 
