@@ -10,7 +10,6 @@ import logging
 import re
 import sys
 from contextlib import contextmanager
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -19,6 +18,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from onceward import __version__
 from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.core.kit.extras import needing
 from onceward.core.kit.secrets import without_logins
@@ -82,7 +82,7 @@ app.command()(verify)
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(f"onceward {metadata.version('onceward')}")
+        typer.echo(f"onceward {__version__}")
         raise typer.Exit
 
 

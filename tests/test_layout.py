@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
 import tarfile
@@ -275,9 +276,11 @@ def test_the_wheel_made_from_the_source_distribution_has_all_and_only_our_names(
     (sdist,), (wheel,) = tmp_path.glob("*.tar.gz"), tmp_path.glob("*.whl")
     with tarfile.open(sdist) as archive:
         shipped = [name.partition("/")[2] for name in archive.getnames()]
+        archive.extractall(tmp_path, filter="data")
     assert [name for name in shipped if name.startswith(tuple(f"src/onceward/{folder}/" for folder in FOLDERS))] == []
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
+        [metadata] = [archive.read(name).decode() for name in names if name.endswith(".dist-info/METADATA")]
         skeleton = archive.read("onceward/cli/skeleton/sink.txt")
     assert skeleton == (ROOT / "examples" / "custom_sink.py").read_bytes()
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
@@ -291,3 +294,11 @@ def test_the_wheel_made_from_the_source_distribution_has_all_and_only_our_names(
     assert {name for name in names if name.endswith(".lock")} == {
         f"onceward/{path.relative_to(ROOT)}" for path in (ROOT / "testing").rglob("*.lock")
     }
+    links = re.findall(r"\]\(([^)]+)\)", metadata)
+    assert links
+    assert [link for link in links if not link.startswith(("https://", "#"))] == [], "the index has no such file"
+    unpacked = tmp_path / sdist.name.removesuffix(".tar.gz")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel:editable"]
+    built = subprocess.run(command, cwd=unpacked, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    assert all((unpacked / "src" / "onceward" / folder / "__init__.py").exists() for folder in FOLDERS)
