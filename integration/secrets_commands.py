@@ -181,6 +181,11 @@ class Commands:
             asked = {"": None, "static/app.js": None, "api/state": None, "api/look": b"", "api/commit": order}
             for path, body in asked.items():
                 found[f"page {name} /{path}"] = fetched(f"{url}{path}", token, body)
+            listed = json.loads(found[f"page {name} /api/state"].rpartition("\n")[2])["parts"][""]["order"]
+            assert listed, "the page shows no pipeline"
+            for one in listed:
+                path = f"api/pipelines/{one}"
+                found[f"page {name} /{path}"] = fetched(f"{url}{path}", token, None)
             found[f"page {name} without token"] = fetched(f"{url}api/state", "", None)
         finally:
             process.send_signal(signal.SIGINT)

@@ -220,7 +220,7 @@ def luminance(color: str) -> float:
 
 @contextlib.contextmanager
 def command(store: Path) -> Iterator[tuple[subprocess.Popen[str], Callable[[], dict[str, Any]]]]:
-    """`onceward ui` as a process, and its state as a page asks for it."""
+    """`onceward ui` as a process, and its first pipeline as a page asks for it."""
     main = "from onceward.cli.main import main; main()"
     arguments = [sys.executable, "-c", main, "ui", "--store", str(store), "--port", "0"]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
@@ -229,10 +229,14 @@ def command(store: Path) -> Iterator[tuple[subprocess.Popen[str], Callable[[], d
         assert line.startswith("1 pipeline. Open http://127.0.0.1:")
         url, _, token = line.split()[-1].partition("#token=")
 
-        def state() -> dict[str, Any]:
-            asked = urllib.request.Request(f"{url}api/state", headers={"x-onceward-token": token})
-            read: dict[str, Any] = json.loads(urllib.request.urlopen(asked, timeout=10).read())
+        def parts(path: str) -> dict[str, Any]:
+            asked = urllib.request.Request(f"{url}api/{path}", headers={"x-onceward-token": token})
+            read: dict[str, Any] = json.loads(urllib.request.urlopen(asked, timeout=10).read())["parts"]
             return read
+
+        def state() -> dict[str, Any]:
+            found = parts(f"pipelines/{parts('state')['']['order'][0]}")
+            return {**found[""]["pipeline"], "epochs": [found[epoch] for epoch in found[""]["order"]]}
 
         try:
             yield process, state
@@ -244,7 +248,7 @@ def test_the_command_serves_its_page_until_it_is_stopped(folder: Folder) -> None
     folder.finish(0)
     began = time.monotonic()
     with command(folder.checkpoints) as (process, state):
-        assert state()["pipelines"][0]["name"] == "orders"
+        assert state()["name"] == "orders"
         process.send_signal(signal.SIGINT)
         assert process.wait(10) in {0, 130}
     assert time.monotonic() - began < 60
@@ -267,7 +271,7 @@ def test_epochs_of_a_query_that_runs_are_on_the_page(spark: SparkSession, tmp_pa
         with command(checkpoint.parent) as (_, state):
 
             def completed() -> dict[int, dict[str, Any]]:
-                return {epoch["epoch"]: epoch for epoch in state()["pipelines"][0]["epochs"] if epoch["logged"]}
+                return {epoch["epoch"]: epoch for epoch in state()["epochs"] if epoch["logged"]}
 
             assert completed()[0]["sinks"] == {"all": 20, "few": 5}
             feed.add(20)

@@ -60,10 +60,18 @@ def client(folder: Folder, host: str = "127.0.0.1:8461", names: Any = None, **op
     return TestClient(make_app(folder.desk(**options), TOKEN, names), base_url=f"http://{host}", headers=HEADERS)
 
 
-def shown(asked: TestClient, name: str = "orders") -> dict[str, Any]:
+def listed(asked: TestClient) -> list[dict[str, Any]]:
     answer = asked.get("/api/state")
     assert answer.status_code == 200
-    return next(one for one in answer.json()["pipelines"] if one["name"] == name)
+    parts = answer.json()["parts"]
+    return [parts[one] for one in parts[""]["order"]]
+
+
+def shown(asked: TestClient, name: str = "orders") -> dict[str, Any]:
+    [id_] = [one["id"] for one in listed(asked) if one["name"] == name]
+    parts = asked.get(f"/api/pipelines/{id_}").json()["parts"]
+    told: dict[str, Any] = parts[""]["pipeline"]
+    return told | {"epochs": [parts[epoch] for epoch in parts[""]["order"]]}
 
 
 class TestWhatIsShown:
@@ -185,9 +193,10 @@ class TestWhatIsShown:
             os.mkfifo(entry)
         else:
             entry.write_bytes(b"garbage" * (damage == "garbage"))
-        told = client(folder).get("/api/state").json()
-        assert [one["name"] for one in told["pipelines"]] == ["orders"]
-        assert [str(log) in error for error in told["errors"]] == [True]
+        asked = client(folder)
+        assert [one["name"] for one in listed(asked)] == ["orders"]
+        errors = asked.get("/api/state").json()["parts"][""]["errors"]
+        assert [str(log) in error for error in errors] == [True]
 
 
 class TestWorkIsBounded:
@@ -218,12 +227,45 @@ class TestWorkIsBounded:
         assert all(path.stat().st_size < MOST_BYTES + 2000 for path in kept)
         assert len(shown(client(folder))["epochs"]) == EPOCHS
 
-    def test_pages_that_ask_at_the_same_time_share_one_look(self, folder: Folder) -> None:
+    def test_pages_that_ask_at_the_same_time_share_one_look(
+        self, folder: Folder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         folder.finish(0)
-        asked = TestClient(make_app(folder.desk(), TOKEN), base_url="http://localhost", headers=HEADERS)
-        first = asked.get("/api/state")
-        again = asked.get("/api/state", headers={"if-none-match": first.headers["etag"]})
-        assert (again.status_code, again.content) == (304, b"")
+        read: list[int] = []
+        look = Watch.look
+        monkeypatch.setattr(Watch, "look", lambda self: read.append(1) or look(self))
+        desk = Desk(folder.watch(), Search(), clock=lambda: 7.0)
+        asked = TestClient(make_app(desk, TOKEN), base_url="http://localhost", headers=HEADERS)
+        for _ in range(3):
+            shown(asked)
+        assert len(read) == 1
+
+    def test_what_did_not_change_is_not_sent_again(self, folder: Folder) -> None:
+        for epoch in range(3):
+            folder.finish(epoch, subtasks=200)
+        asked = client(folder)
+        path = f"/api/pipelines/{listed(asked)[0]['id']}"
+        first = asked.get(path)
+        assert len(first.content) > 20_000
+        again = asked.get(path, params={"since": first.json()["version"]})
+        assert (again.status_code, again.content) == (204, b"")
+        folder.finish(3)
+        changed = asked.get(path, params={"since": first.json()["version"]})
+        assert len(changed.content) < 5_000
+        parts = first.json()["parts"] | changed.json()["parts"]
+        whole = asked.get(path).json()["parts"]
+        assert {name: parts[name] for name in whole} == whole
+
+    @pytest.mark.parametrize("since", ["", "0", "-1", "x", "²", "9" * 5000, "10000"])
+    def test_a_page_whose_version_is_not_known_gets_everything(self, folder: Folder, since: str) -> None:
+        folder.finish(0)
+        asked = client(folder)
+        assert asked.get("/api/state", params={"since": since}).json() == asked.get("/api/state").json()
+
+    def test_a_pipeline_that_does_not_exist_is_an_error(self, folder: Folder) -> None:
+        folder.finish(0)
+        answer = client(folder).get("/api/pipelines/none")
+        assert (answer.status_code, answer.json()) == (404, {"error": "the pipeline no longer exists"})
 
 
 class TestNotes:
@@ -257,12 +299,12 @@ class TestNotes:
 
 
 class TestWhoIsAnswered:
-    @pytest.mark.parametrize("path", ["/api/state", "/api/look", "/api/commit", "/api/abort"])
+    @pytest.mark.parametrize("path", ["/api/state", "/api/pipelines/x", "/api/look", "/api/commit", "/api/abort"])
     @pytest.mark.parametrize("token", [None, "", "wrong", "a-token-for-test", "é"])
     def test_without_the_token_nothing_is_told_or_done(self, folder: Folder, path: str, token: str | None) -> None:
         headers: Any = {} if token is None else {"x-onceward-token": token.encode()}
         asked = TestClient(make_app(folder.desk(), TOKEN), base_url="http://localhost")
-        method = "GET" if path == "/api/state" else "POST"
+        method = "GET" if path in {"/api/state", "/api/pipelines/x"} else "POST"
         answer = asked.request(method, path, headers=headers, content=b"{}")
         assert (answer.status_code, list(answer.json())) == (401, ["error"])
 
@@ -377,7 +419,7 @@ class TestActions:
     def test_a_page_that_only_shows_does_nothing(self, folder: Folder) -> None:
         folder.die_after_deciding(0)
         asked = client(folder, actions=False)
-        assert asked.get("/api/state").json()["actions"] is False
+        assert asked.get("/api/state").json()["parts"][""]["actions"] is False
         assert self.commit(asked, shown(asked)).status_code == 400
 
     def test_what_no_decision_names_is_aborted_by_name_and_what_is_decided_never(self, folder: Folder) -> None:
@@ -436,9 +478,10 @@ class TestHostileNames:
         store = DirectoryStore(folder.orders / "onceward")
         note(store, "epoch", {"epoch": 7, "sinks": {evil: 1}, "rows": 1, "transactions": 1, "milliseconds": 1})
         note(store, "start", {"finished": [evil], "aborted": [], "milliseconds": "soon"})
-        answer = client(folder).get("/api/state")
+        asked = client(folder)
+        answer = asked.get(f"/api/pipelines/{listed(asked)[0]['id']}")
         assert answer.headers["content-type"] == "application/json"
-        row = next(row for row in answer.json()["pipelines"][0]["epochs"] if row["epoch"] == 7)
+        row = answer.json()["parts"]["7"]
         assert row["sinks"] == {evil: 1}
 
     def test_an_error_is_told_as_json(self, folder: Folder) -> None:

@@ -1,8 +1,9 @@
 """What the page asks for: pipelines, what the targets show, and two actions, done by the functions of `onceward txn`.
 
 Pipelines are searched for below the given stores. The state is read from files, at most once a second however many
-pages are open. Targets are asked only when somebody presses a button. An action names what its user has seen (the
-decision's position, or transactions by name), and the pipeline in words: what has changed since is refused.
+pages are open. A page gets all pipelines as a list, and the epochs of the one that it shows; then what changes in them.
+Targets are asked only when somebody presses a button. An action names what its user has seen (the decision's position,
+or transactions by name), and the pipeline in words: what has changed since is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from onceward.operations import Log, abort_undecided, abortable, commit_decided,
 from .. import show
 from ..advice import advised
 from ..words import message
-from .model import SEARCH_EVERY, ShownPipeline, Watched
+from .changes import Changes, Update
+from .model import SEARCH_EVERY, ListedPipeline, ShownPipeline, Watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -137,34 +139,65 @@ class Desk:
     ) -> None:
         self._watch, self._search, self._clock = watch, search, clock
         self._reading, self._acting = Lock(), Lock()
-        self._read_at, self._state = float("-inf"), b""
+        self._read_at, self._shown = float("-inf"), dict[str, ShownPipeline]()
+        self._list, self._opened = Changes(), dict[str, Changes]()
         self._titles = [target.title for target in search.targets()] if search.has_targets else []
         self._actions = actions and bool(self._titles)
 
-    def state(self) -> bytes:
-        """All that the page shows without asking a target, as JSON."""
-        with self._reading:
-            if self._clock() - self._read_at >= _PAUSE:
-                state = {
-                    "pipelines": self._shown(),
-                    "errors": self._watch.errors,
-                    "actions": self._actions,  # whether transactions can be ended from the page
-                    "targets": ", ".join(self._titles),  # empty: it was given no target
-                    "docs": f"{_documentation()}/operations.md",
-                    "warnings": {"fences": show.FENCES, "copy": show.COPY},
-                }
-                self._state = msgspec.json.encode(state)
-                self._read_at = self._clock()
-            return self._state
+    def state(self, since: int = 0) -> Update | None:
+        """Return the list of pipelines, and what concerns all of them; None if nothing has changed.
 
-    def _shown(self) -> list[ShownPipeline]:
-        """Return the pipelines, the one that needs somebody most first."""
+        Args:
+            since: The version that the page has; 0 if it has none.
+        """
+        with self._reading:
+            self._read()
+            return self._list.since(since)
+
+    def pipeline(self, id_: str, since: int = 0) -> Update | None:
+        """Return a pipeline and its epochs, without asking a target; None if nothing has changed.
+
+        Args:
+            id_: Id of the pipeline on the page.
+            since: The version that the page has of it; 0 if it has none.
+
+        Raises:
+            ConfigurationError: It no longer exists.
+        """
+        with self._reading:
+            self._read()
+            if id_ not in self._shown:
+                raise ConfigurationError("the pipeline no longer exists")
+            shown = self._shown[id_]
+            opened = self._opened.setdefault(id_, Changes())
+            order = [str(one.epoch) for one in shown.epochs]
+            whole = {"pipeline": msgspec.structs.replace(shown, epochs=[]), "order": order}
+            opened.put({"": whole, **{str(one.epoch): one for one in shown.epochs}})
+            return opened.since(since)
+
+    def _read(self) -> None:
+        if self._clock() - self._read_at < _PAUSE:
+            return
         now = datetime.now(UTC)
-        found = [
-            (advised(one.status(now), one.url, self._search.target_words), one.shown) for one in self._watch.look()
-        ]
-        found.sort(key=lambda each: (each[0].state.need, each[1].name))
-        return [msgspec.structs.replace(shown, status=status) for status, shown in found]
+        found: list[ListedPipeline] = []
+        self._shown = {}
+        for one in self._watch.look():
+            status = advised(one.status(now), one.url, self._search.target_words)
+            shown = self._shown[one.shown.id] = msgspec.structs.replace(one.shown, status=status)
+            newest = shown.epochs[0].epoch if shown.epochs else None
+            fields = {name: getattr(shown, name) for name in ("id", "name", "store", "newest")}
+            found.append(ListedPipeline(**fields, status=status, epoch=newest))
+        found.sort(key=lambda each: (each.status.state.need, each.name))
+        everything = {
+            "order": [one.id for one in found],  # the one that needs somebody most first
+            "errors": self._watch.errors,
+            "actions": self._actions,  # whether transactions can be ended from the page
+            "targets": ", ".join(self._titles),  # empty: it was given no target
+            "docs": f"{_documentation()}/operations.md",
+            "warnings": {"fences": show.FENCES, "copy": show.COPY},
+        }
+        self._list.put({"": everything, **{one.id: one for one in found}})
+        self._read_at = self._clock()
 
     def look(self) -> Look:
         """Return what the targets show now, as `txn list --json` and `txn inspect --json` print it.

@@ -83,6 +83,19 @@ class ShownPipeline(msgspec.Struct, kw_only=True):
     given_up: list[GivenUp] = []
 
 
+class ListedPipeline(msgspec.Struct, frozen=True, kw_only=True):
+    """A pipeline as the list on the page shows it."""
+
+    id: str
+    name: str
+    store: str
+    status: AdvisedStatus
+    newest: str
+    """Time of the log's newest entry."""
+    epoch: int | None
+    """The newest one; None if there is none."""
+
+
 class Watched:
     """One pipeline, and what was last seen of it."""
 

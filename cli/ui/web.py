@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import ipaddress
 import secrets
 from functools import partial
@@ -38,11 +37,13 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from .changes import Update
     from .desk import Desk
 
 STATIC: Final = Path(__file__).with_name("static")
 TOKEN: Final = "x-onceward-token"  # noqa: S105 - the header's name
 _MOST_BYTES: Final = 1 << 20
+_MOST_DIGITS: Final = 16
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -67,7 +68,8 @@ def make_app(desk: Desk, token: str, names: Collection[str] | None = None) -> AS
     routes = [
         Route("/", _page),
         Mount("/static", StaticFiles(directory=STATIC)),
-        Route("/api/state", partial(_state, desk)),
+        Route("/api/state", partial(_update, lambda _, since: desk.state(since))),
+        Route("/api/pipelines/{id}", partial(_update, desk.pipeline)),
         Route("/api/look", partial(_act, lambda _: desk.look(), None), methods=["POST"]),
         Route("/api/commit", partial(_act, desk.commit, Commit), methods=["POST"]),
         Route("/api/abort", partial(_act, desk.abort, Abort), methods=["POST"]),
@@ -130,12 +132,16 @@ async def _page(_: Request) -> Response:
     return FileResponse(STATIC / "index.html")
 
 
-async def _state(desk: Desk, request: Request) -> Response:
-    body = await run_in_threadpool(desk.state)
-    tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-    if request.headers.get("if-none-match") == tag:
-        return Response(status_code=304, headers={"ETag": tag})
-    return Response(body, media_type="application/json", headers={"ETag": tag})
+async def _update(do: Callable[[str, int], Update | None], request: Request) -> Response:
+    since = request.query_params.get("since", "")
+    known = int(since) if since.isdecimal() and len(since) < _MOST_DIGITS else 0
+    try:
+        update = await run_in_threadpool(do, request.path_params.get("id", ""), known)
+    except ConfigurationError as error:
+        return _error(404, message(error))
+    if update is None:
+        return Response(status_code=204)
+    return Response(msgspec.json.encode(update), media_type="application/json")
 
 
 async def _act(do: Callable[[Any], Any], order: Any, request: Request) -> Response:

@@ -6,8 +6,8 @@ const OLD = 10; // seconds after which a waiting decision is worth a warning
 const $ = (id) => document.getElementById(id);
 
 let token = "";
-let tag = null;
 let state = null;
+const known = new Map(); // what the server has sent, by path: {version, parts}
 let found = null; // what the targets showed: {at, rows, unanswered} or {error}
 let looking = false;
 let drawn = 0; // when
@@ -75,32 +75,46 @@ const pill = (text) => h("span", { class: `pill ${KINDS[text] ?? ""}` }, text);
 
 // Talking to the server
 
-async function ask(path, body, headers = {}) {
-  const options = { headers: { "x-onceward-token": token, ...headers }, cache: "no-store" };
+async function ask(path, body) {
+  const options = { headers: { "x-onceward-token": token }, cache: "no-store" };
   if (body !== undefined) {
     options.method = "POST";
     options.body = JSON.stringify(body);
     options.headers["content-type"] = "application/json";
   }
   const answer = await fetch(path, options);
-  if (answer.status === 304) return { answer };
+  if (answer.status === 204) return null;
   const told = await answer.json();
-  if (answer.ok) return { answer, told };
+  if (answer.ok) return told;
   const error = new Error(told.error);
   error.status = answer.status;
   throw error;
 }
 
+// Get what has changed of something; the server sends the parts that have.
+async function update(path) {
+  const before = known.get(path) ?? { version: 0, parts: {} };
+  const told = await ask(`${path}?since=${before.version}`);
+  const newest = known.get(path) ?? before; // another answer may have come meanwhile
+  if (!told || told.version <= newest.version) return false;
+  const parts = { ...newest.parts, ...told.parts };
+  known.set(path, { version: told.version, parts: Object.fromEntries(["", ...parts[""].order].map((name) => [name, parts[name]])) });
+  return true;
+}
+
+const shownOf = (one) => known.get(`/api/pipelines/${one.id}`);
+const chosenPipeline = () => state.pipelines.find((one) => `#/${one.id}` === location.hash) ?? state.pipelines[0];
+
 async function refresh() {
   try {
-    const { answer, told } = await ask("/api/state", undefined, tag ? { "if-none-match": tag } : {});
-    if (told) {
-      state = told;
-      tag = answer.headers.get("etag");
-    }
+    let changed = await update("/api/state");
+    const { parts } = known.get("/api/state");
+    state = { ...parts[""], pipelines: parts[""].order.map((id) => parts[id]) };
+    const current = chosenPipeline();
+    if (current) changed = (await update(`/api/pipelines/${current.id}`)) || changed;
     live("live", "Connected");
     $("enter").hidden = true;
-    stale ||= Boolean(told);
+    stale ||= changed;
     // "3 s ago" grows old; but a text that somebody is selecting to copy stays.
     if ((stale || Date.now() - drawn > 10000) && getSelection().isCollapsed) render();
   } catch (error) {
@@ -135,7 +149,7 @@ async function look() {
   looking = true;
   render();
   try {
-    const { transactions, unanswered } = (await ask("/api/look", {})).told.done;
+    const { transactions, unanswered } = (await ask("/api/look", {})).done;
     found = { at: new Date().toISOString(), rows: transactions, unanswered };
   } catch (error) {
     found = { error: error.message };
@@ -148,10 +162,9 @@ async function look() {
 }
 
 async function act(path, body) {
-  const { told } = await ask(path, body);
-  message = { kind: "good", text: `${told.done}.` };
+  const { done } = await ask(path, body);
+  message = { kind: "good", text: `${done}.` };
   say(message.text);
-  tag = null;
   await refresh();
   if (state?.targets) await look();
 }
@@ -161,6 +174,7 @@ async function act(path, body) {
 function askForToken(text) {
   $("refused").textContent = token ? text : "";
   token = "";
+  known.clear(); // another server counts its versions anew
   sessionStorage.removeItem("onceward-token");
   $("content").replaceChildren();
   $("pipelines").replaceChildren();
@@ -175,6 +189,7 @@ function takeToken() {
     history.replaceState(null, "", location.pathname); // so that it is in no bookmark or screenshot
   }
   token = sessionStorage.getItem("onceward-token") ?? "";
+  known.clear();
 }
 
 // Rendering. All is drawn anew when something has changed; focus and scroll positions stay.
@@ -185,7 +200,7 @@ function render() {
   stale = false;
   const focused = document.activeElement?.dataset?.key;
   const scrolled = [...document.querySelectorAll("[data-scroll]")].map((node) => [node.dataset.scroll, node.scrollLeft]);
-  const current = state.pipelines.find((one) => `#/${one.id}` === location.hash) ?? state.pipelines[0];
+  const current = chosenPipeline();
   // The list is sorted by need: what is open stays open when another pipeline comes first.
   if (current && location.hash !== `#/${current.id}`) history.replaceState(null, "", `#/${current.id}`);
   const needy = state.pipelines.filter(needs).length + state.errors.length;
@@ -199,7 +214,7 @@ function render() {
   $("pipelines").replaceChildren(...list(current));
   $("content").replaceChildren(
     ...state.errors.map((error) => h("p", { class: "note" }, error)),
-    ...(current ? pipeline(current) : [nothing()]),
+    ...(current ? opened(current) : [nothing()]),
   );
   for (const [key, left] of scrolled) {
     const node = document.querySelector(`[data-scroll="${key}"]`);
@@ -227,11 +242,18 @@ function list(current) {
 }
 
 function summary(one) {
-  return one.epochs[0] ? `epoch ${one.epochs[0].epoch}, ${ago(one.newest)}` : "no epoch yet";
+  return one.epoch === null ? "no epoch yet" : `epoch ${one.epoch}, ${ago(one.newest)}`;
 }
 
 const waitingEpoch = (one) => (one.waiting === null ? undefined : one.epochs.find((row) => row.position === one.waiting && !row.completed));
 const isStuck = (one) => age(waitingEpoch(one)?.decided) > OLD * 1000;
+
+function opened(listed) {
+  const shown = shownOf(listed);
+  if (!shown) return []; // until the server has sent it
+  const { pipeline: one, order } = shown.parts[""];
+  return pipeline({ ...one, status: listed.status, epochs: order.map((epoch) => shown.parts[epoch]) });
+}
 
 function pipeline(one) {
   const newest = one.epochs[0];
@@ -569,12 +591,13 @@ $("enter").addEventListener("submit", (event) => {
   token = $("token").value.trim();
   $("token").value = "";
   sessionStorage.setItem("onceward-token", token);
-  tag = null;
   refresh();
 });
 addEventListener("hashchange", () => {
   message = null;
-  if (location.hash.startsWith("#token=")) { takeToken(); tag = null; refresh(); } else render();
+  if (location.hash.startsWith("#token=")) takeToken();
+  render();
+  refresh();
 });
 
 showTheme(THEMES.includes(localStorage.getItem("onceward-theme")) ? localStorage.getItem("onceward-theme") : "system");
