@@ -129,14 +129,14 @@ def findings_of(extra: str, check: Callable[[], Iterable[Finding]], *, is_extra:
     """
     try:
         yield from check()
+    except OncewardError as error:
+        yield failed(extra, str(error), "correct it")
     except ImportError as error:  # a package, or a library that the package needs
         found = f"it cannot be loaded: {' '.join(str(error).split())}"
         if isinstance(error, ModuleNotFoundError):
             found = f"{error.name} is not installed"
         advice = f"pip install 'onceward[{extra}]'" if is_extra else f"install what the connector {extra} needs"
         yield failed(f"{extra} client", found, advice)
-    except OncewardError as error:
-        yield failed(extra, str(error), "correct it")
 
 
 def _java() -> Finding:

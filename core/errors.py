@@ -74,6 +74,22 @@ class ConfigurationError(OncewardError, ValueError):
     """A setting is missing, unknown or contradicts another; nothing was written."""
 
 
+class MissingExtraError(ConfigurationError, ImportError):
+    """A package that one of onceward's extras installs is missing, or too old; the message says which extra."""
+
+    def __init__(self, message: str, *, name: str | None = None, **context: Any) -> None:
+        super().__init__(message, **context)
+        self.msg, self.name = self.message, name
+
+
+class MissingNameError(ConfigurationError, AttributeError):
+    """A name of the package `onceward` was asked for as an attribute, and its extra is missing."""
+
+    def __init__(self, message: str, *, name: str | None = None, obj: object = None, **context: Any) -> None:
+        super().__init__(message, **context)
+        self.name, self.obj = name, obj
+
+
 class NoDecisionLogError(ConfigurationError):
     """No decision log exists at the given location."""
 

@@ -39,8 +39,14 @@ def packages(requirements: list[str]) -> set[str]:
         if extras := re.fullmatch(r"onceward\[(.*)\]", requirement):
             found = found.union(*(packages(EXTRAS[extra]) for extra in extras[1].split(",")))
         else:
-            found.add(re.split(r"[\[<>=]", requirement)[0])
+            found.add(re.split(r"[\[<>=]", requirement)[0].lower().replace("_", "-"))
     return found
+
+
+def modules_of(distributions: set[str]) -> set[str]:
+    """Top-level modules that these distributions install."""
+    owned = metadata.packages_distributions().items()
+    return {module for module, owners in owned if distributions & {owner.lower().replace("_", "-") for owner in owners}}
 
 
 def extra_of(module: str) -> str:
@@ -52,8 +58,8 @@ def extra_of(module: str) -> str:
 def test_every_module_of_the_command_line_imports_only_what_its_extra_installs(extra: str) -> None:
     everything = packages([*chain(*EXTRAS.values()), *PROJECT["dependency-groups"]["dev"]])
     others = everything - packages(EXTRAS.get(extra, []))
-    blocked = {name for name, owners in metadata.packages_distributions().items() if others & set(owners)}
-    assert "pytest" in blocked
+    blocked = modules_of(others)
+    assert {"pytest", *(["sqlalchemy"] if extra != "demo" else [])} <= blocked
     modules = [f"onceward.cli.{m.replace('/', '.').removesuffix('.__init__')}" for m in MODULES if extra_of(m) == extra]
     done = subprocess.run(
         [sys.executable, "-c", f"BLOCKED, MODULES = {blocked!r}, {modules!r}\n{IMPORT}"],
@@ -63,6 +69,66 @@ def test_every_module_of_the_command_line_imports_only_what_its_extra_installs(e
         check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     )
+    assert done.returncode == 0, done.stderr
+
+
+BARE = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in BLOCKED:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing())
+import inspect, pickle, pydoc
+import onceward
+from onceward.core.errors import ConfigurationError, MissingExtraError, MissingNameError
+
+missing = sorted(name for name, (_, extra) in onceward._HOMES.items() if extra)
+present = sorted(set(onceward._HOMES) - set(missing))
+assert {"KafkaSink", "PostgresSink", "RocksDBBackend", "exactly_once"} <= set(missing), missing
+
+for name in missing:
+    assert not hasattr(onceward, name), name
+    assert getattr(onceward, name, None) is None, name
+    try:
+        exec(f"from onceward import {name}")
+    except ImportError as error:
+        assert isinstance(error, MissingExtraError) and isinstance(error, ConfigurationError), name
+        assert f"{name} needs {error.name}: pip install 'onceward[" in str(error), error
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    else:
+        raise AssertionError(name)
+    try:
+        getattr(onceward, name)
+    except AttributeError as error:
+        assert isinstance(error, MissingNameError) and isinstance(error, ConfigurationError), name
+        assert f"{name} needs " in str(error) and error.name == name, error
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+for name in present:
+    assert hasattr(onceward, name), name
+members = dict(inspect.getmembers(onceward))
+assert set(present) <= set(members), set(present) - set(members)
+assert not set(missing) & set(members)
+assert set(missing) <= set(dir(onceward))
+star = {}
+exec("from onceward import *", star)
+assert {*present, "__version__"} == set(star) - {"__builtins__"}
+assert "class FileSink" in pydoc.plain(pydoc.render_doc(onceward))
+try:
+    from onceward.core import RocksDBBackend
+except ImportError as error:
+    assert "pip install 'onceward[rocksdb]'" in str(error), error
+"""
+
+
+@pytest.mark.slow
+def test_a_bare_install_behaves_as_python_expects() -> None:
+    """Programs try an import, ask with hasattr, list members, read help or import all."""
+    blocked = modules_of(packages([*chain(*EXTRAS.values())]) - packages(PROJECT["project"]["dependencies"]))
+    assert {"pyspark", "confluent_kafka", "psycopg", "rocksdict", "httpx", "redis", "sqlalchemy"} <= blocked
+    run = [sys.executable, "-c", f"BLOCKED = {blocked!r}\n{BARE}"]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -76,7 +142,7 @@ def old(*_):
     raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 onceward.import_module = old
 try:
-    onceward.exactly_once
+    from onceward import exactly_once
 except Exception as error:
     print(type(error).__name__, error)
 """
@@ -85,7 +151,7 @@ except Exception as error:
 def test_a_package_that_is_too_old_is_told_from_one_that_is_missing() -> None:
     done = subprocess.run([sys.executable, "-c", OLD], capture_output=True, text=True, check=True)
     assert re.fullmatch(
-        r"ConfigurationError exactly_once needs pyspark(<5,>=3.5|>=3.5,<5), and pyspark 3.4.1 is installed: "
+        r"MissingExtraError exactly_once needs pyspark(<5,>=3.5|>=3.5,<5), and pyspark 3.4.1 is installed: "
         r"pip install 'onceward\[spark\]'\n",
         done.stdout,
     ), done.stdout + done.stderr

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import onceward
 
 HEAVY = ("pyspark", "pyarrow", "confluent_kafka", "kafka", "psycopg", "sqlalchemy", "fsspec", "msgspec", "typer")
+PACKAGE: Any = onceward
+"""As type checkers do not see it: with names that are computed."""
 
 
-@pytest.mark.parametrize("name", sorted(set(onceward.__all__) - {"__version__"}))
+@pytest.mark.parametrize("name", sorted(onceward._HOMES))
 def test_each_name_is_there_and_says_where_it_lives(name: str):
     value = getattr(onceward, name)
     assert getattr(value, "__module__", value.__name__).startswith("onceward.")  # a module has a name alone
@@ -20,12 +26,33 @@ def test_each_name_is_there_and_says_where_it_lives(name: str):
 
 
 def test_all_is_what_can_be_had():
-    assert set(onceward.__all__) == {*onceward._HOMES, "__version__"}
+    assert set(PACKAGE.__all__) == set(dir(onceward)) == {*onceward._HOMES, "__version__"}
+
+
+def test_the_table_of_names_is_what_type_checkers_see():
+    """Type checkers take `from … import X as X` for exported, and no list that is computed."""
+    [block] = [
+        node
+        for node in ast.parse(Path(onceward.__file__).read_text()).body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    seen = {
+        (f".{node.module}", alias.name, alias.asname)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen == {(module, name, name) for name, (module, _) in onceward._HOMES.items()}
+
+
+def test_each_extra_of_the_table_can_be_installed():
+    extras = metadata.metadata("onceward").get_all("Provides-Extra") or []
+    assert {extra for _, extra in onceward._HOMES.values()} - {""} <= set(extras)
 
 
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'KafkaSnik'"):
-        _ = onceward.KafkaSnik
+        _ = PACKAGE.KafkaSnik
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.schema import CreateIndex, CreateSchema, CreateTable, ExecutableDDLElement
 
-from onceward.core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError, MissingExtraError
 from onceward.core.kit.processwide import PerProcess
 
 from .dialect import MERGES, READ_ONLY
@@ -114,10 +114,10 @@ def _row_dialect_of(url: Url) -> RowDialect:
     return Sqlite() if url.backend == "sqlite" else MariaDb()
 
 
-def _missing(url: Url, error: ImportError) -> ConfigurationError:
+def _missing(url: Url, error: ImportError) -> MissingExtraError:
     missing = (error.name or "").partition(".")[0]
     extra = _EXTRAS.get(missing, "sql")
-    return ConfigurationError(f"{url} needs {missing or error}: pip install 'onceward[{extra}]'")
+    return MissingExtraError(f"{url} needs {missing or error}: pip install 'onceward[{extra}]'", name=error.name)
 
 
 @contextmanager

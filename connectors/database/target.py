@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from sqlalchemy import URL, exc, make_url
 
-from onceward.core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError, MissingExtraError
 from onceward.core.kit.secrets import AMBIGUOUS, is_ambiguous, is_secret_name, redact, shown_address
 from onceward.core.names import TransactionName, parse_transaction_name
 
@@ -161,7 +161,7 @@ class Url:
         try:
             import psycopg  # noqa: PLC0415 - an extra
         except ImportError:
-            raise ConfigurationError("dsn needs psycopg: pip install 'onceward[postgres]'") from None
+            raise MissingExtraError("dsn needs psycopg: pip install 'onceward[postgres]'", name="psycopg") from None
         try:
             given = {key: str(value) for key, value in psycopg.conninfo.conninfo_to_dict(text).items()}
         except psycopg.Error:

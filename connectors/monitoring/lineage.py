@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from onceward.core.errors import ConfigurationError
+from onceward.core.errors import MissingExtraError
 from onceward.core.events import EpochCompleted, Event, Took, observe, wall_clock
 
 if TYPE_CHECKING:
@@ -41,12 +41,13 @@ def openlineage(client: Any = None, namespace: str | None = None) -> None:
         namespace: Namespace of the jobs; None for OPENLINEAGE_NAMESPACE, or `default`.
 
     Raises:
-        ConfigurationError: openlineage-python is not installed.
+        MissingExtraError: openlineage-python is not installed.
     """
     try:
         from openlineage.client import OpenLineageClient  # noqa: PLC0415 - an extra
     except ImportError as error:
-        raise ConfigurationError("openlineage-python is not installed: pip install 'onceward[openlineage]'") from error
+        advice = "openlineage-python is not installed: pip install 'onceward[openlineage]'"
+        raise MissingExtraError(advice, name=error.name) from error
     key = 0 if client is None else id(client)
     if key not in _lineages:
         made = client if client is not None else OpenLineageClient()

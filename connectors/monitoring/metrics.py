@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final
 
 from onceward.core.connector import connector_of
-from onceward.core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError, MissingExtraError
 from onceward.core.events import EpochCompleted, Event, observe
 
 from .table import BUCKETS, LSO_LAG, TABLE, Metric, MetricKind, samples
@@ -100,7 +100,8 @@ def opentelemetry(provider: Any = None) -> None:
     try:
         from opentelemetry import metrics as api  # noqa: PLC0415 - an extra
     except ImportError as error:
-        raise ConfigurationError("OpenTelemetry is not installed: pip install 'onceward[opentelemetry]'") from error
+        advice = "OpenTelemetry is not installed: pip install 'onceward[opentelemetry]'"
+        raise MissingExtraError(advice, name=error.name) from error
     if provider is None:
         provider = api.get_meter_provider()
         if type(provider).__name__ == "_ProxyMeterProvider":
@@ -164,7 +165,8 @@ def _prometheus_client() -> Any:
     try:
         import prometheus_client  # noqa: PLC0415 - an extra
     except ImportError as error:
-        raise ConfigurationError("prometheus-client is not installed: pip install 'onceward[prometheus]'") from error
+        advice = "prometheus-client is not installed: pip install 'onceward[prometheus]'"
+        raise MissingExtraError(advice, name=error.name) from error
     return prometheus_client
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from ..errors import ConfigurationError, OperatorError, text_of
+from ..errors import ConfigurationError, MissingExtraError, OperatorError, text_of
 from ..kit.pieces import PIECE_BYTES, pieces, size_of
 from ..kit.rows import cast, with_leaves
 
@@ -65,8 +65,9 @@ class Projection:
         try:
             import duckdb  # noqa: PLC0415 - an extra
         except ModuleNotFoundError as error:
-            raise ConfigurationError(
-                f"sink {sink}: select and where need DuckDB in the embedded engine: pip install 'onceward[duckdb]'"
+            raise MissingExtraError(
+                f"sink {sink}: select and where need DuckDB in the embedded engine: pip install 'onceward[duckdb]'",
+                name=error.name,
             ) from error
         self._sink = sink
         self._error = duckdb.Error

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ..errors import ConfigurationError, NoDecisionLogError, OncewardError, StoreError, text_of
+from ..errors import ConfigurationError, MissingExtraError, NoDecisionLogError, OncewardError, StoreError, text_of
 from ..kit.secrets import AMBIGUOUS, is_ambiguous, shown_address
 from ..names import PIPELINE_LENGTH, check_pipeline_name
 from .bounded import ANSWER_SECONDS, bounded
@@ -32,7 +32,8 @@ try:
     from sqlalchemy.dialects import mysql
     from sqlalchemy.schema import CreateTable
 except ImportError as error:  # pragma: no cover - the extra is installed where the tests run
-    raise ConfigurationError("a decision log in SQL needs SQLAlchemy: pip install 'onceward[sql]'") from error
+    advice = "a decision log in SQL needs SQLAlchemy: pip install 'onceward[sql]'"
+    raise MissingExtraError(advice, name=error.name) from error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

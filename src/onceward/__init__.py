@@ -1,180 +1,176 @@
 """onceward: exactly-once sinks and sources for PySpark, by two-phase commit.
 
 Everything that a user needs is here, and imported when it is asked for: `import onceward` loads neither pyspark nor
-any client of an external system.
+any client of an external system. A name whose extra is not installed is an ImportError for `from onceward import …`, an
+AttributeError for `onceward.…`, and left out of `from onceward import *`.
 """
 
+import sys
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any, Final
 
-if TYPE_CHECKING:
-    from .cli.explain import Explanation, explain
-    from .connectors.database.sink import PostgresSink, SqlAlchemySink
-    from .connectors.files.sink import FileSink
-    from .connectors.files.source import FileSource
-    from .connectors.http.sink import HttpSink
-    from .connectors.kafka.sink import KafkaSink
-    from .connectors.kafka.source import KafkaSource
-    from .connectors.monitoring import lineage, metrics
-    from .connectors.redis.sink import RedisSink
-    from .connectors.spark.any_source import read_stream
-    from .connectors.spark.formats import register
-    from .connectors.spark.handler import exactly_once
-    from .connectors.spark.outputs import Output
-    from .connectors.spark.query import ProgressListener
+if TYPE_CHECKING:  # as `X as X`, which type checkers take for exported
+    from .cli.explain import Explanation as Explanation, explain as explain  # noqa: I001 - one import a module
+    from .connectors.database.sink import PostgresSink as PostgresSink, SqlAlchemySink as SqlAlchemySink
+    from .connectors.files.sink import FileSink as FileSink
+    from .connectors.files.source import FileSource as FileSource
+    from .connectors.http.sink import HttpSink as HttpSink
+    from .connectors.kafka.sink import KafkaSink as KafkaSink
+    from .connectors.kafka.source import KafkaSource as KafkaSource
+    from .connectors.monitoring import lineage as lineage, metrics as metrics
+    from .connectors.redis.sink import RedisSink as RedisSink
+    from .connectors.spark.any_source import read_stream as read_stream
+    from .connectors.spark.formats import register as register
+    from .connectors.spark.handler import exactly_once as exactly_once
+    from .connectors.spark.outputs import Output as Output
+    from .connectors.spark.query import ProgressListener as ProgressListener
     from .core import (
-        CheckpointConfig,
-        FileBackend,
-        ListState,
-        MapState,
-        MemoryBackend,
-        OperatorState,
-        Pipeline,
-        ProcessFunction,
-        ReducingState,
-        RestartStrategy,
-        RocksDBBackend,
-        ValueState,
-        open_store,
+        CheckpointConfig as CheckpointConfig,
+        FileBackend as FileBackend,
+        ListState as ListState,
+        MapState as MapState,
+        MemoryBackend as MemoryBackend,
+        OperatorState as OperatorState,
+        Pipeline as Pipeline,
+        ProcessFunction as ProcessFunction,
+        ReducingState as ReducingState,
+        RestartStrategy as RestartStrategy,
+        RocksDBBackend as RocksDBBackend,
+        ValueState as ValueState,
+        open_store as open_store,
     )
-    from .core.kit.logs import JsonFormatter
-    from .core.names import Remembered
+    from .core.kit.logs import JsonFormatter as JsonFormatter
+    from .core.names import Remembered as Remembered
     from .core.transaction import (
-        AbortOutcome,
-        AbortStatus,
-        CommitOutcome,
-        CommitStatus,
-        Committable,
-        Observation,
-        Progress,
-        WriteContext,
+        AbortOutcome as AbortOutcome,
+        AbortStatus as AbortStatus,
+        CommitOutcome as CommitOutcome,
+        CommitStatus as CommitStatus,
+        Committable as Committable,
+        Observation as Observation,
+        Progress as Progress,
+        WriteContext as WriteContext,
     )
     from .sinks import (
-        Delivery,
-        DirectSink,
-        Guarantee,
-        IdempotentSink,
-        Ledger,
-        Scope,
-        TwoPhaseCommitSink,
-        WriteAheadLogSink,
+        Delivery as Delivery,
+        DirectSink as DirectSink,
+        Guarantee as Guarantee,
+        IdempotentSink as IdempotentSink,
+        Ledger as Ledger,
+        Scope as Scope,
+        TwoPhaseCommitSink as TwoPhaseCommitSink,
+        WriteAheadLogSink as WriteAheadLogSink,
     )
-    from .sources import LiveSource, Piece, ResettableSource, SequenceSource, Split
+    from .sources import (
+        LiveSource as LiveSource,
+        Piece as Piece,
+        ResettableSource as ResettableSource,
+        SequenceSource as SequenceSource,
+        Split as Split,
+    )
 
 __version__ = "0.1.0"
-__all__ = [
-    "AbortOutcome",
-    "AbortStatus",
-    "CheckpointConfig",
-    "CommitOutcome",
-    "CommitStatus",
-    "Committable",
-    "Delivery",
-    "DirectSink",
-    "Explanation",
-    "FileBackend",
-    "FileSink",
-    "FileSource",
-    "Guarantee",
-    "HttpSink",
-    "IdempotentSink",
-    "JsonFormatter",
-    "KafkaSink",
-    "KafkaSource",
-    "Ledger",
-    "ListState",
-    "LiveSource",
-    "MapState",
-    "MemoryBackend",
-    "Observation",
-    "OperatorState",
-    "Output",
-    "Piece",
-    "Pipeline",
-    "PostgresSink",
-    "ProcessFunction",
-    "Progress",
-    "ProgressListener",
-    "RedisSink",
-    "ReducingState",
-    "Remembered",
-    "ResettableSource",
-    "RestartStrategy",
-    "RocksDBBackend",
-    "Scope",
-    "SequenceSource",
-    "Split",
-    "SqlAlchemySink",
-    "TwoPhaseCommitSink",
-    "ValueState",
-    "WriteAheadLogSink",
-    "WriteContext",
-    "__version__",
-    "exactly_once",
-    "explain",
-    "lineage",
-    "metrics",
-    "open_store",
-    "read_stream",
-    "register",
-]
 
-_MODULES: Final = {
-    ".cli.explain": "Explanation explain",
-    ".connectors.database.sink": "PostgresSink SqlAlchemySink",
-    ".connectors.files.sink": "FileSink",
-    ".connectors.files.source": "FileSource",
-    ".connectors.http.sink": "HttpSink",
-    ".connectors.kafka.sink": "KafkaSink",
-    ".connectors.kafka.source": "KafkaSource",
-    ".connectors.monitoring": "lineage metrics",
-    ".connectors.redis.sink": "RedisSink",
-    ".connectors.spark.any_source": "read_stream",
-    ".connectors.spark.handler": "exactly_once",
-    ".connectors.spark.outputs": "Output",
-    ".connectors.spark.formats": "register",
-    ".connectors.spark.query": "ProgressListener",
-    ".core": """
-        CheckpointConfig FileBackend ListState MapState MemoryBackend OperatorState Pipeline ProcessFunction
-        ReducingState RestartStrategy RocksDBBackend ValueState open_store""",
-    ".core.kit.logs": "JsonFormatter",
-    ".core.names": "Remembered",
-    ".core.transaction": """
-        AbortOutcome AbortStatus CommitOutcome CommitStatus Committable Observation Progress WriteContext""",
-    ".sinks": "Delivery DirectSink Guarantee IdempotentSink Ledger Scope TwoPhaseCommitSink WriteAheadLogSink",
-    ".sources": "LiveSource Piece ResettableSource SequenceSource Split",
+_TABLE: Final = {  # by the extra that they need: modules, each with its public names
+    "": {
+        ".cli.explain": "Explanation explain",
+        ".connectors.files.sink": "FileSink",
+        ".connectors.files.source": "FileSource",
+        ".connectors.monitoring": "lineage metrics",
+        ".core": """
+            CheckpointConfig FileBackend ListState MapState MemoryBackend OperatorState Pipeline
+            ProcessFunction ReducingState RestartStrategy ValueState open_store""",
+        ".core.kit.logs": "JsonFormatter",
+        ".core.names": "Remembered",
+        ".core.transaction": """
+            AbortOutcome AbortStatus CommitOutcome CommitStatus Committable Observation Progress
+            WriteContext""",
+        ".sinks": "Delivery DirectSink Guarantee IdempotentSink Ledger Scope TwoPhaseCommitSink WriteAheadLogSink",
+        ".sources": "LiveSource Piece ResettableSource SequenceSource Split",
+    },
+    "http": {
+        ".connectors.http.sink": "HttpSink",
+    },
+    "kafka": {
+        ".connectors.kafka.sink": "KafkaSink",
+        ".connectors.kafka.source": "KafkaSource",
+    },
+    "postgres": {
+        ".connectors.database.sink": "PostgresSink",
+    },
+    "redis": {
+        ".connectors.redis.sink": "RedisSink",
+    },
+    "rocksdb": {
+        ".core": "RocksDBBackend",
+    },
+    "spark": {
+        ".connectors.spark.any_source": "read_stream",
+        ".connectors.spark.formats": "register",
+        ".connectors.spark.handler": "exactly_once",
+        ".connectors.spark.outputs": "Output",
+        ".connectors.spark.query": "ProgressListener",
+    },
+    "sql": {
+        ".connectors.database.sink": "SqlAlchemySink",
+    },
 }
-_HOMES: Final = {name: module for module, names in _MODULES.items() for name in names.split()}
-
-
-_EXTRAS: Final = {
-    "HttpSink": "http",
-    "KafkaSink": "kafka",
-    "KafkaSource": "kafka",
-    "Output": "spark",
-    "PostgresSink": "postgres",
-    "ProgressListener": "spark",
-    "RedisSink": "redis",
-    "SqlAlchemySink": "sql",
-    "exactly_once": "spark",
-    "read_stream": "spark",
-    "register": "spark",
+_HOMES: Final = {
+    name: (module, extra)
+    for extra, modules in _TABLE.items()
+    for module, names in modules.items()
+    for name in names.split()
 }
+_IMPORTS: Final = "importlib._bootstrap"
+"""Name of the module in which an import statement looks for a name before it takes it."""
 
 
-def __getattr__(name: str) -> Any:
+def _attribute(name: str) -> Any:
+    if name == "__all__":
+        return [*(each for each in sorted(_HOMES) if _is_available(each)), "__version__"]
     if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     try:
-        value = getattr(import_module(_HOMES[name], __name__), name)
+        return _load(name)
+    except ImportError as error:
+        from .core.errors import MissingExtraError, MissingNameError  # noqa: PLC0415 - `import onceward` loads nothing
+
+        if not isinstance(error, MissingExtraError) or sys._getframe(1).f_globals.get("__name__") == _IMPORTS:  # noqa: SLF001
+            raise
+        raise MissingNameError(error.message, name=name, obj=sys.modules[__name__]) from None  # as hasattr expects
+
+
+if not TYPE_CHECKING:  # so that type checkers find names that do not exist
+    __getattr__ = _attribute
+
+
+def _is_available(name: str) -> bool:
+    from .core.errors import MissingExtraError  # noqa: PLC0415
+
+    try:
+        _load(name)
+    except MissingExtraError:
+        return False
+    return True
+
+
+def _load(name: str) -> Any:
+    """Import a public name, and keep it.
+
+    Raises:
+        MissingExtraError: Its extra is not installed, or only an older version of what it installs.
+    """
+    module, extra = _HOMES[name]
+    try:
+        value = getattr(import_module(module, __name__), name)
     except ImportError as error:
         missing = (error.name or "").partition(".")[0]
-        if name not in _EXTRAS or missing in ("", "onceward"):
+        if not extra or missing in ("", "onceward"):
             raise
-        from .core.errors import ConfigurationError  # noqa: PLC0415 - `import onceward` loads nothing else
+        from .core.errors import MissingExtraError  # noqa: PLC0415
 
-        needs = f"{name} needs {_requirement(missing, _EXTRAS[name])}"
-        raise ConfigurationError(f"{needs}: pip install 'onceward[{_EXTRAS[name]}]'") from None
+        advice = f"{name} needs {_requirement(missing, extra)}: pip install 'onceward[{extra}]'"
+        raise MissingExtraError(advice, name=missing) from None
     globals()[name] = value
     return value
 
@@ -196,4 +192,4 @@ def _quoted(marker: str) -> str:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*_HOMES, "__version__"])

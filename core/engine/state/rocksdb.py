@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
-from ...errors import ConfigurationError, StateError, text_of
+from ...errors import MissingExtraError, StateError, text_of
 from .handles import FileRef, KeyedHandle
 from .keys import group_in, row_end, row_prefix
 from .storage import SHARED, CheckpointStorage, folder_in, inside
@@ -28,7 +28,8 @@ from .working import WorkingCopy, room
 try:
     from rocksdict import AccessType, Checkpoint, Options, Rdict, WriteBatch, WriteOptions
 except ModuleNotFoundError as error:
-    raise ConfigurationError("RocksDBBackend needs rocksdict: pip install 'onceward[rocksdb]'") from error
+    advice = "RocksDBBackend needs rocksdict: pip install 'onceward[rocksdb]'"
+    raise MissingExtraError(advice, name=error.name) from error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
