@@ -37,15 +37,15 @@ def commit_in_doubt(store: str, place: str, address: str, patience: timedelta = 
 def audit_epochs(store: str, sink: str, place: str, address: str, day: str) -> str:
     """Prove that the target still holds what the epochs of a day (UTC) wrote."""
     log = operations.open_log(store)
-    known = operations.overview(log, epochs=10_000).epochs
-    numbers = [one.epoch for one in known if one.sinks.get(sink) and (one.completed or "").startswith(day)]
-    if not numbers:
+    epochs = operations.epochs_of_day(log, sink, day)
+    if epochs is None:
         return f"no epoch of {day} wrote rows"
-    epochs = range(min(numbers), max(numbers) + 1)
     told = operations.audit(log, sink, operations.open_place(place, address), epochs=epochs)
-    if not told.proven:
-        wrong = [line.epoch if line.epoch is not None else "older ones" for line in told.lines if not line.proven]
-        raise RuntimeError(f"{told.target}: not proven: epochs {wrong}; rows that no epoch wrote: {told.foreign}")
+    if told.verdict is operations.EpochVerdict.DIFFERS:
+        wrong = [line.epoch if line.epoch is not None else "older ones" for line in told.lines if line.differs]
+        raise RuntimeError(f"{told.target}: differs: epochs {wrong}; rows that no epoch wrote: {told.foreign}")
+    if told.verdict is operations.EpochVerdict.UNPROVEN:  # an alert for the morning, not for the night
+        return f"{told.target}: epochs {epochs[0]} to {epochs[-1]} cannot be proven"
     rows = sum(line.found for line in told.lines)
     return f"{told.target}: epochs {epochs[0]} to {epochs[-1]} are proven, {rows} rows"
 

@@ -178,5 +178,5 @@ def test_a_nightly_check_of_a_table_in_postgresql(dsn: str, tmp_path: Path) -> N
         assert told.endswith(f"are proven, {count} rows")
         connection.execute("DELETE FROM nightly WHERE id = 3")
     first = operations.audit(log, "table", operations.open_place(*place)).lines[0].epoch
-    with pytest.raises(RuntimeError, match=rf"not proven: epochs \[{first}\]; rows that no epoch wrote: 0"):
+    with pytest.raises(RuntimeError, match=rf"differs: epochs \[{first}\]; rows that no epoch wrote: 0"):
         nightly["audit_epochs"](str(tmp_path / "log"), "table", *place, day)

@@ -97,7 +97,7 @@ def test_an_audit_fails_if_a_row_was_changed_and_knows_the_days_of_epochs(job: J
     assert job.audit("2001-01-01") == "no epoch of 2001-01-01 wrote rows"
     assert "are proven, 50 rows" in job.audit(job.day)
     job.sql("UPDATE orders SET id = 1000 WHERE id = 7")
-    with pytest.raises(RuntimeError, match="sql:orders: not proven: epochs"):
+    with pytest.raises(RuntimeError, match="sql:orders: differs: epochs"):
         job.audit(job.day)
 
 

@@ -7,7 +7,7 @@ import shutil
 import sqlite3
 import uuid
 from contextlib import closing
-from datetime import UTC, date, datetime, time
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -295,6 +295,24 @@ def test_epochs_that_are_no_range_are_refused(tmp_path: Path, asked: str) -> Non
     assert "the smaller one first" in str(done.exception)
 
 
+def test_the_epochs_of_a_day_are_checked_alone(tmp_path: Path) -> None:
+    job = FileJob(tmp_path)
+    job.run()
+
+    def verify(*arguments: str) -> Any:
+        where = ("--target", f"files:{job.out}", "--json")
+        return CliRunner().invoke(app, ["verify", str(job.folder), *where, *arguments])
+
+    days = [(datetime.now(UTC) - timedelta(days=back)).date().isoformat() for back in (1, 0)]  # midnight may pass
+    found = [line for day in days for audit in json.loads(verify("--day", day).stdout) for line in audit["epochs"]]
+    assert [line["epoch"] for line in found] == list(range(EPOCHS))
+    none = verify("--day", "2001-01-01")
+    assert (none.exit_code, json.loads(none.stdout)) == (0, [])
+    assert "wrote rows on 2001-01-01" in none.stderr
+    for arguments, words in ((("last week",), "no day"), (("yesterday", "--epochs", "1"), "not both")):
+        assert words in str(verify("--day", *arguments).exception)
+
+
 def test_an_epoch_that_waits_for_its_commit_is_named_and_not_judged(tmp_path: Path) -> None:
     job = FileJob(tmp_path)
     job.run(1)
@@ -335,7 +353,7 @@ def test_a_partitions_folder_that_is_called_like_a_file_is_none(tmp_path: Path) 
 def test_without_proofs_nothing_is_hashed(tmp_path: Path) -> None:
     job = FileJob(tmp_path, proof=False)
     job.run(1)
-    assert [line["verdict"] for line in job.told(code=1)["epochs"]] == ["unproven"]
+    assert [line["verdict"] for line in job.told(code=3)["epochs"]] == ["unproven"]
 
 
 def test_what_cannot_be_hashed_is_listed(tmp_path: Path) -> None:
@@ -348,7 +366,7 @@ def test_what_cannot_be_hashed_is_listed(tmp_path: Path) -> None:
     assert told["left_out"] == ["list (list<element: int64>)"]
     other = FileJob(tmp_path / "other")
     other.run(make=lambda *numbers: nested(*numbers).select(["list"]))
-    assert {line["verdict"] for line in other.told(code=1)["epochs"]} == {"unproven"}
+    assert {line["verdict"] for line in other.told(code=3)["epochs"]} == {"unproven"}
 
 
 STRANGE = {
@@ -464,7 +482,7 @@ def test_columns_that_cannot_be_compared_are_listed(tmp_path: Path, compared: bo
     with closing(sqlite3.connect(job.file)) as database, database:
         database.execute(f"CREATE TABLE orders (id{' bigint' if compared else ''}, word)")
     job.run(1, make=lambda *numbers: batch_of(*numbers).select(["id", "word"]))
-    told = job.told(code=int(not compared))
+    told = job.told(code=0 if compared else 3)
     assert told["left_out"] == ["word (NULL)"] if compared else ["id (NULL)", "word (NULL)"]
     [line] = told["epochs"]
     assert (line["found"], line["verdict"]) == (10, "proven" if compared else "unproven")
@@ -473,7 +491,7 @@ def test_columns_that_cannot_be_compared_are_listed(tmp_path: Path, compared: bo
 def test_a_table_without_proofs_is_unproven(tmp_path: Path) -> None:
     job = TableJob(tmp_path, proof=False)
     job.run(1, make=without_decimals)
-    assert [line["verdict"] for line in job.told(code=1)["epochs"]] == ["unproven"]
+    assert [line["verdict"] for line in job.told(code=3)["epochs"]] == ["unproven"]
 
 
 def test_a_table_that_shows_no_epochs_is_not_judged_while_one_is_not_completed(tmp_path: Path) -> None:

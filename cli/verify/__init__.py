@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
@@ -11,7 +12,7 @@ import typer
 from onceward.core.errors import ConfigurationError
 from onceward.core.operations.audit import sinks_in
 from onceward.core.operations.comparison import Verdict
-from onceward.operations import EpochVerdict, audit, compare_places, open_log
+from onceward.operations import EpochVerdict, audit, compare_places, epochs_of_day, open_log
 
 from ..options import Access, AsJson, Pipeline, place_forms, with_group
 from ..show import console, print_json
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from onceward.operations import Audit, AuditLine, Comparison, Log, Place
 
+EXIT_DIFFERS, EXIT_UNPROVEN = 1, 3
 _STYLE: Final = {EpochVerdict.PROVEN: "green", EpochVerdict.DIFFERS: "red", EpochVerdict.UNPROVEN: "yellow"}
 
 
@@ -52,6 +54,10 @@ def verify(
     ] = None,
     key: Annotated[str | None, typer.Option(help="Column that identifies a row.")] = None,
     epochs: Annotated[str | None, typer.Option(metavar="A:B", help="Only epochs from A to B.")] = None,
+    day: Annotated[
+        str | None,
+        typer.Option(metavar="DAY", help="Only epochs of a day (UTC), such as 2026-11-27, or yesterday: for a job."),
+    ] = None,
     pipeline: Pipeline = None,
     access: Access,
     as_json: AsJson = False,
@@ -59,26 +65,45 @@ def verify(
     """Prove that targets still hold exactly the rows that were written, or name the epochs and rows that differ.
 
     With a decision log, each target is read again and compared with the number and the hash of the rows that each epoch
-    recorded. Without one, a source and a target are compared by key. Changes nothing.
+    recorded. Upserts record no hash: with --source and --key, the newest row of each key is compared. Without a
+    decision log, a source and a target are compared by key. Changes nothing.
+
+    Exit codes: 0 all is proven; 1 something differs, or a system did not answer; 2 wrong arguments; 3 nothing differs
+    as far as can be known, and not all can be proven.
     """
     origin = place_of(source, access) if source is not None else None
     function = load_function(mapping) if mapping is not None else None
     if store is None:
-        if origin is None or len(target) != 1 or epochs is not None:
+        if origin is None or len(target) != 1 or epochs is not None or day is not None:
             raise ConfigurationError(
-                "without a decision log give --source, one --target, and no --epochs; with one, its checkpoint folder "
-                "or store as the argument"
+                "without a decision log give --source, one --target, and no --epochs or --day; with one, its "
+                "checkpoint folder or store as the argument"
             )
         found = compare_places(origin, place_of(target[0], access), mapping=function, key=key)
         _show_rows(found, as_json=as_json)
-        raise typer.Exit(int(not found.exact))
+        raise typer.Exit(0 if found.exact else EXIT_DIFFERS)
+    if epochs is not None and day is not None:
+        raise ConfigurationError("give --epochs or --day, not both")
     log, wanted = open_log(store, pipeline), _range(epochs)
-    told = [
-        audit(log, sink, place, epochs=wanted, source=origin, mapping=function, key=key)
-        for sink, place in _targets(log, target, access)
-    ]
+    told = []
+    for sink, place in _targets(log, target, access):
+        if day is not None and (wanted := epochs_of_day(log, sink, _date(day))) is None:
+            console(stderr=True).print(f"{sink}: no epoch that is known of wrote rows on {_date(day)}")
+            continue
+        told.append(audit(log, sink, place, epochs=wanted, source=origin, mapping=function, key=key))
     _show(told, as_json=as_json)
-    raise typer.Exit(int(not all(one.proven for one in told)))
+    raise typer.Exit(_exit_code(told))
+
+
+def _date(day: str) -> str:
+    return (datetime.now(UTC) - timedelta(days=1)).date().isoformat() if day == "yesterday" else day
+
+
+def _exit_code(told: Sequence[Audit]) -> int:
+    verdicts = {one.verdict for one in told}
+    if EpochVerdict.DIFFERS in verdicts:
+        return EXIT_DIFFERS
+    return EXIT_UNPROVEN if EpochVerdict.UNPROVEN in verdicts else 0
 
 
 def _range(text: str | None) -> range | None:
@@ -123,10 +148,12 @@ def _show(found: Sequence[Audit], *, as_json: bool) -> None:
         rows = sum(line.found for line in proven)
         out.print(f"{one.sink} in {one.target}", style="bold")
         if proven:
-            out.print(f"  proven: {_epochs(proven)}, {rows} rows", style=_STYLE[EpochVerdict.PROVEN])
+            keys = [line.keys for line in proven if line.keys is not None]
+            shown = f"the newest rows of {sum(keys)} keys" if keys else f"{rows} rows"
+            out.print(f"  proven: {_epochs(proven)}, {shown}", style=_STYLE[EpochVerdict.PROVEN])
         for line in one.lines:
             if not line.proven:
-                out.print(f"  {_words(line)}", style=_STYLE[EpochVerdict.DIFFERS if line.source else line.verdict])
+                out.print(f"  {_words(line)}", style=_STYLE[EpochVerdict.DIFFERS if line.differs else line.verdict])
         if one.foreign:
             out.print(f"  {one.foreign} rows that no epoch wrote", style=_STYLE[EpochVerdict.DIFFERS])
         for note in _notes(one):
@@ -145,8 +172,9 @@ def _notes(one: Audit) -> Iterator[str]:
         yield f"not compared: {', '.join(one.left_out)}"
     if any(line.verdict is EpochVerdict.UNPROVEN for line in one.lines):
         yield (
-            "no hash is recorded by upserts, with proof=False, and of rows without a column that is compared: compare "
-            "the rows themselves, without a decision log (--source, --target and --key)"
+            "no hash is recorded by upserts, with proof=False, and of rows without a column that is compared. Upserts "
+            "are proven by the newest row of each key: give --source and --key. Compare the others themselves, without "
+            "a decision log (--source, --target and --key)"
         )
 
 
@@ -173,6 +201,8 @@ def _words(line: AuditLine) -> str:
         return f"{what}: the target holds what was written, but the source's rows give something else"
     if line.verdict is EpochVerdict.UNPROVEN:
         return f"{what}: no hash of its rows was recorded; the target shows {line.found} rows of it"
+    if line.keys is not None:
+        return f"{what}: {line.keys} keys have their newest row in it, but the table does not hold all of these rows"
     if line.written == line.found:
         return f"{what}: {line.found} rows, but not the same ones as were written"
     return f"{what}: {line.written} rows were written, {line.found} of them are there"
@@ -182,6 +212,7 @@ def _plain(one: Audit) -> dict[str, Any]:
     return {
         "sink": one.sink,
         "target": one.target,
+        "verdict": one.verdict,
         "proven": one.proven,
         "epochs": one.lines,
         "foreign": one.foreign,

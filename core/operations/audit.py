@@ -19,8 +19,9 @@ from ..names import Scope
 from ..proof import ALL_EPOCHS, Wrote, without
 from ..row_hash import RowHash, hexadecimal, row_hashes
 from .comparison import compare
+from .newest import NewestRows
 from .refusals import Refusal, RefusedError
-from .rows import mapped, records, shown
+from .rows import mapped, marked_records, records, shown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -62,11 +63,18 @@ class AuditLine(msgspec.Struct, frozen=True):
     """Whether the target holds what was written."""
     source: EpochVerdict | None = None
     """Whether the source's rows give those that were written; None if that was not asked for."""
+    keys: int | None = None
+    """Of upserts, how many keys have their newest row in this epoch, by the source; None if that was not asked for."""
 
     @property
     def proven(self) -> bool:
-        """Whether nothing differs."""
+        """Whether the target holds what was written, and the source gives the same."""
         return self.verdict is EpochVerdict.PROVEN and self.source in (None, EpochVerdict.PROVEN)
+
+    @property
+    def differs(self) -> bool:
+        """Whether the target does not hold what was written, or the source gives something else."""
+        return EpochVerdict.DIFFERS in {self.verdict, self.source}
 
 
 @dataclass(frozen=True)
@@ -182,7 +190,9 @@ def grouped(found: Mapping[str, Wrote], reread: Reread, expected: Expected, late
         later: By the log as it was afterwards: epochs that came in between are not judged.
     """
     expected = expected.without(reread.unmarked)
-    nothing_older = expected.older is not None and not expected.older.rows
+    marked = set(expected.marks.values()) | set(reread.epochs.values())
+    all_marked = all(epoch in marked for epoch, written in expected.epochs.items() if written.rows)
+    nothing_older = all_marked and expected.older is not None and not expected.older.rows
     listed = () if reread.unmarked is ALL_EPOCHS else reread.unmarked
     oldest = min(expected.epochs, default=max(listed, default=-1) + 1)
     epochs: dict[int, Wrote] = {}
@@ -272,7 +282,14 @@ class Audit:
     @property
     def proven(self) -> bool:
         """Whether the target holds exactly what was written."""
-        return not self.foreign and all(line.proven for line in self.lines)
+        return self.verdict is EpochVerdict.PROVEN
+
+    @property
+    def verdict(self) -> EpochVerdict:
+        """What was found out: UNPROVEN if nothing differs, as far as can be known, and not all is proven."""
+        if self.foreign or any(line.differs for line in self.lines):
+            return EpochVerdict.DIFFERS
+        return EpochVerdict.PROVEN if all(line.proven for line in self.lines) else EpochVerdict.UNPROVEN
 
 
 def sinks_in(view: LogView) -> list[str]:
@@ -294,7 +311,7 @@ def audit(
 
     Each epoch's rows are read again and compared with the number and the hash of the rows that the sink recorded. The
     pipeline may run meanwhile, unless the target does not show which epoch wrote a row (tables of MariaDB and SQLite,
-    Redis).
+    Redis). Upserts record no hash: with a source and a key, each key's newest row is compared instead.
 
     Args:
         log: The pipeline's decision log.
@@ -305,7 +322,8 @@ def audit(
             topic.
         mapping: From a record batch of the source's rows to one of the sink's; None: a topic gets a copy, a table the
             columns of JSON.
-        key: Column that identifies a row: one of other content is then reported as wrong, and not also as missing.
+        key: Column that identifies a row: one of other content is then reported as wrong, and not also as missing. Of
+            upserts, the key of the table.
 
     Raises:
         ConfigurationError: The log does not know the sink, or it wrote nothing in these epochs; or the pipeline went
@@ -327,20 +345,45 @@ def audit(
             f"{place.title} does not show which epoch wrote a row, so what an epoch read cannot be compared with it",
             Refusal.SHOWS_NO_EPOCHS,
         )
+    waiting = before.undone.epoch if before.undone is not None else None
     held = _held(log, before, sink, reread, place)
     lines, foreign = judge(expected, held, reread.unmarked)
     if epochs is not None:
         lines = _of_epochs(lines, epochs, sink, before)
     origin = _Input(source, mapping, place, before, reread.schema)
-    lines = [origin.checked(line, expected) for line in lines]
+    lines = [origin.checked(_counted(line, reread), expected) for line in lines]
+    upserted = {line.epoch for line in lines if line.epoch is not None and line.verdict is EpochVerdict.UNPROVEN}
+    if key is not None and origin.is_known and upserted:
+        newest, again = origin.newest(sorted(upserted), key), place.reread(scope, columns)
+        found, wrong = newest.compare(
+            place.title,
+            marked_records(again),
+            lambda mark: expected.marks.get(mark, again.epochs.get(mark)),
+            lambda mark: held.groups.get(mark) == FOREIGN,
+        )
+        lines = [_of_upserts(line, wrong, newest.keys()) if line.epoch in upserted else line for line in lines]
+        return Audit(sink, place.title, lines, foreign, reread.left_out, found if found.findings else None, waiting)
     bad = {line.epoch for line in lines if not line.proven and line.verdict is not EpochVerdict.UNPROVEN}
     rows = None
     if foreign or (bad and origin.is_known):
         told = {FOREIGN, *bad} if origin.is_known else {FOREIGN}
         present = records(place.reread(scope, columns), {mark for mark, group in held.groups.items() if group in told})
         rows = compare(place.title, origin.rows(bad), present, key)
-    waiting = before.undone.epoch if before.undone is not None else None
     return Audit(sink, place.title, lines, foreign, reread.left_out, rows, waiting)
+
+
+def _counted(line: AuditLine, reread: Reread) -> AuditLine:
+    """Say that an epoch without a hash differs if the target has more rows of it, or its ledger other ones."""
+    counts = {line.written, reread.counts.get(line.epoch, line.written)} if line.epoch is not None else set()
+    unproven = line.verdict is EpochVerdict.UNPROVEN and line.epoch is not None
+    if unproven and (line.found > line.written or len(counts) > 1):
+        return msgspec.structs.replace(line, verdict=EpochVerdict.DIFFERS)
+    return line
+
+
+def _of_upserts(line: AuditLine, wrong: Collection[int], keys: Mapping[int, int]) -> AuditLine:
+    verdict = EpochVerdict.DIFFERS if line.epoch in wrong else EpochVerdict.PROVEN
+    return msgspec.structs.replace(line, verdict=verdict, keys=keys.get(line.epoch or 0, 0))
 
 
 def _held(log: Log, before: LogView, sink: str, reread: Reread, place: Place) -> Held:
@@ -376,10 +419,29 @@ class _Input:
     def is_known(self) -> bool:
         return self._source is not None
 
+    def _pieces(self, epoch: int | None) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield rows as the target has them, each piece with the partition of the source that it is from."""
+        if self._source is None:
+            return
+        for one in self._epochs.get(epoch, ()):
+            for batch in self._source.of_epoch(one):
+                named = batch.num_rows and "partition" in batch.schema.names
+                partition = batch.column("partition")[0].as_py() if named else 0
+                for made in mapped([batch], self._place, self._schema, self._mapping):
+                    yield partition, made
+
     def _batches(self, epoch: int | None) -> Iterator[pa.RecordBatch]:
-        if self._source is not None:
-            for one in self._epochs.get(epoch, ()):
-                yield from mapped(self._source.of_epoch(one), self._place, self._schema, self._mapping)
+        yield from (batch for _, batch in self._pieces(epoch))
+
+    def newest(self, epochs: Iterable[int], key: str) -> NewestRows:
+        """Return the newest row of each key that these epochs read."""
+        found = NewestRows(key)
+        for number in epochs:
+            for partition, batch in self._pieces(number):
+                if key not in batch.schema.names:
+                    raise RefusedError(f"the source's rows have no column {key!r}", Refusal.NEEDS_MAPPING)
+                found.add(number, partition, batch.schema.names, shown([batch]))
+        return found
 
     def rows(self, epochs: Collection[int | None]) -> Iterator[dict[str, Any]]:
         for epoch in epochs:

@@ -7,13 +7,14 @@ has them (see core/log/notes.py). What only a note says is for people: nothing i
 from __future__ import annotations
 
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
 from ..engine.completion import QUERY as EMBEDDED
 from ..engine.events import CheckpointRecord, TaskRecord
+from ..errors import ConfigurationError
 from ..log import DirectoryStore
 from ..log.notes import notes
 from ..transaction import rows_by_sink
@@ -31,6 +32,8 @@ TRANSACTIONS: Final = 200
 _EPOCHS: Final = 50
 _NOTES_OF_AN_EPOCH: Final = 4
 """How many notes there may be for each epoch: failed checkpoints and starts among them."""
+_EPOCHS_OF_DAYS: Final = 10_000
+"""More than notes are kept of."""
 _STARTS: Final = 10
 _FAILED: Final = frozenset({"failed", "declined", "subsumed"})
 
@@ -164,6 +167,28 @@ def overview_of(log: Log, view: LogView, most: int, decided: Mapping[int, EpochR
         starts=[_start(one) for one in noted if one.what == "start"][-_STARTS:][::-1],
         given_up=given_up(log)[-most:],
     )
+
+
+def epochs_of_day(log: Log, sink: str, day: str) -> range | None:
+    """Return the epochs that were completed on a day and wrote rows into a sink; None if there are none.
+
+    Args:
+        log: The decision log. Notes beside a log in a directory go back more than a thousand epochs; any other log
+            knows its newest epochs only.
+        sink: Name of the sink.
+        day: The day (UTC), such as 2026-11-27.
+
+    Raises:
+        ConfigurationError: It is no day.
+        StoreError: The store did not answer, or the log is damaged.
+    """
+    try:
+        begins = date.fromisoformat(day).isoformat()
+    except ValueError as error:
+        raise ConfigurationError(f"{day!r} is no day: give one such as 2026-11-27") from error
+    known = overview(log, epochs=_EPOCHS_OF_DAYS).epochs
+    numbers = [one.epoch for one in known if one.sinks.get(sink) and (one.completed or "").startswith(begins)]
+    return range(min(numbers), max(numbers) + 1) if numbers else None
 
 
 def newest_of(records: Mapping[int, R], most: int) -> list[R]:

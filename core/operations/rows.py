@@ -29,11 +29,16 @@ if TYPE_CHECKING:
     RowMapping = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 
-def records(reread: Reread, marks: Collection[str] | None = None) -> Iterator[Record]:
-    """Return a target's rows with their positions, those of transactions with these marks alone."""
+def marked_records(reread: Reread) -> Iterator[tuple[str, Record]]:
+    """Return a target's rows with their positions, and the marks of the transactions that wrote them."""
     for piece in reread.pieces:
         told = zip(_rows(piece.rows, len(piece.marks)), piece.marks, piece.positions, strict=True)
-        yield from (Record(_shown(row), place) for row, mark, place in told if marks is None or mark in marks)
+        yield from ((mark, Record(_shown(row), place)) for row, mark, place in told)
+
+
+def records(reread: Reread, marks: Collection[str] | None = None) -> Iterator[Record]:
+    """Return a target's rows with their positions, those of transactions with these marks alone."""
+    yield from (record for mark, record in marked_records(reread) if marks is None or mark in marks)
 
 
 def _rows(batch: pa.RecordBatch, count: int) -> list[dict[str, Any]]:
