@@ -12,6 +12,7 @@ from rich.console import Console
 from onceward.core.checkpoint.recovery import TransactionStatus
 from onceward.core.kit.secrets import without_logins
 from onceward.core.operations.findings import Finding, Health
+from onceward.core.operations.status import duration
 from onceward.core.transaction import ANY_EPOCH
 from onceward.operations import PipelineState
 
@@ -54,8 +55,8 @@ def table(found: Sequence[FoundTransaction], *, as_json: bool = False) -> None:
         known = [f"sink {c.sink} of {c.pipeline}"]
         known += [f"epoch {c.epoch}, subtask {c.subtask}"] if c.epoch != ANY_EPOCH else []
         known += [f"{c.rows} rows"] if c.rows else []
-        known += [f"expires in {one.expires_in} s"] if one.expires_in is not None else []
-        where = f"{one.state} in {one.target.title}" if one.target is not None else "in none of the targets given"
+        known += [f"expires in {duration(one.expires_in)}"] if one.expires_in is not None else []
+        where = f"{one.shown_state} in {one.target.title}" if one.target is not None else "in none of the targets given"
         out.print(c.transaction, style="bold")
         out.print(f"  {one.status}", style=_STYLE[one.status], end="")
         out.print(f"; {where}; {', '.join(known)}")
@@ -73,7 +74,7 @@ def fields(found: FoundTransaction) -> dict[str, Any]:
         "transaction": c.transaction,
         "target": found.target.title if found.target is not None else None,
         "status": found.status,
-        "state": found.state,
+        "state": found.shown_state,
         "held": found.held,
         "expires_in": found.expires_in,
         "epoch": c.epoch if dated else None,
@@ -142,7 +143,7 @@ def history(told: ShownHistory, *, as_json: bool) -> None:
     for one in listed:
         completed = f"completed {one.completed}" if one.completed else "waits for its commit"
         if one.expires_in is not None:
-            completed += f"; a target ends its transactions in {one.expires_in} s"
+            completed += f"; a target ends its transactions in {duration(one.expires_in)}"
         rows = ", ".join(f"{sink} {count} rows" for sink, count in one.rows.items())
         out.print(f"epoch {one.epoch}: {rows} in {one.transactions} transactions")
         out.print(f"  decided {one.decided}, {completed}")

@@ -101,6 +101,8 @@ def advise(status: TransactionStatus, state: Observation) -> Advice:
     return _BY_STATUS[status] if what is Action.REPORT else _BY_ACTION[what]
 
 
+STAGED: Final = "staged"
+"""Ending of the kinds of committables whose rows wait in a staging table, and the state of such a transaction."""
 UNPROVEN: Final = frozenset({Observation.UNKNOWN, Observation.ABSENT, Observation.NO_ANSWER})
 """Answers that say nothing about a transaction."""
 _ENDED = frozenset({Observation.ABORTED, Observation.EXPIRED})
@@ -134,6 +136,12 @@ class FoundTransaction:
         """Seconds until the target ends it by itself; None if it does not, or has done so."""
         open_ = self.held and self.state in (Observation.OPEN, Observation.PREPARED)
         return max(0, round(self.expires - time.time())) if open_ and self.expires is not None else None
+
+    @property
+    def shown_state(self) -> str:
+        """What the target says, in the words of the glossary: rows in a staging table are staged, not prepared."""
+        waits = self.state is Observation.PREPARED
+        return STAGED if waits and self.committable.kind.endswith(f"-{STAGED}") else str(self.state)
 
     @property
     def name(self) -> str:

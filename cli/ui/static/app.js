@@ -307,15 +307,19 @@ async function copy(text) {
 // How long there is: from what the targets said when they were asked
 
 function deadline(one, epoch) {
-  const times = (found?.rows ?? []).filter((tx) => tx.pipeline === one.name && tx.epoch === epoch && tx.expires_in !== null).map((tx) => tx.expires_in);
-  return times.length ? new Date(found.at).getTime() + Math.min(...times) * 1000 : null;
+  const times = (found?.rows ?? []).filter((tx) => tx.pipeline === one.name && tx.epoch === epoch && tx.expires_in !== null).map(expiry);
+  return times.length ? Math.min(...times) : null;
 }
+
+const expiry = (tx) => new Date(found.at).getTime() + tx.expires_in * 1000;
 
 function left(until) {
   const seconds = Math.max(0, Math.round((until - Date.now()) / 1000));
   const two = (n) => String(n).padStart(2, "0");
+  if (seconds < 60) return `${seconds} s`;
   if (seconds >= 172800) return `${Math.floor(seconds / 86400)} days`;
-  return seconds >= 3600 ? `${Math.floor(seconds / 3600)}:${two(Math.floor(seconds / 60) % 60)} h` : `${Math.floor(seconds / 60)}:${two(seconds % 60)}`;
+  const minutes = Math.floor(seconds / 60);
+  return minutes < 60 ? `${minutes}:${two(seconds % 60)} min` : `${Math.floor(minutes / 60)}:${two(minutes % 60)} h`;
 }
 
 setInterval(() => {
@@ -478,7 +482,7 @@ const mayAbort = (tx) => tx.held && (tx.status === "in doubt" || tx.status === "
 
 function transaction(one, tx) {
   const where = tx.target ? `${tx.state} in ${tx.target}` : "in none of the targets";
-  const known = [`sink ${tx.sink} of ${tx.pipeline}`, tx.epoch === null ? "" : `epoch ${tx.epoch}, subtask ${tx.subtask}`, tx.rows ? `${number(tx.rows)} rows` : "", tx.expires_in === null ? "" : `expires in ${tx.expires_in} s`];
+  const known = [`sink ${tx.sink} of ${tx.pipeline}`, tx.epoch === null ? "" : `epoch ${tx.epoch}, subtask ${tx.subtask}`, tx.rows ? `${number(tx.rows)} rows` : "", tx.expires_in === null ? "" : ["expires in ", h("span", { "data-until": expiry(tx) }, left(expiry(tx)))]];
   const box = h("input", { type: "checkbox", "aria-label": `Select ${tx.transaction}`, "data-key": `tx-${tx.transaction}`,
     onchange: (event) => { event.target.checked ? checked.add(tx.transaction) : checked.delete(tx.transaction); render(); } });
   box.checked = checked.has(tx.transaction);
@@ -486,7 +490,7 @@ function transaction(one, tx) {
     h("div", {}, mayAbort(tx) && tx.pipeline === one.name && state.actions ? box : ""),
     h("div", {},
       h("div", { class: "row" }, pill(tx.status), h("span", { class: "name" }, tx.transaction)),
-      h("span", { class: "small" }, [where, ...known].filter(Boolean).join("; ")),
+      h("span", { class: "small" }, [where, ...known].filter(Boolean).flatMap((part, at) => (at ? ["; ", part] : [part]).flat())),
       h("span", { class: "small soft" }, `→ ${tx.next}`),
       folded(`handle-${tx.transaction}`, "Inspect", () => h("pre", {}, JSON.stringify(tx, null, 2)))));
 }
