@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from datetime import datetime
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from .transaction import rows_by_sink
@@ -42,6 +43,8 @@ class Started(NamedTuple):
     aborted: Sequence[Committable]
     """What no decision names, and this start has aborted."""
     seconds: float
+    guarantees: Mapping[str, str] = MappingProxyType({})
+    """By sink: exactly-once, or a weaker guarantee."""
 
 
 class EpochBegan(NamedTuple):

@@ -24,10 +24,12 @@ from onceward.connectors.monitoring import metrics as observer
 from onceward.connectors.monitoring import start_if_asked
 from onceward.connectors.monitoring.table import TABLE
 from onceward.core import CheckpointConfig, ProcessFunction, events
+from onceward.core.checkpoint import Coordinator
+from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.connector import Connector
 from onceward.core.errors import CommitPendingError, ConfigurationError
 from onceward.core.events import CheckpointEnded, EpochCompleted, Event, QueryProgressed, Took, observe, tell
-from onceward.core.log import EpochInput
+from onceward.core.log import EpochInput, MemoryStore
 from onceward.core.transaction import Written
 from onceward.sinks import DirectSink
 from onceward.sources import SequenceSource
@@ -87,6 +89,14 @@ class Ringing(ProcessFunction):
     def process(self, record: dict[str, Any], context: Any) -> Any:
         context.timer_at(1e12)
         return [record]
+
+
+class Mail(DirectSink[None]):
+    """Sends each row, and again after a failure."""
+
+    def open(self, context: Any) -> None: ...
+
+    def write(self, writer: None, batch: Any) -> None: ...
 
 
 class ExpiringSink(FakeSink):
@@ -168,6 +178,12 @@ def completed(**changes: Any) -> EpochCompleted:
 
 
 class TestPrometheus:
+    def test_a_sink_that_is_weaker_than_exactly_once_is_told_before_it_writes(self, registry: Registry) -> None:
+        Coordinator("p", MemoryStore(), [FakeSink(), DirectlyWritten(Mail("mail"))]).open()
+        assert registry.value("onceward_sink_guarantee", sink="a", guarantee="exactly-once") == 1
+        assert registry.value("onceward_sink_guarantee", sink="mail", guarantee="at-least-once") == 1
+        assert registry.value("onceward_sink_guarantee", sink="mail", guarantee="exactly-once") is None
+
     def test_epochs_and_their_rows_and_seconds_are_counted(self, registry: Registry) -> None:
         bench = Bench()
         coordinator = bench.opened()

@@ -89,6 +89,14 @@ def _metric(name: str, kind: MetricKind, unit: str, help_: str, *labels: str) ->
 
 
 STARTS = _metric("starts", MetricKind.COUNTER, "{start}", "Starts of the pipeline; with a format, one for each epoch.")
+GUARANTEE = _metric(
+    "sink.guarantee",
+    MetricKind.GAUGE,
+    "{sink}",
+    "1 for the guarantee that the sink gives, also with exactly_once: exactly-once, or a weaker one.",
+    "sink",
+    "guarantee",
+)
 COMPLETED = _metric("epochs.completed", MetricKind.COUNTER, "{epoch}", "Epochs that are committed in every sink.")
 REPLAYED = _metric(
     "epochs.replayed", MetricKind.COUNTER, "{epoch}", "Completed epochs that Spark ran again: nothing was written."
@@ -270,6 +278,8 @@ def _measured(pipeline: str, usage: SubtaskUsage) -> Iterator[MetricSample]:
 def _started(event: Started) -> Iterator[MetricSample]:
     one = (event.pipeline,)
     yield MetricSample(STARTS, 1, one)
+    for sink, guarantee in event.guarantees.items():
+        yield MetricSample(GUARANTEE, 1, (event.pipeline, sink, guarantee))
     yield MetricSample(IN_DOUBT, 0, one)
     for counter in (
         COMPLETED,

@@ -183,6 +183,7 @@ class Coordinator:
             finished=finished,
             aborted=self._last_sweep.aborted,
             seconds=self.policy.monotonic() - began,
+            guarantees={name: str(sink.guarantee) for name, sink in self.sinks.items()},
         )
         tell(started)
         note_start(self.writer.store, started, self.view.start)
