@@ -47,7 +47,7 @@ lint: setup
 .PHONY: types
 types: setup
 	@echo "== mypy, basedpyright"
-	@$(BIN)/mypy & mypy=$$!; $(BIN)/basedpyright; wait $$mypy
+	@$(BIN)/mypy & mypy=$$!; $(BIN)/basedpyright && wait $$mypy
 
 .PHONY: unit
 unit: setup

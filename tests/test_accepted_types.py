@@ -145,6 +145,8 @@ def test_of_http(array: pa.Array):
 @each_type
 @pytest.mark.parametrize("listed", [False, True])
 def test_of_postgres(array: pa.Array, listed: bool):
+    if int(pa.__version__.split(".")[0]) < 25 and "values=string_view" in str(array.type):
+        pytest.skip("pgpq ends the process at such a dictionary of an older pyarrow, which Spark never makes")
     if listed:
         array = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), array)
     for name in NAMES:
