@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from onceward import CheckpointConfig, Pipeline, PostgresSink, RestartStrategy, SequenceSource, operations
-from onceward.core.steps import Step, hooked
+from onceward.core.steps import CRASH_VARIABLE, Step, hooked
 from onceward.testing.services.jars import PEER_JARS, ensure_jars
 
 from .kafka_kit import read_all
@@ -109,6 +109,22 @@ def test_a_transformation_for_each_table(kafka: KafkaServer, orders: str, tmp_pa
     assert cents(orders, "SELECT cents FROM bought") == list(range(100))
     assert cents(orders, "SELECT sum(cents)::bigint FROM spent") == [sum(range(100))]
     assert cents(orders, "SELECT sum(orders)::bigint FROM spent") == [100]
+
+
+@pytest.mark.parametrize("step", ["decide.after", "sink.pre_commit.after"])
+def test_a_foreach_batch_function_that_is_killed(
+    kafka: KafkaServer, orders: str, tmp_path: Path, driver_environment: dict[str, str], step: str
+) -> None:
+    """Killed once (a Python worker, which Spark starts again and again, or the driver), then run again."""
+    command = [sys.executable, EXAMPLES / "foreach_batch.py", kafka.bootstrap_servers, orders, tmp_path / "checkpoint"]
+    killed = subprocess.run(
+        command, env={**driver_environment, CRASH_VARIABLE: step}, capture_output=True, timeout=120, check=False
+    )
+    assert killed.returncode != 0
+    told = run(driver_environment, *command[1:])
+    assert "pipeline ledger" in told
+    assert cents(orders, "SELECT cents FROM ordered") == list(range(100))
+    assert cents(orders, "SELECT sum(cents)::bigint FROM owed") == [sum(range(100))]
 
 
 def test_jvm_source(kafka: KafkaServer, orders: str, tmp_path: Path, driver_environment: dict[str, str]) -> None:

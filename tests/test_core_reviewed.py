@@ -251,7 +251,7 @@ def test_an_epoch_of_exactly_once_that_fails_before_its_decision_is_given_up_at_
         cheap=False,
         row_size=None,
         writers=None,
-        outputs=SimpleNamespace(functions={}),
+        outputs=SimpleNamespace(apart=False),
         adopt=False,
         pipeline="p",
         on_complete=None,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from onceward import SequenceSource
@@ -80,14 +78,11 @@ def test_a_source_of_read_stream_publishes_after_each_epoch_the_last_one_too(mon
     source, told = Positioned([{"n": 1}]), []
     source.published = []
     plan = [StreamingSource("onceward-source-1", {}), StreamingSource("rate", {})]
-    monkeypatch.setattr(kafka, "streaming_sources", lambda _: plan)
     monkeypatch.setattr(kafka, "registered_source", {"onceward-source-1": source}.get)
-    frame: Any = None
-    after = kafka.with_publication(frame, lambda epoch, _: told.append(epoch))
+    after = kafka.with_publication(plan, lambda epoch, _: told.append(epoch))
     assert after is not None
     after(3, EpochInput(query="q", end=['{"at": 5}', "7"]))
     after(4, EpochInput(query="q", end=["-", "9"]))
     assert source.published == [{"at": 5}]
     assert told == [3, 4]
-    plan.clear()
-    assert kafka.with_publication(frame, None) is None
+    assert kafka.with_publication([], None) is None

@@ -79,7 +79,7 @@ def test_a_broker_that_is_not_there_is_told_within_10_s_with_the_reason() -> Non
     [
         (SimpleNamespace(isStreaming=True), [KafkaSink], "given: the class KafkaSink (give an instance)"),
         (SimpleNamespace(isStreaming=True), ["paid"], "given: str"),
-        (SimpleNamespace(isStreaming=True), [[]], "unpack it: exactly_once(df, *sinks)"),
+        (SimpleNamespace(isStreaming=True), [[]], "unpack it: *sinks"),
         (
             [1, 2],
             [KafkaSink("k", bootstrap_servers="b:1", topic="t")],

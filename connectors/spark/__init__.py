@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from .any_source import read_stream
+    from .foreach_batch import ForeachBatch
     from .formats import format_of, register
     from .handler import exactly_once
     from .outputs import Output
 
-__all__ = ["Output", "exactly_once", "format_of", "read_stream", "register"]
+__all__ = ["ForeachBatch", "Output", "exactly_once", "format_of", "read_stream", "register"]
 
 _HOMES: Final = {
+    "ForeachBatch": ".foreach_batch",
     "Output": ".outputs",
     "exactly_once": ".handler",
     "format_of": ".formats",

@@ -43,9 +43,9 @@ from onceward.sinks import DirectSink, TwoPhaseCommitSink
 from .idle import IdleSweeper
 from .kafka import with_publication
 from .options import check_complete_mode, check_log, check_not_moved, check_store, local_store, open_log
-from .outputs import DEFAULT_PERSIST, AnySink, Output, Persist, Transformations, checked_persist, merged, sinks_of
+from .outputs import DEFAULT_PERSIST, AnySink, Jobs, Output, Persist, Transformations, checked_persist, merged, sinks_of
 from .parallelism import TOO_LARGE, Writers, checked_writers, driver_limit, row_size, writers_of
-from .plan import handlers, only_writes
+from .plan import handlers, only_writes, streaming_sources
 from .query import QueryRun, checked_folder, epoch_input, reason
 from .session import QuerySession, is_connect, session_of, spark_errors
 from .task import (
@@ -64,7 +64,7 @@ from .task import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
@@ -136,15 +136,11 @@ def exactly_once(
         EpochConflictError: The decision log is another pipeline's, or a savepoint has moved it elsewhere.
     """
     plain = sinks_of(sinks)
-    _check(df, plain, pipeline)
-    check_type("adopt", adopt, bool)
-    check_type("rewind", rewind, str | None)
-    if rewind is not None and not rewind.strip():
-        raise ConfigurationError("rewind is empty: say why the pipeline goes back, or leave it out")
+    _check_frame(df)
+    check_pipeline(plain, pipeline)
+    check_settings(adopt, rewind, on_complete)
     writers = checked_writers(writers)  # before a sink is validated, which may create its table
     outputs = Transformations.of(df, sinks, checked_persist(persist))
-    if on_complete is not None and not callable(on_complete):
-        raise ConfigurationError(f"on_complete must be a function, not {_given(on_complete)}")
     policy = CommitPolicy.of(on_lost, commit_timeout, commit_backoff)
     resolved = checked_folder(df.sparkSession, checkpoint) if checkpoint is not None else ""
     view = None
@@ -153,12 +149,8 @@ def exactly_once(
     warn_of_python(df.sparkSession)
     if pipeline is None and not EXPLAINING.get():
         _log.warning("no pipeline was named: if the checkpoint is deleted, all rows are written again. Give pipeline=…")
-    driven = [DirectlyWritten(sink) if isinstance(sink, DirectSink) else sink for sink in plain]
-    schemas = {}
-    for sink in driven:
-        if sink.guarantee is not Guarantee.EXACTLY_ONCE:
-            _log.warning("sink %s guarantees only %s, even with exactly_once", sink.name, sink.guarantee)
-        schemas[sink.name] = schema_for(outputs.frames.get(sink.name, df), sink)
+    driven = driven_sinks(plain)
+    schemas = {sink.name: schema_for(outputs.frames.get(sink.name, df), sink) for sink in driven}
     # A target that does not answer must not keep what is decided from being committed elsewhere before it expires.
     recovers_first = view is not None and view.undone is not None
     if not EXPLAINING.get() and not recovers_first:  # it may create a table or a topic
@@ -173,9 +165,9 @@ def exactly_once(
         adopt=adopt,
         rewind=rewind,
         writers=writers,
-        cheap=only_writes(df) and not outputs.functions,
+        cheap=only_writes(df) and not outputs.apart,
         row_size=row_size(df.schema),
-        on_complete=with_publication(df, on_complete),
+        on_complete=with_publication(streaming_sources(df), on_complete),
         unvalidated=schemas if recovers_first else {},
         outputs=outputs,
     )
@@ -198,7 +190,7 @@ def refuse_other_targets(writer: Any) -> None:
         setattr(writer, name, partial(refuse, name))
 
 
-def _check(df: DataFrame, sinks: Sequence[AnySink], pipeline: str | None) -> None:
+def _check_frame(df: DataFrame) -> None:
     if is_connect(df):
         raise ConfigurationError(
             "exactly_once needs a classic Spark session, and this DataFrame belongs to a Spark Connect session: run "
@@ -210,12 +202,24 @@ def _check(df: DataFrame, sinks: Sequence[AnySink], pipeline: str | None) -> Non
         )
     if not df.isStreaming:
         raise ConfigurationError("exactly_once needs a streaming DataFrame; use df.write.format(…) for a batch")
+
+
+def check_pipeline(sinks: Sequence[AnySink], pipeline: str | None, taker: str = "exactly_once") -> None:
+    """Check a pipeline's sinks, and its name.
+
+    Args:
+        sinks: The sinks, which are not checked yet.
+        pipeline: The name; None if it is still to be known.
+        taker: The function or class that takes them, for messages.
+
+    Raises:
+        ConfigurationError: There is none, one is no sink or cannot be sent to the executors, or two have one name.
+    """
     if not sinks or not all(isinstance(sink, TwoPhaseCommitSink | DirectSink) for sink in sinks):
         given = ", ".join(map(_given, sinks)) or "none"
-        given += " (unpack it: exactly_once(df, *sinks))" if any(isinstance(one, list | tuple) for one in sinks) else ""
+        given += " (unpack it: *sinks)" if any(isinstance(one, list | tuple) for one in sinks) else ""
         raise ConfigurationError(
-            "exactly_once takes one or more sinks, each a TwoPhaseCommitSink, a DirectSink or an Output; given: "
-            f"{given}"
+            f"{taker} takes one or more sinks, each a TwoPhaseCommitSink, a DirectSink or an Output; given: {given}"
         )
     names = [sink.name for sink in sinks]
     if len(set(names)) != len(names):
@@ -224,6 +228,29 @@ def _check(df: DataFrame, sinks: Sequence[AnySink], pipeline: str | None) -> Non
         check_pickles(sink)
     if pipeline is not None:
         check_pipeline_name(pipeline)
+
+
+def check_settings(adopt: bool, rewind: str | None, on_complete: object) -> None:
+    """Check these arguments of exactly_once.
+
+    Raises:
+        ConfigurationError: One is of another type, or `rewind` is empty.
+    """
+    check_type("adopt", adopt, bool)
+    check_type("rewind", rewind, str | None)
+    if rewind is not None and not rewind.strip():
+        raise ConfigurationError("rewind is empty: say why the pipeline goes back, or leave it out")
+    if on_complete is not None and not callable(on_complete):
+        raise ConfigurationError(f"on_complete must be a function, not {_given(on_complete)}")
+
+
+def driven_sinks(sinks: Iterable[AnySink]) -> list[TwoPhaseCommitSink[Any]]:
+    """Return the sinks as the coordinator drives them, and warn of those whose guarantee is weaker."""
+    driven = [DirectlyWritten(sink) if isinstance(sink, DirectSink) else sink for sink in sinks]
+    for sink in driven:
+        if sink.guarantee is not Guarantee.EXACTLY_ONCE:
+            _log.warning("sink %s guarantees only %s, even with exactly_once", sink.name, sink.guarantee)
+    return driven
 
 
 def check_pickles(sink: AnySink) -> None:
@@ -277,7 +304,7 @@ class EpochHandler:
     on_complete: Callable[[int, EpochInput], None] | None
     unvalidated: Mapping[str, pa.Schema] = field(default_factory=dict)
     """Schemas of sinks that are validated after the recovery of what is decided."""
-    outputs: Transformations = field(default_factory=Transformations)
+    outputs: Jobs = field(default_factory=Transformations)
     """The transformations of sinks that have one."""
 
     def __post_init__(self) -> None:
@@ -289,7 +316,7 @@ class EpochHandler:
         self._coordinator: Coordinator | None = None
         self._run_writers: RunWriters | None = None
         self._row_bytes: float | None = None
-        self._idle = IdleSweeper(lambda: self._coordinator, self._is_active, self.policy.sweep_every)
+        self._idle = IdleSweeper(lambda: self._coordinator, self.is_active, self.policy.sweep_every)
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
         """Run one micro-batch as one epoch.
@@ -304,18 +331,49 @@ class EpochHandler:
                 self._epoch(frame, batch)
             self._idle.start()
         except BaseException as error:
-            name = self.pipeline or (self._run.query if self._run is not None else "")
-            known = self._coordinator or known  # it is gone after some errors
-            tell(EpochFailed(name, batch, reason(error)))
-            if known is not None and not isinstance(error, FencedError):  # a newer run writes the notes now
-                note_failure(known.writer.store, batch, reason(error))
-            if not (_has_no_mistake(error) and (isinstance(error, OncewardError) or self._session.reports(error))):
+            self.tell_failed(batch, error, known)
+            if not self._explains_itself(error):
                 raise
-            _log.debug("epoch %s of pipeline %s failed", batch, name, exc_info=True)
+            _log.debug("epoch %s of pipeline %s failed", batch, self._name, exc_info=True)
             raise error.with_traceback(None) from None
 
-    def _is_active(self) -> bool:
-        return self._run is not None and self._session.is_active(self._run.query)
+    def begin(self, batch: int) -> None:
+        """Become the pipeline's writer, if this run is not yet, and finish what an earlier one has decided.
+
+        What is lost of a decision is left to the call that writes the micro-batch.
+        """
+        try:
+            with self._idle.epoch, contextlib.suppress(EpochVoidedError, EpochTornError):
+                self._opened(batch)
+        except BaseException as error:
+            self.tell_failed(batch, error)
+            if not self._explains_itself(error):
+                raise
+            raise error.with_traceback(None) from None
+
+    def tell_failed(self, batch: int, error: BaseException, known: Coordinator | None = None) -> None:
+        """Tell observers and the pipeline's notes why an epoch failed."""
+        tell(EpochFailed(self._name, batch, reason(error)))
+        known = self._coordinator or known  # it is gone after some errors
+        if known is not None and not isinstance(error, FencedError):  # a newer run writes the notes now
+            note_failure(known.writer.store, batch, reason(error))
+
+    @property
+    def _name(self) -> str:
+        return self.pipeline or self.query
+
+    @property
+    def query(self) -> str:
+        """The id of the query whose micro-batches it writes; empty if it has seen none."""
+        return self._run.query if self._run is not None else ""
+
+    def is_active(self) -> bool:
+        """Return whether the query is running whose micro-batches it has written."""
+        return self._session.is_active(self.query)
+
+    def _explains_itself(self, error: BaseException) -> bool:
+        """Return whether the message needs no traceback: it says how to proceed, or Spark has logged the rest."""
+        return _has_no_mistake(error) and (isinstance(error, OncewardError) or self._session.reports(error))
 
     def _epoch(self, frame: DataFrame, batch: int) -> None:
         """Write the epoch; again, in whole or in part, if the policy says so and it is proven to be right."""
@@ -330,13 +388,17 @@ class EpochHandler:
             else:
                 return
 
-    def _attempt(self, frame: DataFrame, batch: int) -> None:
+    def _opened(self, batch: int) -> tuple[Coordinator, EpochInput]:
+        """Return the run's coordinator, and the input of a micro-batch."""
         run = self._session.current_run(self._run)
         if self._run != run:
             self._run_writers = None
             self._coordinator, self._read_text, self._row_bytes = None, self._session.reader(), None
         about = epoch_input(self._read_text, run.checkpoint, run.query, batch)
-        coordinator = self._coordinator or self._open(run, batch, about)
+        return self._coordinator or self._open(run, batch, about), about
+
+    def _attempt(self, frame: DataFrame, batch: int) -> None:
+        coordinator, about = self._opened(batch)
         admission = coordinator.admit(batch, about, adopt=self.adopt)
         if admission is Admission.HEAL:
             self._heal(frame, coordinator, batch, about)
@@ -350,7 +412,7 @@ class EpochHandler:
             cheap = self.cheap and self.row_size is not None
             copies = 1 if share_batches(self.sinks) else len(self.sinks)
             limit = driver_limit(self.writers, about, self._row_bytes, cheap=cheap, copies=copies)
-            if self.outputs.functions:
+            if self.outputs.apart:
                 acks, lost = self._write_outputs(frame, coordinator, batch, tasks)
             else:
                 acks, lost = self._write(frame if tasks is None else frame.coalesce(tasks), coordinator, batch, limit)

@@ -24,17 +24,16 @@ from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.core.kit.options import arguments, distinct
 
 from .any_source import SourceStreamReader, registered_source
-from .plan import streaming_sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    from pyspark.sql import DataFrame
 
     from onceward import KafkaSource
     from onceward.connectors.kafka.positions import Bound, Offsets
     from onceward.core.log import EpochInput
     from onceward.core.source import ResettableSource
+
+    from .plan import StreamingSource
 
     OnComplete = Callable[[int, EpochInput], None]
     Group = tuple[KafkaSettings, str]
@@ -258,12 +257,11 @@ def is_ours(option: str) -> bool:
     return option.lower().startswith(PUBLISHING)
 
 
-def with_publication(df: DataFrame, on_complete: OnComplete | None) -> OnComplete | None:
-    """Publish how far the query that `df` becomes has read, where a source wants that; then call `on_complete`.
+def with_publication(sources: Sequence[StreamingSource], on_complete: OnComplete | None) -> OnComplete | None:
+    """Publish how far a query of these sources has read, where one of them wants that; then call `on_complete`.
 
     The format `onceward-kafka` wants it if it has a `kafka.group.id`; a source of `read_stream` publishes by itself.
     """
-    sources = streaming_sources(df)
     groups = [
         (KafkaSettings(config=split_options(source.options)[0]), group)
         if source.format == FORMAT and (group := source.options.get(GROUP))

@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, get_args
 
 from pyspark import StorageLevel
 from pyspark.errors import AnalysisException
@@ -31,6 +31,7 @@ from onceward.sinks import DirectSink, TwoPhaseCommitSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
@@ -78,6 +79,24 @@ class OutputJob(NamedTuple):
     sinks: Sequence[TwoPhaseCommitSink[Any]]
 
 
+class Jobs(Protocol):
+    """What the jobs of a micro-batch write, and where."""
+
+    @property
+    def apart(self) -> bool:
+        """Whether the sinks are written by these jobs; else all get the micro-batch in one pass."""
+
+    def jobs(
+        self, batch: DataFrame, sinks: Sequence[TwoPhaseCommitSink[Any]]
+    ) -> AbstractContextManager[list[OutputJob]]:
+        """Return a block in which the jobs run; what it keeps for them is released at its end.
+
+        Args:
+            batch: The micro-batch.
+            sinks: Those that are to be written.
+        """
+
+
 @dataclass
 class Transformations:
     """The transformations of a pipeline, by name of the sink, and how a micro-batch is kept that several jobs read.
@@ -92,6 +111,11 @@ class Transformations:
     persist: Persist = DEFAULT_PERSIST
     frames: Mapping[str, DataFrame] = field(default_factory=dict)
 
+    @property
+    def apart(self) -> bool:
+        """Whether the sinks are written by jobs of their own, see `jobs`."""
+        return bool(self.functions)
+
     @classmethod
     def of(cls, df: DataFrame, outputs: Iterable[Any], persist: Persist) -> Transformations:
         """Apply each transformation to an empty micro-batch of a streaming DataFrame.
@@ -105,7 +129,7 @@ class Transformations:
         if not functions:
             return cls(persist=persist)
         empty = df.sparkSession.createDataFrame([], df.schema)
-        return cls(functions, persist, {name: _applied(function, name, empty) for name, function in functions.items()})
+        return cls(functions, persist, {name: applied(function, name, empty) for name, function in functions.items()})
 
     @contextlib.contextmanager
     def jobs(self, batch: DataFrame, sinks: Sequence[TwoPhaseCommitSink[Any]]) -> Iterator[list[OutputJob]]:
@@ -134,7 +158,7 @@ class Transformations:
         function = self.functions.get(name)
         if function is None:
             return batch
-        frame = _applied(function, name, batch)
+        frame = applied(function, name, batch)
         if name in self.frames:
             _check_columns(name, self.frames[name].schema, frame.schema)
         return frame
@@ -183,7 +207,13 @@ def merged(acks: Iterable[Acknowledgement], sinks: Sequence[TwoPhaseCommitSink[A
     ]
 
 
-def _applied(function: Callable[[DataFrame], DataFrame], sink: str, batch: DataFrame) -> DataFrame:
+def applied(function: Callable[[DataFrame], DataFrame], sink: str, batch: DataFrame) -> DataFrame:
+    """Return what the function of an Output makes of a micro-batch.
+
+    Raises:
+        ConfigurationError: It does not return a DataFrame that can be written as a batch.
+        SchemaError: Spark cannot compute it.
+    """
     try:
         frame: Any = function(batch)
     except AnalysisException as error:

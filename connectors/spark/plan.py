@@ -140,9 +140,12 @@ def nodes(plan: Any) -> Iterator[Any]:
 
 def streaming_sources(df: DataFrame) -> list[StreamingSource]:
     """Return the streams that the query reads, in the order in which the checkpoint's offsets files list them."""
-    if not hasattr(df, "_jdf"):
-        return []
-    return [_source(leaf) for leaf in _items(analyzed(df).collectLeaves()) if leaf.isStreaming()]
+    return sources_in(analyzed(df)) if hasattr(df, "_jdf") else []
+
+
+def sources_in(plan: Any) -> list[StreamingSource]:
+    """Return the streams that an analyzed plan reads, see `streaming_sources`."""
+    return [_source(leaf) for leaf in _items(plan.collectLeaves()) if leaf.isStreaming()]
 
 
 def _source(leaf: Any) -> StreamingSource:
@@ -173,9 +176,18 @@ def only_writes(df: DataFrame) -> bool:
     """Return whether the tasks only write, so need not be divided: no Python function, no state, no shuffle."""
     if not hasattr(df, "_jdf"):
         return False
-    plan, jvm = analyzed(df), cast("Any", df.sparkSession)._jvm  # noqa: SLF001 - no public way to ask
+    return plan_only_writes(analyzed(df), cast("Any", df.sparkSession)._jvm)  # noqa: SLF001 - no public way to ask
+
+
+def plan_only_writes(plan: Any, jvm: Any) -> bool:
+    """Return the same for an analyzed plan, see `only_writes`."""
     python = jvm.org.apache.spark.sql.catalyst.trees.TreePattern.PYTHON_UDF()
     return not plan.containsPattern(python) and all(node.nodeName() in _CHEAP for node in nodes(plan))
+
+
+def is_micro_batch(df: DataFrame) -> bool:
+    """Return whether a DataFrame is a micro-batch as Spark passes it to a foreachBatch function, and nothing more."""
+    return str(analyzed(df).nodeName()) == "LogicalRDD"
 
 
 _STATEFUL: Final = frozenset(

@@ -54,7 +54,7 @@ _REFUSED: Final = {
 _TEMPORARY: Final = re.compile(r"/temporary-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/?")
 _KEPT: Final = 100
 """Epochs and reports that are remembered: Spark keeps as many reports."""
-_QUERY, _RUN = "sql.streaming.queryId", "spark.jobGroup.id"
+_QUERY, _RUN, _BATCH = "sql.streaming.queryId", "spark.jobGroup.id", "streaming.sql.batchId"
 
 
 class QueryRun(NamedTuple):
@@ -70,6 +70,47 @@ class QueryRun(NamedTuple):
     """Whether its output mode is complete: each epoch brings the whole result again."""
 
 
+class Called(NamedTuple):
+    """The micro-batch for which Spark calls the running function."""
+
+    query: str
+    run: str
+    batch: int | None
+    """None if this version of Spark does not say."""
+
+
+def called_for(spark: SparkSession) -> Called:
+    """Return the micro-batch for which Spark calls a foreachBatch function in this thread.
+
+    Raises:
+        ConfigurationError: It does not.
+    """
+    context = spark.sparkContext
+    query, run, batch = (context.getLocalProperty(name) for name in (_QUERY, _RUN, _BATCH))
+    if not query or not run:
+        raise ConfigurationError(
+            "this is not the thread in which Spark calls the function of foreachBatch: epochs are the micro-batches of "
+            "a streaming query. Use df.write.format(…) for a batch, and call onceward in the function's own thread"
+        )
+    return Called(query, run, int(batch) if batch else None)
+
+
+def query_session(session: SparkSession, query: str) -> tuple[SparkSession, Any]:
+    """Return the session that started a running query, and the analyzed plan of what it computes.
+
+    Args:
+        session: The clone that its micro-batches come with. It does not know the query, but shares Spark's list of
+            those that run.
+        query: Its id.
+    """
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - needs a Spark installation
+
+    one: Any = session
+    identifier = one._jvm.java.util.UUID.fromString(query)  # noqa: SLF001 - no public way to ask
+    running = one._jsparkSession.sharedState().activeStreamingQueries().get(identifier)  # noqa: SLF001
+    return SparkSession(session.sparkContext, running.sparkSession()), running.analyzedPlan()
+
+
 def current_run(spark: SparkSession, last: QueryRun | None = None) -> QueryRun:
     """Return the run whose foreachBatch function is being called in this thread.
 
@@ -80,10 +121,7 @@ def current_run(spark: SparkSession, last: QueryRun | None = None) -> QueryRun:
     Raises:
         ConfigurationError: It is not called by a streaming query, or by one in a mode that is refused.
     """
-    context = spark.sparkContext
-    query, run = context.getLocalProperty(_QUERY), context.getLocalProperty(_RUN)
-    if not query or not run:
-        raise ConfigurationError("exactly_once works inside a streaming query; use df.write.format(…) for a batch")
+    query, run, _ = called_for(spark)
     if last is not None and (query, run) == (last.query, last.run):
         return last
     stream: Any = spark.streams.get(query)

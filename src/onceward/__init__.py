@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # as `X as X`, which type checkers take for exported
     from .connectors.monitoring import lineage as lineage, metrics as metrics
     from .connectors.redis.sink import RedisSink as RedisSink
     from .connectors.spark.any_source import read_stream as read_stream
+    from .connectors.spark.foreach_batch import ForeachBatch as ForeachBatch
     from .connectors.spark.formats import register as register
     from .connectors.spark.handler import exactly_once as exactly_once
     from .connectors.spark.outputs import Output as Output
@@ -106,6 +107,7 @@ _TABLE: Final = {  # by the extra that they need: modules, each with its public 
     },
     "spark": {
         ".connectors.spark.any_source": "read_stream",
+        ".connectors.spark.foreach_batch": "ForeachBatch",
         ".connectors.spark.formats": "register",
         ".connectors.spark.handler": "exactly_once",
         ".connectors.spark.outputs": "Output",

@@ -1,0 +1,398 @@
+"""`ForeachBatch`: the sinks of somebody else's `foreachBatch` function, all in one decision for each micro-batch.
+
+The function keeps its place: in a class, in a framework, behind a platform's decorator. Its writes are described while
+it runs, and made when its `with` block ends:
+
+1. Nothing is written before the block has ended without an error, so an error in the function leaves nothing behind.
+2. A write that is refused fails the epoch, also if the function catches the error: the epoch would lack its rows.
+3. Every batch needs its epoch, also one without rows. The decision log does not let the next one skip it, so a function
+   that left one out, or caught the error of its end, is found out at the next batch.
+4. A run writes a batch once. In the log a second epoch of the same batch would look like a replay, whose rows are not
+   written, so it is refused.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Self, cast
+
+from onceward.core.errors import ConfigurationError, SchemaError
+from onceward.core.names import check_pipeline_name
+from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST, CommitPolicy, OnLost
+from onceward.sinks import Sink
+
+from .handler import EpochHandler, check_pipeline, check_settings, driven_sinks
+from .kafka import with_publication
+from .outputs import DEFAULT_PERSIST, AnySink, Output, Persist, Transformations, applied, checked_persist, sinks_of
+from .parallelism import Writers, checked_writers, row_size
+from .plan import is_micro_batch, plan_only_writes, sources_in
+from .query import called_for, query_session
+from .session import is_connect
+from .task import schema_for, warn_of_python
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from onceward.core.log import EpochInput, LogStore
+    from onceward.sinks import TwoPhaseCommitSink
+
+    from .outputs import OutputJob
+
+_done: Final[dict[str, tuple[str, int]]] = {}
+"""For each pipeline, the run and the batch that this process wrote last. (4)"""
+
+
+class ForeachBatch:
+    """The sinks of a `foreachBatch` function: what it writes in a micro-batch takes effect exactly once, or not at all.
+
+    There are two ways to use it. As the function itself, it writes each micro-batch into all sinks:
+    `df.writeStream.foreachBatch(ForeachBatch(orders, totals, pipeline="shop"))`. Inside a function of your own,
+    `epoch` opens a block in which `write` takes the place of `df.write…save()`.
+
+    Args:
+        sinks: All sinks that the function may write into. Each has a name that is unique in the pipeline. As
+            `Output(sink, function)` a sink gets its own transformation of each micro-batch, if the object is used as
+            the function itself.
+        pipeline: Name of the pipeline, up to 64 letters, digits, `.`, `_` and `-`. It is part of every transaction's
+            name, so it must not change between runs, and no two pipelines may share it.
+        store: Where the decision log lives: a URL for `open_store`. Default: the folder `onceward` in the query's
+            checkpoint.
+        writers: Maximum number of tasks that write an epoch, see `exactly_once`.
+        commit_timeout: Seconds for which a commit is retried while a target does not answer. Then the query fails with
+            CommitPendingError; the decision remains valid, and the query's next start commits it.
+        commit_backoff: Longest pause between two attempts to commit, in seconds; the first pauses are shorter.
+        on_lost: What to do when a decided transaction can no longer be committed: "replay", "fail" or "skip", see
+            `exactly_once`.
+        adopt: Start with an empty decision log at whatever batch the query has reached, because its function wrote in
+            another way until now.
+        rewind: Why the pipeline goes back to an older state, or leaves batches out, on purpose. The decision log
+            records the reason, and it counts once.
+        persist: Where Spark keeps the rows of a micro-batch until it is committed, if several DataFrames are written:
+            "DISK_ONLY" or "MEMORY_AND_DISK".
+        on_complete: Function that is called on the driver after an epoch's COMPLETED entry is durable, with the epoch's
+            number and its input. After a restart it is called again for the newest epoch.
+
+    Raises:
+        ConfigurationError: A setting is wrong.
+    """
+
+    def __init__(
+        self,
+        *sinks: AnySink | Output,
+        pipeline: str,
+        store: str | Path | LogStore | None = None,
+        writers: Writers = "auto",
+        commit_timeout: float = COMMIT_TIMEOUT,
+        commit_backoff: float = COMMIT_BACKOFF,
+        on_lost: OnLost | str = DEFAULT_ON_LOST,
+        adopt: bool = False,
+        rewind: str | None = None,
+        persist: Persist = DEFAULT_PERSIST,
+        on_complete: Callable[[int, EpochInput], None] | None = None,
+    ) -> None:
+        plain = sinks_of(sinks)
+        check_pipeline(plain, check_pipeline_name(pipeline), "ForeachBatch")
+        check_settings(adopt, rewind, on_complete)
+        self._outputs = [one if isinstance(one, Output) else Output(one) for one in sinks]
+        self._pipeline = _Batches(
+            pipeline,
+            plain,
+            {sink.name: sink for sink in driven_sinks(plain)},
+            checked_persist(persist),
+            partial(
+                EpochHandler,
+                pipeline=pipeline,
+                store=store,
+                policy=CommitPolicy.of(on_lost, commit_timeout, commit_backoff),
+                adopt=adopt,
+                rewind=rewind,
+                writers=checked_writers(writers),
+            ),
+            on_complete,
+        )
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """Write a micro-batch into all sinks, each with its own transformation if it has one.
+
+        Args:
+            batch: The micro-batch.
+            batch_id: Its number.
+
+        Raises:
+            OncewardError: As `EpochWriter.write` and the end of its block do.
+        """
+        frames: dict[int, DataFrame] = {}
+        with self.epoch(batch, batch_id) as epoch:
+            for output in self._outputs:
+                function, name = output.transform, output.sink.name
+                if id(function) not in frames:
+                    frames[id(function)] = batch if function is None else applied(function, name, batch)
+                epoch.write(frames[id(function)], output.sink)
+
+    def epoch(self, batch: DataFrame, batch_id: int) -> EpochWriter:
+        """Return the epoch of a micro-batch, for a `with` statement around all that the function writes.
+
+        Every micro-batch needs it, also one of which nothing is written.
+
+        Args:
+            batch: The micro-batch, as Spark passes it.
+            batch_id: Its number.
+        """
+        return EpochWriter(self._pipeline, batch, batch_id)
+
+
+class EpochWriter:
+    """One micro-batch of a ForeachBatch, as a `with` block.
+
+    The block's end writes what the block has described, decides once for all sinks, and commits. If the block raises,
+    nothing is written. If an earlier run has written the micro-batch already, nothing is written either: its
+    transactions are committed before the block runs.
+    """
+
+    def __init__(self, pipeline: _Batches, batch: DataFrame, batch_id: int) -> None:
+        self._pipeline, self._batch, self._number = pipeline, batch, batch_id
+        self._handler: EpochHandler | None = None
+        self._writes = _Writes(persist=pipeline.persist)
+        self._refused: Exception | None = None
+        self._lock = threading.Lock()
+
+    def write(self, df: DataFrame, sink: AnySink) -> None:
+        """Write the rows of a DataFrame into a sink, when the block ends.
+
+        A sink may be written several times: then it gets the rows of all DataFrames, which must have the same columns.
+        May be called in other threads, as long as the block waits for them.
+
+        Args:
+            df: A DataFrame that is not streaming. Whatever it is computed from, it is computed when the block ends.
+            sink: One of the sinks that the ForeachBatch was given.
+
+        Raises:
+            ConfigurationError: The block is not open, the DataFrame is streaming, or the sink is not one of these.
+            SchemaError: The sink was given other columns in the same epoch, or Spark cannot pass a column to Python.
+        """
+        if self._handler is None:
+            raise self._error(
+                "this epoch is not open: write inside `with handler.epoch(batch, batch_id) as epoch:`, and let the "
+                "block wait for its threads"
+            )
+        try:
+            _check_batch(df, "write takes a DataFrame")
+            driven = self._pipeline.driven_by(sink)
+            schema = schema_for(df, driven)
+            with self._lock:
+                self._writes.add(driven.name, df, schema)
+        except Exception as error:
+            self._refused = self._refused or error  # (2)
+            raise
+
+    def __enter__(self) -> Self:
+        if not self._pipeline.lock.acquire(blocking=False):
+            raise self._error(
+                "an epoch of this pipeline is open already: close one before the next, and make a ForeachBatch for "
+                "each query"
+            )
+        try:
+            self._handler = self._pipeline.begin(self._batch, self._number)
+        except BaseException:
+            self._pipeline.lock.release()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        handler, self._handler = self._handler, None
+        if handler is None:
+            return
+        try:
+            failure = error or self._refused
+            if failure is not None:  # (1)
+                handler.tell_failed(self._number, failure)
+            else:
+                self._pipeline.finish(handler, self._batch, self._number, self._writes)
+        finally:
+            self._pipeline.lock.release()
+        if error is None and self._refused is not None:  # (2)
+            why = f"a write of this epoch was refused, so nothing of it is written: {self._refused}"
+            raise self._error(why) from self._refused
+
+    def _error(self, why: str) -> ConfigurationError:
+        return ConfigurationError(why, pipeline=self._pipeline.name, epoch=self._number)
+
+
+@dataclass
+class _Batches:
+    """What the epochs of a ForeachBatch share.
+
+    Attributes:
+        name: The pipeline's name.
+        sinks: Its sinks, as they were given.
+        driven: The same by name, as the coordinator drives them.
+        persist: Name of Spark's storage level.
+        make: Makes the handler of a run.
+        on_complete: Called after each epoch.
+        lock: Held while an epoch is open.
+    """
+
+    name: str
+    sinks: Sequence[AnySink]
+    driven: Mapping[str, TwoPhaseCommitSink[Any]]
+    persist: Persist
+    make: Callable[..., EpochHandler]
+    on_complete: Callable[[int, EpochInput], None] | None
+    lock: Any = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._run = ""
+        self._handler: EpochHandler | None = None
+        self._cheap = False
+        self._validated: dict[str, pa.Schema] = {}
+
+    def driven_by(self, sink: Any) -> TwoPhaseCommitSink[Any]:
+        """Return the sink as the coordinator drives it.
+
+        Raises:
+            ConfigurationError: It is not one of the pipeline's.
+        """
+        for one in self.sinks:
+            if one is sink:
+                return self.driven[one.name]
+        what = f"sink {sink.name}" if isinstance(sink, Sink) else f"a {type(sink).__name__}"
+        raise ConfigurationError(
+            f"{what} is not one of this pipeline's sinks ({', '.join(self.driven)}): give ForeachBatch all sinks that "
+            "the function may write into, and write into the same objects",
+            pipeline=self.name,
+        )
+
+    def begin(self, batch: DataFrame, number: int) -> EpochHandler:
+        """Return the run's handler, once what an earlier run has decided is finished.
+
+        Raises:
+            ConfigurationError: Spark does not call this thread for this micro-batch, it was written in this run
+                already, or another query uses the same object.
+            OncewardError: What is decided cannot be finished.
+        """
+        _check_batch(batch, "epoch takes the micro-batch that Spark passes to the function of foreachBatch")
+        if is_connect(batch):
+            raise self._error("ForeachBatch needs a classic Spark session, and this is one of Spark Connect", number)
+        query, run, called = called_for(batch.sparkSession)
+        if called not in (None, number):
+            raise self._error(
+                f"the micro-batch is {called}: pass on the number that Spark passes to the function", number
+            )
+        if _done.get(self.name) == (run, number):  # (4)
+            raise self._error(
+                "this batch has been written and committed in this run, so more rows of it would be taken for a replay "
+                "and lost: write all in one epoch",
+                number,
+            )
+        if self._handler is not None and self._handler.query != query and self._handler.is_active():
+            raise self._error(
+                "another query that is running uses the same ForeachBatch: make one for each, with a pipeline of its "
+                "own",
+                number,
+            )
+        if self._handler is None or run != self._run:
+            self._handler, self._run = self._made(batch.sparkSession, query), run
+        self._handler.begin(number)
+        return self._handler
+
+    def _made(self, session: SparkSession, query: str) -> EpochHandler:
+        spark, plan = query_session(session, query)
+        warn_of_python(spark)
+        self._cheap = plan_only_writes(plan, cast("Any", spark)._jvm)  # noqa: SLF001 - no public way to ask
+        return self.make(
+            spark,
+            list(self.driven.values()),
+            cheap=False,
+            row_size=None,
+            on_complete=with_publication(sources_in(plan), self.on_complete),
+        )
+
+    def finish(self, handler: EpochHandler, batch: DataFrame, number: int, writes: _Writes) -> None:
+        """Write an epoch, decide and commit it."""
+        for name, schema in writes.schemas.items():
+            if self._validated.get(name) != schema:
+                self.driven[name].validate(schema)
+                self._validated[name] = schema
+        whole = writes.frames.keys() == self.driven.keys() and all(one is batch for one in writes.frames.values())
+        handler.outputs = Transformations(persist=self.persist) if whole else writes
+        handler.cheap = whole and self._cheap and is_micro_batch(batch)
+        handler.row_size = row_size(batch.schema) if handler.cheap else None
+        handler(batch, number)
+        _done[self.name] = (self._run, number)
+
+    def _error(self, why: str, number: int) -> ConfigurationError:
+        return ConfigurationError(why, pipeline=self.name, epoch=number)
+
+
+class _Writes:
+    """What the block of an epoch has described; the outputs of its handler.
+
+    Attributes:
+        frames: The rows of each sink that is written.
+        schemas: Their columns, as they reach the sink.
+    """
+
+    apart = True
+
+    def __init__(self, persist: Persist) -> None:
+        self.persist = persist
+        self.frames: dict[str, DataFrame] = {}
+        self.schemas: dict[str, pa.Schema] = {}
+
+    def add(self, sink: str, frame: DataFrame, schema: pa.Schema) -> None:
+        """Add rows for a sink.
+
+        Raises:
+            SchemaError: It has been given rows with other columns.
+        """
+        before = self.frames.get(sink)
+        if before is None:
+            self.frames[sink], self.schemas[sink] = frame, schema
+            return
+        if sorted(frame.dtypes) != sorted(before.dtypes):
+            raise SchemaError(
+                f"it is written more than once in this epoch, and with other columns: {_columns(before)}, and then "
+                f"{_columns(frame)}. Select the same columns of the same types",
+                sink=sink,
+            )
+        self.frames[sink] = before.unionByName(frame)
+
+    @contextmanager
+    def jobs(self, batch: DataFrame, sinks: Sequence[TwoPhaseCommitSink[Any]]) -> Iterator[list[OutputJob]]:
+        """Yield what each job writes, and where, see `Transformations.jobs`. Sinks that got nothing have no job."""
+        written = [sink for sink in sinks if sink.name in self.frames]
+        if not written:  # a stateful query must run the batch all the same
+            batch.write.format("noop").mode("overwrite").save()
+        # One function for each DataFrame, so that sinks that get the same one share a job.
+        functions = {id(frame): partial(_same, frame) for frame in self.frames.values()}
+        by_sink = {name: functions[id(frame)] for name, frame in self.frames.items()}
+        with Transformations(by_sink, self.persist).jobs(batch, written) as jobs:
+            yield jobs
+
+
+def _same(frame: DataFrame, _batch: DataFrame) -> DataFrame:
+    return frame
+
+
+def _columns(frame: DataFrame) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in frame.dtypes)
+
+
+def _check_batch(frame: Any, what: str) -> None:
+    if hasattr(frame, "isStreaming") and hasattr(frame, "mapInArrow"):
+        if not frame.isStreaming:
+            return
+        given = "a streaming DataFrame, which is written by a query of its own"
+    else:
+        given = type(frame).__name__
+    raise ConfigurationError(f"{what}; given: {given}")
