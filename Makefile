@@ -160,6 +160,10 @@ lock: ## Resolve the dependencies anew into requirements.lock, with hashes (need
 	uv pip compile pyproject.toml --quiet --group dev --all-extras --universal --python-version 3.11 \
 	  --generate-hashes --no-header --output-file requirements.lock
 
+.PHONY: bounds
+bounds: ## Test the lowest versions that pyproject.toml allows, or VERSIONS=highest, in an environment of their own
+	@scripts/bounds.sh $(ARGS)
+
 .PHONY: clean
 clean: ## Stop the services and delete their state and all caches of this folder
 	@if [[ -x $(BIN)/onceward && -d .run ]]; then $(BIN)/onceward dev down --delete; fi

@@ -2,7 +2,7 @@
 
     python examples/foreach_batch.py [SERVERS DSN CHECKPOINT]
 
-The defaults are KAFKA_BOOTSTRAP_SERVERS, DATABASE_URL and checkpoints/ledger. The topic `orders` must exist:
+The defaults are KAFKA_BOOTSTRAP_SERVERS, DATABASE_URL and checkpoints/accounts. The topic `orders` must exist:
 make_orders.py fills it. The tables `ordered` and `owed` are created if they do not exist. The function is a method, as
 in many a job: only its two writes differ from what it did with `write.jdbc`. The program ends when it has read all
 there is; the last line that it prints says how many rows went where.
@@ -18,13 +18,13 @@ from pyspark.sql import functions as sf
 from onceward import ForeachBatch, PostgresSink
 
 
-class Ledger:
+class Accounts:
     """A job with a function for each micro-batch."""
 
     def __init__(self, dsn: str) -> None:
         self.ordered = PostgresSink("ordered", dsn=dsn, table="public.ordered", create_table=True)
         self.owed = PostgresSink("owed", dsn=dsn, table="public.owed", create_table=True)
-        self.batches = ForeachBatch(self.ordered, self.owed, pipeline="ledger")
+        self.batches = ForeachBatch(self.ordered, self.owed, pipeline="accounts")
 
     def write(self, batch: DataFrame, batch_id: int) -> None:
         """Write one micro-batch into both tables."""
@@ -36,11 +36,11 @@ class Ledger:
             epoch.write(orders.groupBy("user").agg(sf.sum("cents").alias("cents")), self.owed)
 
 
-def main(servers: str = "", dsn: str = "", checkpoint: str = "checkpoints/ledger") -> None:
+def main(servers: str = "", dsn: str = "", checkpoint: str = "checkpoints/accounts") -> None:
     """Run the pipeline over everything that is in the topic now."""
     servers, dsn = servers or os.environ["KAFKA_BOOTSTRAP_SERVERS"], dsn or os.environ["DATABASE_URL"]
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    spark = SparkSession.builder.master("local[2]").appName("ledger").getOrCreate()
+    spark = SparkSession.builder.master("local[2]").appName("accounts").getOrCreate()
     orders = (
         spark.readStream.format("onceward-kafka")
         .option("kafka.bootstrap.servers", servers)
@@ -48,7 +48,7 @@ def main(servers: str = "", dsn: str = "", checkpoint: str = "checkpoints/ledger
         .option("startingOffsets", "earliest")
         .load()
     )
-    query = orders.writeStream.foreachBatch(Ledger(dsn).write).option("checkpointLocation", checkpoint)
+    query = orders.writeStream.foreachBatch(Accounts(dsn).write).option("checkpointLocation", checkpoint)
     query.trigger(availableNow=True).start().awaitTermination()
 
 

@@ -122,7 +122,7 @@ def test_a_foreach_batch_function_that_is_killed(
     )
     assert killed.returncode != 0
     told = run(driver_environment, *command[1:])
-    assert "pipeline ledger" in told
+    assert "pipeline accounts" in told
     assert cents(orders, "SELECT cents FROM ordered") == list(range(100))
     assert cents(orders, "SELECT sum(cents)::bigint FROM owed") == [sum(range(100))]
 

@@ -30,7 +30,7 @@ def test_a_program_is_the_file_that_is_linked_before_it(block: re.Match[str]) ->
 
 
 YOURS = {
-    *("df", "dsn", "path", "schema", "servers", "sink", "spark", "token"),
+    *("df", "dsn", "path", "schema", "servers", "sink", "spark", "token", "url"),
     *("MySink", "MyConnector", "MySource", "numbers_in", "put", "run_job"),
 }
 """What an example leaves to the reader."""
