@@ -43,7 +43,7 @@ WAYS = {
 def written(sink: KafkaSink, batches: Iterable[pa.RecordBatch]) -> tuple[float, float]:
     """CPU seconds and seconds of one transaction, up to pre-commit."""
     unique = uuid.uuid4().hex[:8]
-    context = WriteContext(pipeline=f"p-{unique}", sink="out", log=unique, writer=0, epoch=0, subtask=0)
+    context = WriteContext(pipeline=f"p-{unique}", sink="out", log=unique, generation=0, epoch=0, subtask=0)
     transaction = sink.begin(context)
     cpu, clock = time.process_time(), time.perf_counter()
     for batch in batches:

@@ -53,8 +53,8 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
     sink: str
     log: str
     """Identity of the decision log of the writer."""
-    writer: int
-    """Position of the writer's START entry; ANY_EPOCH if the listing cannot tell."""
+    generation: int = msgspec.field(name="writer")
+    """Position of its writer's START entry; ANY_EPOCH if the listing cannot tell."""
     epoch: int
     """Epoch of the data; ANY_EPOCH if the listing cannot tell."""
     subtask: int = 0
@@ -86,7 +86,7 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
             pipeline=name.scope.pipeline,
             sink=name.scope.sink,
             log=name.scope.log,
-            writer=name.start,
+            generation=name.start,
             epoch=name.epoch,
             subtask=name.subtask,
             attempt=name.attempt,
@@ -133,11 +133,11 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
                 altered it.
         """
         name = parse_transaction_name(self.transaction)
-        mine = (self.pipeline, self.sink, self.log, self.writer, self.epoch, self.subtask, self.attempt)
+        mine = (self.pipeline, self.sink, self.log, self.generation, self.epoch, self.subtask, self.attempt)
         if name is None or mine != (*name.scope, name.start, name.epoch, name.subtask, name.attempt):
             raise self._altered(
                 f"{self.transaction!r} is not the name of this transaction, which is of subtask {self.subtask}, "
-                f"attempt {self.attempt}, under generation {self.writer} of decision log {self.log!r}"
+                f"attempt {self.attempt}, under generation {self.generation} of decision log {self.log!r}"
             )
         return name
 
@@ -203,7 +203,7 @@ class WriteContext(msgspec.Struct, frozen=True, kw_only=True):
     sink: str
     log: str
     """Identity of the decision log (8 hex digits)."""
-    writer: int
+    generation: int
     """Position of the writer's START entry in the decision log."""
     epoch: int
     subtask: int
@@ -211,7 +211,7 @@ class WriteContext(msgspec.Struct, frozen=True, kw_only=True):
     completed: int = -1
     """Newest epoch with a durable COMPLETED entry when the epoch began; -1 for none.
 
-    A name that this process used in that epoch or an older one, or under an older writer, may be used again.
+    A name that this process used in that epoch or an older one, or in an older generation, may be used again.
     """
     session: str = ""
     """Identity of the driver's run, if each of its epochs has its own START; empty if a run has one START.
@@ -226,7 +226,8 @@ class WriteContext(msgspec.Struct, frozen=True, kw_only=True):
 
     def transaction_name(self) -> TransactionName:
         """Return a name that was never used before and will never be used again."""
-        return TransactionName(self.scope, self.writer, self.epoch, self.subtask, self.attempt, secrets.token_hex(4))
+        unique = secrets.token_hex(4)
+        return TransactionName(self.scope, self.generation, self.epoch, self.subtask, self.attempt, unique)
 
     def committable(
         self,
@@ -250,7 +251,7 @@ class WriteContext(msgspec.Struct, frozen=True, kw_only=True):
         """
         return Committable.named(
             kind,
-            TransactionName(self.scope, self.writer, self.epoch, self.subtask, self.attempt, ""),
+            TransactionName(self.scope, self.generation, self.epoch, self.subtask, self.attempt, ""),
             transaction=transaction,
             version=version,
             rows=rows,
@@ -258,13 +259,13 @@ class WriteContext(msgspec.Struct, frozen=True, kw_only=True):
             handle=handle,
         )
 
-    def may_reuse(self, writer: int, epoch: int) -> bool:
-        """Return whether a durable entry proves that this process's transaction of (writer, epoch) has ended.
+    def may_reuse(self, generation: int, epoch: int) -> bool:
+        """Return whether a durable entry proves that this process's transaction of (generation, epoch) has ended.
 
         Either its epoch is COMPLETED, or a later writer started and finished its recovery before this context
         was made.
         """
-        return writer < self.writer or (writer == self.writer and epoch <= self.completed)
+        return generation < self.generation or (generation == self.generation and epoch <= self.completed)
 
 
 def rows_by_sink(committables: Iterable[Committable], sinks: Iterable[str] = ()) -> dict[str, int]:

@@ -45,7 +45,7 @@ class Bench:
         return cluster_of(self.sink.settings).transactions
 
     def context(self, epoch: int = 0, **fields: Any) -> WriteContext:
-        given = {"pipeline": self.pipeline, "sink": "out", "log": self.log, "writer": 0, "subtask": 0, **fields}
+        given = {"pipeline": self.pipeline, "sink": "out", "log": self.log, "generation": 0, "subtask": 0, **fields}
         return WriteContext(epoch=epoch, **{"completed": epoch - 1, **given})
 
     def write(self, batch: pa.RecordBatch, epoch: int = 0, **fields: Any) -> Committable:

@@ -106,7 +106,7 @@ def main(kind: str, address: str, name: str, rows: int, size: int) -> None:
     sink.validate(batch.schema)
     before = peak()
     attempt = SubtaskEpoch(
-        sink, WriteContext(pipeline="large", sink="s", log="0" * 8, writer=0, epoch=0, subtask=0, attempt=0)
+        sink, WriteContext(pipeline="large", sink="s", log="0" * 8, generation=0, epoch=0, subtask=0, attempt=0)
     )
     attempt.write(batch)
     committable = attempt.pre_commit()

@@ -167,7 +167,7 @@ def make_sink(database: Database, how: str = "prepared", **settings: Any) -> Pos
 
 
 def context(epoch: int = 1, subtask: int = 0, **fields: Any) -> WriteContext:
-    given = {"pipeline": "orders", "sink": "words", "log": LOG, "writer": 3, "attempt": 0, **fields}
+    given = {"pipeline": "orders", "sink": "words", "log": LOG, "generation": 3, "attempt": 0, **fields}
     return WriteContext(epoch=epoch, subtask=subtask, **given)
 
 

@@ -273,7 +273,7 @@ class SinkContexts:
     def context(self, number: int) -> WriteContext:
         """Context of the n-th transaction."""
         pipeline, sink, log = self.scope
-        return WriteContext(pipeline=pipeline, sink=sink, log=log, writer=0, epoch=number, subtask=0)
+        return WriteContext(pipeline=pipeline, sink=sink, log=log, generation=0, epoch=number, subtask=0)
 
 
 class RealSink(SinkContexts):

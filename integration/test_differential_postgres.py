@@ -37,7 +37,7 @@ class Contexts:
 
     def context(self, number: int) -> WriteContext:
         pipeline, sink, log = SCOPE
-        return WriteContext(pipeline=pipeline, sink=sink, log=log, writer=0, epoch=number, subtask=0)
+        return WriteContext(pipeline=pipeline, sink=sink, log=log, generation=0, epoch=number, subtask=0)
 
     def wait_for_write(self, transaction: Any) -> None:
         """The answer comes with pre_commit."""

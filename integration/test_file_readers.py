@@ -113,7 +113,7 @@ def written(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Wr
 
 
 def leave_pending(sink: FileSink) -> None:
-    context = WriteContext(pipeline="other", sink=sink.name, log="0123abcd", writer=1, epoch=1, subtask=0)
+    context = WriteContext(pipeline="other", sink=sink.name, log="0123abcd", generation=1, epoch=1, subtask=0)
     sink.ledger().claim(Scope("other", sink.name, "0123abcd"))
     transaction = sink.begin(context)
     sink.write(transaction, pa.RecordBatch.from_pylist([{"id": 10**6, "word": "x", "k": "a"}], schema=COLUMNS))
@@ -176,7 +176,8 @@ def test_spark_reads_all_floats_of_csv_and_an_empty_text_alone_in_its_line(spark
     floats, texts = [math.nan, math.inf, -math.inf, 1e-300, None], ["x", "", "y"]
     for name, columns in (("floats", {"real": floats, "id": range(5)}), ("texts", {"word": texts})):
         sink = FileSink(name, tmp_path / name, format="csv")
-        transaction = sink.begin(WriteContext(pipeline="p", sink=name, log="0123abcd", writer=1, epoch=1, subtask=0))
+        context = WriteContext(pipeline="p", sink=name, log="0123abcd", generation=1, epoch=1, subtask=0)
+        transaction = sink.begin(context)
         sink.write(transaction, pa.record_batch(columns))
         sink.commit(sink.pre_commit(transaction))
     options = SPARK["csv"][1]
@@ -329,7 +330,7 @@ def test_partitions_are_named_as_spark_names_them_and_read_as_the_same_values(
     rows = spark.sql(" UNION ALL ".join(f"SELECT {number} AS n, {value} AS v" for number, value in enumerate(values)))
     rows.write.partitionBy("v").parquet(str(tmp_path / "spark"))
     sink = FileSink("files", tmp_path / "onceward", partition_by=["v"])
-    transaction = sink.begin(WriteContext(pipeline="p", sink="files", log="0123abcd", writer=1, epoch=1, subtask=0))
+    transaction = sink.begin(WriteContext(pipeline="p", sink="files", log="0123abcd", generation=1, epoch=1, subtask=0))
     for batch in map(in_utc, rows.toArrow().to_batches()):
         sink.validate(batch.schema)
         sink.write(transaction, batch)

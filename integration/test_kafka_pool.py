@@ -32,7 +32,7 @@ from onceward.connectors.kafka.sink import KafkaSink
 servers, topic, pipeline = sys.argv[1:]
 sink = KafkaSink("out", bootstrap_servers=servers, topic=topic)
 def write():
-    context = WriteContext(pipeline=pipeline, sink="out", log="l", writer=0, epoch=0, subtask=0, completed=-1)
+    context = WriteContext(pipeline=pipeline, sink="out", log="l", generation=0, epoch=0, subtask=0, completed=-1)
     transaction = sink.begin(context)
     sink.write(transaction, pa.record_batch({"value": ["x"]}))
     print(sink.pre_commit(transaction).transaction, flush=True)
@@ -153,10 +153,10 @@ def test_the_id_of_a_discarded_attempt_is_never_used_again(bench):
 
 def test_a_newer_writer_uses_names_that_no_older_one_used(bench):
     """A name says under which START it is used, so that a sweeper at work can tell an older writer's."""
-    old = bench.write(rows("old"), writer=0)
-    new = bench.write(rows("new"), writer=1)
+    old = bench.write(rows("old"), generation=0)
+    new = bench.write(rows("new"), generation=1)
     assert old.transaction.rsplit(":", 1)[0] != new.transaction.rsplit(":", 1)[0]
-    assert {c.writer for c in bench.sink.lingering(bench.scope)} == {0, 1}
+    assert {c.generation for c in bench.sink.lingering(bench.scope)} == {0, 1}
     assert bench.sink.commit(old).status is CommitStatus.COMMITTED
     bench.sink.abort(new)
 
@@ -165,7 +165,7 @@ def test_names_go_on_from_one_start_to_the_next_within_a_session(bench):
     """As the Spark formats run: one START per epoch, and a run of the query for all of them."""
     names = []
     for epoch in range(10):
-        part = SubtaskEpoch(bench.sink, bench.context(epoch, writer=3 * epoch, session="run"))
+        part = SubtaskEpoch(bench.sink, bench.context(epoch, generation=3 * epoch, session="run"))
         part.write(rows(str(epoch)))
         names.append(part.pre_commit())
         assert bench.sink.commit(names[-1]).status is CommitStatus.COMMITTED
@@ -177,11 +177,11 @@ def test_names_go_on_from_one_start_to_the_next_within_a_session(bench):
 def test_93_a_sweeper_that_sleeps_holds_no_handle_of_an_id_that_goes_on(bench):
     """It listed a lost attempt's transaction and wakes three STARTs later, with nothing left to look at."""
     pipeline = {"session": "run"}
-    lost = bench.write(rows("lost"), writer=0, **pipeline)
+    lost = bench.write(rows("lost"), generation=0, **pipeline)
     [held] = bench.sink.lingering(bench.scope)
     assert held.identity() == lost.identity()
     for epoch in range(1, 6):
-        committable = bench.write(rows(str(epoch)), epoch, writer=epoch, **pipeline)
+        committable = bench.write(rows(str(epoch)), epoch, generation=epoch, **pipeline)
         assert committable.transaction != lost.transaction
         bench.client.fence(*handle_of(lost)[:3])
         assert bench.sink.commit(committable).status is CommitStatus.COMMITTED

@@ -175,9 +175,9 @@ def race(*calls):
 
 
 def test_34_a_process_that_served_a_newer_writer_refuses_an_older_one(bench):
-    bench.sink.commit(bench.write(rows("new"), writer=5))
-    with pytest.raises(FencedError, match="START 5"):
-        bench.sink.begin(bench.context(1, writer=4))
+    bench.sink.commit(bench.write(rows("new"), generation=5))
+    with pytest.raises(FencedError, match="generation 5"):
+        bench.sink.begin(bench.context(1, generation=4))
 
 
 def test_35_an_old_committer_does_no_harm(bench):

@@ -654,7 +654,7 @@ def test_35_without_durable_a_paused_process_is_refused_by_a_marker_that_was_mad
     shutil.copytree(sink.directory, paused.directory)
     sink.commit(old)
     valkey.client().delete(MARKER)
-    assert sink.commit(prepared(sink, numbers(3), epoch=2, writer=9)).status is CommitStatus.COMMITTED
+    assert sink.commit(prepared(sink, numbers(3), epoch=2, generation=9)).status is CommitStatus.COMMITTED
     with pytest.raises(DataLossError, match="of an epoch that has ended"):
         paused.commit(old)
     assert streamed(valkey) == [1, 2, 3]
@@ -790,7 +790,7 @@ def test_35_what_a_paused_process_sends_after_a_rewind_is_refused_once_the_new_s
         sink.ledger().release(SCOPE)
         sink.ledger().check_claim(SCOPE, NOTHING)
     assert sink.commit(decided).status is CommitStatus.COMMITTED
-    assert sink.commit(prepared(sink, numbers(12), epoch=2, writer=7)).status is CommitStatus.COMMITTED
+    assert sink.commit(prepared(sink, numbers(12), epoch=2, generation=7)).status is CommitStatus.COMMITTED
     with pytest.raises(DataLossError, match="of an epoch that has ended"):
         paused.commit(old)
     assert streamed(valkey) == [1, 2, 3, 4, 12]
@@ -808,7 +808,7 @@ def test_a_decided_transaction_that_is_finished_after_a_rewind_says_nothing_of_h
     for epoch in (1, 2):
         sink.commit(prepared(sink, numbers(epoch), epoch=epoch))
         sink.ledger().completed(SCOPE, epoch)
-    decided = prepared(sink, numbers(*range(3, 7)), epoch=3, writer=2)
+    decided = prepared(sink, numbers(*range(3, 7)), epoch=3, generation=2)
     assert commit_in_child(sink, decided, f"{Step.SEND_AFTER}:1") == -signal.SIGKILL
     sink.ledger().release(SCOPE)
     assert sink.commit(decided).status is CommitStatus.COMMITTED
@@ -821,9 +821,9 @@ def test_a_rewound_pipelines_lower_epochs_are_written(tmp_path: Path, valkey: Va
     for epoch in (8, 9):
         sink.commit(prepared(sink, numbers(epoch), epoch=epoch))
     sink.ledger().completed(SCOPE, 9)
-    assert sink.commit(prepared(sink, numbers(5), epoch=5, writer=20)).status is CommitStatus.COMMITTED
+    assert sink.commit(prepared(sink, numbers(5), epoch=5, generation=20)).status is CommitStatus.COMMITTED
     sink.ledger().completed(SCOPE, 5)
-    assert sink.commit(prepared(sink, numbers(6), epoch=6, writer=20)).status is CommitStatus.COMMITTED
+    assert sink.commit(prepared(sink, numbers(6), epoch=6, generation=20)).status is CommitStatus.COMMITTED
     assert streamed(valkey) == [8, 9, 5, 6]
 
 

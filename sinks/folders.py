@@ -204,7 +204,7 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
     def _is_outlived(self, committable: Committable) -> bool:
         """Return whether the proof of its commit, if there was one, may be deleted already."""
         known = self.ledger().committed_up_to(committable.scope)
-        return Progress(committable.writer, committable.epoch) < known
+        return Progress(committable.generation, committable.epoch) < known
 
     def _identity(self) -> str:
         """Return the folder's random identity, made and synced at the first call; handles prepared there contain it."""

@@ -19,18 +19,18 @@ OTHER = SCOPE._replace(log="ffff0000")
 Make = Callable[..., DatabaseSink]
 
 
-def prepare(sink: DatabaseSink, epoch: int = 0, *, scope: Scope = SCOPE, writer: int = 3) -> Committable:
+def prepare(sink: DatabaseSink, epoch: int = 0, *, scope: Scope = SCOPE, generation: int = 3) -> Committable:
     """One row, which no other call writes, prepared or staged."""
-    where = WriteContext(**scope._asdict(), writer=writer, epoch=epoch, subtask=0)
+    where = WriteContext(**scope._asdict(), generation=generation, epoch=epoch, subtask=0)
     transaction = sink.begin(where)
-    number = writer * 100_000 + epoch + (50_000 if scope.log == OTHER.log else 0)
+    number = generation * 100_000 + epoch + (50_000 if scope.log == OTHER.log else 0)
     sink.write(transaction, pa.RecordBatch.from_pydict({"id": [number], "word": ["x"]}))
     return sink.pre_commit(transaction)
 
 
-def finish(sink: DatabaseSink, epoch: int = 0, *, scope: Scope = SCOPE, writer: int = 3) -> Committable:
+def finish(sink: DatabaseSink, epoch: int = 0, *, scope: Scope = SCOPE, generation: int = 3) -> Committable:
     """As a coordinator does: decided, claimed, committed."""
-    committable = prepare(sink, epoch, scope=scope, writer=writer)
+    committable = prepare(sink, epoch, scope=scope, generation=generation)
     sink.ledger().claim(scope)
     assert sink.commit(committable).status is CommitStatus.COMMITTED
     return committable
@@ -107,7 +107,7 @@ class LedgerContract:
     def test_a_log_that_has_not_come_so_far_is_refused(self, sink: DatabaseSink):
         for epoch in range(3):
             finish(sink, epoch)
-        finish(sink, 3, writer=9)
+        finish(sink, 3, generation=9)
         for newest in (NOTHING, Progress(3, 2), Progress(3, 7), Progress(9, 2)):
             with pytest.raises(EpochConflictError, match=r"outdated copy.*holds epoch 3 \(generation 9\)"):
                 sink.ledger().check_claim(SCOPE, newest)
@@ -126,8 +126,8 @@ class LedgerContract:
 
     def test_all_transactions_of_the_newest_epoch_are_counted_and_outlive_pruning(self, sink: DatabaseSink):
         """Those of a healed epoch are of two writers."""
-        for epoch, writer in ((5, 3), (6, 3), (6, 7)):
-            finish(sink, epoch, writer=writer)
+        for epoch, generation in ((5, 3), (6, 3), (6, 7)):
+            finish(sink, epoch, generation=generation)
         for _ in range(2):
             known = sink.ledger().check_claim(SCOPE, Progress(7, 6))
             assert known is not None
@@ -142,12 +142,12 @@ class LedgerContract:
         assert [sink.commit(c).status for c in (old, newest)] == [CommitStatus.UNKNOWN, CommitStatus.ALREADY_COMMITTED]
 
     def test_release_takes_the_names_and_sets_aside_what_was_known(self, sink: DatabaseSink):
-        theirs, later = finish(sink, 0), finish(sink, 1, writer=9)
+        theirs, later = finish(sink, 0), finish(sink, 1, generation=9)
         for _ in range(2):
             sink.ledger().release(SCOPE)
             sink.ledger().check_claim(SCOPE, NOTHING)
         assert sink.commit(later).status is CommitStatus.ALREADY_COMMITTED
-        finish(sink, 1, writer=5)  # of the outdated copy, whose positions come again
+        finish(sink, 1, generation=5)  # of the outdated copy, whose positions come again
         sink.ledger().check_claim(SCOPE, Progress(5, 1))
         with pytest.raises(EpochConflictError, match=r"holds epoch 1 \(generation 5\)"):
             sink.ledger().check_claim(SCOPE, Progress(3, 0))
@@ -183,11 +183,11 @@ class LedgerContract:
         old = [finish(sink, epoch) for epoch in (5, 6)]
         sink.ledger().completed(SCOPE, 100_000)
         sink.ledger().release(SCOPE)
-        lost = prepare(sink, 1, writer=9)
+        lost = prepare(sink, 1, generation=9)
         assert sink.abort(lost).status is AbortStatus.ABORTED
         assert sink.commit(lost).status is CommitStatus.LOST
         assert [sink.commit(c).status for c in old] == [CommitStatus.UNKNOWN, CommitStatus.ALREADY_COMMITTED]
-        newest = finish(sink, 2, writer=9)
+        newest = finish(sink, 2, generation=9)
         sink.ledger().completed(SCOPE, 200_000)
         assert list(sink.inspect_many([*old, newest])) == [
             Observation.UNKNOWN,
@@ -196,13 +196,13 @@ class LedgerContract:
         ]
         sink.ledger().release(SCOPE)
         assert sink.commit(old[0]).status is CommitStatus.UNKNOWN
-        again = prepare(sink, 2, writer=12)
+        again = prepare(sink, 2, generation=12)
         assert sink.abort(again).status is AbortStatus.ABORTED
         assert sink.commit(again).status is CommitStatus.LOST
-        finish(sink, 0, writer=12)
+        finish(sink, 0, generation=12)
         sink.ledger_epochs = 100
         sink.ledger().completed(SCOPE, 200)
-        late = prepare(sink, 500, writer=9)
+        late = prepare(sink, 500, generation=9)
         assert sink.abort(late).status is AbortStatus.ABORTED
         assert sink.commit(late).status is CommitStatus.UNKNOWN
 

@@ -53,18 +53,18 @@ class Mailbox(WriteAheadLogSink):
         return self
 
 
-def context(sink: str, epoch: int = 1, writer: int = 1) -> WriteContext:
-    return WriteContext(pipeline="p", sink=sink, log=LOG, writer=writer, epoch=epoch, subtask=0)
+def context(sink: str, epoch: int = 1, generation: int = 1) -> WriteContext:
+    return WriteContext(pipeline="p", sink=sink, log=LOG, generation=generation, epoch=epoch, subtask=0)
 
 
 def prepared(
     sink: TwoPhaseCommitSink[Any],
     *batches: range | list[dict[str, Any]] | pa.RecordBatch,
     epoch: int = 1,
-    writer: int = 1,
+    generation: int = 1,
 ) -> Committable:
     """Write batches as one subtask's part of an epoch; a range stands for rows of one column n."""
-    transaction = sink.begin(context(sink.name, epoch, writer))
+    transaction = sink.begin(context(sink.name, epoch, generation))
     try:
         for rows in batches:
             given = [{"n": n} for n in rows] if isinstance(rows, range) else rows

@@ -44,7 +44,7 @@ def committables(count: int, log: str) -> list[Committable]:
             pipeline="contract",
             sink="out",
             log=log,
-            writer=0,
+            generation=0,
             epoch=0,
             subtask=subtask,
             transaction=f"onceward:1:contract:out:{log}:{subtask:016x}:0",

@@ -19,7 +19,7 @@ from onceward.core.transaction import Acknowledgement, CommitOutcome, CommitStat
 
 from .core_fakes import FakeSink, MemoryStore, policy, prepared
 
-CONTEXT = WriteContext(pipeline="p", sink="a", log="abcd1234", writer=0, epoch=0, subtask=0)
+CONTEXT = WriteContext(pipeline="p", sink="a", log="abcd1234", generation=0, epoch=0, subtask=0)
 
 
 class Returning(FakeSink):
@@ -101,7 +101,7 @@ def test_what_abort_must_not_return_is_named():
     sink = Returning(abort=True)
     coordinator = Coordinator("p", MemoryStore(), [sink], policy())
     coordinator.open()
-    own = WriteContext(pipeline="p", sink="a", log=coordinator.writer.token.log, writer=-1, epoch=0, subtask=0)
+    own = WriteContext(pipeline="p", sink="a", log=coordinator.writer.token.log, generation=-1, epoch=0, subtask=0)
     sink.told["lingering"] = [prepared(own)]
     with pytest.raises(
         LifecycleError, match=r"abort of Returning returned a value of type bool instead of an AbortOutcome"

@@ -311,7 +311,7 @@ class TestOpening:
         assert bench.sink.calls.count(f"claim {log}") == 1
         bench.sink.calls.clear()
         bench.opened()
-        assert bench.sink.calls == [f"check {log} {first.writer} 1"]
+        assert bench.sink.calls == [f"check {log} {first.generation} 1"]
 
     def test_targets_are_asked_before_the_first_decision_too(self):
         """A standby of the log's server has nothing yet, and a target has committed the first epoch."""
@@ -474,12 +474,12 @@ class TestAcknowledgements:
         with pytest.raises(ProtocolError, match="subtask 0"):
             coordinator.commit(0, [acknowledgement(), acknowledgement()], about(0))
 
-    @pytest.mark.parametrize("field", ["pipeline", "log", "writer", "epoch", "sink"])
+    @pytest.mark.parametrize("field", ["pipeline", "log", "generation", "epoch", "sink"])
     def test_a_committable_of_another_origin_is_refused(self, field: str):
         bench = Bench()
         coordinator = bench.opened()
         coordinator.admit(0, about(0))
-        other: dict[str, object] = {"pipeline": "p2", "log": "ffffffff", "writer": 9, "epoch": 9, "sink": "b"}
+        other: dict[str, object] = {"pipeline": "p2", "log": "ffffffff", "generation": 9, "epoch": 9, "sink": "b"}
         committable = msgspec.structs.replace(bench.committable(coordinator, 0), **{field: other[field]})
         with pytest.raises(ProtocolError, match="not written for this epoch by this writer"):
             coordinator.commit(0, [acknowledgement(committable)], about(0))
@@ -813,11 +813,11 @@ class TestSweeping:
 
     def test_what_a_listing_cannot_date_is_aborted_by_exact_handle(self):
         bench = Bench()
-        left = self.listed(bench, writer=ANY_EPOCH, epoch=ANY_EPOCH, handle={"producer": 1, "epoch": 2})
+        left = self.listed(bench, generation=ANY_EPOCH, epoch=ANY_EPOCH, handle={"producer": 1, "epoch": 2})
         bench.opened()
         assert bench.sink.aborted == [left.transaction]
 
-    @pytest.mark.parametrize("changes", [{"log": "ffffffff"}, {"writer": 99}], ids=["log", "newer writer"])
+    @pytest.mark.parametrize("changes", [{"log": "ffffffff"}, {"generation": 99}], ids=["log", "newer writer"])
     def test_what_is_not_of_this_log_or_is_newer_is_reported_and_left_alone(self, changes: dict[str, Any]):
         bench = Bench()
         left = self.listed(bench, **changes)
@@ -1185,7 +1185,8 @@ class TestSweepingWhileAtWork:
         zombie = bench.committable(old, 5)
         now = Coordinator("p", bench.store, [bench.sink], policy(**bench.changes), numbering=CHECKPOINTS)
         now.open()
-        live, unknown = bench.committable(now, 2), msgspec.structs.replace(zombie, writer=ANY_EPOCH, transaction="x")
+        live = bench.committable(now, 2)
+        unknown = msgspec.structs.replace(zombie, generation=ANY_EPOCH, transaction="x")
         bench.sink.open = [zombie, live, unknown]
         now.admit(1, about(1))
         now.commit(1, [acknowledgement(epoch=1)], about(1))

@@ -269,13 +269,13 @@ def dying(step: Step) -> None:
 
 def test_what_the_log_knows_of_a_sink_outlives_pruned_decisions():
     bench = Idle(None)
-    assert bench.open().view.reached == {"a": Reached(bench.done.writer, 0, 1)}
+    assert bench.open().view.reached == {"a": Reached(bench.done.generation, 0, 1)}
 
 
 def test_a_target_that_knows_all_or_remembers_nothing_is_taken_as_it_is():
     bench = Idle(None)
     bench.open()
-    bench.sink.remembered = Remembered(owned=True, progress=Progress(bench.done.writer, 0))
+    bench.sink.remembered = Remembered(owned=True, progress=Progress(bench.done.generation, 0))
     bench.open()
     bench.open(on_lost=OnLost.SKIP)
 

@@ -162,7 +162,7 @@ def test_a_sink_name_is_at_most_32_characters():
 
 
 def test_each_attempt_gets_a_name_of_its_own():
-    context = WriteContext(pipeline="p", sink="s", log="0a0b0c0d", writer=3, epoch=4, subtask=5, attempt=6)
+    context = WriteContext(pipeline="p", sink="s", log="0a0b0c0d", generation=3, epoch=4, subtask=5, attempt=6)
     names = {str(context.transaction_name()) for _ in range(100)}
     assert len(names) == 100
     parsed = parse_transaction_name(names.pop())
@@ -171,11 +171,11 @@ def test_each_attempt_gets_a_name_of_its_own():
 
 
 @pytest.mark.parametrize(
-    ("writer", "epoch", "free"),
+    ("generation", "epoch", "free"),
     [(4, 9, True), (4, 0, True), (5, 6, True), (5, 7, True), (5, 8, False), (5, 9, False), (6, 0, False)],
 )
 def test_a_pooled_name_is_free_only_when_an_entry_proves_that_its_transaction_ended(
-    writer: int, epoch: int, free: bool
+    generation: int, epoch: int, free: bool
 ):
-    context = WriteContext(pipeline="p", sink="s", log="0a0b0c0d", writer=5, epoch=9, subtask=0, completed=7)
-    assert context.may_reuse(writer, epoch) is free
+    context = WriteContext(pipeline="p", sink="s", log="0a0b0c0d", generation=5, epoch=9, subtask=0, completed=7)
+    assert context.may_reuse(generation, epoch) is free

@@ -68,7 +68,7 @@ def test_faults_of_the_world_and_broken_promises_are_two_branches():
         ACKNOWLEDGEMENT,
         CommitOutcome(CommitStatus.LOST, "gone"),
         WriterToken("0a0b0c0d", "00", 3, 7),
-        WriteContext(pipeline="p", sink="s", log="0a0b0c0d", writer=3, epoch=4, subtask=5),
+        WriteContext(pipeline="p", sink="s", log="0a0b0c0d", generation=3, epoch=4, subtask=5),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -70,7 +70,7 @@ def test_abort_says_who_won():
 
 
 def test_only_an_open_transaction_is_written_prepared_or_discarded():
-    context = WriteContext(pipeline="p", sink="a", log="abcd1234", writer=0, epoch=0, subtask=0)
+    context = WriteContext(pipeline="p", sink="a", log="abcd1234", generation=0, epoch=0, subtask=0)
     sink: Any = create_autospec(FakeSink)
     sink.pre_commit.return_value = prepared(context)
     rows = pa.RecordBatch.from_pydict({"a": [1]})

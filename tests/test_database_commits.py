@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 SCOPE = Scope("orders", "words", "0123abcd")
 NAME = TransactionName(SCOPE, 3, 1, 0, 0, "0a0b0c0d")
-CONTEXT = WriteContext(pipeline="orders", sink="words", log="0123abcd", writer=3, epoch=1, subtask=0)
+CONTEXT = WriteContext(pipeline="orders", sink="words", log="0123abcd", generation=3, epoch=1, subtask=0)
 LATER = CommitStatus.RETRY_LATER
 BUSY, GONE, ELSEWHERE = "55000", "42704", "0A000"
 

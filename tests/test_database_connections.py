@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SCHEMA = pa.schema([("id", pa.int64())])
-CONTEXT = WriteContext(pipeline="p", sink="s", log="0123abcd", writer=1, epoch=1, subtask=0)
+CONTEXT = WriteContext(pipeline="p", sink="s", log="0123abcd", generation=1, epoch=1, subtask=0)
 
 
 class SilentServer:

@@ -31,7 +31,7 @@ POSTGRES = "postgresql+psycopg://writer:ge%20heim%26%25@127.0.0.1:1/shop?connect
 MARIADB = "mariadb+pymysql://writer:ge%20heim%26%25@127.0.0.1:1/shop"
 SQLITE = "sqlite:////var/lib/shop.db"
 LOG = "0123abcd"
-CONTEXT = WriteContext(pipeline="p", sink="totals", log=LOG, writer=1, epoch=1, subtask=0)
+CONTEXT = WriteContext(pipeline="p", sink="totals", log=LOG, generation=1, epoch=1, subtask=0)
 
 
 def sink(**settings: Any) -> DatabaseSink:
@@ -412,7 +412,7 @@ def test_a_name_whose_numbers_do_not_fit_is_refused_before_it_is_used() -> None:
 
 
 def committable(**fields: Any) -> Committable:
-    given = {"pipeline": "orders", "sink": "totals", "log": LOG, "writer": 3, "epoch": 7, "transaction": "name"}
+    given = {"pipeline": "orders", "sink": "totals", "log": LOG, "generation": 3, "epoch": 7, "transaction": "name"}
     return Committable(**{"kind": "sql-prepared", **given, **fields})
 
 

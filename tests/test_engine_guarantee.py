@@ -232,7 +232,7 @@ def test_a_writer_whose_close_fails_is_not_closed_again():
             closed.append("once")
             raise OSError("the connection broke")
 
-    context = WriteContext(pipeline="p", sink="shown", log="0" * 8, writer=0, epoch=0, subtask=0)
+    context = WriteContext(pipeline="p", sink="shown", log="0" * 8, generation=0, epoch=0, subtask=0)
     epoch = SubtaskEpoch(DirectlyWritten(Failing(Target())), context)
     epoch.write(pa.RecordBatch.from_pylist([{"n": 1}]))
     with pytest.raises((OSError, OncewardError), match="the connection broke"):

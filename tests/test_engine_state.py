@@ -519,7 +519,7 @@ def test_an_operator_without_state_may_go():
 def test_83_a_file_that_a_checkpoint_under_way_may_build_on_outlives_its_checkpoint(tmp_path: Path):
     """Two under way at once, one retained: the second one's base is dropped before it is complete."""
     rocks = Incremental(tmp_path)
-    retained = Retained(rocks.storage, most=1, writer=0)
+    retained = Retained(rocks.storage, most=1, generation=0)
     retained.shared = rocks.registry
 
     def complete(number: int, handle: KeyedHandle, under_way: list[int]) -> None:
@@ -551,7 +551,7 @@ def test_what_a_newer_run_has_written_is_not_cleaned_up(tmp_path: Path):
             Metadata(pipeline="p", checkpoint=1, max_parallelism=128, operators={}), folder_of(1, writer)
         )
     kept = {path for path in storage.shared_files() if not path.endswith("3-file")}
-    Retained(storage, most=1, writer=5).restored(Reference(folder=None, sha256=""), up_to=1, clean=True)
+    Retained(storage, most=1, generation=5).restored(Reference(folder=None, sha256=""), up_to=1, clean=True)
     assert set(storage.shared_files()) == kept
     assert storage.checkpoints() == [folder_of(1, 5), folder_of(1, 9)]
 
@@ -564,8 +564,10 @@ def test_a_checkpoint_that_was_left_by_going_back_keeps_its_files_as_long_as_its
         operators = {"sum": OperatorRecord(kind="process", subtasks=[state])}
         return Metadata(pipeline="p", log="0a", checkpoint=number, max_parallelism=128, operators=operators)
 
-    def run(writer: int, numbers: range, *files: Any, restored: Reference | None = None, clean: bool = False) -> None:
-        retained = Retained(storage, most=2, writer=writer)
+    def run(
+        generation: int, numbers: range, *files: Any, restored: Reference | None = None, clean: bool = False
+    ) -> None:
+        retained = Retained(storage, most=2, generation=generation)
         if restored is not None:
             at = load(str(restored.folder)).metadata.checkpoint
             retained.restored(restored, up_to=at, clean=clean)
@@ -592,7 +594,7 @@ def test_a_damaged_checkpoint_is_told_if_it_was_decided(tmp_path: Path, caplog: 
     for folder in (folder_of(1, 3), folder_of(2, 3)):
         storage.write(f"{folder}/metadata", [b"damaged"])
     storage.write(f"{folder_of(2, 3)}/decided", [b"{}"])
-    Retained(storage, most=1, writer=5).restored(Reference(folder=None, sha256=""), up_to=3, clean=False)
+    Retained(storage, most=1, generation=5).restored(Reference(folder=None, sha256=""), up_to=3, clean=False)
     [told] = caplog.messages
     assert "checkpoint chk-2-3 cannot be kept" in told
 

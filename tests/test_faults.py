@@ -156,7 +156,7 @@ def test_a_sinks_outcomes_are_values_and_its_other_faults_may_pass():
     target = Target()
     sink = FaultySink(TargetSink(target), Faults(fail("commit_many"), fail("abort"), fail("lingering")))
     nothing = Committable(
-        kind="target", version=1, pipeline="p", sink="target", log="l", writer=0, epoch=0, transaction="t"
+        kind="target", version=1, pipeline="p", sink="target", log="l", generation=0, epoch=0, transaction="t"
     )
     assert sink.commit(nothing).status is CommitStatus.RETRY_LATER
     assert sink.abort(nothing).status is AbortStatus.RETRY_LATER

@@ -71,14 +71,14 @@ def a_pool() -> pool.ProducerPool:
     return pool.ProducerPool(KafkaSettings("b:1"), SCOPE, 60_000)
 
 
-def context(writer: int, epoch: int, session: str = "run", completed: int | None = None) -> WriteContext:
+def context(generation: int, epoch: int, session: str = "run", completed: int | None = None) -> WriteContext:
     known = epoch - 1 if completed is None else completed
     pipeline, sink, log = SCOPE
     return WriteContext(
         pipeline=pipeline,
         sink=sink,
         log=log,
-        writer=writer,
+        generation=generation,
         epoch=epoch,
         subtask=0,
         completed=known,
@@ -133,12 +133,12 @@ def test_names_of_a_session_say_no_start(cluster: Cluster):
     assert name.start is None
 
 
-@pytest.mark.parametrize(("session", "writer"), [("", 7), ("run", ANY_EPOCH)])
-def test_a_listing_tells_the_start_that_the_name_tells(cluster: Cluster, session: str, writer: int):
+@pytest.mark.parametrize(("session", "generation"), [("", 7), ("run", ANY_EPOCH)])
+def test_a_listing_tells_the_start_that_the_name_tells(cluster: Cluster, session: str, generation: int):
     name = a_pool().take(context(7, 0, session)).name
     listed = listed_committable(cluster.end(name, "Ongoing"))
     assert listed is not None
-    assert (listed.writer, listed.epoch) == (writer, ANY_EPOCH)
+    assert (listed.generation, listed.epoch) == (generation, ANY_EPOCH)
 
 
 @pytest.mark.parametrize("end", [ABORTED, "Ongoing", "PrepareAbort"])
@@ -193,7 +193,7 @@ def test_a_process_that_served_a_newer_start_refuses_an_older_one(cluster: Clust
     ids = a_pool()
     run(ids, cluster, context(5, 0))
     for late in (ids.take, ids.warm_up):
-        with pytest.raises(FencedError, match="START 5"):
+        with pytest.raises(FencedError, match="generation 5"):
             late(context(4, 0))
 
 
@@ -257,7 +257,7 @@ def test_a_take_makes_its_own_producer_if_none_is_made_ready_in_time(cluster: Cl
 
 
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize("newer", [{"writer": 7}, {"writer": 7, "session": "run"}])
+@pytest.mark.parametrize("newer", [{"generation": 7}, {"generation": 7, "session": "run"}])
 def test_an_attempt_whose_broker_answers_late_gets_a_name_of_its_own_start(newer: dict[str, Any]):
     """A sweeper of the newer START that works while its subtasks do finds by the name what an older START made."""
     ids = a_pool()
@@ -285,5 +285,5 @@ def test_an_attempt_that_waited_while_a_newer_start_came_is_fenced(monkeypatch: 
         ids._ready.append(newer)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ids._changed, "wait_for", wait_for)
-    with pytest.raises(FencedError, match="START 7"):
+    with pytest.raises(FencedError, match="generation 7"):
         ids.take(context(3, 0, ""))

@@ -87,7 +87,7 @@ def test_options_that_do_not_fit_are_named(options, named):
 
 def test_a_transaction_in_which_nothing_was_written_needs_no_broker():
     sink = KafkaSink("out", bootstrap_servers="127.0.0.1:1", topic="t", transaction_timeout=60)
-    empty = Committable(kind="kafka", pipeline="p", sink="out", log="ab12", writer=0, epoch=0, transaction="id")
+    empty = Committable(kind="kafka", pipeline="p", sink="out", log="ab12", generation=0, epoch=0, transaction="id")
     assert sink.commit(empty).status is CommitStatus.COMMITTED
     assert sink.abort(empty).status is AbortStatus.ABORTED
     assert sink.inspect_many([empty]) == [Observation.PREPARED]
@@ -190,7 +190,7 @@ class Written:
 
 def pre_committed(monkeypatch, written) -> Committable:
     monkeypatch.setattr(kafka, "cluster_of", lambda _: written)
-    context = WriteContext(pipeline="p", sink="out", log="0a0b0c0d", writer=4, epoch=2, subtask=1)
+    context = WriteContext(pipeline="p", sink="out", log="0a0b0c0d", generation=4, epoch=2, subtask=1)
     sink = KafkaSink("out", bootstrap_servers="b:1", topic="t", transaction_timeout=60)
     return sink.pre_commit(KafkaTransaction(context, written, written))
 
@@ -199,7 +199,7 @@ def test_a_handle_is_asked_for_when_the_brokers_have_all_messages(monkeypatch):
     written = Written()
     committable = pre_committed(monkeypatch, written)
     assert written.calls == ["flush", "describe", "topic ids", "describe producers", "keep", "drop"]
-    assert (committable.writer, committable.epoch, committable.subtask, committable.rows) == (4, 2, 1, 1)
+    assert (committable.generation, committable.epoch, committable.subtask, committable.rows) == (4, 2, 1, 1)
     assert committable.handle["producer_epoch"] == 3
 
 

@@ -189,7 +189,7 @@ def test_codes_are_shown_by_name():
 
 def committable(**fields):
     given = {**SCOPE._asdict(), "transaction": MINE.transactional_id, **fields}
-    return Committable(kind="kafka", writer=0, epoch=0, **given)
+    return Committable(kind="kafka", generation=0, epoch=0, **given)
 
 
 def test_a_handle_comes_back_from_its_committable_as_it_was():
@@ -222,7 +222,7 @@ def test_the_same_transaction_always_makes_the_same_handle():
 @pytest.mark.parametrize("wrong", [{"version": 2}, {"kind": "postgres-prepared"}])
 def test_a_committable_of_another_kind_or_version_is_refused(wrong):
     fields = {"kind": "kafka", "version": 1, **wrong}
-    strange = Committable(pipeline="p", sink="s", log="l", writer=0, epoch=0, transaction="id", **fields)
+    strange = Committable(pipeline="p", sink="s", log="l", generation=0, epoch=0, transaction="id", **fields)
     with pytest.raises(LogDamagedError, match="version"):
         Prepared.of(strange)
 

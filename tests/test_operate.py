@@ -411,8 +411,8 @@ def test_what_was_given_up_before_a_crash_says_so(case: Case) -> None:
 
 
 def committable(**changes: Any) -> Committable:
-    fields = {"kind": "k", "pipeline": "p", "sink": "s", "log": "0123abcd", "writer": 4, "epoch": 2, "transaction": "t"}
-    return Committable(**{**fields, **changes})
+    name = {"pipeline": "p", "sink": "s", "log": "0123abcd", "generation": 4, "epoch": 2, "transaction": "t"}
+    return Committable(**{"kind": "k", **name, **changes})
 
 
 def view(*, undone: bool, names: tuple[Committable, ...] = ()) -> LogView:
@@ -425,12 +425,12 @@ def view(*, undone: bool, names: tuple[Committable, ...] = ()) -> LogView:
     ("what", "expected"),
     [
         ({}, TransactionStatus.IN_DOUBT),
-        ({"writer": 5}, TransactionStatus.IN_DOUBT),
-        ({"writer": ANY_EPOCH, "epoch": ANY_EPOCH}, TransactionStatus.IN_DOUBT),
+        ({"generation": 5}, TransactionStatus.IN_DOUBT),
+        ({"generation": ANY_EPOCH, "epoch": ANY_EPOCH}, TransactionStatus.IN_DOUBT),
         ({"epoch": 3}, TransactionStatus.AHEAD),
-        ({"writer": 6}, TransactionStatus.AHEAD),
+        ({"generation": 6}, TransactionStatus.AHEAD),
         ({"epoch": 1}, TransactionStatus.LINGERING),
-        ({"writer": 3}, TransactionStatus.LINGERING),
+        ({"generation": 3}, TransactionStatus.LINGERING),
         ({"log": "ffffffff"}, TransactionStatus.FOREIGN),
     ],
 )

@@ -38,7 +38,7 @@ def hash_of(*numbers: int) -> str:
 def committable(epoch: int, *numbers: int, sink: str = "s", proven: bool = True, mark: str = "") -> Committable:
     proof = Proof(hash_of(*numbers), ("id",), mark or f"m{epoch}") if proven else None
     name = f"t{epoch}-{sink}-{numbers}"
-    fields = {"pipeline": "p", "sink": sink, "log": "l", "writer": 0, "transaction": name}
+    fields = {"pipeline": "p", "sink": sink, "log": "l", "generation": 0, "transaction": name}
     return Committable(kind="k", epoch=epoch, rows=len(numbers), proof=proof, **fields)
 
 

@@ -115,7 +115,7 @@ NAMES = st.builds(TransactionName, SCOPES, SHORT, SHORT, SHORT, SHORT, UNIQUE)
 PROOFS = st.builds(Proof, st.text("0123456789abcdef", min_size=32, max_size=32), st.tuples(TEXT))
 COMMITTABLES = st.builds(
     Committable,
-    kind=TEXT, version=SHORT, pipeline=NAME, sink=NAME, log=LOG, writer=COUNT, epoch=COUNT, subtask=SHORT,
+    kind=TEXT, version=SHORT, pipeline=NAME, sink=NAME, log=LOG, generation=COUNT, epoch=COUNT, subtask=SHORT,
     attempt=SHORT, transaction=TEXT, handle=st.dictionaries(TEXT, JSON, max_size=3), rows=COUNT,
     proof=st.none() | PROOFS,
 )  # fmt: skip
@@ -199,7 +199,7 @@ class TestReadBack:
         assert "/" not in file_name(str(name))
         assert len(str(name)) < 200
 
-    @given(NAMES, st.sampled_from(["pipeline", "sink", "log", "writer", "epoch", "subtask", "attempt"]))
+    @given(NAMES, st.sampled_from(["pipeline", "sink", "log", "generation", "epoch", "subtask", "attempt"]))
     def test_names_of_committables_say_what_the_committables_say(self, name: TransactionName, field: str):
         committable = Committable.named("k", name)
         assert committable.read_name() == name
@@ -296,7 +296,7 @@ class TestGarbage:
         ours(
             Prepared.of,
             Committable(
-                kind="kafka", pipeline="p", sink="s", log="00000000", writer=0, epoch=0, transaction="t", handle=handle
+                kind="kafka", pipeline="p", sink="s", log="0" * 8, generation=0, epoch=0, transaction="t", handle=handle
             ),
         )
 
@@ -422,7 +422,8 @@ def test_altered_committables_of_folders_reach_no_other_file(tmp_path_factory: A
     folder = tmp_path_factory.mktemp("out", numbered=True)
     redis = RedisSink("s", folder, url="redis://h/0", key="k")
     sink: Any = FileSink("s", folder, format="jsonl") if kind == "files" else redis
-    good = str(TransactionName(Scope("p", "s", "0123abcd"), 1, 2, 0, 0, "0123abcd"))
+    scope = Scope("p", "s", "0123abcd")
+    good = str(TransactionName(scope, 1, 2, 0, 0, "0123abcd"))
     for transaction, handle in [
         (name, {}),
         (good, {"files": [f"../{name}"]}),
@@ -430,7 +431,7 @@ def test_altered_committables_of_folders_reach_no_other_file(tmp_path_factory: A
         (good, {"sha256": 1}),
     ]:
         altered = Committable(
-            kind=kind, pipeline="p", sink="s", log="0123abcd", writer=1, epoch=2, transaction=transaction, handle=handle
+            kind=kind, **scope._asdict(), generation=1, epoch=2, transaction=transaction, handle=handle
         )
         if parse_transaction_name(transaction) is None or (handle and not isinstance(value, list)):
             for act in (sink.commit, sink.abort, lambda one: sink.inspect_many([one])):

@@ -164,7 +164,7 @@ def test_a_server_that_is_not_there_hides_no_segment(tmp_path: Path):
     scope = Scope("p", "cache", "0123abcd")
     sink = make(tmp_path, url="redis://127.0.0.1:1", connect_timeout=1.0)
     FolderClaims(tmp_path).claim(scope)
-    segment = sink.begin(WriteContext(pipeline="p", sink="cache", log=scope.log, writer=1, epoch=1, subtask=0))
+    segment = sink.begin(WriteContext(pipeline="p", sink="cache", log=scope.log, generation=1, epoch=1, subtask=0))
     sink.write(segment, rows(n=[1]))
     named = sink.pre_commit(segment).transaction
     assert [committable.transaction for committable in sink.lingering(scope)] == [named]

@@ -408,7 +408,7 @@ def test_an_abort_of_an_older_start_touches_nothing(query: Query):
 
 
 def context(sink: str, attempt: int = 0) -> WriteContext:
-    return WriteContext(pipeline="p", sink=sink, log="0a0b0c0d", writer=0, epoch=0, subtask=0, attempt=attempt)
+    return WriteContext(pipeline="p", sink=sink, log="0a0b0c0d", generation=0, epoch=0, subtask=0, attempt=attempt)
 
 
 def test_a_partition_that_fails_rolls_back_in_every_sink_what_is_not_prepared(tmp_path: Path):

@@ -48,7 +48,7 @@ class Scripted:
 def test_a_sink_that_cannot_roll_back_keeps_no_other_from_it_and_hides_no_error():
     """Rows of an open transaction hold locks: the retry of the same partition would wait for them in vain."""
     sinks: list[Any] = [Scripted("a", discards=False), Scripted("b")]
-    contexts = [WriteContext(pipeline="p", sink=s.name, log="0a0b", writer=0, epoch=0, subtask=0) for s in sinks]
+    contexts = [WriteContext(pipeline="p", sink=s.name, log="0a0b", generation=0, epoch=0, subtask=0) for s in sinks]
     given: list[TwoPhaseCommitSink[Any]] = sinks
     batches = [pa.RecordBatch.from_pydict({"n": [1]})]
     with pytest.raises(SinkError, match="a does not prepare") as caught:

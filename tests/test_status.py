@@ -53,7 +53,7 @@ def log(ago: float, *, decided: bool = False, completed: bool = False, moved: st
     writer.start()
     if decided:
         lost = Committable(
-            kind="files", pipeline="orders", sink="files", log=writer.view.log, writer=0, epoch=0, subtask=0,
+            kind="files", pipeline="orders", sink="files", log=writer.view.log, generation=0, epoch=0, subtask=0,
             attempt=0, transaction="t", rows=538,
         )  # fmt: skip
         writer.decide(0, [lost], sinks=["files"], epoch_input=EpochInput())

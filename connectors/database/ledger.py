@@ -104,7 +104,7 @@ class LedgerFacts:
             return Observation.ABSENT, "no writer of this decision log has written here: is it another database?"
         if committable.epoch <= pruned:
             return Observation.UNKNOWN, f"ledger rows of epochs up to {pruned} were pruned"
-        if committable.writer <= self.set_aside.get(committable.log, NOTHING.generation):
+        if committable.generation <= self.set_aside.get(committable.log, NOTHING.generation):
             return Observation.UNKNOWN, "it is from before a rewind, and the ledger rows of that time may be pruned"
         return Observation.ABORTED, "neither prepared, nor staged, nor in the ledger"
 

@@ -76,7 +76,7 @@ transaction."""
 class Former(NamedTuple):
     """The last transaction of a slot that was pre-committed."""
 
-    writer: int
+    generation: int
     epoch: int
     prepared: Prepared | None
     """None if nothing was written."""
@@ -103,7 +103,7 @@ class ProducerPool:
     def __init__(self, settings: KafkaSettings, scope: Scope, timeout_ms: int) -> None:
         self._settings, self._scope, self._timeout_ms = settings, scope, timeout_ms
         self._changed = threading.Condition()
-        self._writer, self._session = -1, ""
+        self._generation, self._session = -1, ""
         self._start_over()
 
     def take(self, context: WriteContext) -> TransactionalProducer:
@@ -130,7 +130,7 @@ class ProducerPool:
         with self._changed:
             # (4) Names from before the pool started over are forgotten: nobody initializes them again.
             if name.unique == self._unique:
-                self._former[name] = Former(context.writer, context.epoch, prepared)
+                self._former[name] = Former(context.generation, context.epoch, prepared)
 
     def warm_up(self, context: WriteContext) -> None:
         """Make a producer ready in the background, as long as fewer are than the newest epoch has taken."""
@@ -177,7 +177,7 @@ class ProducerPool:
         """Offer new ids and, if one is free, an id whose former transaction has ended; it is no longer kept here."""
         for name, former in self._former.items():
             # (2) Initializing would abort what is open under the id, so its epoch must have a durable COMPLETED.
-            if context.may_reuse(former.writer, former.epoch):
+            if context.may_reuse(former.generation, former.epoch):
                 del self._former[name]
                 return Offer(self._names, name, former.prepared)
         return Offer(self._names)
@@ -198,23 +198,23 @@ class ProducerPool:
 
     def _serve(self, context: WriteContext) -> None:
         # (4) A late attempt of an older START must not initialize an id under a newer one's transaction.
-        if context.writer < self._writer:
+        if context.generation < self._generation:
             raise FencedError(
-                f"a newer writer (START {self._writer}) has been served by this process; this one is START "
-                f"{context.writer}",
+                f"a newer writer (generation {self._generation}) has been served by this process; this one is of "
+                f"generation {context.generation}",
                 pipeline=context.pipeline,
                 sink=context.sink,
                 epoch=context.epoch,
             )
-        goes_on = context.session == self._session and (context.session or context.writer == self._writer)
-        self._writer, self._session = context.writer, context.session
+        goes_on = context.session == self._session and (context.session or context.generation == self._generation)
+        self._generation, self._session = context.generation, context.session
         if not goes_on:
             self._start_over()
 
     def _start_over(self) -> None:
         # (4) Random, and made after fork: no other process has these ids. Names without a session carry their START.
         self._unique = secrets.token_hex(UNIQUE_BYTES)
-        unique, start = self._unique, None if self._session else self._writer
+        unique, start = self._unique, None if self._session else self._generation
         self._names = (PooledName(self._scope, unique, slot, start) for slot in count())
         self._former: dict[PooledName, Former] = {}
         self._ready: list[TransactionalProducer] = []

@@ -148,7 +148,7 @@ def listed_committable(prepared: Prepared) -> Committable | None:
         pipeline=name.scope.pipeline,
         sink=name.scope.sink,
         log=name.scope.log,
-        writer=ANY_EPOCH if name.start is None else name.start,
+        generation=ANY_EPOCH if name.start is None else name.start,
         epoch=ANY_EPOCH,
         transaction=prepared.handle.transactional_id,
         handle=prepared.to_json(),

@@ -206,7 +206,7 @@ def gather(
     found.sort(key=lambda c: c.epoch)
     mine = (writer.pipeline, writer.token.log, writer.token.start)
     for c in found:
-        if (c.pipeline, c.log, c.writer) != mine or c.epoch not in epochs or c.sink not in sinks:
+        if (c.pipeline, c.log, c.generation) != mine or c.epoch not in epochs or c.sink not in sinks:
             raise refuse(f"committable {c.transaction} was not written for this epoch by this writer")
     if len({c.identity() for c in found}) != len(found):
         raise refuse("two subtasks acknowledged the same transaction")

@@ -242,7 +242,7 @@ class Coordinator:
             pipeline=self.pipeline,
             sink=sink,
             log=token.log,
-            writer=token.start,
+            generation=token.start,
             epoch=epoch,
             subtask=subtask,
             attempt=attempt,

@@ -122,9 +122,9 @@ def status_of(committable: Committable, view: LogView | None) -> TransactionStat
         return TransactionStatus.FOREIGN
     if view.named(committable):
         return TransactionStatus.DECIDED if view.undone is not None else TransactionStatus.COMPLETED
-    if committable.writer > view.tail or _skips_an_epoch(committable, view):
+    if committable.generation > view.tail or _skips_an_epoch(committable, view):
         return TransactionStatus.AHEAD
-    by_the_newest = committable.writer == ANY_EPOCH or committable.writer >= view.start
+    by_the_newest = committable.generation == ANY_EPOCH or committable.generation >= view.start
     undecided = committable.epoch == ANY_EPOCH or committable.epoch > view.decided
     if (by_the_newest and undecided) or _replaces(committable, view, view.start):
         return TransactionStatus.IN_DOUBT
@@ -135,12 +135,12 @@ def status_for_sweeper(committable: Committable, view: LogView, start: int) -> T
     """Return the status of a transaction for the writer whose START is at `start`: older writers are fenced."""
     if committable.log != view.log:
         return TransactionStatus.FOREIGN
-    if committable.writer > start:
+    if committable.generation > start:
         return TransactionStatus.AHEAD
     if view.named(committable):
         return TransactionStatus.DECIDED if view.undone is not None else TransactionStatus.COMPLETED
     # The own writer's live epoch may still be decided; everything older is fenced by its START.
-    live = committable.writer == start and committable.epoch > view.decided
+    live = committable.generation == start and committable.epoch > view.decided
     if live or _replaces(committable, view, start):
         return TransactionStatus.IN_DOUBT
     return TransactionStatus.LINGERING
@@ -149,7 +149,7 @@ def status_for_sweeper(committable: Committable, view: LogView, start: int) -> T
 def _replaces(committable: Committable, view: LogView, start: int) -> bool:
     """Return whether the writer whose START is at `start` may be writing lost rows of a decided epoch again in it."""
     undone = view.undone
-    return undone is not None and undone.start < start == committable.writer and committable.epoch == undone.epoch
+    return undone is not None and undone.start < start == committable.generation and committable.epoch == undone.epoch
 
 
 def _skips_an_epoch(committable: Committable, view: LogView) -> bool:
@@ -214,7 +214,7 @@ def sweep(
             listed += _abandoned(sink, writer, names) if abandoned else ()
             listed = [c for c in listed if only is None or c.identity() in only]
             # While subtasks are at work, a handle that names no writer may be one of theirs.
-            listed = [c for c in listed if not busy or ANY_EPOCH < c.writer < writer.token.start]
+            listed = [c for c in listed if not busy or ANY_EPOCH < c.generation < writer.token.start]
             if not listed:
                 continue
             # (2) A target that went back may show as prepared what a pruned decision named.

@@ -102,8 +102,8 @@ class SubtaskEpoch:
 
     def _check(self, committable: Committable) -> None:
         context = self.context
-        expected = (context.pipeline, context.sink, context.log, context.writer, context.epoch)
-        got = (committable.pipeline, committable.sink, committable.log, committable.writer, committable.epoch)
+        expected = (context.pipeline, context.sink, context.log, context.generation, context.epoch)
+        got = (committable.pipeline, committable.sink, committable.log, committable.generation, committable.epoch)
         if got != expected:
             raise self._error(
                 f"pre_commit of sink {context.sink} returned a committable of {got}; its context says {expected}"

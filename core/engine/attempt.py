@@ -177,8 +177,8 @@ class Attempt(ABC):
         """Return where a checkpoint's files go: the storage and the folder in it."""
         if barrier.target is not None:
             return CheckpointStorage(barrier.target), ""
-        writer = self._started.coordinator.writer.token.start
-        return self._started.backend.storage, folder_of(barrier.checkpoint, writer)
+        generation = self._started.coordinator.writer.token.start
+        return self._started.backend.storage, folder_of(barrier.checkpoint, generation)
 
     # From the graph to tasks
 
@@ -260,8 +260,8 @@ class Attempt(ABC):
             types, all_new = assigned.key_types, assigned.all_new_types
             key_types = KeyTypes(task.uid, operator.keys.columns, types, all_new=all_new)
             groups = groups_of(task.subtask, operator.parallelism, most)
-            writer = started.coordinator.writer.token.start
-            table = started.backend.open(task, groups, assigned.keyed, started.restored_storage, writer)
+            generation = started.coordinator.writer.token.start
+            table = started.backend.open(task, groups, assigned.keyed, started.restored_storage, generation)
             scope = KeyScope(table, groups, most, self.world.now)
         kind = AggregateLogic if isinstance(operator.what, Aggregation) else ProcessLogic
         return kind(

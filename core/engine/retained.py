@@ -57,13 +57,13 @@ class Retained:
     Args:
         storage: The folder; None if checkpoints are kept inside the decision log.
         most: How many are kept.
-        writer: Position of the writer's START.
+        generation: Position of the writer's START.
     """
 
-    def __init__(self, storage: CheckpointStorage | None, most: int, writer: int) -> None:
+    def __init__(self, storage: CheckpointStorage | None, most: int, generation: int) -> None:
         self._storage = storage
         self._most = most
-        self._writer = writer
+        self._generation = generation
         self.folders: list[str] = []
         self._claimed: str | None = None
         self._dying: list[tuple[set[int], list[str]]] = []
@@ -74,7 +74,7 @@ class Retained:
         """Write a checkpoint's metadata; nothing counts yet."""
         if self._storage is None:
             return inline(metadata)
-        folder = folder_of(metadata.checkpoint, self._writer)
+        folder = folder_of(metadata.checkpoint, self._generation)
         self.shared.register(folder, metadata.files)
         try:
             ref = self._storage.write_metadata(metadata, folder)
@@ -91,7 +91,7 @@ class Retained:
             under_way: Others that are in progress: they may build on files of those that are dropped.
         """
         if checkpoint is not None:
-            self.folders.append(folder_of(checkpoint, self._writer))
+            self.folders.append(folder_of(checkpoint, self._generation))
         self._clean(self.folders[: -self._most] if checkpoint is not None else [], under_way)
 
     def delete_all(self) -> None:
@@ -101,7 +101,7 @@ class Retained:
         """Delete a subtask's files of a checkpoint that was given up, and its folder if no file is left in it."""
         self.shared.delete(ref.path for ref in (state.files if state is not None else ()))
         if self._storage is not None:
-            self._storage.delete_empty(folder_of(checkpoint, self._writer))
+            self._storage.delete_empty(folder_of(checkpoint, self._generation))
 
     def restored(self, reference: Reference, *, up_to: int, clean: bool) -> None:
         """Take over the checkpoints of an earlier run.
@@ -128,12 +128,12 @@ class Retained:
                 if metadata.checkpoint <= up_to:
                     self.folders.append(folder)
         if clean:  # only what older runs left: another one may have started since
-            older = [name for name in self._storage.checkpoints() if _writer_of_folder(name) < self._writer]
+            older = [name for name in self._storage.checkpoints() if _generation_of_folder(name) < self._generation]
             self._drop([name for name in older if name not in self.folders])
             self._storage.delete(
                 path
                 for path in self._storage.shared_files()
-                if _writer_of_file(path) < self._writer and not self.shared.refers(path)
+                if _generation_of_file(path) < self._generation and not self.shared.refers(path)
             )
 
     def _clean(self, folders: Iterable[str], under_way: Collection[int] = ()) -> None:
@@ -158,12 +158,12 @@ class Retained:
             self.shared.delete(paths)
 
 
-def _writer_of_folder(name: str) -> int:
+def _generation_of_folder(name: str) -> int:
     """Return the position of the START under which a checkpoint's folder was written."""
     return int(name.split("-")[2])
 
 
-def _writer_of_file(path: str) -> int:
+def _generation_of_file(path: str) -> int:
     """Return the position of the START under which a shared file was written; -1 if its name has none."""
     number = path.rpartition("/")[2].partition("-")[0]
     return int(number) if number.isdigit() else -1

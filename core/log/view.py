@@ -288,8 +288,8 @@ def _complete(view: LogView, entry: Completed) -> LogView:
     proofs = before.plus([(c.epoch, c.sink, c.wrote()) for c in committed], done.input.start, done.input.end)
     reached = dict(view.reached)
     for sink in {c.sink for c in committed}:
-        writers = [c.writer for c in committed if c.sink == sink]
-        reached[sink] = Reached(max(writers), done.epoch, len(writers))
+        generations = [c.generation for c in committed if c.sink == sink]
+        reached[sink] = Reached(max(generations), done.epoch, len(generations))
     return replace(
         view,
         completed=entry.epoch,

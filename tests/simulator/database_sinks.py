@@ -62,7 +62,7 @@ class DatabaseSink(Ledger):
         """Open a session."""
         self.database.ask("connect")
         assert self.world.current is not None
-        txn = Txn(*context.scope[:2], context.log, context.writer, context.epoch, context.subtask, context.attempt)
+        txn = Txn(*context.scope[:2], context.log, context.generation, context.epoch, context.subtask, context.attempt)
         self.audit.on_begin(txn)
         session = Session(self.world.current.process, txn)
         self.database.sessions.append(session)

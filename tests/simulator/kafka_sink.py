@@ -272,7 +272,7 @@ class KafkaLikeSink(KafkaSink):
         producer: Any = transaction.producer
         if producer.txn is None:
             c = transaction.context
-            txn = Txn(c.pipeline, c.sink, c.log, c.writer, c.epoch, c.subtask, c.attempt, name=str(producer.name))
+            txn = Txn(c.pipeline, c.sink, c.log, c.generation, c.epoch, c.subtask, c.attempt, name=str(producer.name))
             producer.txn = self.audit.on_begin(txn)
         producer.write(list(batch))
 
@@ -306,8 +306,8 @@ class KafkaLikeSink(KafkaSink):
         found = list(super().lingering(scope))
         for committable in found:
             txn = self.broker.ids[committable.transaction].txn
-            if txn is not None and committable.writer not in (ANY_EPOCH, txn.writer):
-                raise Violation("names", f"listed as of START {committable.writer}: {txn}")
+            if txn is not None and committable.generation not in (ANY_EPOCH, txn.writer):
+                raise Violation("names", f"listed as of START {committable.generation}: {txn}")
         return found
 
     def abort(self, committable: Committable) -> AbortOutcome:

@@ -523,8 +523,8 @@ class BelievesFenced(KafkaLikeSink):
 
 
 def _serve_going_on(self: pool.ProducerPool, context: WriteContext) -> None:
-    is_first = self._writer < 0
-    self._writer, self._session = context.writer, context.session
+    is_first = self._generation < 0
+    self._generation, self._session = context.generation, context.session
     if is_first:
         self._start_over()
 
@@ -705,7 +705,7 @@ MUTANTS: dict[str, Mutant] = {
     "ids made ready before COMPLETED is durable": Mutant(
         "A transactional id is initialised again while its transaction waits for its decision or its commit.",
         _laws("4", "8"),
-        patches=((WriteContext, "may_reuse", lambda context, writer, _epoch: writer <= context.writer),),
+        patches=((WriteContext, "may_reuse", lambda context, generation, _epoch: generation <= context.generation),),
         narrow=with_config(sinks=("kafka",)),
     ),
     "ids of aborted transactions are reused": Mutant(

@@ -113,7 +113,7 @@ class _InMemory(StateBackend):
         groups: range,
         restored: Sequence[KeyedHandle],
         storage: CheckpointStorage | None,
-        writer: int = 0,  # noqa: ARG002 - it shares no files
+        generation: int = 0,  # noqa: ARG002 - it shares no files
     ) -> KeyedTable:
         table = MemoryTable(groups, str(task))
         for handle in restored:

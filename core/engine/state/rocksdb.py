@@ -50,12 +50,19 @@ class RocksTable(KeyedTable):
     """One subtask's RocksDB."""
 
     def __init__(
-        self, copy: WorkingCopy, groups: range, task: str, writer: int, base: Iterable[FileRef], *, incremental: bool
+        self,
+        copy: WorkingCopy,
+        groups: range,
+        task: str,
+        generation: int,
+        base: Iterable[FileRef],
+        *,
+        incremental: bool,
     ) -> None:
         self._copy = copy
         self._groups = groups
         self._task = task
-        self._writer = writer
+        self._generation = generation
         self._incremental = incremental
         self._lock = Lock()
         self._db = _open(copy.folder / "db")
@@ -203,7 +210,7 @@ class RocksTable(KeyedTable):
                 elif known is not None:
                     files.append(known)
                 else:
-                    where = f"{SHARED}/{self._writer}-{self._task}-{secrets.token_hex(8)}{_SUFFIX}"
+                    where = f"{SHARED}/{self._generation}-{self._task}-{secrets.token_hex(8)}{_SUFFIX}"
                     files.append(storage.copy_in(path, where, shared=True))
         except StateError:
             storage.delete(ref.path for ref in files if base.get(ref.name) != ref)
@@ -266,7 +273,7 @@ class RocksDBBackend(StateBackend):
         groups: range,
         restored: Sequence[KeyedHandle],
         storage: CheckpointStorage | None,
-        writer: int = 0,
+        generation: int = 0,
     ) -> KeyedTable:
         copy = WorkingCopy(self.local, self._owner or self.storage.root)
         same = len(restored) == 1 and restored[0].form == _FORM and _groups(restored[0]) == groups
@@ -275,7 +282,7 @@ class RocksDBBackend(StateBackend):
             if same:
                 _copy_out(restored[0], required(storage), copy.folder / "db")
                 base = restored[0].files if required(storage).root == self.storage.root else ()
-            table = RocksTable(copy, groups, str(task), writer, base, incremental=self.incremental)
+            table = RocksTable(copy, groups, str(task), generation, base, incremental=self.incremental)
             for handle in () if same else restored:
                 for row, column, value in _cells_of(handle, storage, groups, copy.folder / "restored"):
                     table.put(row, value, column)

@@ -5,8 +5,9 @@
     <root>/chk-<id>-<start>/…           files of this checkpoint alone
     <root>/shared/…                     files that several checkpoints refer to
 
-The second number is the position of the writer's START: a fenced run writes and deletes nothing of its successor. The
-root carries the decision log's identity: a fresh log over an old folder leaves the old one's checkpoints alone.
+The second number is the generation, the position of the writer's START: a fenced run writes and deletes nothing of its
+successor. The root carries the decision log's identity: a fresh log over an old folder leaves the old one's checkpoints
+alone.
 
 Each file is read back against its size and SHA-256, so that a damaged file is an error that names it.
 """
@@ -174,9 +175,9 @@ def folder_in(root: str, name: str) -> str:
     return inside(root, name)
 
 
-def folder_of(checkpoint: int, writer: int) -> str:
-    """Return the name of a checkpoint's folder, written under the START at the position `writer` of the log."""
-    return f"chk-{checkpoint}-{writer}"
+def folder_of(checkpoint: int, generation: int) -> str:
+    """Return the name of a checkpoint's folder, which a writer of this generation wrote."""
+    return f"chk-{checkpoint}-{generation}"
 
 
 def locate(place: str | Path) -> str:

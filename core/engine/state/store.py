@@ -123,7 +123,7 @@ class StateBackend(ABC):
         groups: range,
         restored: Sequence[KeyedHandle],
         storage: CheckpointStorage | None,
-        writer: int = 0,
+        generation: int = 0,
     ) -> KeyedTable:
         """Open the table of one subtask.
 
@@ -132,7 +132,7 @@ class StateBackend(ABC):
             groups: The key groups it owns.
             restored: Handles that overlap its groups; empty for a fresh start.
             storage: Where the handles' files are.
-            writer: Position of the run's START, for the names of files that checkpoints share.
+            generation: Position of the run's START, for the names of files that checkpoints share.
 
         Raises:
             StateDamagedError: A file is not what was written.

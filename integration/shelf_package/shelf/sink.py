@@ -109,7 +109,7 @@ class ShelfSink(TwoPhaseCommitSink[Open]):
                 connection.execute(
                     "UPDATE owners SET generation = ?, epoch = ? WHERE (pipeline, sink, log) = (?, ?, ?) AND "
                     "(generation, epoch) < (?, ?)",
-                    [*(newest := [committable.writer, committable.epoch]), *scope, *newest],
+                    [*(newest := [committable.generation, committable.epoch]), *scope, *newest],
                 )
         except RetryableSinkError as error:
             return CommitOutcome(CommitStatus.RETRY_LATER, str(error))
