@@ -27,7 +27,10 @@ app = typer.Typer(no_args_is_help=True, help="Run a real Kafka broker and Postgr
 Home = Annotated[
     Path | None,
     typer.Option(
-        help="Folder for the services' state.", envvar="ONCEWARD_DEV_HOME", show_default=".run in the current folder"
+        help="Folder for the services' state.",
+        envvar="ONCEWARD_DEV_HOME",
+        show_envvar=False,  # the panel would cut its name, and those of options
+        show_default=".run in the current folder",
     ),
 ]
 WithKafka = Annotated[bool, typer.Option("--kafka/--no-kafka", help="Include Kafka.")]
@@ -42,15 +45,18 @@ def up(
     postgres: WithPostgres = True,
     topic: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME[:PARTITIONS]", help="Create this topic if it does not exist; repeatable."),
+        typer.Option(metavar="TOPIC", help="Create NAME or NAME:PARTITIONS if it does not exist; repeatable."),
     ] = None,
     table: Annotated[
         list[str] | None,
-        typer.Option(metavar="'NAME (COLUMNS)'", help="Create this table if it does not exist; repeatable."),
+        typer.Option(metavar="TABLE", help="Create 'NAME (COLUMNS)' if it does not exist; repeatable."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Start the services that are not running, wait until they answer, and print their addresses."""
+    """Start the services that are not running, wait until they answer, and print their addresses.
+
+    The environment variable ONCEWARD_DEV_HOME sets --home, here and for `down`.
+    """
     topics, tables = [_topic(text) for text in topic or ()], [_table(text) for text in table or ()]
     if (topics and not kafka) or (tables and not postgres):
         raise ConfigurationError(

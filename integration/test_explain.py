@@ -131,6 +131,21 @@ def test_sources_are_told_apart(
     assert (told.guarantee is Guarantee.AT_MOST_ONCE) == (format_name == "socket")
 
 
+def test_sources_of_one_kind_are_told_apart_by_what_they_read(spark: SparkSession, tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("orders", "payments")]
+    for folder in folders:
+        folder.mkdir()
+    first, second = (spark.readStream.schema("n long").json(str(folder)) for folder in folders)
+    rates = [spark.readStream.format("rate").load().selectExpr("value AS n") for _ in range(2)]
+    union = first.union(second).union(rates[0]).union(rates[1])
+    writer = exactly_once(union, FileSink("files", tmp_path / "out"), checkpoint=str(tmp_path / "c"), pipeline="p")
+    found = [finding.where for finding in explain(writer).findings if finding.check == "source"]
+    assert len(set(found)) == 4, found
+    assert [str(folder) in where for folder, where in zip(folders, found, strict=False)] == [True, True]
+    alone = exactly_once(first, FileSink("files", tmp_path / "out"), checkpoint=str(tmp_path / "c"), pipeline="p")
+    assert [one.where for one in explain(alone).findings if one.check == "source"] == ["json"]
+
+
 def test_operations_that_may_keep_other_rows_in_a_replay_are_reported(spark: SparkSession, tmp_path: Path) -> None:
     feed = Feed(tmp_path)
     rows = feed.stream(spark)

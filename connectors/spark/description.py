@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from onceward.core.checkpoint.subtask import DirectlyWritten
@@ -42,6 +43,8 @@ _ADVICE: Final = {
     Cause.PLACE: "use columns of the record, for example topic, partition and offset",
     Cause.ORDER: "use a function that does not depend on the order: min, max, sum, or max_by with a unique order",
 }
+_READ: Final = ("subscribe", "subscribepattern", "assign", "path", "topic")
+"""Options that say what a source reads."""
 _OTHER_FORMATS: Final = {
     **dict.fromkeys(_FILES, "exactly-once for readers that know the folder's _spark_metadata, as Spark does"),
     "kafka": "at-least-once: after a failure a batch is written again",
@@ -61,7 +64,7 @@ def described_query(writer: Any) -> Described:
     _read_sinks(query, one)
     one.name = one.pipeline or one.name
     one.findings = [
-        *[_source(source, one, query.df.sparkSession) for source in streaming_sources(query.df)],
+        *_sources(query, one),
         *_unstable(query, one.sinks),
         *sink_findings(one.sinks, one.policy, heals=True),
         *([] if one.sinks else [_other_sink(query.format)]),
@@ -87,6 +90,23 @@ def _read_sinks(query: PlannedQuery, one: Described) -> None:
 def _in_checkpoint(checkpoint: str | None) -> str | None:
     """Return the location as a store's URL: a local folder as its path, as Hadoop does not percent-encode URLs."""
     return checkpoint and (local_path(checkpoint) or checkpoint)
+
+
+def _sources(query: PlannedQuery, one: Described) -> list[Finding]:
+    """Report each source; those of one kind are told apart by what they read, or else by their order."""
+    sources = streaming_sources(query.df)
+    findings = [_source(source, one, query.df.sparkSession) for source in sources]
+    names = Counter(finding.where for finding in findings)
+    read = [next((source.options[name] for name in _READ if name in source.options), "") for source in sources]
+    titles = [
+        f"{finding.where} {what}" if what else finding.where for finding, what in zip(findings, read, strict=True)
+    ]
+    same = Counter(titles)
+    numbered = [f"{title} #{at}" if same[title] > 1 else title for at, title in enumerate(titles, 1)]
+    return [
+        finding.of(title) if names[finding.where] > 1 else finding
+        for finding, title in zip(findings, numbered, strict=True)
+    ]
 
 
 def _source(source: StreamingSource, one: Described, session: SparkSession) -> Finding:
