@@ -18,4 +18,5 @@ exec "$venv/bin/python" -m pytest -q -m "not slow and not nightly" --numprocesse
   tests/test_accepted_types.py tests/test_core_stores.py tests/test_engine_aggregate.py tests/test_engine_projection.py \
   tests/test_engine_state.py tests/test_file_sink.py tests/test_file_source.py tests/test_http_sink.py tests/test_kafka_admin.py \
   tests/test_kafka_pool.py tests/test_kafka_settings.py tests/test_kafka_sink.py tests/test_operate.py tests/test_redis_sink.py \
-  tests/test_sql_conformance.py tests/test_sql_sqlite.py tests/test_ui.py tests/test_verify.py "$@"
+  tests/test_sql_conformance.py tests/test_sql_sqlite.py tests/test_ui.py \
+  -W default::DeprecationWarning "$@"
