@@ -239,7 +239,7 @@ def _starts(view: LogView) -> Finding:
     if not starts:
         return ok(_STARTS, "none since the newest decision")
     told = f"{len(starts)} since the newest decision, the newest at {starts[0].at}"
-    if len({start.writer for start in starts}) < _MANY_STARTS:
+    if len({start.writer_id for start in starts}) < _MANY_STARTS:
         return ok(_STARTS, told)
     return warning(
         _STARTS,

@@ -11,7 +11,8 @@ from onceward.core.log import Completed, Decide, Entry, EpochInput, Resolved, Re
 from onceward.core.log.entries import decode, encode, key_of, position_of
 from onceward.core.transaction import Committable
 
-BASE = {"pipeline": "p", "log": "0a0b0c0d", "position": 7, "writer": "00112233", "start": 3, "at": "2024-05-01T00:00Z"}
+NAMES = {"pipeline": "p", "log": "0a0b0c0d", "writer_id": "00112233"}
+BASE = {**NAMES, "position": 7, "start": 3, "at": "2024-05-01T00:00Z"}
 COMMITTABLE = Committable(
     kind="kafka",
     pipeline="p",
@@ -43,6 +44,15 @@ ENTRIES: list[Entry] = [
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: type(entry).__name__)
 def test_an_entry_is_read_back_as_it_was_written(entry: Entry):
     assert decode(encode(entry), 7) == entry
+
+
+def test_older_versions_read_the_fields_under_their_names():
+    """In decision logs, a writer's identity is `writer`, and so is the generation of a committable."""
+    text = encode(ENTRIES[1])
+    assert text.count(b'"writer":"00112233"') == 1
+    assert text.count(b'"writer":3') == 1
+    assert b"writer_id" not in text
+    assert b"generation" not in text
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: type(entry).__name__)

@@ -40,15 +40,15 @@ LOG: dict[str, Any] = {"pipeline": "p", "log": "0a0b0c0d"}
 
 
 def start(position: int, writer: str = "w", log: str = "0a0b0c0d") -> Start:
-    return Start(pipeline="p", log=log, position=position, writer=writer, start=position)
+    return Start(pipeline="p", log=log, position=position, writer_id=writer, start=position)
 
 
 def decide_entry(position: int, epoch: int, started: int = 0) -> Decide:
-    return Decide(**LOG, position=position, writer="w", start=started, epoch=epoch)
+    return Decide(**LOG, position=position, writer_id="w", start=started, epoch=epoch)
 
 
 def completed_entry(position: int, epoch: int, floor: int, started: int = 0) -> Completed:
-    return Completed(**LOG, position=position, writer="w", start=started, epoch=epoch, floor=floor)
+    return Completed(**LOG, position=position, writer_id="w", start=started, epoch=epoch, floor=floor)
 
 
 def store_with(*entries: Entry) -> MemoryStore:
@@ -89,7 +89,7 @@ class TestReading:
 
     def test_the_newest_writer_is_known_after_its_start_was_pruned(self):
         view = read(store_with(decide_entry(4, 7, started=2), completed_entry(5, 7, floor=4, started=2)))
-        assert (view.start, view.writer) == (2, "w")
+        assert (view.start, view.writer_id) == (2, "w")
 
     @pytest.mark.parametrize("missing", [0, 1, 2])
     def test_a_gap_above_the_floor_is_an_error_that_names_the_missing_entry(self, missing: int):
@@ -195,7 +195,7 @@ class TestRewindAndVoid:
             assert read(writer.store).completed == epoch
 
     def test_a_void_without_its_decision_leaves_the_input_open(self):
-        entries = [completed_entry(4, 2, 3), Void(**LOG, position=5, writer="w", start=0, epoch=3, proofs=())]
+        entries = [completed_entry(4, 2, 3), Void(**LOG, position=5, writer_id="w", start=0, epoch=3, proofs=())]
         assert fold(entries).before is None
 
     def test_resolved_transactions_are_skipped_until_the_next_decision(self):
@@ -316,7 +316,7 @@ class TestFencing:
         [
             (completed_entry(9, 3, floor=1), "COMPLETED"),
             (start(9), "START"),
-            (Void(**LOG, position=9, writer="w", start=0, epoch=3, proofs=()), "VOID"),
+            (Void(**LOG, position=9, writer_id="w", start=0, epoch=3, proofs=()), "VOID"),
         ],
     )
     def test_a_gap_below_another_entry_is_not_repaired(self, entry: Entry, kind: str):

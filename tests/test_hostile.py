@@ -222,7 +222,7 @@ def test_pieces_that_are_exchanged_removed_or_added_are_refused(
 
 
 def test_a_decision_that_names_another_pipelines_transaction_is_refused() -> None:
-    base = {"pipeline": "p", "log": LOG, "writer": "w", "start": 0}
+    base = {"pipeline": "p", "log": LOG, "writer_id": "w", "start": 0}
     mine = Committable(kind="k", pipeline="p", sink="s", log=LOG, generation=0, epoch=0, transaction="t")
     assert fold([Start(position=0, **base), Decide(position=1, epoch=0, committables=(mine,), **base)]).undone
     for altered in ({"pipeline": "q"}, {"log": "ffffffff"}):

@@ -416,7 +416,7 @@ def committable(**changes: Any) -> Committable:
 
 
 def view(*, undone: bool, names: tuple[Committable, ...] = ()) -> LogView:
-    decision = Decide(pipeline="p", log="0123abcd", position=5, writer="w", start=4, epoch=1, committables=names)
+    decision = Decide(pipeline="p", log="0123abcd", position=5, writer_id="w", start=4, epoch=1, committables=names)
     newest = {"newest": decision, "undone": decision if undone else None}
     return LogView(log="0123abcd", tail=5, start=4, decided=1, **newest)
 

@@ -132,7 +132,7 @@ def test_old_epochs_are_told_together_when_there_are_many(writer: LogWriter) -> 
 
 
 def test_a_decision_of_an_older_version_has_no_proofs_and_says_so() -> None:
-    fields = {"pipeline": "p", "log": "l", "writer": "w", "start": 0}
+    fields = {"pipeline": "p", "log": "l", "writer_id": "w", "start": 0}
     old = Decide(position=1, epoch=0, sinks=("s",), committables=(committable(0, 1, proven=False),), **fields)
     body = encode(old).decode()
     assert '"proofs":null' in body

@@ -119,7 +119,7 @@ COMMITTABLES = st.builds(
     attempt=SHORT, transaction=TEXT, handle=st.dictionaries(TEXT, JSON, max_size=3), rows=COUNT,
     proof=st.none() | PROOFS,
 )  # fmt: skip
-BASE: dict[str, Any] = {"pipeline": NAME, "log": LOG, "position": COUNT, "writer": LOG, "start": COUNT, "at": TEXT}
+BASE: dict[str, Any] = {"pipeline": NAME, "log": LOG, "position": COUNT, "writer_id": LOG, "start": COUNT, "at": TEXT}
 INPUTS = st.builds(EpochInput, query=TEXT, digest=TEXT, start=JSON, end=JSON)
 REWOUND = st.builds(Rewound, query=TEXT, epoch=COUNT, why=TEXT)
 ENTRIES: st.SearchStrategy[Entry] = st.one_of(

@@ -150,7 +150,7 @@ def test_a_driver_is_not_started_again_beside_a_newer_run(tmp_path: Path, tool: 
             assert supervisor.stdout.readline() == "started\n"
             supervisor.send_signal(signal.SIGTERM)
         _, errors = supervisor.communicate(timeout=20)
-    newest = read(store).writer == newer.token.writer
+    newest = read(store).writer_id == newer.token.writer_id
     assert (newest, supervisor.returncode) == ((False, 143) if tool else (True, 1))
     refused = "and is not started again: pipeline orders: entry 4 is of another run, which has started since"
     assert (refused in errors) == (not tool)

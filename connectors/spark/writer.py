@@ -348,7 +348,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             view = read(self._store(self.name, existing=True))
         except OncewardError:
             return True
-        newest = (view.writer, view.start) == (self.opened.token.writer, self.opened.token.start)
+        newest = (view.writer_id, view.start) == (self.opened.token.writer_id, self.opened.token.start)
         return newest and view.completed < self.opened.context.epoch
 
     def _open(self) -> OpenedEpoch:

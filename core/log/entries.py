@@ -60,7 +60,7 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="entry"):
     log: str
     """Identity of the log, made by its first START."""
     position: int
-    writer: str
+    writer_id: str = msgspec.field(name="writer")
     """Random identity of the process that wrote it."""
     start: int
     """Position of that writer's START."""

@@ -74,17 +74,17 @@ class RunWriters:
             ) from error
         return cls(deque(notes.writers, _KEPT), notes.since, file)
 
-    def note(self, writer: str, tail: int) -> None:
+    def note(self, writer_id: str, tail: int) -> None:
         """Note a writer before its START is put, because the answer may be lost.
 
         Args:
-            writer: Its identity.
+            writer_id: Its identity.
             tail: Position of the log's last entry.
 
         Raises:
             StoreError: It cannot be noted for later processes.
         """
-        self.writers.append(writer)
+        self.writers.append(writer_id)
         if self.since is None:
             self.since = tail
         if self.file is not None:
@@ -97,11 +97,11 @@ class RunWriters:
         after it.
         """
         since = -1 if self.since is None else self.since
-        tools = {entry.writer for entry in view.entries if isinstance(entry, Start) and entry.tool}
+        tools = {entry.writer_id for entry in view.entries if isinstance(entry, Start) and entry.tool}
         for entry in reversed(view.entries):
-            if entry.position <= since or entry.writer in self.writers:
+            if entry.position <= since or entry.writer_id in self.writers:
                 return ""
-            if entry.writer not in tools:
+            if entry.writer_id not in tools:
                 return f"entry {entry.position} is of another run, which has started since"
         return ""
 

@@ -34,7 +34,7 @@ class LogView:
         log: Identity of the log; empty for an empty log.
         tail: Position of the newest entry; NONE for an empty log.
         floor: Entries below it are void.
-        writer: Identity of the newest START's writer.
+        writer_id: Identity of the newest START's writer.
         start: Position of the newest START, which may itself be pruned.
         decided: Newest decided epoch, the one that the next must follow; NONE if any epoch may come.
         completed: Newest epoch whose transactions have all ended.
@@ -60,7 +60,7 @@ class LogView:
     log: str = ""
     tail: int = NONE
     floor: int = 0
-    writer: str = ""
+    writer_id: str = ""
     start: int = NONE
     decided: int = NONE
     completed: int = NONE
@@ -156,7 +156,9 @@ def fold(entries: Iterable[Entry], floor: int = 0) -> LogView:
                 f"entry {entry.position} belongs to another decision log ({entry.log}, not {view.log})"
             )
         # Every entry names its writer: the START itself may be pruned.
-        view = replace(_step(view, entry), log=entry.log, tail=entry.position, writer=entry.writer, start=entry.start)
+        view = replace(
+            _step(view, entry), log=entry.log, tail=entry.position, writer_id=entry.writer_id, start=entry.start
+        )
     return replace(view, pipeline=entries[0].pipeline if entries else "", entries=entries)
 
 

@@ -71,7 +71,7 @@ class WriterToken(msgspec.Struct, frozen=True):
     """What another process needs to go on as the same writer (Spark commits in a process of its own)."""
 
     log: str
-    writer: str
+    writer_id: str
     start: int
     last: int
 
@@ -140,7 +140,7 @@ class LogWriter:
                 again.end(f"pipeline {self.pipeline}: {other}")
                 raise self._fenced(other)
             log = self.view.log or self.policy.token()[:8]
-            token = WriterToken(log, self.token.writer, position, position)
+            token = WriterToken(log, self.token.writer_id, position, position)
             self._note_writer(token)  # before the put: its answer may be lost
             floor = self.view.floor if repairs else 0
             data = encode(Start(**self._fields(token, position), tool=tool, floor=floor))
@@ -166,7 +166,7 @@ class LogWriter:
         writer.token = token
         writer.view = view = read(store)
         writer._head = view.head
-        if WriterToken(view.log, view.writer, view.start, view.tail) != token:
+        if WriterToken(view.log, view.writer_id, view.start, view.tail) != token:
             raise writer._fenced(f"the log's tail is entry {view.tail}, this writer's last was {token.last}")
         return writer
 
@@ -308,7 +308,7 @@ class LogWriter:
 
     def _note_writer(self, token: WriterToken) -> None:
         if self._run_writers is not None:
-            self._run_writers.note(token.writer, self.view.tail)
+            self._run_writers.note(token.writer_id, self.view.tail)
 
     def scope(self, sink: str) -> Scope:
         """Whose transactions a sink's are under this log."""
@@ -326,8 +326,8 @@ class LogWriter:
     def still_newest(self) -> bool:
         """Return whether no other writer has started since (reads the tail); raises as `look`."""
         self.view = self._read()
-        mine = (self.token.log, self.token.writer, self.token.start)
-        return (self.view.log, self.view.writer, self.view.start) == mine
+        mine = (self.token.log, self.token.writer_id, self.token.start)
+        return (self.view.log, self.view.writer_id, self.view.start) == mine
 
     def _keep_records(self) -> None:
         """Audit records outlive their entries. What is in a view counts; a void entry leaves none."""
@@ -390,7 +390,7 @@ class LogWriter:
         """Return whether this writer's last entry is missing above the floor, or another one is in its place."""
         last = self.token.last
         there = view.at(last)
-        return view.tail < last or (there is not None and there.writer != self.token.writer)
+        return view.tail < last or (there is not None and there.writer_id != self.token.writer_id)
 
     def _refused(self, position: int) -> OncewardError:
         """Return why the store took no entry: its place is taken, or the entry before it is not there."""
@@ -470,7 +470,7 @@ class LogWriter:
             "pipeline": self.pipeline,
             "log": token.log,
             "position": token.last + 1 if position is None else position,
-            "writer": token.writer,
+            "writer_id": token.writer_id,
             "start": token.start,
             "at": self.policy.now(),
         }

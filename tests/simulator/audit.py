@@ -375,7 +375,7 @@ class LogAudit:
         if self.restored is not None:
             if isinstance(entry, Decide):
                 raise Violation("H", f"an outdated copy of the log decides epoch {entry.epoch}, and a target knows")
-            self.log, self.tail, self.start, self.writer = entry.log, position, entry.start, entry.writer
+            self.log, self.tail, self.start, self.writer = entry.log, position, entry.start, entry.writer_id
             return
         if position <= self.tail:
             if position >= self.floor:
@@ -396,12 +396,12 @@ class LogAudit:
         if not self.log:
             self.log = entry.log
             self.audit.logs[self.log] = self
-        if not isinstance(entry, Start) and (entry.start, entry.writer) != (self.start, self.writer):
+        if not isinstance(entry, Start) and (entry.start, entry.writer_id) != (self.start, self.writer):
             raise Violation("3", f"entry {position} is of a writer that was fenced by START {self.start}")
         self.tail = position
         match entry:
             case Start():
-                self.start, self.writer, self.started = position, entry.writer, self.audit.world.tick
+                self.start, self.writer, self.started = position, entry.writer_id, self.audit.world.tick
                 task = self.audit.world.current
                 self.starter = task.process if task is not None else None
                 self.undone_at[position] = self.undone

@@ -128,7 +128,7 @@ def _audited(audit: Audit, sweep: Callable[..., Swept]) -> Callable[..., Swept]:
         outdated = store.is_outdated
         lingering = log.audit.lingering(log)
         swept = sweep(writer, sinks, abandoned=abandoned, busy=busy, skip=skip, **how)
-        newest = (log.start, log.writer) == (writer.token.start, writer.token.writer)
+        newest = (log.start, log.writer) == (writer.token.start, writer.token.writer_id)
         if swept.left or busy or skip:
             return swept  # it said so, and is tried again
         names = {sink.name for sink in sinks}

@@ -62,4 +62,4 @@ def _broken_law(error: BaseException, driver: Driver, *, alone: bool) -> str:
 
 def _is_fenced(driver: Driver) -> bool:
     log, token = driver.store.audit, driver.coordinators[-1].writer.token
-    return (log.start, log.writer, log.tail) != (token.start, token.writer, token.last)
+    return (log.start, log.writer, log.tail) != (token.start, token.writer_id, token.last)

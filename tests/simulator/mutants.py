@@ -136,14 +136,14 @@ def crowded(*kinds: Kind, within: int, **changes: Any) -> Callable[[Plan], Plan]
 
 def _decide_unfenced(self: LogWriter, *args: Any, **kwargs: Any) -> CommitPermit:
     self.view = reader.read(self.store)
-    self.token = WriterToken(self.token.log, self.token.writer, self.token.start, self.view.tail)
+    self.token = WriterToken(self.token.log, self.token.writer_id, self.token.start, self.view.tail)
     self._head = self.view.head
     return _REAL_DECIDE(self, *args, **kwargs)
 
 
 def _move_unfenced(self: LogWriter, to: str) -> None:
     self.view = reader.read(self.store)
-    self.token = WriterToken(self.token.log, self.token.writer, self.token.start, self.view.tail)
+    self.token = WriterToken(self.token.log, self.token.writer_id, self.token.start, self.view.tail)
     self._head = self.view.head
     _REAL_MOVE(self, to)
 
@@ -165,7 +165,7 @@ def _complete_after_pruning(self: LogWriter, epoch: int, claimed: Any = None) ->
 def _fold_forgetting(entries: list[Any], floor: int = 0) -> Any:
     view = _REAL_FOLD(entries, floor)
     there = any(entry.position == view.start for entry in view.entries)
-    return view if there else replace(view, start=-1, writer="")
+    return view if there else replace(view, start=-1, writer_id="")
 
 
 def _put_anywhere(store: Any, key: str, data: bytes, *_: Any) -> bool:
@@ -175,7 +175,7 @@ def _put_anywhere(store: Any, key: str, data: bytes, *_: Any) -> bool:
 def _put_judged_by_writer(self: LogWriter, key: str, data: bytes, *_: Any) -> bool:
     won = self.store.put_if_absent(key, data)
     there = self.store.get(key)
-    return won or (there is not None and decode(there, int(key)).writer == self.token.writer)
+    return won or (there is not None and decode(there, int(key)).writer_id == self.token.writer_id)
 
 
 def _named_by_handle(self: LogView, committable: Committable) -> Committable | None:

@@ -244,7 +244,7 @@ class Driver:
         if failed and self.config.style == "format":
             return  # Spark tells its abort() of answers that counted; the next START looks for the rest
         log, token = self.store.audit, self.coordinators[-1].writer.token
-        if (log.log, log.start, log.writer) != (token.log, token.start, token.writer):
+        if (log.log, log.start, log.writer) != (token.log, token.start, token.writer_id):
             return
         mine = (log.log, start, batch, "prepared", False)
         left = [t for t in self.audit.prepared.values() if (t.log, t.writer, t.epoch, t.state, t.ending) == mine]
