@@ -39,7 +39,7 @@ _STYLE = {
     TransactionStatus.IN_DOUBT: "yellow",
     TransactionStatus.LINGERING: "cyan",
     TransactionStatus.FOREIGN: "magenta",
-    TransactionStatus.AHEAD: "red",
+    TransactionStatus.OUTDATED_LOG: "red",
     TransactionStatus.UNKNOWN: "magenta",
 }
 

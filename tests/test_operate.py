@@ -324,7 +324,7 @@ def test_an_old_copy_of_the_log_ends_nothing_if_the_targets_show_it(case: Case) 
     case.finish_until(Step.COMMIT_BEFORE, 2, case.sink_case.prepare(2))
     copy, target = open_log(str(case.folder / "copy")), case.target_of_sinks
     [found] = survey([copy], [target]).transactions
-    assert found.status is TransactionStatus.AHEAD
+    assert found.status is TransactionStatus.OUTDATED_LOG
     with pytest.raises(ConfigurationError, match="outdated copy"):
         abortable([found])
     for logs in ([case.log, copy], [copy, case.log]):
@@ -427,8 +427,8 @@ def view(*, undone: bool, names: tuple[Committable, ...] = ()) -> LogView:
         ({}, TransactionStatus.IN_DOUBT),
         ({"generation": 5}, TransactionStatus.IN_DOUBT),
         ({"generation": ANY_EPOCH, "epoch": ANY_EPOCH}, TransactionStatus.IN_DOUBT),
-        ({"epoch": 3}, TransactionStatus.AHEAD),
-        ({"generation": 6}, TransactionStatus.AHEAD),
+        ({"epoch": 3}, TransactionStatus.OUTDATED_LOG),
+        ({"generation": 6}, TransactionStatus.OUTDATED_LOG),
         ({"epoch": 1}, TransactionStatus.LINGERING),
         ({"generation": 3}, TransactionStatus.LINGERING),
         ({"log": "ffffffff"}, TransactionStatus.FOREIGN),

@@ -57,7 +57,7 @@ class TransactionStatus(StrEnum):
     """Certainly named by no decision, now and ever."""
     FOREIGN = "of another log"
     """It carries the name of the pipeline, and another decision log made it."""
-    AHEAD = "ahead of the log"
+    OUTDATED_LOG = "ahead of the log"
     """Its writer or epoch is one that this log has not come to: the log is an outdated copy."""
     UNKNOWN = "log not given"
 
@@ -97,12 +97,12 @@ RECOVERY: Final[dict[TransactionStatus, dict[Observation, Action]]] = {
     TransactionStatus.IN_DOUBT: _HELD,
     # Of another log: never touched (invariant 9).
     TransactionStatus.FOREIGN: _HELD,
-    # Ahead: this log is an outdated copy, and the one that knows the transaction may have decided it (rule H).
-    TransactionStatus.AHEAD: _HELD,
+    # Ahead of the log: it is an outdated copy, and the one that knows the transaction may have decided it (rule H).
+    TransactionStatus.OUTDATED_LOG: _HELD,
     # No log was given: nothing is known, so nothing is done.
     TransactionStatus.UNKNOWN: _HELD,
 }
-"""What is not listed needs nothing."""
+"""Pairs that are not listed need no action."""
 
 
 def action(status: TransactionStatus, seen: Observation) -> Action:
@@ -123,7 +123,7 @@ def status_of(committable: Committable, view: LogView | None) -> TransactionStat
     if view.named(committable):
         return TransactionStatus.DECIDED if view.undone is not None else TransactionStatus.COMPLETED
     if committable.generation > view.tail or _skips_an_epoch(committable, view):
-        return TransactionStatus.AHEAD
+        return TransactionStatus.OUTDATED_LOG
     by_the_newest = committable.generation == ANY_EPOCH or committable.generation >= view.start
     undecided = committable.epoch == ANY_EPOCH or committable.epoch > view.decided
     if (by_the_newest and undecided) or _replaces(committable, view, view.start):
@@ -136,7 +136,7 @@ def status_for_sweeper(committable: Committable, view: LogView, start: int) -> T
     if committable.log != view.log:
         return TransactionStatus.FOREIGN
     if committable.generation > start:
-        return TransactionStatus.AHEAD
+        return TransactionStatus.OUTDATED_LOG
     if view.named(committable):
         return TransactionStatus.DECIDED if view.undone is not None else TransactionStatus.COMPLETED
     # The own writer's live epoch may still be decided; everything older is fenced by its START.

@@ -251,7 +251,7 @@ def _committing(found: Sequence[FoundTransaction]) -> Mapping[str, TwoPhaseCommi
 def _check_current(found: Sequence[FoundTransaction]) -> None:
     """Refuse a log that is an outdated copy, if the targets prove it."""
     for one in found:
-        if one.status is TransactionStatus.AHEAD:
+        if one.status is TransactionStatus.OUTDATED_LOG:
             raise ConfigurationError(
                 f"the decision log given is an outdated copy: {one.name} was made under it later than its newest "
                 "entry. Give the current one. Nothing was done",

@@ -89,7 +89,7 @@ _BY_STATUS: Final = {
     TransactionStatus.IN_DOUBT: Advice.WAIT,
     TransactionStatus.LINGERING: Advice.COMMITTED_BY_HAND,
     TransactionStatus.FOREIGN: Advice.FIND_LOG,
-    TransactionStatus.AHEAD: Advice.OUTDATED_LOG,
+    TransactionStatus.OUTDATED_LOG: Advice.OUTDATED_LOG,
     TransactionStatus.UNKNOWN: Advice.GIVE_LOG,
 }
 """What is only reported."""
