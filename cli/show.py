@@ -125,7 +125,7 @@ def status(one: AdvisedStatus) -> None:
     """Print the state of a pipeline, and what to do."""
     out = console()
     style = "green" if one.state is PipelineState.RUNNING else "dim" if one.state.is_well else "red"
-    out.print(f"{one.pipeline or one.store}: ", style="bold", end="")
+    out.print(f"{' '.join((one.pipeline or one.store).split())}: ", style="bold", end="")
     out.print(one.state, style=style, end="")
     out.print(f"; {' '.join(one.what.split())}")
     if one.advice:

@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
 from onceward import FileSink, operations
+from onceward.cli.main import app
 from onceward.core.checkpoint.recovery import TransactionStatus
 from onceward.core.errors import ConfigurationError, DataLossError, SqlError
+from onceward.core.operations.discovery import log_folders
 from onceward.core.transaction import Observation
 
 from .golden_kit import SUBTASKS, Driver
@@ -298,3 +301,32 @@ def test_a_target_at_an_address_needs_no_code_of_the_pipeline(tmp_path: Path) ->
 def test_a_place_or_target_that_cannot_be_opened_says_why(open_it: Callable[[], object], message: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(message)):
         open_it()
+
+
+def a_log(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / f"{0:020}").touch()
+    return folder
+
+
+def test_every_checkpoint_in_a_large_folder_is_found(tmp_path: Path) -> None:
+    for number in range(600):
+        for own in ("offsets", "commits", "state/0/0", "sources/0"):
+            (tmp_path / f"c{number}" / own).mkdir(parents=True)
+        a_log(tmp_path / f"c{number}" / ("onceward" if number % 2 else "log"))
+    assert len(list(log_folders(tmp_path))) == 600
+
+
+def test_a_search_that_is_not_finished_is_an_error_behind_what_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = a_log(tmp_path / "log")
+    for number in range(50):
+        (tmp_path / "others" / f"{number}").mkdir(parents=True)
+    monkeypatch.setattr("onceward.core.operations.discovery._FOLDERS", 20)
+    found = log_folders(tmp_path)
+    assert next(found) == first
+    with pytest.raises(ConfigurationError, match="not all were searched"):
+        next(found)
+    assert "not all were searched" in operations.find_logs(str(tmp_path)).errors[str(tmp_path)]
+    assert "not all were searched" in CliRunner().invoke(app, ["status", "--store", str(tmp_path)]).output

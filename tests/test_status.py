@@ -134,6 +134,24 @@ def test_a_log_that_a_savepoint_has_moved_has_ended() -> None:
     assert judged(log(9000, moved="/elsewhere"), []).state is PipelineState.ENDED
 
 
+def test_a_decision_from_the_future_waits_and_one_whose_clock_is_a_little_ahead_does_not() -> None:
+    assert judged(log(-3600, decided=True), []).state is PipelineState.WAITING
+    assert judged(log(-5, decided=True), []).state is PipelineState.RUNNING
+
+
+def test_a_log_from_the_future_is_not_called_running() -> None:
+    told = judged(log(-7200, decided=True, completed=True), written(-7200))
+    assert (told.state, told.pace) == (PipelineState.SILENT, None)
+    assert (
+        told.what == "the time of its newest entry is 2:00 h in the future, so it is not known whether it still writes"
+    )
+
+
+def test_notes_from_the_future_hide_no_silence_once_the_clock_is_right() -> None:
+    told = judged(log(700, decided=True, completed=True), written(-7200))
+    assert (told.state, told.since) == (PipelineState.SILENT, at(700))
+
+
 def test_the_first_in_the_list_needs_somebody_most(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     folder.finish(0)

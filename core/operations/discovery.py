@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from ..errors import ConfigurationError, NoDecisionLogError
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
 
     from .logs import Log
 
-_FOLDERS: Final = 500
+_FOLDERS: Final = 10_000
 """How many folders are looked into for decision logs."""
+_OF_SPARK: Final = frozenset({"offsets", "commits", "sources", "state"})
+"""Spark's own folders in a checkpoint, which may be many."""
 _NAMES: Final = 50
 """How many names of a folder are looked at to tell whether it is a decision log."""
 
@@ -41,7 +44,7 @@ class FoundLogs:
 def find_logs(root: str) -> FoundLogs:
     """Find the decision logs in a local folder, and down to three levels below it, where checkpoints have them.
 
-    At most 500 folders are looked into. Nothing is made or changed.
+    At most 10,000 folders are looked into; if there are more, that is one of the errors. Nothing is made or changed.
 
     Args:
         root: A checkpoint folder, or a folder that contains several.
@@ -57,11 +60,14 @@ def find_logs(root: str) -> FoundLogs:
         raise NoDecisionLogError(f"no such folder: {local[0]}")
     logs: list[Log] = []
     errors: dict[str, str] = {}
-    for folder in log_folders(local[0]):
-        try:
-            logs.append(open_log(str(folder)))
-        except Exception as error:  # noqa: BLE001 - whatever is in it, the folders after it may be sound
-            errors[str(folder)] = str(error)
+    try:
+        for folder in log_folders(local[0]):
+            try:
+                logs.append(open_log(str(folder)))
+            except Exception as error:  # noqa: BLE001 - whatever is in it, the folders after it may be sound
+                errors[str(folder)] = str(error)
+    except ConfigurationError as error:
+        errors[str(local[0])] = str(error)
     return FoundLogs(tuple(logs), errors)
 
 
@@ -84,24 +90,42 @@ class Unsynced(DirectoryStore):
 
 
 def log_folders(root: Path) -> Iterator[Path]:
-    """Find folders with a decision log: the root itself, and down to three levels below it."""
+    """Find folders with a decision log: the root itself, and down to three levels below it.
+
+    Of a checkpoint that has its log inside, and of Spark's own folders, nothing else is searched.
+
+    Raises:
+        ConfigurationError: There are too many folders; raised after those that were found.
+    """
     level, left = [root], _FOLDERS
     for _ in range(4):
         below: list[Path] = []
         for folder in level[:left]:
-            with suppress(OSError), os.scandir(folder) as entries:
-                some = [entry for entry, _ in zip(entries, range(_FOLDERS), strict=False)]
-                if any(position_of(entry.name) is not None for entry in some[:_NAMES]):
+            with suppress(OSError):
+                is_log, inside = _inside(folder)
+                if is_log:
                     yield folder
-                else:  # the log of a checkpoint first: Spark's own folders beside it may be many
-                    inside = sorted(
-                        entry.name for entry in some if entry.is_dir(follow_symlinks=False) and _is_text(entry.name)
-                    )
-                    below += [folder / name for name in sorted(inside, key=lambda name: name != IN_CHECKPOINT)]
+                below += [folder / name for name in inside]
         left -= len(level)
         level = below
-        if left <= 0:
-            return
+        if left < len(level):
+            raise ConfigurationError(
+                f"{root} has more than {_FOLDERS} folders, so not all were searched for decision logs: give folders "
+                "further down, or the checkpoints themselves"
+            )
+
+
+def _inside(folder: Path) -> tuple[bool, list[str]]:
+    """Return whether a folder is a decision log, and which folders in it may have one."""
+    with os.scandir(folder) as entries:
+        some = list(islice(entries, _NAMES))
+        if any(position_of(entry.name) is not None for entry in some):
+            return True, []
+        some += islice(entries, _FOLDERS)
+    names = {entry.name for entry in some if entry.is_dir(follow_symlinks=False) and _is_text(entry.name)}
+    if IN_CHECKPOINT in names:
+        return False, [IN_CHECKPOINT]
+    return False, sorted(names - _OF_SPARK if _OF_SPARK & names else names)
 
 
 def _is_text(name: str) -> bool:

@@ -9,7 +9,8 @@ the log, the notes and the clock. The first state of this list that applies coun
 4. ended: the newest note is of an end.
 5. restarting: the pipeline has started several times within a few minutes, without completing epochs in between.
 6. failed: the newest note is of a failure.
-7. silent: no epoch was completed for many times the usual pace.
+7. silent: no epoch was completed for many times the usual pace, or the newest entry is from the future, so that its
+   age is not known.
 8. running.
 """
 
@@ -46,6 +47,8 @@ SILENT_EPOCHS: Final = 10
 SILENT_SECONDS: Final = 60.0
 UNKNOWN_PACE_SECONDS: Final = 600.0
 """How long it may be without an epoch if its pace is not known."""
+AHEAD_SECONDS: Final = 60.0
+"""How far in the future a time may be: clocks of two machines differ a little. A later one says nothing of an age."""
 NOTES: Final = 200
 """Number of notes of each kind that are looked at."""
 _PROGRESS: Final = frozenset({"epoch", "checkpoint"})
@@ -166,9 +169,11 @@ def assess(
     """
     ends = [one.at for one in noted if one.what in _PROGRESS]
     ends += [done.at for _, done in view.decisions if done is not None]
-    facts = _Facts(view, noted, now, max(ends, default=None), _pace(noted))
+    past = [at for at in ends if not _is_ahead(at, now)]
+    facts = _Facts(view, noted, now, max(past, default=None), _pace(noted))
     found = _moved(facts) or _waiting(facts, expires_in) or _ended(facts)
-    found = found or _restarting(facts) or _failed(facts) or _silent(facts) or _running(facts)
+    found = found or _restarting(facts) or _failed(facts)
+    found = found or _unclear(facts) or _silent(facts) or _running(facts)
     return msgspec.structs.replace(
         found,
         pipeline=pipeline,
@@ -198,8 +203,8 @@ class _Facts:
         return str(failures[-1].fields.get("error", "")) if failures else None
 
     def age(self, at: str | None) -> float | None:
-        """Return how many seconds ago it was; None for what is no time."""
-        return _seconds(at, self.now)
+        """Return how many seconds ago it was; None for what is no time, or is in the future."""
+        return None if _is_ahead(at, self.now) else _seconds(at, self.now)
 
 
 def _status(state: PipelineState, what: str, *, advice: str = "", **known: object) -> PipelineStatus:
@@ -286,8 +291,25 @@ def _ended(facts: _Facts) -> PipelineStatus | None:
     return _status(PipelineState.ENDED, "the last run ended without an error", since=newest.at)
 
 
+def _unclear(facts: _Facts) -> PipelineStatus | None:
+    """Report a log whose newest entry has no time from which its age can be known."""
+    newest = facts.view.entries[-1].at if facts.view.entries else None
+    if newest is None or facts.age(newest) is not None:
+        return None
+    when = _moment(newest)
+    ahead = (
+        f"is {duration((when - facts.now).total_seconds())} in the future" if when is not None else "is not readable"
+    )
+    return _status(
+        PipelineState.SILENT,
+        f"the time of its newest entry {ahead}, so it is not known whether it still writes",
+        advice="correct the clock of its driver, or of this machine",
+        since=newest,
+    )
+
+
 def _silent(facts: _Facts) -> PipelineStatus | None:
-    starts = [one.at for one in facts.noted if one.what == "start"]
+    starts = [one.at for one in facts.noted if one.what == "start" and not _is_ahead(one.at, facts.now)]
     entries = [entry.at for entry in facts.view.entries[-1:]]
     since = max([*starts, *entries, *([facts.last] if facts.last else [])], default=None)
     age, pace = facts.age(since), facts.pace
@@ -326,6 +348,11 @@ def _moment(at: str | None) -> datetime | None:
     except ValueError:
         return None
     return when if when.tzinfo is not None else when.replace(tzinfo=UTC)
+
+
+def _is_ahead(at: str | None, now: datetime) -> bool:
+    when = _moment(at)
+    return when is not None and (when - now).total_seconds() > AHEAD_SECONDS
 
 
 def _seconds(began: str | None, ended: datetime | None) -> float | None:
