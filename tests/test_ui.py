@@ -256,6 +256,21 @@ class TestWorkIsBounded:
         whole = asked.get(path).json()["parts"]
         assert {name: parts[name] for name in whole} == whole
 
+    def test_a_running_pipeline_is_not_sent_again_because_time_passes(
+        self, folder: Folder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder.finish(0)
+        asked = client(folder)
+        first = asked.get("/api/state").json()
+
+        class Later(datetime):
+            @classmethod
+            def now(cls, tz: Any = None) -> datetime:
+                return datetime.now(tz) + timedelta(seconds=25)
+
+        monkeypatch.setattr("onceward.cli.ui.desk.datetime", Later)
+        assert asked.get("/api/state", params={"since": first["version"]}).status_code == 204
+
     @pytest.mark.parametrize("since", ["", "0", "-1", "x", "²", "9" * 5000, "10000"])
     def test_a_page_whose_version_is_not_known_gets_everything(self, folder: Folder, since: str) -> None:
         folder.finish(0)

@@ -21,7 +21,7 @@ from onceward.core.errors import ConfigurationError, EpochConflictError, NoDecis
 from onceward.core.log import read
 from onceward.core.log.store import local_folder
 from onceward.core.operations.discovery import Unsynced, log_folders
-from onceward.operations import Log, abort_undecided, abortable, commit_decided, open_log
+from onceward.operations import Log, PipelineState, abort_undecided, abortable, commit_decided, open_log
 
 from .. import show
 from ..advice import advised
@@ -183,6 +183,8 @@ class Desk:
         self._shown = {}
         for one in self._watch.look():
             status = advised(one.status(now), one.url, self._search.target_words)
+            if status.state is PipelineState.RUNNING:  # the page shows the times, which are not sent again as they pass
+                status = msgspec.structs.replace(status, what="")
             shown = self._shown[one.shown.id] = msgspec.structs.replace(one.shown, status=status)
             newest = shown.epochs[0].epoch if shown.epochs else None
             fields = {name: getattr(shown, name) for name in ("id", "name", "store", "newest")}
