@@ -9,7 +9,7 @@ Every error can be pickled, with its context, because Spark sends errors from ex
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from .kit.secrets import without_logins
 
@@ -27,6 +27,8 @@ class OncewardError(Exception):
 
     retryable: bool = False
     """Whether the same call may succeed later although nobody changes anything."""
+    refuses_rows: bool = False
+    """Whether the target refused rows for their values, so that it may take the other rows of the same transaction."""
 
     def __init__(
         self,
@@ -56,6 +58,15 @@ class OncewardError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self), self.message, dict(self.__dict__)))
+
+
+E = TypeVar("E", bound=OncewardError)
+
+
+def refusing_rows(error: E) -> E:
+    """Mark an error as one by which a target refuses rows for their values, and return it."""
+    error.refuses_rows = True
+    return error
 
 
 def text_of(error: BaseException) -> str:
@@ -212,6 +223,10 @@ class EpochTornError(DataLossError):
 
     retryable = True
     lost: tuple[Any, ...] = ()
+
+
+class DeadLetterLimitError(OncewardError):
+    """Targets refused more rows of an epoch than its limit allows. Nothing of the epoch was decided."""
 
 
 class CommitPendingError(ProtocolError):

@@ -185,6 +185,8 @@ class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
     retried: bool = False
     """Whether an earlier or parallel attempt of this subtask may have left a transaction behind."""
     written: tuple[Written, ...] = ()
+    refused: dict[str, int] = {}
+    """Why rows were refused that went to the dead-letter sink, and how many; for people."""
 
     def to_json(self) -> str:
         """Serialise for the way from executor to driver."""

@@ -49,6 +49,8 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         "persist": "",
         "checkpoint": "checkpointLocation",
         "on_complete": "",
+        "dead_letter": "",
+        "max_dead_letters": "",
     },
 }
 """For what Spark formats make: options that are not the argument in camel case; "" for an argument without option."""

@@ -86,6 +86,14 @@ _REMEDIES: Final[dict[str | int, str]] = {
 }
 _DATA: Final = "change the generated column, index or trigger that cannot take their values"
 _ANY: Final = "change the table so that it takes them"
+_MARIADB_REFUSALS: Final = frozenset(
+    {
+        *(1048, 1062, 1452, 1526, 4025),  # null, key that is there, foreign key, no partition, check
+        *(1264, 1265, 1292, 1366, 1406, 1644, 3819),  # out of range, cut, wrong value, too long, a trigger's SIGNAL
+    }
+)
+_SQLITE_REFUSALS: Final = frozenset({18, 19, 20})
+"""Too large, constraint, mismatch of types."""
 _OF_ROWS: Final = ("22", "23", "54", "P0")
 """SQLSTATE classes of errors for which the rows themselves may be to blame."""
 
@@ -173,6 +181,7 @@ def translate(error: exc.SQLAlchemyError, what: str, target: DatabaseTarget) -> 
         return RetryableSinkError(said)
     refused, known = refusal(target)(said), code(error)
     refused.remedy, refused.of_rows = remedy(known, cause_of(error)), are_rows_to_blame(known)
+    refused.refuses_rows = _refuses_rows(error)
     return refused
 
 
@@ -203,6 +212,14 @@ def remedy(code: str | int | None, driver_error: object) -> str:
 def are_rows_to_blame(code: str | int | None) -> bool:
     """Return whether it would help, too, to correct values of the rows."""
     return not isinstance(code, str) or code[:2] in _OF_ROWS
+
+
+def _refuses_rows(error: exc.SQLAlchemyError) -> bool:
+    """Return whether the database refused rows for their values, and not the statement."""
+    known = code(error)
+    if isinstance(known, str):
+        return are_rows_to_blame(known)
+    return known in (_SQLITE_REFUSALS if _driver(cause_of(error)) == "sqlite3" else _MARIADB_REFUSALS)
 
 
 def diagnostic(driver_error: object, field: str) -> str:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import sqlalchemy as sa
 
-from onceward.core.errors import SchemaError, text_of
+from onceward.core.errors import SchemaError, refusing_rows, text_of
 from onceward.core.kit.pieces import pieces
 from onceward.core.kit.rows import decoded, has_nulls
 from onceward.core.row_hash import RowHash
@@ -164,7 +164,9 @@ def split_changes(batch: pa.RecordBatch, change: str) -> tuple[pa.RecordBatch, p
     known = pc.is_in(values, value_set=pa.array(_CHANGES, pa.large_string()))
     if not pc.all(known, min_count=0).as_py():
         strange = values.filter(pc.invert(known))[0].as_py()
-        raise SchemaError(f"change column {change!r} holds {strange!r}: give one of {', '.join(_CHANGES)}")
+        raise refusing_rows(
+            SchemaError(f"change column {change!r} holds {strange!r}: give one of {', '.join(_CHANGES)}")
+        )
     rows = batch.remove_column(batch.schema.get_field_index(change))
     kept = pc.invert(pc.is_in(values, value_set=pa.array(_IGNORED, pa.large_string())))
     deletes = pc.is_in(values, value_set=pa.array(_DELETES, pa.large_string()))
@@ -182,11 +184,14 @@ def converted(
     arrays = []
     for name, array, step in zip(batch.schema.names, batch.columns, steps, strict=True):
         if name in required and has_nulls(array):
-            raise SchemaError(f"column {name!r} has nulls, and it must have none; the epoch's rows are not written")
+            raise refusing_rows(
+                SchemaError(f"column {name!r} has nulls, and it must have none; the epoch's rows are not written")
+            )
         try:
             arrays.append(step(array))
         except (ValueError, pa.ArrowException) as error:
-            raise SchemaError(f"column {name!r}: {text_of(error)}; the epoch's rows are not written") from error
+            why = f"column {name!r}: {text_of(error)}; the epoch's rows are not written"
+            raise refusing_rows(SchemaError(why)) from error
     return arrays
 
 

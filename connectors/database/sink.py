@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import sqlalchemy as sa
 from sqlalchemy import URL
@@ -138,6 +139,18 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
                 "mode 'upsert' with a key",
                 sink=self.name,
             )
+
+    def trying_rows(self, sinks: Sequence[TwoPhaseCommitSink[Any]]) -> DatabaseSink:
+        """Return the same sink, whose rows the database tries before they are staged; see dead_letters.TriesRows.
+
+        Rows of an upsert are tried in a temporary table, since several subtasks that lock rows of the table in
+        different orders would deadlock. So are rows with a foreign key to a table of another sink of the pipeline:
+        what this sink writes is not visible before the commit.
+        """
+        others = tuple(one.target.table for one in sinks if one is not self and isinstance(one, DatabaseSink))
+        trying = copy(self)
+        trying.target = replace(self.target, tries_rows=True, tried_beside=None if self.target.key else others)
+        return trying
 
     def begin(self, context: WriteContext) -> Writing:
         if self._path is CommitPath.AUTO:

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 import msgspec
 import pyarrow as pa
 
-from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SinkError, text_of
+from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SinkError, refusing_rows, text_of
 from onceward.core.folders import check_rename, make_folder, sync_folder
 from onceward.core.kit.options import check_choice, check_types
 from onceward.core.kit.rows import in_microseconds
@@ -193,9 +193,11 @@ class FileSink(FolderSink[Files]):
             if transaction.hash is not None:
                 transaction.hash.add(hashed(batch, self.format, self.partition_by))
         except SchemaError as error:
-            raise SchemaError(f"{error.message}; the epoch's rows are not written", sink=self.name) from None
+            why = f"{error.message}; the epoch's rows are not written"
+            raise refusing_rows(SchemaError(why, sink=self.name)) from None
         except _UNWRITABLE as error:
-            raise SinkError(f"a row cannot be written as {self.format}: {text_of(error)}", sink=self.name) from error
+            why = f"a row cannot be written as {self.format}: {text_of(error)}"
+            raise refusing_rows(SinkError(why, sink=self.name)) from error
         except OSError as error:
             if error.errno not in _LASTING:
                 raise

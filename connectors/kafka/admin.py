@@ -14,7 +14,7 @@ import confluent_kafka
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AclOperation, AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from onceward.core.errors import ConfigurationError, ExternalError, KafkaError
+from onceward.core.errors import ConfigurationError, ExternalError, KafkaError, refusing_rows
 from onceward.core.kit.processwide import PerProcess
 
 from .coordinator import TransactionCoordinatorClient
@@ -312,7 +312,8 @@ class Cluster:
         """
         for topic in sorted(set(topics) - self._seen_topics):
             if not any(self.partitions_of(topic) for _ in Retries(NEW_TOPIC_SECONDS)):
-                raise KafkaError(f"topic {topic} does not exist: create it first. No topic is created by writing to it")
+                why = f"topic {topic} does not exist: create it first. No topic is created by writing to it"
+                raise refusing_rows(KafkaError(why))
             self._seen_topics.add(topic)
 
     def _ask_limits(self) -> Limits:

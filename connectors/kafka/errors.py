@@ -112,6 +112,11 @@ def advice(name: str) -> str:
     return _ADVICE.get(name, "")
 
 
+def refuses_message(name: str) -> bool:
+    """Return whether this error of librdkafka's refuses a message, and not all of them."""
+    return name in _ADVICE
+
+
 def client_error(what: str, error: BaseException, **context: Any) -> KafkaError:
     """Return a KafkaError for a KafkaException of confluent-kafka, without its error object (it does not pickle)."""
     cause: Any = error.args[0] if error.args else error
@@ -119,6 +124,7 @@ def client_error(what: str, error: BaseException, **context: Any) -> KafkaError:
     words = f"{cause.str()} ({cause.name()}){advice(cause.name())}" if known else error
     raised = KafkaError(f"{what}: {words}", **context)
     raised.retryable = known and bool(cause.retriable())
+    raised.refuses_rows = known and refuses_message(cause.name())
     return raised
 
 

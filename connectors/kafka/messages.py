@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from onceward.core.errors import KafkaError, SchemaError
+from onceward.core.errors import KafkaError, SchemaError, refusing_rows
 
 from .librdkafka import COPY, Argument, Message
 
@@ -70,7 +70,7 @@ class Messages:
         self.label = f"topic {topic}" if topic is not None else "a row's own topic"
         """Where they go, for messages to people."""
         if topic is None and batch.column("topic").null_count:
-            raise KafkaError("a row's topic is null and the sink has no topic: set one of them")
+            raise refusing_rows(KafkaError("a row's topic is null and the sink has no topic: set one of them"))
 
     def __len__(self) -> int:
         return self._length
@@ -267,10 +267,9 @@ def _read_texts(what: str, column: pa.Array) -> list[str]:
         texts: list[str] = column.to_pylist()
     except UnicodeDecodeError:
         wrong = next(data for data in column.cast(pa.large_binary()).to_pylist() if not _is_utf8(data))
-        raise KafkaError(
-            f"{what} holds bytes that are not UTF-8: {wrong[:_SHOWN]!r}. Kafka's names are texts: decode or encode "
-            "them in the query; only key, value and the values of headers may be any bytes"
-        ) from None
+        why = f"{what} holds bytes that are not UTF-8: {wrong[:_SHOWN]!r}. Kafka's names are texts: decode or encode"
+        advice = "them in the query; only key, value and the values of headers may be any bytes"
+        raise refusing_rows(KafkaError(f"{why} {advice}")) from None
     return texts
 
 
@@ -338,10 +337,9 @@ def _is_headers(kind: pa.DataType) -> bool:
 def _numbers(batch: pa.RecordBatch) -> pa.Array:
     least = pc.min(batch.column("partition")).as_py()
     if least is not None and least < 0:
-        raise KafkaError(
-            f"a row has partition {least}, and partitions are numbered from 0. Give null to leave a row to the "
-            "partitioner; hash(key) % n is negative for half of the keys, in Spark pmod(hash(key), n) is not"
-        )
+        why = f"a row has partition {least}, and partitions are numbered from 0. Give null to leave a row to the"
+        advice = "partitioner; hash(key) % n is negative for half of the keys, in Spark pmod(hash(key), n) is not"
+        raise refusing_rows(KafkaError(f"{why} {advice}"))
     return pc.fill_null(batch.column("partition"), UNASSIGNED)
 
 
@@ -357,7 +355,7 @@ def _refuse_nul(what: str, texts: Iterable[str]) -> None:
     """Refuse a text with NUL, where librdkafka would cut it: it is a C string there."""
     cut = next((text for text in texts if "\0" in text), None)
     if cut is not None:
-        raise KafkaError(f"{what} has a NUL character, which librdkafka cannot send: {cut!r}")
+        raise refusing_rows(KafkaError(f"{what} has a NUL character, which librdkafka cannot send: {cut!r}"))
 
 
 def _headers(column: pa.Array) -> Sequence[list[tuple[str, bytes | None]] | None]:
@@ -373,7 +371,7 @@ def _headers_of(column: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
     """Return keys and values of all headers, one after another, and the number of headers of each row."""
     flat = column.flatten()
     if flat.null_count or flat.field("key").null_count:
-        raise KafkaError("a header or its key is null: only a header's value may be null")
+        raise refusing_rows(KafkaError("a header or its key is null: only a header's value may be null"))
     return flat.field("key"), flat.field("value"), pc.fill_null(pc.list_value_length(column), 0)
 
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from confluent_kafka import KafkaException, Producer
 
-from onceward.core.errors import KafkaError
+from onceward.core.errors import KafkaError, refusing_rows
 
 from . import librdkafka
 from .admin import made
-from .errors import advice, client_error
+from .errors import advice, client_error, refuses_message
 from .messages import MessageArray, QueueFull, Rows
 
 if TYPE_CHECKING:
@@ -66,9 +66,12 @@ class DeliveryFailures:
     def __init__(self) -> None:
         self.first = ""
         self.count = 0
+        self.refused = False
+        """Whether a message was refused for itself."""
 
     def __call__(self, error: Any, topic: str, partition: int | None) -> None:
         self.count += 1
+        self.refused = self.refused or refuses_message(error.name())
         if not self.first:
             # A purged message was never given one.
             where = f" partition {partition}" if partition is not None and partition >= 0 else ""
@@ -144,11 +147,9 @@ class TransactionalProducer:
                 wait, idle = 0.0, False
             except QueueFull as full:
                 if idle and full.done == done:  # full, though nothing was in it: waiting would never end
-                    raise KafkaError(
-                        f"a message for {rows.label} does not fit into librdkafka's queue: raise "
-                        "queue.buffering.max.kbytes to twice the largest message",
-                        transaction=str(self.name),
-                    ) from None
+                    why = f"a message for {rows.label} does not fit into librdkafka's queue: raise "
+                    why += "queue.buffering.max.kbytes to twice the largest message"
+                    raise refusing_rows(KafkaError(why, transaction=str(self.name))) from None
                 done, idle = full.done, not len(self._producer)
                 wait = FULL_SECONDS
             self._call(LOST, self._producer.poll, wait)
@@ -195,9 +196,11 @@ class TransactionalProducer:
 
     def _check(self) -> None:
         if self._failures.count:
-            raise KafkaError(
+            error = KafkaError(
                 f"{self._failures.first}; {self._failures.count} messages failed", transaction=str(self.name)
             )
+            error.refuses_rows = self._failures.refused
+            raise error
 
 
 def check_settings(settings: KafkaSettings, *, timeout_ms: int) -> None:

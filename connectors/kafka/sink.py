@@ -12,6 +12,8 @@ import math
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+import pyarrow as pa
+
 from onceward.core.errors import ConfigurationError, KafkaError
 from onceward.core.kit.options import OF_FORMATS, arguments, check_types
 from onceward.core.kit.pieces import pieces
@@ -34,8 +36,6 @@ from .transaction import KIND, VERSION, Inside, Prepared, judge_partitions, mark
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
-
-    import pyarrow as pa
 
     from onceward.core.names import Scope
     from onceward.core.transaction import WriteContext
@@ -240,6 +240,17 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             )
         if not cluster.may_write(topic):
             raise ConfigurationError(f"this client has no permission to Write to topic {topic}", sink=self.name)
+
+    def from_letters(self, letters: pa.RecordBatch) -> pa.RecordBatch:
+        """Return dead letters as messages: the refused row is the value, and everything else is a header."""
+        rows = letters.to_pylist()
+        headers = [
+            [{"key": name, "value": str(value).encode()} for name, value in row.items() if value is not None]
+            for row in ({name: value for name, value in row.items() if name != "row"} for row in rows)
+        ]
+        kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+        columns = [letters.column("row"), pa.array(headers, kind)]
+        return pa.RecordBatch.from_arrays(columns, names=["value", "headers"])
 
     def begin(self, context: WriteContext) -> KafkaTransaction:
         pool = self._pool(context.scope)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from onceward.core.errors import ConfigurationError, SchemaError, SinkError, text_of
+from onceward.core.errors import ConfigurationError, SchemaError, SinkError, refusing_rows, text_of
 from onceward.core.kit.pieces import pieces, size_of
 from onceward.core.kit.rows import UNWRITABLE, check_columns, in_microseconds, plain, to_json, with_column
 from onceward.core.names import FORMAT
@@ -184,7 +184,7 @@ def written(
         ) from None
     except UNWRITABLE as error:
         words = with_column(error, rows, to_json if form == "list" else cell)
-        raise SinkError(f"a row cannot be written: {words}", sink=sink) from error
+        raise refusing_rows(SinkError(f"a row cannot be written: {words}", sink=sink)) from error
 
 
 def check_sizes(sink: str, form: str, key: KeyTemplate, batch: pa.RecordBatch, settings: RedisSettings) -> None:
@@ -206,10 +206,8 @@ def check_sizes(sink: str, form: str, key: KeyTemplate, batch: pa.RecordBatch, s
             ("a row", sum(sizes) + _HEAD, request, "client-query-buffer-limit"),
         ):
             if size > most:
-                raise SchemaError(
-                    f"{what} has {size} bytes, and {settings.shown} takes {most} ({setting}); nothing is written",
-                    sink=sink,
-                )
+                why = f"{what} has {size} bytes, and {settings.shown} takes {most} ({setting}); nothing is written"
+                raise refusing_rows(SchemaError(why, sink=sink))
 
 
 def _row(form: str, key: KeyTemplate, row: dict[str, Any], maxlen: int | None) -> WrittenEntry:

@@ -19,12 +19,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
+from onceward.core.dead_letters import DEFAULT_LIMIT, Limit, schema_for_letters
 from onceward.core.errors import ConfigurationError, SchemaError
 from onceward.core.names import check_pipeline_name
 from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST, CommitPolicy, OnLost
 from onceward.sinks import Sink
 
-from .handler import EpochHandler, check_pipeline, check_settings, driven_sinks
+from .handler import EpochHandler, check_pipeline, check_settings, dead_letters_of, driven_sinks
 from .kafka import with_publication
 from .outputs import DEFAULT_PERSIST, AnySink, Output, Persist, Transformations, applied, checked_persist, sinks_of
 from .parallelism import Writers, checked_writers, row_size
@@ -77,6 +78,9 @@ class ForeachBatch:
             records the reason, and it counts once.
         persist: Where Spark keeps the rows of a micro-batch until it is committed, if several DataFrames are written:
             "DISK_ONLY" or "MEMORY_AND_DISK".
+        dead_letter: Sink for the rows that other sinks refuse for their values, see `exactly_once`.
+        max_dead_letters: Limit of refused rows in an epoch, above which the query stops: a number of rows, or as a
+            float a share of the epoch's rows. None: no limit.
         on_complete: Function that is called on the driver after an epoch's COMPLETED entry is durable, with the epoch's
             number and its input. After a restart it is called again for the newest epoch.
 
@@ -96,16 +100,20 @@ class ForeachBatch:
         adopt: bool = False,
         rewind: str | None = None,
         persist: Persist = DEFAULT_PERSIST,
+        dead_letter: AnySink | None = None,
+        max_dead_letters: Limit = DEFAULT_LIMIT,
         on_complete: Callable[[int, EpochInput], None] | None = None,
     ) -> None:
         plain = sinks_of(sinks)
-        check_pipeline(plain, check_pipeline_name(pipeline), "ForeachBatch")
+        everywhere = [*plain, *([] if dead_letter is None else [dead_letter])]
+        check_pipeline(everywhere, check_pipeline_name(pipeline), "ForeachBatch")
+        letters = dead_letters_of(dead_letter, max_dead_letters)
         check_settings(adopt, rewind, on_complete)
         self._outputs = [one if isinstance(one, Output) else Output(one) for one in sinks]
         self._pipeline = _Batches(
             pipeline,
             plain,
-            {sink.name: sink for sink in driven_sinks(plain)},
+            {sink.name: sink for sink in driven_sinks(plain, tries=letters is not None)},
             checked_persist(persist),
             partial(
                 EpochHandler,
@@ -115,6 +123,7 @@ class ForeachBatch:
                 adopt=adopt,
                 rewind=rewind,
                 writers=checked_writers(writers),
+                dead_letters=letters,
             ),
             on_complete,
         )
@@ -319,10 +328,13 @@ class _Batches:
 
     def finish(self, handler: EpochHandler, batch: DataFrame, number: int, writes: _Writes) -> None:
         """Write an epoch, decide and commit it."""
-        for name, schema in writes.schemas.items():
-            if self._validated.get(name) != schema:
-                self.driven[name].validate(schema)
-                self._validated[name] = schema
+        schemas = [(self.driven[name], schema) for name, schema in writes.schemas.items()]
+        if handler.dead_letters is not None:
+            schemas.append((handler.dead_letters.sink, schema_for_letters(handler.dead_letters.sink)))
+        for sink, schema in schemas:
+            if self._validated.get(sink.name) != schema:
+                sink.validate(schema)
+                self._validated[sink.name] = schema
         whole = writes.frames.keys() == self.driven.keys() and all(one is batch for one in writes.frames.values())
         handler.outputs = Transformations(persist=self.persist) if whole else writes
         handler.cheap = whole and self._cheap and is_micro_batch(batch)

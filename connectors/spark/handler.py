@@ -19,7 +19,16 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import pyarrow as pa
 
 from onceward.core.checkpoint import Admission, CommitPolicy, Coordinator, OnLost
+from onceward.core.checkpoint.isolation import over_limit
 from onceward.core.checkpoint.subtask import DirectlyWritten
+from onceward.core.dead_letters import (
+    DEFAULT_LIMIT,
+    DeadLetters,
+    Limit,
+    TriesRows,
+    checked_limit,
+    schema_for_letters,
+)
 from onceward.core.errors import (
     ConfigurationError,
     DecisionInDoubtError,
@@ -47,6 +56,7 @@ from .outputs import DEFAULT_PERSIST, AnySink, Jobs, Output, Persist, Transforma
 from .parallelism import TOO_LARGE, Writers, checked_writers, driver_limit, row_size, writers_of
 from .plan import handlers, only_writes, streaming_sources
 from .query import QueryRun, checked_folder, epoch_input, reason
+from .refusals import Letters
 from .session import QuerySession, is_connect, session_of, spark_errors
 from .task import (
     ACK_COLUMN,
@@ -90,6 +100,8 @@ def exactly_once(
     adopt: bool = False,
     rewind: str | None = None,
     persist: Persist = DEFAULT_PERSIST,
+    dead_letter: AnySink | None = None,
+    max_dead_letters: Limit = DEFAULT_LIMIT,
     on_complete: Callable[[int, EpochInput], None] | None = None,
 ) -> DataStreamWriter:
     """Write a streaming DataFrame into one or more sinks, so that each record takes effect exactly once in each.
@@ -124,6 +136,11 @@ def exactly_once(
         persist: Where Spark keeps the rows of a micro-batch until it is committed, if several outputs read them:
             "DISK_ONLY" (the executors' disks, no memory), or "MEMORY_AND_DISK" (in the executors' storage memory as far
             as there is room, the rest on disk). Without an Output that has a function nothing is kept.
+        dead_letter: Sink for the rows that other sinks refuse for their values, in the same epoch. It gets the refused
+            row as JSON, the reason, the sink, and the topic, partition and offset where the query has these columns.
+            Default: a refused row fails its epoch.
+        max_dead_letters: Limit of refused rows in an epoch, above which the query stops: a number of rows, or as a
+            float a share of the epoch's rows. None: no limit.
         on_complete: Function that is called on the driver after an epoch's COMPLETED entry is durable, with the epoch's
             number and its input. After a restart it is called again for the newest epoch.
 
@@ -137,7 +154,8 @@ def exactly_once(
     """
     plain = sinks_of(sinks)
     _check_frame(df)
-    check_pipeline(plain, pipeline)
+    check_pipeline([*plain, *([] if dead_letter is None else [dead_letter])], pipeline)
+    letters = dead_letters_of(dead_letter, max_dead_letters)
     check_settings(adopt, rewind, on_complete)
     writers = checked_writers(writers)  # before a sink is validated, which may create its table
     outputs = Transformations.of(df, sinks, checked_persist(persist))
@@ -149,12 +167,15 @@ def exactly_once(
     warn_of_python(df.sparkSession)
     if pipeline is None and not EXPLAINING.get():
         _log.warning("no pipeline was named: if the checkpoint is deleted, all rows are written again. Give pipeline=…")
-    driven = driven_sinks(plain)
+    driven = driven_sinks(plain, tries=letters is not None)
     schemas = {sink.name: schema_for(outputs.frames.get(sink.name, df), sink) for sink in driven}
+    everywhere = [*driven, *([] if letters is None else [letters.sink])]
+    if letters is not None:
+        schemas[letters.sink.name] = schema_for_letters(letters.sink)
     # A target that does not answer must not keep what is decided from being committed elsewhere before it expires.
     recovers_first = view is not None and view.undone is not None
     if not EXPLAINING.get() and not recovers_first:  # it may create a table or a topic
-        for sink in driven:
+        for sink in everywhere:
             sink.validate(schemas[sink.name])
     handler = EpochHandler(
         df.sparkSession,
@@ -170,6 +191,7 @@ def exactly_once(
         on_complete=with_publication(streaming_sources(df), on_complete),
         unvalidated=schemas if recovers_first else {},
         outputs=outputs,
+        dead_letters=letters,
     )
     writer = df.writeStream.foreachBatch(handler)
     handlers[writer] = handler
@@ -244,9 +266,30 @@ def check_settings(adopt: bool, rewind: str | None, on_complete: object) -> None
         raise ConfigurationError(f"on_complete must be a function, not {_given(on_complete)}")
 
 
-def driven_sinks(sinks: Iterable[AnySink]) -> list[TwoPhaseCommitSink[Any]]:
-    """Return the sinks as the coordinator drives them, and warn of those whose guarantee is weaker."""
+def dead_letters_of(sink: AnySink | None, limit: Limit) -> DeadLetters | None:
+    """Return where refused rows go; None if they fail the epoch.
+
+    Raises:
+        ConfigurationError: The limit is none, or the sink has `select` or `where`, which Spark would have to compute.
+    """
+    checked = checked_limit(limit)
+    if sink is None:
+        return None
+    if sink.select is not None or sink.where is not None:
+        raise ConfigurationError("a dead-letter sink takes no select and no where", sink=sink.name)
+    return DeadLetters(driven_sinks([sink])[0], checked)
+
+
+def driven_sinks(sinks: Iterable[AnySink], *, tries: bool = False) -> list[TwoPhaseCommitSink[Any]]:
+    """Return the sinks as the coordinator drives them, and warn of those whose guarantee is weaker.
+
+    Args:
+        sinks: The sinks.
+        tries: Whether sinks should have their targets try rows before these are durable, where they can.
+    """
     driven = [DirectlyWritten(sink) if isinstance(sink, DirectSink) else sink for sink in sinks]
+    if tries:
+        driven = [sink.trying_rows(driven) if isinstance(sink, TriesRows) else sink for sink in driven]
     for sink in driven:
         if sink.guarantee is not Guarantee.EXACTLY_ONCE:
             _log.warning("sink %s guarantees only %s, even with exactly_once", sink.name, sink.guarantee)
@@ -306,6 +349,8 @@ class EpochHandler:
     """Schemas of sinks that are validated after the recovery of what is decided."""
     outputs: Jobs = field(default_factory=Transformations)
     """The transformations of sinks that have one."""
+    dead_letters: DeadLetters | None = None
+    """Where rows go that the sinks refuse; None if they fail the epoch."""
 
     def __post_init__(self) -> None:
         self._session = session_of(self.spark)
@@ -416,10 +461,38 @@ class EpochHandler:
                 acks, lost = self._write_outputs(frame, coordinator, batch, tasks)
             else:
                 acks, lost = self._write(frame if tasks is None else frame.coalesce(tasks), coordinator, batch, limit)
+            with self._giving_up(coordinator):
+                self._check_dead_letters(coordinator, batch, acks)
             with self._giving_up(coordinator, unless_decided=batch):
                 coordinator.commit(batch, acks, about, sweep_after=lost)
         if self.on_complete is not None:
             self.on_complete(batch, about)
+
+    def _all_sinks(self) -> list[TwoPhaseCommitSink[Any]]:
+        return [*self.sinks, *([self.dead_letters.sink] if self.dead_letters is not None else [])]
+
+    def _letters(self, coordinator: Coordinator, batch: int, *, written: bool = True) -> Letters | None:
+        dead = self.dead_letters
+        if dead is None:
+            return None
+        return Letters(dead.sink, coordinator.context(dead.sink.name, batch, subtask=-1), dead.most, written)
+
+    def _check_dead_letters(self, coordinator: Coordinator, batch: int, acks: Sequence[Acknowledgement]) -> None:
+        """Refuse the epoch if too many of its rows were refused, and else report them."""
+        dead = self.dead_letters
+        if dead is None:
+            return
+        amounts = [written for ack in acks for written in ack.written]
+        refused = sum(written.rows for written in amounts if written.sink == dead.sink.name)
+        told: dict[str, int] = {}
+        for why, rows in (item for ack in acks for item in ack.refused.items()):
+            told[why] = told.get(why, 0) + rows
+        limit = dead.exceeded(refused, sum(written.rows for written in amounts) - refused)
+        if limit:
+            raise over_limit(coordinator.context(dead.sink.name, batch, subtask=-1), refused, limit, told)
+        if refused:
+            words = "; ".join(f"{rows} times {why}" for why, rows in told.items())
+            _log.warning("epoch %s: %s refused rows go to sink %s: %s", batch, refused, dead.sink.name, words)
 
     def _heal(self, frame: DataFrame, coordinator: Coordinator, batch: int, about: EpochInput) -> None:
         """Compute a decided epoch again, and write its lost rows, with as many tasks as wrote it before."""
@@ -440,9 +513,11 @@ class EpochHandler:
         store = open_log(self.store, run.checkpoint, name)
         check_store(local_store(store), self._session.master)
         self._run_writers = self._run_writers or RunWriters.of(name, store)
-        coordinator = Coordinator(name, store, self.sinks, self.policy, heals=True, run_writers=self._run_writers)
+        coordinator = Coordinator(
+            name, store, self._all_sinks(), self.policy, heals=True, run_writers=self._run_writers
+        )
         coordinator.open(rewind=self.rewind, first_epoch=batch, query=run.query, epoch_input=about)
-        for sink in self.sinks:
+        for sink in self._all_sinks():
             if sink.name in self.unvalidated:
                 sink.validate(self.unvalidated[sink.name])
         self.unvalidated = {}
@@ -466,7 +541,8 @@ class EpochHandler:
                 if rows is not None:
                     self._note_size(rows.nbytes / rows.num_rows if rows.num_rows else None)
                     contexts = [coordinator.context(sink.name, batch, subtask=0) for sink in self.sinks]
-                    return [write_partition(self.sinks, contexts, rows.to_batches())], False
+                    letters = self._letters(coordinator, batch)
+                    return [write_partition(self.sinks, contexts, rows.to_batches(), letters=letters)], False
         return self._write_by_tasks(frame, coordinator, batch, self.sinks)
 
     def _gathered(self, frame: DataFrame, limit: float) -> pa.Table | None:
@@ -477,7 +553,7 @@ class EpochHandler:
         try:
             if limit != math.inf:
                 frame = frame.where(f"if({self.row_size} <= {limit}, true, raise_error('{TOO_LARGE}'))")
-            return collected(projected(frame, self.sinks))
+            return collected(projected(frame, self.sinks, source=self.dead_letters is not None))
         except pa.ArrowInvalid:
             pass
         except spark_errors() as error:
@@ -497,11 +573,14 @@ class EpochHandler:
         batch: int,
         sinks: Sequence[TwoPhaseCommitSink[Any]],
         only: Sequence[frozenset[int] | None] | None = None,
+        *,
+        letters_written: bool = True,
     ) -> tuple[list[Acknowledgement], bool]:
+        letters = self._letters(coordinator, batch, written=letters_written)
         contexts = [coordinator.context(sink.name, batch, subtask=-1) for sink in sinks]
-        given, names = with_plain_names(projected(frame, sinks))
+        given, names = with_plain_names(projected(frame, sinks, source=letters is not None))
         with self._giving_up(coordinator):
-            task = partial(write_and_tell, sinks, contexts, names, only)
+            task = partial(write_and_tell, sinks, contexts, names=names, only=only, letters=letters)
             rows = given.mapInArrow(task, ACK_SCHEMA).collect()
         self._note_size(max((row[SIZE_COLUMN] for row in rows if row[SIZE_COLUMN] is not None), default=None))
         lost = self._speculates or self._session.failed({row[STAGE_COLUMN] for row in rows})
@@ -525,15 +604,19 @@ class EpochHandler:
             only: The sinks that write, and in which subtasks (None for all); None for all sinks.
         """
         sinks = [sink for sink in self.sinks if only is None or sink.name in only]
+        everywhere = [sink for sink in self._all_sinks() if only is None or sink.name in only]
+        letters_written = len(everywhere) > len(sinks)
         acks: list[Acknowledgement] = []
         lost = False
         with self.outputs.jobs(frame, sinks) as jobs:
             for rows, part in jobs:
                 limited = rows if tasks is None else rows.coalesce(tasks)
                 subtasks = None if only is None else [only[sink.name] for sink in part]
-                written, left = self._write_by_tasks(limited, coordinator, batch, part, subtasks)
+                written, left = self._write_by_tasks(
+                    limited, coordinator, batch, part, subtasks, letters_written=letters_written
+                )
                 acks, lost = acks + written, lost or left
-        return merged(acks, sinks), lost
+        return merged(acks, everywhere), lost
 
     @contextlib.contextmanager
     def _giving_up(self, coordinator: Coordinator, unless_decided: int | None = None) -> Iterator[None]:

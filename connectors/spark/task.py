@@ -19,11 +19,13 @@ import msgspec
 import pyarrow as pa
 
 from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.dead_letters import SOURCE
 from onceward.core.errors import ConfigurationError, SchemaError
 from onceward.core.kit.rows import with_leaves
 from onceward.core.transaction import Acknowledgement, WriteContext
 
 from .plan import analyzed, nodes
+from .refusals import SOURCE_COLUMN, IsolatingPartition, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from onceward.sinks import Sink, TwoPhaseCommitSink
+
+    from .refusals import Letters
 
 _log = logging.getLogger("onceward.spark")
 
@@ -72,6 +76,7 @@ def write_partition(
     contexts: Sequence[WriteContext],
     batches: Iterable[pa.RecordBatch],
     only: Sequence[frozenset[int] | None] | None = None,
+    letters: Letters | None = None,
 ) -> Acknowledgement:
     """Write one partition into every sink; on any failure roll back the transactions that are not pre-committed.
 
@@ -80,6 +85,7 @@ def write_partition(
         contexts: One for each sink, with subtask and attempt still to be filled in.
         batches: Of the frame that `projected` made.
         only: For each sink, the subtasks that write (the others only compute); None for all.
+        letters: Where refused rows go; None if they fail the epoch.
     """
     here = place()
     mine = [msgspec.structs.replace(c, subtask=here.subtask, attempt=here.attempt) for c in contexts]
@@ -91,6 +97,13 @@ def write_partition(
         if only is None or (wanted := only[number]) is None or here.subtask in wanted
     ]
     try:
+        if letters is not None:
+            context = msgspec.structs.replace(letters.context, subtask=here.subtask, attempt=here.attempt)
+            numbers = [number for number, _ in writing]
+            part, source = (_whole, _source_of_whole) if shared else (_part_of, _source_of_part)
+            isolating = IsolatingPartition(tuple(epochs), numbers, part, source, letters=letters, context=context)
+            epochs.append(isolating.letters)
+            return isolating.write(map(in_utc, batches))
         for batch in map(in_utc, batches):
             for number, epoch in writing:
                 epoch.write(batch if shared else _part(batch.column(number)))
@@ -116,18 +129,21 @@ def write_partition(
 def write_and_tell(
     sinks: Sequence[TwoPhaseCommitSink[Any]],
     contexts: Sequence[WriteContext],
-    names: Sequence[str] | None,
-    only: Sequence[frozenset[int] | None] | None,
     batches: Iterable[pa.RecordBatch],
+    *,
+    names: Sequence[str] | None = None,
+    only: Sequence[frozenset[int] | None] | None = None,
+    letters: Letters | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Write a partition, for `mapInArrow`; yield one row: acknowledgement, stage, size of a row.
 
     Args:
         sinks: The pipeline's.
         contexts: One for each sink, with subtask and attempt still to be filled in.
+        batches: Of the frame that `projected` made.
         names: The columns' names, if they come under others.
         only: See write_partition.
-        batches: Of the frame that `projected` made.
+        letters: See write_partition.
     """
     rows = size = 0
 
@@ -137,7 +153,7 @@ def write_and_tell(
             rows, size = rows + batch.num_rows, size + batch.nbytes
             yield batch if names is None else batch.rename_columns(names)
 
-    ack = write_partition(sinks, contexts, counted(), only)
+    ack = write_partition(sinks, contexts, counted(), only, letters)
     columns = {
         ACK_COLUMN: pa.array([ack.to_json()]),
         STAGE_COLUMN: pa.array([place().stage], pa.int32()),
@@ -146,8 +162,14 @@ def write_and_tell(
     yield pa.RecordBatch.from_pydict(columns)
 
 
-def projected(frame: DataFrame, sinks: Sequence[Sink]) -> DataFrame:
-    """Return the frame whose batches executors distribute to the sinks."""
+def projected(frame: DataFrame, sinks: Sequence[Sink], *, source: bool = False) -> DataFrame:
+    """Return the frame whose batches executors distribute to the sinks.
+
+    Args:
+        frame: The query's rows.
+        sinks: The sinks.
+        source: Whether to add where each row came from, if the frame says.
+    """
     if share_batches(sinks):
         return frame
     from pyspark.sql import functions as sf  # noqa: PLC0415 - needs a Spark installation
@@ -158,6 +180,8 @@ def projected(frame: DataFrame, sinks: Sequence[Sink]) -> DataFrame:
         if sink.where is not None:
             row = sf.when(sf.expr(sink.where), row.cast(_with_nulls(frame.select(row).schema[0].dataType)))
         columns.append(row.alias(f"sink_{number}"))
+    if source and set(SOURCE) <= set(frame.columns):
+        columns.append(sf.struct(*SOURCE).alias(SOURCE_COLUMN))
     return frame.select(*columns)
 
 
@@ -194,6 +218,22 @@ def _part(column: Any) -> pa.RecordBatch:
     if array.null_count:
         array = array.filter(array.is_valid())
     return pa.RecordBatch.from_struct_array(array)
+
+
+def _whole(batch: pa.RecordBatch, _number: int) -> pa.RecordBatch:
+    return batch
+
+
+def _source_of_whole(batch: pa.RecordBatch, _number: int) -> pa.RecordBatch | None:
+    return source_of(batch, None)
+
+
+def _part_of(batch: pa.RecordBatch, number: int) -> pa.RecordBatch:
+    return _part(batch.column(number))
+
+
+def _source_of_part(batch: pa.RecordBatch, number: int) -> pa.RecordBatch | None:
+    return source_of(batch, batch.column(number))
 
 
 _MISSING_GROUP_BY: Final = "[MISSING_GROUP_BY]"

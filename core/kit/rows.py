@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
-from ..errors import SchemaError, SinkError
+from ..errors import SchemaError, SinkError, refusing_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -193,7 +193,8 @@ def json_rows(sink: str, rows: pa.RecordBatch) -> list[str]:
     try:
         return [to_json(row) for row in in_microseconds(rows).to_pylist()]
     except UNWRITABLE as error:
-        raise SinkError(f"a row cannot be written as JSON: {with_column(error, rows, to_json)}", sink=sink) from error
+        why = f"a row cannot be written as JSON: {with_column(error, rows, to_json)}"
+        raise refusing_rows(SinkError(why, sink=sink)) from error
 
 
 def with_column(error: Exception, rows: pa.RecordBatch, write: Callable[[Any], object]) -> str:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from onceward.core.errors import ConfigurationError, OncewardError, RetryableSinkError, SchemaError
+from onceward.core.errors import ConfigurationError, OncewardError, RetryableSinkError, SchemaError, refusing_rows
 from onceward.core.kit.rows import has_nulls
 from onceward.core.transaction import Committable
 
@@ -66,6 +66,10 @@ _DISABLED: Final = "55000"
 _NOT_SUPPORTED: Final = "0A000"
 _USED_UP: Final = "53200"
 _PREPARED_LIMIT: Final = "max_prepared_transactions"
+_REFERS: Final = (
+    "SELECT 1 FROM pg_catalog.pg_constraint WHERE contype = 'f' AND conrelid = to_regclass(%s)"
+    " AND confrelid IN (SELECT to_regclass(name) FROM unnest(%s::text[]) AS name) LIMIT 1"
+)
 _OWN_FIELDS: Final = (pa.field(ID, pa.int64()), pa.field(ROW, pa.int64()))
 
 
@@ -272,7 +276,7 @@ class StagingWriting(CopyWriting):
         self._check_nulls(kept)
         for column in self.target.key:
             if has_nulls(batch.column(column)):
-                raise SchemaError(f"key column {column!r} has nulls: an upsert cannot match them")
+                raise refusing_rows(SchemaError(f"key column {column!r} has nulls: an upsert cannot match them"))
         own = [
             *own,
             pa.repeat(pa.scalar(self.id, pa.int64()), batch.num_rows),
@@ -291,10 +295,9 @@ class StagingWriting(CopyWriting):
             if not (column.not_null and column.has_default and column.name in rows.schema.names):
                 continue
             if has_nulls(rows.column(column.name)):
-                raise SchemaError(
-                    f"column {column.name!r} has nulls, and it is NOT NULL in table {self.target.table}; its default "
-                    "counts only where the column is not in the data. Leave the column out, or fill it"
-                )
+                why = f"column {column.name!r} has nulls, and it is NOT NULL in table {self.target.table}; its default"
+                advice = "counts only where the column is not in the data. Leave the column out, or fill it"
+                raise refusing_rows(SchemaError(f"{why} {advice}"))
 
     def _own_fields(self) -> list[pa.Field]:
         return [*([pa.field(DELETE, pa.bool_())] if self.target.change else []), *_OWN_FIELDS]
@@ -321,8 +324,26 @@ class StagingWriting(CopyWriting):
             STAGED, self.name, rows=self.rows, proof=self.proof, handle=staged_handle(self.rows, **how)
         )
 
+    def _tries_in_table(self) -> bool:
+        """Return whether no row can depend on rows of the same epoch in another table."""
+        beside = self.target.tried_beside
+        if not beside:
+            return beside is not None
+        with session(self.connection) as lent:
+            question = (TableName(self.table.schema, self.table.name).quoted, [name.quoted for name in beside])
+            found = lent.execute(_REFERS, question).fetchone()
+        return found is None
+
     def _try_rows(self) -> None:
-        """Merge the rows into a temporary table like the target; ../pieces.py explains why."""
+        """Merge the rows into the target and take that back, or into a temporary table like it; see ../pieces.py."""
+        if self._tries_in_table():
+            movement = Movement(TableName(self.table.schema, self.table.name), (), self.columns)
+            with session(self.connection) as lent:
+                lent.execute(b"SAVEPOINT onceward_trial")
+                for statement in merge_statements(lent, movement, [StagedPart(self.id, 0, self.rows)], self.stage):
+                    lent.execute(statement.encode())
+                lent.execute(b"SET CONSTRAINTS ALL IMMEDIATE; ROLLBACK TO SAVEPOINT onceward_trial")
+            return
         table = sa.table(self.table.name, schema=self.table.schema)
         with PostgreSql().trial(self.connection, table) as (place, has_keys):
             movement = Movement(place, self.target.key if has_keys else (), self.columns)

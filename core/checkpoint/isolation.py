@@ -1,0 +1,215 @@
+"""Isolate the rows that a target refuses for their values, so that an epoch can be decided without them.
+
+A subtask whose transaction is refused rolls it back, and finds the refused rows by halving: each half that the target
+takes holds none. Why this does not weaken the protocol:
+
+1. Each trial is a transaction like any other, prepared and then aborted. No acknowledgement names it, so no decision
+   can, and the sweep ends those of a process that died in between. So it may be aborted without barring anything.
+2. What is acknowledged is one transaction that holds all other rows of the subtask, prepared as a whole.
+3. Halves may be taken alone and not together, for example two rows with one key. If what is left is refused again,
+   each trial also holds everything that was accepted before. Of rows that exclude each other the first one stays.
+
+A fault (no answer, a lock, a full disk) is never taken for a refusal: it fails the attempt, as without isolation.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from bisect import bisect_right
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from ..errors import DeadLetterLimitError, OncewardError
+from .subtask import SubtaskEpoch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from ..sink import TwoPhaseCommitSink
+    from ..transaction import Committable, WriteContext, Written
+
+IN_MEMORY: Final = 32 * 2**20
+"""Bytes of a subtask's rows that are kept in memory."""
+
+
+class Spool:
+    """Keeps the batches of a subtask until it has prepared: in memory first, then in a file without a name.
+
+    Args:
+        in_memory: Bytes to keep in memory.
+    """
+
+    def __init__(self, in_memory: int = IN_MEMORY) -> None:
+        self._left = in_memory
+        self._kept: list[pa.RecordBatch] = []
+        self._file: Any = None
+        self._writer: Any = None
+        self._reader: Any = None
+        self._spilled = 0
+
+    def __len__(self) -> int:
+        return len(self._kept) + self._spilled
+
+    def __getitem__(self, number: int) -> pa.RecordBatch:
+        if number < len(self._kept):
+            return self._kept[number]
+        if self._reader is None:
+            self._writer.close()
+            self._reader = pa.ipc.open_file(pa.PythonFile(self._file, "r"))
+        return self._reader.get_batch(number - len(self._kept))
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Keep a batch. All have the schema of the first one."""
+        self._left -= batch.nbytes
+        if self._left >= 0:
+            self._kept.append(batch)
+            return
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(prefix="onceward-")  # noqa: SIM115 - closed by `close`
+            self._writer = pa.ipc.new_file(pa.PythonFile(self._file, "w"), batch.schema)
+        self._writer.write_batch(batch)
+        self._spilled += 1
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._kept = []
+        if self._file is not None:
+            self._file.close()
+
+
+class Isolation:
+    """One sink in one subtask, whose transaction was refused.
+
+    Args:
+        sink: The sink.
+        context: The subtask's.
+        parts: For each batch that the subtask got, the rows of the sink, when called with its number.
+        sizes: How many rows each of them has.
+        most: Number of refused rows above which to stop; None for any number.
+    """
+
+    def __init__(
+        self,
+        sink: TwoPhaseCommitSink[Any],
+        context: WriteContext,
+        parts: Callable[[int], pa.RecordBatch],
+        sizes: list[int],
+        most: int | None,
+    ) -> None:
+        self._sink, self._context, self._parts, self._most = sink, context, parts, most
+        self._starts = [0, *accumulate(sizes)]
+        self.refused: dict[int, OncewardError] = {}
+        """The refused rows, by their place in the subtask, and why."""
+
+    def write(self, error: OncewardError) -> tuple[Committable | None, Written]:
+        """Write the rows that the target takes into one transaction (2), and return it.
+
+        Args:
+            error: What the transaction of all rows was refused with.
+
+        Raises:
+            DeadLetterLimitError: More rows than allowed are refused.
+            OncewardError: The target fails in another way, or refuses rows together that it takes one by one.
+        """
+        total = self._starts[-1]
+        self._halve(0, total, error, accepted=None)
+        try:
+            return self._prepared()
+        except OncewardError as together:
+            if not together.refuses_rows:
+                raise
+            before, accepted = self._accepted(), list[tuple[int, int]]()
+            for begin, end in before:
+                self._try(begin, end, accepted)
+            return self._prepared()
+
+    def _prepared(self) -> tuple[Committable | None, Written]:
+        epoch = SubtaskEpoch(self._sink, self._context)
+        try:
+            for begin, end in self._accepted():
+                for rows in self._rows(begin, end):
+                    epoch.write(rows)
+            return epoch.pre_commit(), epoch.written
+        except BaseException:
+            epoch.discard()
+            raise
+
+    def _accepted(self) -> list[tuple[int, int]]:
+        """Return the ranges of rows between the refused ones."""
+        ends = [*sorted(self.refused), self._starts[-1]]
+        begins = [0, *(number + 1 for number in sorted(self.refused))]
+        return [(begin, end) for begin, end in zip(begins, ends, strict=True) if begin < end]
+
+    def _halve(self, begin: int, end: int, error: OncewardError, accepted: list[tuple[int, int]] | None) -> None:
+        """Find the refused rows in a range that was refused as a whole."""
+        if end - begin == 1:
+            self.refused[begin] = error
+            if self._most is not None and len(self.refused) > self._most:
+                raise over_limit(
+                    self._context, len(self.refused), f"{self._most} rows", {_reason(self._sink, error): 1}
+                )
+            return
+        middle = (begin + end) // 2
+        self._try(begin, middle, accepted)
+        self._try(middle, end, accepted)
+
+    def _try(self, begin: int, end: int, accepted: list[tuple[int, int]] | None) -> None:
+        """Have the target take a range of rows, after those that were accepted (3), and halve it if it is refused."""
+        epoch = SubtaskEpoch(self._sink, self._context)
+        try:
+            for span in (*(accepted or ()), (begin, end)):
+                for rows in self._rows(*span):
+                    epoch.write(rows)
+            committable = epoch.pre_commit()
+        except OncewardError as error:
+            epoch.discard()
+            if not error.refuses_rows:
+                raise
+            self._halve(begin, end, error, accepted)
+        except BaseException:
+            epoch.discard()
+            raise
+        else:
+            if committable is not None:
+                self._sink.abort(committable)  # (1)
+            if accepted is not None:
+                accepted.append((begin, end))
+
+    def _rows(self, begin: int, end: int) -> Iterator[pa.RecordBatch]:
+        number = bisect_right(self._starts, begin) - 1
+        while begin < end:
+            start, stop = self._starts[number], self._starts[number + 1]
+            if begin < stop:
+                yield self._parts(number).slice(begin - start, min(end, stop) - begin)
+                begin = min(end, stop)
+            number += 1
+
+
+def reasons(sink: TwoPhaseCommitSink[Any], refused: Mapping[int, OncewardError]) -> dict[str, int]:
+    """Return how often each reason was given, for a message to people."""
+    counts: dict[str, int] = {}
+    for error in refused.values():
+        reason = _reason(sink, error)
+        counts[reason] = counts.get(reason, 0) + 1
+    return counts
+
+
+def _reason(sink: TwoPhaseCommitSink[Any], error: OncewardError) -> str:
+    return f"sink {sink.name}: {error.message}"
+
+
+def over_limit(context: WriteContext, count: int, limit: str, told: Mapping[str, int]) -> DeadLetterLimitError:
+    """Return the error for too many refused rows."""
+    first = "; ".join(list(told)[:_TOLD])
+    return DeadLetterLimitError(
+        f"targets refuse more than {limit} of this epoch ({count} so far), so it is given up, and a restart writes it "
+        f"again. {first}. Correct the query or the table, or raise max_dead_letters",
+        pipeline=context.pipeline,
+        epoch=context.epoch,
+    )
+
+
+_TOLD: Final = 3
+"""Number of reasons in a message."""

@@ -1,0 +1,149 @@
+"""Dead letters: the rows that sinks of a pipeline refuse, as rows for another sink of it.
+
+Every dead letter says which sink refused the row, why, and where the row came from. A sink gets them with the columns
+of SCHEMA, unless it makes rows of its own of them (`from_letters`, as KafkaSink does: the row as value, the rest as
+headers).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_checkable
+
+import pyarrow as pa
+
+from .errors import ConfigurationError
+from .kit.rows import in_microseconds, plain
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from .errors import OncewardError
+    from .sink import TwoPhaseCommitSink
+    from .transaction import WriteContext
+
+SOURCE: Final = ("topic", "partition", "offset")
+"""Columns that say where a row came from, as Spark's Kafka source and onceward's name them."""
+SCHEMA: Final = pa.schema(
+    [
+        ("pipeline", pa.string()),
+        ("epoch", pa.int64()),
+        ("sink", pa.string()),
+        ("error", pa.string()),
+        ("reason", pa.string()),
+        ("row", pa.string()),
+        ("source_topic", pa.string()),
+        ("source_partition", pa.int32()),
+        ("source_offset", pa.int64()),
+    ]
+)
+DEFAULT_LIMIT: Final = 1000
+Limit = int | float | None
+
+
+@runtime_checkable
+class MakesLetters(Protocol):
+    """A sink that makes rows of its own of dead letters."""
+
+    def from_letters(self, letters: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows to write for dead letters of SCHEMA."""
+
+
+@runtime_checkable
+class TriesRows(Protocol):
+    """A sink whose target can try rows before they are durable, so that it does not refuse them after the decision."""
+
+    def trying_rows(self, sinks: Sequence[TwoPhaseCommitSink[Any]]) -> TwoPhaseCommitSink[Any]:
+        """Return the same sink, whose rows are tried.
+
+        Args:
+            sinks: All sinks of the pipeline.
+        """
+
+
+class DeadLetters(NamedTuple):
+    """Where the refused rows of a pipeline go, and how many are allowed."""
+
+    sink: TwoPhaseCommitSink[Any]
+    limit: Limit
+    """Of an epoch: a number of rows, or a share of them; None for any number."""
+
+    @property
+    def most(self) -> int | None:
+        """The limit as a number of rows, if it is one."""
+        return self.limit if isinstance(self.limit, int) else None
+
+    def exceeded(self, refused: int, written: int) -> str:
+        """Return the limit in words if so many refused rows are above it, beside rows that were written; else ""."""
+        if refused == 0 or self.limit is None:
+            return ""
+        if isinstance(self.limit, int):
+            return f"{self.limit} rows" if refused > self.limit else ""
+        return f"{self.limit:.2%} of the rows" if refused > self.limit * (refused + written) else ""
+
+
+def checked_limit(limit: Any) -> Limit:
+    """Return the limit of dead letters.
+
+    Raises:
+        ConfigurationError: It is not a number of rows, a share of at most 1.0, or None.
+    """
+    whole = isinstance(limit, int) and not isinstance(limit, bool) and limit >= 0
+    if limit is None or whole or (isinstance(limit, float) and 0 <= limit <= 1):
+        known: Limit = limit
+        return known
+    raise ConfigurationError(
+        f"max_dead_letters must be a number of rows (0 or more), a share of an epoch's rows (0.0 to 1.0), or None; got "
+        f"{limit!r}"
+    )
+
+
+def letters_of(
+    context: WriteContext, row: pa.RecordBatch, error: OncewardError, source: Mapping[str, Any]
+) -> pa.RecordBatch:
+    """Return the dead letter of a refused row.
+
+    Args:
+        context: Of the sink that refused it.
+        row: The row, as the sink got it.
+        error: Why it was refused.
+        source: The row's SOURCE columns, as far as the frame has them.
+    """
+    values = {
+        "pipeline": context.pipeline,
+        "epoch": context.epoch,
+        "sink": context.sink,
+        "error": type(error).__name__,
+        "reason": error.message,
+        "row": row_text(row),
+        **{f"source_{name}": source.get(name) for name in SOURCE},
+    }
+    return pa.RecordBatch.from_pylist([values], SCHEMA)
+
+
+def rows_for(sink: object, letters: pa.RecordBatch) -> pa.RecordBatch:
+    """Return dead letters as a sink gets them."""
+    return sink.from_letters(letters) if isinstance(sink, MakesLetters) else letters
+
+
+def schema_for_letters(sink: object) -> pa.Schema:
+    """Return the columns of dead letters as a sink gets them."""
+    return rows_for(sink, pa.RecordBatch.from_pylist([], SCHEMA)).schema
+
+
+def row_text(row: pa.RecordBatch) -> str:
+    """Return a row as a JSON object. Values that JSON cannot hold (NaN, bytes that are not UTF-8) become text."""
+    return json.dumps({name: _value(row, name) for name in row.schema.names}, ensure_ascii=False, default=plain)
+
+
+def _value(row: pa.RecordBatch, name: str) -> Any:
+    column = row.select([name])
+    try:
+        value = in_microseconds(column).column(0).to_pylist()[0]
+        json.dumps(value, allow_nan=False, default=plain)
+    except UnicodeDecodeError as error:
+        return {"base64": base64.b64encode(error.object).decode()}
+    except (ValueError, TypeError, OverflowError):
+        return str(column.column(0)[0])
+    return value

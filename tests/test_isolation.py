@@ -1,0 +1,288 @@
+"""Rows that a target refuses: found by halving, left out of the one transaction that is acknowledged."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from onceward.connectors.kafka.messages import check_columns
+from onceward.connectors.kafka.sink import KafkaSink
+from onceward.connectors.spark.refusals import Letters
+from onceward.connectors.spark.task import write_partition
+from onceward.core.checkpoint.isolation import Isolation, Spool
+from onceward.core.checkpoint.subtask import DirectlyWritten
+from onceward.core.dead_letters import SCHEMA, DeadLetters, checked_limit, letters_of, row_text
+from onceward.core.errors import (
+    ConfigurationError,
+    DeadLetterLimitError,
+    OncewardError,
+    RetryableSinkError,
+    SinkError,
+    refusing_rows,
+)
+from onceward.core.transaction import Committable, WriteContext
+from onceward.sinks import DirectSink
+
+from .engine_kit import Target, TargetSink, Transaction
+from .spark_kit import running
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+CONTEXT = WriteContext(pipeline="p", sink="target", log="0" * 8, writer=0, epoch=3, subtask=0)
+DEAD = WriteContext(pipeline="p", sink="dead", log="0" * 8, writer=0, epoch=3, subtask=-1)
+
+
+def batch(*numbers: int, **columns: Any) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"n": pa.array(list(numbers), pa.int64()), **columns})
+
+
+class Strict(TargetSink):
+    """Refuses numbers below 0 when they are written, and above 99 and repeated ones when it prepares."""
+
+    def __init__(self, target: Target, name: str = "target") -> None:
+        super().__init__(target, name)
+        self.begun = 0
+        self.fault: Callable[[list[int]], Exception | None] = lambda _: None
+
+    def begin(self, context: WriteContext) -> Transaction:
+        self.begun += 1
+        return super().begin(context)
+
+    def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
+        if any(row["n"] < 0 for row in batch.to_pylist()):
+            raise refusing_rows(SinkError("a number is negative"))
+        super().write(transaction, batch)
+
+    def pre_commit(self, transaction: Transaction) -> Committable:
+        numbers = [row["n"] for row in transaction.rows]
+        if (fault := self.fault(numbers)) is not None:
+            raise fault
+        if any(number > 99 for number in numbers):
+            raise refusing_rows(SinkError("a number is too large"))
+        if len(set(numbers)) < len(numbers):
+            raise refusing_rows(SinkError("a number is there already"))
+        return super().pre_commit(transaction)
+
+
+@pytest.fixture
+def target() -> Target:
+    return Target()
+
+
+@pytest.fixture
+def strict(target: Target) -> Strict:
+    return Strict(target)
+
+
+def isolated(sink: TargetSink, *batches: pa.RecordBatch, most: int | None = None) -> tuple[Any, Isolation]:
+    isolation = Isolation(sink, CONTEXT, lambda at: batches[at], [one.num_rows for one in batches], most)
+    return isolation.write(refusing_rows(SinkError("refused"))), isolation
+
+
+def prepared_numbers(target: Target) -> list[list[int]]:
+    return [[row["n"] for row in rows] for _, rows in target.prepared.values()]
+
+
+@pytest.mark.parametrize(
+    ("batches", "refused"),
+    [
+        ([[1, -2, 3]], [1]),
+        ([[-1]], [0]),
+        ([[1, 2], [], [3, 400], [5, -6, -7, 8]], [3, 5, 6]),
+        ([[-1, -2, 300]], [0, 1, 2]),
+        ([[5, 6, 5], [7, 6]], [2, 4]),
+        ([[5, -1, 5, 500, 5]], [1, 2, 3, 4]),
+        ([list(range(100)), [-1], list(range(100))], [100, *range(101, 201)]),
+    ],
+)
+def test_the_rows_that_are_refused_are_found_and_the_others_are_one_transaction(
+    target: Target, strict: Strict, batches: list[list[int]], refused: list[int]
+) -> None:
+    (committable, written), isolation = isolated(strict, *(batch(*numbers) for numbers in batches))
+    everything = [number for numbers in batches for number in numbers]
+    good = [number for at, number in enumerate(everything) if at not in refused]
+    assert sorted(isolation.refused) == refused
+    assert prepared_numbers(target) == ([good] if good else [])
+    assert (committable is not None, written.rows) == (bool(good), len(good))
+    assert target.committed == {}
+
+
+def test_few_refused_rows_cost_few_trials(strict: Strict) -> None:
+    numbers = list(range(64)) * 1
+    numbers[17] = -1
+    isolated(strict, batch(*numbers))
+    assert strict.begun <= 2 * 6 + 2
+
+
+def test_a_trial_that_was_prepared_is_aborted_at_once(target: Target, strict: Strict) -> None:
+    isolated(strict, batch(1, 2, 3, -4))
+    assert len(target.prepared) == 1
+    assert target.aborted
+
+
+def test_a_fault_is_no_refusal(target: Target, strict: Strict) -> None:
+    strict.fault = lambda numbers: RetryableSinkError("no answer") if 7 in numbers else None
+    with pytest.raises(RetryableSinkError):
+        isolated(strict, batch(1, -2, 7))
+    assert prepared_numbers(target) == []
+
+
+def test_a_fault_fails_the_attempt_without_a_trial(strict: Strict) -> None:
+    strict.fault = lambda _: RetryableSinkError("no answer")
+    with pytest.raises(RetryableSinkError):
+        partition([strict], [batch(1, 2)], TargetSink(Target(), "dead"))
+    assert strict.begun == 1
+
+
+def test_above_the_limit_the_subtask_stops(strict: Strict) -> None:
+    isolated(strict, batch(-1, -2, 3), most=2)
+    with pytest.raises(DeadLetterLimitError, match=r"more than 1 rows.*sink target: a number is negative.*max_dead"):
+        isolated(strict, batch(-1, -2, 3), most=1)
+
+
+def test_rows_that_do_not_fit_into_memory_are_kept_in_a_file() -> None:
+    spool = Spool(in_memory=100)
+    given = [batch(*range(number, number + 10)) for number in range(5)]
+    for one in given:
+        spool.add(one)
+    assert len(spool) == 5
+    assert [spool[number] for number in (4, 0, 2, 2)] == [given[4], given[0], given[2], given[2]]
+    spool.close()
+
+
+def partition(sinks: list[Any], batches: Iterable[pa.RecordBatch], dead: Any, *, written: bool = True) -> Any:
+    contexts = [WriteContext(**{**_fields(CONTEXT), "sink": sink.name, "subtask": -1}) for sink in sinks]
+    with running(2, attempt=0):
+        return write_partition(sinks, contexts, batches, letters=Letters(dead, DEAD, None, written))
+
+
+def _fields(context: WriteContext) -> dict[str, Any]:
+    return {name: getattr(context, name) for name in context.__struct_fields__}
+
+
+def test_each_sink_leaves_out_what_it_refuses_and_the_dead_letters_are_acknowledged_beside(target: Target) -> None:
+    strict, lenient, dead = Strict(target, "strict"), TargetSink(Target(), "lenient"), TargetSink(Target(), "dead")
+    source = {"topic": pa.array(["t"] * 3), "partition": pa.array([4] * 3), "offset": pa.array([7, 8, 9])}
+    ack = partition([strict, lenient], [batch(1, -2, 300, **source), batch(4, 5, 6, **source)], dead)
+    assert prepared_numbers(target) == [[1, 4, 5, 6]]
+    assert prepared_numbers(lenient.target) == [[1, -2, 300, 4, 5, 6]]
+    [(letter_committable, letters)] = dead.target.prepared.values()
+    assert ack.sinks == ("strict", "lenient", "dead")
+    assert [committable.sink for committable in ack.committables] == ["strict", "lenient", "dead"]
+    assert letter_committable in ack.committables
+    assert [written.rows for written in ack.written] == [4, 6, 2]
+    assert ack.retried  # so that the driver sweeps what a trial may have left
+    assert ack.refused == {"sink strict: a number is negative": 1, "sink strict: a number is too large": 1}
+    assert [(one["sink"], one["error"], json.loads(one["row"])["n"]) for one in letters] == [
+        ("strict", "SinkError", -2),
+        ("strict", "SinkError", 300),
+    ]
+    assert [(one["source_topic"], one["source_partition"], one["source_offset"]) for one in letters] == [
+        ("t", 4, 8),
+        ("t", 4, 9),
+    ]
+
+
+def test_a_subtask_of_which_nothing_is_refused_writes_no_dead_letters(target: Target, strict: Strict) -> None:
+    dead = TargetSink(Target(), "dead")
+    ack = partition([strict], [batch(1, 2), batch(3)], dead)
+    assert (ack.retried, ack.refused, strict.begun, len(ack.committables)) == (False, {}, 1, 1)
+    assert prepared_numbers(target) == [[1, 2, 3]]
+
+
+def test_what_is_written_again_isolates_without_writing_dead_letters_again(target: Target, strict: Strict) -> None:
+    dead = TargetSink(Target(), "dead")
+    ack = partition([strict], [batch(1, -2)], dead, written=False)
+    assert (ack.sinks, dead.target.prepared, dead.target.written) == (("target",), {}, 0)
+    assert prepared_numbers(target) == [[1]]
+
+
+def test_a_dead_letter_that_is_refused_fails_the_attempt(strict: Strict) -> None:
+    class Closed(TargetSink):
+        def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:  # noqa: ARG002
+            raise refusing_rows(SinkError("no"))
+
+    with pytest.raises(SinkError, match="no"):
+        partition([strict], [batch(1, -2)], Closed(Target(), "dead"))
+
+
+def test_a_direct_sink_is_never_tried_because_its_rows_stay() -> None:
+    class Direct(DirectSink[list[int]]):
+        def open(self, context: WriteContext) -> list[int]:  # noqa: ARG002
+            return []
+
+        def write(self, writer: list[int], batch: pa.RecordBatch) -> None:  # noqa: ARG002
+            raise refusing_rows(SinkError("no"))
+
+    with pytest.raises(SinkError, match="no"):
+        partition([DirectlyWritten(Direct("direct"))], [batch(1)], TargetSink(Target(), "dead"))
+
+
+def test_the_row_is_told_as_it_was_whatever_it_holds() -> None:
+    wrong = pa.array([b"\xff\xfe"]).cast(pa.binary()).view(pa.binary())
+    text = pa.StringArray.from_buffers(1, wrong.buffers()[1], wrong.buffers()[2])
+    row = pa.RecordBatch.from_pydict(
+        {
+            "bytes": pa.array([b"\x00\x01"]),
+            "text": text,
+            "nan": pa.array([float("nan")]),
+            "when": pa.array([datetime(2026, 1, 2, tzinfo=UTC)], pa.timestamp("us", "UTC")),
+            "null": pa.array([None], pa.int64()),
+        }
+    )
+    assert json.loads(row_text(row)) == {
+        "bytes": "AAE=",
+        "text": {"base64": "//4="},
+        "nan": "nan",
+        "when": "2026-01-02T00:00:00+00:00",
+        "null": None,
+    }
+
+
+def test_kafka_gets_the_row_as_value_and_the_rest_as_headers() -> None:
+    sink = KafkaSink("dead", bootstrap_servers="b:1", topic="t")
+    letters = letters_of(CONTEXT, batch(1), SinkError("why"), {"topic": "t", "partition": 0, "offset": 5})
+    message = sink.from_letters(letters)
+    check_columns(message.schema, "t", "dead")
+    check_columns(sink.from_letters(pa.RecordBatch.from_pylist([], SCHEMA)).schema, "t", "dead")
+    [row] = message.to_pylist()
+    assert row["value"] == '{"n": 1}'
+    headers = {header["key"]: header["value"] for header in row["headers"]}
+    assert headers["reason"] == b"why"
+    assert headers["source_offset"] == b"5"
+    assert headers["error"] == b"SinkError"
+
+
+@pytest.mark.parametrize(
+    ("limit", "refused", "written", "words"),
+    [
+        (None, 100, 0, ""),
+        (0, 0, 10, ""),
+        (0, 1, 10, "0 rows"),
+        (5, 5, 0, ""),
+        (5, 6, 1000, "5 rows"),
+        (0.1, 1, 9, ""),
+        (0.1, 2, 9, "10.00% of the rows"),
+    ],
+)
+def test_the_limit_is_a_number_or_a_share(limit: Any, refused: int, written: int, words: str) -> None:
+    dead: Any = None
+    assert DeadLetters(dead, checked_limit(limit)).exceeded(refused, written) == words
+
+
+@pytest.mark.parametrize("limit", [-1, 1.5, True, "5"])
+def test_other_limits_are_refused(limit: Any) -> None:
+    with pytest.raises(ConfigurationError, match="max_dead_letters"):
+        checked_limit(limit)
+
+
+def test_an_error_says_whether_it_refuses_rows_after_it_was_pickled() -> None:
+    error: OncewardError = pickle.loads(pickle.dumps(refusing_rows(SinkError("no"))))
+    assert error.refuses_rows
+    assert not SinkError("no").refuses_rows
