@@ -15,6 +15,7 @@ from pyspark.errors import StreamingQueryException
 
 from onceward import ForeachBatch, KafkaSink, Output, PostgresSink, exactly_once
 from onceward.core.errors import ConfigurationError
+from onceward.core.log import open_store, read
 from onceward.core.steps import Step
 
 from .dead_letters_driver import BAD, with_bad
@@ -130,6 +131,31 @@ def test_a_driver_that_dies_at_any_step_loses_and_doubles_no_dead_letter(job: Jo
     check(job)
 
 
+@pytest.mark.parametrize("lost", ["paid", "rejected"])
+def test_what_a_decided_epoch_lost_is_written_again_beside_its_dead_letters(job: Job, lost: str) -> None:
+    """Kafka's share, the dead letters, is committed first; alone they cannot be found again."""
+    job.feed.add(40)
+    step = Step.COMMIT_AFTER if lost == "paid" else Step.DECIDE_AFTER
+    with crash_at(step), pytest.raises(StreamingQueryException):
+        job.run()
+    undone = read(open_store(f"{job.folder}/checkpoint/onceward", pipeline=job.pipeline)).undone
+    assert undone is not None
+    by_sink = {committable.sink: committable for committable in undone.committables}
+    if lost == "paid":
+        assert job.paid().abort(by_sink["paid"]).done
+        assert len(job.letters()) == len(BAD)
+    else:
+        assert job.paid().commit(by_sink["paid"]).settled
+        assert job.rejected().abort(by_sink["rejected"]).done
+        with pytest.raises(StreamingQueryException, match="sink rejected lost cannot be written again"):
+            job.run()
+        job.run(on_lost="skip")
+        assert (job.rows(), job.letters()) == (good(40), [])
+        return
+    job.run()
+    check(job)
+
+
 @pytest.mark.parametrize("limit", [4, 0.1])
 def test_above_the_limit_nothing_is_decided(job: Job, limit: float) -> None:
     job.feed.add(40)
@@ -229,11 +255,13 @@ def test_a_table_takes_dead_letters_and_so_does_a_function_of_ones_own(job: Job)
     assert {json.loads(row)["word"] for row in job.rows("SELECT row FROM rejected WHERE reason LIKE '%characters%'")}
 
 
+@pytest.mark.parametrize("when", ["letters", "trial"])
 def test_a_task_that_is_killed_after_its_dead_letters_and_tried_again_writes_them_once(
-    job: Job, driver_environment: dict[str, str]
+    job: Job, driver_environment: dict[str, str], when: str
 ) -> None:
+    """Killed when rows and dead letters are prepared, or when a trial is prepared and not yet aborted."""
     job.feed.add(40)
-    command = [sys.executable, str(DRIVER), str(job.folder), job.dsn, job.servers, job.topic]
+    command = [sys.executable, str(DRIVER), str(job.folder), job.dsn, job.servers, job.topic, when]
     done = subprocess.run(command, env=driver_environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert (job.folder / "struck").exists()

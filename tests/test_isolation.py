@@ -34,8 +34,8 @@ from .spark_kit import running
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-CONTEXT = WriteContext(pipeline="p", sink="target", log="0" * 8, writer=0, epoch=3, subtask=0)
-DEAD = WriteContext(pipeline="p", sink="dead", log="0" * 8, writer=0, epoch=3, subtask=-1)
+CONTEXT = WriteContext(pipeline="p", sink="target", log="0" * 8, generation=0, epoch=3, subtask=0)
+DEAD = WriteContext(pipeline="p", sink="dead", log="0" * 8, generation=0, epoch=3, subtask=-1)
 
 
 def batch(*numbers: int, **columns: Any) -> pa.RecordBatch:

@@ -78,7 +78,7 @@ def _read_sinks(query: PlannedQuery, one: Described) -> None:
     kind = next((kind for kind in formats() if kind.format_name == query.format), None)
     if query.handler is not None:
         handler = query.handler
-        one.sinks, one.policy, one.pipeline = list(handler.sinks), handler.policy, handler.pipeline
+        one.sinks, one.policy, one.pipeline = list(handler.all_sinks), handler.policy, handler.pipeline
         one.store = _in_checkpoint(one.checkpoint) if handler.store is None else store_url(handler.store)
     elif kind is not None:
         given = {name: text for name, text in query.options.items() if not name.startswith("asyncprogresstracking")}

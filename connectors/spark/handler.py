@@ -468,7 +468,9 @@ class EpochHandler:
         if self.on_complete is not None:
             self.on_complete(batch, about)
 
-    def _all_sinks(self) -> list[TwoPhaseCommitSink[Any]]:
+    @property
+    def all_sinks(self) -> list[TwoPhaseCommitSink[Any]]:
+        """All sinks of the pipeline: those that get the rows, and the dead-letter sink."""
         return [*self.sinks, *([self.dead_letters.sink] if self.dead_letters is not None else [])]
 
     def _letters(self, coordinator: Coordinator, batch: int, *, written: bool = True) -> Letters | None:
@@ -513,11 +515,9 @@ class EpochHandler:
         store = open_log(self.store, run.checkpoint, name)
         check_store(local_store(store), self._session.master)
         self._run_writers = self._run_writers or RunWriters.of(name, store)
-        coordinator = Coordinator(
-            name, store, self._all_sinks(), self.policy, heals=True, run_writers=self._run_writers
-        )
+        coordinator = Coordinator(name, store, self.all_sinks, self.policy, heals=True, run_writers=self._run_writers)
         coordinator.open(rewind=self.rewind, first_epoch=batch, query=run.query, epoch_input=about)
-        for sink in self._all_sinks():
+        for sink in self.all_sinks:
             if sink.name in self.unvalidated:
                 sink.validate(self.unvalidated[sink.name])
         self.unvalidated = {}
@@ -604,7 +604,7 @@ class EpochHandler:
             only: The sinks that write, and in which subtasks (None for all); None for all sinks.
         """
         sinks = [sink for sink in self.sinks if only is None or sink.name in only]
-        everywhere = [sink for sink in self._all_sinks() if only is None or sink.name in only]
+        everywhere = [sink for sink in self.all_sinks if only is None or sink.name in only]
         letters_written = len(everywhere) > len(sinks)
         acks: list[Acknowledgement] = []
         lost = False
