@@ -295,6 +295,14 @@ def test_a_log_that_has_decided_nothing_asks_whether_others_have_used_its_names(
     assert found == ([("client", SCOPE)] if asked else [])
 
 
+def test_a_rewind_accepts_what_other_logs_have_committed(monkeypatch):
+    found = []
+    monkeypatch.setattr(kafka, "cluster_of", lambda _: SimpleNamespace(transactions="client"))
+    monkeypatch.setattr(kafka.ownership, "accept", lambda *arguments: found.append(arguments))
+    KafkaSink("out", bootstrap_servers="b:1", topic="t").ledger().release(SCOPE)
+    assert found == [("client", SCOPE)]
+
+
 class Library:
     """librdkafka's producer: so many messages wait, and so many of them fail while they are flushed."""
 
