@@ -51,7 +51,7 @@ def advised(told: PipelineStatus, url: str, targets: Sequence[str]) -> AdvisedSt
 def _command(told: PipelineStatus, url: str, targets: Sequence[str]) -> str:
     if told.state not in _COMMANDS:
         return ""
-    name, asks, more = _COMMANDS[told.state]
+    name, asks, more = _COMMANDS[told.state] if not told.lost else ("txn list", True, ())
     words = ["onceward", *name.split(), "--store", url or "STORE"]
     if told.pipeline and local_folder(url) is None:
         words += ["--pipeline", told.pipeline]

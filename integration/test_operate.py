@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from onceward.cli.main import EXIT_FAILED, EXIT_MISUSED, app
 from onceward.core.errors import ConfigurationError
 from onceward.core.steps import Step
 
-from .kafka_kit import read_all, rows
+from .kafka_kit import eventually, read_all, rows
 from .postgres_kit import expected, in_child, words
 
 if TYPE_CHECKING:
@@ -177,3 +178,24 @@ def test_a_target_that_does_not_answer_is_one_message(job: Job) -> None:
     assert done.returncode == EXIT_FAILED
     assert "Traceback" not in done.stderr
     assert "localhost:1" in done.stderr
+
+
+def test_the_time_that_is_left_is_told_until_kafka_has_ended_the_transaction(job: Job) -> None:
+    """A driver that was killed after its decision, whose transaction Kafka ends meanwhile."""
+    sink = KafkaSink("messages", bootstrap_servers=job.servers, topic=job.topic, transaction_timeout=20)
+    job.batches = [(sink, rows("a", "b"))]
+    job.epoch(Step.DECIDE_AFTER)
+    left = job.listed(*job.known)["messages"]
+    assert 0 < left["expires_in"] <= 20
+    assert (left["status"], left["state"]) == ("decided", "prepared")
+    assert re.search(r"expires in \d+ s", job.txn("list", *job.known))
+
+    eventually(lambda: job.listed(*job.known)["messages"]["state"] == "expired", "the end of the transaction", 60)
+    assert job.listed(*job.known)["messages"]["expires_in"] is None
+    where = ["--store", str(job.checkpoint), "--at", f"kafka={job.servers}"]
+    done = CliRunner().invoke(app, ["status", *where, "--json"])
+    [status] = json.loads(done.stdout)
+    assert (done.exit_code, status["state"], status["expires_in"]) == (1, "waiting", None)
+    assert "without a commit: 1 of sink messages" in status["what"]
+    assert "on_lost='replay'" in status["advice"]
+    assert (status["lost"], status["command"].startswith("onceward txn list ")) == (1, True)

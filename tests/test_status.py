@@ -98,6 +98,13 @@ def test_a_waiting_commit_shows_the_rows_and_seconds_that_are_left() -> None:
     )
 
 
+def test_rows_that_a_target_has_given_up_are_told_at_once() -> None:
+    told = judged(log(5, decided=True), written(130), lost={"files": 1})
+    assert (told.state, told.lost) == (PipelineState.WAITING, 1)
+    assert told.what.endswith("; transactions that a target has ended without a commit: 1 of sink files")
+    assert advised(told, "/data/orders", []).command == "onceward txn list --store /data/orders --at SYSTEM=ADDRESS"
+
+
 def test_a_commit_that_has_just_begun_is_no_waiting_one() -> None:
     assert judged(log(5, decided=True), written(9, 6)).state is PipelineState.RUNNING
 

@@ -16,6 +16,7 @@ the log, the notes and the clock. The first state of this list that applies coun
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -30,7 +31,7 @@ from ..log.notes import notes
 from .survey import history
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ..log import LogView
     from ..log.notes import Note
@@ -96,6 +97,8 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of the decision that waits."""
     expires_in: int | None = None
     """Seconds until a target ends the first of the transactions that wait."""
+    lost: int | None = None
+    """How many of the transactions that wait a target has ended without a commit; null if no target was asked."""
     pace: float | None = None
     """Usual seconds between two epochs."""
     silent_epochs: int | None = None
@@ -125,6 +128,8 @@ def pipeline_status(
     except OncewardError as error:
         return unreadable(log.pipeline, log.store.describe(), str(error))
     noted = notes(log.store.path, NOTES) if isinstance(log.store, DirectoryStore) else []
+    mine = [one for one in transactions if one.committable.pipeline == log.pipeline]
+    lost = Counter(one.committable.sink for one in mine if one.lost) if mine else None
     expires = [one.expires_in for one in epochs if one.completed is None]
     return assess(
         log.pipeline,
@@ -133,6 +138,7 @@ def pipeline_status(
         noted,
         now or datetime.now(UTC),
         expires_in=expires[0] if expires else None,
+        lost=lost,
     )
 
 
@@ -156,6 +162,7 @@ def assess(
     now: datetime,
     *,
     expires_in: int | None = None,
+    lost: Mapping[str, int] | None = None,
 ) -> PipelineStatus:
     """Return the state that a log and its notes show at a time; see the order above.
 
@@ -166,12 +173,14 @@ def assess(
         noted: Notes beside the log, oldest first.
         now: The time.
         expires_in: Seconds until a target ends the first of the transactions that wait.
+        lost: By sink, how many of the transactions that wait its target has ended without a commit; None if no target
+            was asked.
     """
     ends = [one.at for one in noted if one.what in _PROGRESS]
     ends += [done.at for _, done in view.decisions if done is not None]
     past = [at for at in ends if not _is_ahead(at, now)]
     facts = _Facts(view, noted, now, max(past, default=None), _pace(noted))
-    found = _moved(facts) or _waiting(facts, expires_in) or _ended(facts)
+    found = _moved(facts) or _waiting(facts, expires_in, lost) or _ended(facts)
     found = found or _restarting(facts) or _failed(facts)
     found = found or _unclear(facts) or _silent(facts) or _running(facts)
     return msgspec.structs.replace(
@@ -218,23 +227,29 @@ def _moved(facts: _Facts) -> PipelineStatus | None:
     return _status(PipelineState.ENDED, f"a savepoint has moved the pipeline to {facts.view.moved}")
 
 
-def _waiting(facts: _Facts, expires_in: int | None) -> PipelineStatus | None:
+def _waiting(facts: _Facts, expires_in: int | None, lost: Mapping[str, int] | None) -> PipelineStatus | None:
     decision = facts.view.undone
     age = facts.age(decision.at) if decision is not None else None
-    if decision is None or (age is not None and age < WAITING_SECONDS):
+    if decision is None or (age is not None and age < WAITING_SECONDS and not lost):
         return None
     rows = sum(one.rows for one in decision.committables if one.transaction not in facts.view.skipped)
     waits = f" for {duration(age)}" if age is not None else ""
     what = f"epoch {decision.epoch} is decided and has waited{waits} for its commit: {rows} rows"
     if expires_in is not None:
         what += f", which expire in {duration(expires_in)}"
+    advice = "start the pipeline again, or commit it now"
+    if lost:
+        parts = ", ".join(f"{count} of sink {sink}" for sink, count in sorted(lost.items()))
+        what += f"; transactions that a target has ended without a commit: {parts}"
+        advice = "start the pipeline again: with on_lost='replay' it writes the lost rows again if that is safe"
     return _status(
         PipelineState.WAITING,
         what,
-        advice="start the pipeline again, or commit it now",
+        advice=advice,
         since=decision.at,
         rows=rows,
         expires_in=expires_in,
+        lost=sum(lost.values()) if lost is not None else None,
     )
 
 

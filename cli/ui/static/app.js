@@ -468,7 +468,8 @@ function doubt(one) {
     waits
       ? h("p", { class: stuck ? "note warn" : "soft" }, `Epoch ${waits.epoch} was decided ${ago(waits.decided)} and is not completed: ${many(waits.transactions, "transaction")} (${sinks(waits)}). The pipeline commits it, or its next start does.`)
       : h("p", { class: "soft" }, "The decision log has no decision that waits for its commit."),
-    waits && until ? h("p", {}, `${many(waits.rows, "row")} expire in `, h("span", { class: "clock", "data-until": until }, left(until)), " at the earliest: commit before that.") : null,
+    waits && until && until > Date.now() ? h("p", {}, `${many(waits.rows, "row")} expire in `, h("span", { class: "clock", "data-until": until }, left(until)), " at the earliest: commit before that.") : null,
+    waits && until && until <= Date.now() ? h("p", { class: "note warn" }, `The time to commit ${many(waits.rows, "row")} is over: ask the targets what has become of them.`) : null,
     waits && state.actions ? h("div", { class: "row" }, h("button", { type: "button", "data-key": "commit", onclick: () => confirmCommit(one, waits) }, `Commit epoch ${waits.epoch} …`)) : null,
     found?.error ? h("p", { class: "note", role: "alert" }, found.error) : null,
     Object.entries(found?.unanswered ?? {}).map(([target, error]) => h("p", { class: "note warn", role: "alert" }, `${target} did not answer, so its transactions are shown as the decision log knows them: ${error}`)),
