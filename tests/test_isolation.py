@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import pickle
 from datetime import UTC, datetime
+from itertools import pairwise
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -113,11 +115,34 @@ def test_the_rows_that_are_refused_are_found_and_the_others_are_one_transaction(
     assert target.committed == {}
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_of_any_rows_the_good_ones_are_written_and_of_equal_ones_the_first(seed: int) -> None:
+    random = Random(seed)
+    target = Target()
+    numbers = [random.choice([-1, 500, *range(random.choice([5, 90]))]) for _ in range(random.randint(2, 60))]
+    cuts = sorted(random.choices(range(len(numbers) + 1), k=3))
+    batches = [numbers[begin:end] for begin, end in pairwise([0, *cuts, len(numbers)])]
+    (_, written), isolation = isolated(Strict(target), *(batch(*one) for one in batches))
+    good = list(dict.fromkeys(number for number in numbers if 0 <= number <= 99))
+    assert prepared_numbers(target) == ([good] if good else [])
+    assert written.rows + len(isolation.refused) == len(numbers)
+
+
 def test_few_refused_rows_cost_few_trials(strict: Strict) -> None:
-    numbers = list(range(64)) * 1
-    numbers[17] = -1
-    isolated(strict, batch(*numbers))
-    assert strict.begun <= 2 * 6 + 2
+    for at in (0, 17, 63):
+        numbers = list(range(64))
+        numbers[at] = -1
+        before = strict.begun
+        isolated(strict, batch(*numbers))
+        assert strict.begun - before <= 2 * 6 + 1
+
+
+def test_each_refused_row_has_its_own_reason(strict: Strict) -> None:
+    _, isolation = isolated(strict, batch(1, -2, 3, 400))
+    assert {at: error.message for at, error in isolation.refused.items()} == {
+        1: "a number is negative",
+        3: "a number is too large",
+    }
 
 
 def test_a_trial_that_was_prepared_is_aborted_at_once(target: Target, strict: Strict) -> None:

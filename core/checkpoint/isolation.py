@@ -114,7 +114,10 @@ class Isolation:
             OncewardError: The target fails in another way, or refuses rows together that it takes one by one.
         """
         total = self._starts[-1]
-        self._halve(0, total, error, accepted=None)
+        if total == 1:
+            self._refuse(0, error)
+        else:
+            self._halve(0, total, accepted=None)
         try:
             return self._prepared()
         except OncewardError as together:
@@ -142,21 +145,22 @@ class Isolation:
         begins = [0, *(number + 1 for number in sorted(self.refused))]
         return [(begin, end) for begin, end in zip(begins, ends, strict=True) if begin < end]
 
-    def _halve(self, begin: int, end: int, error: OncewardError, accepted: list[tuple[int, int]] | None) -> None:
-        """Find the refused rows in a range that was refused as a whole."""
-        if end - begin == 1:
-            self.refused[begin] = error
-            if self._most is not None and len(self.refused) > self._most:
-                raise over_limit(
-                    self._context, len(self.refused), f"{self._most} rows", {_reason(self._sink, error): 1}
-                )
-            return
+    def _halve(self, begin: int, end: int, accepted: list[tuple[int, int]] | None) -> None:
+        """Find the refused rows in a range of several that was refused as a whole."""
         middle = (begin + end) // 2
-        self._try(begin, middle, accepted)
-        self._try(middle, end, accepted)
+        if not self._try(begin, middle, accepted):
+            self._try(middle, end, accepted)
+        elif end - middle > 1:  # they must be in the other half, unless it is taken alone (3)
+            self._halve(middle, end, accepted)
+        else:
+            self._try(middle, end, accepted)  # for its own error
 
-    def _try(self, begin: int, end: int, accepted: list[tuple[int, int]] | None) -> None:
-        """Have the target take a range of rows, after those that were accepted (3), and halve it if it is refused."""
+    def _try(self, begin: int, end: int, accepted: list[tuple[int, int]] | None) -> bool:
+        """Have the target take a range of rows, after those that were accepted (3); halve it if it is refused.
+
+        Returns:
+            Whether it was taken as a whole.
+        """
         epoch = SubtaskEpoch(self._sink, self._context)
         try:
             for span in (*(accepted or ()), (begin, end)):
@@ -167,15 +171,25 @@ class Isolation:
             epoch.discard()
             if not error.refuses_rows:
                 raise
-            self._halve(begin, end, error, accepted)
+            if end - begin == 1:
+                self._refuse(begin, error)
+            else:
+                self._halve(begin, end, accepted)
+            return False
         except BaseException:
             epoch.discard()
             raise
-        else:
-            if committable is not None:
-                self._sink.abort(committable)  # (1)
-            if accepted is not None:
-                accepted.append((begin, end))
+        if committable is not None:
+            self._sink.abort(committable)  # (1)
+        if accepted is not None:
+            accepted.append((begin, end))
+        return True
+
+    def _refuse(self, row: int, error: OncewardError) -> None:
+        self.refused[row] = error
+        if self._most is not None and len(self.refused) > self._most:
+            told = reasons(self._sink, {row: error})
+            raise over_limit(self._context, len(self.refused), f"{self._most} rows", told)
 
     def _rows(self, begin: int, end: int) -> Iterator[pa.RecordBatch]:
         number = bisect_right(self._starts, begin) - 1
