@@ -123,7 +123,7 @@ MAY_IMPORT = {
 reaches the ready sinks and sources of other systems through `onceward`'s own lazy names alone."""
 GRANTED = {
     ("connectors/spark/kafka.py", "connectors.kafka"),
-    ("connectors/spark/writer.py", "connectors.monitoring"),
+    ("connectors/spark/processes.py", "connectors.monitoring"),
 }
 """What Spark's Kafka options are made of; what is recorded in processes of Spark's own."""
 
@@ -169,7 +169,7 @@ LEFT = {
     "cli/explain.py": "connectors.spark connectors.spark.description",
     "connectors/spark/kafka.py": """
         connectors.kafka.admin connectors.kafka.positions connectors.kafka.settings connectors.kafka.source""",
-    "connectors/spark/writer.py": "connectors.monitoring",
+    "connectors/spark/processes.py": "connectors.monitoring",
 }
 """Imports that are forbidden from now on, and are still there. Nothing may be added; what goes is removed from here."""
 

@@ -55,9 +55,9 @@ from .options import check_complete_mode, check_log, check_not_moved, check_stor
 from .outputs import DEFAULT_PERSIST, AnySink, Jobs, Output, Persist, Transformations, checked_persist, merged, sinks_of
 from .parallelism import TOO_LARGE, Writers, checked_writers, driver_limit, row_size, writers_of
 from .plan import handlers, only_writes, streaming_sources
-from .query import QueryRun, checked_folder, epoch_input, reason
+from .query import checked_folder, epoch_input, reason
 from .refusals import Letters
-from .session import QuerySession, is_connect, session_of, spark_errors
+from .session import QueryRun, QuerySession, connect, is_connect, session_of, spark_errors
 from .task import (
     ACK_COLUMN,
     ACK_SCHEMA,
@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from onceward.core.log import EpochInput, LogStore
+    from onceward.core.log import EpochInput, LogStore, LogView
 
 _log = logging.getLogger("onceward.spark")
 ATTEMPTS: Final = 3
@@ -107,7 +107,7 @@ def exactly_once(
     """Write a streaming DataFrame into one or more sinks, so that each record takes effect exactly once in each.
 
     Args:
-        df: A streaming DataFrame of a classic session. A DataFrame of a Spark Connect session is refused.
+        df: A streaming DataFrame, of a classic session or of a Spark Connect session.
         sinks: Where the rows go. Each sink has a name that is unique in the pipeline, and may choose columns and rows
             with `select` and `where`. As `Output(sink, function)` it gets its own transformation of each micro-batch. A
             sink with a weaker guarantee (an IdempotentSink, a DirectSink) keeps it, and a warning says so.
@@ -160,26 +160,25 @@ def exactly_once(
     writers = checked_writers(writers)  # before a sink is validated, which may create its table
     outputs = Transformations.of(df, sinks, checked_persist(persist))
     policy = CommitPolicy.of(on_lost, commit_timeout, commit_backoff)
-    resolved = checked_folder(df.sparkSession, checkpoint) if checkpoint is not None else ""
+    spark = df.sparkSession
+    remote = connect() if is_connect(df) else None
+    if remote is not None:
+        resolved = remote.checked_location(checkpoint) if checkpoint is not None else ""
+    else:
+        resolved = checked_folder(spark, checkpoint) if checkpoint is not None else ""
     view = None
-    if (resolved or store is not None) and not EXPLAINING.get():
-        view = check_log(store, resolved, pipeline, df.sparkSession.sparkContext.master)
-    warn_of_python(df.sparkSession)
+    if remote is None and (resolved or store is not None) and not EXPLAINING.get():
+        view = check_log(store, resolved, pipeline, spark.sparkContext.master)
+    warn_of_python(spark)
     if pipeline is None and not EXPLAINING.get():
         _log.warning("no pipeline was named: if the checkpoint is deleted, all rows are written again. Give pipeline=…")
     driven = driven_sinks(plain, tries=letters is not None)
     schemas = {sink.name: schema_for(outputs.frames.get(sink.name, df), sink) for sink in driven}
-    everywhere = [*driven, *([] if letters is None else [letters.sink])]
     if letters is not None:
         schemas[letters.sink.name] = schema_for_letters(letters.sink)
-    # A target that does not answer must not keep what is decided from being committed elsewhere before it expires.
-    recovers_first = view is not None and view.undone is not None
-    if not EXPLAINING.get() and not recovers_first:  # it may create a table or a topic
-        for sink in everywhere:
-            sink.validate(schemas[sink.name])
-    handler = EpochHandler(
-        df.sparkSession,
+    settings = HandlerSettings(
         driven,
+        schemas,
         pipeline=pipeline,
         store=store,
         policy=policy,
@@ -189,14 +188,74 @@ def exactly_once(
         cheap=only_writes(df) and not outputs.apart,
         row_size=row_size(df.schema),
         on_complete=with_publication(streaming_sources(df), on_complete),
-        unvalidated=schemas if recovers_first else {},
         outputs=outputs,
         dead_letters=letters,
     )
-    writer = df.writeStream.foreachBatch(handler)
-    handlers[writer] = handler
+    if remote is not None:
+        writer: DataStreamWriter = remote.prepare(df.writeStream, settings)
+    else:
+        handler = settings.handler(spark, view)
+        writer = df.writeStream.foreachBatch(handler)
+        handlers[writer] = handler
     refuse_other_targets(writer)
     return writer.option("checkpointLocation", str(checkpoint)) if checkpoint is not None else writer
+
+
+@dataclass(frozen=True)
+class HandlerSettings:
+    """What exactly_once was given, without a session, so that it can be pickled for a Spark Connect server.
+
+    Attributes:
+        sinks: The pipeline's.
+        schemas: Of each sink's rows, by the sink's name.
+    """
+
+    sinks: Sequence[TwoPhaseCommitSink[Any]]
+    schemas: Mapping[str, pa.Schema]
+    pipeline: str | None
+    store: str | Path | LogStore | None
+    policy: CommitPolicy
+    adopt: bool
+    rewind: str | None
+    writers: Writers
+    cheap: bool
+    row_size: str | None
+    on_complete: Callable[[int, EpochInput], None] | None
+    outputs: Transformations
+    dead_letters: DeadLetters | None
+
+    def handler(self, spark: SparkSession | QuerySession, view: LogView | None) -> EpochHandler:
+        """Validate the targets, and return the function for the query's micro-batches.
+
+        Args:
+            spark: The session.
+            view: What the decision log says; None if there is none yet.
+
+        Raises:
+            ConfigurationError: A target is not set up for the guarantee.
+            SchemaError: A column does not fit a sink.
+        """
+        # A target that does not answer must not keep what is decided from being committed elsewhere before it expires.
+        recovers_first = view is not None and view.undone is not None
+        if not EXPLAINING.get() and not recovers_first:  # it may create a table or a topic
+            for sink in (*self.sinks, *([] if self.dead_letters is None else [self.dead_letters.sink])):
+                sink.validate(self.schemas[sink.name])
+        return EpochHandler(
+            spark,
+            self.sinks,
+            pipeline=self.pipeline,
+            store=self.store,
+            policy=self.policy,
+            adopt=self.adopt,
+            rewind=self.rewind,
+            writers=self.writers,
+            cheap=self.cheap,
+            row_size=self.row_size,
+            on_complete=self.on_complete,
+            unvalidated=self.schemas if recovers_first else {},
+            outputs=self.outputs,
+            dead_letters=self.dead_letters,
+        )
 
 
 def refuse_other_targets(writer: Any) -> None:
@@ -213,11 +272,6 @@ def refuse_other_targets(writer: Any) -> None:
 
 
 def _check_frame(df: DataFrame) -> None:
-    if is_connect(df):
-        raise ConfigurationError(
-            "exactly_once needs a classic Spark session, and this DataFrame belongs to a Spark Connect session: run "
-            "the query on the driver (SparkSession.builder.master(…), or spark-submit)"
-        )
     if not hasattr(df, "isStreaming"):
         raise ConfigurationError(
             f"exactly_once takes a streaming DataFrame, and then the sinks; given first: {_given(df)}"

@@ -104,11 +104,13 @@ class Transformations:
     Attributes:
         functions: The transformation of each sink that has one.
         persist: Name of Spark's storage level.
-        frames: For each of these sinks, the result for an empty micro-batch.
+        schemas: For each of these sinks, the columns of the result for an empty micro-batch.
+        frames: These results themselves, where the query is described.
     """
 
     functions: Mapping[str, Callable[[DataFrame], DataFrame]] = field(default_factory=dict)
     persist: Persist = DEFAULT_PERSIST
+    schemas: Mapping[str, StructType] = field(default_factory=dict)
     frames: Mapping[str, DataFrame] = field(default_factory=dict)
 
     @property
@@ -129,7 +131,11 @@ class Transformations:
         if not functions:
             return cls(persist=persist)
         empty = df.sparkSession.createDataFrame([], df.schema)
-        return cls(functions, persist, {name: applied(function, name, empty) for name, function in functions.items()})
+        frames = {name: applied(function, name, empty) for name, function in functions.items()}
+        return cls(functions, persist, {name: _columns(frame, name) for name, frame in frames.items()}, frames)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "frames": {}}  # of the session in which the query was described
 
     @contextlib.contextmanager
     def jobs(self, batch: DataFrame, sinks: Sequence[TwoPhaseCommitSink[Any]]) -> Iterator[list[OutputJob]]:
@@ -159,8 +165,8 @@ class Transformations:
         if function is None:
             return batch
         frame = applied(function, name, batch)
-        if name in self.frames:
-            _check_columns(name, self.frames[name].schema, frame.schema)
+        if name in self.schemas:
+            _check_columns(name, self.schemas[name], _columns(frame, name))
         return frame
 
 
@@ -217,8 +223,7 @@ def applied(function: Callable[[DataFrame], DataFrame], sink: str, batch: DataFr
     try:
         frame: Any = function(batch)
     except AnalysisException as error:
-        why = str(error).strip().splitlines()[0].partition(" SQLSTATE")[0]
-        raise SchemaError(f"Spark cannot compute the function of its Output: {why}", sink=sink) from None
+        raise _not_computed(error, sink) from None
     if not (hasattr(frame, "isStreaming") and hasattr(frame, "mapInArrow")):
         raise ConfigurationError(
             f"the function of its Output must return a DataFrame of Spark, and returned {type(frame).__name__}",
@@ -232,6 +237,19 @@ def applied(function: Callable[[DataFrame], DataFrame], sink: str, batch: DataFr
         )
     result: DataFrame = frame
     return result
+
+
+def _columns(frame: DataFrame, sink: str) -> StructType:
+    """Return the columns of a result, which Spark Connect computes only now."""
+    try:
+        return frame.schema
+    except AnalysisException as error:
+        raise _not_computed(error, sink) from None
+
+
+def _not_computed(error: AnalysisException, sink: str) -> SchemaError:
+    why = str(error).strip().splitlines()[0].partition(" SQLSTATE")[0]
+    return SchemaError(f"Spark cannot compute the function of its Output: {why}", sink=sink)
 
 
 def _check_columns(sink: str, before: StructType, now: StructType) -> None:

@@ -22,6 +22,8 @@ from weakref import WeakKeyDictionary
 
 from onceward.core.errors import ConfigurationError
 
+from .session import connect, is_connect
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -138,8 +140,19 @@ def nodes(plan: Any) -> Iterator[Any]:
         waiting += reversed(_items(node.children()))
 
 
+def node_names(df: DataFrame) -> list[str]:
+    """Return the names of the nodes of the analyzed logical plan, from the top."""
+    if is_connect(df):
+        names: list[str] = connect().node_names(df)
+        return names
+    return [node.nodeName() for node in nodes(analyzed(df))]
+
+
 def streaming_sources(df: DataFrame) -> list[StreamingSource]:
     """Return the streams that the query reads, in the order in which the checkpoint's offsets files list them."""
+    if is_connect(df):
+        sources: list[StreamingSource] = connect().streaming_sources(df)
+        return sources
     return sources_in(analyzed(df)) if hasattr(df, "_jdf") else []
 
 
@@ -174,6 +187,8 @@ _CHEAP: Final = frozenset(
 
 def only_writes(df: DataFrame) -> bool:
     """Return whether the tasks only write, so need not be divided: no Python function, no state, no shuffle."""
+    if is_connect(df):  # a Python function has a node of its own once the plan is optimized
+        return all(name in _CHEAP for name in connect().node_names(df, "Optimized"))
     if not hasattr(df, "_jdf"):
         return False
     return plan_only_writes(analyzed(df), cast("Any", df.sparkSession)._jvm)  # noqa: SLF001 - no public way to ask

@@ -32,6 +32,7 @@ from onceward.core.kit.options import check_type
 from onceward.core.log import EpochInput
 
 from .kafka import with_lag
+from .session import QueryRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -47,27 +48,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ASYNC: Final = "asynchronous progress tracking (option asyncProgressTrackingEnabled)"
-_REFUSED: Final = {
-    "AsyncProgressTrackingMicroBatchExecution": ASYNC,
-    "RealTimeTrigger": "real-time mode (trigger realTime)",
-}
+REAL_TIME: Final = "real-time mode (trigger realTime)"
+_REFUSED: Final = {"AsyncProgressTrackingMicroBatchExecution": ASYNC, "RealTimeTrigger": REAL_TIME}
 _TEMPORARY: Final = re.compile(r"/temporary-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/?")
 _KEPT: Final = 100
 """Epochs and reports that are remembered: Spark keeps as many reports."""
 _QUERY, _RUN, _BATCH = "sql.streaming.queryId", "spark.jobGroup.id", "streaming.sql.batchId"
-
-
-class QueryRun(NamedTuple):
-    """One run of one streaming query."""
-
-    query: str
-    """Spark's query id: stays with the checkpoint."""
-    run: str
-    """Spark's run id: new at each start."""
-    checkpoint: str
-    """Root of the checkpoint, as a URL."""
-    complete: bool = False
-    """Whether its output mode is complete: each epoch brings the whole result again."""
 
 
 class Called(NamedTuple):

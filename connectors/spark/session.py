@@ -1,23 +1,33 @@
 """The questions that `exactly_once` asks of a Spark session, whichever kind of session it is.
 
-This module and `connect.py` are the only ones that know the two kinds: a classic session, whose JVM Python can call,
-and a session of Spark Connect, which is a client of a server.
+There are two kinds: a classic session, whose JVM Python can call (`classic.py`), and a session of Spark Connect, which
+is a client of a server (`connect.py`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from pyspark.errors import PySparkException
-
-from .query import any_stage_failed, checkpoint_reader, current_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from pyspark.sql import SparkSession
 
-    from .query import QueryRun
+
+class QueryRun(NamedTuple):
+    """One run of one streaming query."""
+
+    query: str
+    """Spark's query id: stays with the checkpoint."""
+    run: str
+    """Spark's run id: new at each start."""
+    checkpoint: str
+    """Root of the checkpoint, as a URL."""
+    complete: bool = False
+    """Whether its output mode is complete: each epoch brings the whole result again."""
 
 
 @runtime_checkable
@@ -57,57 +67,22 @@ class QuerySession(Protocol):
         """Return whether Spark has raised the error and logged where."""
 
 
-class ClassicSession:
-    """A session of this process's own JVM."""
-
-    def __init__(self, spark: SparkSession) -> None:
-        self.spark = spark
-        self._conf = spark.sparkContext.getConf()  # it copies all settings
-
-    @property
-    def master(self) -> str | None:
-        """Spark's master."""
-        return self.spark.sparkContext.master
-
-    def setting(self, name: str, default: str) -> str:
-        """Return one of the settings of the application."""
-        return str(self._conf.get(name, default))
-
-    def slots(self) -> int | None:
-        """Return Spark's default parallelism."""
-        return self.spark.sparkContext.defaultParallelism
-
-    def current_run(self, last: QueryRun | None) -> QueryRun:
-        """Ask for the properties of the calling thread, and the JVM for the query."""
-        return current_run(self.spark, last)
-
-    def is_active(self, query: str) -> bool:
-        """Return whether the session has the query."""
-        return any(str(one.id) == query for one in self.spark.streams.active)
-
-    def reader(self) -> Callable[[str], str | None]:
-        """Read local files, and others through Hadoop."""
-        return checkpoint_reader(self.spark)
-
-    def failed(self, stages: Iterable[int]) -> bool:
-        """Ask Spark's status tracker."""
-        return any_stage_failed(self.spark, stages)
-
-    def reports(self, error: BaseException) -> bool:
-        """Return whether the JVM has raised the error."""
-        from pyspark.errors.exceptions.captured import CapturedException  # noqa: PLC0415 - of classic sessions
-
-        return isinstance(error, CapturedException)
-
-
 def is_connect(owner: object) -> bool:
     """Return whether a session or a DataFrame belongs to Spark Connect."""
     return type(owner).__module__.startswith("pyspark.sql.connect")
 
 
+def connect() -> Any:
+    """Return the module of Spark Connect, whose packages a classic session does not need."""
+    return import_module(".connect", __package__)
+
+
 def session_of(spark: SparkSession | QuerySession) -> QuerySession:
-    """Return the questions that can be asked of a classic session; they may also be given."""
-    return spark if isinstance(spark, QuerySession) else ClassicSession(spark)
+    """Return what can be asked of a classic session; something that can be asked already is returned as it is."""
+    if isinstance(spark, QuerySession):
+        return spark
+    session: QuerySession = import_module(".classic", __package__).ClassicSession(spark)
+    return session
 
 
 def spark_errors() -> tuple[type[Exception], ...]:

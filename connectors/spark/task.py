@@ -24,8 +24,9 @@ from onceward.core.errors import ConfigurationError, SchemaError
 from onceward.core.kit.rows import with_leaves
 from onceward.core.transaction import Acknowledgement, WriteContext
 
-from .plan import analyzed, nodes
+from .plan import node_names
 from .refusals import SOURCE_COLUMN, IsolatingPartition, source_of
+from .session import is_connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -252,16 +253,15 @@ def schema_for(frame: DataFrame, sink: Sink) -> pa.Schema:
         return arrow_schema(frame.schema)
     try:
         chosen = projected(frame, [sink])
+        kind: Any = chosen.schema[0].dataType
     except AnalysisException as error:
         why = str(error).strip().splitlines()[0].partition(" SQLSTATE")[0]
         if _MISSING_GROUP_BY in why:  # Spark's advice is to add GROUP BY, which is impossible here
             raise _not_row_by_row(sink) from None
         raise SchemaError(f"Spark cannot compute its select or where: {why}", sink=sink.name) from None
     # An aggregate or a window would be computed for each micro-batch by itself, or drop and multiply other sinks' rows.
-    plan, given = ([node.nodeName() for node in nodes(analyzed(each))] for each in (chosen, frame))
-    if plan != ["Project", *given]:
+    if node_names(chosen) != ["Project", *node_names(frame)]:
         raise _not_row_by_row(sink)
-    kind: Any = chosen.schema[0].dataType
     return arrow_schema(kind)
 
 
@@ -348,6 +348,8 @@ def obstacle(python: str) -> str:
 
 def warn_of_python(spark: SparkSession) -> None:
     """Log a warning if executors on this machine lack the packages: Spark itself says only that something failed."""
+    if is_connect(spark):
+        return  # its server runs elsewhere
     context = spark.sparkContext
     if context.master is None or not context.master.startswith("local"):
         return  # they are elsewhere

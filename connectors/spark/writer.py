@@ -29,17 +29,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from onceward.connectors.monitoring import start_if_asked
 from onceward.core.checkpoint import Admission, Coordinator
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, OncewardError, ProtocolError
 from onceward.core.events import EpochFailed, EpochReplayed, tell
-from onceward.core.kit.logs import show_if_asked
 from onceward.core.log import DirectoryStore, EpochInput, LogStore, RunWriters, Start, WriterToken, open_store, read
 from onceward.core.names import PIPELINE_LENGTH
 from onceward.core.transaction import Acknowledgement, Committable, WriteContext
 
 from . import run_folder
 from .options import FormatOptions, check_not_moved, check_store, local_store, open_log
+from .processes import observe_if_asked
 from .query import epoch_input, newest_batch, read_text, reason
 from .task import place, write_partition
 
@@ -91,8 +90,7 @@ class _Writer:
     """The common part of writers of streams and batches."""
 
     def __init__(self, sink: TwoPhaseCommitSink[Any], options: FormatOptions) -> None:
-        show_if_asked()  # Spark makes it in processes that no user's code runs in
-        start_if_asked()
+        observe_if_asked()  # Spark makes it in processes that no user's code runs in
         self.sink = sink
         self.options = options
         self.opened: OpenedEpoch | None = None

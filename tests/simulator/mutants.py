@@ -22,8 +22,7 @@ from onceward.connectors.kafka import commits, ownership, pool
 from onceward.connectors.kafka import sink as sink_module
 from onceward.connectors.kafka.sink import KafkaTransaction
 from onceward.connectors.kafka.transaction import Handle, Inside, Prepared, judge, listed_committable
-from onceward.connectors.spark import query
-from onceward.connectors.spark import session as spark_session
+from onceward.connectors.spark import classic, query
 from onceward.connectors.spark import writer as writer_module
 from onceward.connectors.spark.handler import EpochHandler
 from onceward.connectors.spark.query import epoch_input
@@ -945,7 +944,7 @@ MUTANTS: dict[str, Mutant] = {
     "no sweep after failed stages": Mutant(
         "What the attempts of a stage that was tried again have prepared is left until the next start.",
         _laws("sweep"),
-        patches=((spark_session, "any_stage_failed", lambda *_: False),),
+        patches=((classic, "any_stage_failed", lambda *_: False),),
         narrow=with_kinds(K.TASK_FAILS, style="batch", speculate=(), subtasks=1, sinks=("prepared", "staged")),
     ),
     "a coordinator that outlives its run": Mutant(
