@@ -21,6 +21,7 @@ from tests.conftest import pytest_collection_finish
 from xdist.scheduler import LoadScopeScheduling
 
 from onceward.testing.services import KafkaServer, PostgresServer
+from onceward.testing.services.jars import PEER_JARS, ensure_jars
 
 from .class_archives import use_class_archives, with_warm_workers
 from .postgres_kit import folder_open_to_all, running_server
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
 
     from onceward.testing.services import Service
+
+    from .connect_kit import ConnectServer
 
 __all__ = ["pytest_collection_finish"]  # a hook, which also runs if only these tests do
 STARTED: pytest.StashKey[dict[Service, int | None]] = pytest.StashKey()
@@ -182,6 +185,30 @@ def driver_environment() -> dict[str, str]:
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
     return with_warm_workers(driver)
+
+
+@pytest.fixture(scope="session")
+def connect_environment(driver_environment: dict[str, str]) -> dict[str, str]:
+    """Environment for a Spark Connect server whose processes find the classes of the tests, too."""
+    path = os.pathsep.join([driver_environment["PYTHONPATH"], str(HERE.parent)])
+    return {**driver_environment, "PYTHONPATH": path}
+
+
+@pytest.fixture(scope="session")
+def connect_server(
+    connect_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ConnectServer]:
+    """A Spark Connect server, which has Spark's own Kafka source."""
+    from .connect_kit import ConnectServer
+
+    folder = tmp_path_factory.mktemp("connect")
+    jars = ",".join(map(str, ensure_jars(PEER_JARS).glob("*.jar")))
+    server = ConnectServer(folder / "server", connect_environment, {**spark_settings(folder), "spark.jars": jars})
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
 
 
 @pytest.fixture(scope="session")

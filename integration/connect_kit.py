@@ -37,18 +37,22 @@ WORKER: Final = "foreach_batch_worker"
 
 @dataclass
 class ConnectServer:
-    """A server in local mode with two task slots.
+    """A server in local mode with two task slots, which tries a task four times.
 
     Attributes:
         folder: Where it runs, and writes its log.
         environment: Of its process and of all that it starts.
         settings: Spark's.
+        own_group: Whether it outlives the process group that starts it.
+        master: Spark's master.
     """
 
     folder: Path
     environment: Mapping[str, str]
     settings: Mapping[str, str] = field(default_factory=dict)
     port: int = field(default_factory=free_port)
+    own_group: bool = True
+    master: str = "local[2,4]"
     _process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -63,12 +67,12 @@ class ConnectServer:
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [SPARK_HOME / "bin" / "spark-submit", "--master", "local[2]", *pairs, *main],
+                [SPARK_HOME / "bin" / "spark-submit", "--master", self.master, *pairs, *main],
                 cwd=self.folder,
                 env=dict(self.environment),
                 stdout=log,
                 stderr=log,
-                start_new_session=True,
+                start_new_session=self.own_group,
             )
         with grpc.insecure_channel(f"127.0.0.1:{self.port}") as channel:
             grpc.channel_ready_future(channel).result(timeout=_READY_SECONDS)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 import uuid
 from collections import Counter
 from contextlib import contextmanager
@@ -31,11 +33,14 @@ class Feed:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.rows = 0
         self.files = 0
+        self._newest = 0.0
 
     def add(self, rows: int = 20) -> None:
         lines = [json.dumps({"id": number, "word": f"w{number % 7}"}) for number in range(self.rows, self.rows + rows)]
         partial = self.folder / f".{uuid.uuid4().hex}"
         partial.write_text("\n".join(lines))
+        self._newest = max(time.time(), self._newest + 0.01)  # Spark reads files in the order of these milliseconds
+        os.utime(partial, (self._newest, self._newest))
         partial.rename(self.folder / f"{self.files:05d}.json")
         self.rows += rows
         self.files += 1

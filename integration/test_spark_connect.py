@@ -20,7 +20,7 @@ from onceward.core.errors import ConfigurationError, SchemaError
 from onceward.core.log import open_store, read
 from onceward.core.steps import Step
 
-from .connect_kit import ROOT, ConnectServer, CrashAt, HoldAt, WorkerCrash, remote_functions, wait_until
+from .connect_kit import ConnectServer, CrashAt, HoldAt, WorkerCrash, remote_functions, wait_until
 from .spark_kit import Feed, once
 
 if TYPE_CHECKING:
@@ -33,29 +33,12 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark]
 
 
-@pytest.fixture(scope="module")
-def connect_environment(driver_environment: dict[str, str]) -> dict[str, str]:
-    path = os.pathsep.join([driver_environment["PYTHONPATH"], str(ROOT)])
-    return {**driver_environment, "PYTHONPATH": path}
-
-
-@pytest.fixture(scope="module")
-def server(connect_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
-    settings = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2", "spark.sql.session.timeZone": "UTC"}
-    running = ConnectServer(tmp_path_factory.mktemp("connect"), connect_environment, settings)
-    try:
-        running.start()
-        with remote_functions():
-            yield running
-    finally:
-        running.stop()
-
-
 @pytest.fixture
-def session(server: ConnectServer) -> Iterator[SparkSession]:
-    client = server.session()
-    yield client
-    client.stop()
+def session(connect_server: ConnectServer) -> Iterator[SparkSession]:
+    with remote_functions():
+        client = connect_server.session()
+        yield client
+        client.stop()
 
 
 class Job:
@@ -121,10 +104,8 @@ def test_a_process_of_foreach_batch_that_dies_at_any_step_loses_and_doubles_noth
 @pytest.mark.parametrize("step", [Step.WRITE_AFTER, Step.PRE_COMMIT_AFTER])
 def test_a_python_worker_that_dies_is_replaced_and_its_attempt_does_not_count(job: Job, step: Step) -> None:
     job.feed.add()
-    with pytest.raises(StreamingQueryException):  # local mode tries a task once
-        job.run(None, WorkerCrash("files", job.out, job.folder / "mark", step))
+    job.run(None, WorkerCrash("files", job.out, job.folder / "mark", step))
     assert (job.folder / "mark").exists()
-    job.run()
     assert job.seen_once()
 
 
@@ -168,7 +149,7 @@ def test_a_stateful_query_goes_on_after_a_replay(job: Job) -> None:
     assert best == Counter(f"w{number % 7}" for number in range(job.feed.rows))
 
 
-def test_stop_lets_the_epoch_end_that_is_under_way(job: Job, server: ConnectServer) -> None:
+def test_stop_lets_the_epoch_end_that_is_under_way(job: Job, connect_server: ConnectServer) -> None:
     job.feed.add()
 
     def slowly(_epoch: int, _about: Any) -> None:
@@ -182,7 +163,7 @@ def test_stop_lets_the_epoch_end_that_is_under_way(job: Job, server: ConnectServ
     folder = str(job.folder)
     query = job.start(on_complete=slowly)
     wait_until((job.folder / "reached").exists)
-    [process] = server.workers()
+    [process] = connect_server.workers()
     query.stop()
     wait_until((job.folder / "ended").exists)
     wait_until(lambda: not process.is_running())
@@ -190,7 +171,7 @@ def test_stop_lets_the_epoch_end_that_is_under_way(job: Job, server: ConnectServ
     assert job.seen_once()
 
 
-def test_a_client_that_starts_the_same_query_takes_it_over(job: Job, server: ConnectServer) -> None:
+def test_a_client_that_starts_the_same_query_takes_it_over(job: Job, connect_server: ConnectServer) -> None:
     """Spark stops the run that another client has started, because it is the same query."""
     writer = exactly_once(
         job.feed.stream(job.session), FileSink("files", job.out), checkpoint=str(job.checkpoint), pipeline=job.pipeline
@@ -198,7 +179,7 @@ def test_a_client_that_starts_the_same_query_takes_it_over(job: Job, server: Con
     job.feed.add()
     first = writer.start()
     wait_until(job.checkpoint.joinpath("commits/0").exists)
-    other = server.session()
+    other = connect_server.session()
     second = Job(other, job.folder)
     job.feed.add()
     second.run()
@@ -269,7 +250,7 @@ def test_a_checkpoint_that_only_spark_can_read_is_read_through_the_session(
 
 def test_what_a_session_says(session: SparkSession) -> None:
     asked = ConnectSession(session, "/nowhere")  # type: ignore[arg-type]
-    assert asked.master == "local[2]"
+    assert asked.master == "local[2,4]"
     assert asked.slots() == 2
     assert asked.setting("spark.speculation", "false") == "false"
     assert not asked.is_active("no query")

@@ -9,9 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pyspark.sql.connect.dataframe import DataFrame as ConnectFrame
 
-from onceward import FileSink, exactly_once
+from onceward import exactly_once
 from onceward.connectors.spark.task import obstacle, warn_of_python
 from onceward.core.errors import ConfigurationError
 
@@ -56,12 +55,6 @@ def test_there_is_none_if_it_fits_or_cannot_be_known(
 ) -> None:
     warn_of_python(session(python, master))
     assert caplog.records == []
-
-
-def test_a_frame_of_spark_connect_is_refused(tmp_path: Path) -> None:
-    frame: Any = object.__new__(ConnectFrame)
-    with pytest.raises(ConfigurationError, match="Spark Connect"):
-        exactly_once(frame, FileSink("files", tmp_path))
 
 
 def test_what_is_no_sink_is_named() -> None:

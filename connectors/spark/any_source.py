@@ -22,6 +22,7 @@ from onceward.core.kit.rows import cast
 from onceward.core.source import ResettableSource, read_split
 
 from .data_sources import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition, need_available
+from .session import is_connect
 from .task import arrow_schema
 
 if TYPE_CHECKING:
@@ -198,6 +199,8 @@ class AnySource(DataSource):
 
     format_name: ClassVar[str] = FORMAT
     source: ClassVar[ResettableSource]
+    is_validated: ClassVar[bool] = True
+    """Whether the process that registered it has validated the source; a client of Spark Connect may not reach it."""
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
@@ -211,6 +214,8 @@ class AnySource(DataSource):
         return cls.format_name
 
     def schema(self) -> StructType:
+        if not self.is_validated:
+            self.source.validate()
         return spark_schema(self.source)
 
     def streamReader(self, schema: StructType) -> SourceStreamReader:  # noqa: ARG002, N802 - Spark's name
@@ -241,8 +246,9 @@ def read_stream(spark: SparkSession, source: ResettableSource, *, max_rows: int 
     check_type("max_rows", max_rows, int | None)
     if max_rows is not None and max_rows < 1:
         raise ConfigurationError(f"max_rows is {max_rows}: it must be above 0")
-    source.validate()
-    spark_schema(source)  # in the error of a Python data source it would be deep in Spark's own output
+    if not is_connect(spark):  # the server does so, where the source is read
+        source.validate()
+        spark_schema(source)  # in the error of a Python data source it would be deep in Spark's own output
     reader: Any = spark.readStream.format(registered(spark, source))
     if max_rows is not None:
         reader = reader.option(_ROWS, str(max_rows))
@@ -258,7 +264,8 @@ def registered(spark: SparkSession, source: ResettableSource) -> str:
     """
     name = f"{FORMAT}-{secrets.token_hex(8)}"
     try:
-        spark.dataSource.register(type("RegisteredSource", (AnySource,), {"format_name": name, "source": source}))
+        members = {"format_name": name, "source": source, "is_validated": not is_connect(spark)}
+        spark.dataSource.register(type("RegisteredSource", (AnySource,), members))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ConfigurationError(
             f"{type(source).__name__} cannot be pickled for the executors: {text_of(error)}"

@@ -26,9 +26,10 @@ import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
+import pyspark
 from pyspark import cloudpickle
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql.connect.session import SparkSession
@@ -88,6 +89,10 @@ def prepare(writer: DataStreamWriter, settings: HandlerSettings) -> DataStreamWr
     Raises:
         ConfigurationError: Something that exactly_once was given cannot be sent to the server.
     """
+    if pyspark.__version__.startswith("3."):
+        raise ConfigurationError(
+            f"exactly_once works over Spark Connect from pyspark 4.0 on, and pyspark {pyspark.__version__} is installed"
+        )
     _pickled(settings)
     writer.start = partial(_start, writer, settings)  # type: ignore[method-assign]
     return writer
@@ -413,15 +418,3 @@ def _reads(message: Any) -> Iterator[Any]:
             continue
         for inner in [value] if hasattr(value, "ListFields") else value:
             yield from _reads(inner)
-
-
-def refuse_explain() -> NoReturn:
-    """Refuse what reads the plan of a query in a JVM.
-
-    Raises:
-        ConfigurationError: Always.
-    """
-    raise ConfigurationError(
-        "explain reads the plan and the writer of a query in a JVM, so it needs a classic Spark session: describe the "
-        "query there (SparkSession.builder.master('local[1]')), with the same sources and sinks"
-    )
