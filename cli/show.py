@@ -11,8 +11,8 @@ from rich.console import Console
 
 from onceward.core.checkpoint.recovery import TransactionStatus
 from onceward.core.kit.secrets import without_logins
+from onceward.core.kit.times import duration
 from onceward.core.operations.findings import Finding, Health
-from onceward.core.operations.status import duration
 from onceward.core.transaction import ANY_EPOCH
 from onceward.operations import PipelineState
 

@@ -67,6 +67,9 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
     proof: Proof | None = None
     """Hash of the rows that it wrote; None if it was not requested, or is not known."""
 
+    def __hash__(self) -> int:  # the handle is a dict, which has none
+        return hash((self.kind, self.log, self.sink, self.transaction, self.epoch, self.subtask, self.attempt))
+
     @classmethod
     def named(
         cls,

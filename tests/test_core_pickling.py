@@ -86,6 +86,11 @@ def test_committables_and_acknowledgements_have_one_text_each():
     assert Acknowledgement.from_json(ACKNOWLEDGEMENT.to_json()) == ACKNOWLEDGEMENT
 
 
+def test_equal_committables_are_one_in_a_set():
+    other = msgspec.structs.replace(COMMITTABLE, transaction="t2")
+    assert {COMMITTABLE, Committable.from_json(COMMITTABLE.to_json()), other} == {COMMITTABLE, other}
+
+
 @pytest.mark.parametrize("field", ["sink", "transaction", "handle"])
 def test_another_sink_name_or_handle_is_another_transaction(field: str):
     other = {"sink": "b", "transaction": "t2", "handle": {"producer": 12, "epoch": 4}}[field]

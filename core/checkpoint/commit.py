@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import CommitPendingError, DataLossError, EpochConflictError, ExternalError
 from ..events import Committed, CommitWaits, moment, tell, wall_clock
+from ..kit.times import duration
 from ..policy import OnLost
 from ..sink import by_urgency
 from .kept import check_kept
@@ -213,7 +214,7 @@ def _warn_of_waiting(permit: CommitPermit, waiting: Sequence[Share], policy: Com
 def _time_left(waiting: Sequence[Share]) -> str:
     """Return when the first of the transactions expires, for the log; empty if none does, or if that is not known."""
     times = [at for share in waiting if (at := share.expires_at()) is not None]
-    return f"; the first of them expires in {max(0.0, min(times) - wall_clock()):.0f} s" if times else ""
+    return f"; the first of them expires in {duration(max(0.0, min(times) - wall_clock()))}" if times else ""
 
 
 def check_sinks(decision: Decide, sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> None:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from ..errors import OncewardError
+from ..kit.times import duration
 from ..log import DirectoryStore
 from ..log.notes import notes
 from .survey import history
@@ -373,18 +374,3 @@ def _is_ahead(at: str | None, now: datetime) -> bool:
 def _seconds(began: str | None, ended: datetime | None) -> float | None:
     when = _moment(began)
     return max(0.0, (ended - when).total_seconds()) if when is not None and ended is not None else None
-
-
-def duration(seconds: float | None) -> str:
-    """Return a time for people: `0.4 s`, `42 s`, `11:42 min`, `3:05 h`, `4 days`."""
-    if seconds is None:
-        return "an unknown time"
-    if seconds < 10:  # noqa: PLR2004 - one digit
-        return f"{seconds:.1f}".removesuffix(".0") + " s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 1:
-        return f"{rest} s"
-    hours, left = divmod(minutes, 60)
-    if hours >= 48:  # noqa: PLR2004 - two days
-        return f"{hours // 24} days"
-    return f"{minutes}:{rest:02} min" if hours < 1 else f"{hours}:{left:02} h"
