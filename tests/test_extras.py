@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
-NEEDS = {"ui/web": "ui"}
+NEEDS = {"ui/server": "ui", "ui/web": "ui"}
 """Modules of the command line that need an extra."""
 MODULES = [str(path.relative_to(ROOT / "cli").with_suffix("")) for path in sorted((ROOT / "cli").rglob("*.py"))]
 

@@ -38,6 +38,7 @@ from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaE
 from onceward.core.folders import check_rename, make_folder, sync_folder
 from onceward.core.kit.options import check_choice, check_types
 from onceward.core.kit.rows import in_microseconds
+from onceward.core.kit.secrets import without_logins
 from onceward.core.names import file_name
 from onceward.core.row_hash import RowHash, proof_of
 from onceward.core.transaction import (
@@ -138,7 +139,7 @@ class FileSink(FolderSink[Files]):
         self.proof = proof
 
     def __repr__(self) -> str:
-        return f"FileSink({self.name!r}, {str(self.directory)!r}, format={self.format!r})"
+        return without_logins(f"FileSink({self.name!r}, {str(self.directory)!r}, format={self.format!r})")
 
     def dataset(self) -> tuple[str, str] | None:
         return "file", str(self.directory)
