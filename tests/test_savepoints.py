@@ -65,8 +65,8 @@ class Query:
         session: Any = Session(SimpleNamespace(root=self.folder), query=json.loads(identity.read_text())["id"])
         settings: dict[str, Any] = {"adopt": False, "rewind": None, "on_complete": None, **options}
         return EpochHandler(
-            session,
-            [SparkSink(self.key)],
+            spark=session,
+            sinks=[SparkSink(self.key)],
             pipeline="orders",
             store=self.store,
             policy=policy(),

@@ -55,7 +55,7 @@ class Query:
             **changes,
         }
         sinks = values.pop("sinks", None) or [SparkSink(self.key)]
-        return EpochHandler(self.spark, sinks, on_complete=self.tell, **values)  # type: ignore[arg-type]
+        return EpochHandler(spark=self.spark, sinks=sinks, on_complete=self.tell, **values)  # type: ignore[arg-type]
 
     def tell(self, epoch: int, _about: Any) -> None:
         self.told.append((epoch, read(self.store).completed))

@@ -42,12 +42,13 @@ from onceward.core.kit.options import check_type, plain
 from .options import check_log
 from .plan import StreamingSource
 from .processes import observe_if_asked
-from .query import ASYNC, REAL_TIME, local_path, read_text, refused
+from .query import ASYNC, REAL_TIME, local_path, read_text, refused, remembering_last
 from .session import QueryRun
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    import pyarrow as pa
     from pyspark.sql.connect.dataframe import DataFrame
     from pyspark.sql.connect.streaming.query import StreamingQuery
 
@@ -83,7 +84,7 @@ def checked_location(checkpoint: Any) -> str:
     return location
 
 
-def prepare(writer: DataStreamWriter, settings: HandlerSettings) -> DataStreamWriter:
+def prepare(writer: DataStreamWriter, settings: HandlerSettings, schemas: Mapping[str, pa.Schema]) -> DataStreamWriter:
     """Let a writer send the foreachBatch function when it is started: only then are checkpoint and output mode known.
 
     Raises:
@@ -94,13 +95,14 @@ def prepare(writer: DataStreamWriter, settings: HandlerSettings) -> DataStreamWr
             f"exactly_once works over Spark Connect from pyspark 4.0 on, and pyspark {pyspark.__version__} is installed"
         )
     _pickled(settings)
-    writer.start = partial(_start, writer, settings)  # type: ignore[method-assign]
+    writer.start = partial(_start, writer, settings, schemas)  # type: ignore[method-assign]
     return writer
 
 
 def _start(
     writer: DataStreamWriter,
     settings: HandlerSettings,
+    schemas: Mapping[str, pa.Schema],
     *place: Any,
     outputMode: str | None = None,  # noqa: N803 - pyspark's name
     queryName: str | None = None,  # noqa: N803 - pyspark's name
@@ -121,7 +123,7 @@ def _start(
     proto = writer._write_proto  # noqa: SLF001 - a writer has no public way to ask for its settings
     if proto.WhichOneof("trigger") == "real_time_batch_duration":
         raise refused(REAL_TIME)
-    query = StartedQuery(settings, checkpoint, proto.output_mode.lower() == "complete")
+    query = StartedQuery(settings, schemas, checkpoint, proto.output_mode.lower() == "complete")
     DataStreamWriter.foreachBatch(writer, _Sent(_pickled(query)))
     return DataStreamWriter.start(writer)
 
@@ -202,11 +204,13 @@ class StartedQuery:
 
     Attributes:
         settings: What exactly_once was given.
+        schemas: Of each sink's rows, by the sink's name.
         checkpoint: Location of the query's checkpoint.
         complete: Whether its output mode is complete.
     """
 
     settings: HandlerSettings
+    schemas: Mapping[str, pa.Schema]
     checkpoint: str
     complete: bool
 
@@ -231,7 +235,7 @@ def received(query: bytes) -> Callable[[Any, int], None]:
         ) from None
     settings, session = started.settings, ConnectSession(spark, started.checkpoint, complete=started.complete)
     view = check_log(settings.store, started.checkpoint, settings.pipeline, session.master)
-    return InOrder(settings.handler(session, view))
+    return InOrder(settings.handler(session, started.schemas, view))
 
 
 class InOrder:
@@ -325,19 +329,8 @@ class ConnectSession:
         return any(str(one.id) == query for one in self.spark.streams.active)
 
     def reader(self) -> Callable[[str], str | None]:
-        """Read files of this machine directly, and others through the session; the last one is remembered."""
-        last: dict[str, str] = {}
-
-        def read(url: str) -> str | None:
-            if url not in last:
-                text = self._read(url)
-                if text is None:
-                    return None
-                last.clear()
-                last[url] = text
-            return last[url]
-
-        return read
+        """Read files of this machine directly, and others through the session."""
+        return remembering_last(self._read)
 
     def failed(self, stages: Iterable[int]) -> bool:  # noqa: ARG002 - nobody here knows of stages
         """Return False: see (5)."""

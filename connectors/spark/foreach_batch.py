@@ -319,8 +319,8 @@ class _Batches:
         warn_of_python(spark)
         self._cheap = plan_only_writes(plan, cast("Any", spark)._jvm)  # noqa: SLF001 - no public way to ask
         return self.make(
-            spark,
-            list(self.driven.values()),
+            spark=spark,
+            sinks=list(self.driven.values()),
             cheap=False,
             row_size=None,
             on_complete=with_publication(sources_in(plan), self.on_complete),

@@ -177,8 +177,7 @@ def exactly_once(
     if letters is not None:
         schemas[letters.sink.name] = schema_for_letters(letters.sink)
     settings = HandlerSettings(
-        driven,
-        schemas,
+        sinks=driven,
         pipeline=pipeline,
         store=store,
         policy=policy,
@@ -192,26 +191,28 @@ def exactly_once(
         dead_letters=letters,
     )
     if remote is not None:
-        writer: DataStreamWriter = remote.prepare(df.writeStream, settings)
+        writer: DataStreamWriter = remote.prepare(df.writeStream, settings, schemas)
     else:
-        handler = settings.handler(spark, view)
+        handler = settings.handler(spark, schemas, view)
         writer = df.writeStream.foreachBatch(handler)
         handlers[writer] = handler
     refuse_other_targets(writer)
     return writer.option("checkpointLocation", str(checkpoint)) if checkpoint is not None else writer
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class HandlerSettings:
-    """What exactly_once was given, without a session, so that it can be pickled for a Spark Connect server.
+    """What an EpochHandler is made of, without a session, so that it can be pickled for a Spark Connect server.
 
     Attributes:
         sinks: The pipeline's.
-        schemas: Of each sink's rows, by the sink's name.
+        cheap: Whether the query's tasks do little but write.
+        row_size: Expression for the size of a row in bytes; None if this process may not gather the rows.
+        outputs: The transformations of sinks that have one.
+        dead_letters: Where rows go that the sinks refuse; None if they fail the epoch.
     """
 
     sinks: Sequence[TwoPhaseCommitSink[Any]]
-    schemas: Mapping[str, pa.Schema]
     pipeline: str | None
     store: str | Path | LogStore | None
     policy: CommitPolicy
@@ -221,14 +222,22 @@ class HandlerSettings:
     cheap: bool
     row_size: str | None
     on_complete: Callable[[int, EpochInput], None] | None
-    outputs: Transformations
-    dead_letters: DeadLetters | None
+    outputs: Jobs = field(default_factory=Transformations)
+    dead_letters: DeadLetters | None = None
 
-    def handler(self, spark: SparkSession | QuerySession, view: LogView | None) -> EpochHandler:
+    @property
+    def all_sinks(self) -> list[TwoPhaseCommitSink[Any]]:
+        """All sinks of the pipeline: those that get the rows, and the dead-letter sink."""
+        return [*self.sinks, *([self.dead_letters.sink] if self.dead_letters is not None else [])]
+
+    def handler(
+        self, spark: SparkSession | QuerySession, schemas: Mapping[str, pa.Schema], view: LogView | None
+    ) -> EpochHandler:
         """Validate the targets, and return the function for the query's micro-batches.
 
         Args:
             spark: The session.
+            schemas: Of each sink's rows, by the sink's name.
             view: What the decision log says; None if there is none yet.
 
         Raises:
@@ -238,24 +247,9 @@ class HandlerSettings:
         # A target that does not answer must not keep what is decided from being committed elsewhere before it expires.
         recovers_first = view is not None and view.undone is not None
         if not EXPLAINING.get() and not recovers_first:  # it may create a table or a topic
-            for sink in (*self.sinks, *([] if self.dead_letters is None else [self.dead_letters.sink])):
-                sink.validate(self.schemas[sink.name])
-        return EpochHandler(
-            spark,
-            self.sinks,
-            pipeline=self.pipeline,
-            store=self.store,
-            policy=self.policy,
-            adopt=self.adopt,
-            rewind=self.rewind,
-            writers=self.writers,
-            cheap=self.cheap,
-            row_size=self.row_size,
-            on_complete=self.on_complete,
-            unvalidated=self.schemas if recovers_first else {},
-            outputs=self.outputs,
-            dead_letters=self.dead_letters,
-        )
+            for sink in self.all_sinks:
+                sink.validate(schemas[sink.name])
+        return EpochHandler(spark=spark, unvalidated=schemas if recovers_first else {}, **vars(self))
 
 
 def refuse_other_targets(writer: Any) -> None:
@@ -384,27 +378,17 @@ def _has_no_mistake(error: BaseException) -> bool:
     return cause is None or type(cause).__module__ != "builtins" or isinstance(cause, OSError)
 
 
-@dataclass
-class EpochHandler:
-    """Function that Spark calls with each micro-batch; it keeps one coordinator per run of the query."""
+@dataclass(kw_only=True)
+class EpochHandler(HandlerSettings):
+    """Function that Spark calls with each micro-batch; it keeps one coordinator per run of the query.
+
+    Attributes:
+        spark: The session.
+        unvalidated: Schemas of sinks that are validated after the recovery of what is decided.
+    """
 
     spark: SparkSession | QuerySession
-    sinks: Sequence[TwoPhaseCommitSink[Any]]
-    pipeline: str | None
-    store: str | Path | LogStore | None
-    policy: CommitPolicy
-    adopt: bool
-    rewind: str | None
-    writers: Writers
-    cheap: bool
-    row_size: str | None
-    on_complete: Callable[[int, EpochInput], None] | None
     unvalidated: Mapping[str, pa.Schema] = field(default_factory=dict)
-    """Schemas of sinks that are validated after the recovery of what is decided."""
-    outputs: Jobs = field(default_factory=Transformations)
-    """The transformations of sinks that have one."""
-    dead_letters: DeadLetters | None = None
-    """Where rows go that the sinks refuse; None if they fail the epoch."""
 
     def __post_init__(self) -> None:
         self._session = session_of(self.spark)
@@ -521,11 +505,6 @@ class EpochHandler:
                 coordinator.commit(batch, acks, about, sweep_after=lost)
         if self.on_complete is not None:
             self.on_complete(batch, about)
-
-    @property
-    def all_sinks(self) -> list[TwoPhaseCommitSink[Any]]:
-        """All sinks of the pipeline: those that get the rows, and the dead-letter sink."""
-        return [*self.sinks, *([self.dead_letters.sink] if self.dead_letters is not None else [])]
 
     def _letters(self, coordinator: Coordinator, batch: int, *, written: bool = True) -> Letters | None:
         dead = self.dead_letters

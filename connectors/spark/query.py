@@ -179,23 +179,27 @@ def _sources(offsets: str) -> list[str]:
 
 
 def checkpoint_reader(spark: SparkSession) -> Callable[[str], str | None]:
-    """Return a function that reads a small text file of any file system that Spark knows; None if it is not there.
+    """Return a function that reads a small text file of any file system that Spark knows; None if it is not there."""
+    return remembering_last(lambda url: read_by_hadoop(spark, url) if local_path(url) is None else read_text(url))
 
-    For files that never change: it remembers the last one, since a batch's offsets are read again as the start of the
-    next.
+
+def remembering_last(read: Callable[[str], str | None]) -> Callable[[str], str | None]:
+    """Return a function that reads files that never change, and remembers the last one.
+
+    A batch's offsets are read again as the start of the next.
     """
     last: dict[str, str] = {}
 
-    def read(url: str) -> str | None:
+    def remembered(url: str) -> str | None:
         if url not in last:
-            text = read_by_hadoop(spark, url) if local_path(url) is None else read_text(url)
+            text = read(url)
             if text is None:
                 return None
             last.clear()
             last[url] = text
         return last[url]
 
-    return read
+    return remembered
 
 
 def read_by_hadoop(spark: SparkSession, url: str) -> str | None:

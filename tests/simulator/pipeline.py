@@ -165,8 +165,8 @@ class Driver:
         session: Any = self.session
         if self._handler is None:
             self._handler = self._handler_class(
-                session,
-                self.sinks(),
+                spark=session,
+                sinks=self.sinks(),
                 pipeline=self.audit.pipeline,
                 store=None,
                 policy=policy_of(self.world)(on_lost=OnLost(self.config.on_lost)),
