@@ -187,3 +187,29 @@ def test_what_cannot_be_written_is_called_by_its_name(
     with pytest.raises(ConfigurationError, match=words), shop.batches.epoch(shop.batch(0), 0) as epoch:  # type: ignore[arg-type]
         epoch.write(*given(shop))
     assert read(shop.store).newest is None
+
+
+def test_a_block_that_failed_and_is_opened_again_writes_only_what_it_describes_then(shop: Shop) -> None:
+    batch = shop.batch(0, [1])
+    epoch = shop.batches.epoch(batch, 0)  # type: ignore[arg-type]
+
+    def fails() -> None:
+        with epoch:
+            epoch.write(batch, shop.one)  # type: ignore[arg-type]
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fails()
+    with epoch:
+        epoch.write(batch, shop.one)  # type: ignore[arg-type]
+    assert shop.shown() == [[1], []]
+
+
+def test_a_block_whose_write_was_refused_can_be_opened_again(shop: Shop) -> None:
+    batch = shop.batch(0, [1])
+    epoch = shop.batches.epoch(batch, 0)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="a str is not one"), epoch:
+        epoch.write(batch, "one")  # type: ignore[arg-type]
+    with epoch:
+        epoch.write(batch, shop.one)  # type: ignore[arg-type]
+    assert shop.shown() == [[1], []]

@@ -208,6 +208,8 @@ class EpochWriter:
                 "an epoch of this pipeline is open already: close one before the next, and make a ForeachBatch for "
                 "each query"
             )
+        # A function may open the block again after a failure: what it described before must not be written twice.
+        self._writes, self._refused = _Writes(persist=self._pipeline.persist), None
         try:
             self._handler = self._pipeline.begin(self._batch, self._number)
         except BaseException:
