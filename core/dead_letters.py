@@ -11,10 +11,11 @@ import base64
 import json
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import pyarrow as pa
 
 from .errors import ConfigurationError
-from .kit.rows import in_microseconds, plain
+from .kit.rows import UNWRITABLE, in_microseconds, plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -108,7 +109,8 @@ def letters_of(
         context: Of the sink that refused it.
         row: The row, as the sink got it.
         error: Why it was refused.
-        source: The row's SOURCE columns, as far as the frame has them.
+        source: The row's SOURCE columns, as far as the frame has them. A value of another type than Kafka's is left
+            out: these may be columns of the query's own with the same names.
     """
     values = {
         "pipeline": context.pipeline,
@@ -117,9 +119,17 @@ def letters_of(
         "error": type(error).__name__,
         "reason": error.message,
         "row": row_text(row),
-        **{f"source_{name}": source.get(name) for name in SOURCE},
+        **{f"source_{name}": _position(source.get(name), f"source_{name}") for name in SOURCE},
     }
     return pa.RecordBatch.from_pylist([values], SCHEMA)
+
+
+def _position(value: Any, name: str) -> Any:
+    """Return the value of a column of SCHEMA; None if it cannot hold it."""
+    try:
+        return pa.array([value], SCHEMA.field(name).type)[0].as_py()
+    except (pa.ArrowException, UnicodeDecodeError):
+        return None
 
 
 def rows_for(sink: object, letters: pa.RecordBatch) -> pa.RecordBatch:
@@ -134,16 +144,44 @@ def schema_for_letters(sink: object) -> pa.Schema:
 
 def row_text(row: pa.RecordBatch) -> str:
     """Return a row as a JSON object. Values that JSON cannot hold (NaN, bytes that are not UTF-8) become text."""
-    return json.dumps({name: _value(row, name) for name in row.schema.names}, ensure_ascii=False, default=plain)
+    values = {name: _value(row.select([name])) for name in row.schema.names}
+    return json.dumps(values, ensure_ascii=False, default=plain)
 
 
-def _value(row: pa.RecordBatch, name: str) -> Any:
-    column = row.select([name])
+def _value(row: pa.RecordBatch) -> Any:
+    column = in_microseconds(row).column(0)
     try:
-        value = in_microseconds(column).column(0).to_pylist()[0]
+        value = column.to_pylist()[0]
+        json.dumps(value, allow_nan=False, default=plain)
+    except UNWRITABLE:
+        return _part(column[0])
+    return value
+
+
+def _part(scalar: Any) -> Any:
+    """Return a value of which JSON cannot hold a part. All other parts stay as they are."""
+    kind = scalar.type
+    if not scalar.is_valid:
+        return None
+    if pa.types.is_struct(kind):
+        return {kind.field(number).name: _part(scalar[number]) for number in range(kind.num_fields)}
+    if pa.types.is_map(kind):
+        return [[_part(entry[0]), _part(entry[1])] for entry in scalar.values]
+    if pa.types.is_nested(kind):
+        return [_part(element) for element in scalar.values]
+    return _leaf(scalar)
+
+
+def _leaf(scalar: Any) -> Any:
+    kind = scalar.type
+    try:
+        value = scalar.as_py()
         json.dumps(value, allow_nan=False, default=plain)
     except UnicodeDecodeError as error:
         return {"base64": base64.b64encode(error.object).decode()}
-    except (ValueError, TypeError, OverflowError):
-        return str(column.column(0)[0])
+    except UNWRITABLE:
+        # Python has no years before 1 or after 9999, and Arrow's own text is of another year above 32767.
+        if pa.types.is_timestamp(kind):
+            return f"{np.datetime64(scalar.value, kind.unit)}{'' if kind.tz is None else '+00:00'}"
+        return str(np.datetime64(scalar.value, "D")) if pa.types.is_date32(kind) else str(scalar)
     return value

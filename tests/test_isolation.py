@@ -270,6 +270,51 @@ def test_the_row_is_told_as_it_was_whatever_it_holds() -> None:
     }
 
 
+def test_what_json_can_hold_of_a_nested_value_stays_as_it_was() -> None:
+    wrong = pa.array([b"ok\xff"])
+    text = pa.StringArray.from_buffers(1, wrong.buffers()[1], wrong.buffers()[2])
+    row = pa.RecordBatch.from_pydict(
+        {
+            "struct": pa.StructArray.from_arrays([text, pa.array([5]), pa.nulls(1)], ["text", "n", "null"]),
+            "list": pa.array([[1.5, float("nan"), None]]),
+            "map": pa.array([[("a", float("inf")), ("b", 2.0)]], pa.map_(pa.string(), pa.float64())),
+        }
+    )
+    assert json.loads(row_text(row)) == {
+        "struct": {"text": {"base64": "b2v/"}, "n": 5, "null": None},
+        "list": [1.5, "nan", None],
+        "map": [["a", "inf"], ["b", 2.0]],
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "text"),
+    [
+        (253402300800000000, pa.timestamp("us", "UTC"), "10000-01-01T00:00:00.000000+00:00"),
+        (2**62, pa.timestamp("us"), "148108-07-06T14:00:27.387904"),
+        (-62135596800000001, pa.timestamp("us"), "0000-12-31T23:59:59.999999"),
+        (2932897, pa.date32(), "10000-01-01"),
+    ],
+)
+def test_a_time_that_python_does_not_have_is_told_all_the_same(value: int, kind: pa.DataType, text: str) -> None:
+    time = pa.array([value], kind)
+    row = pa.RecordBatch.from_pydict(
+        {"at": time, "both": pa.StructArray.from_arrays([time, pa.array([1])], ["t", "n"])}
+    )
+    assert json.loads(row_text(row)) == {"at": text, "both": {"t": text, "n": 1}}
+
+
+def test_columns_that_are_named_like_those_of_a_source_and_hold_other_values_are_left_out() -> None:
+    for source in (
+        {"topic": 5, "partition": 2**40, "offset": "first"},
+        {"topic": b"\xff", "partition": True, "offset": "12"},
+        {"topic": ["t"], "partition": "0", "offset": None},
+    ):
+        [letter] = letters_of(CONTEXT, batch(1), SinkError("why"), source).to_pylist()
+        assert [letter[f"source_{name}"] for name in source] == [None] * 3
+        assert letter["row"] == '{"n": 1}'
+
+
 def test_kafka_gets_the_row_as_value_and_the_rest_as_headers() -> None:
     sink = KafkaSink("dead", bootstrap_servers="b:1", topic="t")
     letters = letters_of(CONTEXT, batch(1), SinkError("why"), {"topic": "t", "partition": 0, "offset": 5})
