@@ -73,7 +73,15 @@ class DeadLetters(NamedTuple):
     @property
     def most(self) -> int | None:
         """The limit as a number of rows, if it is one."""
-        return self.limit if isinstance(self.limit, int) else None
+        return int(self.limit) if isinstance(self.limit, int) or self.limit == 0 else None
+
+    def share(self, tasks: int | None) -> float | None:
+        """Return the share of a task's rows that is the limit of an epoch, if its tasks have equally many.
+
+        Args:
+            tasks: How many tasks write the epoch at most; None if that is not known.
+        """
+        return self.limit * tasks if isinstance(self.limit, float) and tasks is not None else None
 
     def exceeded(self, refused: int, written: int) -> str:
         """Return the limit in words if so many refused rows are above it, beside rows that were written; else ""."""

@@ -14,6 +14,7 @@ import pytest
 
 from onceward.connectors.kafka.messages import check_columns
 from onceward.connectors.kafka.sink import KafkaSink
+from onceward.connectors.spark import refusals
 from onceward.connectors.spark.refusals import Letters
 from onceward.connectors.spark.task import write_partition
 from onceward.core.checkpoint.isolation import Isolation, Spool
@@ -83,7 +84,7 @@ def strict(target: Target) -> Strict:
 
 
 def isolated(sink: TargetSink, *batches: pa.RecordBatch, most: int | None = None) -> tuple[Any, Isolation]:
-    isolation = Isolation(sink, CONTEXT, lambda at: batches[at], [one.num_rows for one in batches], most)
+    isolation = Isolation(sink, CONTEXT, lambda at: batches[at], [one.num_rows for one in batches], most=most)
     return isolation.write(refusing_rows(SinkError("refused"))), isolation
 
 
@@ -171,6 +172,59 @@ def test_above_the_limit_the_subtask_stops(strict: Strict) -> None:
         isolated(strict, batch(-1, -2, 3), most=1)
 
 
+@pytest.mark.parametrize("numbers", [[7] * 2000, [number // 2 for number in range(2000)]])
+def test_rows_that_exclude_each_other_count_for_the_limit_before_all_are_tried(
+    strict: Strict, numbers: list[int]
+) -> None:
+    numbers = [number % 100 for number in numbers]
+    with pytest.raises(DeadLetterLimitError, match=r"more than 10 rows.*a number is there already"):
+        isolated(strict, batch(*numbers), most=10)
+    assert strict.begun < 80
+
+
+def test_rows_that_exclude_each_other_are_within_a_limit_that_is_as_high_as_their_number(strict: Strict) -> None:
+    numbers = [5, 5, 6, 7, 8, 8, 9, 9, 9, 5]
+    _, isolation = isolated(strict, batch(*numbers), most=5)
+    assert sorted(isolation.refused) == [1, 5, 7, 8, 9]
+    with pytest.raises(DeadLetterLimitError):
+        isolated(strict, batch(*numbers), most=4)
+
+
+def test_a_share_stops_a_task_that_would_be_above_it_with_all_the_others(
+    strict: Strict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refusals, "DEFAULT_LIMIT", 100)
+    bad = batch(*[-1] * 300)
+    with pytest.raises(DeadLetterLimitError, match=r"120 of 300 rows of a task.*a number is negative"):
+        partition([strict], [bad], TargetSink(Target(), "dead"), share=0.4)
+    assert strict.begun < 2 * 120 + 20
+    with pytest.raises(DeadLetterLimitError, match=r"100 of 300 rows of a task"):
+        partition([strict], [bad], TargetSink(Target(), "dead"), share=0.01)
+    assert partition([strict], [bad], TargetSink(Target(), "dead"), share=1.0).refused
+
+
+def test_a_share_is_compared_with_a_task_only_where_the_number_of_tasks_is_known() -> None:
+    dead: Any = None
+    assert [DeadLetters(dead, limit).share(4) for limit in (None, 10, 0.25)] == [None, None, 1.0]
+    assert DeadLetters(dead, 0.25).share(None) is None
+    assert [DeadLetters(dead, limit).most for limit in (None, 10, 0.25, 0.0)] == [None, 10, None, 0]
+
+
+def test_dead_letters_of_large_rows_are_written_a_few_at_a_time(strict: Strict) -> None:
+    sizes: list[int] = []
+
+    class Sized(TargetSink):
+        def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
+            sizes.append(batch.num_rows)
+            super().write(transaction, batch)
+
+    large = pa.array(["x" * 2**20] * 12)
+    dead = Sized(Target(), "dead")
+    partition([strict], [batch(*[-1] * 12, text=large)], dead)
+    assert sum(sizes) == 12
+    assert max(sizes) < 6
+
+
 def test_rows_that_do_not_fit_into_memory_are_kept_in_a_file() -> None:
     spool = Spool(in_memory=100)
     given = [batch(*range(number, number + 10)) for number in range(5)]
@@ -181,10 +235,17 @@ def test_rows_that_do_not_fit_into_memory_are_kept_in_a_file() -> None:
     spool.close()
 
 
-def partition(sinks: list[Any], batches: Iterable[pa.RecordBatch], dead: Any, *, written: bool = True) -> Any:
+def partition(
+    sinks: list[Any],
+    batches: Iterable[pa.RecordBatch],
+    dead: Any,
+    *,
+    written: bool = True,
+    share: float | None = None,
+) -> Any:
     contexts = [WriteContext(**{**_fields(CONTEXT), "sink": sink.name, "subtask": -1}) for sink in sinks]
     with running(2, attempt=0):
-        return write_partition(sinks, contexts, batches, letters=Letters(dead, DEAD, None, written))
+        return write_partition(sinks, contexts, batches, letters=Letters(dead, DEAD, None, written, share))
 
 
 def _fields(context: WriteContext) -> dict[str, Any]:

@@ -498,7 +498,7 @@ class EpochHandler(HandlerSettings):
             if self.outputs.apart:
                 acks, lost = self._write_outputs(frame, coordinator, batch, tasks)
             else:
-                acks, lost = self._write(frame if tasks is None else frame.coalesce(tasks), coordinator, batch, limit)
+                acks, lost = self._write(frame, coordinator, batch, tasks, limit)
             with self._giving_up(coordinator):
                 self._check_dead_letters(coordinator, batch, acks)
             with self._giving_up(coordinator, unless_decided=batch):
@@ -506,11 +506,14 @@ class EpochHandler(HandlerSettings):
         if self.on_complete is not None:
             self.on_complete(batch, about)
 
-    def _letters(self, coordinator: Coordinator, batch: int, *, written: bool = True) -> Letters | None:
+    def _letters(
+        self, coordinator: Coordinator, batch: int, *, written: bool = True, tasks: int | None = None
+    ) -> Letters | None:
         dead = self.dead_letters
         if dead is None:
             return None
-        return Letters(dead.sink, coordinator.context(dead.sink.name, batch, subtask=-1), dead.most, written)
+        context = coordinator.context(dead.sink.name, batch, subtask=-1)
+        return Letters(dead.sink, context, dead.most, written, dead.share(tasks))
 
     def _check_dead_letters(self, coordinator: Coordinator, batch: int, acks: Sequence[Acknowledgement]) -> None:
         """Refuse the epoch if too many of its rows were refused, and else report them."""
@@ -558,7 +561,7 @@ class EpochHandler(HandlerSettings):
         return coordinator
 
     def _write(
-        self, frame: DataFrame, coordinator: Coordinator, batch: int, limit: float | None
+        self, frame: DataFrame, coordinator: Coordinator, batch: int, tasks: int | None, limit: float | None
     ) -> tuple[list[Acknowledgement], bool]:
         """Write the epoch; return the acknowledgements, and whether an attempt may have left something behind.
 
@@ -566,17 +569,19 @@ class EpochHandler(HandlerSettings):
             frame: The micro-batch.
             coordinator: The run's.
             batch: Its number.
+            tasks: Maximum number of tasks; None for one for each partition.
             limit: Bytes of the largest row that this process may get; None: tasks write.
         """
+        frame = frame if tasks is None else frame.coalesce(tasks)
         if limit is not None:
             with self._giving_up(coordinator):
                 rows = self._gathered(frame, limit)
                 if rows is not None:
                     self._note_size(rows.nbytes / rows.num_rows if rows.num_rows else None)
                     contexts = [coordinator.context(sink.name, batch, subtask=0) for sink in self.sinks]
-                    letters = self._letters(coordinator, batch)
+                    letters = self._letters(coordinator, batch, tasks=1)
                     return [write_partition(self.sinks, contexts, rows.to_batches(), letters=letters)], False
-        return self._write_by_tasks(frame, coordinator, batch, self.sinks)
+        return self._write_by_tasks(frame, coordinator, batch, self.sinks, tasks=tasks)
 
     def _gathered(self, frame: DataFrame, limit: float) -> pa.Table | None:
         """Return all rows in this process; None if one is larger than `limit` bytes, or pyspark cannot collect them.
@@ -608,8 +613,9 @@ class EpochHandler(HandlerSettings):
         only: Sequence[frozenset[int] | None] | None = None,
         *,
         letters_written: bool = True,
+        tasks: int | None = None,
     ) -> tuple[list[Acknowledgement], bool]:
-        letters = self._letters(coordinator, batch, written=letters_written)
+        letters = self._letters(coordinator, batch, written=letters_written, tasks=tasks)
         contexts = [coordinator.context(sink.name, batch, subtask=-1) for sink in sinks]
         given, names = with_plain_names(projected(frame, sinks, source=letters is not None))
         with self._giving_up(coordinator):

@@ -14,12 +14,12 @@ import pyarrow as pa
 
 from onceward.core.checkpoint.isolation import Isolation, Spool, reasons
 from onceward.core.checkpoint.subtask import DirectlyWritten, SubtaskEpoch
-from onceward.core.dead_letters import SOURCE, letters_of, rows_for
+from onceward.core.dead_letters import DEFAULT_LIMIT, SOURCE, letters_of, rows_for
 from onceward.core.errors import OncewardError
 from onceward.core.transaction import Acknowledgement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from onceward.core.transaction import Committable, WriteContext, Written
     from onceward.sinks import TwoPhaseCommitSink
@@ -28,6 +28,9 @@ SOURCE_COLUMN: Final = "source"
 """Column beside those of the sinks that says where a row came from."""
 _REASONS: Final = 10
 """Different reasons that a subtask reports."""
+_LETTERS: Final = 1000
+_LETTER_BYTES: Final = 4 * 2**20
+"""Number and bytes of dead letters that are written together."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +42,22 @@ class Letters:
         context: With subtask and attempt still to be filled in.
         most: Number of refused rows above which a subtask stops; None for any number.
         written: Whether they are written; not if an epoch that lost other rows is written again.
+        share: Share of its own rows above which a subtask stops, once it is above DEFAULT_LIMIT rows: few rows say
+            little of the others. None for any.
     """
 
     sink: TwoPhaseCommitSink[Any]
     context: WriteContext
     most: int | None
     written: bool = True
+    share: float | None = None
+
+    def limit(self, rows: int) -> tuple[int | None, str]:
+        """Return the limit of a subtask that has so many rows, and how it is told if that is not as a number."""
+        if self.share is None:
+            return self.most, ""
+        most = max(DEFAULT_LIMIT, int(self.share * rows))
+        return most, f"{most} of {rows} rows of a task, and so more than the share that is allowed"
 
 
 class IsolatingPartition:
@@ -121,15 +134,37 @@ class IsolatingPartition:
 
     def _isolate(self, number: int) -> tuple[Committable | None, Written]:
         epoch, sizes = self._epochs[number], self._sizes[number]
-        most = self._settings.most
-        isolation = Isolation(epoch.sink, epoch.context, lambda at: self._part(self._spool[at], number), sizes, most)
+        most, limit = self._settings.limit(sum(map(sum, self._sizes.values())))
+        isolation = Isolation(
+            epoch.sink,
+            epoch.context,
+            lambda at: self._part(self._spool[at], number),
+            sizes,
+            most=most,
+            limit=limit,
+        )
         result = isolation.write(self._refusals[number])
         self._told |= reasons(epoch.sink, isolation.refused)
         if self._settings.written and isolation.refused:
-            letters = [self._letter(number, place, error) for place, error in sorted(isolation.refused.items())]
-            for batch in pa.Table.from_batches(letters).combine_chunks().to_batches():
-                self.letters.write(rows_for(self._settings.sink, batch))
+            self._write_letters(number, isolation.refused)
         return result
+
+    def _write_letters(self, number: int, refused: Mapping[int, OncewardError]) -> None:
+        """Write the dead letters of a sink, a few megabytes at a time: the rows may be large, and many."""
+        letters: list[pa.RecordBatch] = []
+        size = 0
+        for place in sorted(refused):
+            letters.append(self._letter(number, place, refused[place]))
+            size += letters[-1].nbytes
+            if size > _LETTER_BYTES or len(letters) == _LETTERS:
+                self._write_together(letters)
+                letters, size = [], 0
+        if letters:
+            self._write_together(letters)
+
+    def _write_together(self, letters: Sequence[pa.RecordBatch]) -> None:
+        for batch in pa.Table.from_batches(letters).combine_chunks().to_batches():
+            self.letters.write(rows_for(self._settings.sink, batch))
 
     def _letter(self, number: int, place: int, error: OncewardError) -> pa.RecordBatch:
         at = 0

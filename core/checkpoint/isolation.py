@@ -8,6 +8,8 @@ takes holds none. Why this does not weaken the protocol:
 2. What is acknowledged is one transaction that holds all other rows of the subtask, prepared as a whole.
 3. Halves may be taken alone and not together, for example two rows with one key. If what is left is refused again,
    each trial also holds everything that was accepted before. Of rows that exclude each other the first one stays.
+4. Such rows count for the limit as soon as they are found: of a range that was refused although each of its rows is
+   taken alone, at least one row will be refused, and no two such ranges share a row.
 
 A fault (no answer, a lock, a full disk) is never taken for a refusal: it fails the attempt, as without isolation.
 """
@@ -48,6 +50,7 @@ class Spool:
         self._writer: Any = None
         self._reader: Any = None
         self._spilled = 0
+        self._last: tuple[int, pa.RecordBatch] | None = None
 
     def __len__(self) -> int:
         return len(self._kept) + self._spilled
@@ -58,7 +61,9 @@ class Spool:
         if self._reader is None:
             self._writer.close()
             self._reader = pa.ipc.open_file(pa.PythonFile(self._file, "r"))
-        return self._reader.get_batch(number - len(self._kept))
+        if self._last is None or self._last[0] != number:  # trials and dead letters ask for the same one many times
+            self._last = number, self._reader.get_batch(number - len(self._kept))
+        return self._last[1]
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Keep a batch. All have the schema of the first one."""
@@ -74,7 +79,7 @@ class Spool:
 
     def close(self) -> None:
         """Forget everything."""
-        self._kept = []
+        self._kept, self._last = [], None
         if self._file is not None:
             self._file.close()
 
@@ -88,6 +93,7 @@ class Isolation:
         parts: For each batch that the subtask got, the rows of the sink, when called with its number.
         sizes: How many rows each of them has.
         most: Number of refused rows above which to stop; None for any number.
+        limit: The limit in words, if it is another one than a number of rows.
     """
 
     def __init__(
@@ -96,12 +102,16 @@ class Isolation:
         context: WriteContext,
         parts: Callable[[int], pa.RecordBatch],
         sizes: list[int],
+        *,
         most: int | None,
+        limit: str = "",
     ) -> None:
-        self._sink, self._context, self._parts, self._most = sink, context, parts, most
+        self._sink, self._context, self._parts, self._most, self._limit = sink, context, parts, most, limit
         self._starts = [0, *accumulate(sizes)]
         self.refused: dict[int, OncewardError] = {}
         """The refused rows, by their place in the subtask, and why."""
+        self._excluding = 0
+        """Number of ranges that are refused although each of their rows is taken alone (4)."""
 
     def write(self, error: OncewardError) -> tuple[Committable | None, Written]:
         """Write the rows that the target takes into one transaction (2), and return it.
@@ -117,12 +127,13 @@ class Isolation:
         if total == 1:
             self._refuse(0, error)
         else:
-            self._halve(0, total, accepted=None)
+            self._halve(0, total, error, accepted=None)
         try:
             return self._prepared()
         except OncewardError as together:
             if not together.refuses_rows:
                 raise
+            self._excluding = 0  # which rows these are is found now
             before, accepted = self._accepted(), list[tuple[int, int]]()
             for begin, end in before:
                 self._try(begin, end, accepted)
@@ -145,15 +156,16 @@ class Isolation:
         begins = [0, *(number + 1 for number in sorted(self.refused))]
         return [(begin, end) for begin, end in zip(begins, ends, strict=True) if begin < end]
 
-    def _halve(self, begin: int, end: int, accepted: list[tuple[int, int]] | None) -> None:
-        """Find the refused rows in a range of several that was refused as a whole."""
+    def _halve(self, begin: int, end: int, error: OncewardError, accepted: list[tuple[int, int]] | None) -> None:
+        """Find the refused rows in a range of several that was refused as a whole, with this error."""
         middle = (begin + end) // 2
         if not self._try(begin, middle, accepted):
             self._try(middle, end, accepted)
         elif end - middle > 1:  # they must be in the other half, unless it is taken alone (3)
-            self._halve(middle, end, accepted)
-        else:
-            self._try(middle, end, accepted)  # for its own error
+            self._halve(middle, end, error, accepted)
+        elif self._try(middle, end, accepted) and accepted is None:  # otherwise it has an error of its own
+            self._excluding += 1  # (4)
+            self._check_limit(error)
 
     def _try(self, begin: int, end: int, accepted: list[tuple[int, int]] | None) -> bool:
         """Have the target take a range of rows, after those that were accepted (3); halve it if it is refused.
@@ -174,7 +186,7 @@ class Isolation:
             if end - begin == 1:
                 self._refuse(begin, error)
             else:
-                self._halve(begin, end, accepted)
+                self._halve(begin, end, error, accepted)
             return False
         except BaseException:
             epoch.discard()
@@ -187,9 +199,13 @@ class Isolation:
 
     def _refuse(self, row: int, error: OncewardError) -> None:
         self.refused[row] = error
-        if self._most is not None and len(self.refused) > self._most:
-            told = reasons(self._sink, {row: error})
-            raise over_limit(self._context, len(self.refused), f"{self._most} rows", told)
+        self._check_limit(error)
+
+    def _check_limit(self, error: OncewardError) -> None:
+        count = len(self.refused) + self._excluding
+        if self._most is not None and count > self._most:
+            told = reasons(self._sink, {0: error})
+            raise over_limit(self._context, count, self._limit or f"{self._most} rows", told)
 
     def _rows(self, begin: int, end: int) -> Iterator[pa.RecordBatch]:
         number = bisect_right(self._starts, begin) - 1

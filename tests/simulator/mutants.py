@@ -463,7 +463,7 @@ class DecidesAgain(EpochHandler):
                 raise
             again.writer._pending = None
             about = epoch_input(self._read_text, run.checkpoint, run.query, batch)
-            acks, _ = self._write(frame, again, batch, None)
+            acks, _ = self._write(frame, again, batch, None, None)
             again.commit(batch, acks, about)
 
 
