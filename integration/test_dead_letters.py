@@ -218,6 +218,30 @@ def test_a_row_that_refers_to_a_row_of_the_same_epoch_in_another_table_is_no_dea
     assert [letter["row"] for letter in job.letters()] == [{"id": 5, "word": "long"}]
 
 
+@pytest.mark.parametrize("commit", ["prepared", "staging"])
+def test_a_trigger_refuses_rows_with_whatever_code_it_likes_and_its_own_rows_are_those_of_what_is_kept(
+    job: Job, commit: str
+) -> None:
+    with psycopg.connect(job.dsn) as connection:
+        connection.execute("CREATE TABLE seen (id bigint); CREATE TABLE guarded (id bigint)")
+        connection.execute(
+            "CREATE FUNCTION guard() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+            " INSERT INTO seen VALUES (new.id);"
+            " IF new.id = 5 THEN RAISE EXCEPTION 'closed' USING errcode = 'SHOP1'; END IF;"
+            " RETURN new; END $$"
+        )
+        connection.execute("CREATE TRIGGER guard BEFORE INSERT ON guarded FOR EACH ROW EXECUTE FUNCTION guard()")
+    job.feed.add(12)
+    guarded = PostgresSink("guarded", dsn=job.dsn, table="guarded", select=["id"], commit=commit)
+    job.run(guarded, frame=job.feed.stream(job.spark))
+    kept = [number for number in range(12) if number != 5]
+    assert job.rows("SELECT id FROM guarded ORDER BY id") == kept
+    assert job.rows("SELECT id FROM seen ORDER BY id") == kept
+    [letter] = job.letters()
+    assert letter["row"] == {"id": 5}
+    assert "closed" in letter["reason"]
+
+
 def test_dead_letters_say_where_a_row_came_from_in_the_source(
     job: Job, kafka: KafkaServer, topic: Callable[..., str]
 ) -> None:

@@ -94,6 +94,8 @@ _MARIADB_REFUSALS: Final = frozenset(
 )
 _SQLITE_REFUSALS: Final = frozenset({18, 19, 20})
 """Too large, constraint, mismatch of types."""
+_RAISE: Final = "exec_stmt_raise"
+"""PostgreSQL's function that raises what a function in PL/pgSQL says, with any SQLSTATE that it chooses."""
 _OF_ROWS: Final = ("22", "23", "54", "P0")
 """SQLSTATE classes of errors for which the rows themselves may be to blame."""
 
@@ -218,7 +220,7 @@ def _refuses_rows(error: exc.SQLAlchemyError) -> bool:
     """Return whether the database refused rows for their values, and not the statement."""
     known = code(error)
     if isinstance(known, str):
-        return are_rows_to_blame(known)
+        return are_rows_to_blame(known) or diagnostic(cause_of(error), "source_function") == _RAISE
     return known in (_SQLITE_REFUSALS if _driver(cause_of(error)) == "sqlite3" else _MARIADB_REFUSALS)
 
 
