@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import resource
+import tempfile
 from datetime import UTC, datetime
 from itertools import pairwise
 from random import Random
@@ -23,6 +25,7 @@ from onceward.core.dead_letters import SCHEMA, DeadLetters, checked_limit, lette
 from onceward.core.errors import (
     ConfigurationError,
     DeadLetterLimitError,
+    ExternalError,
     OncewardError,
     RetryableSinkError,
     SinkError,
@@ -233,6 +236,19 @@ def test_rows_that_do_not_fit_into_memory_are_kept_in_a_file() -> None:
     assert len(spool) == 5
     assert [spool[number] for number in (4, 0, 2, 2)] == [given[4], given[0], given[2], given[2]]
     spool.close()
+
+
+def test_a_folder_that_takes_no_more_rows_is_named() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    spool = Spool(in_memory=0)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, hard))
+    try:
+        with pytest.raises(ExternalError, match=rf"cannot keep its rows.*Make room in {tempfile.gettempdir()}") as full:
+            spool.add(batch(*range(20_000)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        spool.close()
+    assert not full.value.refuses_rows
 
 
 def partition(

@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import tempfile
 from bisect import bisect_right
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from ..errors import DeadLetterLimitError, OncewardError
+from ..errors import DeadLetterLimitError, ExternalError, OncewardError, text_of
 from .subtask import SubtaskEpoch
 
 if TYPE_CHECKING:
@@ -58,30 +59,51 @@ class Spool:
     def __getitem__(self, number: int) -> pa.RecordBatch:
         if number < len(self._kept):
             return self._kept[number]
-        if self._reader is None:
-            self._writer.close()
-            self._reader = pa.ipc.open_file(pa.PythonFile(self._file, "r"))
         if self._last is None or self._last[0] != number:  # trials and dead letters ask for the same one many times
-            self._last = number, self._reader.get_batch(number - len(self._kept))
+            self._last = number, self._read(number - len(self._kept))
         return self._last[1]
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Keep a batch. All have the schema of the first one."""
+        """Keep a batch. All have the schema of the first one.
+
+        Raises:
+            ExternalError: The folder for temporary files cannot take it.
+        """
         self._left -= batch.nbytes
         if self._left >= 0:
             self._kept.append(batch)
             return
-        if self._file is None:
-            self._file = tempfile.TemporaryFile(prefix="onceward-")  # noqa: SIM115 - closed by `close`
-            self._writer = pa.ipc.new_file(pa.PythonFile(self._file, "w"), batch.schema)
-        self._writer.write_batch(batch)
+        with _naming_the_folder():
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(prefix="onceward-")  # noqa: SIM115 - closed by `close`
+                self._writer = pa.ipc.new_file(pa.PythonFile(self._file, "w"), batch.schema)
+            self._writer.write_batch(batch)
         self._spilled += 1
+
+    def _read(self, number: int) -> pa.RecordBatch:
+        with _naming_the_folder():
+            if self._reader is None:
+                self._writer.close()
+                self._reader = pa.ipc.open_file(pa.PythonFile(self._file, "r"))
+            return self._reader.get_batch(number)
 
     def close(self) -> None:
         """Forget everything."""
         self._kept, self._last = [], None
         if self._file is not None:
             self._file.close()
+
+
+@contextmanager
+def _naming_the_folder() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ExternalError(
+            f"a task cannot keep its rows until it has prepared them, as it must where refused rows go to dead "
+            f"letters: {text_of(error)}. Make room in {tempfile.gettempdir()}, or give the executors another folder in "
+            "TMPDIR"
+        ) from error
 
 
 class Isolation:
