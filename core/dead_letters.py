@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -117,8 +118,7 @@ def letters_of(
         context: Of the sink that refused it.
         row: The row, as the sink got it.
         error: Why it was refused.
-        source: The row's SOURCE columns, as far as the frame has them. A value of another type than Kafka's is left
-            out: these may be columns of the query's own with the same names.
+        source: The row's SOURCE columns, as far as the frame has them.
     """
     values = {
         "pipeline": context.pipeline,
@@ -127,17 +127,21 @@ def letters_of(
         "error": type(error).__name__,
         "reason": error.message,
         "row": row_text(row),
-        **{f"source_{name}": _position(source.get(name), f"source_{name}") for name in SOURCE},
+        **{f"source_{name}": source.get(name) for name in SOURCE},
     }
     return pa.RecordBatch.from_pylist([values], SCHEMA)
 
 
-def _position(value: Any, name: str) -> Any:
-    """Return the value of a column of SCHEMA; None if it cannot hold it."""
-    try:
-        return pa.array([value], SCHEMA.field(name).type)[0].as_py()
-    except (pa.ArrowException, UnicodeDecodeError):
-        return None
+def position_of(row: pa.RecordBatch) -> dict[str, Any]:
+    """Return where a row came from, from its SOURCE columns.
+
+    A value that is none of Kafka's is None: these may be columns of the query's own with the same names.
+    """
+    values = {}
+    for name in SOURCE:
+        with suppress(pa.ArrowException, *UNWRITABLE):
+            values[name] = pa.array([row.column(name)[0].as_py()], SCHEMA.field(f"source_{name}").type)[0].as_py()
+    return values
 
 
 def rows_for(sink: object, letters: pa.RecordBatch) -> pa.RecordBatch:

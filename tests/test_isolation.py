@@ -21,7 +21,7 @@ from onceward.connectors.spark.refusals import Letters
 from onceward.connectors.spark.task import write_partition
 from onceward.core.checkpoint.isolation import Isolation, Spool
 from onceward.core.checkpoint.subtask import DirectlyWritten
-from onceward.core.dead_letters import SCHEMA, DeadLetters, checked_limit, letters_of, row_text
+from onceward.core.dead_letters import SCHEMA, DeadLetters, checked_limit, letters_of, position_of, row_text
 from onceward.core.errors import (
     ConfigurationError,
     DeadLetterLimitError,
@@ -381,15 +381,23 @@ def test_a_time_that_python_does_not_have_is_told_all_the_same(value: int, kind:
     assert json.loads(row_text(row)) == {"at": text, "both": {"t": text, "n": 1}}
 
 
-def test_columns_that_are_named_like_those_of_a_source_and_hold_other_values_are_left_out() -> None:
-    for source in (
-        {"topic": 5, "partition": 2**40, "offset": "first"},
-        {"topic": b"\xff", "partition": True, "offset": "12"},
-        {"topic": ["t"], "partition": "0", "offset": None},
+def test_columns_that_are_named_like_those_of_a_source_and_hold_other_values_are_left_out(strict: Strict) -> None:
+    wrong = pa.array([b"\xff"])
+    text = pa.StringArray.from_buffers(1, wrong.buffers()[1], wrong.buffers()[2])
+    far = pa.array([2**62], pa.timestamp("us"))
+    for topic, partition_, offset in (
+        (pa.array([5]), pa.array([2**40]), pa.array(["first"])),
+        (wrong, pa.array([True]), pa.array(["12"])),
+        (text, pa.array(["0"]), far),
+        (pa.array([["t"]]), far, pa.array([None], pa.int64())),
     ):
-        [letter] = letters_of(CONTEXT, batch(1), SinkError("why"), source).to_pylist()
-        assert [letter[f"source_{name}"] for name in source] == [None] * 3
-        assert letter["row"] == '{"n": 1}'
+        row = batch(-1, topic=topic, partition=partition_, offset=offset)
+        assert {*position_of(row).values()} <= {None}
+    dead = TargetSink(Target(), "dead")
+    partition([strict], [batch(-1, topic=pa.array([5]), partition=pa.array([2**40]), offset=pa.array(["first"]))], dead)
+    [(_, [letter])] = dead.target.prepared.values()
+    assert [letter[f"source_{name}"] for name in ("topic", "partition", "offset")] == [None] * 3
+    assert json.loads(letter["row"]) == {"n": -1, "topic": 5, "partition": 2**40, "offset": "first"}
 
 
 def test_kafka_gets_the_row_as_value_and_the_rest_as_headers() -> None:
