@@ -218,6 +218,18 @@ def test_a_row_that_refers_to_a_row_of_the_same_epoch_in_another_table_is_no_dea
     assert [letter["row"] for letter in job.letters()] == [{"id": 5, "word": "long"}]
 
 
+def test_rows_for_topics_that_are_missing_or_cannot_be_are_dead_letters(job: Job, topic: Callable[..., str]) -> None:
+    good_topic = topic(partitions=1)
+    names = f"CASE WHEN id = 3 THEN 'no name' WHEN id = 5 THEN '' WHEN id > 7 THEN 'missing' ELSE '{good_topic}' END"
+    job.feed.add(16)
+    routed = KafkaSink(
+        "routed", bootstrap_servers=job.servers, select=["cast(id AS string) AS value", f"{names} AS topic"]
+    )
+    job.run(routed, frame=job.feed.stream(job.spark))
+    assert sorted(int(message.value() or b"") for message in read_all(job.servers, good_topic)) == [0, 1, 2, 4, 6, 7]
+    assert sorted(int(letter["row"]["value"]) for letter in job.letters()) == [3, 5, *range(8, 16)]
+
+
 @pytest.mark.parametrize("commit", ["prepared", "staging"])
 def test_a_trigger_refuses_rows_with_whatever_code_it_likes_and_its_own_rows_are_those_of_what_is_kept(
     job: Job, commit: str

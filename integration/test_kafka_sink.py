@@ -9,7 +9,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from onceward.connectors.kafka import commits
-from onceward.connectors.kafka.admin import cluster_of
+from onceward.connectors.kafka.admin import NEW_TOPIC_SECONDS, cluster_of
 from onceward.connectors.kafka.errors import Code
 from onceward.connectors.kafka.sink import KafkaSink
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, KafkaError, SchemaError
@@ -494,3 +494,17 @@ def test_a_prepared_transaction_says_when_it_expires_and_how_many_records_reader
     assert bench.sink.commit(committable).settled
     eventually(lambda: bench.sink.last_stable_offset_lag() == 0, "readers are through")
     assert bench.sink.dataset() == (f"kafka://{bench.sink.settings['bootstrap.servers']}", bench.sink.topic)
+
+
+def test_a_topic_that_is_missing_is_waited_for_once(bench):
+    """Each row of it is tried, and more than once, where refused rows go to dead letters."""
+    cluster, name = cluster_of(bench.sink.settings), f"later-{bench.topic}"
+    with pytest.raises(KafkaError, match="does not exist: create it first"):
+        cluster.check_topics([name])
+    began = time.monotonic()
+    for _ in range(5):
+        with pytest.raises(KafkaError, match="does not exist: create it first"):
+            cluster.check_topics([name])
+    assert time.monotonic() - began < NEW_TOPIC_SECONDS
+    cluster.create_topic(name, 1)
+    cluster.check_topics([name])

@@ -244,6 +244,7 @@ class Cluster:
         self._settings = settings
         self.known_limits: Limits | None = None
         self._seen_topics: set[str] = set()
+        self._missing_topics: set[str] = set()
 
     def limits(self) -> Limits:
         """Return the brokers' limits, which are asked for once.
@@ -265,9 +266,8 @@ class Cluster:
         if answer.code == Code.UNKNOWN_TOPIC_OR_PARTITION:
             return 0
         if answer.code == Code.INVALID_TOPIC_EXCEPTION:
-            raise KafkaError(
-                f"{topic!r} is no name of a topic: Kafka takes up to 249 letters, digits, '.', '_' and '-'"
-            )
+            why = f"{topic!r} is no name of a topic: Kafka takes up to 249 letters, digits, '.', '_' and '-'"
+            raise refusing_rows(KafkaError(why))
         if answer.code:
             raise kafka_error(f"cannot look topic {topic} up", answer.code, answer.detail)
         return int(answer.response)
@@ -305,13 +305,15 @@ class Cluster:
         raise kafka_error(f"topic {topic} was created, and the brokers do not show it", Code.UNKNOWN_TOPIC_OR_PARTITION)
 
     def check_topics(self, topics: Iterable[str]) -> None:
-        """Check that topics exist, once for each.
+        """Check that topics exist, once for each. Wait for a new one, and not again for one that did not appear.
 
         Raises:
             KafkaError: One does not, or no broker answers.
         """
         for topic in sorted(set(topics) - self._seen_topics):
-            if not any(self.partitions_of(topic) for _ in Retries(NEW_TOPIC_SECONDS)):
+            seconds = 0 if topic in self._missing_topics else NEW_TOPIC_SECONDS
+            if not any(self.partitions_of(topic) for _ in Retries(seconds)):
+                self._missing_topics.add(topic)
                 why = f"topic {topic} does not exist: create it first. No topic is created by writing to it"
                 raise refusing_rows(KafkaError(why))
             self._seen_topics.add(topic)
