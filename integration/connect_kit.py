@@ -93,6 +93,11 @@ class ConnectServer:
                     found.append(process)
         return found
 
+    def wait(self) -> None:
+        """Wait until the JVM has ended."""
+        assert self._process is not None
+        self._process.wait()
+
     def kill(self) -> None:
         """Kill the JVM, and nothing else."""
         assert self._process is not None
