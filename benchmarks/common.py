@@ -100,6 +100,11 @@ class Bench:
         """A new checkpoint folder."""
         return str(self.home / "checkpoints" / uuid.uuid4().hex)
 
+    def fresh(self) -> dict[str, str]:
+        """A new checkpoint folder and a new pipeline's name, as arguments of exactly_once."""
+        checkpoint = self.checkpoint()
+        return {"checkpoint": checkpoint, "pipeline": Path(checkpoint).name}
+
 
 @dataclass(frozen=True)
 class Run:

@@ -80,7 +80,7 @@ def postgres(lab: Bench, name: str = "table") -> PostgresSink:
 
 def ours(lab: Bench, topic: str, per_trigger: int, *sinks: TwoPhaseCommitSink[Any]) -> Run:
     """A query with onceward."""
-    return timed(exactly_once(lab.source(topic, per_trigger), *sinks, checkpoint=lab.checkpoint()))
+    return timed(exactly_once(lab.source(topic, per_trigger), *sinks, **lab.fresh()))
 
 
 def without_jars(lab: Bench, topic: str, per_trigger: int, into: str) -> Run:
@@ -89,7 +89,7 @@ def without_jars(lab: Bench, topic: str, per_trigger: int, into: str) -> Run:
     stream = stream.option("subscribe", topic).option("startingOffsets", "earliest")
     stream = stream.option("minRecordsPerPartition", 1000)
     rows = stream.option("maxOffsetsPerTrigger", per_trigger).load().selectExpr("key", "value")
-    return timed(exactly_once(rows, kafka(lab, into), checkpoint=lab.checkpoint()))
+    return timed(exactly_once(rows, kafka(lab, into), **lab.fresh()))
 
 
 def sparks(lab: Bench, topic: str, per_trigger: int, into: str) -> Run:

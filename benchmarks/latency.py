@@ -62,7 +62,7 @@ def variants(lab: Bench, topic: str, partitions: int, rows: int) -> dict[str, Ca
         return PostgresSink("table", dsn=lab.dsn, table=lab.table())
 
     def ours(*sinks: TwoPhaseCommitSink[Any]) -> Run:
-        return timed(exactly_once(source(), *sinks, checkpoint=lab.checkpoint()))
+        return timed(exactly_once(source(), *sinks, **lab.fresh()))
 
     def sparks() -> Run:
         writer = source().writeStream.format("kafka").option("kafka.bootstrap.servers", lab.servers)

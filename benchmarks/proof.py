@@ -32,13 +32,13 @@ BATCH = 10_000
 def into_kafka(lab: Bench, topic: str, rows: int, *, proof: bool) -> Run:
     """Copy a topic into a new one."""
     sink = KafkaSink("topic", bootstrap_servers=lab.servers, topic=lab.topic(), proof=proof)
-    return timed(exactly_once(lab.source(topic, rows // 2), sink, checkpoint=lab.checkpoint()))
+    return timed(exactly_once(lab.source(topic, rows // 2), sink, **lab.fresh()))
 
 
 def into_postgres(lab: Bench, topic: str, rows: int, *, proof: bool) -> Run:
     """Copy a topic into a new table."""
     sink = PostgresSink("table", dsn=lab.dsn, table=lab.table(), proof=proof)
-    return timed(exactly_once(lab.source(topic, rows // 2), sink, checkpoint=lab.checkpoint()))
+    return timed(exactly_once(lab.source(topic, rows // 2), sink, **lab.fresh()))
 
 
 class Nowhere(WriteAheadLogSink):
@@ -53,7 +53,7 @@ class Nowhere(WriteAheadLogSink):
 def into_log(lab: Bench, topic: str, rows: int, *, proof: bool) -> Run:
     """Copy a topic into a write-ahead log that sends to nowhere."""
     sink = Nowhere("log", lab.home / "segments", rows_per_send=BATCH, proof=proof)
-    return timed(exactly_once(lab.source(topic, rows // 2), sink, checkpoint=lab.checkpoint()))
+    return timed(exactly_once(lab.source(topic, rows // 2), sink, **lab.fresh()))
 
 
 TARGETS = {"Kafka": into_kafka, "PostgreSQL": into_postgres, "write-ahead log": into_log}

@@ -34,7 +34,7 @@ def kafka_variants(lab: Bench, topic: str, rows: int) -> dict[str, Callable[[], 
 
     def ours() -> Run:
         sink = KafkaSink("topic", bootstrap_servers=lab.servers, topic=lab.topic())
-        return timed(exactly_once(lab.source(topic, rows // 2), sink, checkpoint=lab.checkpoint()))
+        return timed(exactly_once(lab.source(topic, rows // 2), sink, **lab.fresh()))
 
     def spark() -> Run:
         writer = lab.source(topic, rows // 2).writeStream.format("kafka").option("topic", lab.topic())
@@ -49,7 +49,7 @@ def postgres_variants(lab: Bench, topic: str, rows: int) -> dict[str, Callable[[
 
     def ours() -> Run:
         sink = PostgresSink("table", dsn=lab.dsn, table=lab.table())
-        return timed(exactly_once(lab.source(topic, rows // 2), sink, checkpoint=lab.checkpoint()))
+        return timed(exactly_once(lab.source(topic, rows // 2), sink, **lab.fresh()))
 
     def spark() -> Run:
         table = lab.table()
@@ -70,7 +70,7 @@ def upsert_variants(lab: Bench, topic: str, rows: int) -> dict[str, Callable[[],
 
     def ours() -> Run:
         sink = PostgresSink("table", dsn=lab.dsn, table=table(), key=["key"])
-        return timed(exactly_once(lab.source(topic, rows // 2), sink, checkpoint=lab.checkpoint()))
+        return timed(exactly_once(lab.source(topic, rows // 2), sink, **lab.fresh()))
 
     def by_hand() -> Run:
         target, stage = table(), lab.table()

@@ -105,7 +105,7 @@ def test_state_that_is_made_of_random_values_goes_on_from_others_than_were_writt
     lines = [line for file in (tmp_path / "out").glob("*.jsonl") for line in file.read_text().splitlines()]
     assert len(lines) == 2
     assert json.loads(lines[0])["total"] != json.loads(lines[1])["total"]  # the second batch added nothing but zeros
-    told = explain(exactly_once(totals, sink, checkpoint=str(tmp_path / "checkpoint")), look=False)
+    told = explain(exactly_once(totals, sink, checkpoint=str(tmp_path / "checkpoint"), pipeline="totals"), look=False)
     assert told.guarantee is Guarantee.AT_LEAST_ONCE
     assert "State depends on it" in one(told, "non-deterministic").found
 
@@ -126,7 +126,7 @@ def test_sources_are_told_apart(
     spark: SparkSession, tmp_path: Path, format_name: str, options: dict[str, str], health: Health
 ) -> None:
     rows = spark.readStream.format(format_name).options(**options).load()
-    told = explain(rows, FileSink("files", tmp_path / "out"), checkpoint=str(tmp_path / "c"), look=False)
+    told = explain(rows, FileSink("files", tmp_path / "out"), checkpoint=str(tmp_path / "c"), pipeline="p", look=False)
     assert one(told, "source").health is health
     assert (told.guarantee is Guarantee.AT_MOST_ONCE) == (format_name == "socket")
 
@@ -175,6 +175,7 @@ def test_files_that_are_left_out_are_reported(spark: SparkSession, tmp_path: Pat
             reader.json(str(feed.folder)),
             FileSink("files", tmp_path / "out"),
             checkpoint=str(tmp_path / "c"),
+            pipeline="p",
             look=False,
         )
 

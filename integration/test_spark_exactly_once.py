@@ -232,7 +232,7 @@ def test_output_mode_complete_needs_an_upsert(job: Job) -> None:
     job.feed.add()
     totals = job.feed.stream(job.spark).groupBy("word").count().selectExpr("`count` AS id", "word")
     sink = PostgresSink("table", dsn=job.dsn, table="words")
-    writer = exactly_once(totals, sink, checkpoint=str(job.checkpoint)).outputMode("complete")
+    writer = exactly_once(totals, sink, checkpoint=str(job.checkpoint), pipeline=job.pipeline).outputMode("complete")
     with pytest.raises(StreamingQueryException, match="upsert"):
         writer.trigger(availableNow=True).start().awaitTermination()
     assert not ids_in_table(job.dsn)
@@ -336,14 +336,19 @@ def test_every_trigger_works(job: Job) -> None:
 def test_a_wrong_column_is_named_before_anything_is_written(job: Job) -> None:
     frame = job.feed.stream(job.spark).withColumnRenamed("word", "wrod")
     with pytest.raises(SchemaError, match="wrod"):
-        exactly_once(frame, PostgresSink("table", dsn=job.dsn, table="words"), checkpoint=str(job.checkpoint))
+        exactly_once(
+            frame,
+            PostgresSink("table", dsn=job.dsn, table="words"),
+            checkpoint=str(job.checkpoint),
+            pipeline=job.pipeline,
+        )
     assert not job.checkpoint.exists()
 
 
 def test_two_sinks_of_one_name_are_refused(job: Job) -> None:
     sinks = [PostgresSink("same", dsn=job.dsn, table="words") for _ in range(2)]
     with pytest.raises(ConfigurationError, match="name of its own"):
-        exactly_once(job.feed.stream(job.spark), *sinks, checkpoint=str(job.checkpoint))
+        exactly_once(job.feed.stream(job.spark), *sinks, checkpoint=str(job.checkpoint), pipeline=job.pipeline)
 
 
 def test_where_and_select_feed_several_outputs_in_one_pass(job: Job) -> None:
@@ -352,7 +357,7 @@ def test_where_and_select_feed_several_outputs_in_one_pass(job: Job) -> None:
     job.feed.add()
     even = PostgresSink("even", dsn=job.dsn, table="even", where="id % 2 = 0")
     odd = PostgresSink("odd", dsn=job.dsn, table="odd", where="id % 2 = 1", select=["id", "upper(word) AS word"])
-    writer = exactly_once(job.feed.stream(job.spark), even, odd, checkpoint=str(job.checkpoint))
+    writer = exactly_once(job.feed.stream(job.spark), even, odd, checkpoint=str(job.checkpoint), pipeline=job.pipeline)
     writer.trigger(availableNow=True).start().awaitTermination()
     assert sorted(ids_in_table(job.dsn, "even")) == list(range(0, 20, 2))
     assert sorted(ids_in_table(job.dsn, "odd")) == list(range(1, 20, 2))
@@ -382,11 +387,13 @@ def test_a_select_or_where_that_cannot_be_computed_is_told_at_once_with_its_sink
         plain.where("id > 1"),
     ):
         exactly_once(
-            frame, FileSink("fine", job.folder / "out", where="id > 3", select=["1 AS one", "upper(word) AS w"])
+            frame,
+            FileSink("fine", job.folder / "out", where="id > 3", select=["1 AS one", "upper(word) AS w"]),
+            pipeline=job.pipeline,
         )
         for given, kind, words in wrong:
             with pytest.raises(kind, match=re.escape(words)) as told:
-                exactly_once(frame, FileSink("wrong", job.folder / "out", **given))
+                exactly_once(frame, FileSink("wrong", job.folder / "out", **given), pipeline=job.pipeline)
             assert "sink wrong" in str(told.value)
             assert "\n" not in str(told.value)
 

@@ -33,7 +33,7 @@ def test_asynchronous_progress_tracking_is_refused(
     if as_format:
         writer = rows.writeStream.format("onceward-postgres").option("dsn", dsn).option("dbtable", "words")
     else:
-        writer = exactly_once(rows, PostgresSink("table", dsn=dsn, table="words"))
+        writer = exactly_once(rows, PostgresSink("table", dsn=dsn, table="words"), pipeline="words")
     query = writer.options(checkpointLocation=str(tmp_path / "checkpoint"), **ASYNC)
     with pytest.raises(StreamingQueryException, match="asynchronous progress tracking"):
         query.trigger(processingTime="1 second").start().awaitTermination(60)
@@ -46,7 +46,9 @@ def test_real_time_mode_is_refused(spark: SparkSession, tmp_path: Path, dsn: str
     spark.conf.set("spark.sql.streaming.realTimeMode.allowlistCheck", "false")
     try:
         rows = spark.readStream.format("rate").load().selectExpr("value AS id", "'w' AS word")
-        query = exactly_once(rows, PostgresSink("table", dsn=dsn, table="words"), checkpoint=str(tmp_path / "c"))
+        query = exactly_once(
+            rows, PostgresSink("table", dsn=dsn, table="words"), checkpoint=str(tmp_path / "c"), pipeline="words"
+        )
         with pytest.raises(Exception, match=r"(?i)real-time mode|async progress tracking"):  # 4.2, 4.3
             query.outputMode("update").trigger(realTime="5 minutes").start().awaitTermination(60)
     finally:
@@ -59,7 +61,9 @@ def test_without_a_checkpoint_a_query_is_refused(spark: SparkSession, tmp_path: 
     make_table(dsn)
     feed = Feed(tmp_path)
     feed.add()
-    query = exactly_once(feed.stream(spark), PostgresSink("table", dsn=dsn, table="words")).trigger(availableNow=True)
+    query = exactly_once(feed.stream(spark), PostgresSink("table", dsn=dsn, table="words"), pipeline="words").trigger(
+        availableNow=True
+    )
     with pytest.raises(StreamingQueryException, match="the query has no checkpoint"):
         query.start().awaitTermination(60)
     assert not ids_in_table(dsn)

@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.postgres]
 
 
 def run(frame: DataFrame, *sinks: Any, mode: str = "append", **options: Any) -> None:
+    options["pipeline"] = f"words-{options['checkpoint'].split('/')[-2]}"[:60]
     query = exactly_once(frame, *sinks, **options).outputMode(mode).trigger(availableNow=True).start()
     try:
         query.awaitTermination()

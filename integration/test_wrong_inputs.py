@@ -109,7 +109,7 @@ class WrongJob:
 
     def write(self, *, rows: Any = None, sinks: Sequence[Any] | None = None, **arguments: Any) -> Any:
         given = [self.sink()] if sinks is None else sinks
-        named = {"checkpoint": str(self.feed.folder.parent / "checkpoint"), **arguments}
+        named = {"checkpoint": str(self.feed.folder.parent / "checkpoint"), "pipeline": "words", **arguments}
         return exactly_once(self.rows if rows is None else rows, *given, **named)
 
 
@@ -137,7 +137,9 @@ def test_a_poison_record_ends_the_query_with_its_own_error_and_nothing_is_writte
         options = {"dsn": dsn, "dbtable": "words", "mode": "upsert", "key": "id"}
         writer = rows.writeStream.format("onceward-postgres").options(**options)
     else:
-        writer = exactly_once(rows, PostgresSink("table", dsn=dsn, table="words", mode="upsert", key=["id"]))
+        writer = exactly_once(
+            rows, PostgresSink("table", dsn=dsn, table="words", mode="upsert", key=["id"]), pipeline="words"
+        )
     query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
     with pytest.raises(StreamingQueryException, match=words):
         query.start().awaitTermination()

@@ -194,7 +194,7 @@ def test_an_argument_of_a_sink_of_any_type_is_taken_or_refused_in_words(sink: An
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("pipeline", ["", " ", 5, b"x", []]),
+        ("pipeline", ["", " ", None, 5, b"x", []]),
         ("writers", ["", "many", 0, -1, 1.5, True, []]),
         ("commit_timeout", ["", "x", None, True, [], -1, float("nan"), float("inf")]),
         ("commit_backoff", ["", "x", None, True, [], 0, -1, float("nan"), float("inf")]),
@@ -208,7 +208,7 @@ def test_an_argument_of_exactly_once_is_refused_before_spark_or_a_target_is_aske
     frame: Any = SimpleNamespace(isStreaming=True)  # anything more that is asked of it is an AttributeError
     for value in values:
         with pytest.raises(ConfigurationError, match=name.replace("pipeline", "pipeline name")):
-            exactly_once(frame, FileSink("files", "/tmp/out"), **{name: value})
+            exactly_once(frame, FileSink("files", "/tmp/out"), **{"pipeline": "p", name: value})
 
 
 @given(kind=st.sampled_from(FORMATS), option=st.from_regex(r"\A[a-z]{1,12}x{3}\Z"))

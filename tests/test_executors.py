@@ -61,4 +61,4 @@ def test_what_is_no_sink_is_named() -> None:
     frame: Any = SimpleNamespace(isStreaming=True)
     sinks: Any = ["paid", 3]
     with pytest.raises(ConfigurationError, match="given: str, int"):
-        exactly_once(frame, *sinks)
+        exactly_once(frame, *sinks, pipeline="p")

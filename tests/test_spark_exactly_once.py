@@ -323,12 +323,11 @@ def test_a_query_without_a_checkpoint_is_refused(tmp_path: Path):
     [
         ("hdfs://nn/x", "p", "hdfs:// cannot hold a decision log"),
         (None, "other", "belongs to pipeline 'p'"),
-        (None, None, None),
         (None, "p", None),
     ],
 )
 def test_a_decision_log_is_looked_at_before_there_is_input(
-    tmp_path: Path, store: str | None, pipeline: str | None, told: str | None
+    tmp_path: Path, store: str | None, pipeline: str, told: str | None
 ):
     LogWriter(DirectoryStore(tmp_path / "checkpoint" / "onceward"), "p", policy()).start()
     checkpoint = f"file:{tmp_path}/checkpoint"

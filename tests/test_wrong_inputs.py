@@ -92,7 +92,7 @@ def test_what_is_no_streaming_data_frame_or_no_sink_is_called_by_its_name(
     df: Any, sinks: list[Any], words: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(words)):
-        exactly_once(df, *sinks)
+        exactly_once(df, *sinks, pipeline="p")
 
 
 STREAM: Any = SimpleNamespace(isStreaming=True)
@@ -160,8 +160,11 @@ UNTYPED: Any = SimpleNamespace(**{each.__name__: each for each in _TAKE})
             lambda: UNTYPED.SqlAlchemySink("p", url="sqlite://", table="t", proof="no"),
             "proof must be true or false, not str",
         ),
-        (lambda: UNTYPED.exactly_once(STREAM, SINK, commit_timeout="5m"), "commit_timeout must be a number, not str"),
-        (lambda: UNTYPED.exactly_once(STREAM, SINK, on_lost=None), "on_lost must be text, not NoneType"),
+        (
+            lambda: UNTYPED.exactly_once(STREAM, SINK, commit_timeout="5m", pipeline="p"),
+            "commit_timeout must be a number, not str",
+        ),
+        (lambda: UNTYPED.exactly_once(STREAM, SINK, on_lost=None, pipeline="p"), "on_lost must be text, not NoneType"),
         (lambda: UNTYPED.Pipeline("p", on_lost=5), "on_lost must be text, not int"),
         (lambda: UNTYPED.Pipeline("p", checkpoint=5), "checkpoint must be a CheckpointConfig, not int"),
         (lambda: UNTYPED.Pipeline("p", restart="none"), "restart must be a RestartStrategy, not str"),
@@ -171,9 +174,15 @@ UNTYPED: Any = SimpleNamespace(**{each.__name__: each for each in _TAKE})
         ),
         (lambda: UNTYPED.Pipeline("p", store=5), "store must be a folder, a URL or a LogStore, not int"),
         (lambda: UNTYPED.Pipeline("p", parallelism="2"), "parallelism must be a whole number, not str"),
-        (lambda: UNTYPED.exactly_once(STREAM, SINK, adopt="false"), "adopt must be true or false, not str"),
-        (lambda: UNTYPED.exactly_once(STREAM, SINK, rewind=True), "rewind must be text, not bool"),
-        (lambda: UNTYPED.exactly_once(STREAM, SINK, on_complete=5), "on_complete must be a function, not int"),
+        (
+            lambda: UNTYPED.exactly_once(STREAM, SINK, adopt="false", pipeline="p"),
+            "adopt must be true or false, not str",
+        ),
+        (lambda: UNTYPED.exactly_once(STREAM, SINK, rewind=True, pipeline="p"), "rewind must be text, not bool"),
+        (
+            lambda: UNTYPED.exactly_once(STREAM, SINK, on_complete=5, pipeline="p"),
+            "on_complete must be a function, not int",
+        ),
         (lambda: UNTYPED.checked_folder(STREAM, 5), "checkpoint must be text, not int"),
         (lambda: UNTYPED.checked_folder(STREAM, " "), "checkpoint is empty"),
         (lambda: UNTYPED.open_log(5, "/x", "p"), "store must be a folder, a URL or a LogStore, not int"),

@@ -241,7 +241,7 @@ def _checkpoint(query: PlannedQuery, one: Described) -> list[Finding]:
         told = (
             "none: the query's id is used instead, so a deleted checkpoint is not noticed, and rows are written again"
         )
-        name = [warning("pipeline name", told, "give pipeline=…")]
+        name = [warning("pipeline name", told, "give option('pipeline', …)")]
     if query.checkpoint is None:
         if one.sinks:
             told = "none: Spark makes a temporary one, and onceward refuses the query's first epoch"

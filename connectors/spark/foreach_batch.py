@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from onceward.core.dead_letters import DEFAULT_LIMIT, Limit, schema_for_letters
 from onceward.core.errors import ConfigurationError, SchemaError
-from onceward.core.names import check_pipeline_name
 from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST, CommitPolicy, OnLost
 from onceward.sinks import Sink
 
@@ -106,7 +105,7 @@ class ForeachBatch:
     ) -> None:
         plain = sinks_of(sinks)
         everywhere = [*plain, *([] if dead_letter is None else [dead_letter])]
-        check_pipeline(everywhere, check_pipeline_name(pipeline), "ForeachBatch")
+        check_pipeline(everywhere, pipeline, "ForeachBatch")
         letters = dead_letters_of(dead_letter, max_dead_letters)
         check_settings(adopt, rewind, on_complete)
         self._outputs = [one if isinstance(one, Output) else Output(one) for one in sinks]

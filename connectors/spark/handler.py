@@ -91,7 +91,7 @@ def exactly_once(
     df: DataFrame,
     *sinks: AnySink | Output,
     checkpoint: str | Path | None = None,
-    pipeline: str | None = None,
+    pipeline: str,
     store: str | Path | LogStore | None = None,
     writers: Writers = "auto",
     commit_timeout: float = COMMIT_TIMEOUT,
@@ -115,8 +115,8 @@ def exactly_once(
             the formats cannot see: they need the option. Without either, Spark would make a temporary folder, and a
             restart would write everything again.
         pipeline: Name of the pipeline, up to 64 letters, digits, `.`, `_` and `-`. It is part of every transaction's
-            name, so it must not change between runs, and no two pipelines may share it. Always give one: with the
-            default, the query's id, a deleted checkpoint is not noticed, because the new one has a new id.
+            name, so it must not change between runs, and no two pipelines may share it. By this name the targets know
+            which decision log has written into them, so a query whose checkpoint was deleted is refused.
         store: Where the decision log lives: a URL for `open_store`. Default: the folder `onceward` in the checkpoint.
         writers: Maximum number of tasks that write an epoch. "auto": as many as can run at the same time, and fewer if
             few rows come in and the query's tasks do little but write them; very few rows (up to 10,000, about 8 MB)
@@ -170,8 +170,6 @@ def exactly_once(
     if remote is None and (resolved or store is not None) and not EXPLAINING.get():
         view = check_log(store, resolved, pipeline, spark.sparkContext.master)
     warn_of_python(spark)
-    if pipeline is None and not EXPLAINING.get():
-        _log.warning("no pipeline was named: if the checkpoint is deleted, all rows are written again. Give pipeline=…")
     driven = driven_sinks(plain, tries=letters is not None)
     schemas = {sink.name: schema_for(outputs.frames.get(sink.name, df), sink) for sink in driven}
     if letters is not None:
@@ -213,7 +211,7 @@ class HandlerSettings:
     """
 
     sinks: Sequence[TwoPhaseCommitSink[Any]]
-    pipeline: str | None
+    pipeline: str
     store: str | Path | LogStore | None
     policy: CommitPolicy
     adopt: bool
@@ -274,12 +272,12 @@ def _check_frame(df: DataFrame) -> None:
         raise ConfigurationError("exactly_once needs a streaming DataFrame; use df.write.format(…) for a batch")
 
 
-def check_pipeline(sinks: Sequence[AnySink], pipeline: str | None, taker: str = "exactly_once") -> None:
+def check_pipeline(sinks: Sequence[AnySink], pipeline: str, taker: str = "exactly_once") -> None:
     """Check a pipeline's sinks, and its name.
 
     Args:
         sinks: The sinks, which are not checked yet.
-        pipeline: The name; None if it is still to be known.
+        pipeline: The name.
         taker: The function or class that takes them, for messages.
 
     Raises:
@@ -296,8 +294,7 @@ def check_pipeline(sinks: Sequence[AnySink], pipeline: str | None, taker: str = 
         raise ConfigurationError(f"each sink of a pipeline needs a name of its own; got {names}")
     for sink in sinks:
         check_pickles(sink)
-    if pipeline is not None:
-        check_pipeline_name(pipeline)
+    check_pipeline_name(pipeline)
 
 
 def check_settings(adopt: bool, rewind: str | None, on_complete: object) -> None:
@@ -417,7 +414,7 @@ class EpochHandler(HandlerSettings):
             self.tell_failed(batch, error, known)
             if not self._explains_itself(error):
                 raise
-            _log.debug("epoch %s of pipeline %s failed", batch, self._name, exc_info=True)
+            _log.debug("epoch %s of pipeline %s failed", batch, self.pipeline, exc_info=True)
             raise error.with_traceback(None) from None
 
     def begin(self, batch: int) -> None:
@@ -436,14 +433,10 @@ class EpochHandler(HandlerSettings):
 
     def tell_failed(self, batch: int, error: BaseException, known: Coordinator | None = None) -> None:
         """Tell observers and the pipeline's notes why an epoch failed."""
-        tell(EpochFailed(self._name, batch, reason(error)))
+        tell(EpochFailed(self.pipeline, batch, reason(error)))
         known = self._coordinator or known  # it is gone after some errors
         if known is not None and not isinstance(error, FencedError):  # a newer run writes the notes now
             note_failure(known.writer.store, batch, reason(error))
-
-    @property
-    def _name(self) -> str:
-        return self.pipeline or self.query
 
     @property
     def query(self) -> str:
@@ -545,7 +538,7 @@ class EpochHandler(HandlerSettings):
         if run.complete:
             for sink in self.sinks:
                 check_complete_mode(sink)
-        name = self.pipeline or run.query
+        name = self.pipeline
         if self.store is not None:
             check_not_moved(run.checkpoint, name, self._read_text)
         store = open_log(self.store, run.checkpoint, name)

@@ -167,7 +167,7 @@ def open_log(
 
 
 def check_log(
-    store: str | Path | LogStore | None, checkpoint: str, pipeline: str | None, master: str | None
+    store: str | Path | LogStore | None, checkpoint: str, pipeline: str, master: str | None
 ) -> LogView | None:
     """Refuse a decision log that the first epoch would be refused for; it may be long until new input comes.
 
@@ -176,7 +176,7 @@ def check_log(
     Args:
         store: What the user gave.
         checkpoint: Root of the checkpoint, as a URL.
-        pipeline: Its name; None if it is the query's id, which is not known yet.
+        pipeline: Its name.
         master: Spark's, if known.
 
     Returns:
@@ -188,7 +188,7 @@ def check_log(
         StoreError: The store refuses this client, or the log is damaged.
     """
     try:
-        found = open_log(store, checkpoint, pipeline or "any", existing=True)
+        found = open_log(store, checkpoint, pipeline, existing=True)
         check_store(local_store(found), master)
         view = read(found)
     except NoDecisionLogError:
@@ -197,7 +197,7 @@ def check_log(
         if not error.retryable:
             raise
         return None
-    check_owner(view, pipeline or view.pipeline, found)
+    check_owner(view, pipeline, found)
     return view
 
 
