@@ -35,7 +35,6 @@ from .doctor import check_log, check_pipeline, findings_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _SHORT_SECONDS: Final = 15 * 60
@@ -69,38 +68,24 @@ class Explanation(msgspec.Struct, frozen=True):
         show.findings(self.findings)
 
 
-def explain(
-    query: DataFrame | DataStreamWriter | Pipeline,
-    *sinks: Any,
-    checkpoint: str | None = None,
-    look: bool = True,
-    **options: Any,
-) -> Explanation:
+def explain(query: DataStreamWriter | Pipeline, *, look: bool = True) -> Explanation:
     """Report what a query or pipeline guarantees, which part weakens it, and what to do. Starts and writes nothing.
 
     Args:
-        query: A DataStreamWriter (what `exactly_once` returns, or any other), a Pipeline of the embedded engine, or a
-            streaming DataFrame, which takes the other arguments of `exactly_once`.
-        *sinks: Where the rows of a DataFrame would go.
-        checkpoint: Checkpoint folder of a DataFrame's query.
+        query: A DataStreamWriter (what `exactly_once` returns, or any other), or a Pipeline of the embedded engine.
         look: Also ask the targets and the decision log. Otherwise only the plan and the settings are read.
-        **options: Further arguments of `exactly_once`.
 
     Raises:
-        ConfigurationError: It is none of these, or a setting is wrong.
+        ConfigurationError: It is neither, or a setting is wrong.
     """
     with explaining():
-        if sinks and hasattr(query, "isStreaming"):
-            from onceward.connectors.spark import exactly_once  # noqa: PLC0415 - pyspark is an extra
-
-            query = exactly_once(query, *sinks, checkpoint=checkpoint, **options)  # type: ignore[arg-type]
         [told] = together([query], look=look)
     return told
 
 
 @contextmanager
 def explaining() -> Iterator[None]:
-    """Build pipelines in this block without opening stores or preparing targets."""
+    """Build pipelines in this block without opening stores; nothing that is started in it touches a target."""
     before = EXPLAINING.set(True)
     try:
         yield
@@ -123,8 +108,8 @@ def _described(query: Any) -> Described:
         return described_pipeline(query)
     if not hasattr(query, "foreachBatch") or not hasattr(query, "_jwrite"):
         raise ConfigurationError(
-            "explain takes a DataStreamWriter of a classic session (for example what exactly_once returns), a "
-            f"Pipeline, or a streaming DataFrame and its sinks; got {type(query).__name__}"
+            "explain takes a DataStreamWriter of a classic session (for example what exactly_once returns), or a "
+            f"Pipeline; got {type(query).__name__}"
         )
     from onceward.connectors.spark.description import described_query  # noqa: PLC0415 - pyspark is an extra
 

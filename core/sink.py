@@ -39,7 +39,18 @@ if TYPE_CHECKING:
 Txn = TypeVar("Txn")
 _CALLED: Final = frozenset(
     {
-        *("validate", "begin", "write", "pre_commit", "discard", "commit", "commit_many", "abort", "inspect_many"),
+        *(
+            "check_schema",
+            "validate",
+            "begin",
+            "write",
+            "pre_commit",
+            "discard",
+            "commit",
+            "commit_many",
+            "abort",
+            "inspect_many",
+        ),
         *("ledger", "warm_up", "open", "flush", "close", "send"),
     }
 )
@@ -112,8 +123,18 @@ class Sink(ABC):
         """Namespace and name of the target, as OpenLineage names datasets; None if it is not one dataset."""
         return None
 
+    def check_schema(self, schema: pa.Schema) -> None:  # noqa: B027 - most sinks check more
+        """Check `schema` against the settings, where the pipeline is described. Asks no target, and changes nothing.
+
+        Raises:
+            ConfigurationError: The settings cannot be used with these columns.
+            SchemaError: A column does not fit; the message names it.
+        """
+
     def validate(self, schema: pa.Schema) -> None:  # noqa: B027 - most sinks check more
-        """Check settings, target and `schema` on the driver, before anything is written.
+        """Check settings, target and `schema` on the driver, at the start, before anything is written.
+
+        May create what is missing in the target, if a setting requests it.
 
         Raises:
             ConfigurationError: A setting or the target's setup makes the guarantee impossible.

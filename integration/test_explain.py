@@ -126,7 +126,10 @@ def test_sources_are_told_apart(
     spark: SparkSession, tmp_path: Path, format_name: str, options: dict[str, str], health: Health
 ) -> None:
     rows = spark.readStream.format(format_name).options(**options).load()
-    told = explain(rows, FileSink("files", tmp_path / "out"), checkpoint=str(tmp_path / "c"), pipeline="p", look=False)
+    told = explain(
+        exactly_once(rows, FileSink("files", tmp_path / "out"), checkpoint=str(tmp_path / "c"), pipeline="p"),
+        look=False,
+    )
     assert one(told, "source").health is health
     assert (told.guarantee is Guarantee.AT_MOST_ONCE) == (format_name == "socket")
 
@@ -171,13 +174,9 @@ def test_files_that_are_left_out_are_reported(spark: SparkSession, tmp_path: Pat
             if value is None
             else spark.readStream.schema("id long").option(setting, value)
         )
-        return explain(
-            reader.json(str(feed.folder)),
-            FileSink("files", tmp_path / "out"),
-            checkpoint=str(tmp_path / "c"),
-            pipeline="p",
-            look=False,
-        )
+        sink = FileSink("files", tmp_path / "out")
+        rows = reader.json(str(feed.folder))
+        return explain(exactly_once(rows, sink, checkpoint=str(tmp_path / "c"), pipeline="p"), look=False)
 
     assert told("true").guarantee is Guarantee.AT_MOST_ONCE
     spark.conf.set(f"spark.sql.files.{setting}", "true")
@@ -201,7 +200,8 @@ def test_what_spark_or_onceward_will_refuse_is_told_before(spark: SparkSession, 
 def test_a_checkpoint_is_a_path_as_hadoop_writes_it(spark: SparkSession, tmp_path: Path) -> None:
     LogWriter(DirectoryStore(tmp_path / "a%20b" / "onceward"), "orders", CommitPolicy()).start()
     rows = read_stream(spark, SequenceSource([{"id": 1}]))
-    told = explain(rows, FileSink("files", tmp_path / "out"), checkpoint=f"file:{tmp_path}/a%20b", pipeline="orders")
+    sink = FileSink("files", tmp_path / "out")
+    told = explain(exactly_once(rows, sink, checkpoint=f"file:{tmp_path}/a%20b", pipeline="orders"))
     assert "pipeline orders" in one(told, "decision log").found
 
 
@@ -209,7 +209,7 @@ def test_a_checkpoint_is_a_path_as_hadoop_writes_it(spark: SparkSession, tmp_pat
 def test_nothing_is_made(spark: SparkSession, tmp_path: Path, dsn: str) -> None:
     rows = read_stream(spark, SequenceSource([{"id": 1}]))
     sink = PostgresSink("table", dsn=dsn, table="made", create_table=True)
-    told = explain(rows, sink, checkpoint=str(tmp_path / "c"), pipeline="p")
+    told = explain(exactly_once(rows, sink, checkpoint=str(tmp_path / "c"), pipeline="p"))
     assert told.guarantee is Guarantee.EXACTLY_ONCE
     assert one(told, "ownership").health is Health.OK
     assert one(told, "durability").health is Health.OK

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
+import uuid
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
+from confluent_kafka.admin import AdminClient
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as sf
 
@@ -336,13 +339,34 @@ def test_every_trigger_works(job: Job) -> None:
 def test_a_wrong_column_is_named_before_anything_is_written(job: Job) -> None:
     frame = job.feed.stream(job.spark).withColumnRenamed("word", "wrod")
     with pytest.raises(SchemaError, match="wrod"):
-        exactly_once(
-            frame,
-            PostgresSink("table", dsn=job.dsn, table="words"),
-            checkpoint=str(job.checkpoint),
-            pipeline=job.pipeline,
-        )
+        job.start(frame)
     assert not job.checkpoint.exists()
+
+
+def test_a_query_that_is_described_and_not_started_changes_nothing(job: Job) -> None:
+    job.feed.add()
+    topic, store = f"made-{uuid.uuid4().hex}", job.folder / "log.db"
+    admin = AdminClient({"bootstrap.servers": job.servers})
+    writer = exactly_once(
+        job.feed.stream(job.spark),
+        PostgresSink("table", dsn=job.dsn, table="made", create_table=True),
+        KafkaSink("topic", bootstrap_servers=job.servers, topic=topic, create_topic=True, select=JSON),
+        FileSink("files", job.folder / "out"),
+        dead_letter=FileSink("rejected", job.folder / "rejected"),
+        checkpoint=str(job.checkpoint),
+        store=f"sqlite:///{store}",
+        pipeline=job.pipeline,
+    ).trigger(availableNow=True)
+    with psycopg.connect(job.dsn) as connection:
+        made = connection.execute("SELECT to_regclass('made'), to_regnamespace('onceward')").fetchone()
+    assert made == (None, None)
+    assert topic not in admin.list_topics(timeout=10).topics
+    assert sorted(path.name for path in job.folder.iterdir()) == [job.feed.folder.name]
+    writer.start().awaitTermination()
+    assert ids_in_table(job.dsn, "made") == once(job.feed.rows)
+    assert topic in admin.list_topics(timeout=10).topics
+    assert store.exists()
+    assert (job.folder / "out").is_dir()
 
 
 def test_two_sinks_of_one_name_are_refused(job: Job) -> None:

@@ -79,7 +79,9 @@ def test_explain_refuses_what_3_5_cannot_write(spark: SparkSession, tmp_path: Pa
 
 def test_explain_reads_the_plan_and_the_settings(spark: SparkSession, tmp_path: Path) -> None:
     frame = Feed(tmp_path).stream(spark).selectExpr("id", "rand() AS chance").dropDuplicates(["id"])
-    told = explain(frame, FileSink("files", tmp_path / "out"), checkpoint=str(tmp_path / "checkpoint"), pipeline="p")
+    told = explain(
+        exactly_once(frame, FileSink("files", tmp_path / "out"), checkpoint=str(tmp_path / "checkpoint"), pipeline="p")
+    )
     findings = {(finding.check, finding.health) for finding in told.findings}
     assert {("source", Health.OK), ("output mode", Health.OK), ("non-deterministic", Health.WARNING)} <= findings
     assert told.guarantee is Guarantee.AT_LEAST_ONCE

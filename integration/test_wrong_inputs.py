@@ -71,11 +71,11 @@ def test_a_wrong_target_is_told_in_one_line_before_anything_starts(
         (lambda job: job.write(sinks=[job.sink(), job.sink()]), r"needs a name of its own; got \['table', 'table'\]"),
         (lambda job: job.write(rows=job.rows.sparkSession.range(3)), "needs a streaming DataFrame"),
         (
-            lambda job: job.write(rows=job.rows.withColumnRenamed("word", "wrod")),
+            lambda job: job.write(rows=job.rows.withColumnRenamed("word", "wrod")).start(),
             "column 'wrod' .* is not in the table",
         ),
         (
-            lambda job: job.write(rows=job.rows.selectExpr("cast(id AS double) AS id")),
+            lambda job: job.write(rows=job.rows.selectExpr("cast(id AS double) AS id")).start(),
             "double does not fit into bigint",
         ),
         (lambda job: job.write(sinks=[job.sink(select=["nofunction(id)"])]), "UNRESOLVED_ROUTINE.*`nofunction`"),

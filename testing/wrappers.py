@@ -89,7 +89,7 @@ def _forwarding(
     return complete
 
 
-@_forwarding(TwoPhaseCommitSink, same=("dataset", "expires_at"), once=("discard",))
+@_forwarding(TwoPhaseCommitSink, same=("check_schema", "dataset", "expires_at"), once=("discard",))
 class FaultySink(_AnyFaultySink, TwoPhaseCommitSink[Any]):
     """A TwoPhaseCommitSink with faults.
 
@@ -138,7 +138,7 @@ class FaultyLedger(_Faulty, Ledger):
         self.faults = faults
 
 
-@_forwarding(DirectSink, same=("dataset",), once=("close",))
+@_forwarding(DirectSink, same=("check_schema", "dataset"), once=("close",))
 class FaultyDirectSink(_AnyFaultySink, DirectSink[Any]):
     """A DirectSink or IdempotentSink with faults.
 

@@ -95,20 +95,34 @@ def match(
             why = why or unfit
         if why:
             problems.append(f"column {field.name!r}: {field.type} does not fit into {column.declared}: {why}")
-    missing = [name for name in key if name not in schema.names]
-    if missing:
-        problems.append(f"key columns {missing} are not in the data, which has {schema.names}")
+    problems += _missing_keys(schema, key)
     _refuse(table, problems)
     return tuple(conversions)
 
 
-def _check_names(schema: pa.Schema, table: str, columns: dict[str, Column]) -> None:
+def check_given(schema: pa.Schema, table: str, key: Sequence[str]) -> None:
+    """Check the columns as far as no database need be asked, see `match`.
+
+    Raises:
+        SchemaError: There is no column, one is given twice, or a column of the key is missing.
+    """
     names = list(schema.names)
     if not names:
         raise SchemaError(f"nothing to write into table {table}: the data has no columns")
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise SchemaError(f"columns {twice} are given more than once for table {table}")
+    _refuse(table, _missing_keys(schema, key))
+
+
+def _missing_keys(schema: pa.Schema, key: Sequence[str]) -> list[str]:
+    missing = [name for name in key if name not in schema.names]
+    return [f"key columns {missing} are not in the data, which has {schema.names}"] if missing else []
+
+
+def _check_names(schema: pa.Schema, table: str, columns: dict[str, Column]) -> None:
+    names = list(schema.names)
+    check_given(schema, table, ())
     problems = [
         f"column {field.name!r} ({field.type}) is not in the table{_similar(field.name, columns)}"
         for field in schema

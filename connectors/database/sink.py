@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import sqlalchemy as sa
 from sqlalchemy import URL
 
-from onceward.core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError, SchemaError
 from onceward.core.kit.options import check_seconds, check_types
 from onceward.core.kit.secrets import without_logins
 from onceward.core.names import Scope
@@ -23,6 +23,7 @@ from .ledger import DatabaseLedger
 from .merging import abort_staged, commit_staged
 from .own_tables import ask, ensure, exists, staged_handle, tables_of
 from .pieces import PieceLoader
+from .plan import check_given, without_change
 from .prepared import abort_prepared, commit_prepared
 from .tables import check_trial, describe
 from .target import LEDGER_SCHEMA, PREPARED, STAGED, CommitPath, DatabaseTarget, TableName, Url, own_name, unusable
@@ -100,6 +101,13 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         schema = table.schema or ("public" if kind == "postgres" else None)
         whole = [schema or url.database] if kind == "mysql" else [url.database, schema]
         return namespace, ".".join(part for part in (*whole, table.table) if part)
+
+    def check_schema(self, schema: pa.Schema) -> None:
+        """Check that no column is given twice, that those of the key are there, and the change column's type."""
+        try:
+            check_given(without_change(schema, self.target.change), str(self.target.table), self.target.key)
+        except SchemaError as error:
+            raise SchemaError(error.message, sink=self.name) from None
 
     def validate(self, schema: pa.Schema) -> None:
         """Check connection, setup, table, columns, key and rights; create what is missing and was requested."""

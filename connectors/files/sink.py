@@ -144,11 +144,14 @@ class FileSink(FolderSink[Files]):
     def dataset(self) -> tuple[str, str] | None:
         return "file", str(self.directory)
 
-    def validate(self, schema: pa.Schema) -> None:
+    def check_schema(self, schema: pa.Schema) -> None:
         check_names(self.name, schema)
         check_partitions(self.name, self.partition_by, schema)
         left = pa.schema([field for field in schema if field.name not in self.partition_by])
         check_format(self.name, self.format, left)
+
+    def validate(self, schema: pa.Schema) -> None:
+        self.check_schema(schema)
         self.check_folder()
 
     @with_file_errors

@@ -177,6 +177,9 @@ class HttpSink(WriteAheadLogSink):
         path = urlsplit(self.settings.url).path
         return self.settings.shown.rstrip("/…"), hashlib.sha256(path.encode()).hexdigest()[:16]
 
+    def check_schema(self, schema: pa.Schema) -> None:
+        check_columns(self.name, schema)
+
     def validate(self, schema: pa.Schema) -> None:
         """Check the columns, the TLS files, and that a server answers; any answer will do.
 
@@ -185,7 +188,7 @@ class HttpSink(WriteAheadLogSink):
             SchemaError: JSON cannot hold a column.
             RetryableSinkError: No server answers.
         """
-        check_columns(self.name, schema)
+        self.check_schema(schema)
         if self.settings.url.startswith("http://") and self.settings.headers:
             _log.warning("sink %s sends its headers unencrypted to %s", self.name, self.settings.shown)
         client = clients.get(self.settings)  # an unusable TLS file or proxy is found here

@@ -190,6 +190,9 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         limits = cluster_of(self.settings).known_limits
         return limits.longest_timeout_ms / 1000 if limits is not None else None
 
+    def check_schema(self, schema: pa.Schema) -> None:
+        check_columns(schema, self.topic, self.name)
+
     def validate(self, schema: pa.Schema) -> None:
         """Check columns, settings, topic and timeout; create the topic if requested.
 
@@ -199,7 +202,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 refuses a setting.
             KafkaError: No broker answers, or it refuses this client.
         """
-        check_columns(schema, self.topic, self.name)
+        self.check_schema(schema)
         if ignored := ignored_columns(schema):
             _log.warning("sink %s: %s", self.name, ignored)
         self.check_connection()

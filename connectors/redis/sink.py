@@ -131,6 +131,9 @@ class RedisSink(WriteAheadLogSink):
                 sink=self.name,
             )
 
+    def check_schema(self, schema: pa.Schema) -> None:
+        check_form(self.name, self.form, self.key, schema, self.rows_per_send)
+
     def validate(self, schema: pa.Schema) -> None:
         """Check the columns, and that the server keeps what it acknowledges.
 
@@ -140,7 +143,7 @@ class RedisSink(WriteAheadLogSink):
             RetryableSinkError: The server does not answer.
             SinkError: It refuses this user.
         """
-        check_form(self.name, self.form, self.key, schema, self.rows_per_send)
+        self.check_schema(schema)
         facts = read_facts(self.settings)
         for warning in check_facts(facts, self.settings.shown, durable=self.durable, replicas=self.replicas):
             _log.warning("sink %s: %s", self.name, warning)

@@ -44,6 +44,7 @@ from .plan import StreamingSource
 from .processes import observe_if_asked
 from .query import ASYNC, REAL_TIME, local_path, read_text, refused, remembering_last
 from .session import QueryRun
+from .starting import check_start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -109,11 +110,7 @@ def _start(
     **options: Any,
 ) -> StreamingQuery:
     """Start the query, as `DataStreamWriter.start` does."""
-    if place or not options.keys().isdisjoint({"path", "format", "partitionBy"}):
-        raise ConfigurationError(
-            "start(path, format, partitionBy) would replace what exactly_once has set up: give it outputMode=, "
-            "queryName= and options only"
-        )
+    check_start(place, options)
     writer.options(**options)
     if outputMode is not None:
         writer.outputMode(outputMode)
@@ -235,7 +232,9 @@ def received(query: bytes) -> Callable[[Any, int], None]:
         ) from None
     settings, session = started.settings, ConnectSession(spark, started.checkpoint, complete=started.complete)
     view = check_log(settings.store, started.checkpoint, settings.pipeline, session.master)
-    return InOrder(settings.handler(session, started.schemas, view))
+    handler = settings.handler(session, started.schemas)
+    handler.prepare(view)
+    return InOrder(handler)
 
 
 class InOrder:

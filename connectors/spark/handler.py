@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -58,6 +58,7 @@ from .plan import handlers, only_writes, streaming_sources
 from .query import checked_folder, epoch_input, reason
 from .refusals import Letters
 from .session import QueryRun, QuerySession, connect, is_connect, session_of, spark_errors
+from .starting import prepare_at_start, refuse_other_targets
 from .task import (
     ACK_COLUMN,
     ACK_SCHEMA,
@@ -145,11 +146,13 @@ def exactly_once(
             number and its input. After a restart it is called again for the newest epoch.
 
     Returns:
-        A DataStreamWriter: set trigger, output mode and query name, then `start()`.
+        A DataStreamWriter: set trigger, output mode and query name, then `start()`. The call changes nothing anywhere.
+        `start` checks the targets, creates what is missing in them and was requested, and raises what is wrong with
+        them as a ConfigurationError, a SchemaError or an ExternalError.
 
     Raises:
-        ConfigurationError: A setting is wrong, or a target is not set up for the guarantee.
-        SchemaError: A column does not fit a sink; the message names it.
+        ConfigurationError: A setting is wrong.
+        SchemaError: A column does not fit a sink's settings; the message names it.
         EpochConflictError: The decision log is another pipeline's, or a savepoint has moved it elsewhere.
     """
     plain = sinks_of(sinks)
@@ -157,7 +160,7 @@ def exactly_once(
     check_pipeline([*plain, *([] if dead_letter is None else [dead_letter])], pipeline)
     letters = dead_letters_of(dead_letter, max_dead_letters)
     check_settings(adopt, rewind, on_complete)
-    writers = checked_writers(writers)  # before a sink is validated, which may create its table
+    writers = checked_writers(writers)
     outputs = Transformations.of(df, sinks, checked_persist(persist))
     policy = CommitPolicy.of(on_lost, commit_timeout, commit_backoff)
     spark = df.sparkSession
@@ -166,14 +169,21 @@ def exactly_once(
         resolved = remote.checked_location(checkpoint) if checkpoint is not None else ""
     else:
         resolved = checked_folder(spark, checkpoint) if checkpoint is not None else ""
-    view = None
-    if remote is None and (resolved or store is not None) and not EXPLAINING.get():
-        view = check_log(store, resolved, pipeline, spark.sparkContext.master)
+
+    def look() -> LogView | None:
+        if remote is not None or not (resolved or store is not None):
+            return None
+        return check_log(store, resolved, pipeline, spark.sparkContext.master)
+
+    if not EXPLAINING.get():
+        look()
     warn_of_python(spark)
     driven = driven_sinks(plain, tries=letters is not None)
     schemas = {sink.name: schema_for(outputs.frames.get(sink.name, df), sink) for sink in driven}
     if letters is not None:
         schemas[letters.sink.name] = schema_for_letters(letters.sink)
+    for sink in (*driven, *([letters.sink] if letters is not None else [])):
+        sink.check_schema(schemas[sink.name])
     settings = HandlerSettings(
         sinks=driven,
         pipeline=pipeline,
@@ -191,9 +201,10 @@ def exactly_once(
     if remote is not None:
         writer: DataStreamWriter = remote.prepare(df.writeStream, settings, schemas)
     else:
-        handler = settings.handler(spark, schemas, view)
+        handler = settings.handler(spark, schemas)
         writer = df.writeStream.foreachBatch(handler)
         handlers[writer] = handler
+        prepare_at_start(writer, lambda: handler.prepare(look()))
     refuse_other_targets(writer)
     return writer.option("checkpointLocation", str(checkpoint)) if checkpoint is not None else writer
 
@@ -228,39 +239,14 @@ class HandlerSettings:
         """All sinks of the pipeline: those that get the rows, and the dead-letter sink."""
         return [*self.sinks, *([self.dead_letters.sink] if self.dead_letters is not None else [])]
 
-    def handler(
-        self, spark: SparkSession | QuerySession, schemas: Mapping[str, pa.Schema], view: LogView | None
-    ) -> EpochHandler:
-        """Validate the targets, and return the function for the query's micro-batches.
+    def handler(self, spark: SparkSession | QuerySession, schemas: Mapping[str, pa.Schema]) -> EpochHandler:
+        """Return the function for the query's micro-batches.
 
         Args:
             spark: The session.
             schemas: Of each sink's rows, by the sink's name.
-            view: What the decision log says; None if there is none yet.
-
-        Raises:
-            ConfigurationError: A target is not set up for the guarantee.
-            SchemaError: A column does not fit a sink.
         """
-        # A target that does not answer must not keep what is decided from being committed elsewhere before it expires.
-        recovers_first = view is not None and view.undone is not None
-        if not EXPLAINING.get() and not recovers_first:  # it may create a table or a topic
-            for sink in self.all_sinks:
-                sink.validate(schemas[sink.name])
-        return EpochHandler(spark=spark, unvalidated=schemas if recovers_first else {}, **vars(self))
-
-
-def refuse_other_targets(writer: Any) -> None:
-    """Make a writer refuse every method that would set another target, and so remove onceward from the query."""
-
-    def refuse(name: str, *_: Any, **__: Any) -> NoReturn:
-        raise ConfigurationError(
-            f"{name}(…) would replace what exactly_once has set up: the rows would reach none of its sinks. Give "
-            "exactly_once all sinks, and call only trigger, outputMode, queryName, option and start on what it returns"
-        )
-
-    for name in ("format", "foreach", "foreachBatch", "toTable"):
-        setattr(writer, name, partial(refuse, name))
+        return EpochHandler(spark=spark, schemas=schemas, **vars(self))
 
 
 def _check_frame(df: DataFrame) -> None:
@@ -381,11 +367,11 @@ class EpochHandler(HandlerSettings):
 
     Attributes:
         spark: The session.
-        unvalidated: Schemas of sinks that are validated after the recovery of what is decided.
+        schemas: Of each sink's rows, by the sink's name; a sink without one is validated by the caller.
     """
 
     spark: SparkSession | QuerySession
-    unvalidated: Mapping[str, pa.Schema] = field(default_factory=dict)
+    schemas: Mapping[str, pa.Schema] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._session = session_of(self.spark)
@@ -396,7 +382,31 @@ class EpochHandler(HandlerSettings):
         self._coordinator: Coordinator | None = None
         self._run_writers: RunWriters | None = None
         self._row_bytes: float | None = None
+        self._is_validated = False
         self._idle = IdleSweeper(lambda: self._coordinator, self.is_active, self.policy.sweep_every)
+
+    def prepare(self, view: LogView | None) -> None:
+        """Check the targets before the query starts, and create what is missing in them and was requested.
+
+        If an epoch is decided and not completed, they are validated once that is done: a target that does not answer
+        must not keep what is decided from being committed elsewhere before it expires.
+
+        Args:
+            view: What the decision log says; None if there is none yet.
+
+        Raises:
+            ConfigurationError: A target is not set up for the guarantee.
+            SchemaError: A column does not fit a sink.
+        """
+        self._is_validated = False
+        if view is None or view.undone is None:
+            self._validate()
+
+    def _validate(self) -> None:
+        for sink in self.all_sinks:
+            if sink.name in self.schemas:
+                sink.validate(self.schemas[sink.name])
+        self._is_validated = True
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
         """Run one micro-batch as one epoch.
@@ -546,10 +556,8 @@ class EpochHandler(HandlerSettings):
         self._run_writers = self._run_writers or RunWriters.of(name, store)
         coordinator = Coordinator(name, store, self.all_sinks, self.policy, heals=True, run_writers=self._run_writers)
         coordinator.open(rewind=self.rewind, first_epoch=batch, query=run.query, epoch_input=about)
-        for sink in self.all_sinks:
-            if sink.name in self.unvalidated:
-                sink.validate(self.unvalidated[sink.name])
-        self.unvalidated = {}
+        if not self._is_validated:
+            self._validate()
         self._run, self._coordinator = run, coordinator
         return coordinator
 

@@ -144,6 +144,9 @@ class DirectlyWritten(TwoPhaseCommitSink[_Open]):
     def dataset(self) -> tuple[str, str] | None:
         return self.sink.dataset()
 
+    def check_schema(self, schema: pa.Schema) -> None:
+        self.sink.check_schema(schema)
+
     def validate(self, schema: pa.Schema) -> None:
         self.sink.validate(schema)
 

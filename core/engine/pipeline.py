@@ -15,6 +15,7 @@ from ..checkpoint.subtask import DirectlyWritten
 from ..errors import CheckpointFailedError, ConfigurationError
 from ..kit.options import check_type
 from ..log import LogStore, MemoryStore, open_store
+from ..log.store import UnopenedStore, unopened
 from ..names import check_pipeline_name
 from ..policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST
 from ..sink import DirectSink, TwoPhaseCommitSink
@@ -196,11 +197,12 @@ def _check_kind(name: str, value: object, kind: type, what: str) -> None:
         raise ConfigurationError(f"{name} must be {what}, not {type(value).__name__}")
 
 
-def _opened(store: LogStore | str | os.PathLike[str] | None, pipeline: str) -> LogStore:
+def _store(store: LogStore | str | os.PathLike[str] | None) -> LogStore:
+    """Return the store; one that is named by its URL is opened at the start, which may create it."""
     if store is None:
         return MemoryStore()
     if isinstance(store, str | os.PathLike):
-        return open_store(os.fspath(store), pipeline=pipeline)
+        return unopened(store)
     if not isinstance(store, LogStore):
         raise ConfigurationError(f"store must be a folder, a URL or a LogStore, not {type(store).__name__}")
     return store
@@ -268,7 +270,7 @@ class Pipeline:
         self.setup = Setup(
             pipeline=name,
             graph=self.graph,
-            store=_opened(store, name),
+            store=_store(store),
             backend=(backend or MemoryBackend()).bind(name),
             config=config,
             policy=CommitPolicy.of(on_lost, commit_timeout, commit_backoff),
@@ -334,6 +336,8 @@ class Pipeline:
             operator.what.validate()
         self._warn_if_nothing_is_committed()
         path = locate(restore) if restore else None
+        if isinstance(self.setup.store, UnopenedStore):
+            self.setup = self.setup._replace(store=open_store(self.setup.store.url, pipeline=self.name))
         job = Job(self.setup, Restore(path, claim, why, import_from, allow_non_restored_state))
         self._job = job
         job.start()

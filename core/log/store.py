@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 EXPLAINING: Final = ContextVar("EXPLAINING", default=False)
-"""Whether pipelines are built to be explained and not to run: then no store is opened, and no target prepared."""
+"""Whether pipelines are built to be explained and not to run: then no store is opened."""
 IN_CHECKPOINT: Final = "onceward"
 """Folder of the decision log inside a Spark checkpoint, so that it is copied and moved with it."""
 MOVED_MARK: Final = f"{IN_CHECKPOINT}/.moved"
@@ -196,14 +196,14 @@ class DirectoryStore:
 
 
 class UnopenedStore(MemoryStore):
-    """Stands for the store of a URL while pipelines are explained; it is never read or written."""
+    """Stands for the store of a URL until the pipeline starts; it is never read or written."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
         self.url = url
 
     def put_if_absent(self, key: str, data: bytes) -> bool:  # noqa: ARG002
-        raise StoreError("the pipeline is explained and not run: nothing is written")
+        raise StoreError("the pipeline has not been started: nothing is written")
 
     def describe(self) -> str:
         return "a store that was not opened"
@@ -224,10 +224,9 @@ def open_store(url: str | os.PathLike[str], *, pipeline: str = "default", existi
         StoreError: The store did not answer.
     """
     url = os.fspath(url)
-    if not url.strip():
-        raise ConfigurationError("store is empty: give a folder, a database's URL or an object store's")
     if EXPLAINING.get() and not existing:
-        return UnopenedStore(url)
+        return unopened(url)
+    _check_given(url)
     local = local_folder(url)
     if local is not None:
         path, shared = local
@@ -240,6 +239,24 @@ def open_store(url: str | os.PathLike[str], *, pipeline: str = "default", existi
         return SqlStore(url, pipeline=pipeline, existing=existing)
     filesystem, prefix = open_objects(url)
     return ObjectStore(filesystem, f"{prefix.rstrip('/')}/{pipeline}", probe=not existing)
+
+
+def unopened(url: str | os.PathLike[str]) -> UnopenedStore:
+    """Return what stands for a store until it is opened.
+
+    Raises:
+        ConfigurationError: The URL names nothing that can hold a decision log.
+    """
+    url = os.fspath(url)
+    _check_given(url)
+    if local_folder(url) is None:
+        scheme_of(url)
+    return UnopenedStore(url)
+
+
+def _check_given(url: str) -> None:
+    if not url.strip():
+        raise ConfigurationError("store is empty: give a folder, a database's URL or an object store's")
 
 
 def scheme_of(url: str) -> str:
