@@ -36,7 +36,6 @@ from onceward import (
     Committable,
     KafkaSink,
     PostgresSink,
-    Scope,
     TwoPhaseCommitSink,
     WriteContext,
 )
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from onceward.core.log import LogStore
+    from onceward.sinks import Scope
     from onceward.testing.services import DevServices
 
 POINTS = 20

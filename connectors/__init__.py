@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from onceward.core.place import Place
     from onceward.core.proof import ALL_EPOCHS, Piece, Reread
 
+    from .spark.formats import format_of
+
 __all__ = [
     "ALL_EPOCHS",
     "GROUP",
@@ -30,6 +32,7 @@ __all__ = [
     "connector_of",
     "connectors",
     "failed",
+    "format_of",
     "ok",
     "skipped",
     "warning",
@@ -41,6 +44,7 @@ _MODULES: Final = {
     "onceward.core.operations.targets": "Target",
     "onceward.core.place": "Place",
     "onceward.core.proof": "ALL_EPOCHS Piece Reread",
+    "onceward.connectors.spark.formats": "format_of",
 }
 _HOMES: Final = {name: module for module, names in _MODULES.items() for name in names.split()}
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from .log import open_store
 
 if TYPE_CHECKING:
-    from .engine.config import CheckpointConfig, Mode, RestartStrategy, Retention
+    from .engine.config import CheckpointConfig, CheckpointMode, RestartStrategy, Retention
     from .engine.functions import FunctionContext, ProcessFunction
     from .engine.job import JobState
     from .engine.pipeline import Pipeline
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CheckpointConfig",
+    "CheckpointMode",
     "FileBackend",
     "FunctionContext",
     "JobState",
     "ListState",
     "MapState",
     "MemoryBackend",
-    "Mode",
     "OperatorState",
     "Pipeline",
     "ProcessFunction",
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "config": "CheckpointConfig Mode RestartStrategy Retention",
+    "config": "CheckpointConfig CheckpointMode RestartStrategy Retention",
     "functions": "FunctionContext ProcessFunction",
     "job": "JobState",
     "pipeline": "Pipeline",

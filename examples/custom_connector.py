@@ -9,8 +9,7 @@ import pyarrow as pa
 from custom_sink import JsonLinesSink
 
 from onceward.connectors import Connector, Finding, Piece, Place, Reread, Target, failed, ok
-from onceward.core.names import Scope, TransactionName, parse_file_name
-from onceward.sinks import Sink
+from onceward.sinks import Scope, Sink, TransactionName, parse_file_name
 from onceward.sources import ResettableSource
 
 

@@ -15,14 +15,10 @@ from onceward import (
     CommitOutcome,
     CommitStatus,
     Committable,
-    Scope,
     TwoPhaseCommitSink,
     WriteContext,
 )
-from onceward.core.folders import make_folder, sync_folder
-from onceward.core.names import file_name, parse_file_name
-from onceward.sinks import RowHash
-from onceward.sinks.folders import FolderClaims
+from onceward.sinks import FolderClaims, RowHash, Scope, file_name, make_folder, parse_file_name, sync_folder
 
 
 @dataclass

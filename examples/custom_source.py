@@ -7,8 +7,9 @@ from typing import Self
 
 import pyarrow as pa
 
-from onceward import Piece, ResettableSource, Split
-from onceward.core.errors import SourceError
+from onceward import ResettableSource
+from onceward.errors import SourceError
+from onceward.sources import Piece, Split
 
 Position = Mapping[str, int]  # of each shop, the number of the next order: a JSON value
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from onceward import FileSink, FileSource
-from onceward.core import Pipeline, open_store
+from onceward import FileSink, FileSource, Pipeline, open_store
 
 ROWS = pa.schema({"user": pa.string(), "cents": pa.string()})
 JUDGED = pa.schema({**dict(zip(ROWS.names, ROWS.types, strict=True)), "error": pa.string()})

@@ -7,9 +7,7 @@ Run it again with the same folder: what is delivered is not sent again.
 
 import sys
 
-from onceward.connectors.http.sink import HttpSink
-from onceward.core import FileBackend, Pipeline, open_store
-from onceward.sources import SequenceSource
+from onceward import FileBackend, HttpSink, Pipeline, SequenceSource, open_store
 
 
 def main(url: str, folder: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from onceward.core import CheckpointConfig, Pipeline, ProcessFunction, RestartStrategy, ValueState, open_store
+from onceward import CheckpointConfig, Pipeline, ProcessFunction, RestartStrategy, ValueState, open_store
 from onceward.sinks import IdempotentSink
 from onceward.sources import SequenceSource
 from onceward.testing.faults import Faults, fail

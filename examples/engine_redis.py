@@ -7,9 +7,7 @@ Run it again with the same folder: what is written is not written again.
 
 import sys
 
-from onceward.connectors.redis.sink import RedisSink
-from onceward.core import FileBackend, Pipeline, open_store
-from onceward.sources import SequenceSource
+from onceward import FileBackend, Pipeline, RedisSink, SequenceSource, open_store
 
 
 def main(url: str, folder: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from custom_sink import JsonLinesSink
 from paced import Paced
 
-from onceward.core import FileBackend, Pipeline, ProcessFunction, RestartStrategy, ValueState, open_store
+from onceward import FileBackend, Pipeline, ProcessFunction, RestartStrategy, ValueState, open_store
 
 ROWS = [{"user": text[0], "amount": int(text[1])} for text in ["b2", "b3", "c1", "a2", "a2", "c2"]]
 

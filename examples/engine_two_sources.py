@@ -16,7 +16,7 @@ from typing import Any
 from custom_sink import JsonLinesSink
 from paced import Paced
 
-from onceward.core import MemoryBackend, Pipeline, ProcessFunction, ValueState, open_store
+from onceward import MemoryBackend, Pipeline, ProcessFunction, ValueState, open_store
 
 
 class Sum(ProcessFunction):

@@ -9,8 +9,7 @@ PostgreSQL or MariaDB.
 import sys
 from pathlib import Path
 
-from onceward import SqlAlchemySink
-from onceward.core import FileBackend, Pipeline, open_store
+from onceward import FileBackend, Pipeline, SqlAlchemySink, open_store
 from onceward.sources import SequenceSource
 
 

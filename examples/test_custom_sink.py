@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from custom_sink import JsonLinesSink
 
-from onceward.core.names import file_name
+from onceward.sinks import file_name
 from onceward.testing.conformance import SinkConformance, SinkUnderTest
 
 

@@ -1,7 +1,22 @@
-"""Sinks: the classes to subclass. The ready ones are in `onceward` and, by system, in `onceward.connectors`."""
+"""Sinks: the classes to subclass, and what a sink of one's own needs: names of transactions, hashes of rows, claims.
 
+The ready sinks are in `onceward` and, by system, in `onceward.connectors`.
+"""
+
+from onceward.core.folders import make_folder, sync_folder
 from onceward.core.ledger import Ledger
-from onceward.core.names import Scope
+from onceward.core.names import (
+    NOTHING,
+    Progress,
+    Remembered,
+    Scope,
+    TransactionName,
+    file_name,
+    other_log,
+    outdated_log,
+    parse_file_name,
+    parse_transaction_name,
+)
 from onceward.core.row_hash import RowHash
 from onceward.core.sink import DirectSink, Guarantee, IdempotentSink, Sink, TwoPhaseCommitSink
 from onceward.core.transaction import (
@@ -14,9 +29,11 @@ from onceward.core.transaction import (
     WriteContext,
 )
 
+from .folders import FolderClaims
 from .write_ahead import Delivery, WriteAheadLogSink
 
 __all__ = [
+    "NOTHING",
     "AbortOutcome",
     "AbortStatus",
     "CommitOutcome",
@@ -24,14 +41,25 @@ __all__ = [
     "Committable",
     "Delivery",
     "DirectSink",
+    "FolderClaims",
     "Guarantee",
     "IdempotentSink",
     "Ledger",
     "Observation",
+    "Progress",
+    "Remembered",
     "RowHash",
     "Scope",
     "Sink",
+    "TransactionName",
     "TwoPhaseCommitSink",
     "WriteAheadLogSink",
     "WriteContext",
+    "file_name",
+    "make_folder",
+    "other_log",
+    "outdated_log",
+    "parse_file_name",
+    "parse_transaction_name",
+    "sync_folder",
 ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from onceward.core import CheckpointConfig, Mode, Pipeline, RestartStrategy
+from onceward.core import CheckpointConfig, CheckpointMode, Pipeline, RestartStrategy
 from onceward.core.checkpoint.subtask import DirectlyWritten, SubtaskEpoch
 from onceward.core.errors import OncewardError
 from onceward.core.log import MemoryStore
@@ -113,7 +113,7 @@ class ByKey(IdempotentSink[None]):
         self.target.written += batch.num_rows
 
 
-def ran(source: Any, sink: Any, mode: Mode = "exactly-once") -> Pipeline:
+def ran(source: Any, sink: Any, mode: CheckpointMode = "exactly-once") -> Pipeline:
     """Run to the end: ten batches, a checkpoint, a failure at row 237."""
     p = Pipeline(
         "p",

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import onceward
+from onceward.core import errors
 
+ROOT = Path(__file__).parent.parent
+PUBLIC = ("errors", "types", "sinks", "sources", "connectors", "operations")
+IMPORTS = re.compile(r"^\s*(?:from|import) (onceward[\w.]*)", re.MULTILINE)
+MAY_IMPORT = re.compile(rf"onceward(\.({'|'.join(PUBLIC)}|testing(\.\w+)*))?")
+USERS = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs/how-to").glob("*.md")),
+    *sorted((ROOT / "examples").glob("*.py")),
+    *sorted((ROOT / "cli/skeleton").glob("*.txt")),
+]
 HEAVY = ("pyspark", "pyarrow", "confluent_kafka", "kafka", "psycopg", "sqlalchemy", "fsspec", "msgspec", "typer")
 PACKAGE: Any = onceward
 """As type checkers do not see it: with names that are computed."""
@@ -75,3 +88,30 @@ def test_a_missing_pyspark_is_named_with_its_extra(name: str):
     code = f"import sys; sys.modules['pyspark'] = None; from onceward import {name}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert f"{name} needs pyspark: pip install 'onceward[spark]'" in done.stderr
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_what_a_public_module_lists_is_there(name: str):
+    module = import_module(f"onceward.{name}")
+    assert sorted(set(module.__all__)) == sorted(module.__all__)
+    for each in module.__all__:
+        assert getattr(module, each) is not None
+        assert each in dir(module)
+    with pytest.raises(AttributeError):
+        _ = module.nothing_of_this_name
+
+
+def test_every_error_of_the_tree_is_public():
+    tree = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}
+    assert set(import_module("onceward.errors").__all__) == tree
+
+
+@pytest.mark.parametrize("page", USERS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_and_examples_import_public_modules_alone(page: Path):
+    assert [module for module in IMPORTS.findall(page.read_text()) if not MAY_IMPORT.fullmatch(module)] == []
+
+
+@pytest.mark.parametrize("name", ["Scope", "Piece", "Split", "Progress", "Remembered"])
+def test_what_only_authors_of_sinks_and_sources_need_lives_there(name: str):
+    assert name not in PACKAGE.__all__
+    assert name in import_module("onceward.sources" if name in ("Piece", "Split") else "onceward.sinks").__all__

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _TABLES: Final = ("checkpoint", "restart")
 
 
-Mode = Literal["exactly-once", "at-least-once", "at-most-once"]
+CheckpointMode = Literal["exactly-once", "at-least-once", "at-most-once"]
 """The guarantee for a record's effect on the state after failures.
 
 exactly-once: barriers are aligned. at-least-once: no channel waits; records may count twice. at-most-once: nothing is
@@ -72,7 +72,7 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrent: Annotated[int, msgspec.Meta(ge=1)] = 1
     tolerable_failures: _Count = 0
     retained: Annotated[int, msgspec.Meta(ge=1)] = 1
-    mode: Mode = "exactly-once"
+    mode: CheckpointMode = "exactly-once"
     on_cancel: Retention = "keep"
     on_failure: Retention = "keep"
     history: _Count = 10
@@ -102,7 +102,7 @@ _WANTED: Final = {
     "max_concurrent": "a whole number, 1 or more",
     "tolerable_failures": "a whole number, 0 or more",
     "retained": "a whole number, 1 or more: a restore needs one",
-    "mode": f"one of {', '.join(get_args(Mode))}",
+    "mode": f"one of {', '.join(get_args(CheckpointMode))}",
     "on_cancel": f"one of {', '.join(get_args(Retention))}",
     "on_failure": f"one of {', '.join(get_args(Retention))}",
     "history": "a whole number, 0 or more",

@@ -1,8 +1,12 @@
 """onceward: exactly-once sinks and sources for PySpark, by two-phase commit.
 
-Everything that a user needs is here, and imported when it is asked for: `import onceward` loads neither pyspark nor
-any client of an external system. A name whose extra is not installed is an ImportError for `from onceward import …`, an
-AttributeError for `onceward.…`, and left out of `from onceward import *`.
+What a user needs is here, and imported when it is asked for: `import onceward` loads neither pyspark nor any client of
+an external system. `onceward.errors` has the errors, `onceward.sinks`, `onceward.sources` and `onceward.connectors`
+what authors of these need, `onceward.types` the types of arguments, `onceward.operations` what operators do, and
+`onceward.testing` what tests need.
+
+A name whose extra is not installed is an ImportError for `from onceward import …`, an AttributeError for `onceward.…`,
+and left out of `from onceward import *`.
 """
 
 import sys
@@ -20,7 +24,7 @@ if TYPE_CHECKING:  # as `X as X`, which type checkers take for exported
     from .connectors.monitoring import lineage as lineage, metrics as metrics
     from .connectors.redis.sink import RedisSink as RedisSink
     from .connectors.spark.any_source import read_stream as read_stream
-    from .connectors.spark.foreach_batch import ForeachBatch as ForeachBatch
+    from .connectors.spark.foreach_batch import EpochWriter as EpochWriter, ForeachBatch as ForeachBatch
     from .connectors.spark.formats import register as register
     from .connectors.spark.handler import exactly_once as exactly_once
     from .connectors.spark.outputs import Output as Output
@@ -28,6 +32,7 @@ if TYPE_CHECKING:  # as `X as X`, which type checkers take for exported
     from .core import (
         CheckpointConfig as CheckpointConfig,
         FileBackend as FileBackend,
+        FunctionContext as FunctionContext,
         ListState as ListState,
         MapState as MapState,
         MemoryBackend as MemoryBackend,
@@ -40,8 +45,14 @@ if TYPE_CHECKING:  # as `X as X`, which type checkers take for exported
         ValueState as ValueState,
         open_store as open_store,
     )
+    from .core.engine.events import CheckpointRecord as CheckpointRecord
+    from .core.engine.job import Job as Job, JobState as JobState
+    from .core.engine.pipeline import Stream as Stream
+    from .core.engine.state.store import StateBackend as StateBackend
     from .core.kit.logs import JsonFormatter as JsonFormatter
-    from .core.names import Remembered as Remembered
+    from .core.log import EpochInput as EpochInput, LogStore as LogStore
+    from .core.names import TransactionName as TransactionName
+    from .core.policy import OnLost as OnLost
     from .core.transaction import (
         AbortOutcome as AbortOutcome,
         AbortStatus as AbortStatus,
@@ -49,7 +60,6 @@ if TYPE_CHECKING:  # as `X as X`, which type checkers take for exported
         CommitStatus as CommitStatus,
         Committable as Committable,
         Observation as Observation,
-        Progress as Progress,
         WriteContext as WriteContext,
     )
     from .sinks import (
@@ -58,16 +68,13 @@ if TYPE_CHECKING:  # as `X as X`, which type checkers take for exported
         Guarantee as Guarantee,
         IdempotentSink as IdempotentSink,
         Ledger as Ledger,
-        Scope as Scope,
         TwoPhaseCommitSink as TwoPhaseCommitSink,
         WriteAheadLogSink as WriteAheadLogSink,
     )
     from .sources import (
         LiveSource as LiveSource,
-        Piece as Piece,
         ResettableSource as ResettableSource,
         SequenceSource as SequenceSource,
-        Split as Split,
     )
 
 __version__ = "0.1.0"
@@ -79,15 +86,19 @@ _TABLE: Final = {  # by the extra that they need: modules, each with its public 
         ".connectors.files.source": "FileSource",
         ".connectors.monitoring": "lineage metrics",
         ".core": """
-            CheckpointConfig FileBackend ListState MapState MemoryBackend OperatorState Pipeline
+            CheckpointConfig FileBackend FunctionContext ListState MapState MemoryBackend OperatorState Pipeline
             ProcessFunction ReducingState RestartStrategy ValueState open_store""",
+        ".core.engine.events": "CheckpointRecord",
+        ".core.engine.job": "Job JobState",
+        ".core.engine.pipeline": "Stream",
+        ".core.engine.state.store": "StateBackend",
         ".core.kit.logs": "JsonFormatter",
-        ".core.names": "Remembered",
-        ".core.transaction": """
-            AbortOutcome AbortStatus CommitOutcome CommitStatus Committable Observation Progress
-            WriteContext""",
-        ".sinks": "Delivery DirectSink Guarantee IdempotentSink Ledger Scope TwoPhaseCommitSink WriteAheadLogSink",
-        ".sources": "LiveSource Piece ResettableSource SequenceSource Split",
+        ".core.log": "EpochInput LogStore",
+        ".core.names": "TransactionName",
+        ".core.policy": "OnLost",
+        ".core.transaction": "AbortOutcome AbortStatus CommitOutcome CommitStatus Committable Observation WriteContext",
+        ".sinks": "Delivery DirectSink Guarantee IdempotentSink Ledger TwoPhaseCommitSink WriteAheadLogSink",
+        ".sources": "LiveSource ResettableSource SequenceSource",
     },
     "http": {
         ".connectors.http.sink": "HttpSink",
@@ -107,7 +118,7 @@ _TABLE: Final = {  # by the extra that they need: modules, each with its public 
     },
     "spark": {
         ".connectors.spark.any_source": "read_stream",
-        ".connectors.spark.foreach_batch": "ForeachBatch",
+        ".connectors.spark.foreach_batch": "EpochWriter ForeachBatch",
         ".connectors.spark.formats": "register",
         ".connectors.spark.handler": "exactly_once",
         ".connectors.spark.outputs": "Output",

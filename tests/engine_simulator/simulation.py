@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import fsspec
 
-from onceward.core import CheckpointConfig, FileBackend, MemoryBackend, Mode
+from onceward.core import CheckpointConfig, CheckpointMode, FileBackend, MemoryBackend
 from onceward.core.checkpoint import Backoff, CommitPolicy, OnLost
 from onceward.core.engine.attempt import Attempt
 from onceward.core.engine.channels import Barrier, CheckpointKind
@@ -134,7 +134,7 @@ class Simulation:
         values: Of the fields of records.
     """
 
-    def __init__(self, seed: int, mode: Mode = "exactly-once", values: Sequence[Any] = VALUES) -> None:
+    def __init__(self, seed: int, mode: CheckpointMode = "exactly-once", values: Sequence[Any] = VALUES) -> None:
         self.seed = seed
         self.random = Random(seed)
         self.target = Target()
