@@ -137,7 +137,7 @@ def once(table: pa.Table, interval: float | None) -> float:
     with tempfile.TemporaryDirectory(prefix="onceward-bench-") as folder:
         pipeline = Pipeline(
             "bench",
-            checkpoint=CheckpointConfig(interval=interval),
+            checkpointing=CheckpointConfig(interval=interval),
             store=open_store(f"{folder}/log"),
             backend=RocksDBBackend(f"{folder}/state"),
         )
@@ -225,7 +225,7 @@ def build(folder: str, updates: Updates, sink: Nowhere, *, incremental: bool) ->
     """A pipeline whose state is what was written."""
     pipeline = Pipeline(
         "bench",
-        checkpoint=CheckpointConfig(retained=2),
+        checkpointing=CheckpointConfig(retained=2),
         store=open_store(f"{folder}/log"),
         backend=RocksDBBackend(f"{folder}/state", local=f"{folder}/local", incremental=incremental),
     )
@@ -289,7 +289,7 @@ def one_slow(seconds: float, cost: float, timers: int, tasks: int) -> None:
     with tempfile.TemporaryDirectory(prefix="onceward-bench-") as folder:
         pipeline = Pipeline(
             "bench",
-            checkpoint=CheckpointConfig(interval=1.0, history=100_000, timeout=60.0),
+            checkpointing=CheckpointConfig(interval=1.0, history=100_000, timeout=60.0),
             store=open_store(f"{folder}/log"),
             backend=RocksDBBackend(f"{folder}/state"),
         )

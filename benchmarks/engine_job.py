@@ -30,7 +30,7 @@ def new_pipeline(folder: str) -> Pipeline:
     """Checkpoints every second, state in RocksDB."""
     return Pipeline(
         Path(folder).name,
-        checkpoint=CheckpointConfig(interval=1.0),
+        checkpointing=CheckpointConfig(interval=1.0),
         store=open_store(f"{folder}/log"),
         backend=RocksDBBackend(f"{folder}/state"),
     )

@@ -74,6 +74,9 @@ class Guarantee(StrEnum):
 class Sink(ABC):
     """Base class of every sink: where an epoch's data goes.
 
+    Several threads may call one object at once, for different transactions: the subtasks of the embedded engine, and
+    commits. So what belongs to a transaction is kept in the transaction, which one thread at a time uses.
+
     Args:
         name: Unique in its pipeline; part of every transaction's name, so it must not change between runs.
         select: SQL expressions that make this sink's columns out of the pipeline's (default: all columns).
@@ -83,7 +86,7 @@ class Sink(ABC):
     default_name: ClassVar[str] = ""
     """Name of a sink whose options do not give one; empty if they must."""
     option_aliases: ClassVar[Mapping[str, str]] = {}
-    """Options whose names differ from their arguments': `{"path": "directory"}`."""
+    """Options whose names differ from their arguments': `{"path": "folder"}`."""
 
     def __init__(self, name: str, *, select: Sequence[str] | None = None, where: str | None = None) -> None:
         check_types(Sink, locals())

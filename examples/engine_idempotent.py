@@ -68,7 +68,7 @@ def main(folder: str) -> None:
     pipeline = Pipeline(
         "totals",
         store=open_store(f"{folder}/log"),
-        checkpoint=CheckpointConfig(interval=3600),  # none in time: after the failure, all is written again
+        checkpointing=CheckpointConfig(interval=3600),  # none in time: after the failure, all is written again
         restart=RestartStrategy.fixed_delay(attempts=1, delay=0),
     )
     pipeline.source(source, uid="payments").key_by("user").process(Sum(), uid="sum").sink(Totals("totals", path))

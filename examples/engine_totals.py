@@ -38,7 +38,7 @@ class RunningTotal(ProcessFunction):
 
 pipeline = Pipeline(
     "totals",
-    checkpoint=CheckpointConfig(interval=1.0),
+    checkpointing=CheckpointConfig(interval=1.0),
     store=open_store("checkpoints/totals/log"),
     backend=FileBackend("checkpoints/totals/state"),
 )

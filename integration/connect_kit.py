@@ -187,8 +187,8 @@ def _holding(step: Step, held: Path, free: Path) -> Callable[..., None]:
 class WorkerCrash(FileSink):
     """A sink whose first task dies at a step: the Python worker is killed, once."""
 
-    def __init__(self, name: str, directory: Path, mark: Path, step: Step) -> None:
-        super().__init__(name, directory)
+    def __init__(self, name: str, folder: Path, mark: Path, step: Step) -> None:
+        super().__init__(name, folder)
         self.mark, self.step = mark, step
 
     def begin(self, context: Any) -> Any:

@@ -44,7 +44,7 @@ def main() -> None:
     many = int(parallelism)
     pipeline = Pipeline(
         name,
-        checkpoint=CheckpointConfig(interval=0.3, tolerable_failures=5),
+        checkpointing=CheckpointConfig(interval=0.3, tolerable_failures=5),
         store=open_store(str(Path(folder) / "log"), pipeline=name),
         backend=RocksDBBackend(Path(folder) / "state"),
     )

@@ -18,7 +18,7 @@ def copy_exactly_once() -> None:
 
     servers, folder, name = (os.environ[v] for v in ("KAFKA_BOOTSTRAP_SERVERS", "PIPELINE_FOLDER", "PIPELINE_NAME"))
     pipeline = Pipeline(
-        name, checkpoint=CheckpointConfig(interval=0.3), store=open_store(f"{folder}/log", pipeline=name)
+        name, checkpointing=CheckpointConfig(interval=0.3), store=open_store(f"{folder}/log", pipeline=name)
     )
     orders = pipeline.source(
         KafkaSource(bootstrap_servers=servers, topics=["orders"], starting="earliest"), uid="in", parallelism=2

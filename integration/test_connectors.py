@@ -177,7 +177,7 @@ class TestRedisConnector(ConnectorConformance):
         key = f"rows-{uuid.uuid4().hex[:8]}"
 
         def sink(url: str = valkey.url) -> RedisSink:
-            return RedisSink("connector", url=url, key=key, directory=tmp_path / "wal")
+            return RedisSink("connector", url=url, key=key, folder=tmp_path / "wal")
 
         return ConnectorUnderTest(
             make=lambda: RedisConnector(valkey.url),

@@ -37,7 +37,7 @@ class Rig:
         self.files, self.root = fsspec.core.url_to_fs(url)
 
     def pipeline(self, source: Any = None, *, parallelism: int = 2, **options: Any) -> Any:
-        options.setdefault("checkpoint", CheckpointConfig())
+        options.setdefault("checkpointing", CheckpointConfig())
         options.setdefault("restart", RestartStrategy.none())
         p = pipeline(store=f"{self.url}/log", backend=self.backend, **options)
         stream = p.source(source or SequenceSource(ROWS, batch_rows=100), uid="numbers").key_by("k")
@@ -114,7 +114,7 @@ def test_while_the_store_is_away_checkpoints_fail_and_rows_go_on(url: str, s3: S
     p = pipeline(
         store=f"file://{tmp_path}",
         backend=FileBackend(f"{url}/state"),
-        checkpoint=CheckpointConfig(tolerable_failures=100),
+        checkpointing=CheckpointConfig(tolerable_failures=100),
         restart=RestartStrategy.none(),
     )
     p.source(source, uid="numbers").key_by("k").process(RunningSum(), uid="sum").sink(TargetSink(target))

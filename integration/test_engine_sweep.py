@@ -45,7 +45,7 @@ def run_of(source: Any, sink: PostgresSink, folder: Path) -> Any:
     p = Pipeline(
         "swept",
         store=f"file://{folder}",
-        checkpoint=CheckpointConfig(interval=0.2),
+        checkpointing=CheckpointConfig(interval=0.2),
         restart=RestartStrategy.none(),
     )
     p.setup = p.setup._replace(policy=CommitPolicy(sweep_every=1.0))
@@ -56,7 +56,7 @@ def run_of(source: Any, sink: PostgresSink, folder: Path) -> Any:
 def test_12_what_a_fenced_run_prepares_late_is_swept_by_the_run_that_fenced_it(dsn: str, tmp_path: Path) -> None:
     with psycopg.connect(dsn) as connection:
         connection.execute("CREATE TABLE numbers (id bigint)")
-    options: dict[str, Any] = {"dsn": dsn, "table": "numbers", "mode": "prepared"}
+    options: dict[str, Any] = {"dsn": dsn, "table": "numbers", "commit": "prepared"}
     old_source, old_sink = Slowly(ROWS, batch_rows=10), Paused(**options)
     old = run_of(old_source, old_sink, tmp_path / "log")
     reach(old_source, old.start(), 1)

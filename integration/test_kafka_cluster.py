@@ -267,7 +267,7 @@ def test_a_running_job_of_the_embedded_engine_is_exact_at_its_end(
 
     pipeline = Pipeline(
         topic,
-        checkpoint=CheckpointConfig(interval=0.5, tolerable_failures=100),
+        checkpointing=CheckpointConfig(interval=0.5, tolerable_failures=100),
         restart=RestartStrategy.fixed_delay(attempts=100, delay=0.5),
         store=f"file://{tmp_path}/log",
     )

@@ -311,7 +311,7 @@ def test_prepared_transactions_that_others_use_up_fail_checkpoints_before_their_
             other.execute(f"BEGIN; CREATE TABLE foreign_{number} (); PREPARE TRANSACTION 'batch-{number}'")
         pipeline = Pipeline(
             "orders",
-            checkpoint=CheckpointConfig(interval=0.3),
+            checkpointing=CheckpointConfig(interval=0.3),
             restart=RestartStrategy.fixed_delay(attempts=100, delay=0.2),
             parallelism=2,
         )

@@ -76,7 +76,7 @@ def own_valkey() -> Iterator[Valkey]:
 
 def make(folder: Path, valkey: Valkey, **settings: Any) -> RedisSink:
     given = {"name": "cache", "url": valkey.url, "key": "rows", "rows_per_send": 2, "timeout": 5.0, **settings}
-    return RedisSink(directory=folder / "log", **given)
+    return RedisSink(folder=folder / "log", **given)
 
 
 def claimed(folder: Path, valkey: Valkey, **settings: Any) -> RedisSink:
@@ -651,7 +651,7 @@ def test_35_without_durable_a_paused_process_is_refused_by_a_marker_that_was_mad
     sink = claimed(tmp_path, valkey, durable=False)
     old = prepared(sink, numbers(1, 2))
     paused = make(tmp_path / "paused", valkey, durable=False)
-    shutil.copytree(sink.directory, paused.directory)
+    shutil.copytree(sink.folder, paused.folder)
     sink.commit(old)
     valkey.client().delete(MARKER)
     assert sink.commit(prepared(sink, numbers(3), epoch=2, generation=9)).status is CommitStatus.COMMITTED
@@ -765,7 +765,7 @@ def test_35_what_a_paused_process_sends_after_its_epoch_ended_is_refused(tmp_pat
     sink = claimed(tmp_path, valkey)
     committable = prepared(sink, numbers(1, 2))
     paused = make(tmp_path / "paused", valkey)
-    shutil.copytree(sink.directory, paused.directory)
+    shutil.copytree(sink.folder, paused.folder)
     sink.commit(committable)
     sink.commit(prepared(sink, numbers(3), epoch=2))
     sink.ledger().completed(SCOPE, 2)
@@ -780,7 +780,7 @@ def test_35_what_a_paused_process_sends_after_a_rewind_is_refused_once_the_new_s
     sink = claimed(tmp_path, valkey)
     old = prepared(sink, numbers(1), epoch=1)
     paused = make(tmp_path / "paused", valkey)
-    shutil.copytree(sink.directory, paused.directory)
+    shutil.copytree(sink.folder, paused.folder)
     sink.commit(old)
     for epoch in (2, 3):
         sink.commit(prepared(sink, numbers(epoch), epoch=epoch))

@@ -109,8 +109,8 @@ def settings(places: Places, folder: Path) -> dict[str, Any]:
     with_tokens = token_settings(certificates, endpoint)
     sql = dsn.replace("postgresql:", "postgresql+psycopg:")
     kafka = {"bootstrap_servers": servers, "topic": "words", "config": config}
-    web = {"directory": str(folder / "http"), "url": http, "token": TOKEN, "headers": {"X-Api-Key": HEADER}}
-    cache = {"directory": str(folder / "redis"), "url": redis, "key": "words"}
+    web = {"folder": str(folder / "http"), "url": http, "token": TOKEN, "headers": {"X-Api-Key": HEADER}}
+    cache = {"folder": str(folder / "redis"), "url": redis, "key": "words"}
     as_options, tokens_as_options = (
         {f"kafka.{name}": value for name, value in {"bootstrap.servers": servers, **one}.items()}
         for one in (config, with_tokens)
@@ -127,7 +127,7 @@ def settings(places: Places, folder: Path) -> dict[str, Any]:
             "postgres": {"dsn": dsn, "dbtable": "words"},
             "kafka": {**as_options, "topic": "words"},
             "kafka-tokens": {**tokens_as_options, "topic": "words"},
-            "http": {"directory": web["directory"], "url": http, "token": TOKEN, "header.X-Api-Key": HEADER},
+            "http": {"folder": web["folder"], "url": http, "token": TOKEN, "header.X-Api-Key": HEADER},
             "redis": cache,
         },
         "source": {**as_options, "subscribe": "words", "startingOffsets": "earliest"},

@@ -88,7 +88,7 @@ def http(folder: Path) -> Iterator[Target]:
         def read() -> Counter[int]:
             return Counter(row["id"] for rows in box.taken.values() for row in rows)
 
-        options = {"url": url, "directory": str(folder / "wal"), "body": "json", "serverHonorsKeys": "true"}
+        options = {"url": url, "folder": str(folder / "wal"), "body": "json", "serverHonorsKeys": "true"}
         yield Target("onceward-http", options, read)
         server.shutdown()
 
@@ -101,7 +101,7 @@ def redis(folder: Path) -> Iterator[Target]:
                 return Counter(int(entry["id"]) for _, entry in client.xrange("words"))
 
         url = f"redis://127.0.0.1:{server.port}/0"
-        options = {"url": url, "key": "words", "form": "stream", "directory": str(folder / "wal")}
+        options = {"url": url, "key": "words", "form": "stream", "folder": str(folder / "wal")}
         yield Target("onceward-redis", options, read)
 
 

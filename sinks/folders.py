@@ -60,7 +60,7 @@ _Result = TypeVar("_Result")
 
 class _InFolder(Protocol):
     name: str
-    directory: str
+    folder: str
 
 
 _Self = TypeVar("_Self", bound=_InFolder)
@@ -73,7 +73,7 @@ def with_file_errors(
 
     @wraps(method)
     def call(self: _Self, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-        with file_errors(self.name, self.directory):
+        with file_errors(self.name, self.folder):
             return method(self, *args, **kwargs)
 
     return call
@@ -84,7 +84,7 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
 
     Args:
         name: Unique in its pipeline.
-        directory: The folder, of a local or mounted file system.
+        folder: The folder, of a local or mounted file system.
         select: SQL expressions that make this sink's columns out of the pipeline's; default: all columns.
         where: SQL condition; this sink gets only the rows for which it is true; default: all rows.
 
@@ -92,7 +92,7 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
         kind: Of its committables.
 
     Raises:
-        ConfigurationError: The directory is a URL.
+        ConfigurationError: The folder is a URL.
     """
 
     kind: ClassVar[str]
@@ -100,19 +100,19 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
     """Of its committables' handles; a listed committable has an empty one."""
 
     def __init__(
-        self, name: str, directory: str | Path, *, select: Sequence[str] | None = None, where: str | None = None
+        self, name: str, folder: str | Path, *, select: Sequence[str] | None = None, where: str | None = None
     ) -> None:
         super().__init__(name, select=select, where=where)
-        if "://" in str(directory):
+        if "://" in str(folder):
             raise ConfigurationError(
-                f"sink {name}: directory {directory} is a URL: give a folder of a local or mounted file system"
+                f"sink {name}: folder {folder} is a URL: give a folder of a local or mounted file system"
             )
-        self.directory = str(Path(directory).absolute())
+        self.folder = str(Path(folder).absolute())
 
     @property
     def _place(self) -> Path:
         """Folder of claims, transactions and proofs."""
-        return Path(self.directory)
+        return Path(self.folder)
 
     @abstractmethod
     def _commit(self, committable: Committable) -> CommitOutcome:
@@ -165,7 +165,7 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
         All of it waits if the folder does not know of the claim, which comes before any commit: no disk is mounted.
         """
         claims = FolderClaims(self._place)
-        with file_errors(self.name, self.directory):
+        with file_errors(self.name, self.folder):
             claimed = all(claims.known(scope) == scope.log for scope in {c.scope for c in committables})
         waits = "" if claimed else f"{self._place} {_NOT_CLAIMED}"
         outcomes: list[CommitOutcome] = []
@@ -249,7 +249,7 @@ class FolderLedger(Ledger):
     """
 
     def __init__(self, sink: FolderSink[Any]) -> None:
-        self.name, self.directory = sink.name, sink.directory
+        self.name, self.folder = sink.name, sink.folder
         self.place, self._proven, self._forget_proof = sink._place, sink._proven, sink._forget  # noqa: SLF001
         self.claims = FolderClaims(self.place)
 
@@ -258,7 +258,7 @@ class FolderLedger(Ledger):
         self.claims.check_claim(scope)
         known = self.committed_up_to(scope)
         if known > newest:
-            raise outdated_log(scope, known, newest, self.directory)
+            raise outdated_log(scope, known, newest, self.folder)
         owned = self.claims.known(scope) == scope.log
         # Some tools that copy folders leave out empty ones, which are a FileSink's proofs.
         return None if owned and known == NOTHING else Remembered(owned, known)

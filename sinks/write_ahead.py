@@ -90,7 +90,7 @@ class WriteAheadLogSink(FolderSink[Segment]):
     Args:
         name: Unique in its pipeline, up to 32 letters, digits, `.`, `_` and `-`. It is part of every transaction's
             name, so it must not change between runs.
-        directory: Folder of the segments. All processes that write or commit must be able to reach it, and it must
+        folder: Folder of the segments. All processes that write or commit must be able to reach it, and it must
             survive whatever the pipeline must survive.
         rows_per_send: Maximum number of rows in one delivery, which has at most 16 MiB, or one row.
         proof: Record a hash of the rows of each epoch in the decision log.
@@ -110,7 +110,7 @@ class WriteAheadLogSink(FolderSink[Segment]):
     def __init__(
         self,
         name: str,
-        directory: str | Path,
+        folder: str | Path,
         *,
         rows_per_send: int = ROWS_PER_SEND,
         proof: bool = True,
@@ -118,7 +118,7 @@ class WriteAheadLogSink(FolderSink[Segment]):
         where: str | None = None,
     ) -> None:
         check_types(WriteAheadLogSink, locals())
-        super().__init__(name, directory, select=select, where=where)
+        super().__init__(name, folder, select=select, where=where)
         if not 1 <= rows_per_send <= _MOST_ROWS:
             raise ConfigurationError(
                 f"sink {name}: rows_per_send must be 1 or more, and at most {_MOST_ROWS}, not {rows_per_send}"
@@ -239,7 +239,7 @@ class WriteAheadLogSink(FolderSink[Segment]):
                     return AbortOutcome(AbortStatus.ABORTED)
         if self._is_sent(committable):
             return AbortOutcome(AbortStatus.COMMITTED)
-        return AbortOutcome(AbortStatus.UNKNOWN, f"{self.directory} holds no trace of {committable.transaction}")
+        return AbortOutcome(AbortStatus.UNKNOWN, f"{self.folder} holds no trace of {committable.transaction}")
 
     def _is_sent(self, committable: Committable) -> bool:
         return self._path(committable, DONE).exists() or self._path(committable, MARKS).exists()
@@ -255,7 +255,7 @@ class WriteAheadLogSink(FolderSink[Segment]):
         return self._names(MARKS, DONE)
 
     def _forget(self, name: TransactionName, *, give_up: bool) -> None:
-        stem = Path(self.directory) / file_name(str(name))
+        stem = Path(self.folder) / file_name(str(name))
         segment, marks, done = (stem.with_name(f"{stem.name}{suffix}") for suffix in (SEGMENT, MARKS, DONE))
         if done.exists():
             segment.unlink(missing_ok=True)
@@ -300,13 +300,13 @@ class WriteAheadLogSink(FolderSink[Segment]):
             # A target that does not recognize the delivery would get it once more in each attempt.
             kind = RetryableSinkError if self.remembers else SinkError
             raise kind(
-                f"{self.directory}: rows were delivered, and this could not be recorded ({error}). They are delivered "
+                f"{self.folder}: rows were delivered, and this could not be recorded ({error}). They are delivered "
                 "again: correct the file system before the next start",
                 sink=self.name,
             ) from error
 
     def _path(self, committable: Committable, suffix: str) -> Path:
-        return Path(self.directory) / f"{file_name(committable.transaction)}{suffix}"
+        return Path(self.folder) / f"{file_name(committable.transaction)}{suffix}"
 
     def _names(self, *suffixes: str) -> list[TransactionName]:
         """Return the transactions that have a file with one of these suffixes."""

@@ -170,7 +170,7 @@ class _Killer:
         pipeline = Pipeline(
             name,
             store=open_store(str(self._folder / "log" / name), pipeline=name),
-            checkpoint=CheckpointConfig(interval=0.02),
+            checkpointing=CheckpointConfig(interval=0.02),
             restart=RestartStrategy.fixed_delay(attempts=20, delay=0.05),
         )
         rows = SequenceSource(self._parts[self._part], units=2, batch_rows=4)

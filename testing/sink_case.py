@@ -262,7 +262,7 @@ def fast_pipeline(name: str, store: LogStore | None = None) -> Pipeline:
     return Pipeline(
         name,
         store=store or MemoryStore(),
-        checkpoint=CheckpointConfig(interval=0.02, tolerable_failures=1000),
+        checkpointing=CheckpointConfig(interval=0.02, tolerable_failures=1000),
         restart=RestartStrategy.fixed_delay(attempts=1000, delay=0),
     )
 

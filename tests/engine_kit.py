@@ -224,5 +224,5 @@ def values(metadata: Metadata, uid: str, state: str) -> dict[Any, Any]:
 def pipeline(name: str = "p", **options: Any) -> Pipeline:
     """A pipeline that restarts at once."""
     options.setdefault("restart", RestartStrategy.fixed_delay(attempts=20, delay=0))
-    options.setdefault("checkpoint", CheckpointConfig(interval=0.05))
+    options.setdefault("checkpointing", CheckpointConfig(interval=0.05))
     return Pipeline(name, **options)

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 NO_OPTION: dict[str, str] = dict.fromkeys(("select", "where"), "")
 OPTIONS: Mapping[str, Mapping[str, str]] = {
-    "FileSink": NO_OPTION | {"directory": "path", "format": "fileFormat"},
+    "FileSink": NO_OPTION | {"folder": "path", "format": "fileFormat"},
     "HttpSink": NO_OPTION | {"headers": "header.NAME"},
     "KafkaSink": NO_OPTION | {"bootstrap_servers": "kafka.bootstrap.servers", "config": "kafka.*"},
     "KafkaSource": {

@@ -33,8 +33,8 @@ class Crash(BaseException):
 class Mailbox(WriteAheadLogSink):
     """A target that takes deliveries, and may refuse them."""
 
-    def __init__(self, directory: Path, *, remembers: bool = False, rows_per_send: int = 2, name: str = "mail") -> None:
-        super().__init__(name, directory, rows_per_send=rows_per_send)
+    def __init__(self, folder: Path, *, remembers: bool = False, rows_per_send: int = 2, name: str = "mail") -> None:
+        super().__init__(name, folder, rows_per_send=rows_per_send)
         self.remembers = remembers
         self.taken: list[tuple[str, list[int]]] = []
         self.refuse_after: int | None = None

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -29,7 +30,6 @@ from .sink_kit import delete_files_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
     from onceward.core.names import Scope
 
@@ -132,13 +132,7 @@ class Letters(WriteAheadLogSink):
     remembers = True
 
     def send(self, rows: pa.RecordBatch, delivery: Any) -> None:
-        (self.folder / f"{delivery}.letter").write_text(json.dumps(rows["n"].to_pylist()))
-
-    @property
-    def folder(self) -> Path:
-        from pathlib import Path
-
-        return Path(self.directory)
+        (Path(self.folder) / f"{delivery}.letter").write_text(json.dumps(rows["n"].to_pylist()))
 
 
 class TestWriteAheadLogSink(SinkConformance):

@@ -219,10 +219,9 @@ PATHS: list[tuple[dict[str, Any], str, str | None]] = [
     ("settings", "mode", "path"),
     [
         *(({**how, **settings}, mode, path) for how in BOTH for settings, mode, path in PATHS),
-        ({"dsn": DSN, "mode": "staging"}, "insert", "staging"),
-        ({"dsn": DSN, "mode": "staging", "key": ["id"]}, "upsert", "staging"),
-        ({"dsn": DSN, "mode": "prepared"}, "insert", "prepared"),
-        ({"dsn": DSN, "mode": "staging", "commit": "staging"}, "insert", "staging"),
+        ({"dsn": DSN, "commit": "staging"}, "insert", "staging"),
+        ({"dsn": DSN, "commit": "staging", "key": ["id"]}, "upsert", "staging"),
+        ({"dsn": DSN, "commit": "prepared"}, "insert", "prepared"),
         ({"url": MARIADB}, "insert", None),
         ({"url": SQLITE}, "insert", "staging"),
         ({"url": SQLITE, "key": "id"}, "upsert", "staging"),
@@ -252,7 +251,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ("settings", "why"),
     [
         *(({**how, **settings}, why) for how in BOTH for settings, why in CONTRADICTIONS),
-        ({"dsn": DSN, "mode": "staging", "commit": "prepared"}, "contradicts"),
+        ({"dsn": DSN, "mode": "staging"}, "mode 'staging' is unknown: give one of auto, insert, upsert"),
         ({"dsn": DSN, "change_column": "op"}, "change_column 'op' needs a key"),
         ({"dsn": DSN, "key": "op", "change_column": "op"}, "needs a key that does not contain it"),
         ({"url": SQLITE, "commit": "prepared"}, "SQLite has no prepared transactions"),

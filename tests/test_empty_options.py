@@ -46,8 +46,8 @@ GOOD: dict[str, dict[str, str]] = {
     "onceward-postgres": {"dsn": "postgresql://h/db", "dbtable": "t"},
     "onceward-sql": {"url": "sqlite:////tmp/db", "dbtable": "t"},
     "onceward-files": {"path": "/tmp/out"},
-    "onceward-http": {"url": "http://h/", "directory": "/tmp/wal"},
-    "onceward-redis": {"url": "redis://h", "directory": "/tmp/wal", "key": "k"},
+    "onceward-http": {"url": "http://h/", "folder": "/tmp/wal"},
+    "onceward-redis": {"url": "redis://h", "folder": "/tmp/wal", "key": "k"},
 }
 
 
@@ -120,7 +120,7 @@ def test_an_option_of_the_source_takes_no_value_of_another_kind(option: str, *, 
 
 TEXTS = {
     *("store", "checkpointLocation", "runKey", "rewind", "topic", "key", "ledgerSchema", "path", "partitionBy"),
-    *("directory", "token", "username", "password", "caFile", "clientCert"),
+    *("folder", "token", "username", "password", "caFile", "clientCert"),
 }
 """Options of sinks for which any text will do, until a server or a schema is asked."""
 
@@ -167,9 +167,9 @@ SINKS: dict[Any, dict[str, Any]] = {
     PostgresSink: {"name": "t", "dsn": "postgresql://h/db", "table": "t"},
     SqlAlchemySink: {"name": "t", "url": "sqlite:////tmp/db", "table": "t"},
     KafkaSink: {"name": "t", "bootstrap_servers": "b:9092", "topic": "t"},
-    FileSink: {"name": "t", "directory": "/tmp/out"},
-    HttpSink: {"name": "t", "directory": "/tmp/wal", "url": "http://h/"},
-    RedisSink: {"name": "t", "directory": "/tmp/wal", "url": "redis://h", "key": "k"},
+    FileSink: {"name": "t", "folder": "/tmp/out"},
+    HttpSink: {"name": "t", "folder": "/tmp/wal", "url": "http://h/"},
+    RedisSink: {"name": "t", "folder": "/tmp/wal", "url": "redis://h", "key": "k"},
 }
 WHOLE = {
     *("ledger_epochs", "create_topic", "roll_bytes", "rows_per_send", "maxlen", "replicas"),
@@ -246,7 +246,7 @@ def test_a_streaming_query_refuses_what_only_a_batch_write_takes(tmp_path: Path)
 @pytest.mark.parametrize(
     ("make", "word"),
     [
-        (lambda blank: FileSink("files", blank), "directory"),
+        (lambda blank: FileSink("files", blank), "folder"),
         (lambda blank: PostgresSink("t", dsn=blank, table="t"), "dsn"),
         (lambda blank: PostgresSink("t", dsn="postgresql://h/db", table=blank), "table"),
         (lambda blank: KafkaSink("t", bootstrap_servers="b:9092", topic=blank), "topic"),

@@ -89,7 +89,7 @@ class Case:
         return newest.committables if newest is not None else ()
 
     def pipeline(self, *, source: Any = None, function: Any = None, **options: Any) -> Pipeline:
-        options.setdefault("checkpoint", CheckpointConfig(interval=0.02))
+        options.setdefault("checkpointing", CheckpointConfig(interval=0.02))
         p = pipeline(store=self.store, backend=self.backend, **options)
         second = Expiring(self.second, "second", self.forgets)
         second.proves = self.proves
@@ -187,7 +187,7 @@ class Last(RunningSum):
 def test_what_operators_gave_at_the_end_of_the_input_is_part_of_the_epoch() -> None:
     case = Case()
     case.since = 1
-    job = case.pipeline(function=Last(), checkpoint=CheckpointConfig()).start()
+    job = case.pipeline(function=Last(), checkpointing=CheckpointConfig()).start()
     assert job.wait(60)
     assert job.error is None
     assert case.left == 0
@@ -200,7 +200,7 @@ def test_a_savepoint_that_ended_the_run_is_written_again_as_it_was(tmp_path: Pat
     case.since = 1
     source = Slowly(ROWS, batch_rows=300)
     once = RestartStrategy.none()
-    job = case.pipeline(source=source, checkpoint=CheckpointConfig(), restart=once).start()
+    job = case.pipeline(source=source, checkpointing=CheckpointConfig(), restart=once).start()
     reach(source, job, 1)
     with pytest.raises(OncewardError, match="were lost while others"):
         job.stop_with_savepoint(tmp_path / "save", drain=drain, timeout=30)
@@ -295,7 +295,7 @@ def test_a_source_that_cannot_be_read_again_is_said_at_once() -> None:
 def test_what_was_lost_is_written_again_also_where_checkpoints_are_deleted_at_the_end(policy: dict[str, str]) -> None:
     case = Case()
     checkpoint = CheckpointConfig(interval=0.02, **policy)  # type: ignore[arg-type]
-    assert ran(case.pipeline(checkpoint=checkpoint)) is None
+    assert ran(case.pipeline(checkpointing=checkpoint)) is None
     assert case.left == 0
     case.check()
 
@@ -328,7 +328,7 @@ def test_a_lost_checkpoint_with_another_parallelism_is_refused_and_healed_with_t
 
 def test_several_checkpoints_at_once_are_no_hindrance() -> None:
     case = Case()
-    assert ran(case.pipeline(checkpoint=CheckpointConfig(interval=0.02, max_concurrent=3))) is None
+    assert ran(case.pipeline(checkpointing=CheckpointConfig(interval=0.02, max_concurrent=3))) is None
     assert case.left == 0
     case.check()
 
@@ -344,7 +344,7 @@ def test_one_retained_checkpoint_is_enough_after_a_crash_behind_the_replacement(
 
     crashed: list[Step] = []
     with hooked(hook):
-        ended = [ran(case.pipeline(restart=once, checkpoint=retained)) for _ in range(4)]
+        ended = [ran(case.pipeline(restart=once, checkpointing=retained)) for _ in range(4)]
     assert crashed
     assert ended[-1] is None
     case.check()

@@ -323,7 +323,7 @@ def test_a_savepoint_is_continued_at_another_parallelism(backend: Callable[[Path
     rows = numbers(6000, keys=50)
 
     def totals(source: Any, parallelism: int, what: Totals) -> Any:
-        p = pipeline(store=store, backend=made, checkpoint=CheckpointConfig(interval=0.02))
+        p = pipeline(store=store, backend=made, checkpointing=CheckpointConfig(interval=0.02))
         keyed = p.source(source, uid="numbers").key_by("k")
         keyed.aggregate(what, uid="totals", parallelism=parallelism).sink(TargetSink(target))
         return p

@@ -90,7 +90,7 @@ def test_59_a_savepoint_keeps_what_was_prepared_for_a_checkpoint_that_was_given_
 ):
     target, source = Target(), Slowly(ROWS, batch_rows=100)
     config = CheckpointConfig(tolerable_failures=5)
-    p = totals(target, source, backend=FileBackend(tmp_path / "state"), checkpoint=config)
+    p = totals(target, source, backend=FileBackend(tmp_path / "state"), checkpointing=config)
     job = p.start()
     reach(source, job, 1)
     write = CheckpointStorage.write
@@ -121,7 +121,7 @@ def test_a_checkpoint_that_was_given_up_leaves_no_folder_and_no_warning(
 
     target, store, source = Target(), MemoryStore(), Slowly(ROWS, batch_rows=100)
     config = CheckpointConfig(tolerable_failures=1)
-    p = totals(target, source, store=store, backend=backend(tmp_path), checkpoint=config)
+    p = totals(target, source, store=store, backend=backend(tmp_path), checkpointing=config)
     job = p.start()
     reach(source, job, 3)
     write, failed = CheckpointStorage.write, []
@@ -156,7 +156,7 @@ def test_an_error_of_the_engine_after_the_decision_frees_nothing_and_a_restart_g
 ):
     """What is decided counts, whatever happens to the engine before anybody is told."""
     target, store, source = Target(), MemoryStore(), Slowly(ROWS, batch_rows=100)
-    p = totals(target, source, store=store, backend=FileBackend(tmp_path), checkpoint=CheckpointConfig())
+    p = totals(target, source, store=store, backend=FileBackend(tmp_path), checkpointing=CheckpointConfig())
     job = p.start()
     reach(source, job, 3)
 
@@ -180,13 +180,13 @@ def test_61_a_fenced_run_deletes_nothing_of_its_successor(tmp_path: Path, policy
     target, store = Target(), MemoryStore()
     config = CheckpointConfig(on_cancel=policy)  # type: ignore[arg-type]
     old_source = Slowly(ROWS, batch_rows=100)
-    old = totals(target, old_source, store=store, backend=RocksDBBackend(tmp_path), checkpoint=config)
+    old = totals(target, old_source, store=store, backend=RocksDBBackend(tmp_path), checkpointing=config)
     old_job = old.start()
     reach(old_source, old_job, 2)
     old_job.checkpoint(timeout=10)
     reach(old_source, old_job, 1)
     new_source = Slowly(ROWS, batch_rows=100)
-    new = totals(target, new_source, store=store, backend=RocksDBBackend(tmp_path), checkpoint=CheckpointConfig())
+    new = totals(target, new_source, store=store, backend=RocksDBBackend(tmp_path), checkpointing=CheckpointConfig())
     new_job = new.start()
     reach(new_source, new_job, 4)
     new_job.checkpoint(timeout=10)
@@ -198,14 +198,14 @@ def test_61_a_fenced_run_deletes_nothing_of_its_successor(tmp_path: Path, policy
 
 def test_18_what_was_asked_to_be_restored_is_not_forgotten_when_the_start_fails(tmp_path: Path):
     target, store, source = Target(), MemoryStore(), Slowly(ROWS, batch_rows=100)
-    p = totals(target, source, store=store, checkpoint=CheckpointConfig())
+    p = totals(target, source, store=store, checkpointing=CheckpointConfig())
     job = p.start()
     reach(source, job, 5)
     job.stop_with_savepoint(tmp_path / "save", timeout=10)
     again = pipeline(store=store)
     sink = FailsOnce(target, "lingering", RetryableSinkError("the target is away"))
     again.source(SequenceSource(ROWS), uid="numbers").key_by("k").process(RunningSum(), uid="sum").sink(sink)
-    job = again.start(restore=str(tmp_path / "save"), why="a test")
+    job = again.start(restore=str(tmp_path / "save"), rewind="a test")
     again.wait(30)
     assert job.restarts == 1
     assert not sink.left
@@ -219,8 +219,8 @@ def test_18_a_start_without_words_does_not_begin_anew_where_a_way_back_was_inter
     sink = FailsOnce(target, "lingering", RetryableSinkError("the target is away"))
     again.source(SequenceSource(ROWS), uid="numbers").key_by("k").process(RunningSum(), uid="sum").sink(sink)
     with pytest.raises(RetryableSinkError):
-        again.run(why="begin anew")
-    with pytest.raises(EpochConflictError, match=r"older state\. Pass the same restore=… and why=… again"):
+        again.run(rewind="begin anew")
+    with pytest.raises(EpochConflictError, match=r"older state\. Pass the same restore=… and rewind=… again"):
         totals(target, SequenceSource(ROWS), store=store).run()
     del tmp_path
 
@@ -234,7 +234,9 @@ def test_a_folder_that_cannot_be_restored_is_the_users_mistake(tmp_path: Path):
 
 def test_84_a_given_up_checkpoint_after_a_restore_deletes_nothing_that_was_restored(tmp_path: Path):
     target, store, source = Target(), MemoryStore(), Slowly(ROWS, batch_rows=100)
-    p = totals(target, source, store=store, backend=RocksDBBackend(tmp_path), checkpoint=CheckpointConfig(retained=3))
+    p = totals(
+        target, source, store=store, backend=RocksDBBackend(tmp_path), checkpointing=CheckpointConfig(retained=3)
+    )
     job = p.start()
     for _ in range(2):
         reach(source, job, 2)
@@ -242,8 +244,8 @@ def test_84_a_given_up_checkpoint_after_a_restore_deletes_nothing_that_was_resto
     p.stop()
     first = min((tmp_path / "p").rglob("chk-*"))
     source = Slowly(ROWS, batch_rows=100)
-    again = totals(target, source, store=store, backend=RocksDBBackend(tmp_path), checkpoint=CheckpointConfig())
-    job = again.start(restore=str(first), why="a test")
+    again = totals(target, source, store=store, backend=RocksDBBackend(tmp_path), checkpointing=CheckpointConfig())
+    job = again.start(restore=str(first), rewind="a test")
     reach(source, job, 3)
     for task in job._attempt.tasks.values():
         task.post = lambda _: None  # type: ignore[method-assign]  # nobody hears of the next one
@@ -256,7 +258,7 @@ def test_84_a_given_up_checkpoint_after_a_restore_deletes_nothing_that_was_resto
 
 def test_a_savepoint_is_not_written_over_another(tmp_path: Path):
     source = Slowly(ROWS, batch_rows=100)
-    p = totals(Target(), source, checkpoint=CheckpointConfig())
+    p = totals(Target(), source, checkpointing=CheckpointConfig())
     job = p.start()
     reach(source, job, 1)
     job.savepoint(tmp_path / "save", timeout=10)
@@ -281,7 +283,7 @@ class Counts(ProcessFunction):
 
 def test_operator_state_is_frozen_at_the_barrier():
     target, store, source = Target(), MemoryStore(), Slowly(ROWS, batch_rows=10)
-    p = pipeline(store=store, checkpoint=CheckpointConfig())
+    p = pipeline(store=store, checkpointing=CheckpointConfig())
     p.source(source, uid="numbers").process(Counts(), uid="counts").sink(TargetSink(target))
     job = p.start()
     reach(source, job, 5)
@@ -395,7 +397,7 @@ class OpensSlowly(RunningSum):
 
 def test_input_that_ends_before_all_tasks_have_opened_is_committed():
     target = Target()
-    p = totals(target, SequenceSource(ROWS), function=OpensSlowly(), checkpoint=CheckpointConfig())
+    p = totals(target, SequenceSource(ROWS), function=OpensSlowly(), checkpointing=CheckpointConfig())
     p.start()
     assert p.wait(20)
     exact(target)
@@ -434,7 +436,7 @@ def test_an_upload_that_hangs_keeps_no_run_from_starting_again(tmp_path: Path, m
     monkeypatch.setattr(CheckpointStorage, "write", hangs)
     target = Target()
     config = CheckpointConfig(interval=0.05, timeout=1.5)
-    p = totals(target, SequenceSource(ROWS), backend=FileBackend(tmp_path), checkpoint=config)
+    p = totals(target, SequenceSource(ROWS), backend=FileBackend(tmp_path), checkpointing=config)
     job = p.start()
     try:
         assert job.wait(20)
@@ -596,7 +598,7 @@ def test_a_state_that_cannot_be_frozen_declines_the_checkpoint_and_restarts_noth
     """Scenario 32."""
     target, source = Target(), Slowly(ROWS, batch_rows=100)
     config = CheckpointConfig(tolerable_failures=1)
-    p = totals(target, source, backend=RocksDBBackend(tmp_path), checkpoint=config)
+    p = totals(target, source, backend=RocksDBBackend(tmp_path), checkpointing=config)
     job = p.start()
     reach(source, job, 3)
     refused = refuses_once(monkeypatch)
@@ -643,7 +645,7 @@ def test_the_memory_backend_refuses_a_snapshot_beyond_its_size(state: str):
 
 def test_a_fenced_run_says_so():
     target, store, source = Target(), MemoryStore(), Slowly(ROWS, batch_rows=100)
-    p = totals(target, source, store=store, checkpoint=CheckpointConfig())
+    p = totals(target, source, store=store, checkpointing=CheckpointConfig())
     job = p.start()
     reach(source, job, 1)
     totals(target, SequenceSource(ROWS), store=store).run()
@@ -664,12 +666,12 @@ def test_a_run_that_fails_does_not_drive_out_a_newer_run():
                 raise ConnectionError("the service is away")
             yield from super().process(record, context)
 
-    old = pipeline(store=store, checkpoint=CheckpointConfig())
+    old = pipeline(store=store, checkpointing=CheckpointConfig())
     old.source(source, uid="numbers").key_by("k").process(Failing(), uid="sum").sink(TargetSink(target))
     job = old.start()
     reach(source, job, 1)
     new_source = Slowly(ROWS, batch_rows=100)
-    new = totals(target, new_source, store=store, checkpoint=CheckpointConfig())
+    new = totals(target, new_source, store=store, checkpointing=CheckpointConfig())
     newer = new.start()
     reach(new_source, newer, 1)
     fails.set()
@@ -690,7 +692,9 @@ def test_a_process_that_onceward_run_starts_again_does_not_drive_out_a_newer_run
 
     def process() -> tuple[Pipeline, Slowly]:
         source = Slowly(ROWS, batch_rows=100)
-        p = totals(target, source, store=store, checkpoint=CheckpointConfig(), backend=FileBackend(tmp_path / "state"))
+        p = totals(
+            target, source, store=store, checkpointing=CheckpointConfig(), backend=FileBackend(tmp_path / "state")
+        )
         return p, source
 
     def live() -> None:
@@ -757,7 +761,7 @@ def test_a_setting_of_another_type_is_refused():
 def test_the_counter_never_reuses_a_decided_epoch():
     """It goes on from the larger of the restored id and the newest decided epoch."""
     target, store, source = Target(), MemoryStore(), Slowly(ROWS, batch_rows=100)
-    p = totals(target, source, store=store, checkpoint=CheckpointConfig())
+    p = totals(target, source, store=store, checkpointing=CheckpointConfig())
     job = p.start()
     made = []
     for _ in range(3):
@@ -765,9 +769,9 @@ def test_the_counter_never_reuses_a_decided_epoch():
         made.append(job.checkpoint(timeout=10))
     p.stop()
     assert made == [1, 2, 3]
-    again = totals(target, SequenceSource(ROWS), store=store, checkpoint=CheckpointConfig())
+    again = totals(target, SequenceSource(ROWS), store=store, checkpointing=CheckpointConfig())
     again.run()
     assert [record.checkpoint for record in again.checkpoints] == [4]
-    back = totals(target, SequenceSource(ROWS), store=store, checkpoint=CheckpointConfig())
-    back.run(why="begin anew")
+    back = totals(target, SequenceSource(ROWS), store=store, checkpointing=CheckpointConfig())
+    back.run(rewind="begin anew")
     assert [record.checkpoint for record in back.checkpoints] == [6]  # 5 says where it began

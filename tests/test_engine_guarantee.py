@@ -117,7 +117,7 @@ def ran(source: Any, sink: Any, mode: CheckpointMode = "exactly-once") -> Pipeli
     """Run to the end: ten batches, a checkpoint, a failure at row 237."""
     p = Pipeline(
         "p",
-        checkpoint=CheckpointConfig(mode=mode),
+        checkpointing=CheckpointConfig(mode=mode),
         store=MemoryStore(),
         restart=RestartStrategy.fixed_delay(attempts=1, delay=0),
         max_batch_rows=BATCH,  # so that a sink gets each batch at once
@@ -215,7 +215,7 @@ def test_the_engine_in_at_least_once_mode_loses_nothing():
 
 
 def test_the_weakest_part_decides_and_all_weak_parts_are_named():
-    p = Pipeline("p", store=MemoryStore(), checkpoint=CheckpointConfig(mode="at-least-once"))
+    p = Pipeline("p", store=MemoryStore(), checkpointing=CheckpointConfig(mode="at-least-once"))
     stream = p.source(SequenceSource(ROWS))
     stream.sink(ByKey(Target()))
     stream.sink(TargetSink(Target()))

@@ -70,7 +70,7 @@ def buffering(target: Target, source: Any, function: ProcessFunction, **options:
 
 def test_what_a_function_gives_before_the_barrier_belongs_to_the_checkpoint():
     target, notes, source = Target(), Notes(), Slowly(ROWS, batch_rows=100)
-    p = buffering(target, source, Buffers(notes), checkpoint=CheckpointConfig())
+    p = buffering(target, source, Buffers(notes), checkpointing=CheckpointConfig())
     job = p.start()
     reach(source, job, 3)
     assert job.checkpoint(timeout=10) == 1
@@ -84,14 +84,16 @@ def test_what_a_function_gives_before_the_barrier_belongs_to_the_checkpoint():
 def test_what_was_held_back_is_read_again_after_a_failure():
     target, notes = Target(), Notes()
     function = Buffers(notes, fails_at=777)
-    buffering(target, SequenceSource(ROWS, batch_rows=10), function, checkpoint=CheckpointConfig(interval=0.02)).run()
+    buffering(
+        target, SequenceSource(ROWS, batch_rows=10), function, checkpointing=CheckpointConfig(interval=0.02)
+    ).run()
     assert target.counts("n") == Counter(range(1000))
     assert "failed at 777" in notes.lines
 
 
 def test_an_intermediate_savepoint_asks_for_what_is_held_back_and_completes_nothing(tmp_path: Path):
     target, notes, source = Target(), Notes(), Slowly(ROWS, batch_rows=100)
-    p = buffering(target, source, Buffers(notes), checkpoint=CheckpointConfig())
+    p = buffering(target, source, Buffers(notes), checkpointing=CheckpointConfig())
     job = p.start()
     reach(source, job, 3)
     job.savepoint(tmp_path / "save", timeout=10)
@@ -121,7 +123,7 @@ class Fills(ProcessFunction):
 
 def test_operator_state_that_is_filled_before_the_barrier_is_in_the_checkpoint():
     target, store, source = Target(), MemoryStore(), Slowly(ROWS, batch_rows=100)
-    p = buffering(target, source, Fills(), store=store, checkpoint=CheckpointConfig())
+    p = buffering(target, source, Fills(), store=store, checkpointing=CheckpointConfig())
     job = p.start()
     reach(source, job, 3)
     job.checkpoint(timeout=10)
@@ -170,7 +172,7 @@ class FailsThere(ProcessFunction):
 @pytest.mark.parametrize("hook", ["snapshot", "on_checkpoint_complete"])
 def test_a_hook_that_fails_is_named_and_fails_the_run(hook: str):
     source = Slowly(ROWS, batch_rows=100)
-    p = buffering(Target(), source, FailsThere(hook), checkpoint=CheckpointConfig(), restart=RestartStrategy.none())
+    p = buffering(Target(), source, FailsThere(hook), checkpointing=CheckpointConfig(), restart=RestartStrategy.none())
     job = p.start()
     reach(source, job, 1)
     with suppress(CheckpointFailedError):
@@ -221,7 +223,7 @@ class TellingSequence(Slowly):
 def test_a_source_is_told_of_checkpoints_too(kind: str):
     notes = Notes()
     source: Any = Queue(notes) if kind == "live" else TellingSequence(notes)
-    p = pipeline(checkpoint=CheckpointConfig())
+    p = pipeline(checkpointing=CheckpointConfig())
     p.source(source, parallelism=2 if kind == "live" else 1).sink(TargetSink(Target()))
     job = p.start()
     job.checkpoint(timeout=10)

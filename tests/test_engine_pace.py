@@ -167,7 +167,7 @@ class Waits(ProcessFunction):
 def test_slow_functions_behind_large_batches_make_checkpoints_and_stop_at_once():
     """It used to be a livelock: no checkpoint was complete within its timeout, and each restart began anew."""
     target = Target()
-    p = pipeline(checkpoint=CheckpointConfig(interval=0.2, timeout=5.0), restart=RestartStrategy.none())
+    p = pipeline(checkpointing=CheckpointConfig(interval=0.2, timeout=5.0), restart=RestartStrategy.none())
     rows = [{"n": n, "k": n % 7} for n in range(100_000)]
     stream = p.source(SequenceSource(rows, batch_rows=10_000)).map(dict)
     stream.key_by("k").process(Waits(), uid="waits").map(dict).sink(TargetSink(target))
@@ -192,7 +192,7 @@ def test_a_function_gets_no_more_rows_at_once_than_max_batch_rows():
         return batch
 
     target = Target()
-    p = pipeline(checkpoint=CheckpointConfig(), max_batch_rows=7)
+    p = pipeline(checkpointing=CheckpointConfig(), max_batch_rows=7)
     p.source(SequenceSource([{"n": n} for n in range(500)])).map_batches(noted).sink(TargetSink(target))
     p.run()
     assert sum(sizes) == len(target.rows) == 500
@@ -213,7 +213,7 @@ def test_with_linger_small_batches_are_joined_and_nothing_is_left_behind():
         return batch
 
     target = Target()
-    p = pipeline(checkpoint=CheckpointConfig(), linger=5.0)
+    p = pipeline(checkpointing=CheckpointConfig(), linger=5.0)
     p.source(SequenceSource([{"n": n} for n in range(2_000)], batch_rows=1)).map_batches(noted).sink(TargetSink(target))
     began = time.monotonic()
     p.run()

@@ -159,7 +159,7 @@ def test_a_keyed_running_sum_goes_back_to_the_barrier_and_writes_each_result_onc
     ]
     target, store = Target(), MemoryStore()
     source = Slowly(rows, batch_rows=1)
-    p = totals(target, source, FailsAt(5), store=store, checkpoint=CheckpointConfig(), parallelism=3)
+    p = totals(target, source, FailsAt(5), store=store, checkpointing=CheckpointConfig(), parallelism=3)
     source.let(3)
     job = p.start()
     while job.state is not JobState.RUNNING or source.taken < 3:
@@ -178,7 +178,7 @@ def test_a_keyed_running_sum_goes_back_to_the_barrier_and_writes_each_result_onc
 def test_59_stopping_with_a_savepoint_commits_what_came_before(backend: Callable[[], Any], tmp_path: Path):
     target, store = Target(), MemoryStore()
     source = Slowly(ROWS, batch_rows=100)
-    p = totals(target, source, store=store, backend=backend(), checkpoint=CheckpointConfig())
+    p = totals(target, source, store=store, backend=backend(), checkpointing=CheckpointConfig())
     job = p.start()
     reach(source, job, 7)
     where = job.stop_with_savepoint(str(tmp_path / "save"), timeout=20)
@@ -193,7 +193,7 @@ def test_59_stopping_with_a_savepoint_commits_what_came_before(backend: Callable
 def test_59_an_intermediate_savepoint_commits_nothing(tmp_path: Path):
     target, store = Target(), MemoryStore()
     source = Slowly(ROWS, batch_rows=100)
-    p = totals(target, source, store=store, checkpoint=CheckpointConfig())
+    p = totals(target, source, store=store, checkpointing=CheckpointConfig())
     job = p.start()
     reach(source, job, 5)
     where = job.savepoint(str(tmp_path / "save"), timeout=20)
@@ -211,28 +211,28 @@ def test_59_an_intermediate_savepoint_commits_nothing(tmp_path: Path):
 def test_an_intermediate_savepoint_is_not_restored_before_a_later_checkpoint_committed_its_rows(tmp_path: Path):
     target, store = Target(), MemoryStore()
     source = Slowly(ROWS, batch_rows=100)
-    p = totals(target, source, store=store, checkpoint=CheckpointConfig())
+    p = totals(target, source, store=store, checkpointing=CheckpointConfig())
     job = p.start()
     reach(source, job, 5)
     where = job.savepoint(str(tmp_path / "save"), timeout=20)
     source.let(1)
     p.stop()
     with pytest.raises(EpochConflictError, match="was never decided"):
-        totals(target, SequenceSource(ROWS), store=store).run(restore=where, why="test")
+        totals(target, SequenceSource(ROWS), store=store).run(restore=where, rewind="test")
 
 
 def test_18_an_older_checkpoint_is_restored_only_on_purpose(tmp_path: Path):
     target, store = Target(), MemoryStore()
     source = Slowly(ROWS, batch_rows=100)
-    p = totals(target, source, store=store, checkpoint=CheckpointConfig())
+    p = totals(target, source, store=store, checkpointing=CheckpointConfig())
     job = p.start()
     reach(source, job, 5)
     where = job.savepoint(str(tmp_path / "save"), timeout=20)
     source.let(100)
     p.wait(30)
-    with pytest.raises(EpochConflictError, match="Pass why"):
+    with pytest.raises(EpochConflictError, match="Pass rewind"):
         totals(target, SequenceSource(ROWS), store=store).run(restore=where)
-    totals(target, SequenceSource(ROWS, batch_rows=100), store=store).run(restore=where, why="a test of going back")
+    totals(target, SequenceSource(ROWS, batch_rows=100), store=store).run(restore=where, rewind="a test of going back")
     assert target.counts("n") == Counter(range(6000)) + Counter(range(500, 6000))
 
 
@@ -315,7 +315,7 @@ def test_56_the_fallback_to_an_older_checkpoint_is_explicit_and_writes_again_wha
     target, store = Target(), MemoryStore()
     source = Slowly(ROWS, batch_rows=100)
     config = CheckpointConfig(retained=2)
-    p = totals(target, source, store=store, backend=FileBackend(tmp_path), checkpoint=config)
+    p = totals(target, source, store=store, backend=FileBackend(tmp_path), checkpointing=config)
     job = p.start()
     for batches in (5, 5):
         taken = source.taken
@@ -333,7 +333,7 @@ def test_56_the_fallback_to_an_older_checkpoint_is_explicit_and_writes_again_wha
         match=r"nothing was started\. Bring it back, or pass restore=<its new location>\. Or rewind on purpose",
     ):
         totals(target, SequenceSource(ROWS), **again).run()
-    totals(target, SequenceSource(ROWS, batch_rows=100), **again).run(restore=str(older_folder), why="chk damaged")
+    totals(target, SequenceSource(ROWS, batch_rows=100), **again).run(restore=str(older_folder), rewind="chk damaged")
     assert target.counts("n") == Counter(range(6000)) + Counter(range(500, 1000))
 
 
@@ -347,7 +347,7 @@ def test_54_the_commit_belongs_to_a_checkpoints_duration_and_the_minimum_pause_f
             return super().commit(committable)
 
     source = Slowly(ROWS, batch_rows=100)
-    p = pipeline(checkpoint=CheckpointConfig(interval=0.01, min_pause=0.2))
+    p = pipeline(checkpointing=CheckpointConfig(interval=0.01, min_pause=0.2))
     p.setup = p.setup._replace(policy=policy)
     p.source(source).sink(Slow(Target()))
     source.let(1)
@@ -609,7 +609,7 @@ def test_what_becomes_of_checkpoints_when_a_run_does_not_end_by_itself(
     config = CheckpointConfig(on_cancel=policy, on_failure=policy)  # type: ignore[arg-type]
     failing = FailsAt(1500) if how == "failure" else None
     options = {"store": store, "restart": RestartStrategy.none()}
-    p = totals(target, source, failing, backend=FileBackend(tmp_path), checkpoint=config, **options)
+    p = totals(target, source, failing, backend=FileBackend(tmp_path), checkpointing=config, **options)
     job = p.start()
     reach(source, job, 10)
     job.checkpoint(timeout=10)
@@ -637,7 +637,7 @@ def test_what_becomes_of_checkpoints_when_a_run_does_not_end_by_itself(
 @pytest.mark.parametrize("claim", [True, False])
 def test_86_a_savepoint_is_deleted_only_if_it_was_claimed(tmp_path: Path, claim: bool):
     source, where = Slowly(ROWS, batch_rows=100), tmp_path / "save"
-    p = totals(Target(), source, backend=RocksDBBackend(tmp_path / "one"), checkpoint=CheckpointConfig())
+    p = totals(Target(), source, backend=RocksDBBackend(tmp_path / "one"), checkpointing=CheckpointConfig())
     job = p.start()
     reach(source, job, 10)
     job.stop_with_savepoint(str(where), timeout=20)
@@ -696,7 +696,7 @@ def test_leaving_the_block_of_a_pipeline_ends_its_run_with_a_checkpoint_and_says
     caplog: pytest.LogCaptureFixture,
 ):
     target, source = Target(), Slowly(ROWS, batch_rows=100)
-    with pipeline(checkpoint=CheckpointConfig()) as p:
+    with pipeline(checkpointing=CheckpointConfig()) as p:
         p.source(source, uid="orders").sink(TargetSink(target))
         reach(source, p.start(), 1)
         assert not target.rows
@@ -710,7 +710,7 @@ def test_leaving_the_block_of_a_pipeline_ends_its_run_with_a_checkpoint_and_says
 def test_a_pipeline_that_will_commit_is_not_warned_of(how: str, caplog: pytest.LogCaptureFixture):
     bounded = how == "it has an end"
     source = SequenceSource(ROWS) if bounded else Slowly(ROWS, batch_rows=100)
-    with pipeline(checkpoint=CheckpointConfig(interval=None if bounded else 0.05)) as p:
+    with pipeline(checkpointing=CheckpointConfig(interval=None if bounded else 0.05)) as p:
         p.source(source).sink(TargetSink(Target()))
         p.start()
     assert "never ends" not in caplog.text

@@ -41,7 +41,7 @@ class Run:
 
     def start(self, **options: Any) -> Any:
         backend = FileBackend(self.folder / "state")
-        made = pipeline(checkpoint=CheckpointConfig(interval=0.05), store=self.store, backend=backend)
+        made = pipeline(checkpointing=CheckpointConfig(interval=0.05), store=self.store, backend=backend)
         made.source(self.source, uid="numbers").sink(TargetSink(self.target))
         return made.start(**options)
 

@@ -42,7 +42,7 @@ ROWS = numbers(1000, keys=5)
 
 
 def totals(target: Target, source: Any, *, parallelism: int = 2, **options: Any) -> Any:
-    options.setdefault("checkpoint", CheckpointConfig())
+    options.setdefault("checkpointing", CheckpointConfig())
     options.setdefault("restart", RestartStrategy.none())
     p = pipeline(**options)
     p.source(source, uid="numbers").key_by("k").process(RunningSum(), uid="sum", parallelism=parallelism).sink(
@@ -124,7 +124,7 @@ def test_a_savepoint_that_was_written_and_never_decided_is_not_restored(rig: Rig
     rig.killed(Step.DECIDE_BEFORE, 3, lambda job: job.stop_with_savepoint(rig.save, timeout=10))
     assert (rig.save / "metadata").exists()
     with pytest.raises(EpochConflictError, match="was never decided"):
-        rig.pipeline().run(restore=str(rig.save), why="upgrade")
+        rig.pipeline().run(restore=str(rig.save), rewind="upgrade")
     rig.pipeline().run()
     exact(rig.target)
 
@@ -133,7 +133,7 @@ def test_a_checkpoint_that_was_written_and_never_decided_is_not_restored(rig: Ri
     rig.killed(Step.DECIDE_BEFORE, 3, lambda job: job.checkpoint(timeout=10))
     [folder] = rig.checkpoints()
     with pytest.raises(EpochConflictError, match="was never decided"):
-        rig.pipeline().run(restore=str(folder), why="the newest")
+        rig.pipeline().run(restore=str(folder), rewind="the newest")
     rig.pipeline().run()
     exact(rig.target)
 
@@ -152,7 +152,7 @@ def test_metadata_of_a_version_that_knew_fewer_fields_are_those_that_were_decide
         p, job, _ = rig.begun(3)
         job.stop_with_savepoint(rig.save, timeout=10)
         p.wait(10)
-    rig.pipeline().run(**({"restore": str(rig.save), "why": "a test"} if how != "newest" else {}))
+    rig.pipeline().run(**({"restore": str(rig.save), "rewind": "a test"} if how != "newest" else {}))
     exact(rig.target)
 
 
@@ -162,18 +162,18 @@ def test_a_savepoint_that_was_decided_can_be_restored_wherever_the_run_died_then
     rig.killed(step, 3, lambda job: job.stop_with_savepoint(rig.save, timeout=10))
     rig.pipeline().run()
     exact(rig.target)
-    rig.pipeline().run(restore=str(rig.save), why="again from there")
+    rig.pipeline().run(restore=str(rig.save), rewind="again from there")
     assert rig.target.counts("n") == Counter(range(1000)) + Counter(range(300, 1000))
 
 
 def test_an_older_checkpoint_that_the_log_has_forgotten_can_be_restored(rig: Rig):
-    p, job, source = rig.begun(2, checkpoint=CheckpointConfig(retained=3))
+    p, job, source = rig.begun(2, checkpointing=CheckpointConfig(retained=3))
     for _ in range(4):
         job.checkpoint(timeout=10)
         reach(source, job, 1)
     p.stop()
     oldest = min(rig.checkpoints(), key=lambda path: int(path.name.split("-")[1]))
-    rig.pipeline().run(restore=str(oldest), why="an error in the function")
+    rig.pipeline().run(restore=str(oldest), rewind="an error in the function")
     counts = rig.target.counts("n")
     assert set(counts) == set(range(1000))
     assert max(counts.values()) == 2
@@ -190,7 +190,7 @@ def test_an_intermediate_savepoint_counts_only_if_a_later_checkpoint_of_its_run_
     p.stop()
     assert rig.target.counts("n") == Counter(range(100))
     with pytest.raises(EpochConflictError, match="was never decided"):
-        rig.pipeline().run(restore=str(rig.save), why="upgrade")
+        rig.pipeline().run(restore=str(rig.save), rewind="upgrade")
     del source
 
 
@@ -205,7 +205,7 @@ def test_an_intermediate_savepoint_can_be_restored_once_its_rows_are_committed(r
     else:
         rig.kill(p, step, lambda: job.checkpoint(timeout=10))
     rig.pipeline().run()
-    rig.pipeline().run(restore=str(rig.save), why="again from there")
+    rig.pipeline().run(restore=str(rig.save), rewind="again from there")
     assert rig.target.counts("n") == Counter(range(1000)) + Counter(range(200, 1000))
 
 
@@ -250,10 +250,10 @@ def test_a_start_that_fails_says_so(rig: Rig, caplog: pytest.LogCaptureFixture):
     source.let(100)
     assert p.wait(20)
     again = rig.pipeline()
-    with pytest.raises(EpochConflictError, match="Pass why"):
+    with pytest.raises(EpochConflictError, match="Pass rewind"):
         again.start(restore=str(rig.save))
-    assert "Pass why" in caplog.text
-    with pytest.raises(Exception, match="Pass why"):
+    assert "Pass rewind" in caplog.text
+    with pytest.raises(Exception, match="Pass rewind"):
         again.savepoint(rig.folder / "other")
 
 
@@ -293,7 +293,7 @@ def test_a_way_back_that_is_left_in_the_command_line_takes_effect_once(rig: Rig,
     job.checkpoint(timeout=10)
     p.stop()
     assert rig.target.counts("n") == Counter(range(500))
-    command: dict[str, Any] = {"why": "an error in the function"}
+    command: dict[str, Any] = {"rewind": "an error in the function"}
     if how != "begin anew":
         command |= {"restore": str(rig.save), "claim": how != "restore"}
     first = 0 if how == "begin anew" else 200
@@ -310,7 +310,7 @@ def test_another_reason_goes_back_again(rig: Rig):
     source.let(100)
     assert p.wait(20)
     for why in ("once", "once", "twice"):
-        rig.pipeline().run(restore=str(rig.save), why=why)
+        rig.pipeline().run(restore=str(rig.save), rewind=why)
     assert rig.target.counts("n") == Counter(range(1000)) + Counter([*range(200, 1000)] * 2)
     del job, source
 
@@ -355,7 +355,7 @@ def test_the_old_run_is_fenced_while_it_makes_a_savepoint_and_proves_nothing(rig
     with pytest.raises(FencedError):
         p.wait(10)
     with pytest.raises(EpochConflictError, match="was never decided"):
-        rig.pipeline().run(restore=str(rig.save), why="upgrade")
+        rig.pipeline().run(restore=str(rig.save), rewind="upgrade")
     del source
     shutil.rmtree(rig.save)
 
@@ -427,7 +427,7 @@ class Loses(TargetSink):
 def losing(rig: Rig, source: Any, sink: TargetSink, **options: Any) -> Any:
     options.setdefault("restart", RestartStrategy.fixed_delay(delay=0, attempts=5))
     backend = FileBackend(rig.folder / "state")
-    p = pipeline(store=rig.store, backend=backend, on_lost="replay", checkpoint=CheckpointConfig(), **options)
+    p = pipeline(store=rig.store, backend=backend, on_lost="replay", checkpointing=CheckpointConfig(), **options)
     p.source(source, uid="numbers").key_by("k").process(RunningSum(), uid="sum", parallelism=3).sink(
         sink, parallelism=3
     )
@@ -518,7 +518,7 @@ def test_an_epoch_that_an_older_run_decides_during_the_start_is_not_decided_agai
             job.checkpoint(timeout=10)
 
     with hooked(decides_meanwhile):
-        rig.pipeline().run(restore=str(rig.save), why="a test")
+        rig.pipeline().run(restore=str(rig.save), rewind="a test")
     assert len(decided) == len(set(decided)), decided
     assert rig.target.counts("n") == Counter(range(1000)) + Counter(range(200, 300))
     with pytest.raises(FencedError):
@@ -542,10 +542,10 @@ def test_while_it_is_tried_again_other_calls_name_the_cause_in_time(rig: Rig):
 
 @pytest.mark.parametrize("why", ["", "  "])
 def test_a_way_back_without_a_reason_is_refused(rig: Rig, why: str):
-    """`why=os.environ.get("WHY", "")` must not write everything again."""
+    """`rewind=os.environ.get("WHY", "")` must not write everything again."""
     rig.goes_on(0)
-    with pytest.raises(ConfigurationError, match="why is empty"):
-        rig.pipeline().start(why=why)
+    with pytest.raises(ConfigurationError, match="rewind is empty"):
+        rig.pipeline().start(rewind=why)
     rig.goes_on(100)
 
 

@@ -28,7 +28,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a background process
 class Endless(SequenceSource):
     bounded = False
 
-pipeline = Pipeline("p", store=open_store(sys.argv[1], pipeline="p"), checkpoint=CheckpointConfig())
+pipeline = Pipeline("p", store=open_store(sys.argv[1], pipeline="p"), checkpointing=CheckpointConfig())
 stream = pipeline.source(Endless(numbers(50)), uid="in").key_by("k").process(RunningSum(), uid="sum")
 target = Target()
 stream.sink(TargetSink(target))

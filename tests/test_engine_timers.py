@@ -188,7 +188,7 @@ class Window(ProcessFunction):
 
 
 def windows(target: Target, source: Any, backend: Any, store: Any, parallelism: int = 3) -> Any:
-    p = pipeline(backend=backend, store=store, checkpoint=CheckpointConfig())
+    p = pipeline(backend=backend, store=store, checkpointing=CheckpointConfig())
     p.source(source, uid="rows").key_by("k").process(Window(), uid="window", parallelism=parallelism).sink(
         TargetSink(target)
     )
@@ -223,7 +223,7 @@ def test_an_error_at_a_keys_end_names_the_key():
         def on_end(self, key: Any, context: Any) -> Any:  # noqa: ARG002 - signature
             raise ValueError("no end")
 
-    p = pipeline(checkpoint=CheckpointConfig())
+    p = pipeline(checkpointing=CheckpointConfig())
     p.setup = p.setup._replace(restart=type(p.setup.restart).none())
     p.source(SequenceSource([{"k": "a", "n": 1, "v": 1}])).key_by("k").process(Fails(), uid="w").sink(
         TargetSink(Target())

@@ -297,7 +297,7 @@ def test_a_state_that_was_dropped_on_purpose_is_empty_when_it_is_declared_again(
     seen = []
     for run, kind in enumerate((kinds[0], between, kinds[1])):
         target = Target()
-        p = Pipeline("p", store=store, backend=BACKENDS[backend](tmp_path), checkpoint=CheckpointConfig())
+        p = Pipeline("p", store=store, backend=BACKENDS[backend](tmp_path), checkpointing=CheckpointConfig())
         rows = [{"k": "a", "n": n} for n in range(run + 1)]
         p.source(SequenceSource(rows), uid="rows").key_by("k").process(kind(), uid="keeps").sink(TargetSink(target))
         p.run(allow_non_restored_state=run > 0)
@@ -326,7 +326,7 @@ class Rig:
             "p",
             store=self.store,
             backend=BACKENDS[backend](self.path),
-            checkpoint=CheckpointConfig(),
+            checkpointing=CheckpointConfig(),
             restart=RestartStrategy.none(),
             world=EngineWorld(now=self.clock),
         )

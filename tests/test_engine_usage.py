@@ -78,7 +78,7 @@ def test_a_source_lags_by_what_it_has_seen_and_not_read():
 
 
 def test_a_checkpoint_has_each_subtasks_work_since_the_one_before():
-    p, source = pipeline(checkpoint=CheckpointConfig()), Slowly(numbers(60), batch_rows=10)
+    p, source = pipeline(checkpointing=CheckpointConfig()), Slowly(numbers(60), batch_rows=10)
     p.source(source, uid="rows").map(dict, uid="same").sink(TargetSink(Target()))
     job: Any = p.start()
     for batches in (2, 3):
@@ -103,7 +103,7 @@ def test_a_slow_reader_blocks_those_before_it():
         enough.wait(0.02)
         return row
 
-    p, source = pipeline(checkpoint=CheckpointConfig()), SequenceSource(numbers(100_000), batch_rows=100)
+    p, source = pipeline(checkpointing=CheckpointConfig()), SequenceSource(numbers(100_000), batch_rows=100)
     p.source(source, uid="rows").map(dict, uid="fast").map(slowly, uid="slow").sink(TargetSink(Target()))
     job: Any = p.start()
 

@@ -210,7 +210,7 @@ def test_a_pipeline_that_restarts_in_its_process_has_one_working_copy_for_each_s
     failed: list[int] = []
     rows = numbers(100)
     p = pipeline(
-        backend=RocksDBBackend(tmp_path / "state", local=local), store=MemoryStore(), checkpoint=CheckpointConfig()
+        backend=RocksDBBackend(tmp_path / "state", local=local), store=MemoryStore(), checkpointing=CheckpointConfig()
     )
     p.source(SequenceSource(rows, batch_rows=10)).key_by("k").process(Fails(), uid="sum", parallelism=2).sink(
         TargetSink(target)

@@ -116,7 +116,7 @@ class TestPipelines:
             ({"source": Socket()}, Guarantee.AT_MOST_ONCE, "source"),
             ({"sink": Printed("printed")}, Guarantee.AT_LEAST_ONCE, "sink"),
             ({"store": None}, Guarantee.AT_LEAST_ONCE, "decision log"),
-            ({"checkpoint": CheckpointConfig(mode="at-least-once")}, Guarantee.AT_LEAST_ONCE, "engine"),  # type: ignore[arg-type]
+            ({"checkpointing": CheckpointConfig(mode="at-least-once")}, Guarantee.AT_LEAST_ONCE, "engine"),  # type: ignore[arg-type]
         ],
         ids=lambda value: value if isinstance(value, str) else "",
     )
@@ -281,7 +281,7 @@ class TestTheLog:
     def test_a_log_from_a_backup(self, tmp_path: Path) -> None:
         self.run(tmp_path)
         shutil.copytree(tmp_path / "log", tmp_path / "backup")
-        self.run(tmp_path, why="once more")
+        self.run(tmp_path, rewind="once more")
         shutil.rmtree(tmp_path / "log")
         shutil.move(tmp_path / "backup", tmp_path / "log")
         found = self.told(tmp_path)["ownership"]

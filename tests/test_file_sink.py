@@ -462,11 +462,11 @@ def test_a_limit_of_open_files_that_is_too_low_is_a_wrong_setting(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("options", "match"),
-    [({"format": "xml"}, "format 'xml'"), ({"roll_bytes": 0}, "roll_bytes"), ({"directory": "s3://b"}, "is a URL")],
+    [({"format": "xml"}, "format 'xml'"), ({"roll_bytes": 0}, "roll_bytes"), ({"folder": "s3://b"}, "is a URL")],
 )
 def test_a_setting_without_sense_is_refused(tmp_path: Path, options: dict[str, Any], match: str):
     with pytest.raises(ConfigurationError, match=match):
-        FileSink(**{"name": "files", "directory": tmp_path, **options})
+        FileSink(**{"name": "files", "folder": tmp_path, **options})
 
 
 @pytest.mark.parametrize(
@@ -518,7 +518,7 @@ def test_in_a_pipeline_that_fails_at_each_step_each_row_takes_effect_once(tmp_pa
 
     p = pipeline(
         store=MemoryStore(),
-        checkpoint=CheckpointConfig(interval=0.01, tolerable_failures=100),
+        checkpointing=CheckpointConfig(interval=0.01, tolerable_failures=100),
         restart=RestartStrategy.fixed_delay(attempts=100, delay=0),
     )
     sink = FileSink("files", tmp_path, format=format_, partition_by=["k"])

@@ -199,7 +199,7 @@ def test_what_a_file_sink_writes_a_file_source_reads_across_restarts(tmp_path: P
             raise ValueError("told to fail")
         return record
 
-    second = pipeline("second", store=store, checkpoint=CheckpointConfig(interval=0.01))
+    second = pipeline("second", store=store, checkpointing=CheckpointConfig(interval=0.01))
     second.source(FileSource(tmp_path / "out", format=format_, bounded=True), parallelism=3).map(once).sink(
         TargetSink(target)
     )

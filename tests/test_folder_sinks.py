@@ -27,11 +27,11 @@ OTHER = SCOPE._replace(log="ffff0000")
 class Files(FileSink):
     """Its reader takes files away as soon as they are there."""
 
-    def __init__(self, directory: Path, name: str = "out") -> None:
-        super().__init__(name, directory, format="jsonl")
+    def __init__(self, folder: Path, name: str = "out") -> None:
+        super().__init__(name, folder, format="jsonl")
 
     def take(self) -> None:
-        for path in Path(self.directory).glob("*.jsonl"):
+        for path in Path(self.folder).glob("*.jsonl"):
             path.unlink()
 
     def cut_off(self, committable: Committable) -> None:
@@ -41,8 +41,8 @@ class Files(FileSink):
 
 
 class Mail(Mailbox):
-    def __init__(self, directory: Path, name: str = "out") -> None:
-        super().__init__(directory, name=name)
+    def __init__(self, folder: Path, name: str = "out") -> None:
+        super().__init__(folder, name=name)
 
     def take(self) -> None:
         pass
@@ -91,7 +91,7 @@ def test_what_lingers_is_found_by_its_exact_name(sink: Any):
     assert found.transaction == committable.transaction
     assert sink.abort(found).status is AbortStatus.ABORTED
     assert list(sink.lingering(SCOPE)) == []
-    assert [path.name for path in Path(sink.directory).rglob("*") if path.is_file()] == [IDENTITY]
+    assert [path.name for path in Path(sink.folder).rglob("*") if path.is_file()] == [IDENTITY]
 
 
 def test_what_a_renamed_sink_left_behind_is_listed_and_aborted(make: Make, tmp_path: Path):
@@ -108,7 +108,7 @@ def test_what_a_renamed_sink_left_behind_is_listed_and_aborted(make: Make, tmp_p
 
 def test_a_folder_that_knows_the_name_from_another_log_refuses_it(sink: Any):
     sink.ledger().check_claim(SCOPE, NOTHING)
-    assert list(Path(sink.directory).iterdir()) == [], "a check writes nothing"
+    assert list(Path(sink.folder).iterdir()) == [], "a check writes nothing"
     sink.ledger().claim(SCOPE)
     sink.ledger().claim(SCOPE)
     [claim] = sink._place.iterdir()
@@ -224,7 +224,7 @@ def test_errors_of_the_file_system_are_ours_and_name_the_folder(sink: Any, monke
         patch.setattr(os, "fsync", stale)
         with pytest.raises(SinkError, match=r"Stale file handle.*sink out") as caught:
             CALLS[call](sink, pending, sent)
-        assert sink.directory in str(caught.value)
+        assert sink.folder in str(caught.value)
         if isinstance(sink, Mail):
             patch.setattr(pa.ipc, "new_stream", stale)
             with pytest.raises(SinkError, match=r"Stale file handle.*sink out"):

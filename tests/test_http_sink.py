@@ -561,7 +561,7 @@ def test_a_forked_child_has_a_connection_of_its_own(inbox: Inbox, hook: HttpSink
 def test_options_of_a_format_are_the_arguments(tmp_path: Path):
     options = {
         "URL": "https://example.org/hook",
-        "directory": str(tmp_path),
+        "folder": str(tmp_path),
         "rowspersend": "7",
         "serverHonorsKeys": "True",
         "header.X-Team": "blue",
@@ -581,7 +581,7 @@ def test_options_of_a_format_are_the_arguments(tmp_path: Path):
         with pytest.raises(ConfigurationError, match=says):
             HttpSink.from_options({**options, **wrong})
     with pytest.raises(ConfigurationError, match=r"needs the options .'url'."):
-        HttpSink.from_options({"directory": str(tmp_path)})
+        HttpSink.from_options({"folder": str(tmp_path)})
 
 
 # TLS

@@ -268,7 +268,7 @@ class TestPrometheus:
         assert slow_one - fast > 0.1
 
     def test_the_engine_is_in_doubt_before_its_first_checkpoint_is_completed(self, registry: Registry) -> None:
-        graph, source = pipeline(checkpoint=CheckpointConfig()), Slowly(numbers(20), batch_rows=10)
+        graph, source = pipeline(checkpointing=CheckpointConfig()), Slowly(numbers(20), batch_rows=10)
         graph.source(source).sink(TargetSink(Target()))
         job = graph.start()
         reach(source, job, 1)
@@ -289,7 +289,7 @@ class TestPrometheus:
         assert registry.value("onceward_checkpoint_size_bytes") == 120
 
     def test_operators_of_the_engine_have_rows_seconds_timers_and_a_lag(self, registry: Registry) -> None:
-        graph, source = pipeline(checkpoint=CheckpointConfig()), Slowly(numbers(40), batch_rows=10)
+        graph, source = pipeline(checkpointing=CheckpointConfig()), Slowly(numbers(40), batch_rows=10)
         source.let(4)
         rows = graph.source(source, uid="rows", parallelism=1).flat_map(lambda row: [row, row], uid="twice")
         rows.key_by("k").process(Ringing(), uid="bell", parallelism=2).sink(TargetSink(Target()))
@@ -524,7 +524,7 @@ class TestLineage:
         assert TargetSink.dataset(FakeSink()) is None  # type: ignore[arg-type]
 
     def test_the_target_of_a_direct_sink_is_named_too(self, transport: Transport) -> None:
-        graph = pipeline(checkpoint=CheckpointConfig())
+        graph = pipeline(checkpointing=CheckpointConfig())
         graph.source(SequenceSource(numbers(20))).sink(Shown())
         graph.run()
         outputs = [output for event in transport.emitted for output in event["outputs"]]

@@ -520,7 +520,7 @@ def test_the_engines_checkpoints_are_listed_with_their_folders(tmp_path: Path) -
         "totals",
         store=DirectoryStore(tmp_path / "log"),
         backend=FileBackend(tmp_path / "state"),
-        checkpoint=CheckpointConfig(interval=0.02),
+        checkpointing=CheckpointConfig(interval=0.02),
     )
     made.source(SequenceSource(pa.Table.from_batches([numbered(list(range(50)))]))).sink(
         FileSink("files", tmp_path / "target", format="jsonl")

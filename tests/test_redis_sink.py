@@ -183,14 +183,14 @@ def test_complete_mode_is_for_hashes(tmp_path: Path):
 
 
 def test_options_of_a_format_are_the_arguments(tmp_path: Path):
-    options = {"url": "redis://h", "key": "t:{n}", "FORM": "hash", "directory": str(tmp_path), "rowspersend": "9"}
+    options = {"url": "redis://h", "key": "t:{n}", "FORM": "hash", "folder": str(tmp_path), "rowspersend": "9"}
     sink = RedisSink.from_options({**options, "durable": "false", "password": SECRET})
     assert (sink.name, sink.form, sink.key.text, sink.rows_per_send) == ("redis", "hash", "t:{n}", 9)
     assert (sink.durable, sink.settings.password) == (False, SECRET)
     with pytest.raises(ConfigurationError, match=r"unknown options .*'ttl'"):
         RedisSink.from_options({**options, "ttl": "1"})
     with pytest.raises(ConfigurationError, match=r"needs the options \['key'\]"):
-        RedisSink.from_options({"url": "redis://h", "directory": "/d"})
+        RedisSink.from_options({"url": "redis://h", "folder": "/d"})
 
 
 def test_values_are_text_and_nulls_have_no_field():

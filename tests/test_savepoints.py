@@ -224,7 +224,7 @@ def test_a_restore_that_the_query_was_quicker_than_leaves_the_old_checkpoint_usa
     case.save(old)
     plan = plan_restore(case.place, str(new.folder), store=new.store)
     old.run(1)
-    with pytest.raises(EpochConflictError, match=r"the query was started at directory .* meanwhile"):
+    with pytest.raises(EpochConflictError, match=r"the query was started at folder .* meanwhile"):
         restore_savepoint(plan, policy=policy())
     old.run(1)
     assert case.shown == once(4)

@@ -123,7 +123,7 @@ class TestAnySink:
         options = {"name": "n", "path": str(tmp_path), "checkpointLocation": "c", "fileFormat": "csv"}
         for named in ("files", "onceward.connectors.files.sink:FileSink"):
             sink: Any = AnyFormat({**options, "sink": named}).own_sink()
-            assert (type(sink), sink.name, sink.format, sink.directory) == (FileSink, "n", "csv", str(tmp_path))
+            assert (type(sink), sink.name, sink.format, sink.folder) == (FileSink, "n", "csv", str(tmp_path))
 
     @pytest.mark.parametrize(
         ("named", "why"),

@@ -80,7 +80,7 @@ def test_a_pipeline_makes_its_store_and_its_targets_when_it_starts(
     tmp_path: Path, store: str, backend: Callable[[Path], Any]
 ) -> None:
     pipeline = Pipeline(
-        "p", checkpoint=CheckpointConfig(), store=store.format(tmp_path), backend=backend(tmp_path / "state")
+        "p", checkpointing=CheckpointConfig(), store=store.format(tmp_path), backend=backend(tmp_path / "state")
     )
     rows = pipeline.source(SequenceSource([{"n": 1, "word": "a"}]))
     rows.sink(FileSink("files", tmp_path / "files"))

@@ -65,7 +65,7 @@ def log(ago: float, *, decided: bool = False, completed: bool = False, moved: st
 
 
 def judged(view: LogView, noted: list[Note], **more: Any) -> PipelineStatus:
-    return assess("orders", "directory a", view, sorted(noted, key=lambda one: one.at), NOW, **more)
+    return assess("orders", "folder a", view, sorted(noted, key=lambda one: one.at), NOW, **more)
 
 
 def test_a_pipeline_whose_epochs_come_is_running() -> None:

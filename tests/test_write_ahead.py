@@ -342,7 +342,7 @@ def test_of_completed_epochs_the_newest_proof_is_kept_and_nothing_else(tmp_path:
 def test_in_a_pipeline_killed_between_delivery_and_mark_it_is_what_it_says(tmp_path: Path, remembers: bool):
     """The cell "write-ahead log" of the table of guarantees."""
     sink = Mailbox(tmp_path / "log", remembers=remembers, rows_per_send=50)
-    p = pipeline(store=MemoryStore(), backend=FileBackend(tmp_path / "state"), checkpoint=CheckpointConfig())
+    p = pipeline(store=MemoryStore(), backend=FileBackend(tmp_path / "state"), checkpointing=CheckpointConfig())
     p.source(SequenceSource(numbers(1000)), uid="in").key_by("k").process(RunningSum(), uid="sum").sink(sink)
     left = [3]
 

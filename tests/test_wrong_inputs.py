@@ -139,7 +139,7 @@ UNTYPED: Any = SimpleNamespace(**{each.__name__: each for each in _TAKE})
             lambda: UNTYPED.KafkaSink("k", bootstrap_servers="b:1", config=[("a", "b")]),
             "config must be a mapping of names to values, not list",
         ),
-        (lambda: UNTYPED.FileSource(None), "directory must be text, not NoneType"),
+        (lambda: UNTYPED.FileSource(None), "folder must be text, not NoneType"),
         (lambda: UNTYPED.FileSource("x", bounded="no"), "bounded must be true or false, not str"),
         (lambda: UNTYPED.FileSource("x", schema={"a": "int"}), "schema must be a pyarrow.Schema, not dict"),
         (
@@ -166,7 +166,7 @@ UNTYPED: Any = SimpleNamespace(**{each.__name__: each for each in _TAKE})
         ),
         (lambda: UNTYPED.exactly_once(STREAM, SINK, on_lost=None, pipeline="p"), "on_lost must be text, not NoneType"),
         (lambda: UNTYPED.Pipeline("p", on_lost=5), "on_lost must be text, not int"),
-        (lambda: UNTYPED.Pipeline("p", checkpoint=5), "checkpoint must be a CheckpointConfig, not int"),
+        (lambda: UNTYPED.Pipeline("p", checkpointing=5), "checkpointing must be a CheckpointConfig, not int"),
         (lambda: UNTYPED.Pipeline("p", restart="none"), "restart must be a RestartStrategy, not str"),
         (
             lambda: UNTYPED.Pipeline("p", backend="memory"),

@@ -71,7 +71,7 @@ class Folder:
             "totals",
             store=DirectoryStore(self.checkpoints / "totals" / "log"),
             backend=FileBackend(self.checkpoints / "totals" / "state"),
-            checkpoint=CheckpointConfig(interval=0.02),
+            checkpointing=CheckpointConfig(interval=0.02),
         )
         source = SequenceSource(pa.Table.from_batches([numbered(list(range(rows)))]))
         made.source(source).sink(FileSink("out", self.root / "totals", format="jsonl"))

@@ -1,7 +1,7 @@
 """What the page shows of a pipeline: its overview, and what the files of Spark's checkpoint add; JSON-serialisable.
 
 Only files are read, nothing is synced or locked, and a look costs a few `stat` calls while nothing has changed. Each
-list has a limit, so a look costs no more for a pipeline that runs for months. A decision log that is not in a directory
+list has a limit, so a look costs no more for a pipeline that runs for months. A decision log that is not in a folder
 is asked every ten seconds.
 """
 
@@ -38,7 +38,7 @@ EPOCHS: Final = 50
 _BATCH: Final = re.compile(r"[0-9]{1,18}")
 """Name of a file in Spark's checkpoint."""
 SEARCH_EVERY: Final = 10.0
-"""Seconds between two searches for new pipelines, and between two looks at a store that is no directory."""
+"""Seconds between two searches for new pipelines, and between two looks at a store that is no folder."""
 _ASSESS_EVERY: Final = 10
 """Seconds for which a state is shown again while nothing is written, so that nothing is sent and drawn meanwhile."""
 

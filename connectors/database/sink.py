@@ -279,8 +279,7 @@ class PostgresSink(DatabaseSink):
             name, so it must not change between runs.
         dsn: Connection string of psycopg and libpq. It may hold a password, but PGPASSWORD or ~/.pgpass is better.
         table: `table`, `schema.table`, or quoted parts as in SQL: `"My Schema"."T"`. Columns are matched by name.
-        mode: What is written: "insert", or "upsert" by `key`. "auto": upsert if there is a key. "prepared" and
-            "staging" are short for "auto" with that `commit`.
+        mode: What is written: "insert", or "upsert" by `key`. "auto": upsert if there is a key.
         key: Columns of a primary key or unique index, for upserts. If an epoch has several rows with the same key, the
             last one wins, in the order (subtask, position in the subtask); so rows with the same key should be in one
             subtask. As an option, comma-separated.
@@ -328,10 +327,6 @@ class PostgresSink(DatabaseSink):
         where: str | None = None,
     ) -> None:
         check_types(PostgresSink, locals())
-        if mode in (CommitPath.PREPARED, CommitPath.STAGING):
-            if commit not in (CommitPath.AUTO, mode):
-                raise ConfigurationError(f"mode {mode!r} contradicts commit {commit!r}")
-            mode, commit = "auto", mode
         target = DatabaseTarget(
             url=Url.from_dsn(dsn),
             table=TableName.parse(table, fold=True),

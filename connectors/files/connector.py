@@ -48,7 +48,7 @@ class FilesConnector(Connector):
 
         for sink in sinks:
             if isinstance(sink, FileSink):
-                yield from _refused(sink.directory, sink.check_folder)
+                yield from _refused(sink.folder, sink.check_folder)
 
     def place(self, name: str) -> WrittenFolder:
         """Return a folder that a FileSink has written to."""

@@ -119,7 +119,7 @@ def reread(folder: str, scope: Scope | None, columns: Sequence[str] = ()) -> Rer
     """
     root = Path(folder)
     if not root.is_dir():
-        raise ConfigurationError(f"{folder} is not a folder: give the sink's directory")
+        raise ConfigurationError(f"{folder} is not a folder: give the sink's folder")
     left_out: list[str] = []
     files: list[_File] = []
     for path, inside in sorted(visible_files(root, *FORMATS)):

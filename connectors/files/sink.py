@@ -98,7 +98,7 @@ class FileSink(FolderSink[Files]):
     Args:
         name: Unique in its pipeline, up to 32 letters, digits, `.`, `_` and `-`. It is part of every transaction's
             name, so it must not change between runs.
-        directory: The folder. All processes that write or commit must be able to reach it.
+        folder: The folder. All processes that write or commit must be able to reach it.
         format: "parquet", "csv" (with a header), "jsonl" or "arrow" (Arrow IPC files).
         partition_by: Columns whose values become folders (`country=de/`) and are left out of the files. As an option,
             comma-separated.
@@ -113,14 +113,14 @@ class FileSink(FolderSink[Files]):
     """
 
     default_name = "files"
-    option_aliases: ClassVar[Mapping[str, str]] = {"path": "directory", "fileFormat": "format"}
+    option_aliases: ClassVar[Mapping[str, str]] = {"path": "folder", "fileFormat": "format"}
     kind = "files"
     layout = _FilesLayout
 
     def __init__(
         self,
         name: str,
-        directory: str | Path,
+        folder: str | Path,
         *,
         format: str = "parquet",  # noqa: A002 - as pyarrow and pandas call it
         partition_by: Sequence[str] = (),
@@ -130,7 +130,7 @@ class FileSink(FolderSink[Files]):
         where: str | None = None,
     ) -> None:
         check_types(FileSink, locals())
-        super().__init__(name, directory, select=select, where=where)
+        super().__init__(name, folder, select=select, where=where)
         if roll_bytes < 1:
             raise ConfigurationError(f"sink {name}: roll_bytes must be 1 or more, not {roll_bytes}")
         self.format = check_choice(f"sink {name}: format", format, FORMATS)
@@ -139,10 +139,10 @@ class FileSink(FolderSink[Files]):
         self.proof = proof
 
     def __repr__(self) -> str:
-        return without_logins(f"FileSink({self.name!r}, {str(self.directory)!r}, format={self.format!r})")
+        return without_logins(f"FileSink({self.name!r}, {str(self.folder)!r}, format={self.format!r})")
 
     def dataset(self) -> tuple[str, str] | None:
-        return "file", str(self.directory)
+        return "file", str(self.folder)
 
     def check_schema(self, schema: pa.Schema) -> None:
         check_names(self.name, schema)
@@ -162,14 +162,14 @@ class FileSink(FolderSink[Files]):
             ConfigurationError: It belongs to a table, has other partitions, or is not a folder.
             SinkError: It cannot be read.
         """
-        if os.path.lexists(self.directory) and not Path(self.directory).is_dir():
-            raise ConfigurationError(f"{self.directory} is not a folder: give another one", sink=self.name)
+        if os.path.lexists(self.folder) and not Path(self.folder).is_dir():
+            raise ConfigurationError(f"{self.folder} is not a folder: give another one", sink=self.name)
         try:
-            check_tables(Path(self.directory))
+            check_tables(Path(self.folder))
             columns = [encoded(column) for column in self.partition_by]
-            check_partition_folders(Path(self.directory), columns, self.format)
+            check_partition_folders(Path(self.folder), columns, self.format)
             if self._place.exists():
-                check_rename(self._place, Path(self.directory))
+                check_rename(self._place, Path(self.folder))
         except ConfigurationError as error:
             raise ConfigurationError(error.message, sink=self.name) from None
 
@@ -224,11 +224,11 @@ class FileSink(FolderSink[Files]):
         """
         takes_any_case = self._place.with_name(AREA.upper()).exists()
         for partition in sorted({Path(file).parent for file in transaction.finished}):
-            folder = Path(self.directory) / partition
+            folder = Path(self.folder) / partition
             check_rename(transaction.folder, folder)
             if takes_any_case:
                 make_folder(folder)
-                _check_case(Path(self.directory), partition)
+                _check_case(Path(self.folder), partition)
 
     def discard(self, transaction: Files) -> None:
         transaction.discard()
@@ -284,7 +284,7 @@ class FileSink(FolderSink[Files]):
             return AbortOutcome(AbortStatus.ABORTED)
         if self._folder(committable.transaction, COMMIT).is_dir():
             return AbortOutcome(AbortStatus.COMMITTED)
-        return AbortOutcome(AbortStatus.UNKNOWN, f"{self.directory} holds no trace of {committable.transaction}")
+        return AbortOutcome(AbortStatus.UNKNOWN, f"{self.folder} holds no trace of {committable.transaction}")
 
     def _look(self, committable: Committable) -> tuple[Observation, str]:
         transaction, files = committable.transaction, committable.handle.get("files", ())
@@ -305,7 +305,7 @@ class FileSink(FolderSink[Files]):
 
     @property
     def _place(self) -> Path:
-        return Path(self.directory) / AREA
+        return Path(self.folder) / AREA
 
     def _pending(self) -> list[TransactionName]:
         return self._names("", ABORT)
@@ -329,7 +329,7 @@ class FileSink(FolderSink[Files]):
 
     def _final(self, transaction: str, file: str) -> Path:
         path = Path(file)
-        return Path(self.directory) / path.parent / f"{file_name(transaction)}-{path.name}"
+        return Path(self.folder) / path.parent / f"{file_name(transaction)}-{path.name}"
 
     def _is_finished(self, transaction: str, files: Sequence[str]) -> bool:
         """Return whether every file of a transaction whose commit has begun was moved to its place."""

@@ -80,7 +80,7 @@ class FileSource(ResettableSource):
     """Source that reads the rows of all files in a folder, oldest first.
 
     Args:
-        directory: The folder. Its subfolders are read too.
+        folder: The folder. Its subfolders are read too.
         format: "parquet", "csv" (with a header), "jsonl" or "arrow" (Arrow IPC files).
         schema: Arrow schema of the rows. It may name columns of folders such as `country=de`, and leave columns out.
             Default: that of the oldest file, with inferred types if it is text.
@@ -92,7 +92,7 @@ class FileSource(ResettableSource):
 
     def __init__(
         self,
-        directory: str | Path,
+        folder: str | Path,
         *,
         format: str = "parquet",  # noqa: A002 - as pyarrow and pandas call it
         schema: pa.Schema | None = None,
@@ -101,7 +101,7 @@ class FileSource(ResettableSource):
         check_types(FileSource, locals())
         if schema is not None and not isinstance(schema, pa.Schema):
             raise ConfigurationError(f"schema must be a pyarrow.Schema, not {type(schema).__name__}")
-        self.directory = Path(directory).absolute()
+        self.folder = Path(folder).absolute()
         self.format = check_choice("format", format, FORMATS)
         self._schema = schema
         self._inferred = schema is None
@@ -113,12 +113,12 @@ class FileSource(ResettableSource):
         if self._schema is None:
             files = {name: stat for name, stat in self._files().items() if stat.st_size}
             if not files:
-                raise ConfigurationError(f"{self.directory} holds no file yet, or empty ones only: give schema=…")
+                raise ConfigurationError(f"{self.folder} holds no file yet, or empty ones only: give schema=…")
             oldest = min(files, key=lambda name: (files[name].st_mtime_ns, name))
             found = self._own_schema(oldest)
             if lost := sorted({column for name in files for column in _folder_columns(name)} - set(found.names)):
                 raise ConfigurationError(
-                    f"{self.directory} has folders that are named after columns {lost}: give schema=… with the "
+                    f"{self.folder} has folders that are named after columns {lost}: give schema=… with the "
                     "columns to read, which may be among them"
                 )
             self._schema = pa.schema([field.with_type(with_leaves(field.type, _as_taken)) for field in found])
@@ -134,9 +134,9 @@ class FileSource(ResettableSource):
         return None
 
     def validate(self) -> None:
-        if not self.directory.is_dir():
-            raise ConfigurationError(f"{self.directory} is not a folder: create it, or correct the path")
-        check_tables(self.directory)
+        if not self.folder.is_dir():
+            raise ConfigurationError(f"{self.folder} is not a folder: create it, or correct the path")
+        check_tables(self.folder)
         _ = self.schema  # all subtasks read by one
 
     def start(self) -> Position:
@@ -182,15 +182,15 @@ class FileSource(ResettableSource):
             for batch in batches_with_blocks(lambda block: self._batches(name, block, scan)):
                 first, last = max(split.start - at, 0), min(split.end - at, batch.num_rows)
                 at += batch.num_rows
-                stat = (self.directory / name).stat()
+                stat = (self.folder / name).stat()
                 if (stat.st_size, stat.st_mtime_ns) != (size, changed):
-                    raise SourceError(f"{self.directory / name} has changed while it was read")
+                    raise SourceError(f"{self.folder / name} has changed while it was read")
                 if first < last:
                     yield Piece(self._as_said(batch.slice(first, last - first)), at - batch.num_rows + last)
         except (OSError, pa.ArrowException) as error:
-            raise SourceError(f"cannot read {self.directory / name}: {text_of(error)}") from error
+            raise SourceError(f"cannot read {self.folder / name}: {text_of(error)}") from error
         if at < split.end:
-            raise SourceError(f"{self.directory / name} has {at} rows now; {split.end} were there")
+            raise SourceError(f"{self.folder / name} has {at} rows now; {split.end} were there")
 
     def _as_said(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch if self._schema is None or batch.schema.equals(self._schema) else batch.cast(self._schema)
@@ -213,7 +213,7 @@ class FileSource(ResettableSource):
     def _files(self) -> dict[str, os.stat_result]:
         """Return the files of this share, by their path in the folder."""
         found: dict[str, os.stat_result] = {}
-        for path, inside in visible_files(self.directory, self.format):
+        for path, inside in visible_files(self.folder, self.format):
             if self._is_own(str(inside)):
                 with suppress(FileNotFoundError):
                     found[str(inside)] = path.stat()
@@ -224,10 +224,10 @@ class FileSource(ResettableSource):
         for name, (read, rows, size, changed) in position.items():
             now = files.get(name)
             if now is None and read < rows:
-                raise SourceError(f"{self.directory / name} is gone, and only {read} of its {rows} rows were read")
+                raise SourceError(f"{self.folder / name} is gone, and only {read} of its {rows} rows were read")
             if now is not None and (now.st_size, now.st_mtime_ns) != (size, changed):
                 raise SourceError(
-                    f"{self.directory / name} has changed since it was read: a file must be complete when it appears. "
+                    f"{self.folder / name} has changed since it was read: a file must be complete when it appears. "
                     "Write under another name, and rename"
                 )
 
@@ -236,7 +236,7 @@ class FileSource(ResettableSource):
         try:
             return zlib.crc32(name.encode()) % parallelism == subtask
         except UnicodeEncodeError:  # positions are JSON, which could not hold it
-            path = str(self.directory / name)
+            path = str(self.folder / name)
             raise SourceError(f"the name of file {path!r} is not UTF-8: rename the file, or remove it") from None
 
     def _count(self, name: str) -> int:
@@ -246,7 +246,7 @@ class FileSource(ResettableSource):
             known = {path for field in self.schema for path in _paths(field.type, field.name)}
             if more := sorted({*found, *_folder_columns(name)} - known):
                 raise SourceError(
-                    f"{self.directory / name} has columns {more}, which the oldest file does not have: give schema=… "
+                    f"{self.folder / name} has columns {more}, which the oldest file does not have: give schema=… "
                     "with the columns to read"
                 )
         try:
@@ -254,10 +254,10 @@ class FileSource(ResettableSource):
         except (OSError, pa.ArrowException) as error:
             if "unexpected field" in str(error):
                 raise SourceError(
-                    f"{self.directory / name} has fields that the beginning of the oldest file does not have: give "
+                    f"{self.folder / name} has fields that the beginning of the oldest file does not have: give "
                     "schema=… with the columns to read"
                 ) from error
-            raise SourceError(f"cannot read {self.directory / name}: {text_of(error)}") from error
+            raise SourceError(f"cannot read {self.folder / name}: {text_of(error)}") from error
 
     def _count_rows(self, name: str, block: int) -> int:
         if self.format == "jsonl":
@@ -276,7 +276,7 @@ class FileSource(ResettableSource):
             unexpected_field_behavior="error" if self._inferred else "ignore",
         )
         options = pyarrow.json.ReadOptions(block_size=block)
-        with pyarrow.json.open_json(self.directory / name, read_options=options, parse_options=known) as batches:
+        with pyarrow.json.open_json(self.folder / name, read_options=options, parse_options=known) as batches:
             for batch in batches:
                 yield pa.RecordBatch.from_arrays(
                     [
@@ -292,7 +292,7 @@ class FileSource(ResettableSource):
         """Raise SourceError if a file that was read in part has another number of rows than it had then."""
         if (now := self._count(name)) != rows:
             raise SourceError(
-                f"{self.directory / name} has {now} rows, and {rows} when its reading began: earlier versions ignored "
+                f"{self.folder / name} has {now} rows, and {rows} when its reading began: earlier versions ignored "
                 "empty lines in CSV files with one column. Let the earlier version finish this file"
             )
 
@@ -301,10 +301,10 @@ class FileSource(ResettableSource):
         try:
             return with_blocks(lambda block: self._dataset(name, block).schema)
         except (OSError, pa.ArrowException) as error:
-            raise SourceError(f"cannot read {self.directory / name}: {text_of(error)}") from error
+            raise SourceError(f"cannot read {self.folder / name}: {text_of(error)}") from error
 
     def _dataset(self, name: str, block: int, schema: pa.Schema | None = None) -> Any:
-        path = self.directory / name
+        path = self.folder / name
         named = {field.name: field for field in schema} if schema is not None else {}
         folders = [_as_read(named[column]) for column in _folder_columns(name) if column in named]
         texts = {field.name: field for field in folders}
@@ -315,7 +315,7 @@ class FileSource(ResettableSource):
             schema=schema and pa.schema([texts.get(field.name, field) for field in schema]),
             format=_DATASETS[self.format](path, block),
             partitioning=pyarrow.dataset.partitioning(pa.schema(folders), flavor="hive"),
-            partition_base_dir=str(self.directory),
+            partition_base_dir=str(self.folder),
         )
 
 

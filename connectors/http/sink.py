@@ -65,7 +65,7 @@ class HttpSink(WriteAheadLogSink):
     Args:
         name: Unique in its pipeline, up to 32 letters, digits, `.`, `_` and `-`. It is part of every transaction's
             name, so it must not change between runs.
-        directory: Folder of the segments. All processes that write or commit must be able to reach it, and it must
+        folder: Folder of the segments. All processes that write or commit must be able to reach it, and it must
             survive whatever the pipeline must survive.
         url: `http://` or `https://`. It must not contain a user or a password. Do not put a token into it either: other
             programs log URLs.
@@ -102,7 +102,7 @@ class HttpSink(WriteAheadLogSink):
     def __init__(
         self,
         name: str,
-        directory: str | Path,
+        folder: str | Path,
         *,
         url: str,
         body: str = "json",
@@ -127,7 +127,7 @@ class HttpSink(WriteAheadLogSink):
         where: str | None = None,
     ) -> None:
         check_types(HttpSink, locals())
-        super().__init__(name, directory, rows_per_send=rows_per_send, proof=proof, select=select, where=where)
+        super().__init__(name, folder, rows_per_send=rows_per_send, proof=proof, select=select, where=where)
         self.settings = HttpSettings(
             url,
             with_authentication(headers or {}, username, password, token),
@@ -170,7 +170,7 @@ class HttpSink(WriteAheadLogSink):
     def __repr__(self) -> str:
         names = [name for name, _ in self.settings.headers]
         what = f"url={self.settings.shown!r}, headers={names}"
-        return without_logins(f"HttpSink({self.name!r}, {self.directory!r}, {what})")
+        return without_logins(f"HttpSink({self.name!r}, {self.folder!r}, {what})")
 
     def dataset(self) -> tuple[str, str] | None:
         """Return the server, and a digest of the path, which may be secret; a query's secrets may be rotated."""

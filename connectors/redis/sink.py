@@ -42,7 +42,7 @@ class RedisSink(WriteAheadLogSink):
     Args:
         name: Unique in its pipeline, up to 32 letters, digits, `.`, `_` and `-`. It is part of every transaction's
             name, so it must not change between runs.
-        directory: Folder of the segments. All processes that write or commit must be able to reach it, and it must
+        folder: Folder of the segments. All processes that write or commit must be able to reach it, and it must
             survive whatever the pipeline must survive.
         url: `redis://host:6379/0`, `rediss://…` (TLS; `?ssl_ca_certs=file`) or `unix:///socket`, as in redis-py. A
             password in it must be percent-encoded.
@@ -75,7 +75,7 @@ class RedisSink(WriteAheadLogSink):
     def __init__(
         self,
         name: str,
-        directory: str | Path,
+        folder: str | Path,
         *,
         url: str,
         key: str,
@@ -94,7 +94,7 @@ class RedisSink(WriteAheadLogSink):
     ) -> None:
         check_types(RedisSink, locals())
         kept = form != "hash" and maxlen is None
-        super().__init__(name, directory, rows_per_send=rows_per_send, proof=proof and kept, select=select, where=where)
+        super().__init__(name, folder, rows_per_send=rows_per_send, proof=proof and kept, select=select, where=where)
         self.settings = RedisSettings(url, username, password, timeout, connect_timeout)
         self.form = check_choice("form", form, FORMS)
         if maxlen is not None and (form != "stream" or maxlen < 1):
@@ -112,7 +112,7 @@ class RedisSink(WriteAheadLogSink):
 
     def __repr__(self) -> str:
         what = f"url={self.settings.shown!r}, key={self.key.text!r}, form={self.form!r}"
-        return without_logins(f"RedisSink({self.name!r}, {self.directory!r}, {what})")
+        return without_logins(f"RedisSink({self.name!r}, {self.folder!r}, {what})")
 
     def dataset(self) -> tuple[str, str] | None:
         server, _, database = self.settings.shown.partition("://")[2].partition("/")
@@ -262,7 +262,7 @@ class RedisLedger(WriteAheadLedger):
         if not self.durable or self.claims.known(scope) != scope.log:
             return ""
         return (
-            f"{self.settings.shown} knows nothing of this pipeline and sink, though {self.directory} does: it was "
+            f"{self.settings.shown} knows nothing of this pipeline and sink, though {self.folder} does: it was "
             "emptied, or is another server"
         )
 

@@ -57,6 +57,8 @@ class ForeachBatch:
     `df.writeStream.foreachBatch(ForeachBatch(orders, totals, pipeline="shop"))`. Inside a function of your own,
     `epoch` opens a block in which `write` takes the place of `df.write…save()`.
 
+    An object serves one query, and one epoch at a time. Threads of the function may call `EpochWriter.write` at once.
+
     Args:
         sinks: All sinks that the function may write into. Each has a name that is unique in the pipeline. As
             `Output(sink, function)` a sink gets its own transformation of each micro-batch, if the object is used as

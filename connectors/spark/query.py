@@ -290,8 +290,9 @@ def _reading(folder: str, read: Callable[[CheckpointStorage], T]) -> T:
 class ProgressListener(StreamingQueryListener):
     """Listener for `spark.streams.addListener`: adds Spark's progress to the metrics, and adds to it what Spark lacks.
 
-    The progress gets the output rows of queries that `exactly_once` made in this process (for the formats, Spark counts
-    them itself) and the lag of Kafka sources.
+    Spark calls it in a thread of its own; `last_progress` may be called from any thread. The progress gets the output
+    rows of queries that `exactly_once` made in this process (for the formats, Spark counts them itself) and the lag of
+    Kafka sources.
     """
 
     def __init__(self) -> None:

@@ -76,7 +76,7 @@ def target_of(sink: TwoPhaseCommitSink[Any]) -> str:
 
     If a sink prepares in a folder, the text names that folder, because it is what a sweep cleans up.
     """
-    place = (sink.directory,) if isinstance(sink, FolderSink) else sink.dataset()
+    place = (sink.folder,) if isinstance(sink, FolderSink) else sink.dataset()
     return "" if place is None else " ".join((type(sink).__name__, *place))
 
 

@@ -88,7 +88,7 @@ def can_be_read_again(graph: Graph) -> bool:
 def _refused(decision: Decide, why: str) -> DataLossError:
     return DataLossError(
         f"some of the epoch was lost, and it cannot be computed again: {why}. Choices: bring that back; "
-        "on_lost='skip' continues without what is lost and leaves an audit record; why='…' with an older checkpoint "
+        "on_lost='skip' continues without what is lost and leaves an audit record; rewind='…' with an older checkpoint "
         "writes everything after it again",
         pipeline=decision.pipeline,
         epoch=decision.epoch,

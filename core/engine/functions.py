@@ -73,7 +73,10 @@ class FunctionContext:
 
 
 class ProcessFunction:
-    """Base class of functions with state and timers. States are class attributes."""
+    """Base class of functions with state and timers. States are class attributes.
+
+    Each subtask has a copy of the object, which one thread at a time uses.
+    """
 
     def open(self, context: FunctionContext) -> None:
         """Prepare for work, once in each subtask, before the first record; operator state is restored."""

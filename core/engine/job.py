@@ -122,26 +122,26 @@ class Job:
         except OncewardError as error:
             _log.warning("pipeline %s ends without a last checkpoint: %s", self._setup.pipeline, error)
 
-    def savepoint(self, path: str | Path, timeout: float | None = None) -> str:
+    def savepoint(self, folder: str | Path, timeout: float | None = None) -> str:
         """Make a savepoint while it runs. It commits nothing.
 
         Raises:
             CheckpointFailedError: It was not made.
         """
-        return str(self._ask(CheckpointKind.SAVEPOINT, path, timeout))
+        return str(self._ask(CheckpointKind.SAVEPOINT, folder, timeout))
 
-    def stop_with_savepoint(self, path: str | Path, *, drain: bool = False, timeout: float | None = None) -> str:
+    def stop_with_savepoint(self, folder: str | Path, *, drain: bool = False, timeout: float | None = None) -> str:
         """Make a savepoint, commit what comes before it, and end.
 
         Args:
-            path: Its folder.
+            folder: Its folder.
             drain: Have functions give what they hold back first, as at the end of the input.
             timeout: Seconds to wait at most.
 
         Raises:
             CheckpointFailedError: It was not made; the run goes on, or has failed.
         """
-        made = str(self._ask(CheckpointKind.DRAIN if drain else CheckpointKind.SUSPEND, path, timeout))
+        made = str(self._ask(CheckpointKind.DRAIN if drain else CheckpointKind.SUSPEND, folder, timeout))
         self.wait(timeout)
         return made
 

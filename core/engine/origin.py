@@ -83,8 +83,8 @@ def find_origin(view: LogView, restore: Restore, pipeline: str) -> Origin:
         return _newest(view, newest, pipeline)
     if newest is not None and newest.restored is not None and _is_done(restore, newest.restored):
         _log.warning(
-            "pipeline %s: restore=%r, why=%r has taken effect before, so it continues from its newest checkpoint. Give "
-            "another reason to go back again",
+            "pipeline %s: restore=%r, rewind=%r has taken effect before, so it continues from its newest checkpoint. "
+            "Give another reason to go back again",
             pipeline,
             restore.path,
             restore.why,
@@ -119,7 +119,7 @@ def _newest(view: LogView, newest: Decided | None, pipeline: str) -> Origin:
     if decision is None:
         raise EpochConflictError(
             "this pipeline was interrupted while it went back to an older state. Pass the same "
-            "restore=… and why=… again",
+            "restore=… and rewind=… again",
             pipeline=pipeline,
         )
     if newest is None:
@@ -134,7 +134,7 @@ def _newest(view: LogView, newest: Decided | None, pipeline: str) -> Origin:
         raise StateDamagedError(
             f"{error}. It is the newest checkpoint, so nothing was started. Bring it back, or pass restore=<its new "
             "location>. Or rewind on purpose, which writes again what was committed since: restore=<an older "
-            "checkpoint's folder> and why=…, or why=… alone to start over, without state"
+            "checkpoint's folder> and rewind=…, or rewind=… alone to start over, without state"
         ) from error
     return Origin(metadata, storage, newest.checkpoint, view.decided, goes_on=True, restored=newest.restored)
 
@@ -151,8 +151,8 @@ def _asked_for(view: LogView, newest: Decided | None, path: str, restore: Restor
         if view.decided != NONE and restore.why is None:
             raise EpochConflictError(
                 f"checkpoint {metadata.checkpoint} in {path} is asked for, and this pipeline has decided epoch "
-                f"{view.decided}: what was committed since would be written again. Pass why=… to go back on purpose, "
-                "or omit restore to continue",
+                f"{view.decided}: what was committed since would be written again. Pass rewind=… to go back on "
+                "purpose, or omit restore to continue",
                 pipeline=pipeline,
                 epoch=view.decided,
             )

@@ -211,10 +211,12 @@ def _store(store: LogStore | str | os.PathLike[str] | None) -> LogStore:
 class Pipeline:
     """A graph of sources, functions and sinks that runs in this process, checkpointed by barriers.
 
+    One thread builds it and calls `start` or `run`. The other methods may be called from any thread.
+
     Args:
         name: Name of the pipeline, up to 64 letters, digits, `.`, `_` and `-`. It is part of every transaction's name,
             so it must not change between runs, and no two pipelines may share it.
-        checkpoint: When checkpoints are made, and what is kept of them.
+        checkpointing: When checkpoints are made, and what is kept of them.
         store: Where the decision log lives: a folder, a URL, or what `open_store` returns. Default: in memory, which
             does not survive a restart of the process.
         backend: Where keyed state lives: a MemoryBackend, a FileBackend or a RocksDBBackend.
@@ -237,7 +239,7 @@ class Pipeline:
         self,
         name: str,
         *,
-        checkpoint: CheckpointConfig | None = None,
+        checkpointing: CheckpointConfig | None = None,
         store: LogStore | str | Path | None = None,
         backend: StateBackend | None = None,
         restart: RestartStrategy | None = None,
@@ -251,7 +253,7 @@ class Pipeline:
         world: EngineWorld | None = None,
     ) -> None:
         self.name = check_pipeline_name(name)
-        _check_kind("checkpoint", checkpoint, CheckpointConfig, "a CheckpointConfig")
+        _check_kind("checkpointing", checkpointing, CheckpointConfig, "a CheckpointConfig")
         _check_kind("restart", restart, RestartStrategy, "a RestartStrategy")
         _check_kind("backend", backend, StateBackend, "a MemoryBackend, a FileBackend or a RocksDBBackend")
         check_type("parallelism", parallelism, int)
@@ -264,7 +266,7 @@ class Pipeline:
             raise ConfigurationError(f"linger={linger}: give a number of seconds, 0 or more")
         if store is None:
             _log.warning("pipeline %s has no store: its decisions are in memory and end with this process", name)
-        config = checkpoint or CheckpointConfig()
+        config = checkpointing or CheckpointConfig()
         periodic = config.interval is not None
         self.graph = Graph(max_parallelism, parallelism)
         self.setup = Setup(
@@ -307,19 +309,19 @@ class Pipeline:
         *,
         restore: str | None = None,
         claim: bool = False,
-        why: str | None = None,
+        rewind: str | None = None,
         import_from: str | None = None,
         allow_non_restored_state: bool = False,
     ) -> Job:
         """Run in the background; returns when the first attempt runs, or when it has failed and will be repeated.
 
-        `restore` and `why` take effect once: the same call in a later process continues from the newest checkpoint.
+        `restore` and `rewind` take effect once: the same call in a later process continues from the newest checkpoint.
 
         Args:
             restore: Folder of a savepoint or checkpoint to begin with; default: the newest checkpoint, if there is one.
             claim: The pipeline owns that folder from now on, and deletes it once a newer checkpoint exists.
-            why: Why the pipeline goes back on purpose; the reason is kept in the decision log. Without `restore`, the
-                pipeline starts over: no state, and sources at their beginning.
+            rewind: Why the pipeline goes back on purpose; the reason is kept in the decision log. Without `restore`,
+                the pipeline starts over: no state, and sources at their beginning.
             import_from: Name of the pipeline that made the folder, if it was made under another decision log. Only
                 that log knows whether the rows before it were committed.
             allow_non_restored_state: Drop the state of operators that no longer exist.
@@ -329,8 +331,8 @@ class Pipeline:
         """
         if self._job is not None and not self._job.wait(0):
             raise ConfigurationError(f"pipeline {self.name} is running")
-        if why is not None and not why.strip():
-            raise ConfigurationError("why is empty: say why the pipeline goes back, or leave it out to continue")
+        if rewind is not None and not rewind.strip():
+            raise ConfigurationError("rewind is empty: say why the pipeline goes back, or leave it out to continue")
         self.graph.check()
         for operator in self.graph.of_kind("source"):
             operator.what.validate()
@@ -338,7 +340,7 @@ class Pipeline:
         path = locate(restore) if restore else None
         if isinstance(self.setup.store, UnopenedStore):
             self.setup = self.setup._replace(store=open_store(self.setup.store.url, pipeline=self.name))
-        job = Job(self.setup, Restore(path, claim, why, import_from, allow_non_restored_state))
+        job = Job(self.setup, Restore(path, claim, rewind, import_from, allow_non_restored_state))
         self._job = job
         job.start()
         if job.error is not None:
@@ -350,7 +352,7 @@ class Pipeline:
         if endless and self.setup.config.interval is None:
             _log.warning(
                 "pipeline %s has no interval of checkpoints, and %s never ends: nothing is committed until a signal "
-                "ends the run. Give checkpoint=CheckpointConfig(interval=1.0), a number of seconds",
+                "ends the run. Give checkpointing=CheckpointConfig(interval=1.0), a number of seconds",
                 self.name,
                 ", ".join(endless),
             )
@@ -402,13 +404,30 @@ class Pipeline:
         self._the_job().stop()
         self._the_job().wait()
 
-    def savepoint(self, path: str | Path, timeout: float | None = None) -> str:
-        """Make a savepoint while the pipeline runs; it commits nothing."""
-        return self._the_job().savepoint(path, timeout)
+    def savepoint(self, folder: str | Path, timeout: float | None = None) -> str:
+        """Make a savepoint while the pipeline runs, and return its folder; it commits nothing.
 
-    def stop_with_savepoint(self, path: str | Path, *, drain: bool = False, timeout: float | None = None) -> str:
-        """Make a savepoint, commit the rows before it, and end the run."""
-        return self._the_job().stop_with_savepoint(path, drain=drain, timeout=timeout)
+        Args:
+            folder: A new or empty folder: a path, or a URL that fsspec knows.
+            timeout: Seconds to wait at most; None: no limit.
+
+        Raises:
+            CheckpointFailedError: It was not made.
+        """
+        return self._the_job().savepoint(folder, timeout)
+
+    def stop_with_savepoint(self, folder: str | Path, *, drain: bool = False, timeout: float | None = None) -> str:
+        """Make a savepoint, commit the rows before it, end the run, and return the savepoint's folder.
+
+        Args:
+            folder: A new or empty folder: a path, or a URL that fsspec knows.
+            drain: Have functions give what they hold back first, as at the end of the input.
+            timeout: Seconds to wait at most; None: no limit.
+
+        Raises:
+            CheckpointFailedError: It was not made; the run goes on, or has failed.
+        """
+        return self._the_job().stop_with_savepoint(folder, drain=drain, timeout=timeout)
 
     @property
     def checkpoints(self) -> list[CheckpointRecord]:

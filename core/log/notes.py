@@ -1,7 +1,7 @@
 """Notes beside a decision log: what its writers did, how long it took, and how many rows it was.
 
 For people, who see them in `onceward ui`: the log itself is pruned at each completion. Nothing depends on a note. It is
-not synced, one that cannot be written is left out, and the oldest go when the file has grown. Only a log in a directory
+not synced, one that cannot be written is left out, and the oldest go when the file has grown. Only a log in a folder
 has them: elsewhere each would be a request.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .store import LogStore
 
 FILE: Final = ".history"
-"""In the log's directory; a store does not list names with a dot."""
+"""In the log's folder; a store does not list names with a dot."""
 OLDER: Final = ".history.1"
 MOST_BYTES: Final = 1 << 18
 """Size at which the file becomes the older one, in place of the one before."""
@@ -94,7 +94,7 @@ def note_end(store: LogStore) -> None:
 
 
 def notes(folder: Path, most: int) -> list[Note]:
-    """Return the newest notes of each kind in a log's directory, oldest first; lines that are not notes are kept out.
+    """Return the newest notes of each kind in a log's folder, oldest first; lines that are not notes are kept out.
 
     Starts are few among the notes of epochs, so each kind has a limit of its own.
     """

@@ -172,7 +172,7 @@ class ObjectStore:
         if not protocols & CONDITIONAL_PUT.keys():
             raise ConfigurationError(
                 f"the file system {sorted(protocols)} has no conditional put, so two writers could both win a slot of "
-                f"the decision log. Use one of {sorted(CONDITIONAL_PUT)}, a shared directory, or a database"
+                f"the decision log. Use one of {sorted(CONDITIONAL_PUT)}, a shared folder, or a database"
             )
         if probe:
             self._probe()

@@ -1,4 +1,4 @@
-"""The stores of a decision log: what one must offer, those in memory and in a directory, how to open one by its URL.
+"""The stores of a decision log: what one must offer, those in memory and in a folder, how to open one by its URL.
 
 Implementers guarantee:
 
@@ -37,7 +37,7 @@ IN_CHECKPOINT: Final = "onceward"
 MOVED_MARK: Final = f"{IN_CHECKPOINT}/.moved"
 """File in a checkpoint that a restored savepoint has replaced, if the log is elsewhere: it names the new checkpoint."""
 MOST_BYTES: Final = 1 << 30
-"""Of an entry in a directory: a larger one was not written by onceward."""
+"""Of an entry in a folder: a larger one was not written by onceward."""
 _SQL: Final = ("sqlite", "postgresql", "mariadb", "mysql")
 
 
@@ -45,7 +45,8 @@ _SQL: Final = ("sqlite", "postgresql", "mariadb", "mysql")
 class LogStore(Protocol):
     """A flat folder of small values, for one pipeline. Keys have 20 characters: digits, or a letter and digits.
 
-    Every method but `describe` raises StoreError if the store did not answer. None waits for ever.
+    Several threads may call one object at once. Every method but `describe` raises StoreError if the store did not
+    answer. None waits for ever.
     """
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
@@ -118,14 +119,14 @@ class MemoryStore:
 
 
 class DirectoryStore:
-    """LogStore in a directory.
+    """LogStore in a folder.
 
-    A value is put once and whole (core/folders.py). A reader syncs the directory before it acts on what it saw, or a
+    A value is put once and whole (core/folders.py). A reader syncs the folder before it acts on what it saw, or a
     power failure could take back an entry that it has already acted on.
 
     Args:
-        path: The directory; created if missing.
-        shared: Whether the directory is on a file system that all machines of the pipeline see (with hard links and
+        path: The folder; created if missing.
+        shared: Whether the folder is on a file system that all machines of the pipeline see (with hard links and
             close-to-open consistency, as NFS has). A local one is refused where the driver may move.
     """
 
@@ -140,7 +141,7 @@ class DirectoryStore:
 
     @bounded
     def _make(self) -> None:
-        with self._doing("make the decision log's directory"):
+        with self._doing("make the decision log's folder"):
             make_folder(self.path)
             for parent in list(self.path.parents)[:3]:  # Spark and mkdir make folders without syncing them
                 with suppress(PermissionError):  # it may be entered and not read, as homes often are
@@ -177,7 +178,7 @@ class DirectoryStore:
             sync_folder(self.path)
 
     def describe(self) -> str:
-        return f"directory {self.path}"
+        return f"folder {self.path}"
 
     def contents(self, key: str) -> bytes:
         """Return the bytes of an entry's file; an OSError if it is no regular file, or larger than any entry is."""
@@ -213,9 +214,9 @@ def open_store(url: str | os.PathLike[str], *, pipeline: str = "default", existi
     """Open the store of one pipeline's decision log.
 
     Args:
-        url: A path or `file:///…` (local directory; add `?shared=true` for one that all machines see), a SQLAlchemy
+        url: A path or `file:///…` (local folder; add `?shared=true` for one that all machines see), a SQLAlchemy
             URL (`sqlite:///…`, `postgresql+psycopg://…`), or an object store that fsspec knows (`s3://bucket/prefix`).
-        pipeline: Name of the pipeline; stores other than a directory keep each pipeline apart by it.
+        pipeline: Name of the pipeline; stores other than a folder keep each pipeline apart by it.
         existing: Only look: nothing is made or probed, and what is not there is an error.
 
     Raises:
@@ -264,7 +265,7 @@ def scheme_of(url: str) -> str:
     scheme = urlsplit(url).scheme.split("+")[0]
     if scheme not in _SQL and scheme not in CONDITIONAL_PUT:
         raise ConfigurationError(
-            f"{scheme}:// cannot hold a decision log: give a directory, a SQLAlchemy URL, or one of "
+            f"{scheme}:// cannot hold a decision log: give a folder, a SQLAlchemy URL, or one of "
             f"{sorted(CONDITIONAL_PUT)}"
         )
     return scheme

@@ -72,7 +72,7 @@ def find_logs(root: str) -> FoundLogs:
 
 
 class Unsynced(DirectoryStore):
-    """A decision log's directory for reading without syncing it, where nobody acts on what is read."""
+    """A decision log's folder for reading without syncing it, where nobody acts on what is read."""
 
     most_bytes = 1 << 26  # of each pipeline in turn, by one process
 

@@ -37,7 +37,7 @@ def open_log(url: str, pipeline: str | None = None, *, writing: bool = False, re
 
     Args:
         url: Of the store, as for open_store, or a Spark checkpoint folder.
-        pipeline: Its name; a directory tells it by itself.
+        pipeline: Its name; a folder tells it by itself.
         writing: It will be written to: an object store is probed first, as by open_store.
         repairs: It has a gap, and counts from there on.
 

@@ -1,6 +1,6 @@
 """The state of a pipeline, out of its decision log and of the notes beside it.
 
-The log keeps the newest epochs only. Notes say more of the past, and how long things took; only a log in a directory
+The log keeps the newest epochs only. Notes say more of the past, and how long things took; only a log in a folder
 has them (see core/log/notes.py). What only a note says is for people: nothing is decided by it.
 """
 
@@ -140,7 +140,7 @@ def overview(log: Log, *, epochs: int = _EPOCHS) -> Overview:
     """Return the state of a pipeline, from its decision log and the notes beside it. Asks no target.
 
     Args:
-        log: The decision log. One that is not in a directory has no notes, so it tells only of its newest epochs.
+        log: The decision log. One that is not in a folder has no notes, so it tells only of its newest epochs.
         epochs: How many epochs to return at most.
 
     Raises:
@@ -173,7 +173,7 @@ def epochs_of_day(log: Log, sink: str, day: str) -> range | None:
     """Return the epochs that were completed on a day and wrote rows into a sink; None if there are none.
 
     Args:
-        log: The decision log. Notes beside a log in a directory go back more than a thousand epochs; any other log
+        log: The decision log. Notes beside a log in a folder go back more than a thousand epochs; any other log
             knows its newest epochs only.
         sink: Name of the sink.
         day: The day (UTC), such as 2026-11-27.

@@ -79,7 +79,7 @@ def _run_engine(job: Job) -> None:
     pipeline = Pipeline(
         place.name,
         store=open_store(str(place.folder / "log"), pipeline=place.name),
-        checkpoint=CheckpointConfig(interval=0.02),
+        checkpointing=CheckpointConfig(interval=0.02),
         restart=RestartStrategy.fixed_delay(attempts=20, delay=0.1),
     )
     source = FileSource(job.feed, format="jsonl", schema=SCHEMA, bounded=True)

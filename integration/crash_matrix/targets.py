@@ -94,14 +94,14 @@ class Place:
             Kind.FILES: ("files", {"path": str(self.folder / "files"), "fileFormat": "jsonl"}),
             Kind.WAL: (
                 "redis",
-                {"url": self.redis, "key": self.name, "directory": str(self.folder / "wal"), "rows_per_send": "5"},
+                {"url": self.redis, "key": self.name, "folder": str(self.folder / "wal"), "rows_per_send": "5"},
             ),
             Kind.SQLITE: ("sql", {"url": self.database, "dbtable": self.table(kind)}),
             Kind.XA: ("sql", {"url": self.mariadb, "dbtable": self.table(kind), "commit": "prepared"}),
             Kind.MARIADB: ("sql", {"url": self.mariadb, "dbtable": self.table(kind), "commit": "staging"}),
             Kind.HTTP: (
                 "http",
-                {"url": f"{self.http}/{self.name}", "directory": str(self.folder / "hook"), "rows_per_send": "5"},
+                {"url": f"{self.http}/{self.name}", "folder": str(self.folder / "hook"), "rows_per_send": "5"},
             ),
         }[kind]
 

@@ -84,7 +84,7 @@ def copy() -> None:
         create(f"{file}.new", "items")
         Path(f"{file}.new").rename(file)
     pipeline = Pipeline(
-        name, checkpoint=CheckpointConfig(interval=0.3), store=open_store(f"{folder}/log", pipeline=name)
+        name, checkpointing=CheckpointConfig(interval=0.3), store=open_store(f"{folder}/log", pipeline=name)
     )
     pipeline.source(FileSource(f"{folder}/in", format="jsonl")).sink(ShelfSink("shelf", str(file)))
     pipeline.run()

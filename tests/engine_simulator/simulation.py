@@ -151,7 +151,7 @@ class Simulation:
         )
         self.folder_name = f"memory://onceward-simulated-{seed}"
         backend = self.random.choice([MemoryBackend, lambda: FileBackend(f"{self.folder_name}/state")])()
-        self.graph = RandomGraph(self.random, self.target, values, checkpoint=self.config, backend=backend)
+        self.graph = RandomGraph(self.random, self.target, values, checkpointing=self.config, backend=backend)
         self.world = EngineWorld(
             now=lambda: self.time,
             between=self.random.uniform,

@@ -142,12 +142,12 @@ class FileBackend(_InMemory):
     """Backend for state that fits into memory; snapshots are files in a folder.
 
     Args:
-        path: Folder of checkpoints: a path, file:///…, or a URL that fsspec knows (s3://bucket/folder). It must survive
-            every failure that the job must survive.
+        folder: Folder of checkpoints: a path, file:///…, or a URL that fsspec knows (s3://bucket/folder). It must
+            survive every failure that the job must survive.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.storage: CheckpointStorage = CheckpointStorage(path)
+    def __init__(self, folder: str | Path) -> None:
+        self.storage: CheckpointStorage = CheckpointStorage(folder)
 
     def bind(self, name: str) -> StateBackend:
         return FileBackend(folder_in(self.storage.root, name))

@@ -247,15 +247,15 @@ class RocksDBBackend(StateBackend):
     """Backend for state larger than memory, in RocksDB; snapshots are files, by default only those that are new.
 
     Args:
-        path: Folder of checkpoints: a path, file:///…, or a URL that fsspec knows (s3://bucket/folder). It must survive
-            every failure that the job must survive.
+        folder: Folder of checkpoints: a path, file:///…, or a URL that fsspec knows (s3://bucket/folder). It must
+            survive every failure that the job must survive.
         local: Folder on a local disk for working copies, which may be lost at any time. Default: the system's folder
             for temporary files (TMPDIR). A start removes working copies that killed runs of the pipeline left there.
         incremental: Upload only files that the newest completed checkpoint does not hold.
     """
 
-    def __init__(self, path: str | Path, *, local: str | Path | None = None, incremental: bool = True) -> None:
-        self.storage: CheckpointStorage = CheckpointStorage(path)
+    def __init__(self, folder: str | Path, *, local: str | Path | None = None, incremental: bool = True) -> None:
+        self.storage: CheckpointStorage = CheckpointStorage(folder)
         self.local = Path(local) if local is not None else None
         self.incremental = incremental
         self._owner: str | None = None
