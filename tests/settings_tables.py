@@ -51,6 +51,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         "on_complete": "",
         "dead_letter": "",
         "max_dead_letters": "",
+        "take_over": "",
     },
 }
 """For what Spark formats make: options that are not the argument in camel case; "" for an argument without option."""

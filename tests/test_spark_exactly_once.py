@@ -444,14 +444,14 @@ def test_what_a_late_attempt_prepares_is_swept_while_the_query_is_idle(
     while query.target.prepared and time.monotonic() < until:
         time.sleep(0.01)
     assert not query.target.prepared
-    with handler._idle.epoch:  # an epoch is under way
+    with handler._between.epoch():  # an epoch is under way
         leftover(0)
         time.sleep(0.3)
         assert query.target.prepared
     query.spark.streams.active.clear()
-    assert handler._idle._thread is not None
-    handler._idle._thread.join(10)
-    assert not handler._idle._thread.is_alive()
+    assert handler._between._thread is not None
+    handler._between._thread.join(10)
+    assert not handler._between._thread.is_alive()
 
 
 def test_a_driver_that_onceward_run_starts_again_does_not_drive_out_a_newer_run(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .query import any_stage_failed, checkpoint_reader, current_run
+from .session import StoppedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -41,6 +42,30 @@ class ClassicSession:
     def is_active(self, query: str) -> bool:
         """Return whether the session has the query."""
         return any(str(one.id) == query for one in self.spark.streams.active)
+
+    def stop(self, query: str) -> None:
+        """Stop it, if it is still there."""
+        found = self.spark.streams.get(query)
+        if found is not None:
+            found.stop()
+
+    def await_stop(self) -> NoReturn:
+        """Wait in the JVM, in the thread that Spark interrupts to stop the query.
+
+        Spark searches the traceback of a foreachBatch function for py4j's message of an interrupted call, with a
+        pattern whose depth grows with the text (StreamExecution.PROXY_ERROR): so the error is a short one.
+        """
+        from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - comes with pyspark
+
+        jvm: Any = self.spark._jvm  # noqa: SLF001 - Spark's thread runs in it
+        while True:
+            try:
+                jvm.java.lang.Thread.sleep(1000)
+            except Py4JJavaError:
+                text = (
+                    "py4j.protocol.Py4JJavaError: An error occurred while calling sleep: java.lang.InterruptedException"
+                )
+                raise StoppedError(text) from None
 
     def reader(self) -> Callable[[str], str | None]:
         """Read local files, and others through Hadoop."""

@@ -39,8 +39,9 @@ from onceward.core.errors import (
     text_of,
 )
 from onceward.core.events import EpochFailed, EpochReplayed, tell
+from onceward.core.handover import Successor, check_take_over, run
 from onceward.core.kit.options import check_type
-from onceward.core.log import RunWriters
+from onceward.core.log import LogWriter, RunWriters
 from onceward.core.log.notes import note_failure
 from onceward.core.log.store import EXPLAINING
 from onceward.core.names import check_pipeline_name
@@ -49,7 +50,7 @@ from onceward.core.sink import Guarantee
 from onceward.core.transaction import Acknowledgement
 from onceward.sinks import DirectSink, TwoPhaseCommitSink
 
-from .idle import IdleSweeper
+from .idle import BetweenEpochs
 from .kafka import with_publication
 from .options import check_complete_mode, check_log, check_not_moved, check_store, local_store, open_log
 from .outputs import DEFAULT_PERSIST, AnySink, Jobs, Output, Persist, Transformations, checked_persist, merged, sinks_of
@@ -57,7 +58,7 @@ from .parallelism import TOO_LARGE, Writers, checked_writers, driver_limit, row_
 from .plan import handlers, only_writes, streaming_sources
 from .query import checked_folder, epoch_input, reason
 from .refusals import Letters
-from .session import QueryRun, QuerySession, connect, is_connect, session_of, spark_errors
+from .session import EndsQueries, QueryRun, QuerySession, StoppedError, connect, is_connect, session_of, spark_errors
 from .starting import prepare_at_start, refuse_other_targets
 from .task import (
     ACK_COLUMN,
@@ -73,6 +74,7 @@ from .task import (
     write_and_tell,
     write_partition,
 )
+from .warm import warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -104,6 +106,7 @@ def exactly_once(
     dead_letter: AnySink | None = None,
     max_dead_letters: Limit = DEFAULT_LIMIT,
     on_complete: Callable[[int, EpochInput], None] | None = None,
+    take_over: float | None = None,
 ) -> DataStreamWriter:
     """Write a streaming DataFrame into one or more sinks, so that each record takes effect exactly once in each.
 
@@ -144,6 +147,9 @@ def exactly_once(
             float a share of the epoch's rows. None: no limit.
         on_complete: Function that is called on the driver after an epoch's COMPLETED entry is durable, with the epoch's
             number and its input. After a restart it is called again for the newest epoch.
+        take_over: Seconds for which `start()` waits for another driver that runs the pipeline: it ends its epoch and
+            its query, and this one goes on from there. If none answers within five seconds, or an epoch takes longer,
+            this one starts as after a crash, and fences the other. None: at once.
 
     Returns:
         A DataStreamWriter: set trigger, output mode and query name, then `start()`. The call changes nothing anywhere.
@@ -169,6 +175,8 @@ def exactly_once(
         resolved = remote.checked_location(checkpoint) if checkpoint is not None else ""
     else:
         resolved = checked_folder(spark, checkpoint) if checkpoint is not None else ""
+
+    check_take_over(take_over, known=remote is None and bool(resolved or store is not None))
 
     def look() -> LogView | None:
         if remote is not None or not (resolved or store is not None):
@@ -204,7 +212,14 @@ def exactly_once(
         handler = settings.handler(spark, schemas)
         writer = df.writeStream.foreachBatch(handler)
         handlers[writer] = handler
-        prepare_at_start(writer, lambda: handler.prepare(look()))
+
+        def prepare() -> None:
+            handler.prepare(look())
+            if take_over is not None:
+                warm_up(spark, handler.all_sinks)
+                handler.take_over(resolved, take_over)
+
+        prepare_at_start(writer, prepare)
     refuse_other_targets(writer)
     return writer.option("checkpointLocation", str(checkpoint)) if checkpoint is not None else writer
 
@@ -383,7 +398,14 @@ class EpochHandler(HandlerSettings):
         self._run_writers: RunWriters | None = None
         self._row_bytes: float | None = None
         self._is_validated = False
-        self._idle = IdleSweeper(lambda: self._coordinator, self.is_active, self.policy.sweep_every)
+        ends = self._session if isinstance(self._session, EndsQueries) else None
+        self._between = BetweenEpochs(
+            current=lambda: self._coordinator,
+            is_active=self.is_active,
+            every=self.policy.sweep_every,
+            stop=None if ends is None else lambda: ends.stop(self.query),
+            await_stop=None if ends is None else ends.await_stop,
+        )
 
     def prepare(self, view: LogView | None) -> None:
         """Check the targets before the query starts, and create what is missing in them and was requested.
@@ -417,9 +439,11 @@ class EpochHandler(HandlerSettings):
         """
         known = self._coordinator
         try:
-            with self._idle.epoch:
+            with self._between.epoch():
                 self._epoch(frame, batch)
-            self._idle.start()
+            self._between.start()
+        except StoppedError as error:
+            raise error.with_traceback(None) from None
         except BaseException as error:
             self.tell_failed(batch, error, known)
             if not self._explains_itself(error):
@@ -427,13 +451,29 @@ class EpochHandler(HandlerSettings):
             _log.debug("epoch %s of pipeline %s failed", batch, self.pipeline, exc_info=True)
             raise error.with_traceback(None) from None
 
+    def take_over(self, checkpoint: str, patience: float) -> None:
+        """Take the pipeline over from the driver that runs it, before the query starts.
+
+        Args:
+            checkpoint: The query's.
+            patience: Seconds to wait at most until that driver has ended its epoch.
+
+        Raises:
+            FencedError: Yet another driver is taking it over.
+            StoreError: The store of the decision log did not answer.
+        """
+        store = open_log(self.store, checkpoint, self.pipeline)
+        self._run_writers = RunWriters.of(self.pipeline, store)
+        writer = LogWriter(store, self.pipeline, self.policy, self._run_writers)
+        run(Successor(store, patience).take(writer.start))
+
     def begin(self, batch: int) -> None:
         """Become the pipeline's writer, if this run is not yet, and finish what an earlier one has decided.
 
         What is lost of a decision is left to the call that writes the micro-batch.
         """
         try:
-            with self._idle.epoch, contextlib.suppress(EpochVoidedError, EpochTornError):
+            with self._between.epoch(), contextlib.suppress(EpochVoidedError, EpochTornError):
                 self._opened(batch)
         except BaseException as error:
             self.tell_failed(batch, error)
@@ -478,7 +518,7 @@ class EpochHandler(HandlerSettings):
         """Return the run's coordinator, and the input of a micro-batch."""
         run = self._session.current_run(self._run)
         if self._run != run:
-            self._run_writers = None
+            self._run_writers = self._run_writers if self._run is None else None  # of take_over
             self._coordinator, self._read_text, self._row_bytes = None, self._session.reader(), None
         about = epoch_input(self._read_text, run.checkpoint, run.query, batch)
         return self._coordinator or self._open(run, batch, about), about

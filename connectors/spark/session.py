@@ -7,7 +7,7 @@ is a client of a server (`connect.py`).
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, runtime_checkable
 
 from pyspark.errors import PySparkException
 
@@ -65,6 +65,25 @@ class QuerySession(Protocol):
 
     def reports(self, error: BaseException) -> bool:
         """Return whether Spark has raised the error and logged where."""
+
+
+@runtime_checkable
+class EndsQueries(Protocol):
+    """A session that can end the query whose foreachBatch function runs in this process."""
+
+    def stop(self, query: str) -> None:
+        """End a query; returns when it has ended."""
+
+    def await_stop(self) -> NoReturn:
+        """Wait in the thread in which Spark calls the function of foreachBatch until the query is ended.
+
+        Raises:
+            StoppedError: It is.
+        """
+
+
+class StoppedError(Exception):
+    """The query was stopped while its function waited. Not a failure: Spark knows it by the text."""
 
 
 def is_connect(owner: object) -> bool:

@@ -19,7 +19,8 @@ from ..errors import (
     text_of,
 )
 from ..events import EpochFailed, tell
-from ..log import MemoryStore, RunWriters
+from ..handover import Predecessor, Successor, run
+from ..log import LogWriter, MemoryStore, RunWriters
 from ..log.notes import note_end, note_failure
 from .channels import CheckpointKind
 from .completion import unexpected
@@ -65,9 +66,10 @@ class Job:
         restored: Id of the checkpoint that the newest attempt began with.
     """
 
-    def __init__(self, setup: Setup, restore: Restore) -> None:
+    def __init__(self, setup: Setup, restore: Restore, take_over: float | None = None) -> None:
         self._setup = setup
         self._restore = restore
+        self._take_over = take_over
         self._attempt: ThreadedAttempt | None = None
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -79,6 +81,10 @@ class Job:
         self._past: list[CheckpointRecord] = []
         self._started: StartedAttempt | None = None
         self._writers: RunWriters | None = None
+        self._successor: Predecessor | None = None
+        """The conversation with a driver that may take the pipeline over."""
+        self._makes_room = False
+        """An attempt has been stopped for that."""
         self.state = JobState.CREATED
         self.restarts = 0
         self.failure: OncewardError | None = None
@@ -175,25 +181,45 @@ class Job:
             return self._attempt
 
     def _serve(self) -> None:
-        """Make the savepoints that `onceward savepoint create` asks for."""
+        """Make the savepoints that `onceward savepoint create` asks for, and make room for a newer driver."""
         while not self._closing.wait(POLL_SECONDS):
             started = self._started
             if started is None or self.state is not JobState.RUNNING:
                 continue
+            start = started.coordinator.writer.token.start
             try:
-                serve(
-                    self._setup.store,
-                    started.coordinator.writer.token.start,
-                    lambda kind, target: str(self._ask(kind, target, None)),
-                )
-            except StoreError as error:
+                serve(self._setup.store, start, lambda kind, target: str(self._ask(kind, target, None)))
+                if self._successor is None or self._successor.start != start:
+                    self._successor = Predecessor(self._setup.store, start)
+                if self._successor.is_asked():
+                    self._make_room()
+            except (StoreError, CheckpointFailedError) as error:
                 _log.debug("cannot look for requests: %s", error)
+
+    def _make_room(self) -> None:
+        """Stop the attempt after a checkpoint, and have the run wait for the driver that asks for the pipeline."""
+        self.checkpoint()
+        with self._lock:
+            if self._attempt is not None and not self._makes_room:
+                self._makes_room = True
+                self._attempt.stop()
+
+    def _is_taken_over(self) -> bool:
+        """Wait for the START of the driver that has asked for the pipeline; return whether it has come."""
+        assert self._successor is not None  # noqa: S101 - it has asked
+        self._makes_room, self.state = False, JobState.RESTARTING
+        taken = run(self._successor.hand_over(), self._cancel.wait)
+        if taken:
+            _log.info("pipeline %s runs in another driver now", self._setup.pipeline)
+        return taken
 
     def _run(self) -> None:
         commands = threading.Thread(target=self._serve, name=f"onceward-{self._setup.pipeline}-commands", daemon=True)
         try:
             if not isinstance(self._setup.store, MemoryStore):  # which no other process reaches
                 commands.start()
+                if self._take_over is not None:
+                    self._take()
             self._run_attempts()
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is kept for whoever waits
             _log.error("pipeline %s has failed: %s", self._setup.pipeline, error)
@@ -203,17 +229,29 @@ class Job:
             self._closing.set()
             if commands.is_alive():
                 commands.join(ANSWER_SECONDS)  # whoever has asked for the savepoint that ended the run
+            if self._successor is not None:
+                self._successor.say_ended()
             try:
                 self._drop_state()
             finally:
                 self._ended.set()
                 self._begun.set()
 
+    def _take(self) -> None:
+        """Take the pipeline over from the driver that runs it."""
+        setup = self._setup
+        assert self._take_over is not None  # noqa: S101 - asked by the caller
+        self.state, self._writers = JobState.STARTING, RunWriters.of(setup.pipeline, setup.store)
+        writer = LogWriter(setup.store, setup.pipeline, setup.policy, self._writers)
+        run(Successor(setup.store, self._take_over).take(writer.start), self._cancel.wait)
+
     def _run_attempts(self) -> None:
         clock, restarts = self._setup.policy.monotonic, self._setup.restart.begin()
         while True:
             began = clock()
             error = self._one_attempt()
+            if error is None and self._makes_room and not self._is_taken_over() and not self._cancel.is_set():
+                continue
             if error is None or self._cancel.is_set():
                 note_end(self._setup.store)
                 self.state = JobState.STOPPED if self._cancel.is_set() else JobState.FINISHED

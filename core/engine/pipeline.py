@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from ..checkpoint import CommitPolicy
 from ..checkpoint.subtask import DirectlyWritten
 from ..errors import CheckpointFailedError, ConfigurationError
+from ..handover import check_take_over
 from ..kit.options import check_type
 from ..log import LogStore, MemoryStore, open_store
 from ..log.store import UnopenedStore, unopened
@@ -312,6 +313,7 @@ class Pipeline:
         rewind: str | None = None,
         import_from: str | None = None,
         allow_non_restored_state: bool = False,
+        take_over: float | None = None,
     ) -> Job:
         """Run in the background; returns when the first attempt runs, or when it has failed and will be repeated.
 
@@ -325,6 +327,9 @@ class Pipeline:
             import_from: Name of the pipeline that made the folder, if it was made under another decision log. Only
                 that log knows whether the rows before it were committed.
             allow_non_restored_state: Drop the state of operators that no longer exist.
+            take_over: Seconds to wait for another process that runs the pipeline: it makes a checkpoint and ends, and
+                this one goes on from there. If none answers, this one starts as after a crash, and fences it. None:
+                at once.
 
         Raises:
             OncewardError: It failed for good. A mistake in the graph or in a setting is a ConfigurationError.
@@ -333,6 +338,7 @@ class Pipeline:
             raise ConfigurationError(f"pipeline {self.name} is running")
         if rewind is not None and not rewind.strip():
             raise ConfigurationError("rewind is empty: say why the pipeline goes back, or leave it out to continue")
+        check_take_over(take_over)
         self.graph.check()
         for operator in self.graph.of_kind("source"):
             operator.what.validate()
@@ -340,7 +346,7 @@ class Pipeline:
         path = locate(restore) if restore else None
         if isinstance(self.setup.store, UnopenedStore):
             self.setup = self.setup._replace(store=open_store(self.setup.store.url, pipeline=self.name))
-        job = Job(self.setup, Restore(path, claim, rewind, import_from, allow_non_restored_state))
+        job = Job(self.setup, Restore(path, claim, rewind, import_from, allow_non_restored_state), take_over)
         self._job = job
         job.start()
         if job.error is not None:

@@ -91,7 +91,7 @@ def _spark_in(world: World, parts: Parts) -> Iterator[None]:
             stack.enter_context(patch.object(module, "Coordinator", made))
         stack.enter_context(patch.object(batches, "driver_limit", every_third))
         stack.enter_context(
-            patch.object(batches, "IdleSweeper", lambda *_: SimpleNamespace(epoch=nullcontext(), start=int))
+            patch.object(batches, "BetweenEpochs", lambda **_: SimpleNamespace(epoch=nullcontext, start=int))
         )
         for module in (options, query, writer):
             stack.enter_context(patch.object(module, "read_text", read_text))

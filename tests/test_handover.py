@@ -1,0 +1,332 @@
+"""A pipeline is passed on between two epochs, whoever dies, sleeps or gets no answer from the store, and whenever.
+
+`World` runs drivers in every order: at each call of the store, another one may run on; each may die or sleep for long;
+calls of the store may fail before or after their effect.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from onceward.core import CheckpointConfig, FileBackend, JobState
+from onceward.core.errors import ConfigurationError, FencedError, OncewardError, StoreError
+from onceward.core.handover import LOOK_SECONDS, SILENT_SECONDS, STEP_SECONDS, Predecessor, Successor, check_take_over
+from onceward.core.log import DirectoryStore, EpochInput, LogWriter, MemoryStore, read
+
+from .core_fakes import policy
+from .engine_kit import Slowly, Target, TargetSink, numbers, pipeline, reach
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from pathlib import Path
+
+PATIENCE = 20.0
+
+
+class DiedError(BaseException):
+    """This driver's process ends here."""
+
+
+class Store(MemoryStore):
+    """Lets others run at each call, and may fail."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        self._world.pass_call()
+        done = super().put_if_absent(key, data)
+        self._world.pass_call()
+        return done
+
+    def get(self, key: str) -> bytes | None:
+        self._world.pass_call()
+        return super().get(key)
+
+    def list_keys(self) -> list[str]:
+        self._world.pass_call()
+        return super().list_keys()
+
+    def delete(self, key: str) -> None:
+        self._world.pass_call()
+        super().delete(key)
+        self._world.pass_call()
+
+
+class Driver:
+    """One process: it may first ask for the pipeline, and then runs epochs until it is fenced, or hands over."""
+
+    def __init__(self, world: World, name: str, *, asks: bool, at: float) -> None:
+        self.world, self.name, self.asks, self.due = world, name, asks, at
+        self.state = "preparing"
+        self.writer = LogWriter(world.store, "p", policy(monotonic=lambda: world.now))
+        self.epochs: list[float] = []
+        self.writing = False
+        self.made_room: bool | None = None
+        self.started_at: float | None = None
+        self.steps = self._live()
+        self.running = self.slept = False
+
+    def _live(self) -> Generator[float, None, None]:
+        if self.asks:
+            successor = Successor(self.world.store, PATIENCE, lambda: self.world.now)
+            self.made_room = yield from successor.take(self._put_start)
+        else:
+            self._put_start()
+        predecessor = Predecessor(self.world.store, self.writer.token.start, lambda: self.world.now)
+        looked = self.world.now
+        while True:
+            self.state, self.writing, asked = "working", True, False
+            ends = self.world.now + self.world.random.uniform(0.1, self.world.longest)
+            while self.world.now < ends:
+                yield min(ends - self.world.now, LOOK_SECONDS)
+                if self.world.now - looked >= LOOK_SECONDS:
+                    looked = self.world.now
+                    with suppress(StoreError):
+                        asked = predecessor.is_asked()
+            self._decide()
+            self.writing = False
+            if asked:
+                self.state = "paused"
+                self.world.when_paused()
+                if (yield from predecessor.hand_over()):
+                    predecessor.say_ended()
+                    return
+
+    def die(self) -> None:
+        self.state = "dead"
+
+    def _put_start(self) -> None:
+        self.writer.start()
+        self.started_at = self.world.now
+        self.world.starts.append((self, {each for each in self.world.drivers if each.writing and each is not self}))
+
+    def _decide(self) -> None:
+        epoch = self.writer.view.decided + 1
+        said = EpochInput(query="q", digest=str(epoch), start=None, end=[])
+        self.writer.decide(epoch, [], sinks=["s"], epoch_input=said)
+        self.writer.complete(epoch)
+        self.epochs.append(self.world.now)
+
+
+class World:
+    """Drivers, a store, and a clock."""
+
+    def __init__(self, seed: int, *, faults: bool) -> None:
+        self.random, self.faults, self.now = random.Random(seed), faults, 0.0
+        self.longest = 3.0
+        """Seconds that an epoch takes at most."""
+        self.store = Store(self)
+        self.drivers: list[Driver] = []
+        self.starts: list[tuple[Driver, set[Driver]]] = []
+        self.when_paused: Callable[[], object] = lambda: None
+        """Called when a predecessor is about to say that it has paused."""
+        self._depth = 0
+        self._running: list[Driver] = []
+
+    def add(self, name: str, *, asks: bool, at: float) -> Driver:
+        self.drivers.append(Driver(self, name, asks=asks, at=at))
+        return self.drivers[-1]
+
+    def pass_call(self) -> None:
+        """Run others on, and fail now and then."""
+        if not self._running:
+            return
+        driver = self._running[-1]
+        if driver.state == "dead":
+            raise DiedError
+        if self._depth < 3 and self.random.random() < 0.2:
+            others = [one for one in self.drivers if not one.running and one.state not in {"ended", "dead"}]
+            due = [one for one in others if one.due <= self.now]
+            if due:
+                self._step(self.random.choice(due))
+        if self.faults and self.random.random() < 0.01:
+            if self.random.random() < 0.1:
+                driver.state = "dead"
+                raise DiedError
+            raise StoreError("no answer")
+
+    def run(self, until: float) -> None:
+        while living := [one for one in self.drivers if one.state not in {"ended", "dead"}]:
+            first = min(living, key=lambda one: (one.due, self.random.random()))
+            if first.due > until:
+                return
+            self.now = max(self.now, first.due)
+            if self.faults and self.random.random() < 0.005:
+                first.slept, first.due = True, self.now + self.random.uniform(0, 3 * SILENT_SECONDS)
+                continue
+            self._step(first)
+
+    def _step(self, driver: Driver) -> None:
+        driver.running = True
+        self._depth += 1
+        self._running.append(driver)
+        try:
+            driver.due = self.now + next(driver.steps)
+        except StopIteration:
+            driver.state = "ended"
+        except DiedError:
+            pass
+        except FencedError:
+            driver.state = "ended"
+        except OncewardError:
+            driver.state = "dead"  # and would be started again
+        finally:
+            self._running.pop()
+            self._depth -= 1
+            driver.running = False
+            driver.writing &= driver.state == "working"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_pipeline_is_passed_on_between_two_epochs_and_without_a_gap(seed: int) -> None:
+    world = World(seed, faults=False)
+    old, new = world.add("old", asks=False, at=0), world.add("new", asks=True, at=7.3)
+    world.run(60)
+    assert (old.state, new.state) == ("ended", "working")
+    assert new.made_room
+    assert new.started_at is not None
+    assert new.started_at - 7.3 < 2 * LOOK_SECONDS + 3, "two looks and the longest epoch"
+    assert new.started_at - old.epochs[-1] < 3 * STEP_SECONDS
+    assert dict(world.starts)[new] == set(), "no epoch was under way"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_each_of_many_deployments_takes_over_from_the_one_before(seed: int) -> None:
+    world = World(seed, faults=False)
+    drivers = [world.add("first", asks=False, at=0)]
+    drivers += [world.add(f"number {n}", asks=True, at=20.0 * n) for n in range(1, 5)]
+    world.run(120)
+    assert [one.state for one in drivers] == ["ended"] * 4 + ["working"]
+    assert all(one.made_room for one in drivers[1:])
+    assert not any(writing for _, writing in world.starts)
+
+
+def test_without_a_predecessor_a_driver_starts_at_once_and_after_a_crash_it_waits_for_no_longer_than_a_sign() -> None:
+    world = World(0, faults=False)
+    first = world.add("first", asks=True, at=0)
+    world.run(10)
+    assert (first.started_at, first.made_room, first.state) == (0, False, "working")
+    first.state = "dead"
+    second = world.add("second", asks=True, at=20)
+    world.run(40)
+    assert second.started_at is not None
+    assert second.started_at - 20 < SILENT_SECONDS + 1
+    assert (second.made_room, second.state) == (False, "working")
+
+
+def test_a_successor_that_dies_before_its_start_leaves_the_pipeline_to_its_predecessor() -> None:
+    for seed in range(5):
+        world = World(seed, faults=False)
+        old, new = world.add("old", asks=False, at=0), world.add("new", asks=True, at=7)
+        world.when_paused = new.die
+        world.run(30)
+        assert (old.state, new.started_at) == ("working", None)
+        assert old.epochs[-1] > 25
+
+
+def test_an_epoch_that_takes_longer_than_the_successor_waits_is_fenced() -> None:
+    world = World(0, faults=False)
+    old, new = world.add("old", asks=False, at=0), world.add("new", asks=True, at=5)
+    world.run(4.9)
+    world.longest = 1000.0
+    world.run(100)
+    assert new.started_at == pytest.approx(5 + PATIENCE, abs=3)
+    assert not new.made_room
+    world.run(2000)
+    assert old.state == "ended"
+    assert new.state == "working"
+
+
+def test_of_two_successors_one_gets_the_pipeline_and_the_other_an_error() -> None:
+    for seed in range(10):
+        world = World(seed, faults=False)
+        old = world.add("old", asks=False, at=0)
+        both = [world.add("one", asks=True, at=10), world.add("another", asks=True, at=10)]
+        world.run(60)
+        assert old.state == "ended"
+        assert Counter(one.state for one in both) == {"working": 1, "ended": 1}
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.nightly) for n in range(100, 3000, 100))])
+def test_whoever_dies_or_sleeps_the_pipeline_runs_on(seed: int) -> None:
+    outcomes = Counter[str]()
+    for number in range(seed, seed + 100):
+        world = World(number, faults=True)
+        old, new = world.add("old", asks=False, at=0), world.add("new", asks=True, at=world.random.uniform(0, 10))
+        world.run(100)
+        outcomes[f"{old.state} {new.state}"] += 1
+        has_started = read(world.store).writer_id == new.writer.token.writer_id
+        if has_started and new.state != "dead":
+            assert new.state == "working", number
+            assert old.state in {"ended", "dead"}, number
+        elif not has_started and old.state != "dead":
+            assert old.state == "working", number
+            assert old.epochs[-1] > 100 - 3 * SILENT_SECONDS, number
+        if new.made_room and not (old.slept or new.slept):
+            assert dict(world.starts)[new] == set(), number
+    assert len(outcomes) > 3, outcomes
+
+
+@pytest.mark.parametrize(("patience", "known"), [(-1.0, True), (float("inf"), True), ("10", True), (10.0, False)])
+def test_a_time_that_is_none_and_a_log_that_is_not_known_are_refused(patience: Any, known: bool) -> None:
+    check_take_over(None, known=known)
+    check_take_over(0.0)
+    with pytest.raises(ConfigurationError, match="take_over"):
+        check_take_over(patience, known=known)
+
+
+class Engine:
+    """Runs of one pipeline of the embedded engine, which share a log, checkpoints and a target."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.target = folder, Target()
+
+    def start(self, rows: Slowly, **options: Any) -> Any:
+        made = pipeline(
+            checkpoint=CheckpointConfig(interval=0.2),
+            store=DirectoryStore(self.folder / "log"),
+            backend=FileBackend(self.folder / "state"),
+        )
+        made.source(rows, uid="numbers").sink(TargetSink(self.target))
+        return made.start(**options)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    return Engine(tmp_path)
+
+
+def test_a_run_of_the_engine_ends_after_a_checkpoint_and_the_next_one_goes_on_from_it(engine: Engine) -> None:
+    rows = numbers(100, keys=5)
+    first, second = Slowly(rows, batch_rows=10), Slowly(rows, batch_rows=10)
+    old = engine.start(first)
+    reach(first, old, 4)
+    new = engine.start(second, take_over=20.0)
+    assert old.wait(5)
+    assert old.state is JobState.FINISHED
+    assert new.restored is not None
+    second.let(10)
+    assert new.wait(20)
+    assert engine.target.counts("n") == Counter(range(100))
+
+
+def test_a_run_of_the_engine_goes_on_if_its_successor_dies_before_it_starts(engine: Engine) -> None:
+    first = Slowly(numbers(100, keys=5), batch_rows=10)
+    old = engine.start(first)
+    reach(first, old, 4)
+    successor = Successor(DirectoryStore(engine.folder / "log"), 20.0)
+    steps = successor.take(lambda: pytest.fail("it dies before"))
+    while old.state is JobState.RUNNING:  # a checkpoint, and then it waits
+        time.sleep(next(steps))
+    first.let(10)
+    assert old.wait(SILENT_SECONDS + 20)
+    assert old.restarts == 0
+    assert engine.target.counts("n") == Counter(range(100))
