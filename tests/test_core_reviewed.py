@@ -233,7 +233,7 @@ def test_an_epoch_of_exactly_once_that_fails_before_its_decision_is_given_up_at_
     run = SimpleNamespace(checkpoint="", query="q", complete=False)
     monkeypatch.setattr(module, "epoch_input", lambda *_: NEXT)
 
-    def write(frame: object, coordinator: Coordinator, batch: int, limit: object) -> Any:
+    def write(frame: object, coordinator: Coordinator, batch: int, *_: object) -> Any:
         contexts = [coordinator.context(sink, 1, subtask=0) for sink in ("table", "kafka")]
         done = [c.committable(kind="fake", transaction=str(c.transaction_name()), rows=1) for c in contexts]
         case.kafka.open = [done[1]]

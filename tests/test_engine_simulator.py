@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from contextlib import contextmanager
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -49,6 +51,8 @@ RUNS = 50
 MUTANT_RUNS = 250
 CATCHING = [0, 4, 10, 93, 45, 6, 1, 23, 48, 55, 2, 3, 9, 11, 516]
 """Seeds that find what few others do."""
+CATCHES = json.loads(Path(__file__).with_name("engine_simulator").joinpath("catches.json").read_text())
+"""By mutant, a seed that finds it soon. If the simulator changes, others are tried; write down the new one."""
 
 
 def test_every_record_takes_effect_exactly_once():
@@ -62,7 +66,8 @@ ANY = st.recursive(SIMPLE | ONE_TYPE, lambda inner: st.dictionaries(st.sampled_f
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")  # other threads do
+@settings(max_examples=8, deadline=None)
 @given(st.integers(0, 1_000_000), st.lists(ANY, min_size=1, max_size=8))
 def test_any_records_in_any_batches_give_the_rows_and_the_state_of_a_plain_interpreter(seed: int, values: list[Any]):
     Simulation(seed, values=values).run()
@@ -574,7 +579,7 @@ def mutated(mutant: Callable[[pytest.MonkeyPatch], None]) -> Iterator[None]:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_the_simulator_catches(mutant: Callable[[pytest.MonkeyPatch], None]):
     with mutated(mutant):
-        for seed in [*CATCHING, *range(MUTANT_RUNS)]:
+        for seed in [CATCHES[mutant.__name__], *CATCHING, *range(MUTANT_RUNS)]:
             try:
                 Simulation(seed).run()
             except (ViolationError, OncewardError, msgspec.DecodeError):  # the last one: state that cannot be read
