@@ -15,7 +15,8 @@ import typer
 
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.options import pairs
-from onceward.core.log.run_writers import OVERTAKEN, RUN_VARIABLE
+from onceward.core.log.notes import note_life
+from onceward.core.log.run_writers import OVERTAKEN, RUN_VARIABLE, registered_logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -108,23 +109,39 @@ class Supervisor:
         while True:
             began = self._clock()
             code = self._live(folder)
-            if code == 0 or self._stopping:
-                return code
-            if code in MISTAKES:
-                self._say(f"ended with code {code}, which means a wrong setting or argument: a restart would not help")
-                return code
-            with suppress(FileNotFoundError):
-                self._say(f"ended with code {code}, and is not started again: {(folder / OVERTAKEN).read_text()}")
-                return code
             now = self._clock()
-            pause = restarts(now, now - began)
+            pause = None if code == 0 or self._stopping else self._pause_after(code, folder, restarts, now, now - began)
+            self._note(folder, code, now - began, pause)
             if pause is None:
-                self._say(f"ended with code {code}, and strategy {self._strategy.name} gives up")
                 return code
-            self._say(f"ended with code {code}, and is started again in {pause:.1f} s")
             self._pause(pause)
             if self._stopping:
+                self._note(folder, code, 0.0, None)
                 return code
+
+    def _pause_after(
+        self, code: int, folder: Path, restarts: Callable[[float, float], float | None], now: float, lived: float
+    ) -> float | None:
+        """Say what follows a failure, and return the seconds until the next start; None if there is none."""
+        if code in MISTAKES:
+            self._say(f"ended with code {code}, which means a wrong setting or argument: a restart would not help")
+            return None
+        with suppress(FileNotFoundError):
+            self._say(f"ended with code {code}, and is not started again: {(folder / OVERTAKEN).read_text()}")
+            return None
+        pause = restarts(now, lived)
+        if pause is None:
+            self._say(f"ended with code {code}, and strategy {self._strategy.name} gives up")
+        else:
+            self._say(f"ended with code {code}, and is started again in {pause:.1f} s")
+        return pause
+
+    def _note(self, folder: Path, code: int, seconds: float, again: float | None) -> None:
+        """Note beside each decision log that the driver has used how it has ended, and when it is started again."""
+        if (folder / OVERTAKEN).exists():  # a newer run writes the notes now
+            return
+        for log in registered_logs(folder):
+            note_life(log, code, seconds, again=again, stopped=self._stopping)
 
     def _live(self, folder: Path) -> int:
         """Run the driver once, in a process group of its own, then kill the rest of the group; return the exit code."""

@@ -39,7 +39,7 @@ import onceward
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.options import check_type, plain
 
-from .options import check_log
+from .options import check_log, noting_failed_start
 from .plan import StreamingSource
 from .processes import observe_if_asked
 from .query import ASYNC, REAL_TIME, local_path, read_text, refused, remembering_last
@@ -233,7 +233,8 @@ def received(query: bytes) -> Callable[[Any, int], None]:
     settings, session = started.settings, ConnectSession(spark, started.checkpoint, complete=started.complete)
     view = check_log(settings.store, started.checkpoint, settings.pipeline, session.master)
     handler = settings.handler(session, started.schemas)
-    handler.prepare(view)
+    with noting_failed_start(settings.store, started.checkpoint if view is not None else None, settings.pipeline):
+        handler.prepare(view)
     return InOrder(handler)
 
 

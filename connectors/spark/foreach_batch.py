@@ -334,10 +334,14 @@ class _Batches:
         schemas = [(self.driven[name], schema) for name, schema in writes.schemas.items()]
         if handler.dead_letters is not None:
             schemas.append((handler.dead_letters.sink, schema_for_letters(handler.dead_letters.sink)))
-        for sink, schema in schemas:
-            if self._validated.get(sink.name) != schema:
-                sink.validate(schema)
-                self._validated[sink.name] = schema
+        try:
+            for sink, schema in schemas:
+                if self._validated.get(sink.name) != schema:
+                    sink.validate(schema)
+                    self._validated[sink.name] = schema
+        except Exception as error:
+            handler.tell_failed(number, error)
+            raise
         whole = writes.frames.keys() == self.driven.keys() and all(one is batch for one in writes.frames.values())
         handler.outputs = Transformations(persist=self.persist) if whole else writes
         handler.cheap = whole and self._cheap and is_micro_batch(batch)

@@ -5,6 +5,7 @@ Importable with no extra installed: the sinks' own packages are imported where a
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
@@ -13,19 +14,20 @@ from pyspark.errors import AnalysisException
 
 from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.connector import connectors
-from onceward.core.errors import ConfigurationError, text_of
+from onceward.core.errors import ConfigurationError, OncewardError, text_of
 from onceward.core.kit.extras import needing
 from onceward.core.kit.options import option_names, plain
 from onceward.sinks import DirectSink, TwoPhaseCommitSink
 
 from .data_sources import DataSource, need_available
 from .kafka import is_ours, publisher_from_options
-from .options import COMMON, FormatOptions, check_complete_mode
+from .options import COMMON, FormatOptions, check_complete_mode, noting_failed_start
 from .query import ASYNC, refused
 from .task import arrow_schema, warn_of_python
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from contextlib import AbstractContextManager
 
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
@@ -80,9 +82,10 @@ class SinkFormat(DataSource):
         tracking = self.options.get("asyncProgressTrackingEnabled", "false")
         if tracking.lower() == "true":
             raise refused(ASYNC)
-        sink = self._sink(schema)
-        if overwrite:  # output mode complete
-            check_complete_mode(sink)
+        with self._noting():
+            sink = self._sink(schema)
+            if overwrite:  # output mode complete
+                check_complete_mode(sink)
         self._refuse_options(_OF_BATCHES, "streaming query", "a batch write")
         options, publisher = FormatOptions.parse(self.options), publisher_from_options(self.options)
         made: StreamWriter = _writers().StreamWriter(sink, options, publisher)
@@ -96,6 +99,14 @@ class SinkFormat(DataSource):
         self._refuse_options(_OF_STREAMS, "batch write", "a streaming query")
         made: BatchWriter = _writers().BatchWriter(self._sink(schema), FormatOptions.parse(self.options))
         return made
+
+    def _noting(self) -> AbstractContextManager[None]:
+        """Note what is raised beside the query's decision log, if its options say where that is."""
+        try:
+            options = FormatOptions.parse(self.options)
+        except OncewardError:
+            return nullcontext()
+        return noting_failed_start(options.store, options.checkpoint, options.pipeline)
 
     def _refuse_options(self, others: frozenset[str], here: str, there: str) -> None:
         """Refuse the options of the other way of writing, which would have no effect."""

@@ -52,7 +52,15 @@ from onceward.sinks import DirectSink, TwoPhaseCommitSink
 
 from .idle import BetweenEpochs
 from .kafka import with_publication
-from .options import check_complete_mode, check_log, check_not_moved, check_store, local_store, open_log
+from .options import (
+    check_complete_mode,
+    check_log,
+    check_not_moved,
+    check_store,
+    local_store,
+    noting_failed_start,
+    open_log,
+)
 from .outputs import DEFAULT_PERSIST, AnySink, Jobs, Output, Persist, Transformations, checked_persist, merged, sinks_of
 from .parallelism import TOO_LARGE, Writers, checked_writers, driver_limit, row_size, writers_of
 from .plan import handlers, only_writes, streaming_sources
@@ -214,7 +222,9 @@ def exactly_once(
         handlers[writer] = handler
 
         def prepare() -> None:
-            handler.prepare(look())
+            view = look()
+            with noting_failed_start(store, resolved, pipeline) if view is not None else contextlib.nullcontext():
+                handler.prepare(view)
             if take_over is not None:
                 warm_up(spark, handler.all_sinks)
                 handler.take_over(resolved, take_over)
@@ -395,6 +405,8 @@ class EpochHandler(HandlerSettings):
         self._elastic = self._session.setting("spark.dynamicAllocation.enabled", "false").lower() == "true"
         self._run: QueryRun | None = None
         self._coordinator: Coordinator | None = None
+        self._log_store: LogStore | None = None
+        """Of the decision log, as soon as it is known."""
         self._run_writers: RunWriters | None = None
         self._row_bytes: float | None = None
         self._is_validated = False
@@ -437,7 +449,6 @@ class EpochHandler(HandlerSettings):
         says what to do, or that Spark has logged where it was raised, loses the frames below this function, unless a
         mistake in somebody's Python code has caused it.
         """
-        known = self._coordinator
         try:
             with self._between.epoch():
                 self._epoch(frame, batch)
@@ -445,7 +456,7 @@ class EpochHandler(HandlerSettings):
         except StoppedError as error:
             raise error.with_traceback(None) from None
         except BaseException as error:
-            self.tell_failed(batch, error, known)
+            self.tell_failed(batch, error)
             if not self._explains_itself(error):
                 raise
             _log.debug("epoch %s of pipeline %s failed", batch, self.pipeline, exc_info=True)
@@ -481,12 +492,7 @@ class EpochHandler(HandlerSettings):
                 raise
             raise error.with_traceback(None) from None
 
-    def tell_failed(self, batch: int, error: BaseException, known: Coordinator | None = None) -> None:
-        """Tell observers and the pipeline's notes why an epoch failed."""
-        tell(EpochFailed(self.pipeline, batch, reason(error)))
-        known = self._coordinator or known  # it is gone after some errors
-        if known is not None and not isinstance(error, FencedError):  # a newer run writes the notes now
-            note_failure(known.writer.store, batch, reason(error))
+        handler = settings.handler(spark, schemas)
 
     @property
     def query(self) -> str:
@@ -592,6 +598,7 @@ class EpochHandler(HandlerSettings):
         if self.store is not None:
             check_not_moved(run.checkpoint, name, self._read_text)
         store = open_log(self.store, run.checkpoint, name)
+        self._log_store = store
         check_store(local_store(store), self._session.master)
         self._run_writers = self._run_writers or RunWriters.of(name, store)
         coordinator = Coordinator(name, store, self.all_sinks, self.policy, heals=True, run_writers=self._run_writers)

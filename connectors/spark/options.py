@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 from urllib.parse import urlsplit
@@ -16,19 +17,28 @@ import msgspec
 
 from onceward.core.checkpoint import CommitPolicy, OnLost
 from onceward.core.checkpoint.subtask import DirectlyWritten
-from onceward.core.errors import ConfigurationError, EpochConflictError, NoDecisionLogError, StoreError
+from onceward.core.errors import (
+    ConfigurationError,
+    EpochConflictError,
+    FencedError,
+    NoDecisionLogError,
+    OncewardError,
+    StoreError,
+)
 from onceward.core.kit.options import arguments, option_names, plain
 from onceward.core.log import LogStore, LogView, open_store, read
+from onceward.core.log.notes import note_failure
 from onceward.core.log.objects import CONDITIONAL_PUT
-from onceward.core.log.store import IN_CHECKPOINT, MOVED_MARK
+from onceward.core.log.run_writers import register_log
+from onceward.core.log.store import EXPLAINING, IN_CHECKPOINT, MOVED_MARK
 from onceward.core.log.writer import check_owner
 from onceward.core.names import check_pipeline_name
 from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST
 
-from .query import local_path, read_text
+from .query import local_path, read_text, reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from onceward.sinks import Sink
 
@@ -199,6 +209,37 @@ def check_log(
         return None
     check_owner(view, pipeline, found)
     return view
+
+
+@contextmanager
+def noting_failed_start(
+    store: str | Path | LogStore | None, checkpoint: str | None, pipeline: str | None
+) -> Iterator[None]:
+    """Note what is raised beside the pipeline's decision log, if there is one: a start that fails has no coordinator.
+
+    Args:
+        store: What the user gave.
+        checkpoint: Root of the checkpoint, as a URL; None if it is not known.
+        pipeline: Its name; None if it is the query's id, which is not known yet.
+    """
+    try:
+        yield
+    except Exception as error:
+        log = None if EXPLAINING.get() else existing_log(store, checkpoint, pipeline)
+        if log is not None and not isinstance(error, FencedError):
+            register_log(log)
+            note_failure(log, None, reason(error))
+        raise
+
+
+def existing_log(store: str | Path | LogStore | None, checkpoint: str | None, pipeline: str | None) -> LogStore | None:
+    """Open the store of a decision log for notes; None if there is none, or if it cannot be opened."""
+    if not (store or checkpoint):
+        return None
+    try:
+        return open_log(store, checkpoint or "", pipeline or "any", existing=True)
+    except OncewardError:
+        return None
 
 
 def check_not_moved(checkpoint: str, pipeline: str, read_file: Callable[[str], str | None] | None = None) -> None:

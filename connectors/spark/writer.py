@@ -33,11 +33,12 @@ from onceward.core.checkpoint import Admission, Coordinator
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, OncewardError, ProtocolError
 from onceward.core.events import EpochFailed, EpochReplayed, tell
 from onceward.core.log import DirectoryStore, EpochInput, LogStore, RunWriters, Start, WriterToken, open_store, read
+from onceward.core.log.notes import note_failure, note_task, notes
 from onceward.core.names import PIPELINE_LENGTH
 from onceward.core.transaction import Acknowledgement, Committable, WriteContext
 
 from . import run_folder
-from .options import FormatOptions, check_not_moved, check_store, local_store, open_log
+from .options import FormatOptions, check_not_moved, check_store, existing_log, local_store, open_log
 from .processes import observe_if_asked
 from .query import epoch_input, newest_batch, read_text, reason
 from .task import place, write_partition
@@ -47,12 +48,15 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from onceward.core.log.notes import Note
     from onceward.sinks import TwoPhaseCommitSink
 
     from .kafka import OnComplete
 
 _BATCH, _RUN = "streaming.sql.batchId", "spark.jobGroup.id"
 _DIGEST = 16
+_NOTES = 20
+"""Number of notes of each kind that are searched for the cause of a failure."""
 
 
 class OpenedEpoch(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,13 +123,35 @@ class _Writer:
                 epoch = None
                 with contextlib.suppress(OncewardError):
                     epoch = self._offered()[0]
-                self._failed(epoch, reason(error))
+                self._tell_failed(epoch, reason(error))
+                if not isinstance(error, FencedError):  # a newer run writes the notes now
+                    self._note_failed(epoch, reason(error))
                 raise
         return dict(self.__dict__)
 
-    def _failed(self, epoch: int | None, why: str) -> None:
+    def _tell_failed(self, epoch: int | None, why: str) -> None:
         with contextlib.suppress(OncewardError):  # its name may be what is missing
             tell(EpochFailed(self._pipeline(), epoch, why))
+
+    def _note_failed(self, epoch: int | None, why: str) -> None:
+        log = self._existing_log()
+        if log is not None:
+            note_failure(log, epoch, why)
+
+    def _existing_log(self) -> LogStore | None:
+        """Return the store of the decision log, for notes; None if this process does not see it."""
+        raise NotImplementedError
+
+    def _cause(self, epoch: int) -> Note | None:
+        """Return the newest note of why this epoch failed, of the commit or of a task; Spark does not say why."""
+        log = self._existing_log()
+        written = notes(log.path, _NOTES) if isinstance(log, DirectoryStore) else []
+        for one in reversed(written):
+            if one.what in ("failure", "task") and one.fields.get("epoch") == epoch:
+                return one
+            if one.what in ("start", "epoch"):
+                break
+        return None
 
     def _open(self) -> OpenedEpoch:
         coordinator = self._coordinator()
@@ -164,6 +190,27 @@ class _Writer:
         context = msgspec.structs.replace(opened.context, session="" if opened.lost else session)
         return WrittenPartition(opened, write_partition([self.sink], [context], batches, [opened.only]))
 
+    @contextlib.contextmanager
+    def _noting_task(self, epoch: int) -> Iterator[None]:
+        """Note the failure of a task, if this machine sees the log: the process that aborts is not told why."""
+        try:
+            yield
+        except Exception as error:
+            log = self._existing_log()
+            if log is not None and not isinstance(error, FencedError):
+                note_task(log, epoch, reason(error))
+            raise
+
+    @contextlib.contextmanager
+    def _noting_commit(self, epoch: int) -> Iterator[None]:
+        """Note why a commit failed: what Spark calls next, `abort`, is not told."""
+        try:
+            yield
+        except Exception as error:
+            if not isinstance(error, FencedError):
+                self._note_failed(epoch, reason(error))
+            raise
+
     def _commit(self, messages: Sequence[WriterCommitMessage | None], epoch: int, about: EpochInput) -> None:
         written = [message for message in messages if isinstance(message, WrittenPartition)]
         if not written:  # Spark runs one empty task even for a batch without partitions
@@ -183,11 +230,24 @@ class _Writer:
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803 - Spark's
         """Abort what is not decided (driver). Called with decided messages too, when commit raised."""
-        self._failed(batchId, "Spark aborted the batch, because a task or the commit failed")
+        why, is_noted = self._why_aborted(batchId, "batch")
+        self._tell_failed(batchId, why)
         written = [m for m in messages if isinstance(m, WrittenPartition) and m.acknowledgement is not None]
+        gave_up = not written
         if written:
             with contextlib.suppress(FencedError):  # decided, or a newer writer has started: both look after it
                 self._resumed(written)[1].give_up()
+                gave_up = True
+        if gave_up and not is_noted:  # a newer run writes the notes now, and a commit has noted its own failure
+            self._note_failed(batchId, why)
+
+    def _why_aborted(self, epoch: int, what: str) -> tuple[str, bool]:
+        """Return why an epoch failed, as far as that is known, and whether it is noted already."""
+        cause = self._cause(epoch)
+        why = f"Spark aborted the {what}, because a task or the commit failed"
+        if cause is None:
+            return why, False
+        return f"{why}: {cause.fields.get('error')}", cause.what == "failure"
 
     def _resumed(self, written: Sequence[WrittenPartition]) -> tuple[OpenedEpoch, Coordinator]:
         opened = written[0].opened
@@ -220,11 +280,13 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         batch = context.getLocalProperty(_BATCH) if context is not None else None
         if context is None or batch is None:
             raise ConfigurationError("this format's stream writer works inside a streaming query only")
-        return self._write(int(batch), iterator, context.getLocalProperty(_RUN) or "")
+        with self._noting_task(int(batch)):
+            return self._write(int(batch), iterator, context.getLocalProperty(_RUN) or "")
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         about = self._input(batchId)
-        self._commit(messages, batchId, about)
+        with self._noting_commit(batchId):
+            self._commit(messages, batchId, about)
         if self.on_complete is not None:
             self.on_complete(batchId, about)
 
@@ -237,6 +299,12 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
 
     def _pipeline(self) -> str:
         return self.options.pipeline or self.options.query()
+
+    def _existing_log(self) -> LogStore | None:
+        options, name = self.options, None
+        with contextlib.suppress(OncewardError):
+            name = self._pipeline()
+        return existing_log(options.store, options.checkpoint, name)
 
     def _store(self, pipeline: str) -> LogStore:
         options = self.options
@@ -268,7 +336,8 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         with self._taking_part():
             if self.temporary and not self._is_open():
                 raise FencedError("this batch write has ended already", pipeline=self.name)
-            written = self._write(0, iterator)
+            with self._noting_task(0):
+                written = self._write(0, iterator)
             if not self._is_open():
                 for committable in committables_of([written]):
                     self.sink.abort(committable)  # no decision can name it: nobody was told of it yet
@@ -281,7 +350,8 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         try:
-            self._commit(messages, *self._offered())
+            with self._noting_commit(0):
+                self._commit(messages, *self._offered())
         except OncewardError as error:
             if self.temporary:
                 error.add_note(f"The decision log of this run is in {self.temporary}, under the name {self.name}.")
@@ -289,9 +359,12 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         if self.temporary:
             run_folder.end_folder(Path(self.temporary), self.name, self.sink)
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803 - Spark's name
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: ARG002, N803 - Spark's
         """Abort what is not decided, what tasks prepare from now on included. Spark has not waited for its tasks."""
-        self._failed(batchId, "Spark aborted the batch write, because a task or the commit failed")
+        why, is_noted = self._why_aborted(0, "batch write")
+        self._tell_failed(0, why)
+        if not is_noted:
+            self._note_failed(0, why)
         if self.opened is None:
             return
         folder = Path(self.temporary) if self.temporary else None
@@ -376,6 +449,11 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
     def _pipeline(self) -> str:
         return self.name
+
+    def _existing_log(self) -> LogStore | None:
+        with contextlib.suppress(OncewardError):
+            return self._store(self.name, existing=True) if self.options.run_key is not None else None
+        return None
 
     def _store(self, pipeline: str, *, existing: bool = False) -> LogStore:
         options, store = self.options, self.options.store

@@ -42,7 +42,7 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the file."""
 
     what: str
-    """`start`, `epoch`, `checkpoint`, `failure` or `end`."""
+    """`start`, `epoch`, `checkpoint`, `failure`, `task`, `life` or `end`."""
     at: str
     """Wall-clock time (UTC) of the end of it."""
     fields: dict[str, Any] = {}
@@ -50,20 +50,23 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
 
 def note(store: LogStore, what: str, fields: Any) -> None:
     """Append a note of this kind; its fields are JSON values, or a Struct. Fails nothing."""
-    if not isinstance(store, DirectoryStore):
-        return
+    if isinstance(store, DirectoryStore):
+        _append(store.path, what, fields)
+
+
+def _append(folder: Path, what: str, fields: Any) -> None:
     with suppress(OSError, TypeError):
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = msgspec.json.encode({"what": what, "at": at, "fields": fields}) + b"\n"
         # One write at the end of the file: lines of two processes do not mix.
-        handle = open_regular(store.path / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        handle = open_regular(folder / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
             os.write(handle, line)
             full = os.fstat(handle).st_size > MOST_BYTES
         finally:
             os.close(handle)
         if full:
-            (store.path / FILE).replace(store.path / OLDER)
+            (folder / FILE).replace(folder / OLDER)
 
 
 def note_start(store: LogStore, event: Started, position: int) -> None:
@@ -84,8 +87,30 @@ def note_epoch(store: LogStore, event: EpochCompleted) -> None:
 
 
 def note_failure(store: LogStore, epoch: int | None, error: str) -> None:
-    """Leave a note of an epoch or an attempt that failed, with its error in one line."""
-    note(store, "failure", {"epoch": epoch, "error": without_logins(" ".join(error.split()))[:_ERROR]})
+    """Leave a note of a start, an epoch or an attempt that failed, with its error in one line."""
+    note(store, "failure", {"epoch": epoch, "error": _line(error)})
+
+
+def note_task(store: LogStore, epoch: int, error: str) -> None:
+    """Leave a note of a task that failed. It is no failure of the epoch yet: Spark may run the task again."""
+    note(store, "task", {"epoch": epoch, "error": _line(error)})
+
+
+def note_life(folder: Path, code: int, seconds: float, *, again: float | None, stopped: bool = False) -> None:
+    """Leave a note of a driver's process that has ended, beside the log in this directory.
+
+    Args:
+        folder: The log's directory.
+        code: Exit code of the process.
+        seconds: How long it lived.
+        again: Seconds until it is started again; None if it is not.
+        stopped: Whether a signal to `onceward run` has ended it.
+    """
+    _append(folder, "life", {"code": code, "seconds": round(seconds, 3), "again": again, "stopped": stopped})
+
+
+def _line(error: str) -> str:
+    return without_logins(" ".join(error.split()))[:_ERROR]
 
 
 def note_end(store: LogStore) -> None:

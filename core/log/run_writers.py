@@ -4,7 +4,8 @@ A START drives out whoever wrote before it. So two runs of one pipeline that bot
 take the pipeline from each other for ever, and an older one would win over the newer one that an operator has started.
 A run therefore starts again only if no other run has started since it did.
 
-`onceward run` starts the processes of one run: it passes them a folder, where each notes the writers it becomes.
+`onceward run` starts the processes of one run: it passes them a folder, where each notes the writers it becomes, and
+the directories of its decision logs, beside which `onceward run` notes how each process has ended.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -20,6 +22,7 @@ import msgspec
 
 from ..errors import ConfigurationError, StoreError, text_of
 from .entries import Start
+from .store import DirectoryStore
 
 if TYPE_CHECKING:
     from .store import LogStore
@@ -29,6 +32,8 @@ RUN_VARIABLE: Final = "ONCEWARD_RUN"
 """Environment variable with the folder of the run, which `onceward run` sets for its driver."""
 OVERTAKEN: Final = "overtaken"
 """File in that folder which says why the run must not start again."""
+_LOG: Final = ".log"
+"""Suffix of a file in that folder with the directory of a decision log."""
 _KEPT: Final = 1000
 """Number of newest writers that are remembered; older ones are behind them in the log."""
 
@@ -62,7 +67,8 @@ class RunWriters:
         folder = os.environ.get(RUN_VARIABLE)
         if not folder:
             return cls()
-        key = hashlib.sha256(f"{pipeline}\n{store.describe()}".encode()).hexdigest()[:16]
+        register_log(store)
+        key = _digest(f"{pipeline}\n{store.describe()}")
         file = Path(folder, f"{key}.json")
         try:
             notes = msgspec.json.decode(file.read_bytes(), type=_Notes)
@@ -109,6 +115,34 @@ class RunWriters:
         """Tell `onceward run` why this run must not start again."""
         if self.file is not None:
             _write(self.file.with_name(OVERTAKEN), why.encode())
+
+
+def register_log(store: LogStore) -> None:
+    """Tell `onceward run`, if it has started this process, beside which decision log it can note how this one ends."""
+    folder = os.environ.get(RUN_VARIABLE)
+    if not folder or not isinstance(store, DirectoryStore):
+        return
+    path = os.path.abspath(store.path)  # noqa: PTH100 - without resolving links
+    with suppress(OSError):
+        Path(folder, f"{_digest(path)}{_LOG}").write_text(path)
+
+
+def registered_logs(folder: Path) -> list[Path]:
+    """Return the directories of the decision logs that the processes of a run have used.
+
+    Args:
+        folder: Folder of the run.
+    """
+    paths: list[Path] = []
+    for file in sorted(folder.glob(f"*{_LOG}")):
+        with suppress(OSError, ValueError):
+            path = Path(file.read_text())
+            paths += [path] if path.is_absolute() else []
+    return paths
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def _write(file: Path, data: bytes) -> None:

@@ -6,12 +6,14 @@ the log, the notes and the clock. The first state of this list that applies coun
 1. unreadable: the log cannot be read, so nothing is known of the pipeline.
 2. ended: a savepoint has moved the log elsewhere.
 3. waiting: a decision has waited for its commit for longer than a commit takes. A target may end its transactions.
-4. ended: the newest note is of an end.
-5. restarting: the pipeline has started several times within a few minutes, without completing epochs in between.
-6. failed: the newest note is of a failure.
-7. silent: no epoch was completed for many times the usual pace, or the newest entry is from the future, so that its
+4. ended: the newest note is of an end, or of a driver that has ended without an error, or was stopped.
+5. failed: the newest note is of a driver that has failed, and that `onceward run` does not start again.
+6. restarting: the pipeline has started several times within a few minutes, without completing epochs in between, or
+   `onceward run` waits to start it again.
+7. failed: the newest note is of a failure.
+8. silent: no epoch was completed for many times the usual pace, or the newest entry is from the future, so that its
    age is not known.
-8. running.
+9. running.
 """
 
 from __future__ import annotations
@@ -49,11 +51,15 @@ SILENT_EPOCHS: Final = 10
 SILENT_SECONDS: Final = 60.0
 UNKNOWN_PACE_SECONDS: Final = 600.0
 """How long it may be without an epoch if its pace is not known."""
+OVERDUE_SECONDS: Final = 60.0
+"""How much later than announced a driver may be started again."""
 AHEAD_SECONDS: Final = 60.0
 """How far in the future a time may be: clocks of two machines differ a little. A later one says nothing of an age."""
 NOTES: Final = 200
 """Number of notes of each kind that are looked at."""
 _PROGRESS: Final = frozenset({"epoch", "checkpoint"})
+_ASIDE: Final = frozenset({"task", "source"})
+"""Notes of what may pass: they end no run and begin none."""
 
 
 class PipelineState(StrEnum):
@@ -108,6 +114,8 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Number of starts in the last ten minutes."""
     error: str | None = None
     """The last failure that was noted since an epoch was completed."""
+    exit_code: int | None = None
+    """The last one of the driver since an epoch was completed; only `onceward run` notes it."""
 
 
 def pipeline_status(
@@ -181,7 +189,7 @@ def assess(
     ends += [done.at for _, done in view.decisions if done is not None]
     past = [at for at in ends if not _is_ahead(at, now)]
     facts = _Facts(view, noted, now, max(past, default=None), _pace(noted))
-    found = _moved(facts) or _waiting(facts, expires_in, lost) or _ended(facts)
+    found = _moved(facts) or _waiting(facts, expires_in, lost) or _ended(facts) or _given_up(facts)
     found = found or _restarting(facts) or _failed(facts)
     found = found or _unclear(facts) or _silent(facts) or _running(facts)
     return msgspec.structs.replace(
@@ -190,7 +198,8 @@ def assess(
         store=store,
         epoch=view.decided if view.decided >= 0 else None,
         pace=facts.pace,
-        error=found.error or facts.error,
+        error=found.error or facts.error(),
+        exit_code=found.exit_code if found.exit_code is not None else facts.exit_code(),
     )
 
 
@@ -205,12 +214,34 @@ class _Facts:
 
     @property
     def newest(self) -> Note | None:
-        return self.noted[-1] if self.noted else None
+        """The newest note that says how a run goes."""
+        return next((one for one in reversed(self.noted) if one.what not in _ASIDE), None)
 
     @property
-    def error(self) -> str | None:
-        failures = [one for one in self.noted if one.what == "failure" and one.at >= (self.last or "")]
-        return str(failures[-1].fields.get("error", "")) if failures else None
+    def ended_life(self) -> Note | None:
+        """The note of the end of a driver's process, if it is the newest one."""
+        return self.newest if self.newest is not None and self.newest.what == "life" else None
+
+    def error(self, since: str | None = None) -> str | None:
+        """Return the last failure since a time, by default since an epoch was completed."""
+        failure = self._last("failure", since)
+        return str(failure.fields.get("error", "")) if failure is not None else None
+
+    def exit_code(self, since: str | None = None) -> int | None:
+        """Return the driver's last exit code since a time, by default since an epoch was completed."""
+        life = self._last("life", since)
+        return _number(life.fields.get("code")) if life is not None else None
+
+    def why(self, since: str | None = None) -> str:
+        """Return how the last run failed, as the end of a sentence; empty if nobody noted it."""
+        code, error = self.exit_code(since), self.error(since)
+        return "".join(
+            [f"; the last exit code: {code}"] * (code is not None) + [f"; the last failure: {error}"] * bool(error)
+        )
+
+    def _last(self, what: str, since: str | None) -> Note | None:
+        since = since or self.last or ""
+        return next((one for one in reversed(self.noted) if one.what == what and one.at >= since), None)
 
     def age(self, at: str | None) -> float | None:
         """Return how many seconds ago it was; None for what is no time, or is in the future."""
@@ -257,44 +288,100 @@ def _waiting(facts: _Facts, expires_in: int | None, lost: Mapping[str, int] | No
 def _restarting(facts: _Facts) -> PipelineStatus | None:
     ages = [(at, facts.age(at)) for at in _starts_in_vain(facts.noted)]
     starts = [(at, age) for at, age in ages if age is not None and age <= RESTART_SECONDS]
-    if len(starts) < RESTARTS:
+    life = facts.ended_life
+    pause = _again(life) if life is not None else None
+    if len(starts) >= RESTARTS:
+        since = starts[0][0]
+        what = f"started {len(starts)} times in {duration(starts[0][1])}{facts.why(since)}"
+    elif life is not None and pause is not None:
+        since = None
+        what = f"the driver has failed{facts.why()}"
+    else:
         return None
-    what = f"started {len(starts)} times in {duration(starts[0][1])}"
-    what += f"; the last failure: {facts.error}" if facts.error else ""
+    if life is not None and pause is not None:
+        what += f"; onceward run starts it again in {duration(max(0.0, pause - (facts.age(life.at) or 0.0)))}"
     return _status(
         PipelineState.RESTARTING,
         what,
         advice="correct what the driver's log says; each start reads the same rows again",
-        since=starts[-1][0],
+        since=starts[-1][0] if starts else facts.newest.at if facts.newest is not None else None,
         restarts=len(starts),
+        error=facts.error(since),
+        exit_code=facts.exit_code(since),
     )
 
 
 def _starts_in_vain(noted: Sequence[Note]) -> list[str]:
     """Return the times of starts that were not followed by an epoch alone, but by a failure or by the next start.
 
-    A job that ends by itself is started often, and completes an epoch each time.
+    A job that ends by itself is started often, and completes an epoch each time. A failure, or the end of a driver's
+    process, that follows no start is a start that has failed too early to be noted. Of these, none counts once an epoch
+    is completed: whatever failed so has not disturbed the pipeline.
     """
     times: list[str] = []
     in_vain: set[str] = set()
+    early: set[str] = set()
+    is_open = failed = False  # whether a start was noted since the last failure, and a failure since the last process
     for one in noted:
         if one.what == "start":
             times.append(one.at)
             in_vain.add(one.at)
-        elif times and one.what in _PROGRESS:
-            in_vain.discard(times[-1])
-        elif times and one.what == "failure":
-            in_vain.add(times[-1])
+            is_open = True
+        elif one.what in _PROGRESS:
+            in_vain -= early
+            if is_open:
+                in_vain.discard(times[-1])
+        elif one.what == "failure" or (one.what == "life" and _failed_life(one)):
+            if one.what == "failure" or is_open or not failed:
+                if not is_open:
+                    times.append(one.at)
+                    early.add(one.at)
+                in_vain.add(times[-1])
+            is_open, failed = False, one.what == "failure"
+        elif one.what == "life":
+            is_open = failed = False
     return [at for at in times if at in in_vain]
 
 
+def _given_up(facts: _Facts) -> PipelineStatus | None:
+    """Report a driver that has failed and that nobody starts again."""
+    life = facts.ended_life
+    if life is None or not _failed_life(life):
+        return None
+    pause, age = _again(life), facts.age(life.at)
+    if pause is not None and (age is None or age <= pause + OVERDUE_SECONDS):
+        return None
+    told = "is not started again" if pause is None else "was not started again, though onceward run was to do it"
+    return _status(
+        PipelineState.FAILED,
+        f"the last run failed, and {told}{facts.why()}",
+        advice="correct the cause, and start the pipeline again",
+        since=life.at,
+    )
+
+
+def _failed_life(life: Note) -> bool:
+    """Return whether a driver's process has failed, and was not stopped."""
+    return _number(life.fields.get("code")) != 0 and life.fields.get("stopped") is not True
+
+
+def _again(life: Note) -> float | None:
+    """Return the seconds from a process's end to the next start; None if there is none."""
+    pause = life.fields.get("again")
+    return float(pause) if isinstance(pause, int | float) else None
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) else None
+
+
 def _failed(facts: _Facts) -> PipelineStatus | None:
-    newest = facts.newest
+    newest, error = facts.newest, facts.error()
     if newest is None or newest.what != "failure":
         return None
     return _status(
         PipelineState.FAILED,
-        f"the last run failed: {facts.error}" if facts.error else "the last run failed",
+        f"the last run failed: {error}" if error else "the last run failed",
         advice="correct the cause, and start the pipeline again",
         since=newest.at,
     )
@@ -302,7 +389,12 @@ def _failed(facts: _Facts) -> PipelineStatus | None:
 
 def _ended(facts: _Facts) -> PipelineStatus | None:
     newest = facts.newest
-    if newest is None or newest.what != "end":
+    if newest is None:
+        return None
+    if newest.what == "life" and not _failed_life(newest):
+        how = "was stopped" if newest.fields.get("stopped") is True else "ended without an error"
+        return _status(PipelineState.ENDED, f"the last run {how}", since=newest.at)
+    if newest.what != "end":
         return None
     return _status(PipelineState.ENDED, "the last run ended without an error", since=newest.at)
 
