@@ -51,7 +51,11 @@ def advised(told: PipelineStatus, url: str, targets: Sequence[str]) -> AdvisedSt
 def _command(told: PipelineStatus, url: str, targets: Sequence[str]) -> str:
     if told.state not in _COMMANDS:
         return ""
-    name, asks, more = _COMMANDS[told.state] if not told.lost else ("txn list", True, ())
+    name, asks, more = _COMMANDS[told.state]
+    if told.lost:
+        name, asks, more = "txn list", True, ()
+    elif told.source:  # where rows come from, which holds none of the pipeline's transactions
+        name, asks, more = "doctor", False, ()
     words = ["onceward", *name.split(), "--store", url or "STORE"]
     if told.pipeline and local_folder(url) is None:
         words += ["--pipeline", told.pipeline]

@@ -12,6 +12,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
+from .kit.times import duration
 from .transaction import rows_by_sink
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ _log = logging.getLogger("onceward.observers")
 _coordinator = logging.getLogger("onceward.coordinator")
 _spark = logging.getLogger("onceward.spark")
 _engine = logging.getLogger("onceward.engine")
+_sources = logging.getLogger("onceward.sources")
 
 
 class Started(NamedTuple):
@@ -157,6 +159,26 @@ class EpochFailed(NamedTuple):
     """In one line."""
 
 
+class SourceWaits(NamedTuple):
+    """The system behind a source has not answered for a while, and no epoch is completed meanwhile."""
+
+    pipeline: str
+    source: str
+    """Kind of the source, and what it reads."""
+    seconds: float
+    """Since it answered last."""
+    why: str
+
+
+class SourceAnswers(NamedTuple):
+    """The system behind a source answers again."""
+
+    pipeline: str
+    source: str
+    seconds: float
+    """How long it did not."""
+
+
 class CheckpointEnded(NamedTuple):
     """A checkpoint of the embedded engine ended, or did not begin."""
 
@@ -217,6 +239,8 @@ Event: TypeAlias = (
     | EpochAbandoned
     | EpochReplayed
     | EpochFailed
+    | SourceWaits
+    | SourceAnswers
     | CheckpointEnded
     | OperatorsMeasured
     | QueryProgressed
@@ -299,6 +323,15 @@ def log(event: Event) -> None:
         case EpochFailed(pipeline, int(epoch), error):  # the embedded engine says whether it starts again
             fields = {"pipeline": pipeline, "epoch": epoch}
             _spark.error("epoch %s of pipeline %s failed: %s", epoch, pipeline, error, extra=fields)
+        case SourceWaits(pipeline, source, seconds, why):
+            fields = {"pipeline": pipeline, "source": source, "seconds": round(seconds)}
+            text = "source %s of pipeline %s has not answered for %s: %s"
+            _sources.warning(text, source, pipeline, duration(seconds), why, extra=fields)
+        case SourceAnswers(pipeline, source, seconds):
+            fields = {"pipeline": pipeline, "source": source, "seconds": round(seconds)}
+            _sources.warning(
+                "source %s of pipeline %s answers again, after %s", source, pipeline, duration(seconds), extra=fields
+            )
         case CheckpointEnded(pipeline, record, bad):
             milliseconds = round(record.duration * 1000)
             fields = {"pipeline": pipeline, "epoch": record.checkpoint, "milliseconds": milliseconds}

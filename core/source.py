@@ -81,6 +81,21 @@ class Source(ABC):
             SourceError: The source does not answer, or lacks what is to be read.
         """
 
+    @property
+    def reads(self) -> str:
+        """What it reads and where, in a few words, which tell two sources of one kind apart; empty if it cannot say."""
+        return ""
+
+    def unanswered(self, timeout: float) -> str:  # noqa: ARG002
+        """Return why the system behind the source does not answer now; empty if it does, or if nobody can tell.
+
+        Asked in the driver, by a thread of its own, while no epoch is completed.
+
+        Args:
+            timeout: Seconds that the answer may take.
+        """
+        return ""
+
     def snapshot(self, checkpoint: int, subtask: int) -> None:  # noqa: B027 - most sources need no hook
         """Prepare for a checkpoint; the embedded engine calls this in each subtask right before the barrier."""
 

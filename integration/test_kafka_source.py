@@ -10,12 +10,16 @@ import uuid
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from onceward import KafkaSource
+from onceward import FileSink, FileSource, KafkaSource
 from onceward.connectors.kafka.positions import AtTime
+from onceward.core import CheckpointConfig, Pipeline
 from onceward.core.errors import ConfigurationError, KafkaError, SourceError
+from onceward.core.log import DirectoryStore
+from onceward.operations import Log, PipelineState, pipeline_status
 from onceward.testing.machine import accepts_connections
 from onceward.testing.services import KafkaServer
 
@@ -23,6 +27,7 @@ from .kafka_source_kit import Writer, rows, values, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 pytestmark = pytest.mark.kafka
 
@@ -329,6 +334,55 @@ def test_data_that_do_not_come_are_an_error_and_not_a_hang(writer: Writer, kafka
     finally:
         kafka.resume()
     assert len(rows(writer.source(name), splits)) == 5
+
+
+@pytest.mark.parametrize("fault", ["pause", pytest.param("kill", marks=pytest.mark.nightly)])
+def test_a_source_that_hangs_is_told_in_the_log_and_in_the_status_until_it_answers_again(  # noqa: PLR0917 - fixtures
+    writer: Writer,
+    kafka: KafkaServer,
+    topic: Callable[..., str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    fault: str,
+):
+    name = topic()
+    writer.send(name, range(5))
+    pipeline = Pipeline("paid", checkpoint=CheckpointConfig(interval=0.3), store=tmp_path / "log")
+    orders = pipeline.source(writer.source(name), uid="orders")
+    orders.map(lambda record: {"n": int(record["value"])}, schema=pa.schema([("n", pa.int64())])).sink(
+        FileSink("numbers", tmp_path / "numbers")
+    )
+    log, title = Log("paid", DirectoryStore(tmp_path / "log")), f"orders (topic {name} at {kafka.bootstrap_servers})"
+    job = pipeline.start()
+    try:
+        wait_until(lambda: pipeline_status(log).epoch is not None)
+        assert pipeline_status(log).state is PipelineState.RUNNING
+        kafka.pause() if fault == "pause" else kafka.kill()
+        wait_until(lambda: pipeline_status(log).source == title, seconds=40)
+        told = pipeline_status(log)
+        assert (told.state, f"source {title} has not answered for" in told.what) == (PipelineState.SILENT, True)
+        assert kafka.bootstrap_servers in str(told.error)
+        kafka.resume() if fault == "pause" else kafka.start()
+        kafka.wait_ready()
+        wait_until(lambda: pipeline_status(log).source is None, seconds=60)
+        writer.send(name, range(5, 10))
+        shown = FileSource(tmp_path / "numbers", schema=pa.schema([("n", pa.int64())]))
+        wait_until(lambda: len(rows_of(shown)) == 10, seconds=60)
+        wait_until(lambda: any(" answers again, after " in line for line in caplog.messages), seconds=20)
+    finally:
+        job.stop()
+        job.wait(30)
+    assert rows_of(shown) == list(range(10))
+    lines = [line for line in caplog.messages if line.startswith(f"source {title} of pipeline paid")]
+    assert " has not answered for 1" in lines[0]
+    assert kafka.bootstrap_servers in lines[0]
+    assert lines[-1].startswith(f"source {title} of pipeline paid answers again, after ")
+
+
+def rows_of(source: FileSource) -> list[int]:
+    start = source.start()
+    splits = source.splits(start, source.latest(start))
+    return sorted(n for split in splits for piece in source.read(split) for n in piece.batch["n"].to_pylist())
 
 
 def begin(source: KafkaSource):

@@ -120,7 +120,8 @@ def test_a_query_validates_its_targets_at_its_start_and_not_before(tmp_path: Pat
     query = Query(tmp_path)
     sink, writer = Making(str(tmp_path)), Writer()
     handler = query.driver(sinks=[sink], schemas={sink.name: SCHEMA})
-    prepare_at_start(writer, lambda: handler.prepare(None))
+    watched: list[str] = []
+    prepare_at_start(writer, lambda: handler.prepare(None), watched.append)
     assert not sink.target.aborted
     with pytest.raises(ConfigurationError, match="would replace what exactly_once has set up"):
         writer.start(format="parquet")
@@ -128,12 +129,13 @@ def test_a_query_validates_its_targets_at_its_start_and_not_before(tmp_path: Pat
     assert writer.start(queryName="q") == "query"
     assert writer.started == [{"queryName": "q"}]
     assert sink.target.aborted == {"made"}
+    assert watched == ["query"]
 
 
 def test_a_query_that_is_explained_validates_nothing() -> None:
     made: list[str] = []
     writer = Writer()
-    prepare_at_start(writer, lambda: made.append("made"))
+    prepare_at_start(writer, lambda: made.append("made"), made.append)
     with explaining():
         writer.start()
     assert not made

@@ -125,6 +125,10 @@ class FileSource(ResettableSource):
         return self._schema
 
     @property
+    def reads(self) -> str:
+        return f"files in {self.folder}"
+
+    @property
     def bounded(self) -> bool:
         return self._bounded
 

@@ -175,6 +175,12 @@ class Selection(msgspec.Struct, frozen=True):
             raise ConfigurationError(f"topics (subscribe) has an empty name: {topics}")
         return cls(topics=tuple(sorted(set(topics))))
 
+    def __str__(self) -> str:
+        if self.pattern is not None:
+            return f"topics like {self.pattern}"
+        names = self.topics if self.topics is not None else sorted({partition.topic for partition in self.assign or ()})
+        return f"topic{'s' if len(names) > 1 else ''} {', '.join(names)}"
+
     def takes(self, partition: Partition) -> bool:
         """Return whether the partition belongs to the selection."""
         if self.assign is not None:

@@ -252,6 +252,18 @@ class KafkaSource(ResettableSource):
             publish_offsets(self.settings, self.group, to_json(_offsets(position)))
 
     @property
+    def reads(self) -> str:
+        return f"{self.selection} at {self.servers}"
+
+    def unanswered(self, timeout: float) -> str:
+        lookup = self._lookup(timeout)
+        try:
+            lookup.offsets(dict.fromkeys(find(self.selection, lookup).partitions, positions.LATEST))
+        except SourceError as error:
+            return error.message
+        return ""
+
+    @property
     def servers(self) -> str:
         """The bootstrap servers."""
         return str(self.settings["bootstrap.servers"])

@@ -20,6 +20,7 @@ from onceward.core.kit.options import check_type
 from onceward.core.kit.pieces import pieces
 from onceward.core.kit.rows import cast
 from onceward.core.source import ResettableSource, read_split
+from onceward.core.source_watch import telling_of_wait
 
 from .data_sources import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition, need_available
 from .session import is_connect
@@ -27,6 +28,7 @@ from .task import arrow_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructField
@@ -77,7 +79,8 @@ class SourceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Offsets | None = source.end() if source.bounded else None
 
     def initialOffset(self) -> Offsets:  # noqa: N802 - Spark's names
-        offsets: Offsets = self._source.start()
+        with self._telling_of_wait():
+            offsets: Offsets = self._source.start()
         return offsets
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -88,8 +91,12 @@ class SourceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:  # noqa: N802
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        offsets: Offsets = self._source.latest(start, rows, self._target)
+        with self._telling_of_wait():
+            offsets: Offsets = self._source.latest(start, rows, self._target)
         return offsets
+
+    def _telling_of_wait(self) -> AbstractContextManager[None]:
+        return telling_of_wait(type(self._source).__name__, self._source)
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
         return task_inputs(self._source, start, end)
@@ -119,9 +126,10 @@ class BeforeLimits(SourceStreamReader):
         return self._at
 
     def latestOffset(self) -> Offsets:  # type: ignore[override]  # noqa: N802 - the older signature
-        if self._at is None:
-            return dict(self._source.end())
-        return dict(self._source.latest(self._at, self._max_rows, self._target))
+        with self._telling_of_wait():
+            if self._at is None:
+                return dict(self._source.end())
+            return dict(self._source.latest(self._at, self._max_rows, self._target))
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
         if self._at is None:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from .session import QueryRun
 
@@ -21,6 +22,7 @@ class ClassicSession:
     def __init__(self, spark: SparkSession) -> None:
         self.spark = spark
         self._conf = spark.sparkContext.getConf()  # it copies all settings
+        self._seen: dict[str, StreamingQuery] = {}
 
     @property
     def master(self) -> str | None:
@@ -41,7 +43,15 @@ class ClassicSession:
 
     def is_active(self, query: str) -> bool:
         """Return whether the session has the query."""
-        return any(str(one.id) == query for one in self.spark.streams.active)
+        seen = next((one for one in self.spark.streams.active if str(one.id) == query), None)
+        if seen is not None:
+            self._seen[query] = seen
+        return seen is not None
+
+    def failure(self, query: str) -> BaseException | None:
+        """Ask the query, which Spark lists only while it runs."""
+        seen = self._seen.pop(query, None)
+        return seen.exception() if seen is not None else None
 
     def stop(self, query: str) -> None:
         """Stop it, if it is still there."""

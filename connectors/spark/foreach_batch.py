@@ -25,7 +25,7 @@ from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST
 from onceward.sinks import Sink
 
 from .handler import EpochHandler, check_pipeline, check_settings, dead_letters_of, driven_sinks
-from .kafka import with_publication
+from .kafka import watched_sources, with_publication
 from .outputs import DEFAULT_PERSIST, AnySink, Output, Persist, Transformations, applied, checked_persist, sinks_of
 from .parallelism import Writers, checked_writers, row_size
 from .plan import is_micro_batch, plan_only_writes, sources_in
@@ -320,13 +320,15 @@ class _Batches:
     def _made(self, session: SparkSession, query: str) -> EpochHandler:
         spark, plan = query_session(session, query)
         warn_of_python(spark)
+        read = sources_in(plan)
         self._cheap = plan_only_writes(plan, cast("Any", spark)._jvm)  # noqa: SLF001 - no public way to ask
         return self.make(
             spark=spark,
             sinks=list(self.driven.values()),
             cheap=False,
             row_size=None,
-            on_complete=with_publication(sources_in(plan), self.on_complete),
+            on_complete=with_publication(read, self.on_complete),
+            sources=watched_sources(read),
         )
 
     def finish(self, handler: EpochHandler, batch: DataFrame, number: int, writes: _Writes) -> None:

@@ -47,16 +47,18 @@ from onceward.core.log.store import EXPLAINING
 from onceward.core.names import check_pipeline_name
 from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST
 from onceward.core.sink import Guarantee
+from onceward.core.source_watch import SourceWatch
 from onceward.core.transaction import Acknowledgement
 from onceward.sinks import DirectSink, TwoPhaseCommitSink
 
 from .idle import BetweenEpochs
-from .kafka import with_publication
+from .kafka import watched_sources, with_publication
 from .options import (
     check_complete_mode,
     check_log,
     check_not_moved,
     check_store,
+    existing_log,
     local_store,
     noting_failed_start,
     open_log,
@@ -65,6 +67,7 @@ from .outputs import DEFAULT_PERSIST, AnySink, Jobs, Output, Persist, Transforma
 from .parallelism import TOO_LARGE, Writers, checked_writers, driver_limit, row_size, writers_of
 from .plan import handlers, only_writes, streaming_sources
 from .query import checked_folder, epoch_input, reason
+from .query_watch import QueryWatch
 from .refusals import Letters
 from .session import EndsQueries, QueryRun, QuerySession, StoppedError, connect, is_connect, session_of, spark_errors
 from .starting import prepare_at_start, refuse_other_targets
@@ -89,9 +92,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from onceward.core.log import EpochInput, LogStore, LogView
+    from onceward.core.source import ResettableSource
 
 _log = logging.getLogger("onceward.spark")
 ATTEMPTS: Final = 3
@@ -200,6 +205,7 @@ def exactly_once(
         schemas[letters.sink.name] = schema_for_letters(letters.sink)
     for sink in (*driven, *([letters.sink] if letters is not None else [])):
         sink.check_schema(schemas[sink.name])
+    read = streaming_sources(df)
     settings = HandlerSettings(
         sinks=driven,
         pipeline=pipeline,
@@ -210,9 +216,10 @@ def exactly_once(
         writers=writers,
         cheap=only_writes(df) and not outputs.apart,
         row_size=row_size(df.schema),
-        on_complete=with_publication(streaming_sources(df), on_complete),
+        on_complete=with_publication(read, on_complete),
         outputs=outputs,
         dead_letters=letters,
+        sources=watched_sources(read) if not EXPLAINING.get() else {},
     )
     if remote is not None:
         writer: DataStreamWriter = remote.prepare(df.writeStream, settings, schemas)
@@ -223,13 +230,14 @@ def exactly_once(
 
         def prepare() -> None:
             view = look()
-            with noting_failed_start(store, resolved, pipeline) if view is not None else contextlib.nullcontext():
+            with noting_failed_start(store, resolved, pipeline):
                 handler.prepare(view)
-            if take_over is not None:
-                warm_up(spark, handler.all_sinks)
-                handler.take_over(resolved, take_over)
+            handler.take_over(spark, resolved, take_over)
 
-        prepare_at_start(writer, prepare)
+        def watch(query: StreamingQuery) -> None:
+            handler.watch(str(query.id), existing_log(store, resolved, pipeline))
+
+        prepare_at_start(writer, prepare, watch)
     refuse_other_targets(writer)
     return writer.option("checkpointLocation", str(checkpoint)) if checkpoint is not None else writer
 
@@ -244,6 +252,7 @@ class HandlerSettings:
         row_size: Expression for the size of a row in bytes; None if this process may not gather the rows.
         outputs: The transformations of sinks that have one.
         dead_letters: Where rows go that the sinks refuse; None if they fail the epoch.
+        sources: The query's, by titles, as far as they can say whether their systems answer.
     """
 
     sinks: Sequence[TwoPhaseCommitSink[Any]]
@@ -258,6 +267,7 @@ class HandlerSettings:
     on_complete: Callable[[int, EpochInput], None] | None
     outputs: Jobs = field(default_factory=Transformations)
     dead_letters: DeadLetters | None = None
+    sources: Mapping[str, ResettableSource] = field(default_factory=dict)
 
     @property
     def all_sinks(self) -> list[TwoPhaseCommitSink[Any]]:
@@ -418,6 +428,14 @@ class EpochHandler(HandlerSettings):
             stop=None if ends is None else lambda: ends.stop(self.query),
             await_stop=None if ends is None else ends.await_stop,
         )
+        self._started = ""
+        """Id of a query that has started and that has not run a micro-batch yet."""
+        self._done = 0
+        """Number of micro-batches that this handler has ended; each was read from all sources."""
+        self._noted = False
+        """Whether the newest of them failed, which is noted."""
+        self._watch = QueryWatch(self.is_active, self._ask_sources, self._query_ended)
+        self._sources: SourceWatch | None = None
 
     def prepare(self, view: LogView | None) -> None:
         """Check the targets before the query starts, and create what is missing in them and was requested.
@@ -452,7 +470,9 @@ class EpochHandler(HandlerSettings):
         try:
             with self._between.epoch():
                 self._epoch(frame, batch)
+            self._done, self._noted = self._done + 1, False
             self._between.start()
+            self._watch.start()
         except StoppedError as error:
             raise error.with_traceback(None) from None
         except BaseException as error:
@@ -462,17 +482,21 @@ class EpochHandler(HandlerSettings):
             _log.debug("epoch %s of pipeline %s failed", batch, self.pipeline, exc_info=True)
             raise error.with_traceback(None) from None
 
-    def take_over(self, checkpoint: str, patience: float) -> None:
+    def take_over(self, spark: SparkSession, checkpoint: str, patience: float | None) -> None:
         """Take the pipeline over from the driver that runs it, before the query starts.
 
         Args:
+            spark: The session, which is warmed up first.
             checkpoint: The query's.
-            patience: Seconds to wait at most until that driver has ended its epoch.
+            patience: Seconds to wait at most until that driver has ended its epoch; None: do nothing.
 
         Raises:
             FencedError: Yet another driver is taking it over.
             StoreError: The store of the decision log did not answer.
         """
+        if patience is None:
+            return
+        warm_up(spark, self.all_sinks)
         store = open_log(self.store, checkpoint, self.pipeline)
         self._run_writers = RunWriters.of(self.pipeline, store)
         writer = LogWriter(store, self.pipeline, self.policy, self._run_writers)
@@ -492,7 +516,34 @@ class EpochHandler(HandlerSettings):
                 raise
             raise error.with_traceback(None) from None
 
-        handler = settings.handler(spark, schemas)
+    def watch(self, query: str, log: LogStore | None) -> None:
+        """Watch a query that has started.
+
+        Args:
+            query: Its id.
+            log: Store of the decision log; None if there is none yet.
+        """
+        self._started, self._log_store = query, log
+        self._watch.start()
+
+    def _ask_sources(self) -> None:
+        if self._sources is None:
+            name = self.pipeline
+            self._sources = SourceWatch(name, self.sources, lambda: self._done, lambda: self._log_store)
+        self._sources.look()
+
+    def _query_ended(self) -> None:
+        """Note why the query has failed, if that was outside of its epochs, as a failure of a source is."""
+        error = self._session.failure(self.query or self._started)
+        if error is not None and not self._noted:
+            self.tell_failed(None, error)
+
+    def tell_failed(self, batch: int | None, error: BaseException) -> None:
+        """Tell observers and the pipeline's notes why an epoch, the start before it, or the query failed."""
+        self._noted = True
+        tell(EpochFailed(self.pipeline, batch, reason(error)))
+        if self._log_store is not None and not isinstance(error, FencedError):  # a newer run writes the notes now
+            note_failure(self._log_store, batch, reason(error))
 
     @property
     def query(self) -> str:
@@ -501,7 +552,7 @@ class EpochHandler(HandlerSettings):
 
     def is_active(self) -> bool:
         """Return whether the query is running whose micro-batches it has written."""
-        return self._session.is_active(self.query)
+        return self._session.is_active(self.query or self._started)
 
     def _explains_itself(self, error: BaseException) -> bool:
         """Return whether the message needs no traceback: it says how to proceed, or Spark has logged the rest."""

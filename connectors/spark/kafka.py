@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +23,7 @@ from onceward.connectors.kafka.positions import LATEST, AtOffsets, AtTime, bound
 from onceward.connectors.kafka.settings import CONNECTION_OPTIONS, PREFIX, KafkaSettings, split_options
 from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.core.kit.options import arguments, distinct
+from onceward.core.source_watch import titles
 
 from .any_source import SourceStreamReader, registered_source
 
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("onceward.spark")
 
 FORMAT: Final = "onceward-kafka"
+_SPARKS_OWN: Final = "kafka"
 TOLERATED: Final = frozenset({"path", "checkpointlocation", "pipeline", "name", "useprivatejson"})
 """Options that Spark adds by itself or that belong to the query."""
 STRATEGY: Final = "startingOffsetsByTimestampStrategy"
@@ -255,6 +258,30 @@ def publisher_from_options(options: Mapping[str, str]) -> OnComplete | None:
 def is_ours(option: str) -> bool:
     """Return whether an option of a format says where to publish offsets."""
     return option.lower().startswith(PUBLISHING)
+
+
+def watched_sources(sources: Sequence[StreamingSource]) -> dict[str, ResettableSource]:
+    """Return those sources of a query that can say whether their systems answer, by titles.
+
+    Spark's own Kafka source is one of them, if its options suit librdkafka. It is not read here.
+    """
+    found: dict[str, ResettableSource] = {}
+    for number, source in enumerate(sources):
+        made = registered_source(source.format)
+        if source.format in (FORMAT, _SPARKS_OWN):
+            chosen = {name.lower() for name in SELECTIONS}
+            options = {name: text for name, text in source.options.items() if name in chosen or is_setting(name)}
+            with suppress(OncewardError, ImportError):
+                made = stream_source(options)
+        if made is not None:
+            name = type(made).__name__ if source.format != _SPARKS_OWN else _SPARKS_OWN
+            found[f"{name}#{number}"] = made
+    return titles(found)
+
+
+def is_setting(option: str) -> bool:
+    """Return whether an option is one of Kafka's settings."""
+    return option.lower().startswith(PREFIX)
 
 
 def with_publication(sources: Sequence[StreamingSource], on_complete: OnComplete | None) -> OnComplete | None:

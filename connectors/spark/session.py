@@ -57,6 +57,9 @@ class QuerySession(Protocol):
     def is_active(self, query: str) -> bool:
         """Return whether the query with this id is running."""
 
+    def failure(self, query: str) -> BaseException | None:
+        """Return why a query has failed that `is_active` has seen running; None if it has not, or nobody can say."""
+
     def reader(self) -> Callable[[str], str | None]:
         """Return a function that reads a small file of the checkpoint by its URL; it returns None if there is none."""
 

@@ -42,12 +42,13 @@ def check_start(place: tuple[Any, ...], options: Mapping[str, Any]) -> None:
         )
 
 
-def prepare_at_start(writer: Any, prepare: Callable[[], None]) -> None:
-    """Make a writer of a classic session prepare the query's targets when it is started.
+def prepare_at_start(writer: Any, prepare: Callable[[], None], watch: Callable[[Any], None]) -> None:
+    """Make a writer of a classic session prepare the query's targets when it is started, and have the query watched.
 
     Args:
         writer: The DataStreamWriter.
         prepare: Checks the targets, and creates what is missing in them.
+        watch: Watches the query that has started.
     """
     begin = type(writer).start
 
@@ -55,6 +56,9 @@ def prepare_at_start(writer: Any, prepare: Callable[[], None]) -> None:
         check_start(place, options)
         if not EXPLAINING.get():
             prepare()
-        return begin(writer, **options)
+        query = begin(writer, **options)
+        if not EXPLAINING.get():
+            watch(query)
+        return query
 
     writer.start = start

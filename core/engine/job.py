@@ -22,6 +22,7 @@ from ..events import EpochFailed, tell
 from ..handover import Predecessor, Successor, run
 from ..log import LogWriter, MemoryStore, RunWriters
 from ..log.notes import note_end, note_failure
+from ..source_watch import SourceWatch, titles, watching
 from .channels import CheckpointKind
 from .completion import unexpected
 from .origin import Restore
@@ -213,7 +214,25 @@ class Job:
             _log.info("pipeline %s runs in another driver now", self._setup.pipeline)
         return taken
 
+    def _watch_sources(self) -> None:
+        """Tell of sources that do not answer while the pipeline runs."""
+        read = {f"{one.uid}": one.what for one in self._setup.graph.operators if one.kind == "source"}
+        setup = self._setup
+        watch = SourceWatch(setup.pipeline, titles(read), self._progress, lambda: setup.store, setup.policy.monotonic)
+
+        def look() -> None:
+            if self.state is JobState.RUNNING:
+                watch.look()
+
+        watching(look, self._closing, f"onceward-{setup.pipeline}-sources")
+
+    def _progress(self) -> object:
+        """Return a value that changes with each completed checkpoint, and with each start."""
+        done = [one.checkpoint for one in self.checkpoints if one.status == "completed"]
+        return self.state, self.restarts, done[-1:]
+
     def _run(self) -> None:
+        self._watch_sources()
         commands = threading.Thread(target=self._serve, name=f"onceward-{self._setup.pipeline}-commands", daemon=True)
         try:
             if not isinstance(self._setup.store, MemoryStore):  # which no other process reaches

@@ -42,7 +42,7 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the file."""
 
     what: str
-    """`start`, `epoch`, `checkpoint`, `failure`, `task`, `life` or `end`."""
+    """`start`, `epoch`, `checkpoint`, `failure`, `task`, `source`, `life` or `end`."""
     at: str
     """Wall-clock time (UTC) of the end of it."""
     fields: dict[str, Any] = {}
@@ -94,6 +94,11 @@ def note_failure(store: LogStore, epoch: int | None, error: str) -> None:
 def note_task(store: LogStore, epoch: int, error: str) -> None:
     """Leave a note of a task that failed. It is no failure of the epoch yet: Spark may run the task again."""
     note(store, "task", {"epoch": epoch, "error": _line(error)})
+
+
+def note_source(store: LogStore, source: str, seconds: float, why: str) -> None:
+    """Leave a note of a source that has not answered for so long, or, if `why` is empty, that answers again."""
+    note(store, "source", {"source": source, "seconds": round(seconds, 1), "why": _line(why)})
 
 
 def note_life(folder: Path, code: int, seconds: float, *, again: float | None, stopped: bool = False) -> None:

@@ -11,8 +11,8 @@ the log, the notes and the clock. The first state of this list that applies coun
 6. restarting: the pipeline has started several times within a few minutes, without completing epochs in between, or
    `onceward run` waits to start it again.
 7. failed: the newest note is of a failure.
-8. silent: no epoch was completed for many times the usual pace, or the newest entry is from the future, so that its
-   age is not known.
+8. silent: a source does not answer, no epoch was completed for many times the usual pace, or the newest entry is from
+   the future, so that its age is not known.
 9. running.
 """
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from statistics import median
 from typing import TYPE_CHECKING, Final
@@ -31,6 +31,7 @@ from ..errors import OncewardError
 from ..kit.times import duration
 from ..log import DirectoryStore
 from ..log.notes import notes
+from ..source_watch import MOST_SECONDS
 from .survey import history
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ AHEAD_SECONDS: Final = 60.0
 """How far in the future a time may be: clocks of two machines differ a little. A later one says nothing of an age."""
 NOTES: Final = 200
 """Number of notes of each kind that are looked at."""
+_MOST_WAITED: Final = 1e9
+"""Seconds, beyond which a note of a source was not written by onceward."""
 _PROGRESS: Final = frozenset({"epoch", "checkpoint"})
 _ASIDE: Final = frozenset({"task", "source"})
 """Notes of what may pass: they end no run and begin none."""
@@ -114,6 +117,8 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Number of starts in the last ten minutes."""
     error: str | None = None
     """The last failure that was noted since an epoch was completed."""
+    source: str | None = None
+    """The source that has not answered for longest; null if all answer, or if nobody has noted it."""
     exit_code: int | None = None
     """The last one of the driver since an epoch was completed; only `onceward run` notes it."""
 
@@ -191,7 +196,7 @@ def assess(
     facts = _Facts(view, noted, now, max(past, default=None), _pace(noted))
     found = _moved(facts) or _waiting(facts, expires_in, lost) or _ended(facts) or _given_up(facts)
     found = found or _restarting(facts) or _failed(facts)
-    found = found or _unclear(facts) or _silent(facts) or _running(facts)
+    found = found or _unanswered(facts) or _unclear(facts) or _silent(facts) or _running(facts)
     return msgspec.structs.replace(
         found,
         pipeline=pipeline,
@@ -397,6 +402,35 @@ def _ended(facts: _Facts) -> PipelineStatus | None:
     if newest.what != "end":
         return None
     return _status(PipelineState.ENDED, "the last run ended without an error", since=newest.at)
+
+
+def _unanswered(facts: _Facts) -> PipelineStatus | None:
+    """Report sources that have not answered since an epoch was completed; their driver tells it again and again."""
+    told: dict[str, Note] = {}
+    for one in facts.noted:
+        if one.what in _PROGRESS or one.what == "start":
+            told.clear()
+        elif one.what == "source":
+            told[str(one.fields.get("source"))] = one
+    waits: list[tuple[float, str, str]] = []
+    for source, one in told.items():
+        seconds, why, age = one.fields.get("seconds"), one.fields.get("why"), facts.age(one.at)
+        if not why or age is None or not isinstance(seconds, int | float) or not 0 <= seconds < _MOST_WAITED:
+            continue
+        if age <= min(seconds, MOST_SECONDS) + OVERDUE_SECONDS:  # otherwise its driver is gone, too
+            waits.append((seconds + age, source, str(why)))
+    if not waits:
+        return None
+    waits.sort(reverse=True)
+    since = facts.now - timedelta(seconds=waits[0][0])
+    return _status(
+        PipelineState.SILENT,
+        "; ".join(f"source {source} has not answered for {duration(seconds)}" for seconds, source, _ in waits),
+        advice="bring back what the source reads; the pipeline then continues by itself, or when it is started again",
+        since=since.isoformat(timespec="milliseconds"),
+        error=waits[0][2],
+        source=waits[0][1],
+    )
 
 
 def _unclear(facts: _Facts) -> PipelineStatus | None:
