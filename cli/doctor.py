@@ -165,18 +165,18 @@ def _python() -> Finding:
     """Check that the executors' Python, if on this machine, has the driver's version and packages."""
     check = "python of the executors"
     try:
-        from onceward.connectors.spark import task  # noqa: PLC0415 - doctor also looks at what is not installed
+        from onceward.connectors.spark import executors  # noqa: PLC0415 - doctor also looks at what is not installed
     except ImportError:
         return skipped(check, "pyspark is not installed")
     chosen = os.environ.get("PYSPARK_PYTHON")
-    found = task.obstacle(chosen or task.DEFAULT_PYTHON)
+    found = executors.obstacle(chosen or executors.DEFAULT_PYTHON)
     if not found:
-        return ok(check, chosen or task.DEFAULT_PYTHON)
+        return ok(check, chosen or executors.DEFAULT_PYTHON)
     if not chosen:
         return warning(
-            check, f"{found}, and PYSPARK_PYTHON is not set", f"unless the program sets it: {task.PYTHON_ADVICE}"
+            check, f"{found}, and PYSPARK_PYTHON is not set", f"unless the program sets it: {executors.PYTHON_ADVICE}"
         )
-    return failed(check, found, task.PYTHON_ADVICE)
+    return failed(check, found, executors.PYTHON_ADVICE)
 
 
 def check_log(url: str | None, pipeline: str | None) -> Iterator[Finding]:

@@ -165,7 +165,7 @@ def test_there_is_no_import_cycle() -> None:
 LEFT = {
     "cli/demo/pipeline.py": "connectors.database.sink connectors.kafka.sink connectors.spark",
     "cli/dev.py": "connectors.kafka.admin connectors.kafka.settings",
-    "cli/doctor.py": "connectors.spark.task",
+    "cli/doctor.py": "connectors.spark.executors",
     "cli/explain.py": "connectors.spark.description",
     "connectors/spark/kafka.py": """
         connectors.kafka.admin connectors.kafka.positions connectors.kafka.settings connectors.kafka.source""",

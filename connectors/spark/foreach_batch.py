@@ -24,6 +24,7 @@ from onceward.core.errors import ConfigurationError, SchemaError
 from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST, CommitPolicy, OnLost
 from onceward.sinks import Sink
 
+from .executors import warn_of_python
 from .handler import EpochHandler, check_pipeline, check_settings, dead_letters_of, driven_sinks
 from .kafka import watched_sources, with_publication
 from .outputs import DEFAULT_PERSIST, AnySink, Output, Persist, Transformations, applied, checked_persist, sinks_of
@@ -31,7 +32,7 @@ from .parallelism import Writers, checked_writers, row_size
 from .plan import is_micro_batch, plan_only_writes, sources_in
 from .query import called_for, query_session
 from .session import is_connect
-from .task import schema_for, warn_of_python
+from .task import schema_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

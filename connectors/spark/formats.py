@@ -20,10 +20,11 @@ from onceward.core.kit.options import option_names, plain
 from onceward.sinks import DirectSink, TwoPhaseCommitSink
 
 from .data_sources import DataSource, need_available
+from .executors import warn_of_python
 from .kafka import is_ours, publisher_from_options
 from .options import COMMON, FormatOptions, check_complete_mode, noting_failed_start
 from .query import ASYNC, refused
-from .task import arrow_schema, warn_of_python
+from .task import arrow_schema
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

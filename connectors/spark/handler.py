@@ -51,6 +51,7 @@ from onceward.core.source_watch import SourceWatch
 from onceward.core.transaction import Acknowledgement
 from onceward.sinks import DirectSink, TwoPhaseCommitSink
 
+from .executors import warn_of_python
 from .idle import BetweenEpochs
 from .kafka import watched_sources, with_publication
 from .options import (
@@ -80,7 +81,6 @@ from .task import (
     projected,
     schema_for,
     share_batches,
-    warn_of_python,
     with_plain_names,
     write_and_tell,
     write_partition,

@@ -1,4 +1,4 @@
-"""What an executor does with its partition of an epoch: write every sink, pre-commit, acknowledge. And by which Python.
+"""What an executor does with its partition of an epoch: write every sink, pre-commit, acknowledge.
 
 One pass over a batch feeds every sink. Sinks without `select` and `where` share the batch as it is; as soon as one has
 either, Spark computes a struct column for each sink, null where the row is not for it.
@@ -8,11 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import msgspec
@@ -26,26 +21,19 @@ from onceward.core.transaction import Acknowledgement, WriteContext
 
 from .plan import node_names
 from .refusals import SOURCE_COLUMN, IsolatingPartition, source_of
-from .session import is_connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
     from onceward.sinks import Sink, TwoPhaseCommitSink
 
     from .refusals import Letters
 
-_log = logging.getLogger("onceward.spark")
-
 ACK_COLUMN, STAGE_COLUMN, SIZE_COLUMN = "acknowledgement", "stage", "row_bytes"
 ACK_SCHEMA = f"{ACK_COLUMN} string, {STAGE_COLUMN} int, {SIZE_COLUMN} double"
-DEFAULT_PYTHON: Final = "python3"
-"""What Spark runs without PYSPARK_PYTHON."""
-PYTHON_ADVICE: Final = f"set PYSPARK_PYTHON={sys.executable} before the session starts"
-_PROBE: Final = "import sys, onceward.core, pyarrow; print('.'.join(map(str, sys.version_info[:2])))"
 
 
 class TaskPlace(NamedTuple):
@@ -321,38 +309,3 @@ def _to_arrow(schema: StructType) -> pa.Schema:
     if "timezone" in inspect.signature(to_arrow_schema).parameters:
         return cast("pa.Schema", to_arrow_schema(schema, timezone="UTC"))
     return cast("pa.Schema", to_arrow_schema(schema))
-
-
-@functools.cache
-def obstacle(python: str) -> str:
-    """Return what keeps this interpreter, on this machine, from running onceward's code; empty if nothing does.
-
-    Asked once in a process: it may cost a second.
-
-    Args:
-        python: A name on PATH or a path, as in PYSPARK_PYTHON.
-    """
-    found = shutil.which(python)
-    if found is None:
-        return f"there is no {python}"
-    one, other = Path(found), Path(sys.executable)
-    if one.parent == other.parent and one.resolve() == other.resolve():  # `python3` and `python` are links to one file
-        return ""
-    answer = subprocess.run([found, "-c", _PROBE], capture_output=True, text=True, check=False)  # noqa: S603 - the user's own Python
-    if answer.returncode != 0:
-        reason = (answer.stderr.strip().splitlines() or ["no answer"])[-1]
-        return f"{found} cannot run onceward ({reason})"
-    theirs, mine = answer.stdout.strip(), ".".join(map(str, sys.version_info[:2]))
-    return "" if theirs == mine else f"{found} is Python {theirs}, and the driver is Python {mine}"
-
-
-def warn_of_python(spark: SparkSession) -> None:
-    """Log a warning if executors on this machine lack the packages: Spark itself says only that something failed."""
-    if is_connect(spark):
-        return  # its server runs elsewhere
-    context = spark.sparkContext
-    if context.master is None or not context.master.startswith("local"):
-        return  # they are elsewhere
-    found = obstacle(context.pythonExec)
-    if found:
-        _log.warning("executors run %s, but %s: %s", context.pythonExec, found, PYTHON_ADVICE)
