@@ -600,7 +600,19 @@ class TestSparkProgress:
             "maxOffsetsBehindLatest": "5",
         }
         assert others == [own, files, {**kafka, "latestOffset": None}]
-        assert registry.value("onceward_spark_offsets_behind_latest") == 7
+        assert registry.value("onceward_spark_offsets_behind_latest", source="t") == 7
+
+    def test_two_kafka_sources_of_a_query_have_a_lag_each(self, registry: Registry) -> None:
+        from onceward import ProgressListener
+
+        sources: list[Any] = [
+            {"endOffset": '{"orders":{"0":1}}', "metrics": {"maxOffsetsBehindLatest": "7"}},
+            {"endOffset": {"b": {}, "a": {}, "d": {}, "c": {}}, "metrics": {"maxOffsetsBehindLatest": "3"}},
+            {"endOffset": "{", "metrics": {"maxOffsetsBehindLatest": "1"}},
+        ]
+        ProgressListener().onQueryProgress(self.report(name="p", sources=sources))
+        lags = {name: registry.value("onceward_spark_offsets_behind_latest", source=name) for name in LAGS}
+        assert lags == LAGS
 
     def test_a_report_of_another_query_stays_as_it_is(self, told: list[Event]) -> None:
         from onceward import ProgressListener
@@ -613,6 +625,7 @@ class TestSparkProgress:
         assert event.pipeline == "other"
 
 
+LAGS = {"orders": 7, "a, b, c, …": 3, "": 1}
 NAME = re.compile(r"onceward_[a-z_]+")
 SHOWN = {
     name

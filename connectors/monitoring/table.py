@@ -11,6 +11,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import msgspec
+
 from onceward.core.events import (
     CheckpointEnded,
     Committed,
@@ -46,6 +48,10 @@ BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 """Of all histograms, in seconds."""
 BEHIND: Final = "maxOffsetsBehindLatest"
 """Spark's name for the lag of the partition that is furthest behind, in the metrics of a Kafka source."""
+
+
+_TOPICS: Final = 3
+"""How many topics of one source a label names."""
 
 
 class Metric(NamedTuple):
@@ -211,7 +217,8 @@ SPARK_BEHIND = _metric(
     MetricKind.GAUGE,
     "{offset}",
     "Offsets between the end of the newest micro-batch and the end of the topic, in the Kafka partition that is "
-    "furthest behind.",
+    "furthest behind; `source` has the topics.",
+    "source",
 )
 
 
@@ -257,10 +264,25 @@ def _progressed(one: tuple[str], progress: Mapping[str, Any]) -> Iterator[Metric
     yield MetricSample(SPARK_ROWS, progress.get("numInputRows") or 0, one)
     yield MetricSample(SPARK_BATCH, progress.get("durationMs", {}).get("triggerExecution", 0) / 1000, one)
     yield MetricSample(SPARK_STATE, sum(o.get("numRowsTotal", 0) for o in progress.get("stateOperators", [])), one)
-    metrics = [source.get("metrics") or {} for source in progress.get("sources", ())]
-    behind = [int(of_source[BEHIND]) for of_source in metrics if BEHIND in of_source]
-    if behind:
-        yield MetricSample(SPARK_BEHIND, max(behind), one)
+    behind: dict[str, int] = {}
+    for source in progress.get("sources", ()):
+        metrics = source.get("metrics") or {}
+        if BEHIND in metrics:
+            topics = _topics(source)  # of two sources with the same topics, the one that is further behind
+            behind[topics] = max(behind.get(topics, 0), int(metrics[BEHIND]))
+    yield from (MetricSample(SPARK_BEHIND, most, (*one, topics)) for topics, most in behind.items())
+
+
+def _topics(source: Mapping[str, Any]) -> str:
+    """Return the names of the topics that a source of a query reads; the first ones of many."""
+    offsets = source.get("endOffset")
+    if isinstance(offsets, str):
+        try:
+            offsets = msgspec.json.decode(offsets)
+        except msgspec.DecodeError:
+            offsets = None
+    names = sorted(map(str, offsets)) if isinstance(offsets, dict) else []
+    return ", ".join([*names[:_TOPICS], *(["…"] if len(names) > _TOPICS else [])])
 
 
 def _measured(pipeline: str, usage: SubtaskUsage) -> Iterator[MetricSample]:

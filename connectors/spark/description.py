@@ -97,7 +97,7 @@ def _sources(query: PlannedQuery, one: Described) -> list[Finding]:
     sources = streaming_sources(query.df)
     findings = [_source(source, one, query.df.sparkSession) for source in sources]
     names = Counter(finding.where for finding in findings)
-    read = [next((source.options[name] for name in _READ if name in source.options), "") for source in sources]
+    read = [_read(source) for source in sources]
     titles = [
         f"{finding.where} {what}" if what else finding.where for finding, what in zip(findings, read, strict=True)
     ]
@@ -107,6 +107,14 @@ def _sources(query: PlannedQuery, one: Described) -> list[Finding]:
         finding.of(title) if names[finding.where] > 1 else finding
         for finding, title in zip(findings, numbered, strict=True)
     ]
+
+
+def _read(source: StreamingSource) -> str:
+    """Return what a source reads; empty if nobody says so."""
+    made = registered_source(source.format)
+    if made is not None:
+        return made.reads
+    return next((source.options[name] for name in _READ if name in source.options), "")
 
 
 def _source(source: StreamingSource, one: Described, session: SparkSession) -> Finding:
