@@ -1,7 +1,7 @@
-"""README.md, docs/engine.md, docs/testing.md and docs/getting-started.md as a new user follows them.
+"""README.md and the pages engine, how-to/custom-sink, testing and getting-started as a new user follows them.
 
-README, the engine's page and the page on testing: the wheel in an empty environment, with what they install and nothing
-else. The getting-started page: the project's own environment, so its installation is left out.
+README, the engine's page, the skeleton of a sink and the page on testing: the wheel in an empty environment, with what
+they install and nothing else. The getting-started page: the project's own environment, so its installation is left out.
 
 Every `bash` block runs as it stands, in order, in one shell session; the `python` blocks are the files that it runs.
 Only two things are ours: versions are those of requirements.lock, and `.` is the wheel of this checkout. No `python3`
@@ -30,6 +30,7 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 GETTING_STARTED = (ROOT / "docs" / "getting-started.md").read_text()
 ENGINE = (ROOT / "docs" / "engine.md").read_text()
+CUSTOM_SINK = (ROOT / "docs" / "how-to" / "custom-sink.md").read_text()
 TESTING = (ROOT / "docs" / "testing.md").read_text()
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 pytestmark = [pytest.mark.pages, pytest.mark.spark, pytest.mark.kafka, pytest.mark.postgres, pytest.mark.timeout(1500)]
@@ -166,7 +167,8 @@ def test_a_new_user_follows_it_from_top_to_bottom(shell: Shell, environment: Ins
     for file, text in {**programs(README), **programs(ENGINE)}.items():
         (shell.folder / file).write_text(text)
     install = environment.output
-    services, quickstart, sink = (shell.run(block) for block in bash(README, "'.[", environment.wheel)[1:])
+    services, quickstart = (shell.run(block) for block in bash(README, "'.[", environment.wheel)[1:])
+    sink = shell.run(bash(CUSTOM_SINK, "'onceward[", environment.wheel)[0])
     [engine] = (shell.run(block) for block in bash(ENGINE, "'.[", environment.wheel))
     assert "Successfully installed" in install
     assert "failed" not in install.partition("ok       java")[2]

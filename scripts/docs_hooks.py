@@ -1,8 +1,8 @@
 # ruff: noqa: INP001 - mkdocs loads it by its path
 """What mkdocs.yml cannot say: pages of the site that are files outside of docs/, and the command line's reference.
 
-README.md is the site's first page. Whatever a page links to outside of docs/ (examples, ARCHITECTURE.md) becomes a page
-below repository/, and links between pages, which are those of the repository, are turned into those of the site.
+Whatever a page links to outside of docs/ (README.md, examples, ARCHITECTURE.md) becomes a page below repository/, and
+links between pages, which are those of the repository, are turned into those of the site.
 """
 
 from __future__ import annotations
@@ -86,8 +86,6 @@ def _target(source: Path, link: str) -> Path | None:
 
 def _uri(path: Path) -> str:
     """The page of the site that a file is."""
-    if path == ROOT / "README.md":
-        return "index.md"
     if path.is_relative_to(DOCS):
         return path.relative_to(DOCS).as_posix()
     return f"repository/{path.relative_to(ROOT).as_posix()}{'' if path.suffix == '.md' else '.md'}"

@@ -85,18 +85,16 @@ def by_check(findings: tuple[Finding, ...] | list[Finding]) -> dict[str, Finding
     return {finding.check: finding for finding in findings}
 
 
-def test_readme_and_the_page_name_the_checks_that_cover_each_setup_and_the_code_makes_them() -> None:
-    table = (ROOT / "README.md").read_text().partition("| setup | what happens |")[2].partition("\n\n")[0]
+def test_the_checks_that_the_page_on_guarantees_names_for_each_setup_are_made_by_the_code() -> None:
+    table = (ROOT / "docs" / "guarantees.md").read_text().partition("| setup | what happens |")[2].partition("\n\n")[0]
     rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
     covered = {row[0]: re.findall(r"`([^`]+)`", row[-1]) for row in rows}
-    page = (ROOT / "docs" / "explain.md").read_text()
     files = [ROOT / "cli/doctor.py", ROOT / "cli/explain.py", *(ROOT / "connectors").glob("*/checks.py")]
     files += [ROOT / "core/operations/description.py", ROOT / "connectors/spark/description.py"]
     nodes = [node for path in files for node in ast.walk(ast.parse(path.read_text()))]
     made = {node.value for node in nodes if isinstance(node, ast.Constant)}
     assert covered
-    for setup, checks in covered.items():
-        assert f"| {setup} | {', '.join(f'`{check}`' for check in checks)} |" in page
+    for checks in covered.values():
         assert checks
         assert made.issuperset(checks)
 

@@ -29,7 +29,7 @@ class Finding(msgspec.Struct, frozen=True):
     """One check's result.
 
     Attributes:
-        check: What was checked. README's table of what weakens the guarantee names it.
+        check: What was checked. docs/guarantees.md names it beside each setup that weakens the guarantee.
         health: How bad it is.
         found: What was seen.
         advice: What to do; empty if nothing.
