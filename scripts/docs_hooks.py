@@ -108,10 +108,9 @@ def _content(path: Path) -> str:
 
 
 def _notes() -> str:
-    """A list of the design notes, the newest first."""
-    notes = sorted((path for path in (DOCS / "design").glob("*.md") if path.name != "README.md"), reverse=True)
-    dated = {path: re.sub(r"^\d{4}-\d\d-\d\d: ", "", _title(path)) for path in notes}
-    return "".join(f"\n- {path.name[:10]}: [{title}]({path.name})" for path, title in dated.items())
+    """A list of the design notes, by number."""
+    notes = sorted((DOCS / "design").glob("0*.md"))
+    return "".join(f"\n- {path.name[:4]}: [{_title(path)}]({path.name})" for path in notes)
 
 
 def _commands() -> str:

@@ -1,7 +1,7 @@
 """Check that each target still has what was committed to it: at each start, before each decision, in each sweep.
 
 A target no longer has it if it is another target, or was replaced by an older copy of itself: a lagging standby was
-promoted, or a backup was restored. docs/design/2026-11-25-what-a-target-remembers.md says what each target can tell.
+promoted, or a backup was restored. docs/design/0017-what-a-target-remembers.md says what each target can tell.
 
 A target may go back at any moment of a run, so a check at the start is not enough. Going back, it loses the end of its
 history: whatever it has prepared after a commit is lost with that commit. So if a target has all earlier commits once
