@@ -59,6 +59,13 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert shown == {*onceward._HOMES, "errors"}
 
 
+def test_design_notes_are_numbered_without_gaps_and_say_since_when_they_hold() -> None:
+    notes = sorted(path for path in (DOCS / "design").glob("*.md") if path.name != "README.md")
+    assert [path.name[:5] for path in notes] == [f"{number:04}-" for number in range(1, len(notes) + 1)]
+    for path in notes:
+        assert re.match(r"# .+\n\n\*Status: [^*]*20\d\d-\d\d-\d\d", path.read_text()), path.name
+
+
 @pytest.mark.parametrize("name", pictures.PICTURES)
 def test_a_picture_is_up_to_date_and_its_texts_fit(name: str) -> None:
     actors, steps = pictures.PICTURES[name]

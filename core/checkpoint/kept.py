@@ -5,7 +5,7 @@ promoted, or a backup was restored. docs/design/0017-what-a-target-remembers.md 
 
 A target may go back at any moment of a run, so a check at the start is not enough. Going back, it loses the end of its
 history: whatever it has prepared after a commit is lost with that commit. So if a target has all earlier commits once
-an epoch is prepared, committing the epoch cannot hide a loss (docs/design/2026-11-27-a-failover-in-mid-run.md).
+an epoch is prepared, committing the epoch cannot hide a loss.
 """
 
 from __future__ import annotations
