@@ -144,7 +144,7 @@ simulate: setup ## Run the protocol's simulator at length; ARGS are its own
 	@$(BIN)/python -m tests.simulator $(ARGS)
 
 .PHONY: mutants
-mutants: setup ## Put errors into a copy of the code, one by one: a fast test must catch each (writes docs/mutants.md)
+mutants: setup ## Put errors into a copy of the code, one by one: a fast test must catch each (writes tests/mutants/README.md)
 	@PYTHONPATH=src $(BIN)/python -m tests.mutants $(ARGS)
 
 .PHONY: scoreboard

@@ -1,6 +1,6 @@
-"""The table of what shows what: docs/scenarios.md, from tests/scenarios.toml and the tests' names.
+"""The table of what shows what, from tests/scenarios.toml and the tests' names.
 
-    python -m tests.scenarios                    # writes the table
+    python -m tests.scenarios                    # prints the table
     python -m tests.scenarios --before FOLDER    # what an older checkout in FOLDER tested and this one does not
 
 A test shows a scenario whose number is in its name (`test_40_41_and_43_…`, `test_09_to_15_and_88_…`) or that its own
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 ROOT = Path(__file__).parent.parent
-DOCUMENT = Path("docs", "scenarios.md")
 SCENARIOS = range(1, 101)
 SUITES = ("SinkConformance", "SourceConformance")
 _PLACES = ("tests", "integration", "testing", "examples", "connectors/testing")
@@ -30,10 +29,9 @@ _NUMBERS_OF_A_NAME = re.compile(r"test_(\d{1,3}(?:_(?:and_|to_)?\d{1,3})*)_(?!\d
 _CITED = re.compile(r"\bscenarios? (\d+(?:(?:,| to| and|,? and) \d+)*)", re.IGNORECASE)
 _HEAD = """# Scenarios, conformance cases and promises, and the tests that show them
 
-`python -m tests.scenarios` writes this page from `tests/scenarios.toml` and the tests' names; `tests/test_scenarios.py`
-fails when it is out of date, when a scenario has no test, or when a promise is no longer in the documentation or loses
-a test. A test's name says the numbers of the scenarios that it shows. Tests in `testing/` are the
-[conformance suite](conformance.md), which runs against each sink and source in the second table.
+From `tests/scenarios.toml` and the tests' names; `tests/test_scenarios.py` fails when a scenario has no test, or when a
+promise is no longer in the documentation or loses a test. A test's name says the numbers of the scenarios that it
+shows. Tests in `testing/` are the conformance suite, which runs against each sink and source in the second table.
 """
 
 
@@ -186,14 +184,11 @@ def _cell(text: str) -> str:
 
 
 def main() -> None:
-    """Write the table, or compare with an older checkout."""
+    """Print the table, or compare with an older checkout."""
     parser = argparse.ArgumentParser(description="The table of scenarios, conformance cases and promises.")
     parser.add_argument("--before", type=Path, metavar="FOLDER", help="an older checkout to compare with")
     before = parser.parse_args().before
-    if before is None:
-        (ROOT / DOCUMENT).write_text(document(collect()))
-    else:
-        print("\n".join(lost_since(collect(before), collect())))  # noqa: T201 - a command
+    print(document(collect()) if before is None else "\n".join(lost_since(collect(before), collect())))  # noqa: T201 - a command
 
 
 if __name__ == "__main__":

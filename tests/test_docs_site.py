@@ -59,6 +59,12 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert shown == {*onceward._HOMES, "errors"}
 
 
+def test_each_page_begins_with_a_sentence() -> None:
+    pages = [*DOCS.glob("*.md"), *(DOCS / "how-to").glob("*.md")]
+    starts = {page.name: page.read_text().split("\n\n")[1] for page in pages}
+    assert {name: start for name, start in starts.items() if re.match(r"```|[|#<!]", start)} == {}
+
+
 def test_design_notes_are_numbered_without_gaps_and_say_since_when_they_hold() -> None:
     notes = sorted(path for path in (DOCS / "design").glob("*.md") if path.name != "README.md")
     assert [path.name[:5] for path in notes] == [f"{number:04}-" for number in range(1, len(notes) + 1)]

@@ -1,4 +1,4 @@
-"""The table of what catches what: docs/mutants.md."""
+"""The table of what catches what: README.md of this folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from .catalog import Mutant
 
-DOCUMENT = PurePath("docs", "mutants.md")
+DOCUMENT = PurePath("tests", "mutants", "README.md")
 _HEAD = """# Mutants
 
 Each row is an error that the protocol must not have. `make mutants` puts one after another into a copy of the code
