@@ -1,4 +1,4 @@
-"""The pictures of docs/how-it-works.md: sequences of messages between processes and systems, as SVG.
+"""The pictures of the documentation, as SVG: sequences of messages between processes and systems, and a map of them.
 
     python -m tests.pictures    # writes docs/pictures/
 
@@ -127,7 +127,45 @@ PICTURES: Final[dict[str, tuple[list[str], list[Step]]]] = {
             Arrow("newer driver", LOG, "DECIDE, position 9", GOOD),
         ],
     ),
+    "checkpoint": (
+        ["coordinator", "source", "count", "sink", "target", LOG],
+        [
+            Arrow("coordinator", "source", "trigger 7"),
+            Note("source", "keeps its position"),
+            Arrow("source", "count", "barrier 7"),
+            Note("count", "freezes its state"),
+            Arrow("count", "sink", "barrier 7"),
+            Arrow("sink", "target", "flush, prepare"),
+            Note("count", "writes its state out"),
+            Arrow("source", "coordinator", "position"),
+            Arrow("count", "coordinator", "place of the state"),
+            Arrow("sink", "coordinator", "committable"),
+            Note("coordinator", "writes the metadata"),
+            Arrow("coordinator", LOG, "DECIDE 7: positions, state, transactions", GOOD),
+            Arrow("coordinator", "target", "commit by handle"),
+            Note("target", "rows are visible", GOOD),
+            Arrow("coordinator", LOG, "COMPLETED 7"),
+            Arrow("coordinator", "source", "complete 7"),
+            Arrow("source", "count", "complete 7"),
+            Arrow("count", "sink", "complete 7"),
+        ],
+    ),
 }
+MAP: Final = "map"
+PANELS: Final = {
+    "executors, many": (20, 44, 270, 150, ["subtask", "begin → write → pre_commit"]),
+    "driver, one": (370, 44, 250, 150, ["coordinator", "admit → decide → commit"]),
+    LOG: (730, 44, 200, 150, ["put-if-absent", "directory, SQL, object store"]),
+    "external systems": (20, 268, 910, 74, ["Kafka transactions, PostgreSQL prepared transactions, renamed files, …"]),
+}
+"""Title, place, size and lines of each box on the map."""
+ACROSS: Final = [
+    (290, 370, 119, "handles", INK),
+    (620, 730, 84, "START", INK),
+    (620, 730, 124, "DECIDE", GOOD),
+    (620, 730, 164, "COMPLETED", INK),
+]
+DOWN: Final = [(155, "rows, prepared but invisible"), (495, "commit or abort, by handle")]
 
 
 def drawn(name: str) -> str:
@@ -151,6 +189,29 @@ def drawn(name: str) -> str:
     parts += [_life(at[actor], y, height - 14) for actor, y in begun.items()]
     parts += [_box(at[actor], TOP - 34, actor, fill="#e6eefc", bold=True) for actor in names]
     parts += [_step(step, at, TOP + ROW * number + ROW // 2) for number, step in enumerate(steps)]
+    return "\n".join([*parts, "</svg>\n"])
+
+
+def drawn_map() -> str:
+    """The map of ARCHITECTURE.md as SVG."""
+    parts = [
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 950 360" width="950" height="360"',
+        'font-family="system-ui, sans-serif" font-size="13">',
+        f'<rect x="1" y="1" width="948" height="358" rx="8" fill="#ffffff" stroke="{FAINT}"/>',
+    ]
+    for title, (x, y, width, height, lines) in PANELS.items():
+        parts.append(
+            f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="8" fill="#f7f9fc" stroke="{FAINT}"/>'
+        )
+        parts.append(_box(x + width // 2, y, title, fill="#e6eefc", bold=True))
+        middle = y + (height + 26) // 2 - 10 * (len(lines) - 1)
+        parts += [_text(x + width // 2, middle + 24 * n, line, INK, halo=False) for n, line in enumerate(lines)]
+    for start, end, y, text, color in ACROSS:
+        parts.append(f'<path d="M{start} {y}H{end - 8}" stroke="{color}" stroke-width="1.6"/>')
+        parts.append(f'<path d="M{end} {y}l-9 -5v10z" fill="{color}"/>' + _text((start + end) // 2, y - 7, text, color))
+    for x, text in DOWN:
+        parts.append(f'<path d="M{x} 194V245" stroke="{INK}" stroke-width="1.6"/><path d="M{x} 254l-5 -9h10z"/>')
+        parts.append(_text(x, 228, text, INK))
     return "\n".join([*parts, "</svg>\n"])
 
 
@@ -197,6 +258,7 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     for name in PICTURES:
         (FOLDER / f"{name}.svg").write_text(drawn(name))
+    (FOLDER / f"{MAP}.svg").write_text(drawn_map())
 
 
 if __name__ == "__main__":

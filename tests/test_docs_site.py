@@ -84,6 +84,19 @@ def test_a_picture_is_up_to_date_and_its_texts_fit(name: str) -> None:
     assert (pictures.FOLDER / f"{name}.svg").read_text() == pictures.drawn(name), "run: python -m tests.pictures"
 
 
+def test_the_map_is_up_to_date_and_its_texts_fit() -> None:
+    assert (pictures.FOLDER / f"{pictures.MAP}.svg").read_text() == pictures.drawn_map(), (
+        "run: python -m tests.pictures"
+    )
+    for _, _, width, _, lines in pictures.PANELS.values():
+        assert all(7 * len(line) < width for line in lines)
+
+
+def test_every_picture_of_the_pages_is_drawn_in_one_style() -> None:
+    pages = [*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "ARCHITECTURE.md"]
+    assert [page.name for page in pages if re.search("[┌│├╭]", page.read_text())] == [], "draw it in tests/pictures.py"
+
+
 @pytest.mark.parametrize(
     ("word", "package"),
     {

@@ -28,11 +28,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from rich.console import RenderableType
 
+    from onceward.core.operations.comparison import Comparison
+
 _NOTES: Final = 12
 _LINES: Final = dict(
-    zip(TARGETS, [("#1b7837", "-"), ("#5aae61", "--"), ("#b35806", "-"), ("#e08214", "--")], strict=True)
+    zip(TARGETS, [("#0b7a4b", "-"), ("#5aae61", "--"), ("#b35806", "-"), ("#e08214", "--")], strict=True)
 )
-_COLORS: Final = {"driver": "#b22222", "broker": "#6a3d9a", "database": "#1f78b4"}
+_COLORS: Final = {"driver": "#c62828", "broker": "#6a3d9a", "database": "#1f78b4"}
+_INK, _TOO_MANY = "#1f2933", "#c62828"
 
 
 def demo(*, orders: int, users: int, kills: int, seed: int, home: Path, picture: Path) -> int:
@@ -91,44 +94,57 @@ def summary(story: Story) -> RenderableType:
 
 def draw(story: Story, path: Path) -> None:
     """Write the picture of a run as PNG or SVG, by the path's suffix."""
-    figure = Figure(figsize=(11, 6.5), layout="constrained")
+    figure = Figure(figsize=(11, 5.5), layout="constrained")
     FigureCanvasAgg(figure)
-    timeline, bars = figure.subplots(2, 1, height_ratios=[3, 1])
-    _timeline(timeline, story)
-    _bars(bars, story)
+    axes = figure.subplots()
+    correct = len(story.totals)
+    most = max(correct, *(verdict.found for verdict in story.verdicts))
+    axes.axhspan(correct, 1.2 * most, color=_TOO_MANY, alpha=0.08, lw=0)
+    axes.axhline(correct, color=_INK, lw=1, ls=":")
+    axes.text(0, correct, f" correct: {correct:,} rows; readers must never see more", va="bottom", color=_INK)
+    _lines(axes, story)
+    _kills(axes, story, 1.08 * most)
+    axes.set_ylim(0, 1.16 * most)
+    axes.set_xlim(0, 1.02 * story.samples[-1].at)
+    axes.set_xlabel("seconds")
+    axes.set_ylabel("rows that a reader sees")
+    axes.yaxis.set_major_formatter(lambda rows, _: f"{rows:,.0f}")
+    axes.spines[["top", "right"]].set_visible(False)
+    kills = f"{len(story.kills)} kills of driver, broker and database"
+    axes.set_title(f"What readers see during {kills}", loc="left")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
 
 
-def _timeline(axes: Axes, story: Story) -> None:
+def _lines(axes: Axes, story: Story) -> None:
+    """Draw a line for each target, with its name and verdict at its end."""
     at = [sample.at for sample in story.samples]
-    for target, (color, line) in _LINES.items():
-        alpha = 1.0 if "exactly once" in target else 0.7
+    texts: list[tuple[int, str, str]] = []
+    for (target, (color, line)), verdict in zip(_LINES.items(), story.verdicts, strict=True):
         rows = [sample.rows[target] for sample in story.samples]
-        axes.plot(at, rows, color=color, ls=line, alpha=alpha, label=", ".join(target))
-    axes.axhline(len(story.totals), color="grey", lw=0.8, ls=":")
-    first = {victim: when for when, victim in reversed(story.kills)}
+        axes.plot(at, rows, color=color, ls=line, lw=2)
+        system, guarantee = target
+        writer = "onceward" if guarantee == "exactly once" else "foreachBatch"
+        texts.append((rows[-1], f"{writer} → {system}\n{_judged(verdict)}", color))
+    gap = 0.1 * max(end for end, _, _ in texts)
+    height = -gap
+    for rows_at_end, text, color in sorted(texts):
+        height = max(rows_at_end - gap / 2, height + gap)
+        end = (at[-1], height)
+        axes.annotate(text, end, (14, 0), textcoords="offset points", color=color, va="center", annotation_clip=False)
+
+
+def _judged(verdict: Comparison) -> str:
+    found = {kind: verdict.count(kind) for kind in Mismatch if verdict.count(kind)}
+    return ", ".join(f"{count:,} {kind.value}" for kind, count in found.items()) or "nothing missing, nothing twice"
+
+
+def _kills(axes: Axes, story: Story, height: float) -> None:
+    """Mark each kill on one line above the plot, and faintly through it."""
+    before = -story.samples[-1].at
     for when, victim in story.kills:
-        label = f"SIGKILL to the {victim}" if first[victim] == when else None
-        axes.axvline(when, color=_COLORS[victim], lw=1, label=label)
-    axes.set_xlabel("seconds")
-    axes.set_ylabel("rows visible")
-    axes.set_title(f"{len(story.orders):,} orders, {len(story.kills)} kills: what readers saw")
-    _legend_beside(axes)
-
-
-def _bars(axes: Axes, story: Story) -> None:
-    names = [verdict.output for verdict in story.verdicts]
-    missing, duplicated = ([v.count(kind) for v in story.verdicts] for kind in (Mismatch.MISSING, Mismatch.DUPLICATED))
-    axes.barh(names, missing, color="#762a83", label="missing")
-    axes.barh(names, duplicated, left=missing, color="#d6604d", label="duplicated")
-    for row, (lost, doubled) in enumerate(zip(missing, duplicated, strict=True)):
-        axes.text(lost + doubled, row, f" missing {lost:,}, duplicated {doubled:,}", va="center", fontsize=8)
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.3 * max(1, *map(sum, zip(missing, duplicated, strict=True))))  # room for the figures
-    axes.set_xlabel("rows")
-    _legend_beside(axes)
-
-
-def _legend_beside(axes: Axes) -> None:
-    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+        near = when - before < 0.08 * story.samples[-1].at  # its name would lie on that of the kill before
+        before = -when if near else when
+        axes.axvline(when, color=_INK, lw=0.6, alpha=0.25)
+        mark = f"✕\n\n{victim}" if near else f"✕\n{victim}\n"
+        axes.text(when, height, mark, ha="center", va="center", color=_COLORS[victim], fontsize=9)
