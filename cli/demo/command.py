@@ -103,8 +103,8 @@ def draw(story: Story, path: Path) -> None:
     axes.axhline(correct, color=_INK, lw=1, ls=":")
     axes.text(0, correct, f" correct: {correct:,} rows; readers must never see more", va="bottom", color=_INK)
     _lines(axes, story)
-    _kills(axes, story, 1.08 * most)
-    axes.set_ylim(0, 1.16 * most)
+    _kills(axes, story, 1.15 * most)
+    axes.set_ylim(0, 1.17 * most)
     axes.set_xlim(0, 1.02 * story.samples[-1].at)
     axes.set_xlabel("seconds")
     axes.set_ylabel("rows that a reader sees")
@@ -141,10 +141,10 @@ def _judged(verdict: Comparison) -> str:
 
 def _kills(axes: Axes, story: Story, height: float) -> None:
     """Mark each kill on one line above the plot, and faintly through it."""
-    before = -story.samples[-1].at
+    last, lines = -story.samples[-1].at, 0
     for when, victim in story.kills:
-        near = when - before < 0.08 * story.samples[-1].at  # its name would lie on that of the kill before
-        before = -when if near else when
+        close = when - last < 0.08 * story.samples[-1].at  # its name would lie on that of the kill before
+        last, lines = when, (lines + 1) % 3 if close else 0
         axes.axvline(when, color=_INK, lw=0.6, alpha=0.25)
-        mark = f"✕\n\n{victim}" if near else f"✕\n{victim}\n"
-        axes.text(when, height, mark, ha="center", va="center", color=_COLORS[victim], fontsize=9)
+        mark = "✕" + "\n" * (lines + 1) + victim
+        axes.text(when, height, mark, ha="center", va="top", color=_COLORS[victim], fontsize=9)
