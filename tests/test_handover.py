@@ -291,7 +291,7 @@ class Engine:
 
     def start(self, rows: Slowly, **options: Any) -> Any:
         made = pipeline(
-            checkpoint=CheckpointConfig(interval=0.2),
+            checkpointing=CheckpointConfig(interval=0.2),
             store=DirectoryStore(self.folder / "log"),
             backend=FileBackend(self.folder / "state"),
         )
