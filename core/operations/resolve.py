@@ -284,7 +284,7 @@ class _NotGiven(TwoPhaseCommitSink[Any]):
 
     def __init__(self, name: str, committable: Committable) -> None:
         super().__init__(name)
-        self._why = _not_given(committable)
+        self._why = f"{_not_given(committable)}: give its address, or the pipeline's own sinks"
 
     @property
     def transaction_timeout(self) -> float | None:
