@@ -59,7 +59,12 @@ _MANY_STARTS: Final = 3
 
 
 def run_checks(
-    access: Access, *, places: Sequence[str] = (), pipeline: str | None = None, store: str | None = None
+    access: Access,
+    *,
+    places: Sequence[str] = (),
+    pipeline: str | None = None,
+    store: str | None = None,
+    cluster: str | None = None,
 ) -> list[Finding]:
     """Check this machine, and the services that are named.
 
@@ -69,6 +74,7 @@ def run_checks(
             checked.
         pipeline: Pipeline whose rights in its systems are checked, and whose log.
         store: URL of the decision log's store, or the checkpoint folder.
+        cluster: Spark's master, whose executors are asked for the same; None: they are not.
 
     Raises:
         ConfigurationError: A place is not one, or is in a system whose address is not given.
@@ -91,6 +97,7 @@ def run_checks(
         _java(),
         *[_package(name, oldest) for name, oldest in _OLDEST.items()],
         _python(),
+        *(findings_of("spark", lambda: [_cluster(cluster, systems.values())]) if cluster is not None else ()),
         *findings_of("sql", lambda: check_log(store, pipeline)),
         ok(
             "commit_timeout",
@@ -165,7 +172,7 @@ def _python() -> Finding:
     """Check that the executors' Python, if on this machine, has the driver's version and packages."""
     check = "python of the executors"
     try:
-        from onceward.connectors.spark import executors  # noqa: PLC0415 - doctor also looks at what is not installed
+        executors = executors_module()
     except ImportError:
         return skipped(check, "pyspark is not installed")
     chosen = os.environ.get("PYSPARK_PYTHON")
@@ -177,6 +184,23 @@ def _python() -> Finding:
             check, f"{found}, and PYSPARK_PYTHON is not set", f"unless the program sets it: {executors.PYTHON_ADVICE}"
         )
     return failed(check, found, executors.PYTHON_ADVICE)
+
+
+def _cluster(master: str, systems: Iterable[Connector]) -> Finding:
+    """Check that executors run onceward, and reach the systems."""
+    finding: Finding = executors_module().check_cluster(master, list(systems))
+    return finding
+
+
+def executors_module() -> Any:
+    """Import what asks executors, which needs pyspark.
+
+    Raises:
+        ImportError: It is not installed.
+    """
+    from onceward.connectors.spark import executors  # noqa: PLC0415 - doctor also looks at what is not installed
+
+    return executors
 
 
 def check_log(url: str | None, pipeline: str | None) -> Iterator[Finding]:

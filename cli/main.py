@@ -138,6 +138,14 @@ def doctor(
     query: Annotated[
         str | None, typer.Option(help="The pipeline's query, as for `onceward explain`, to check all that it names.")
     ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MASTER",
+            help="Spark's master, or the URL of a Spark Connect server: ask its executors, too, for their Python and "
+            "onceward, and whether they reach the systems. Starts a Spark session.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check Java, Python, the systems and the decision log; report what is wrong and how to fix it.
@@ -146,7 +154,7 @@ def doctor(
     """
     from .doctor import run_checks  # noqa: PLC0415 - looks at extras
 
-    findings = run_checks(access, places=place or [], pipeline=pipeline, store=store)
+    findings = run_checks(access, places=place or [], pipeline=pipeline, store=store, cluster=cluster)
     if query is None:
         findings.append(skipped("query", "give --query to check a plan for what weakens the guarantee"))
     else:

@@ -120,6 +120,17 @@ class Connector(ABC):
         """Check the systems of these sinks and sources, which are of this kind; `onceward explain` asks."""
         return ()
 
+    @classmethod  # noqa: B027 - not every kind of system can be asked
+    def reach(cls, sink: Sink) -> None:
+        """Ask the target of a sink for an answer, from this process, without changing anything.
+
+        On a cluster, the start of a query asks from executors: what answers the driver may be closed to them. Bounded
+        in time; nothing is asked by default.
+
+        Raises:
+            SinkError: It does not answer, or refuses this client.
+        """
+
     @classmethod
     def readers_lag(cls, sink: Sink) -> int | None:  # noqa: ARG003
         """Count the records in a sink's target that its readers cannot see yet; None if that is not known.

@@ -19,6 +19,7 @@ from onceward.core.errors import ConfigurationError, EpochConflictError, FencedE
 from onceward.core.log import DirectoryStore, LogWriter, MemoryStore, Rewind, read
 from onceward.core.log.notes import notes
 from onceward.core.log.run_writers import OVERTAKEN, RUN_VARIABLE
+from onceward.core.steps import Step, hooked
 
 from .core_fakes import FakeSink, policy
 from .engine_kit import TargetSink
@@ -134,6 +135,30 @@ def test_when_the_driver_cannot_write_it_gives_up_the_epoch(query: Query, monkey
 
 def fail(error: Exception) -> None:
     raise error
+
+
+def test_executors_that_cannot_write_are_refused_before_start_and_the_next_run_is_not(query: Query):
+    asked: Any = SimpleNamespace(problem=lambda: ConfigurationError("another version"))
+    with pytest.raises(ConfigurationError, match="another version"):
+        query.run(0, handler=query.driver(executors=asked))
+    assert read(query.store).start < 0
+    query.run(0)
+    assert query.shown() == [0]
+
+
+def test_what_is_decided_is_committed_before_executors_are_refused(query: Query):
+    def hook(step: Step) -> None:
+        if step is Step.DECIDE_AFTER:
+            raise OSError("killed")
+
+    with hooked(hook), pytest.raises(OSError, match="killed"):
+        query.run(0)
+    assert query.shown() == []
+    asked: Any = SimpleNamespace(problem=lambda: ConfigurationError("another version"))
+    with pytest.raises(ConfigurationError, match="another version"):
+        query.run(0, handler=query.driver(executors=asked))
+    assert query.shown() == [0]
+    assert read(query.store).completed == 0
 
 
 @pytest.mark.parametrize("batch", [0, 2])

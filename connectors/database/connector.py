@@ -82,6 +82,15 @@ class DatabaseConnector(Connector):
             yield from (finding if finding.where else finding.of(str(target.url)) for finding in check_database(target))
         yield from (check_written(sink) for sink in sinks if isinstance(sink, DatabaseSink))
 
+    @classmethod
+    def reach(cls, sink: Sink) -> None:
+        """Connect to the database."""
+        from .engines import read_server  # noqa: PLC0415 - an extra
+        from .sink import DatabaseSink  # noqa: PLC0415
+
+        if isinstance(sink, DatabaseSink):
+            read_server(sink.target)
+
     def place(self, name: str) -> Place:
         """Return a table."""
         target = self.a_sink("any", name).target

@@ -50,6 +50,14 @@ class FilesConnector(Connector):
             if isinstance(sink, FileSink):
                 yield from _refused(sink.folder, sink.check_folder)
 
+    @classmethod
+    def reach(cls, sink: Sink) -> None:
+        """Look at the folder, if it is there."""
+        from .sink import FileSink  # noqa: PLC0415 - pyarrow's writers
+
+        if isinstance(sink, FileSink):
+            sink.check_folder()
+
     def place(self, name: str) -> WrittenFolder:
         """Return a folder that a FileSink has written to."""
         from .reread import WrittenFolder  # noqa: PLC0415 - pyarrow's readers

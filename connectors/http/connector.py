@@ -1,6 +1,13 @@
 """What onceward knows of HTTP servers beyond its sink; imported by every command, so without httpx."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from onceward.core.connector import Connector
+
+if TYPE_CHECKING:
+    from onceward.core.sink import Sink
 
 
 class HttpConnector(Connector):
@@ -9,3 +16,11 @@ class HttpConnector(Connector):
     name = "http"
     sink = "onceward.connectors.http.sink:HttpSink"
     extra = "http"
+
+    @classmethod
+    def reach(cls, sink: Sink) -> None:
+        """Send the sink's probe."""
+        from .sink import HttpSink  # noqa: PLC0415 - an extra
+
+        if isinstance(sink, HttpSink):
+            sink.check_connection()

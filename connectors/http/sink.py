@@ -191,6 +191,15 @@ class HttpSink(WriteAheadLogSink):
         self.check_schema(schema)
         if self.settings.url.startswith("http://") and self.settings.headers:
             _log.warning("sink %s sends its headers unencrypted to %s", self.name, self.settings.shown)
+        self.check_connection()
+
+    def check_connection(self) -> None:
+        """Check the TLS files, and that a server answers; any answer will do.
+
+        Raises:
+            ConfigurationError: A TLS file cannot be read.
+            RetryableSinkError: No server answers.
+        """
         client = clients.get(self.settings)  # an unusable TLS file or proxy is found here
         if self.probe != "none":
             client.request(self.probe, {})

@@ -78,6 +78,15 @@ class KafkaConnector(Connector):
         return check_parts(sinks, sources, pipeline)
 
     @classmethod
+    def reach(cls, sink: Sink) -> None:
+        """Ask any broker for metadata."""
+        from .admin import check_reachable  # noqa: PLC0415 - an extra
+        from .sink import KafkaSink  # noqa: PLC0415
+
+        if isinstance(sink, KafkaSink):
+            check_reachable(sink.settings)
+
+    @classmethod
     def readers_lag(cls, sink: Sink) -> int | None:
         """Count the records beyond the last stable offset of the sink's topic."""
         from .sink import KafkaSink  # noqa: PLC0415 - an extra

@@ -48,6 +48,15 @@ class RedisConnector(Connector):
             for finding in check_server(settings, durable=durable, replicas=replicas):
                 yield finding.of(settings.shown)
 
+    @classmethod
+    def reach(cls, sink: Sink) -> None:
+        """Ask the server about itself."""
+        from .client import read_facts  # noqa: PLC0415 - an extra
+        from .sink import RedisSink  # noqa: PLC0415
+
+        if isinstance(sink, RedisSink):
+            read_facts(sink.settings)
+
     def place(self, name: str) -> Keys:
         """Return the keys that a sink's `key` gives."""
         from .forms import Keys  # noqa: PLC0415 - an extra

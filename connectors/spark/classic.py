@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .query import any_stage_failed, checkpoint_reader, current_run
@@ -23,6 +24,7 @@ class ClassicSession:
         self.spark = spark
         self._conf = spark.sparkContext.getConf()  # it copies all settings
         self._seen: dict[str, StreamingQuery] = {}
+        self._free_slots: Callable[[], int] | None = None
 
     @property
     def master(self) -> str | None:
@@ -34,8 +36,11 @@ class ClassicSession:
         return str(self._conf.get(name, default))
 
     def slots(self) -> int | None:
-        """Return Spark's default parallelism."""
-        return self.spark.sparkContext.defaultParallelism
+        """Ask Spark's scheduler: on a cluster, the default parallelism is at least 2, and it may be a setting."""
+        context: Any = self.spark.sparkContext
+        if self._free_slots is None:
+            self._free_slots = _slots_of(context)
+        return self._free_slots() or int(context.defaultParallelism)  # none while there is no executor
 
     def current_run(self, last: QueryRun | None) -> QueryRun:
         """Ask for the properties of the calling thread, and the JVM for the query."""
@@ -90,3 +95,12 @@ class ClassicSession:
         from pyspark.errors.exceptions.captured import CapturedException  # noqa: PLC0415 - of classic sessions
 
         return isinstance(error, CapturedException)
+
+
+def _slots_of(context: Any) -> Callable[[], int]:
+    """Return a function that asks how many tasks can run at the same time on the executors that there are."""
+    java = getattr(context, "_jsc", None)
+    if java is None:  # a context without a JVM
+        return lambda: 0
+    scala = java.sc()
+    return partial(scala.maxNumConcurrentTasks, scala.resourceProfileManager().defaultResourceProfile())

@@ -1,25 +1,300 @@
-"""Which Python the executors run, and whether it can run onceward."""
+"""Whether the executors can run what the driver sends them: asked before START, and checked again by each task.
+
+Spark reports an executor without onceward as a ModuleNotFoundError from inside its serializer, and one with another
+version as whatever breaks first. So what is sent on a cluster says by itself what is wrong where it arrives:
+
+1. A probe runs as a small job of its own, in the background, while Spark plans the query: a few tasks, which Spark
+   spreads over the executors that it has, look at Python, onceward, the modules of the sinks, and whether each target
+   answers from there. Its result is awaited before START, so a deployment that cannot work drives out no run that does.
+2. Only the log's undecided epochs come first: commits need no executor, and what is decided may expire meanwhile.
+3. Executors come later than the probe, and a job may have none for a while. So the probe is awaited for a limited time,
+   and each task that writes travels as bytes, in a function that is pickled with its code: it compares the versions,
+   and only then unpickles the rest, which needs onceward.
+
+On a local master there is nothing to find out that `warn_of_python` has not asked the interpreter itself.
+"""
 
 from __future__ import annotations
 
 import functools
+import json
 import logging
+import re
 import shutil
 import subprocess
 import sys
+import threading
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from .session import is_connect
+import onceward
+from onceward.core.connector import connector_of
+from onceward.core.errors import ConfigurationError, OncewardError, RetryableSinkError, SinkError, text_of
+from onceward.core.log.store import EXPLAINING
+from onceward.core.operations.findings import Finding, Health, failed, ok
+
+from .session import connect, is_connect, session_of, spark_errors
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    import pyarrow as pa
     from pyspark.sql import SparkSession
+
+    from onceward.core.connector import Connector
+    from onceward.sinks import Sink
+
+    from .session import QuerySession
 
 _log = logging.getLogger("onceward.spark")
 DEFAULT_PYTHON: Final = "python3"
 """What Spark runs without PYSPARK_PYTHON."""
 PYTHON_ADVICE: Final = f"set PYSPARK_PYTHON={sys.executable} before the session starts"
 _PROBE: Final = "import sys, onceward.core, pyarrow; print('.'.join(map(str, sys.version_info[:2])))"
+PROBE_SECONDS: Final = 15.0
+"""For how long a start waits for the probe; a cluster may be busy, or still be starting executors."""
+PROBE_TASKS: Final = 16
+"""The most tasks of a probe; each of them keeps one Python worker, which the first epoch uses."""
+DOCTOR_SECONDS: Final = 120.0
+"""The same for `onceward doctor`."""
+_CHECK: Final = "executors"
+ANSWER: Final = "answer"
+MARK: Final = "executors differ: "
+_MARKED: Final = re.compile(rf"{MARK}(.*)")
+_OF_SPARK: Final = (
+    re.compile(r"\[PYTHON_VERSION_MISMATCH\] (.*)"),
+    re.compile(r"(Cannot run program .*)"),
+)
+"""What Spark itself says of an interpreter that cannot work at all."""
+_OF_PYTHON: Final = re.compile(r"((?:ModuleNotFoundError|\[PACKAGE_NOT_INSTALLED\]|ImportError):? .*)")
+_ADVICE: Final = "Nothing was written. Give executors the same minor version of Python, and the same packages"
+
+
+class Answer(NamedTuple):
+    """What one task of a probe has found.
+
+    Attributes:
+        host: Where it ran.
+        problem: Why nothing can be written from there; empty if nothing is wrong.
+        sink: The sink whose target does not answer there; empty if it is not about one.
+    """
+
+    host: str
+    problem: str
+    sink: str = ""
+
+
+class Executors:
+    """The executors of a cluster, which are being asked whether they can write into these sinks.
+
+    Args:
+        spark: The session.
+        tasks: How many tasks ask; Spark spreads them over the executors.
+        checks: What each task calls, by the name of a sink: it raises an error if the sink's target does not answer.
+
+    Attributes:
+        answers: Those of the newest probe that has ended.
+    """
+
+    def __init__(self, spark: SparkSession, tasks: int, checks: Iterable[tuple[str, Callable[[], object]]]) -> None:
+        self._spark, self._tasks = spark, max(1, min(tasks, PROBE_TASKS))
+        self._probe = probing(sealed(list(checks)))
+        self._asking: _Asking | None = _Asking(self._spark, self._tasks, self._probe)
+        self.answers: list[Answer] = []
+
+    def problem(self, *, seconds: float = PROBE_SECONDS) -> OncewardError | None:
+        """Return why executors cannot write; None if nothing is wrong, or if they have not answered in time: see (3).
+
+        They are asked once by each object, and again at each later call: another run of the query may find them mended.
+
+        Args:
+            seconds: For how long to wait for their answers.
+        """
+        asking = self._asking or _Asking(self._spark, self._tasks, self._probe)
+        self._asking, self.answers = None, []
+        asking.join(seconds)
+        if asking.is_alive():
+            _log.info("the executors have not answered within %g s: the tasks of the first epoch will check", seconds)
+            return None
+        if asking.failure is None:
+            self.answers = asking.answers
+            return problem_of(asking.answers)
+        why = reason_of(asking.failure, (*_OF_SPARK, _OF_PYTHON))
+        if why is None:
+            _log.debug("the executors could not be asked", exc_info=asking.failure)
+            return None
+        return ConfigurationError(f"the executors cannot run onceward: {why}. {_ADVICE}")
+
+
+class _Asking(threading.Thread):
+    """A probe that is running."""
+
+    def __init__(self, spark: SparkSession, tasks: int, probe: Callable[..., Any]) -> None:
+        super().__init__(name="onceward-probe", daemon=True)
+        self._what = spark, tasks, probe
+        self.answers: list[Answer] = []
+        self.failure: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        spark, tasks, probe = self._what
+        try:
+            rows = spark.range(0, tasks, 1, tasks).mapInArrow(probe, f"{ANSWER} string").collect()
+            self.answers = [Answer(**json.loads(row[ANSWER])) for row in rows]
+        except Exception as error:  # noqa: BLE001 - a probe that fails for another reason must not stop the query
+            self.failure = error
+
+
+def executors_of(session: QuerySession, sinks: Sequence[Sink]) -> Executors | None:
+    """Begin to ask the executors of a cluster; None if the master is local, or nothing may be started now."""
+    master = session.master
+    if EXPLAINING.get() or master is None or re.match(r"local(\[|$)", master):
+        return None
+    checks = [(sink.name, partial(_reach, sink, connector_of(sink))) for sink in sinks]
+    return Executors(session.spark, session.slots() or 1, checks)
+
+
+def _reach(sink: Sink, kind: type[Connector] | None) -> None:
+    if kind is not None:
+        kind.reach(sink)
+
+
+def check_cluster(master: str, systems: Iterable[Connector]) -> Finding:
+    """Ask the executors of a cluster whether they can run onceward and reach these systems; `onceward doctor` asks.
+
+    Args:
+        master: Spark's master, or the URL of a Spark Connect server.
+        systems: The systems, as their commands reach them.
+    """
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - starts a JVM
+
+    builder = SparkSession.builder.appName("onceward doctor")
+    try:
+        spark = (builder.remote(master) if master.startswith("sc:") else builder.master(master)).getOrCreate()
+    except Exception as error:  # noqa: BLE001 - whatever Spark raises
+        return failed(_CHECK, f"no session of {master}: {text_of(error).splitlines()[0]}", "see the message")
+    session = connect().ConnectSession(spark, "") if is_connect(spark) else session_of(spark)
+    checks = [(system.name, partial(_check, system)) for system in systems]
+    try:
+        tasks, answers = 0, list[Answer]()
+        while tasks < (slots := session.slots() or 1):  # executors come one after the other
+            tasks, executors = slots, Executors(spark, slots, checks)
+            problem = executors.problem(seconds=DOCTOR_SECONDS)
+            if problem is not None:
+                return failed(_CHECK, problem.message, "install the same packages on every machine")
+            answers += executors.answers
+    finally:
+        spark.stop()
+    if not answers:
+        return failed(_CHECK, f"no executor of {master} has answered", "has the cluster workers with free cores?")
+    hosts = ", ".join(sorted({answer.host for answer in answers}))
+    reached = "".join(f", and reach {system.name}" for system in systems)
+    return ok(_CHECK, f"on {hosts}: they run onceward {onceward.__version__}{reached}")
+
+
+def _check(system: Connector) -> None:
+    bad = [finding for finding in system.check([], None) if finding.health is Health.FAILED]
+    if bad:
+        raise SinkError("; ".join(f"{finding.check}: {finding.found}" for finding in bad))
+
+
+def problem_of(answers: Iterable[Answer]) -> OncewardError | None:
+    """Return an error that names each kind of problem once, with the hosts that have it; None if there is none."""
+    hosts: dict[tuple[str, str], set[str]] = {}
+    for answer in answers:
+        if answer.problem:
+            hosts.setdefault((answer.problem, answer.sink), set()).add(answer.host)
+    if not hosts:
+        return None
+    told = "; ".join(f"on {', '.join(sorted(where))}: {why}" for (why, _), where in hosts.items())
+    [(_, sink), *_] = hosts
+    if all(of for _, of in hosts):
+        why = f"executors cannot reach the target, which answers the driver ({told}). Nothing was written"
+        return RetryableSinkError(why, sink=sink)
+    return ConfigurationError(f"the executors cannot run this query ({told}). {_ADVICE}")
+
+
+def reason_of(error: BaseException, patterns: Iterable[re.Pattern[str]] = _OF_SPARK) -> str | None:
+    """Return what an error of Spark says of the executors' Python; None if it is about something else."""
+    text = str(error)
+    for pattern in (_MARKED, *patterns):
+        match = pattern.search(text)
+        if match is not None:
+            return match[1].strip().rstrip(".")
+    return None
+
+
+def explained(error: Exception) -> OncewardError | None:
+    """Return the error of a job that failed because an executor cannot run onceward, or None: see (3)."""
+    why = reason_of(error) if isinstance(error, spark_errors()) else None
+    return None if why is None else ConfigurationError(f"an executor cannot run onceward: {why}. {_ADVICE}")
+
+
+def sealed(what: object) -> Callable[[], Any]:
+    """Return a function that returns the object where it runs, and says so if onceward there is not the driver's."""
+    from pyspark import cloudpickle  # noqa: PLC0415 - needs a Spark installation
+
+    return _opener(cloudpickle.dumps(what), onceward.__version__, MARK)  # type: ignore[no-untyped-call]
+
+
+def _opener(packed: bytes, version: str, mark: str) -> Callable[[], Any]:
+    """Return a function that is pickled with its code: it has to run where onceward is missing."""
+
+    def opened() -> Any:
+        import pickle  # noqa: PLC0415 - these imports travel with the code
+        import sys  # noqa: PLC0415
+        from importlib import import_module  # noqa: PLC0415
+
+        try:
+            there = import_module("onceward").__version__
+        except ImportError as error:
+            raise RuntimeError(
+                f"{mark}{sys.executable} there cannot import onceward, which is {version} on the driver ({error})"
+            ) from None
+        if there != version:
+            raise RuntimeError(f"{mark}onceward is {version} on the driver and {there} there: install the same")
+        try:
+            return pickle.loads(packed)  # noqa: S301 - the driver's own
+        except ImportError as error:
+            raise RuntimeError(
+                f"{mark}{sys.executable} there cannot import a module that a sink or a function needs ({error})"
+            ) from None
+
+    return opened
+
+
+def sending(task: Callable[..., Iterator[pa.RecordBatch]]) -> Callable[..., Any]:
+    """Return the function of a task for `mapInArrow`, as one that checks the executor first: see (3)."""
+    opened = sealed(task)
+
+    def run(batches: Any) -> Any:
+        yield from opened()(batches)
+
+    return run
+
+
+def probing(opened: Callable[[], Any]) -> Callable[..., Any]:
+    """Return the function of a probe's tasks for `mapInArrow`, which yields one answer as JSON: see (1)."""
+    mark, column = MARK, ANSWER
+
+    def probe(_: Any) -> Any:
+        import json  # noqa: PLC0415 - these imports travel with the code
+        import socket  # noqa: PLC0415
+
+        import pyarrow as pa  # noqa: PLC0415
+
+        answer = {"host": socket.gethostname(), "problem": "", "sink": ""}
+        try:
+            for name, check in opened():
+                answer["sink"] = name
+                check()
+            answer["sink"] = ""
+        except Exception as error:  # noqa: BLE001 - whatever a target raises
+            answer["problem"] = (str(error) or type(error).__name__).removeprefix(mark)
+        yield pa.RecordBatch.from_pydict({column: [json.dumps(answer)]})
+
+    return probe
 
 
 @functools.cache

@@ -24,14 +24,14 @@ from onceward.core.errors import ConfigurationError, SchemaError
 from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST, CommitPolicy, OnLost
 from onceward.sinks import Sink
 
-from .executors import warn_of_python
+from .executors import executors_of, warn_of_python
 from .handler import EpochHandler, check_pipeline, check_settings, dead_letters_of, driven_sinks
 from .kafka import watched_sources, with_publication
 from .outputs import DEFAULT_PERSIST, AnySink, Output, Persist, Transformations, applied, checked_persist, sinks_of
 from .parallelism import Writers, checked_writers, row_size
 from .plan import is_micro_batch, plan_only_writes, sources_in
 from .query import called_for, query_session
-from .session import is_connect
+from .session import is_connect, session_of
 from .task import schema_for
 
 if TYPE_CHECKING:
@@ -323,9 +323,11 @@ class _Batches:
         warn_of_python(spark)
         read = sources_in(plan)
         self._cheap = plan_only_writes(plan, cast("Any", spark)._jvm)  # noqa: SLF001 - no public way to ask
+        sinks = list(self.driven.values())
         return self.make(
             spark=spark,
-            sinks=list(self.driven.values()),
+            sinks=sinks,
+            executors=executors_of(session_of(spark), sinks),
             cheap=False,
             row_size=None,
             on_complete=with_publication(read, self.on_complete),

@@ -41,7 +41,7 @@ from onceward.core.errors import (
 from onceward.core.events import EpochFailed, EpochReplayed, tell
 from onceward.core.handover import Successor, check_take_over, run
 from onceward.core.kit.options import check_type
-from onceward.core.log import LogWriter, RunWriters
+from onceward.core.log import LogWriter, RunWriters, read
 from onceward.core.log.notes import note_failure
 from onceward.core.log.store import EXPLAINING
 from onceward.core.names import check_pipeline_name
@@ -51,7 +51,7 @@ from onceward.core.source_watch import SourceWatch
 from onceward.core.transaction import Acknowledgement
 from onceward.sinks import DirectSink, TwoPhaseCommitSink
 
-from .executors import warn_of_python
+from .executors import Executors, executors_of, explained, sending, warn_of_python
 from .idle import BetweenEpochs
 from .kafka import watched_sources, with_publication
 from .options import (
@@ -281,7 +281,9 @@ class HandlerSettings:
             spark: The session.
             schemas: Of each sink's rows, by the sink's name.
         """
-        return EpochHandler(spark=spark, schemas=schemas, **vars(self))
+        session = session_of(spark)
+        executors = executors_of(session, self.all_sinks)
+        return EpochHandler(spark=session, schemas=schemas, executors=executors, **vars(self))
 
 
 def _check_frame(df: DataFrame) -> None:
@@ -390,6 +392,11 @@ def _given(what: Any) -> str:
     return f"the class {what.__name__} (give an instance)" if isinstance(what, type) else type(what).__name__
 
 
+def _raise_if(error: OncewardError | None) -> None:
+    if error is not None:
+        raise error from None
+
+
 def _has_no_mistake(error: BaseException) -> bool:
     """Return whether no mistake in somebody's Python code has caused the error."""
     cause = error.__cause__
@@ -403,10 +410,12 @@ class EpochHandler(HandlerSettings):
     Attributes:
         spark: The session.
         schemas: Of each sink's rows, by the sink's name; a sink without one is validated by the caller.
+        executors: What is known of the executors; None if they are on this machine.
     """
 
     spark: SparkSession | QuerySession
     schemas: Mapping[str, pa.Schema] = field(default_factory=dict)
+    executors: Executors | None = None
 
     def __post_init__(self) -> None:
         self._session = session_of(self.spark)
@@ -496,6 +505,8 @@ class EpochHandler(HandlerSettings):
         """
         if patience is None:
             return
+        if self.executors is not None:
+            _raise_if(self.executors.problem())
         warm_up(spark, self.all_sinks)
         store = open_log(self.store, checkpoint, self.pipeline)
         self._run_writers = RunWriters.of(self.pipeline, store)
@@ -653,11 +664,23 @@ class EpochHandler(HandlerSettings):
         check_store(local_store(store), self._session.master)
         self._run_writers = self._run_writers or RunWriters.of(name, store)
         coordinator = Coordinator(name, store, self.all_sinks, self.policy, heals=True, run_writers=self._run_writers)
-        coordinator.open(rewind=self.rewind, first_epoch=batch, query=run.query, epoch_input=about)
+        with self._checking_executors(store):
+            coordinator.open(rewind=self.rewind, first_epoch=batch, query=run.query, epoch_input=about)
         if not self._is_validated:
             self._validate()
         self._run, self._coordinator = run, coordinator
         return coordinator
+
+    @contextlib.contextmanager
+    def _checking_executors(self, store: LogStore) -> Iterator[None]:
+        """Refuse executors that cannot write, before START; but first let what is decided be committed."""
+        executors = self.executors
+        recovers_first = executors is not None and read(store).undone is not None
+        if executors is not None and not recovers_first:
+            _raise_if(executors.problem())
+        yield
+        if executors is not None and recovers_first:
+            _raise_if(executors.problem())
 
     def _write(
         self, frame: DataFrame, coordinator: Coordinator, batch: int, tasks: int | None, limit: float | None
@@ -719,10 +742,19 @@ class EpochHandler(HandlerSettings):
         given, names = with_plain_names(projected(frame, sinks, source=letters is not None))
         with self._giving_up(coordinator):
             task = partial(write_and_tell, sinks, contexts, names=names, only=only, letters=letters)
-            rows = given.mapInArrow(task, ACK_SCHEMA).collect()
+            rows = self._acknowledged(given, task)
         self._note_size(max((row[SIZE_COLUMN] for row in rows if row[SIZE_COLUMN] is not None), default=None))
         lost = self._speculates or self._session.failed({row[STAGE_COLUMN] for row in rows})
         return [Acknowledgement.from_json(row[ACK_COLUMN]) for row in rows], lost
+
+    def _acknowledged(self, frame: DataFrame, task: Callable[..., Iterator[pa.RecordBatch]]) -> list[Any]:
+        if self.executors is None:
+            return frame.mapInArrow(task, ACK_SCHEMA).collect()
+        try:
+            return frame.mapInArrow(sending(task), ACK_SCHEMA).collect()
+        except Exception as error:
+            _raise_if(explained(error))
+            raise
 
     def _write_outputs(
         self,

@@ -32,7 +32,13 @@ class QueryRun(NamedTuple):
 
 @runtime_checkable
 class QuerySession(Protocol):
-    """The session of one streaming query, in the process that runs its foreachBatch function."""
+    """The session of one streaming query, in the process that runs its foreachBatch function.
+
+    Attributes:
+        spark: The session, as pyspark has it.
+    """
+
+    spark: Any
 
     @property
     def master(self) -> str | None:
