@@ -105,6 +105,26 @@ def test_rows_that_a_target_has_given_up_are_told_at_once() -> None:
     assert advised(told, "/data/orders", []).command == "onceward txn list --store /data/orders --at SYSTEM=ADDRESS"
 
 
+def test_without_an_answer_of_the_target_the_time_that_is_left_is_known_at_most() -> None:
+    """The targets may be down, or nobody has named them: the pipeline noted their timeouts when it started."""
+    noted = written(500, what="start", timeouts={"files": 900.0, "another": 60.0})
+    told = judged(log(120, decided=True), noted)
+    assert (told.state, told.expires_in) == (PipelineState.WAITING, 780)
+    assert told.what.endswith("for its commit: 538 rows, some of which expire in 13:00 min at most")
+    answered = judged(log(120, decided=True), noted, expires_in=702, answered={"files"})
+    assert answered.what.endswith("538 rows, which expire in 11:42 min")
+    committed = judged(log(120, decided=True), noted, answered={"files"})  # it waits for another one
+    assert committed.expires_in is None
+    over = judged(log(1200, decided=True), noted)
+    assert (over.expires_in, over.what.endswith("some of which may have expired")) == (0, True)
+
+
+@pytest.mark.parametrize("timeouts", [None, [], {"files": "x"}, {"files": -1.0}, {"files": 1e300}, {}])
+def test_a_timeout_that_somebody_else_wrote_does_no_harm(timeouts: Any) -> None:
+    told = judged(log(120, decided=True), written(500, what="start", timeouts=timeouts))
+    assert (told.state, told.expires_in) == (PipelineState.WAITING, None)
+
+
 def test_a_commit_that_has_just_begun_is_no_waiting_one() -> None:
     assert judged(log(5, decided=True), written(9, 6)).state is PipelineState.RUNNING
 

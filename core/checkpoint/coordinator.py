@@ -13,6 +13,7 @@ barriers and acknowledgements differs.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -186,8 +187,17 @@ class Coordinator:
             guarantees={name: str(sink.guarantee) for name, sink in self.sinks.items()},
         )
         tell(started)
-        note_start(self.writer.store, started, self.view.start)
+        note_start(self.writer.store, started, self.view.start, self._timeouts)
         return self.view
+
+    def _timeouts(self) -> dict[str, float]:
+        """Return by sink, as far as it is known, after how many seconds its target ends an open transaction."""
+        timeouts: dict[str, float] = {}
+        for name, sink in self.sinks.items():
+            with suppress(Exception):  # somebody's sink, or a target that does not answer now: only a note needs it
+                timeout = sink.transaction_timeout
+                timeouts |= {name: timeout} if timeout is not None else {}
+        return timeouts
 
     def resume(self, token: WriterToken, lost: Collection[str] = ()) -> None:
         """Go on as the writer of `token`, which another process opened.

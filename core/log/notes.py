@@ -20,6 +20,7 @@ from ..kit.secrets import without_logins
 from .store import DirectoryStore
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from ..events import EpochCompleted, Started
@@ -69,13 +70,25 @@ def _append(folder: Path, what: str, fields: Any) -> None:
             (folder / FILE).replace(folder / OLDER)
 
 
-def note_start(store: LogStore, event: Started, position: int) -> None:
-    """Leave a note of a start; `position` is that of its START."""
+def note_start(
+    store: LogStore, event: Started, position: int, timeouts: Callable[[], Mapping[str, float]] = dict
+) -> None:
+    """Leave a note of a start.
+
+    Args:
+        store: Of the decision log.
+        event: The start.
+        position: Of its START in the log.
+        timeouts: Returns after how many seconds the targets of sinks end an open transaction. Only a note needs it.
+    """
+    if not isinstance(store, DirectoryStore):
+        return
     fields = {
         "position": position,
         "finished": [c.transaction for c in event.finished[:_NAMES]],
         "aborted": [c.transaction for c in event.aborted[:_NAMES]],
         "milliseconds": round(event.seconds * 1000),
+        "timeouts": timeouts(),
     }
     note(store, "start", fields)
 

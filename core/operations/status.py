@@ -32,12 +32,13 @@ from ..kit.times import duration
 from ..log import DirectoryStore
 from ..log.notes import notes
 from ..source_watch import MOST_SECONDS
+from ..transaction import Observation
 from .survey import history
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
-    from ..log import LogView
+    from ..log import Decide, LogView
     from ..log.notes import Note
     from .logs import Log
     from .survey import FoundTransaction
@@ -106,7 +107,8 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     rows: int | None = None
     """Rows of the decision that waits."""
     expires_in: int | None = None
-    """Seconds until a target ends the first of the transactions that wait."""
+    """Seconds until a target ends the first of the transactions that wait; at most so many, if no target was asked or
+    it did not answer, as the pipeline noted their timeout when it started."""
     lost: int | None = None
     """How many of the transactions that wait a target has ended without a commit; null if no target was asked."""
     pace: float | None = None
@@ -145,6 +147,7 @@ def pipeline_status(
     mine = [one for one in transactions if one.committable.pipeline == log.pipeline]
     lost = Counter(one.committable.sink for one in mine if one.lost) if mine else None
     expires = [one.expires_in for one in epochs if one.completed is None]
+    answered = {one.committable.sink for one in mine if one.state is not Observation.NO_ANSWER}
     return assess(
         log.pipeline,
         log.store.describe(),
@@ -153,6 +156,7 @@ def pipeline_status(
         now or datetime.now(UTC),
         expires_in=expires[0] if expires else None,
         lost=lost,
+        answered=answered,
     )
 
 
@@ -177,6 +181,7 @@ def assess(
     *,
     expires_in: int | None = None,
     lost: Mapping[str, int] | None = None,
+    answered: Collection[str] = (),
 ) -> PipelineStatus:
     """Return the state that a log and its notes show at a time; see the order above.
 
@@ -189,12 +194,13 @@ def assess(
         expires_in: Seconds until a target ends the first of the transactions that wait.
         lost: By sink, how many of the transactions that wait its target has ended without a commit; None if no target
             was asked.
+        answered: Sinks whose targets have answered; of the others, the pipeline's own notes say when transactions end.
     """
     ends = [one.at for one in noted if one.what in _PROGRESS]
     ends += [done.at for _, done in view.decisions if done is not None]
     past = [at for at in ends if not _is_ahead(at, now)]
     facts = _Facts(view, noted, now, max(past, default=None), _pace(noted))
-    found = _moved(facts) or _waiting(facts, expires_in, lost) or _ended(facts) or _given_up(facts)
+    found = _moved(facts) or _waiting(facts, expires_in, lost, answered) or _ended(facts) or _given_up(facts)
     found = found or _restarting(facts) or _failed(facts)
     found = found or _unanswered(facts) or _unclear(facts) or _silent(facts) or _running(facts)
     return msgspec.structs.replace(
@@ -264,7 +270,9 @@ def _moved(facts: _Facts) -> PipelineStatus | None:
     return _status(PipelineState.ENDED, f"a savepoint has moved the pipeline to {facts.view.moved}")
 
 
-def _waiting(facts: _Facts, expires_in: int | None, lost: Mapping[str, int] | None) -> PipelineStatus | None:
+def _waiting(
+    facts: _Facts, expires_in: int | None, lost: Mapping[str, int] | None, answered: Collection[str]
+) -> PipelineStatus | None:
     decision = facts.view.undone
     age = facts.age(decision.at) if decision is not None else None
     if decision is None or (age is not None and age < WAITING_SECONDS and not lost):
@@ -272,8 +280,12 @@ def _waiting(facts: _Facts, expires_in: int | None, lost: Mapping[str, int] | No
     rows = sum(one.rows for one in decision.committables if one.transaction not in facts.view.skipped)
     waits = f" for {duration(age)}" if age is not None else ""
     what = f"epoch {decision.epoch} is decided and has waited{waits} for its commit: {rows} rows"
-    if expires_in is not None:
+    noted = _noted_expiry(facts, decision, answered)
+    if expires_in is not None and (noted is None or expires_in <= noted):
         what += f", which expire in {duration(expires_in)}"
+    elif noted is not None:
+        expires_in = noted
+        what += f", some of which expire in {duration(noted)} at most" if noted else ", some of which may have expired"
     advice = "start the pipeline again, or commit it now"
     if lost:
         parts = ", ".join(f"{count} of sink {sink}" for sink, count in sorted(lost.items()))
@@ -288,6 +300,21 @@ def _waiting(facts: _Facts, expires_in: int | None, lost: Mapping[str, int] | No
         expires_in=expires_in,
         lost=sum(lost.values()) if lost is not None else None,
     )
+
+
+def _noted_expiry(facts: _Facts, decision: Decide, answered: Collection[str]) -> int | None:
+    """Return the seconds that targets which have not answered leave at most; None if none of them ends transactions.
+
+    A transaction began before its decision, so its time is over a little sooner.
+    """
+    age = facts.age(decision.at)
+    timeouts = next((one.fields.get("timeouts") for one in reversed(facts.noted) if one.what == "start"), None)
+    if age is None or not isinstance(timeouts, dict):
+        return None
+    open_ = {one.sink for one in decision.committables} - set(answered)
+    known = [seconds for sink, seconds in timeouts.items() if sink in open_ and isinstance(seconds, int | float)]
+    known = [seconds for seconds in known if 0 <= seconds < _MOST_WAITED]
+    return round(max(0.0, min(known) - age)) if known else None
 
 
 def _restarting(facts: _Facts) -> PipelineStatus | None:
