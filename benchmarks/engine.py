@@ -172,7 +172,7 @@ class Updates(LiveSource):
 class Stores(ProcessFunction):
     """Writes a new value for each key that comes."""
 
-    value = ValueState()
+    value = ValueState[Any](None)
 
     def __init__(self) -> None:
         self.chance = random.Random(7)

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Final
+from typing import Final, Literal
 
 from .errors import ConfigurationError
 from .kit.options import check_types
@@ -34,6 +34,7 @@ class OnLost(StrEnum):
     """Go on without the data, and leave an audit record in the decision log."""
 
 
+AnyOnLost = OnLost | Literal["fail", "replay", "skip"]
 DEFAULT_ON_LOST: Final = OnLost.REPLAY
 """What a pipeline does unless its user says otherwise. An operator's command never writes anything again."""
 COMMIT_TIMEOUT: Final = 300.0

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from .kit.options import Names
     from .names import Scope
     from .transaction import AbortOutcome, CommitOutcome, Committable, WriteContext
 
@@ -88,7 +89,7 @@ class Sink(ABC):
     option_aliases: ClassVar[Mapping[str, str]] = {}
     """Options whose names differ from their arguments': `{"path": "folder"}`."""
 
-    def __init__(self, name: str, *, select: Sequence[str] | None = None, where: str | None = None) -> None:
+    def __init__(self, name: str, *, select: Names | None = None, where: str | None = None) -> None:
         check_types(Sink, locals())
         self.name = check_sink_name(name)
         self.select = list(select) if select is not None else None

@@ -41,7 +41,8 @@ folder = sys.argv[1]
 spark = SparkSession.builder.master("local[2]").getOrCreate()
 spark.range(1000).repartition(4).write.json(f"{folder}/in")
 numbers = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1).json(f"{folder}/in")
-query = exactly_once(numbers, JsonLinesSink("lines", f"{folder}/out"), checkpoint=f"{folder}/checkpoint")
+sink = JsonLinesSink("lines", f"{folder}/out")
+query = exactly_once(numbers, sink, checkpoint=f"{folder}/checkpoint", pipeline="lines")
 query.trigger(availableNow=True).start().awaitTermination()
 assert sorted(row.id for row in spark.read.json(f"{folder}/out").collect()) == list(range(1000))
 """
@@ -178,7 +179,9 @@ def test_a_nightly_check_of_a_table_in_postgresql(dsn: str, tmp_path: Path) -> N
     with psycopg.connect(dsn) as connection:
         connection.execute("CREATE TABLE nightly (id bigint)")
     checkpoint = CheckpointConfig(interval=0.1)
-    pipeline = Pipeline("nightly", store=str(tmp_path / "log"), checkpoint=checkpoint, restart=RestartStrategy.none())
+    pipeline = Pipeline(
+        "nightly", store=str(tmp_path / "log"), checkpointing=checkpoint, restart=RestartStrategy.none()
+    )
     rows = pa.table({"id": list(range(100_000))})
     pipeline.source(SequenceSource(rows, batch_rows=10), uid="in").sink(PostgresSink("table", dsn=dsn, table="nightly"))
     with hooked(die), pytest.raises(KilledError):

@@ -347,7 +347,7 @@ def test_a_source_that_hangs_is_told_in_the_log_and_in_the_status_until_it_answe
 ):
     name = topic()
     writer.send(name, range(5))
-    pipeline = Pipeline("paid", checkpoint=CheckpointConfig(interval=0.3), store=tmp_path / "log")
+    pipeline = Pipeline("paid", checkpointing=CheckpointConfig(interval=0.3), store=tmp_path / "log")
     orders = pipeline.source(writer.source(name), uid="orders")
     orders.map(lambda record: {"n": int(record["value"])}, schema=pa.schema([("n", pa.int64())])).sink(
         FileSink("numbers", tmp_path / "numbers")

@@ -45,6 +45,7 @@ from onceward.core.transaction import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from onceward.core.kit.options import Names
     from onceward.core.names import Scope, TransactionName
 
 IDENTITY: Final = ".identity"
@@ -99,9 +100,7 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
     layout: ClassVar[type[Any]] = dict
     """Of its committables' handles; a listed committable has an empty one."""
 
-    def __init__(
-        self, name: str, folder: str | Path, *, select: Sequence[str] | None = None, where: str | None = None
-    ) -> None:
+    def __init__(self, name: str, folder: str | Path, *, select: Names | None = None, where: str | None = None) -> None:
         super().__init__(name, select=select, where=where)
         if "://" in str(folder):
             raise ConfigurationError(

@@ -44,8 +44,9 @@ from .folders import FolderLedger, FolderSink, names_of, with_file_errors
 from .segments import DONE, MARKS, PARTIAL, SEGMENT, Marks, Segment, read_marks, read_segment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
+    from onceward.core.kit.options import Names
     from onceward.core.names import Scope, TransactionName
     from onceward.core.transaction import WriteContext
 
@@ -114,7 +115,7 @@ class WriteAheadLogSink(FolderSink[Segment]):
         *,
         rows_per_send: int = ROWS_PER_SEND,
         proof: bool = True,
-        select: Sequence[str] | None = None,
+        select: Names | None = None,
         where: str | None = None,
     ) -> None:
         check_types(WriteAheadLogSink, locals())

@@ -61,6 +61,11 @@ EVERY_SINK = "EverySink"
 SHARED = {"name", "select", "where"}
 """Arguments of every sink."""
 
+_ALIASES = dict.fromkeys(
+    ("Body", "CommitMode", "FileFormat", "Form", "InvalidTimestamps", "Isolation", "KeyFormat", "Probe", "WriteMode"),
+    "str",
+) | {"AnyOnLost": "OnLost | str"}
+"""Types that list a few words, which the meaning lists too."""
 _MARKED = re.compile(r"(<!-- settings: (\w+) -->\n).*?(<!-- end of settings -->)", re.DOTALL)
 _ENTRY = re.compile(r"^    (\w+): (.*(?:\n     .*)*)", re.MULTILINE)
 _SECTION = re.compile(r"^(?:Args|Attributes):\n((?:    .*\n?)+)", re.MULTILINE)
@@ -128,7 +133,8 @@ def _type(annotation: Any) -> str:
             get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in kinds if kind is not type(None)
         ]
         annotation = " | ".join("str" if get_origin(kind) is Literal else kind.__name__ for kind in kinds)
-    return "`" + annotation.removesuffix(" | None").replace(" | ", "` or `") + "`"
+    annotation = _ALIASES.get(annotation.removesuffix(" | None"), annotation.removesuffix(" | None"))
+    return "`" + annotation.replace("Names", "list[str]").replace(" | ", "` or `") + "`"
 
 
 def _default(parameter: inspect.Parameter) -> str:

@@ -31,6 +31,8 @@ from .sink_kit import context
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from onceward.types import FileFormat
+
 DAY, TIME = dt.date(2024, 2, 29), dt.datetime(2024, 2, 29, 12, 30, 15, tzinfo=dt.UTC)
 TEXTS: Final = (pa.string(), pa.large_string(), pa.string_view())
 BYTES: Final = (pa.binary(), pa.large_binary(), pa.binary_view(), pa.binary(1))
@@ -89,7 +91,7 @@ def test_of_files(tmp_path: Path, array: pa.Array, partition_by: tuple[str, ...]
         _write_files(tmp_path / format_, array, format_, partition_by)
 
 
-def _write_files(folder: Path, array: pa.Array, format_: str, partition_by: tuple[str, ...]) -> None:
+def _write_files(folder: Path, array: pa.Array, format_: FileFormat, partition_by: tuple[str, ...]) -> None:
     batch = pa.record_batch({"value": array, "n": [1, 2]})
     sink = FileSink("files", folder, format=format_, partition_by=partition_by)
     try:

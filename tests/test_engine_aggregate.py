@@ -21,6 +21,7 @@ from onceward.core.engine.state.keys import KeyEncoder
 from onceward.core.errors import ConfigurationError, OperatorError
 from onceward.core.log import MemoryStore
 from onceward.sources import SequenceSource
+from onceward.types import AggregateFunction
 
 from .engine_kit import Slowly, Target, TargetSink, numbers, pipeline, reach
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from onceward.core.engine.state.store import KeyedTable
 
 ALL = range(128)
-TOTALS = {
+TOTALS: dict[str, tuple[str, AggregateFunction]] = {
     "total": ("v", "sum"),
     "n": ("*", "count"),
     "known": ("v", "count"),
@@ -39,7 +40,7 @@ TOTALS = {
     "most": ("v", "max"),
 }
 MEAN = {**TOTALS, "mean": ("v", "mean")}
-Totals = dict[str, tuple[str, str]]
+Totals = dict[str, tuple[str, AggregateFunction]]
 INT64 = 2**63
 
 
@@ -47,7 +48,7 @@ def a_table() -> KeyedTable:
     return MemoryBackend().open(TaskId("totals", 0), ALL, [], None)
 
 
-def a_logic(keys: Sequence[str], totals: Mapping[str, tuple[str, str]], **options: Any) -> AggregateLogic:
+def a_logic(keys: Sequence[str], totals: Mapping[str, tuple[str, AggregateFunction]], **options: Any) -> AggregateLogic:
     encoder = KeyEncoder(keys)
     scope = KeyScope(options.pop("table", None) or a_table(), ALL, 128, options.get("now", lambda: 0.0))
     options = {"keys": encoder, "scope": scope, "parallelism": 1, "lists": {}, "now": lambda: 0.0} | options

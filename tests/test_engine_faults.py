@@ -375,7 +375,7 @@ def test_state_that_a_function_no_longer_declares_is_not_dropped_in_silence():
     totals(target, SequenceSource(ROWS), store=store).run()
 
     class Other(ProcessFunction):
-        other = ValueState()
+        other = ValueState[Any](None)
 
         def process(self, record: dict[str, Any], context: Any) -> Iterator[dict[str, Any]]:  # noqa: ARG002
             yield record

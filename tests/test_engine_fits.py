@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from onceward.core.engine.pipeline import Stream
+    from onceward.types import AggregateFunction
 
-TOTALS = {"total": ("v", "sum"), "rows": ("*", "count")}
+TOTALS: dict[str, tuple[str, AggregateFunction]] = {"total": ("v", "sum"), "rows": ("*", "count")}
 BACKENDS: dict[str, Callable[[Path], Any]] = {
     "memory": lambda _: MemoryBackend(),
     "files": lambda path: FileBackend(path / "files"),

@@ -107,7 +107,7 @@ def test_a_write_renews_a_value_and_a_read_does_not(scope: KeyScope, clock: Cloc
 
 
 def test_time_stands_still_while_a_record_is_handled(scope: KeyScope, clock: Clock):
-    state = bound(scope, ValueState(ttl=10))
+    state = bound(scope, ValueState[Any](None, ttl=10))
     enter(scope, "a")
     state.set(1)
     clock.seconds += 9
@@ -120,7 +120,7 @@ def test_time_stands_still_while_a_record_is_handled(scope: KeyScope, clock: Clo
 
 
 def test_a_state_without_a_time_to_live_does_not_look_at_the_clock(scope: KeyScope, clock: Clock):
-    state = bound(scope, ValueState())
+    state = bound(scope, ValueState[Any](None))
     clock.asked = 0
     for key in range(CREATED_PER_SWEEP + 1):
         enter(scope, key)
@@ -168,7 +168,8 @@ def test_what_is_reduced_begins_anew(scope: KeyScope, clock: Clock):
 def test_a_value_is_there_for_exactly_its_time_whatever_else_is_done(steps: Any, kind: Any):
     clock = Clock()
     scope = KeyScope(MemoryBackend().open(TASK, GROUPS, [], None), GROUPS, len(GROUPS), clock)
-    state, written = bound(scope, kind(ttl=3)), dict[str, float]()
+    made = ValueState[Any](None, ttl=3) if kind is ValueState else kind(ttl=3)
+    state, written = bound(scope, made), dict[str, float]()
     read = {ValueState: state.get, MapState: lambda: state.get("k"), ListState: lambda: state.get() or None}
     write = {ValueState: lambda: state.set(1), MapState: lambda: state.put("k", 1), ListState: lambda: state.set([1])}
     for what, key, wait in steps:
@@ -189,7 +190,7 @@ def test_a_value_is_there_for_exactly_its_time_whatever_else_is_done(steps: Any,
 
 @pytest.mark.slow
 def test_keys_that_come_no_more_do_not_pile_up(scope: KeyScope, clock: Clock):
-    state, entries = ValueState(ttl=10), MapState(ttl=10)
+    state, entries = ValueState[Any](None, ttl=10), MapState(ttl=10)
     state.name, entries.name = "one", "many"
     state, entries = state.bound(scope), entries.bound(scope)
     scope.take_over([state, entries], {})
@@ -209,7 +210,7 @@ def test_keys_that_come_no_more_do_not_pile_up(scope: KeyScope, clock: Clock):
 
 
 def test_a_key_whose_state_has_expired_has_no_end(scope: KeyScope, clock: Clock):
-    state = bound(scope, ValueState(ttl=10))
+    state = bound(scope, ValueState[Any](None, ttl=10))
     for key in ("a", "b"):
         enter(scope, key)
         state.set(1)
@@ -221,7 +222,7 @@ def test_a_key_whose_state_has_expired_has_no_end(scope: KeyScope, clock: Clock)
 @pytest.mark.parametrize(
     "made",
     [
-        lambda ttl: ValueState(ttl=ttl),
+        lambda ttl: ValueState[Any](None, ttl=ttl),
         lambda ttl: ListState(ttl=ttl),
         lambda ttl: MapState(ttl=ttl),
         lambda ttl: ReducingState(max, ttl=ttl),

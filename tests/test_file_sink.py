@@ -11,7 +11,7 @@ from collections import Counter
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.csv
@@ -38,12 +38,15 @@ from onceward.sources import SequenceSource
 from .engine_kit import pipeline
 from .sink_kit import LOG, Crash, context, prepared
 
-FORMATS = ["parquet", "csv", "jsonl", "arrow"]
+if TYPE_CHECKING:
+    from onceward.types import FileFormat
+
+FORMATS: list[FileFormat] = ["parquet", "csv", "jsonl", "arrow"]
 SCOPE = Scope("p", "files", LOG)
 GOOD = (CommitStatus.COMMITTED, CommitStatus.ALREADY_COMMITTED)
 
 
-def shown(folder: Path, format_: str) -> list[dict[str, Any]]:
+def shown(folder: Path, format_: FileFormat) -> list[dict[str, Any]]:
     """What a reader of the folder sees, which ignores names with "_" in front."""
     rows: list[dict[str, Any]] = []
     for path in sorted(folder.rglob(f"*.{format_}")):
@@ -69,7 +72,7 @@ def numbers(count: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-def test_files_become_visible_whole_after_the_commit_and_not_before(tmp_path: Path, format_: str):
+def test_files_become_visible_whole_after_the_commit_and_not_before(tmp_path: Path, format_: FileFormat):
     sink = FileSink("files", tmp_path, format=format_)
     committable = prepared(sink, numbers(5), numbers(3))
     assert shown(tmp_path, format_) == []
@@ -191,7 +194,7 @@ def test_a_file_that_is_large_enough_is_followed_by_another(tmp_path: Path):
 
 
 @pytest.mark.parametrize("format_", ["parquet", "arrow", "csv"])
-def test_rows_of_another_schema_go_into_another_file(tmp_path: Path, format_: str):
+def test_rows_of_another_schema_go_into_another_file(tmp_path: Path, format_: FileFormat):
     sink = FileSink("files", tmp_path, format=format_)
     sink.commit(prepared(sink, [{"a": 1}], [{"a": 2, "b": "x"}]))
     assert sorted(shown(tmp_path, format_), key=lambda row: row["a"]) == [{"a": 1}, {"a": 2, "b": "x"}]
@@ -220,7 +223,7 @@ def in_nanoseconds(*values: int) -> pa.RecordBatch:
 
 
 @pytest.mark.parametrize("format_", ["parquet", "csv", "jsonl"])
-def test_times_of_day_in_nanoseconds_are_written_in_microseconds(tmp_path: Path, format_: str):
+def test_times_of_day_in_nanoseconds_are_written_in_microseconds(tmp_path: Path, format_: FileFormat):
     """Spark sends all of them so, and cannot read them so in Parquet."""
     sink, second = FileSink("files", tmp_path, format=format_), 10**9
     batch = in_nanoseconds(37_230 * second, second // 4)
@@ -366,7 +369,8 @@ def test_an_abort_that_was_cut_off_is_finished(tmp_path: Path, monkeypatch: pyte
 
 
 def test_rows_that_a_format_cannot_hold_are_an_error_of_ours(tmp_path: Path):
-    for format_, row in (("jsonl", {"n": float("nan")}), ("csv", {"n": b"\xff"})):
+    wrong: list[tuple[FileFormat, Any]] = [("jsonl", {"n": float("nan")}), ("csv", {"n": b"\xff"})]
+    for format_, row in wrong:
         sink = FileSink("files", tmp_path, format=format_)
         transaction = sink.begin(context("files"))
         with pytest.raises(SinkError, match=r"cannot be written as .*: column 'n'"):
@@ -398,7 +402,7 @@ def test_a_null_alone_in_its_line_of_csv_is_refused(tmp_path: Path, partition_by
 
 
 @pytest.mark.parametrize("format_", ["parquet", "jsonl", "arrow"])
-def test_a_struct_that_is_null_may_have_fields_that_never_are(tmp_path: Path, format_: str):
+def test_a_struct_that_is_null_may_have_fields_that_never_are(tmp_path: Path, format_: FileFormat):
     never = pa.struct([pa.field("reason", pa.string(), nullable=False)])
     structs = pa.StructArray.from_buffers(never, 2, [pa.py_buffer(b"\2")], children=[pa.array([None, "late"])])
     sink = FileSink("files", tmp_path, format=format_)
@@ -504,7 +508,7 @@ def test_rows_that_do_not_fit_are_refused_before_anything_is_written(
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-def test_in_a_pipeline_that_fails_at_each_step_each_row_takes_effect_once(tmp_path: Path, format_: str):
+def test_in_a_pipeline_that_fails_at_each_step_each_row_takes_effect_once(tmp_path: Path, format_: FileFormat):
     rows = numbers(300)
     left = list(Step)[:]
     lock = threading.Lock()
@@ -692,7 +696,7 @@ def test_partitions_that_a_file_system_takes_for_one_are_refused(tmp_path: Path,
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-def test_dictionaries_may_differ_between_batches(tmp_path: Path, format_: str):
+def test_dictionaries_may_differ_between_batches(tmp_path: Path, format_: FileFormat):
     """An Arrow file has one for each column, so another one begins a new file."""
     words = [["a", "b"], ["c", "a"], ["c", "a"], ["a", None]]
     batches = [pa.record_batch({"n": [0, 1], "k": pa.array(pair).dictionary_encode()}) for pair in words]

@@ -28,10 +28,12 @@ from .sink_kit import prepared
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from onceward.types import FileFormat
+
 FORMATS = ["parquet", "csv", "jsonl", "arrow"]
 
 
-def put(folder: Path, name: str, numbers: range, format_: str = "parquet") -> None:
+def put(folder: Path, name: str, numbers: range, format_: FileFormat = "parquet") -> None:
     """Write a file as it should be: under another name, then renamed."""
     hidden = folder / f".{name}"
     table = pa.table({"n": list(numbers)})
@@ -54,7 +56,7 @@ def rows(source: FileSource, start: Any, end: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-def test_67_a_stored_position_gives_the_same_rows_again(tmp_path: Path, format_: str):
+def test_67_a_stored_position_gives_the_same_rows_again(tmp_path: Path, format_: FileFormat):
     put(tmp_path, "a", range(10), format_)
     put(tmp_path, "b", range(10, 15), format_)
     source = FileSource(tmp_path, format=format_)
@@ -176,11 +178,11 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path):
     with pytest.raises(ConfigurationError, match="is not a folder"):
         FileSource(tmp_path / "no").validate()
     with pytest.raises(ConfigurationError, match="format 'xml'"):
-        FileSource(tmp_path, format="xml")
+        FileSource(tmp_path, format="xml")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-def test_what_a_file_sink_writes_a_file_source_reads_across_restarts(tmp_path: Path, format_: str):
+def test_what_a_file_sink_writes_a_file_source_reads_across_restarts(tmp_path: Path, format_: FileFormat):
     """Files to files to a table, the second pipeline failing once."""
     folder, store, target = tmp_path / "in", MemoryStore(), Target()
     folder.mkdir()
@@ -208,7 +210,7 @@ def test_what_a_file_sink_writes_a_file_source_reads_across_restarts(tmp_path: P
 
 
 @pytest.mark.parametrize("format_", ["csv", "jsonl"])
-def test_an_empty_file_has_no_rows_and_keeps_nothing_behind_it_from_being_read(tmp_path: Path, format_: str):
+def test_an_empty_file_has_no_rows_and_keeps_nothing_behind_it_from_being_read(tmp_path: Path, format_: FileFormat):
     (tmp_path / f"a.{format_}").touch()
     with pytest.raises(ConfigurationError, match="no file yet, or empty ones only"):
         FileSource(tmp_path, format=format_).validate()
@@ -222,7 +224,7 @@ def test_an_empty_file_has_no_rows_and_keeps_nothing_behind_it_from_being_read(t
 
 
 @pytest.mark.parametrize(("format_", "text"), [("parquet", ""), ("jsonl", '{"n": 1')])
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, format_: str, text: str):
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, format_: FileFormat, text: str):
     put(tmp_path, "a", range(3), format_)
     source = FileSource(tmp_path, format=format_)
     source.validate()
@@ -256,7 +258,9 @@ def read_back(source: FileSource) -> list[dict[str, Any]]:
     [["x", None, "", "y"], ["NA", "null", "true"], ["a\nb", "\n\n", "c"], ["x" * 2_500_000, "y"]],
     ids=["null and empty", "words for null", "newlines", "2.5 MB"],
 )
-def test_texts_that_a_file_sink_wrote_are_read_as_they_were(tmp_path: Path, format_: str, texts: list[str | None]):
+def test_texts_that_a_file_sink_wrote_are_read_as_they_were(
+    tmp_path: Path, format_: FileFormat, texts: list[str | None]
+):
     batch = pa.record_batch({"text": texts, "n": list(range(len(texts)))})
     written(tmp_path, batch, format=format_)
     assert read_back(FileSource(tmp_path, format=format_)) == batch.to_pylist()
@@ -283,7 +287,7 @@ def test_a_field_of_json_lines_that_comes_late_is_not_lost(tmp_path: Path, late:
 
 
 @pytest.mark.parametrize("format_", ["jsonl", "parquet", "arrow"])
-def test_a_field_of_a_struct_that_the_oldest_file_does_not_have_is_not_lost(tmp_path: Path, format_: str):
+def test_a_field_of_a_struct_that_the_oldest_file_does_not_have_is_not_lost(tmp_path: Path, format_: FileFormat):
     written(tmp_path, pa.record_batch({"s": [[{"a": 1}]]}), format=format_)
     source = FileSource(tmp_path, format=format_)
     source.validate()
@@ -293,7 +297,7 @@ def test_a_field_of_a_struct_that_the_oldest_file_does_not_have_is_not_lost(tmp_
 
 
 @pytest.mark.parametrize("format_", ["arrow", "parquet"])
-def test_views_are_read_as_texts_and_bytes_of_which_a_part_can_be_taken(tmp_path: Path, format_: str):
+def test_views_are_read_as_texts_and_bytes_of_which_a_part_can_be_taken(tmp_path: Path, format_: FileFormat):
     rows = {"n": [1, 2, 3], "text": pa.array(["a", None, ""], pa.string_view())}
     rows |= {"list": pa.array([[b"a"], None, [None]], pa.list_(pa.binary_view()))}
     batch = pa.record_batch(rows)
@@ -364,7 +368,7 @@ def test_a_file_that_an_earlier_version_counted_otherwise_is_not_read_on(tmp_pat
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-def test_partitions_are_read_if_the_schema_names_them(tmp_path: Path, format_: str):
+def test_partitions_are_read_if_the_schema_names_them(tmp_path: Path, format_: FileFormat):
     batch = pa.record_batch({"k": ["u/v", None], "day": [date(2026, 1, 2)] * 2, "n": [1, 2]})
     written(tmp_path, batch, format=format_, partition_by=["k", "day"])
     with pytest.raises(ConfigurationError, match=r"columns \['day', 'k'\].*give schema="):
@@ -376,7 +380,7 @@ def test_partitions_are_read_if_the_schema_names_them(tmp_path: Path, format_: s
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-def test_partitions_of_decimals_are_read(tmp_path: Path, format_: str):
+def test_partitions_of_decimals_are_read(tmp_path: Path, format_: FileFormat):
     """pyarrow.dataset itself makes no decimal of a folder's name."""
     cents = pa.array([Decimal("1.20"), Decimal("-0.01"), None], pa.decimal128(10, 2))
     batch = pa.record_batch({"cents": cents, "n": [1, 2, 3]})
@@ -386,7 +390,7 @@ def test_partitions_of_decimals_are_read(tmp_path: Path, format_: str):
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-def test_a_file_with_more_columns_than_the_oldest_is_refused(tmp_path: Path, format_: str):
+def test_a_file_with_more_columns_than_the_oldest_is_refused(tmp_path: Path, format_: FileFormat):
     written(tmp_path, pa.record_batch({"n": [1]}), format=format_)
     source = FileSource(tmp_path, format=format_, bounded=True)
     position = source.latest({})

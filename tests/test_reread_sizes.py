@@ -18,11 +18,13 @@ from .sink_kit import context
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from onceward.types import FileFormat
+
 ROW = 2**20
 
 
 @pytest.mark.parametrize("format_", ["parquet", "jsonl", "arrow", "csv"])
-def test_rows_of_a_megabyte_are_read_back_a_few_at_a_time(tmp_path: Path, format_: str) -> None:
+def test_rows_of_a_megabyte_are_read_back_a_few_at_a_time(tmp_path: Path, format_: FileFormat) -> None:
     sink = FileSink("files", tmp_path, format=format_)
     transaction = sink.begin(context("files"))
     count = 3 * PIECE_BYTES // ROW

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, get_args
 
 import sqlalchemy as sa
 from sqlalchemy import URL
@@ -26,7 +26,19 @@ from .pieces import PieceLoader
 from .plan import check_given, without_change
 from .prepared import abort_prepared, commit_prepared
 from .tables import check_trial, describe
-from .target import LEDGER_SCHEMA, PREPARED, STAGED, CommitPath, DatabaseTarget, TableName, Url, own_name, unusable
+from .target import (
+    LEDGER_SCHEMA,
+    PREPARED,
+    STAGED,
+    CommitMode,
+    CommitPath,
+    DatabaseTarget,
+    TableName,
+    Url,
+    WriteMode,
+    own_name,
+    unusable,
+)
 from .writing import Writing
 
 if TYPE_CHECKING:
@@ -34,6 +46,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from onceward.core.kit.options import Names
     from onceward.core.transaction import AbortOutcome, CommitOutcome, WriteContext
 
     from .dialect import ServerFacts
@@ -41,7 +54,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("onceward.database")
 
-MODES: Final = ("auto", "insert", "upsert")
+MODES: Final = get_args(WriteMode)
 _NAMED: Final = {"postgresql": ("postgres", 5432), "mariadb": ("mysql", 3306), "mysql": ("mysql", 3306)}
 """OpenLineage's name for a system, and the system's default port."""
 _KINDS: Final = (PREPARED, STAGED)
@@ -66,7 +79,7 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         mode: str,
         commit: str,
         ledger_epochs: int,
-        select: Sequence[str] | None,
+        select: Names | None,
         where: str | None,
     ) -> None:
         super().__init__(name, select=select, where=where)
@@ -313,17 +326,17 @@ class PostgresSink(DatabaseSink):
         *,
         dsn: str,
         table: str,
-        mode: str = "auto",
-        key: Sequence[str] | str | None = None,
+        mode: WriteMode = "auto",
+        key: Names | str | None = None,
         change_column: str | None = None,
         create_table: bool = False,
-        commit: str = "auto",
+        commit: CommitMode = "auto",
         lock_timeout: float = 10.0,
         answer_within: float = 60.0,
         ledger_schema: str = LEDGER_SCHEMA,
         ledger_epochs: int = 1000,
         proof: bool = True,
-        select: Sequence[str] | None = None,
+        select: Names | None = None,
         where: str | None = None,
     ) -> None:
         check_types(PostgresSink, locals())
@@ -388,16 +401,16 @@ class SqlAlchemySink(DatabaseSink):
         *,
         url: str | URL,
         table: str,
-        mode: str = "auto",
-        key: Sequence[str] | str | None = None,
+        mode: WriteMode = "auto",
+        key: Names | str | None = None,
         create_table: bool = False,
-        commit: str = "auto",
+        commit: CommitMode = "auto",
         lock_timeout: float = 10.0,
         answer_within: float = 60.0,
         ledger_schema: str | None = None,
         ledger_epochs: int = 1000,
         proof: bool = True,
-        select: Sequence[str] | None = None,
+        select: Names | None = None,
         where: str | None = None,
     ) -> None:
         check_types(SqlAlchemySink, locals())
@@ -458,7 +471,7 @@ def choose_path(requested: CommitPath, target: DatabaseTarget, facts: ServerFact
     return CommitPath.PREPARED if facts.max_prepared else CommitPath.STAGING
 
 
-def key_columns(key: Sequence[str] | str | None) -> tuple[str, ...]:
+def key_columns(key: Names | str | None) -> tuple[str, ...]:
     """Return the columns of a key, which may be given as one name."""
     return (key,) if isinstance(key, str) else tuple(key or ())
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from sqlalchemy import URL, exc, make_url
 
@@ -39,6 +39,10 @@ _HOW: Final = (
 )
 _PORTS: Final = re.compile(r"[0-9,]*")
 """The ports in a connection string; each of several hosts may have its own."""
+
+
+WriteMode = Literal["auto", "insert", "upsert"]
+CommitMode = Literal["auto", "prepared", "staging"]
 
 
 class CommitPath(StrEnum):

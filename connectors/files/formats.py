@@ -7,7 +7,7 @@ import shutil
 from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -59,6 +59,7 @@ class _ParquetWriter:
         self._writer.close()
 
 
+FileFormat = Literal["parquet", "csv", "jsonl", "arrow"]
 FORMATS: Final[dict[str, Callable[[BinaryIO, pa.Schema], Any]]] = {
     "parquet": _ParquetWriter,
     "csv": CsvWriter,

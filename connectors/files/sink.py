@@ -57,6 +57,7 @@ from .foreign import check_partition_folders, check_tables
 from .formats import (
     FORMATS,
     OPEN_FILES,
+    FileFormat,
     Files,
     as_lines,
     check_format,
@@ -69,6 +70,7 @@ from .reread import hashed
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from onceward.core.kit.options import Names
     from onceward.core.names import TransactionName
 
 AREA: Final = "_onceward"
@@ -122,11 +124,11 @@ class FileSink(FolderSink[Files]):
         name: str,
         folder: str | Path,
         *,
-        format: str = "parquet",  # noqa: A002 - as pyarrow and pandas call it
-        partition_by: Sequence[str] = (),
+        format: FileFormat = "parquet",  # noqa: A002 - as pyarrow and pandas call it
+        partition_by: Names = (),
         roll_bytes: int = ROLL_BYTES,
         proof: bool = True,
-        select: Sequence[str] | None = None,
+        select: Names | None = None,
         where: str | None = None,
     ) -> None:
         check_types(FileSink, locals())

@@ -29,7 +29,13 @@ from onceward.core.kit.rows import with_leaves
 from onceward.core.source import Piece, Position, ResettableSource, Split
 
 from .foreign import check_tables
-from .formats import FORMATS, is_binary, types_in, visible_files
+from .formats import (
+    FORMATS,
+    FileFormat,
+    is_binary,
+    types_in,
+    visible_files,
+)
 from .text import CSV_NULLS, batches_with_blocks, with_blocks
 
 if TYPE_CHECKING:
@@ -94,7 +100,7 @@ class FileSource(ResettableSource):
         self,
         folder: str | Path,
         *,
-        format: str = "parquet",  # noqa: A002 - as pyarrow and pandas call it
+        format: FileFormat = "parquet",  # noqa: A002 - as pyarrow and pandas call it
         schema: pa.Schema | None = None,
         bounded: bool = False,
     ) -> None:

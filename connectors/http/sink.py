@@ -11,7 +11,7 @@ import hashlib
 import logging
 import re
 import uuid
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, get_args
 from urllib.parse import urlsplit
 
 import msgspec
@@ -25,14 +25,18 @@ from onceward.sinks.write_ahead import ROWS_PER_SEND, WriteAheadLogSink
 from .client import HttpSettings, clients, judge, with_authentication
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
     import pyarrow as pa
 
+    from onceward.core.kit.options import Names
     from onceward.sinks.segments import Segment
     from onceward.sinks.write_ahead import Delivery
 
+Body = Literal["json", "jsonl"]
+KeyFormat = Literal["quoted", "plain", "uuid"]
+Probe = Literal["OPTIONS", "HEAD", "GET", "none"]
 KEY_HEADER: Final = "Idempotency-Key"
 _BODIES: Final[dict[str, tuple[str, Callable[[list[str]], str]]]] = {
     "json": ("application/json", lambda rows: f"[{','.join(rows)}]"),
@@ -43,7 +47,7 @@ _KEYS: Final[dict[str, Callable[[str], str]]] = {
     "plain": lambda identity: identity,
     "uuid": lambda identity: str(uuid.uuid5(uuid.NAMESPACE_URL, identity)),
 }
-_PROBES: Final = ("OPTIONS", "HEAD", "GET", "none")
+_PROBES: Final = get_args(Probe)
 _NAME: Final = re.compile(r"[A-Za-z0-9-]+\Z")
 _HEADER: Final = "header."
 """How the options of a format begin that give headers."""
@@ -105,12 +109,12 @@ class HttpSink(WriteAheadLogSink):
         folder: str | Path,
         *,
         url: str,
-        body: str = "json",
+        body: Body = "json",
         rows_per_send: int = ROWS_PER_SEND,
         proof: bool = True,
         server_honors_keys: bool = False,
         key_header: str = KEY_HEADER,
-        key_format: str = "quoted",
+        key_format: KeyFormat = "quoted",
         headers: Mapping[str, str] | None = None,
         username: str | None = None,
         password: str | None = None,
@@ -122,8 +126,8 @@ class HttpSink(WriteAheadLogSink):
         ca_file: str | None = None,
         client_cert: str | None = None,
         client_key: str | None = None,
-        probe: str = "OPTIONS",
-        select: Sequence[str] | None = None,
+        probe: Probe = "OPTIONS",
+        select: Names | None = None,
         where: str | None = None,
     ) -> None:
         check_types(HttpSink, locals())

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
+    from onceward.core.kit.options import Names
     from onceward.core.names import Scope
     from onceward.core.transaction import WriteContext
 
@@ -104,7 +105,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         create_topic: bool | int = False,
         transaction_timeout: float | None = None,
         proof: bool = True,
-        select: Sequence[str] | None = None,
+        select: Names | None = None,
         where: str | None = None,
     ) -> None:
         check_types(KafkaSink, locals())

@@ -9,7 +9,7 @@ import copy
 import logging
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
 from onceward.core.errors import ConfigurationError, SourceError
 from onceward.core.kit.options import check_choice, check_types, spelled
@@ -40,10 +40,13 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from onceward.core.kit.options import Names
     from onceward.core.source import Split
 
 _log = logging.getLogger("onceward.sources")
 
+Isolation = Literal["read_committed", "read_uncommitted"]
+InvalidTimestamps = Literal["error", "null"]
 COMMITTED: Final = "read_committed"
 ISOLATION: Final = "isolation.level"
 RETRY_SECONDS: Final = 120.0
@@ -99,14 +102,14 @@ class KafkaSource(ResettableSource):
         self,
         *,
         bootstrap_servers: str | list[str] | None = None,
-        topics: Sequence[str] | None = None,
+        topics: Names | None = None,
         pattern: str | None = None,
         assign: Mapping[str, Sequence[int]] | str | None = None,
         starting: Any = "earliest",
         ending: Any = None,
         config: Mapping[str, Any] | None = None,
         include_headers: bool = False,
-        isolation: str | None = None,
+        isolation: Isolation | None = None,
         fail_on_data_loss: bool = True,
         min_partitions: int | None = None,
         max_offsets_per_trigger: int | None = None,
@@ -114,7 +117,7 @@ class KafkaSource(ResettableSource):
         min_records_per_partition: int | None = None,
         group: str | None = None,
         timeout: float = RETRY_SECONDS,
-        invalid_timestamps: str = "error",
+        invalid_timestamps: InvalidTimestamps = "error",
     ) -> None:
         check_types(KafkaSource, locals())
         self.selection = Selection.of(None if topics is None else list(topics), pattern, assign)
@@ -131,7 +134,7 @@ class KafkaSource(ResettableSource):
         self.min_records_per_partition = min_records_per_partition
         self.group = group or self.settings.get("group.id")
         self.timeout = timeout
-        self.invalid_timestamps = check_choice("invalid_timestamps", invalid_timestamps, ("error", "null"))
+        self.invalid_timestamps = check_choice("invalid_timestamps", invalid_timestamps, get_args(InvalidTimestamps))
         self._share: tuple[int, int] | None = None
         self._ids: dict[str, str] = {}
         """Topics' ids as this object last saw them."""

@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from itertools import chain, islice
 from string import Formatter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -51,6 +51,7 @@ _SPECIAL: Final = re.compile(rb"[\]\[*?^\\-]")
 """What has a meaning in a pattern of SCAN."""
 
 
+Form = Literal["stream", "hash", "list"]
 FORMS: Final = {"stream": "XADD", "hash": "HSET", "list": "RPUSH"}
 """What writes a row of each form. A form is called as TYPE calls its key."""
 

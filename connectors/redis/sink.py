@@ -20,15 +20,24 @@ from onceward.sinks.folders import newest_of
 from onceward.sinks.write_ahead import ROWS_PER_SEND, WriteAheadLedger, WriteAheadLogSink
 
 from .client import RedisSettings, asking, check_facts, read_facts
-from .forms import FORMS, KeyTemplate, check_form, check_sizes, hashed, written
+from .forms import (
+    FORMS,
+    Form,
+    KeyTemplate,
+    check_form,
+    check_sizes,
+    hashed,
+    written,
+)
 from .script import ACCEPT, CHOICES, CLAIM, EXPIRE, PRUNE, RELEASE, Loss, change_marker, deliver, marker_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     import pyarrow as pa
 
+    from onceward.core.kit.options import Names
     from onceward.core.names import Scope, TransactionName
     from onceward.sinks.segments import Segment
     from onceward.sinks.write_ahead import Delivery
@@ -79,7 +88,7 @@ class RedisSink(WriteAheadLogSink):
         *,
         url: str,
         key: str,
-        form: str = "stream",
+        form: Form = "stream",
         maxlen: int | None = None,
         durable: bool = True,
         replicas: int = 0,
@@ -89,7 +98,7 @@ class RedisSink(WriteAheadLogSink):
         password: str | None = None,
         timeout: float = 30.0,
         connect_timeout: float = 10.0,
-        select: Sequence[str] | None = None,
+        select: Names | None = None,
         where: str | None = None,
     ) -> None:
         check_types(RedisSink, locals())

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from onceward.core.dead_letters import DEFAULT_LIMIT, Limit, schema_for_letters
 from onceward.core.errors import ConfigurationError, SchemaError
-from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST, CommitPolicy, OnLost
+from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST, AnyOnLost, CommitPolicy
 from onceward.sinks import Sink
 
 from .executors import executors_of, warn_of_python
@@ -98,7 +98,7 @@ class ForeachBatch:
         writers: Writers = "auto",
         commit_timeout: float = COMMIT_TIMEOUT,
         commit_backoff: float = COMMIT_BACKOFF,
-        on_lost: OnLost | str = DEFAULT_ON_LOST,
+        on_lost: AnyOnLost = DEFAULT_ON_LOST,
         adopt: bool = False,
         rewind: str | None = None,
         persist: Persist = DEFAULT_PERSIST,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from onceward.core.checkpoint import Admission, CommitPolicy, Coordinator, OnLost
+from onceward.core.checkpoint import Admission, CommitPolicy, Coordinator
 from onceward.core.checkpoint.isolation import over_limit
 from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.dead_letters import (
@@ -45,7 +45,7 @@ from onceward.core.log import LogWriter, RunWriters, read
 from onceward.core.log.notes import note_failure
 from onceward.core.log.store import EXPLAINING
 from onceward.core.names import check_pipeline_name
-from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST
+from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST, AnyOnLost
 from onceward.core.sink import Guarantee
 from onceward.core.source_watch import SourceWatch
 from onceward.core.transaction import Acknowledgement
@@ -112,7 +112,7 @@ def exactly_once(
     writers: Writers = "auto",
     commit_timeout: float = COMMIT_TIMEOUT,
     commit_backoff: float = COMMIT_BACKOFF,
-    on_lost: OnLost | str = DEFAULT_ON_LOST,
+    on_lost: AnyOnLost = DEFAULT_ON_LOST,
     adopt: bool = False,
     rewind: str | None = None,
     persist: Persist = DEFAULT_PERSIST,

@@ -11,7 +11,7 @@ import operator
 import re
 import zlib
 from decimal import Context, Decimal
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from .state.keys import KeyEncoder
 
-FUNCTIONS: Final = ("count", "max", "mean", "min", "sum")
+AggregateFunction = Literal["count", "max", "mean", "min", "sum"]
+FUNCTIONS: Final = get_args(AggregateFunction)
 _LONGEST: Final = 50
 _MOST: Final = 1 << 63
 _EXACT: Final = Context(prec=100)
@@ -46,7 +47,7 @@ class AggregateValue(NamedTuple):
 class Aggregation(ProcessFunction):
     """Totals of each key, by name. Made by `aggregation`, which adds the keyed state."""
 
-    types = OperatorState("union")
+    types = OperatorState[Any]("union")
     """Arrow types of the parts, so that values of one type are never read as those of another."""
 
     def __init__(self, totals: Mapping[str, AggregateValue]) -> None:
@@ -55,7 +56,7 @@ class Aggregation(ProcessFunction):
 
 
 def aggregation(
-    keys: KeyEncoder | None, totals: Mapping[str, tuple[str, str]], ttl: float | None = None
+    keys: KeyEncoder | None, totals: Mapping[str, tuple[str, AggregateFunction]], ttl: float | None = None
 ) -> Aggregation:
     """Check the arguments of `Stream.aggregate`."""
     if keys is None:
@@ -73,7 +74,7 @@ def aggregation(
     if not wanted:
         raise ConfigurationError("aggregate needs at least one total")
     # The state's name says what is in it: a restore refuses to read it as something else.
-    states = {_state(_parts(wanted.values())): ValueState(ttl=checked_ttl("aggregate", ttl))}
+    states = {_state(_parts(wanted.values())): ValueState[Any](None, ttl=checked_ttl("aggregate", ttl))}
     with_state: type[Aggregation] = type("Aggregation", (Aggregation,), states)
     return with_state(wanted)
 
@@ -127,7 +128,7 @@ class AggregateLogic(ProcessLogic):
         found = self._distinct(keys, batch)
         grouped = self._grouped(batch, found.codes)
         rows = [*map(scope.rows[self._state].__getitem__, found.encoded)]
-        state: ValueState = getattr(self._function, self._state)
+        state: ValueState[Any] = getattr(self._function, self._state)
         before = _unpack(state.get_many(scope, rows), len(self._parts))
         made: dict[AggregateValue, list[Any]] = {}
         arrays: dict[AggregateValue, pa.Array] = {}

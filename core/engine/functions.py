@@ -270,8 +270,8 @@ class ProcessLogic(Logic):
             if self._scope is not None:
                 self._scope.table.close()
 
-    def _bind(self, lists: Mapping[str, list[bytes]], layouts: Mapping[str, str]) -> dict[str, OperatorState]:
-        bound: dict[str, OperatorState] = {}
+    def _bind(self, lists: Mapping[str, list[bytes]], layouts: Mapping[str, str]) -> dict[str, OperatorState[Any]]:
+        bound: dict[str, OperatorState[Any]] = {}
         keyed: list[KeyedState] = []
         for name, declared in states_of(self._function).items():
             if isinstance(declared, OperatorState):
@@ -288,7 +288,7 @@ class ProcessLogic(Logic):
             self._scope.take_over(keyed, layouts)
         return bound
 
-    def _handle(self, name: str, state: OperatorState) -> ListHandle:
+    def _handle(self, name: str, state: OperatorState[Any]) -> ListHandle:
         try:
             return ListHandle(state.redistribute, [pack(item) for item in state.items])
         except Exception as error:

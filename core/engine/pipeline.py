@@ -18,10 +18,10 @@ from ..kit.options import check_type
 from ..log import LogStore, MemoryStore, open_store
 from ..log.store import UnopenedStore, unopened
 from ..names import check_pipeline_name
-from ..policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST
+from ..policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST, AnyOnLost
 from ..sink import DirectSink, TwoPhaseCommitSink
 from ..source import LiveSource, ResettableSource
-from .aggregate import aggregation
+from .aggregate import AggregateFunction, aggregation
 from .config import CheckpointConfig, RestartStrategy
 from .functions import ProcessFunction
 from .graph import EndToEnd, Graph, Operator, end_to_end
@@ -141,7 +141,7 @@ class Stream:
 
     def aggregate(
         self,
-        totals: Mapping[str, tuple[str, str]],
+        totals: Mapping[str, tuple[str, AggregateFunction]],
         *,
         ttl: float | None = None,
         uid: str | None = None,
@@ -174,7 +174,7 @@ class Stream:
         inputs = [(stream._operator, stream._keys) for stream in (self, *others)]  # noqa: SLF001 - of the same class
         return Stream(self._pipeline, self._pipeline.graph.add("union", None, inputs, uid=uid, parallelism=parallelism))
 
-    def sink(self, sink: Any, *, parallelism: int | None = None) -> Pipeline:
+    def sink(self, sink: TwoPhaseCommitSink[Any] | DirectSink[Any], *, parallelism: int | None = None) -> Pipeline:
         """Write the rows to a sink, whose name is its uid; its `select` and `where` are DuckDB's SQL (extra `duckdb`).
 
         Raises:
@@ -248,7 +248,7 @@ class Pipeline:
         parallelism: int = 1,
         max_batch_rows: int | None = None,
         linger: float = 0.0,
-        on_lost: str = DEFAULT_ON_LOST,
+        on_lost: AnyOnLost = DEFAULT_ON_LOST,
         commit_timeout: float = COMMIT_TIMEOUT,
         commit_backoff: float = COMMIT_BACKOFF,
         world: EngineWorld | None = None,
@@ -284,7 +284,9 @@ class Pipeline:
         )
         self._job: Job | None = None
 
-    def source(self, source: Any, *, uid: str | None = None, parallelism: int | None = None) -> Stream:
+    def source(
+        self, source: ResettableSource | LiveSource, *, uid: str | None = None, parallelism: int | None = None
+    ) -> Stream:
         """Add a source, and return the stream of its rows."""
         if not isinstance(source, (ResettableSource, LiveSource)):
             raise ConfigurationError(
@@ -296,19 +298,33 @@ class Pipeline:
         """Return the guarantee that readers of the targets have, and the parts of the graph that weaken it."""
         return end_to_end(self.graph, self.setup.config)
 
-    def run(self, *, restore: str | None = None, **options: Any) -> None:
-        """Run until the sources end or the run is stopped; `start` documents the options, and `wait` what signals do.
+    def run(
+        self,
+        *,
+        restore: str | Path | None = None,
+        claim: bool = False,
+        rewind: str | None = None,
+        import_from: str | None = None,
+        allow_non_restored_state: bool = False,
+    ) -> None:
+        """Run until the sources end or the run is stopped: `start`, which documents the arguments, and `wait`.
 
         Raises:
             OncewardError: It failed for good.
         """
-        self.start(restore=restore, **options)
+        self.start(
+            restore=restore,
+            claim=claim,
+            rewind=rewind,
+            import_from=import_from,
+            allow_non_restored_state=allow_non_restored_state,
+        )
         self.wait()
 
     def start(
         self,
         *,
-        restore: str | None = None,
+        restore: str | Path | None = None,
         claim: bool = False,
         rewind: str | None = None,
         import_from: str | None = None,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import os
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from enum import Enum
+from functools import reduce
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Final, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final, Literal, Union, get_args, get_origin
 
 import msgspec
 
@@ -18,7 +20,9 @@ from ..errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_ANNOTATIONS: Final = {"Collection": list, "Mapping": dict, "Path": str, "Sequence": list}
+Names = list[str] | tuple[str, ...]
+"""Several names or expressions. Type checkers would take one text for a Sequence[str], too."""
+_ANNOTATIONS: Final = {"Collection": list, "Mapping": dict, "Names": Names, "Path": str, "Sequence": list}
 """For names in signatures that their modules import for type checkers alone."""
 MOST_SECONDS: Final = 86400
 """Longest timeout: sockets refuse some larger values, but only when they are used."""
@@ -111,7 +115,7 @@ def option_names(
     make: Callable[..., Any], *, aliases: Mapping[str, str] | None = None, omit: Collection[str] = ()
 ) -> dict[str, inspect.Parameter]:
     """Return the options that `arguments` reads, as they are documented, and the parameter that each gives."""
-    found = inspect.signature(make, eval_str=True, locals=_ANNOTATIONS).parameters.values()
+    found = _parameters(make).values()
     taken = {p.name: p for p in found if p.name not in {"select", "where", *omit} and not _is_mapping(p.annotation)}
     other = {option: taken[name] for option, name in (aliases or {}).items()}
     return other | {spelled(name): p for name, p in taken.items() if p not in other.values()}
@@ -157,7 +161,7 @@ def check_types(make: Callable[..., Any], given: Mapping[str, Any]) -> None:
     Raises:
         ConfigurationError: One has another type; the message names it, and does not repeat the value.
     """
-    parameters = inspect.signature(make, eval_str=True, locals=_ANNOTATIONS).parameters
+    parameters = _parameters(make)
     for name, parameter in parameters.items():
         kinds = _choices(parameter.annotation)
         if all(kind in _PLAIN or get_origin(kind) is list for kind in kinds):
@@ -240,9 +244,30 @@ def _lines(option: str, file: str) -> list[str]:
     return [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
 
 
+def _parameters(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a signature, with types as values are converted to them.
+
+    Literal is for type checkers: the caller checks the choices itself, so that its message names them.
+    """
+    found = inspect.signature(make, eval_str=True, locals=_ANNOTATIONS).parameters
+    return {name: p.replace(annotation=_converted(p.annotation)) for name, p in found.items()}
+
+
+def _converted(annotation: Any) -> Any:
+    kinds: list[Any] = []
+    for kind in _choices(annotation):
+        if get_origin(kind) is Literal:
+            kinds += map(type, get_args(kind))
+        elif get_origin(kind) is tuple and get_args(kind)[-1] is Ellipsis:
+            kinds.append(list[get_args(kind)[0]])  # type: ignore[misc]
+        else:
+            kinds.append(kind)
+    return reduce(operator.or_, dict.fromkeys(kinds))
+
+
 def _choices(annotation: Any) -> tuple[Any, ...]:
     """Return the types of a union, or the one type itself."""
-    return get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    return get_args(annotation) if get_origin(annotation) in (UnionType, Union) else (annotation,)
 
 
 def _is_mapping(annotation: Any) -> bool:

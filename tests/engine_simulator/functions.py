@@ -69,7 +69,7 @@ class Windows(ProcessFunction):
 
     seen = ValueState(default=0)
     waiting = ListState()
-    due = ValueState()
+    due = ValueState[Any](None)
 
     def __init__(self, delay: float, *, moves: bool, ends: bool) -> None:
         self.delay, self.moves, self.ends = delay, moves, ends

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from onceward.core import ProcessFunction
     from onceward.core.engine.graph import Graph, Operator
     from onceward.core.engine.pipeline import Stream
+    from onceward.types import AggregateFunction
 
 KEYS = (3.5, 3, 3.0, "3", b"3", "a", True, 1, None, "")
 """Each is a key of its own. Those side by side are in one program, because only they could be taken for one another."""
@@ -144,7 +145,11 @@ class RandomGraph:
 
     def _aggregated(self, branch: Branch) -> Branch:
         """Batch by batch."""
-        totals = {"rows": ("*", "count"), "total": ("n", "sum"), "least": ("n", "min")}
+        totals: dict[str, tuple[str, AggregateFunction]] = {
+            "rows": ("*", "count"),
+            "total": ("n", "sum"),
+            "least": ("n", "min"),
+        }
         keyed, ttl = branch.stream.key_by("k"), self._others.choice([None, LONG])
         running = keyed.aggregate(totals, ttl=ttl, uid="aggregate", parallelism=self._many())
         rows = Interpreter(self.pipeline.graph).read().given["aggregate"]

@@ -7,7 +7,7 @@ import math
 import struct
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, Self, TypeVar, cast, get_args, overload
 
 import msgspec
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
     from .store import Freezing, KeyedTable
 
+T = TypeVar("T")
+K = TypeVar("K")
+Redistribution = Literal["split", "union"]
 _IMMUTABLE = (type(None), bool, int, float, str, bytes)
 pack = msgspec.msgpack.Encoder().encode
 unpack = msgspec.msgpack.Decoder().decode
@@ -289,19 +292,21 @@ class KeyedState(State):
             scope.table.delete(row, column)
 
 
-class ValueState(KeyedState):
-    """One value for each key.
+class ValueState(KeyedState, Generic[T]):
+    """One value for each key: None, a boolean, a number, text, bytes, or lists and dicts of these.
+
+    The type parameter is that of the value: `ValueState(0)`, or `ValueState[int | None](None)`.
 
     Args:
         default: What `get` gives where nothing was set.
         ttl: Seconds for which the value is kept after it was set; None: forever. Reading it does not renew it.
     """
 
-    def __init__(self, default: Any = None, *, ttl: float | None = None) -> None:
+    def __init__(self, default: T, *, ttl: float | None = None) -> None:
         super().__init__(ttl)
         self.default = default
 
-    def get(self) -> Any:
+    def get(self) -> T:
         """Return the current key's value."""
         if self.ttl is None:  # as in _get, without its cost
             scope, row = self._place()
@@ -309,10 +314,12 @@ class ValueState(KeyedState):
         else:
             data = self._get()
         if data is None:
-            return self.default if isinstance(self.default, _IMMUTABLE) else copy.deepcopy(self.default)
-        return unpack(data)
+            default = self.default
+            return default if isinstance(default, _IMMUTABLE) else copy.deepcopy(default)
+        value: T = unpack(data)
+        return value
 
-    def set(self, value: Any) -> None:
+    def set(self, value: T) -> None:
         """Set the current key's value."""
         if self.ttl is None:
             scope, row = self._place()
@@ -342,8 +349,8 @@ class ValueState(KeyedState):
         scope.table.put_many(rows, values)
 
 
-class ListState(ValueState):
-    """A list for each key.
+class ListState(ValueState[list[T]]):
+    """A list for each key. The type parameter is that of an item.
 
     Args:
         ttl: Seconds for which an item is kept after it was added; None: forever. Each item has its own time.
@@ -352,21 +359,22 @@ class ListState(ValueState):
     layout = "list"
 
     def __init__(self, *, ttl: float | None = None) -> None:
-        super().__init__(ttl=ttl)
+        super().__init__(cast("list[T]", None), ttl=ttl)
 
-    def get(self) -> list[Any]:
+    def get(self) -> list[T]:
         """Return the current key's items, oldest first."""
         return super().get() or []
 
-    def append(self, value: Any) -> None:
+    def append(self, value: T) -> None:
         """Add an item, without reading the others."""
         scope, row = self._place()
         cell = scope.table.get(row)
         number, items = _items(cell)
+        item: Any = value
         if self.ttl is not None:
-            value = [scope.time, value]
+            item = [scope.time, value]
             scope.created()  # an item, too, is looked at again
-        scope.table.put(row, b"\xdd" + (number + 1).to_bytes(4, "big") + items + pack(value))
+        scope.table.put(row, b"\xdd" + (number + 1).to_bytes(4, "big") + items + pack(item))
 
     def with_times(self, data: bytes, now: float) -> bytes:
         return pack([(now, item) for item in unpack(data)])
@@ -392,26 +400,28 @@ def _items(data: bytes | None) -> tuple[int, bytes | memoryview]:
     return number, memoryview(data)[header:]
 
 
-class ReducingState(ValueState):
-    """One value for each key, into which others are folded.
+class ReducingState(ValueState[T | None]):
+    """One value for each key, into which others are folded; None before the first. The type parameter is the value's.
 
     Args:
         reduce: Of the value so far and the one added, the next.
         ttl: Seconds for which the value is kept after one was added; None: forever. Reading it does not renew it.
     """
 
-    def __init__(self, reduce: Callable[[Any, Any], Any], *, ttl: float | None = None) -> None:
-        super().__init__(ttl=ttl)
+    def __init__(self, reduce: Callable[[T, T], T], *, ttl: float | None = None) -> None:
+        super().__init__(None, ttl=ttl)
         self._reduce = reduce
 
-    def add(self, value: Any) -> None:
+    def add(self, value: T) -> None:
         """Fold a value in."""
         data = self._get()
         self._put(pack(value if data is None else self._reduce(unpack(data), value)))
 
 
-class MapState(KeyedState):
+class MapState(KeyedState, Generic[K, T]):
     """A map for each key, whose entries are read and written one by one.
+
+    The type parameters are those of the entries' keys and values.
 
     Args:
         ttl: Seconds for which an entry is kept after it was put; None: forever. Each entry has its own time.
@@ -422,21 +432,28 @@ class MapState(KeyedState):
     def __init__(self, *, ttl: float | None = None) -> None:
         super().__init__(ttl)
 
-    def get(self, key: Any, default: Any = None) -> Any:
+    @overload
+    def get(self, key: K, default: None = None) -> T | None: ...
+    @overload
+    def get(self, key: K, default: T) -> T: ...
+    def get(self, key: K, default: T | None = None) -> T | None:
         """Return an entry's value, or `default` if there is none."""
         data = self._get(pack(key))
-        return default if data is None else unpack(data)
+        if data is None:
+            return default
+        value: T = unpack(data)
+        return value
 
-    def put(self, key: Any, value: Any) -> None:
+    def put(self, key: K, value: T) -> None:
         """Set an entry."""
         self._put(pack(value), pack(key))
 
-    def remove(self, key: Any) -> None:
+    def remove(self, key: K) -> None:
         """Remove an entry, if it is there."""
         scope, row = self._place()
         scope.table.delete(row, pack(key))
 
-    def items(self) -> Iterator[tuple[Any, Any]]:
+    def items(self) -> Iterator[tuple[K, T]]:
         """Yield the current key's entries, in the order of their keys' bytes."""
         scope, row = self._place()
         for column, cell in list(scope.table.columns(row)):
@@ -445,8 +462,8 @@ class MapState(KeyedState):
                 yield unpack(column), unpack(data)
 
 
-class OperatorState(State):
-    """A list that belongs to a subtask, not to a key.
+class OperatorState(State, Generic[T]):
+    """A list that belongs to a subtask, not to a key. The type parameter is that of an item.
 
     Args:
         redistribute: At a restore: "split" distributes the items of all subtasks, "union" gives all of them to each.
@@ -454,26 +471,26 @@ class OperatorState(State):
 
     layout = "operator"
 
-    def __init__(self, redistribute: str = "split") -> None:
-        if redistribute not in {"split", "union"}:
+    def __init__(self, redistribute: Redistribution = "split") -> None:
+        if redistribute not in get_args(Redistribution):
             raise ConfigurationError(f"OperatorState(redistribute={redistribute!r}): give 'split' or 'union'")
         self.redistribute = redistribute
-        self.items: list[Any] = []
+        self.items: list[T] = []
 
-    def bound(self, items: list[Any]) -> OperatorState:
+    def bound(self, items: list[T]) -> OperatorState[T]:
         """Return this state in one subtask."""
         mine = copy.copy(self)
         mine.items = items
         return mine
 
-    def get(self) -> list[Any]:
+    def get(self) -> list[T]:
         """Return the items."""
         return list(self.items)
 
-    def set(self, items: list[Any]) -> None:
+    def set(self, items: list[T]) -> None:
         """Set all of them."""
         self.items = list(items)
 
-    def append(self, item: Any) -> None:
+    def append(self, item: T) -> None:
         """Add one."""
         self.items.append(item)
