@@ -61,7 +61,7 @@ class Explanation(msgspec.Struct, frozen=True):
         return int(self.guarantee is not Guarantee.EXACTLY_ONCE or any_failed(self.findings))
 
     def show(self) -> None:
-        """Print it."""
+        """Print the guarantee, the counts of findings and each finding on the terminal."""
         counts = [(health, sum(one.health is health for one in self.findings)) for health in Health]
         told = ", ".join(f"{count} {health}" for health, count in counts if count)
         show.console().print(f"{self.name}: {self.guarantee} ({told})", style="bold")

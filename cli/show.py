@@ -201,5 +201,5 @@ def _without_logins(value: Any) -> Any:
 
 
 def would(what: str) -> None:
-    """Print a command's effect with --yes."""
+    """Say on the terminal what the command would do, and that it needs --yes to do it."""
     console().print(f"would {what}. Pass --yes to do it")

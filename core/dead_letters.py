@@ -57,7 +57,7 @@ class TriesRows(Protocol):
     """A sink whose target can try rows before they are durable, so that it does not refuse them after the decision."""
 
     def trying_rows(self, sinks: Sequence[TwoPhaseCommitSink[Any]]) -> TwoPhaseCommitSink[Any]:
-        """Return the same sink, whose rows are tried.
+        """Return a copy of the sink that tries its rows in the target before they are durable.
 
         Args:
             sinks: All sinks of the pipeline.
@@ -77,7 +77,10 @@ class DeadLetters(NamedTuple):
         return int(self.limit) if isinstance(self.limit, int) or self.limit == 0 else None
 
     def share(self, tasks: int | None) -> float | None:
-        """Return the share of a task's rows that is the limit of an epoch, if its tasks have equally many.
+        """Return the share of its rows that one task may have refused before the whole epoch is above the limit.
+
+        It assumes that the tasks have equally many rows, and that the others refuse none. None if the limit is not a
+        share.
 
         Args:
             tasks: How many tasks write the epoch at most; None if that is not known.

@@ -62,7 +62,7 @@ class AbortOutcome(msgspec.Struct, frozen=True):
 
     @property
     def done(self) -> bool:
-        """Whether the transaction is gone."""
+        """Whether the transaction is certainly aborted."""
         return self.status is AbortStatus.ABORTED
 
 

@@ -73,12 +73,12 @@ class Place(ABC):
 def fitted(
     batch: pa.RecordBatch, schema: pa.Schema, casts: Mapping[str, Callable[[pa.Array], pa.Array]] | None = None
 ) -> pa.RecordBatch:
-    """Return the columns that a schema has, too, in its types.
+    """Return the columns of a batch that the schema names, converted to the schema's types.
 
     Args:
         batch: The rows.
-        schema: The types.
-        casts: How columns are converted whose fields have one of these marks in their metadata.
+        schema: The columns to keep, with their types.
+        casts: Functions that convert a column first, by the mark that its field has in its metadata.
 
     Raises:
         pyarrow.ArrowException: A value cannot be converted.

@@ -254,7 +254,7 @@ class DirectSink(Sink, Generic[Txn]):
 
     @abstractmethod
     def write(self, writer: Txn, batch: pa.RecordBatch) -> None:
-        """Write one batch."""
+        """Write one batch. Its rows may become visible at once."""
 
     def flush(self, writer: Txn) -> None:
         """Return when all rows written so far are safe in the target. Called at the epoch's end."""

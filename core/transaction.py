@@ -101,7 +101,7 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def scope(self) -> Scope:
-        """Whose it is."""
+        """Pipeline, sink and decision log that the transaction belongs to."""
         return Scope(self.pipeline, self.sink, self.log)
 
     def identity(self) -> tuple[str, str, str]:

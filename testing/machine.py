@@ -128,7 +128,7 @@ def emptied(folder: Path, maker: str, names: Collection[str]) -> Path:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Admit one process at a time to the block."""
+    """Hold a lock on the file during the block, so that only one process at a time runs it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)

@@ -204,7 +204,7 @@ class SinkCase:
         return Counter(n for n in self.sink_under_test.read() if self.first <= n < self.first + 1000)
 
     def assert_visible(self, numbers: list[int]) -> None:
-        """Assert that exactly these are visible, each once."""
+        """Assert that the rows with these numbers are visible, each once, and no others."""
         assert self.visible() == Counter(numbers)
 
     def assert_as_promised(self, numbers: list[int]) -> None:

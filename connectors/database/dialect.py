@@ -110,7 +110,7 @@ class TwoPhase(Protocol):
 
 
 class RowWriter(ABC):
-    """Rows on their way into one table, inside a transaction."""
+    """Writer of rows into one table, inside a transaction that its caller has opened."""
 
     hash: RowHash | None = None
     """Hash of the rows that were written, if it was requested."""
@@ -135,7 +135,7 @@ class Trial(NamedTuple):
 
 
 class Dialect(ABC):
-    """How one database is spoken to: its connections, its settings, its two-phase commands, and its tables."""
+    """All that differs between databases: connections, settings, two-phase commands, tables."""
 
     title: str
     """The database's name, for messages."""
@@ -195,7 +195,7 @@ class Dialect(ABC):
         return reflected
 
     def read_uniques(self, connection: sa.Connection, table: sa.Table) -> Sequence[frozenset[str]]:  # noqa: ARG002
-        """Return the columns of each unique key that checks of upserts need; empty if the catalog is asked instead."""
+        """Return the columns of each unique key, for checks of upserts; empty if they come from the catalog."""
         return ()
 
     @abstractmethod

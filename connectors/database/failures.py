@@ -172,7 +172,7 @@ def _driver(cause: BaseException) -> str:
 
 
 def refusal(target: DatabaseTarget) -> type[SqlError]:
-    """Return the class of errors that do not pass by themselves."""
+    """Return the class of errors that this kind of database gets if a retry would not help."""
     return PostgresError if target.url.backend == "postgresql" else SqlError
 
 

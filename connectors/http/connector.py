@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class HttpConnector(Connector):
-    """An HTTP server: it is asked for nothing but what the sink sends."""
+    """Connector of HTTP servers, which have no more than a sink: a server is sent rows, and asked nothing else."""
 
     name = "http"
     sink = "onceward.connectors.http.sink:HttpSink"

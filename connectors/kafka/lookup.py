@@ -35,11 +35,11 @@ HEARD_SECONDS: Final = 5.0
 
 
 class Lookup:
-    """Questions to one cluster.
+    """Client that looks up topics, partitions and offsets of one cluster.
 
     Args:
         settings: Where and how to connect.
-        committed: Ask for what read_committed readers see.
+        committed: Return end offsets as read_committed readers see them.
         retry_seconds: How long a question is asked again while no broker answers. As long as the cluster has never
             answered this process, REACH_SECONDS at most.
     """

@@ -77,7 +77,7 @@ class Messages:
 
 
 class Rows(Messages):
-    """The same, for a confluent_kafka.Producer."""
+    """Producer of an Arrow batch's rows through confluent_kafka.Producer, one call per message."""
 
     def __init__(self, batch: pa.RecordBatch, topic: str | None) -> None:
         super().__init__(batch, topic)

@@ -138,7 +138,7 @@ def by_topic(partitions: Iterable[Partition]) -> dict[str, list[int]]:
 
 
 def listed_committable(prepared: Prepared) -> Committable | None:
-    """Return the committable of a transaction found at the broker; None if its name is none of this library's."""
+    """Return the committable of a transaction found at the broker; None if onceward did not name it."""
     name = parse_pooled_name(prepared.handle.transactional_id)
     if name is None:
         return None

@@ -58,11 +58,11 @@ class Metric(NamedTuple):
     """One metric.
 
     Attributes:
-        name: In OpenTelemetry.
+        name: Name in OpenTelemetry, of which that in Prometheus is made.
         kind: How values add up.
         unit: As UCUM writes it: s, By, {row}.
-        labels: Besides `pipeline`.
-        help: What it is.
+        labels: Labels in addition to `pipeline`.
+        help: Description for people.
     """
 
     name: str

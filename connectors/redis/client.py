@@ -212,7 +212,7 @@ class RedisFacts(NamedTuple):
 
 
 def read_facts(settings: RedisSettings) -> RedisFacts:
-    """Ask the server.
+    """Return the version, the role and the settings of a Redis server.
 
     Raises:
         RetryableSinkError: It does not answer.

@@ -57,11 +57,11 @@ FORMS: Final = {"stream": "XADD", "hash": "HSET", "list": "RPUSH"}
 
 
 class WrittenEntry(NamedTuple):
-    """A row as it is written.
+    """A row in the form in which Redis takes it.
 
     Attributes:
-        key: Where.
-        words: What follows the command and the key.
+        key: Key that the command writes.
+        words: Arguments of the command after the key.
         gone: Fields to delete.
     """
 
@@ -99,7 +99,7 @@ class KeyTemplate:
         return b"".join(literal if column is None else literal + b"*" for literal, column in parts)
 
     def check(self, sink: str, schema: pa.Schema) -> None:
-        """Check its columns.
+        """Check the columns that the key is made of.
 
         Raises:
             SchemaError: One is missing, or of a type without an unambiguous text form.

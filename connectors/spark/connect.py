@@ -306,7 +306,7 @@ class ConnectSession:
         return self._slots
 
     def current_run(self, last: QueryRun | None) -> QueryRun:
-        """Find the query by its checkpoint: see (2) and (3)."""
+        """Return the query that runs from the checkpoint; it must be active in this session (2). Looked up once (3)."""
         if last is not None:
             return last
         text = self._read(f"{self._checkpoint}/metadata")
@@ -337,7 +337,7 @@ class ConnectSession:
         return remembering_last(self._read)
 
     def failed(self, stages: Iterable[int]) -> bool:  # noqa: ARG002 - nobody here knows of stages
-        """Return False: see (5)."""
+        """Return False, because a server does not tell: acknowledgements and sweeps show it (5)."""
         return False
 
     def reports(self, error: BaseException) -> bool:

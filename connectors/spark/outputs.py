@@ -99,13 +99,13 @@ class Jobs(Protocol):
 
 @dataclass
 class Transformations:
-    """The transformations of a pipeline, by name of the sink, and how a micro-batch is kept that several jobs read.
+    """The transformations of a pipeline by name of the sink, and where a micro-batch is kept if several jobs read it.
 
     Attributes:
         functions: The transformation of each sink that has one.
         persist: Name of Spark's storage level.
         schemas: For each of these sinks, the columns of the result for an empty micro-batch.
-        frames: These results themselves, where the query is described.
+        frames: The results for an empty micro-batch; only filled while `explain` describes the query.
     """
 
     functions: Mapping[str, Callable[[DataFrame], DataFrame]] = field(default_factory=dict)

@@ -35,13 +35,13 @@ _LETTER_BYTES: Final = 4 * 2**20
 
 @dataclass(frozen=True)
 class Letters:
-    """What a subtask needs to know of dead letters.
+    """Settings with which a subtask writes dead letters.
 
     Attributes:
-        sink: Where they go.
-        context: With subtask and attempt still to be filled in.
+        sink: Sink that takes the dead letters.
+        context: Context of their transactions, with subtask and attempt still to be filled in.
         most: Number of refused rows above which a subtask stops; None for any number.
-        written: Whether they are written; not if an epoch that lost other rows is written again.
+        written: Whether dead letters are written: False if the epoch lost other rows and is written again.
         share: Share of its own rows above which a subtask stops, once it is above DEFAULT_LIMIT rows: few rows say
             little of the others. None for any.
     """

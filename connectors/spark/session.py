@@ -106,7 +106,7 @@ def connect() -> Any:
 
 
 def session_of(spark: SparkSession | QuerySession) -> QuerySession:
-    """Return what can be asked of a classic session; something that can be asked already is returned as it is."""
+    """Return the session behind the interface that both kinds of sessions share; wrap a classic one."""
     if isinstance(spark, QuerySession):
         return spark
     session: QuerySession = import_module(".classic", __package__).ClassicSession(spark)

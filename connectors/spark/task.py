@@ -51,7 +51,7 @@ class TaskPlace(NamedTuple):
 
 
 def place() -> TaskPlace:
-    """Return the place of the running code."""
+    """Return partition, attempt and stage of the Spark task in which this code runs."""
     from pyspark import TaskContext  # noqa: PLC0415 - needs a Spark installation
 
     task = TaskContext.get()

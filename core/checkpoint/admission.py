@@ -105,7 +105,10 @@ def check_same_sinks(view: LogView, sinks: Mapping[str, TwoPhaseCommitSink[Any]]
 
 
 def check_continues(view: LogView, epoch: int, epoch_input: EpochInput, numbering: EpochNumbering) -> None:
-    """Refuse an input that does not go on where the newest decided one ended (invariant 5): a number is not enough."""
+    """Raise EpochConflictError unless the input begins where the newest decided one ended (invariant 5).
+
+    Comparing the epochs' numbers would not be enough.
+    """
     check_query(view, epoch_input.query, numbering)
     before = view.before
     if before is not None and not epoch_input.follows(before):

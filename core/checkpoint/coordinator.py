@@ -361,7 +361,7 @@ class Coordinator:
         return permit
 
     def give_up(self) -> None:
-        """After an epoch failed: bar its decision and abort what its subtasks prepared, so that nobody waits.
+        """Give up an epoch that failed: bar its decision, and abort the transactions that its subtasks prepared.
 
         What is decided is left alone. This coordinator is of no use afterwards; the next start opens a new one.
 

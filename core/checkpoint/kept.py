@@ -187,7 +187,7 @@ def _newest_completed(view: LogView) -> Decide | None:
 
 
 def forgotten(view: LogView, sink: str, remembered: Remembered | None, *, told_apart: bool = False) -> str:
-    """Return what a sink's target must have forgotten, judging by what it remembers of this log; empty if nothing.
+    """Return a sentence on what a sink's target has lost, judging by what it remembers of this log; empty if nothing.
 
     With `told_apart`, the target is asked for each transaction of the sink's newest epoch.
     """

@@ -82,7 +82,7 @@ class Share:
 
     @property
     def ended(self) -> bool:
-        """Whether all of it is committed."""
+        """Whether every transaction of this sink is committed, without a loss or an error."""
         return not (self.waits or self.failures or self.error is not None)
 
     @property

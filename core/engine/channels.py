@@ -83,7 +83,7 @@ class Cancel(msgspec.Struct, frozen=True):
 
 
 class End(msgspec.Struct, frozen=True):
-    """Nothing comes after it."""
+    """Last element of a channel: the input has ended."""
 
 
 Element: TypeAlias = pa.RecordBatch | Barrier | Cancel | End

@@ -246,7 +246,7 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class Remember(msgspec.Struct, frozen=True):
-    """A checkpoint has ended, or did not begin."""
+    """Keep the record of a checkpoint that has ended, or that could not begin."""
 
     record: CheckpointRecord
     bad: bool = False

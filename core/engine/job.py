@@ -60,10 +60,10 @@ class Job:
     """A run of a pipeline. Made by Pipeline.start; its methods may be called from any thread.
 
     Attributes:
-        state: Where it is.
-        restarts: How often it was started again.
-        failure: The newest failure.
-        error: What it failed with for good.
+        state: Stage of its life that the run is in.
+        restarts: Number of attempts after the first one.
+        failure: Newest failure of an attempt; None if none has failed.
+        error: Error with which the run ended; None while it runs, or if it ended well.
         restored: Id of the checkpoint that the newest attempt began with.
     """
 

@@ -53,7 +53,7 @@ def nothing_to_write(_storage: CheckpointStorage | None, _folder: str) -> tuple[
 
 
 class Logic:
-    """One subtask of one operator, used by one thread at a time; as it is here, rows go on as they come (union)."""
+    """Work of one subtask of one operator, used by one thread at a time. The base class passes rows on (union)."""
 
     def open(self) -> None:
         """Prepare for work, once, before anything else."""

@@ -55,7 +55,7 @@ def by_shape(batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, npt.NDArra
 
 
 def cut_by_shape(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Return the records as batches of one shape, in their order; a batch that is not mixed as it is."""
+    """Yield the records in their order as batches of one shape each; yield a batch unchanged if it is not mixed."""
     if not is_mixed(batch):
         yield batch
         return

@@ -71,7 +71,7 @@ class Origin(NamedTuple):
 
 
 def find_origin(view: LogView, restore: Restore, pipeline: str) -> Origin:
-    """Find the checkpoint to begin with.
+    """Find the checkpoint that the run begins with: the newest decided one, or the one that was asked for.
 
     Raises:
         ConfigurationError: What is asked for is not there, or belongs to another pipeline.

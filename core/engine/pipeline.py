@@ -380,7 +380,7 @@ class Pipeline:
             )
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the run has ended, and return whether it has.
+        """Wait until the run has ended or the time is over; return whether the run has ended.
 
         SIGINT and SIGTERM end the run with a checkpoint, for which they wait 10 s at most; a second signal ends it
         without one. The program may handle SIGTERM itself.

@@ -71,7 +71,7 @@ class Retained:
         self.shared = SharedFiles(storage.delete if storage is not None else lambda _paths: None)
 
     def write(self, metadata: Metadata) -> Reference:
-        """Write a checkpoint's metadata; nothing counts yet."""
+        """Write a checkpoint's metadata, before its decision, and return where they are."""
         if self._storage is None:
             return inline(metadata)
         folder = folder_of(metadata.checkpoint, self._generation)

@@ -93,7 +93,7 @@ class ThreadedAttempt(Attempt):
         return answer
 
     def stop(self) -> None:
-        """End it as it is; from any thread."""
+        """End the attempt without a last checkpoint. Callable from any thread."""
         self._stopping.set()
         self.tell(Tick())
 

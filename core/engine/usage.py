@@ -29,7 +29,7 @@ class Usage:
         self._blocked_since: float | None = None
 
     def begin(self) -> float:
-        """Note that a step begins, and return when."""
+        """Note that a step begins, and return the time, in seconds on the monotonic clock."""
         now = self._monotonic()
         if self._blocked_since is not None:
             self._blocked, self._blocked_since = self._blocked + now - self._blocked_since, None
@@ -39,7 +39,7 @@ class Usage:
         """Note that a step ends.
 
         Args:
-            began: When it began.
+            began: Time that `begin` returned.
             worked: Whether there was something to do.
             full: Whether outputs are full.
         """

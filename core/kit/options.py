@@ -156,7 +156,7 @@ def check_types(make: Callable[..., Any], given: Mapping[str, Any]) -> None:
 
     Args:
         make: The class or function that takes the arguments.
-        given: Them by name, for example `locals()`.
+        given: The arguments by name, for example `locals()`.
 
     Raises:
         ConfigurationError: One has another type; the message names it, and does not repeat the value.

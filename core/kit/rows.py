@@ -198,7 +198,7 @@ def json_rows(sink: str, rows: pa.RecordBatch) -> list[str]:
 
 
 def with_column(error: Exception, rows: pa.RecordBatch, write: Callable[[Any], object]) -> str:
-    """Describe an error of UNWRITABLE, with the name of the first column that has one."""
+    """Describe why `write` failed (one of UNWRITABLE), with the first column that has a value which it refuses."""
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
         try:
             for value in column.to_pylist():

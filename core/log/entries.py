@@ -35,7 +35,7 @@ class EpochInput(msgspec.Struct, frozen=True, kw_only=True):
     """Offsets where it ended, as JSON values."""
 
     def same_as(self, other: EpochInput) -> bool:
-        """Return whether both write down as the same JSON."""
+        """Return whether both inputs are the same, compared as JSON."""
         return _json(self) == _json(other)
 
     def follows(self, before: EpochInput) -> bool:
@@ -44,7 +44,7 @@ class EpochInput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rewound(msgspec.Struct, frozen=True, kw_only=True):
-    """Which rewind: one that is asked for again in the same words has been done."""
+    """Identity of a rewind. A rewind that is asked for again with the same query and reason has been done."""
 
     query: str
     """Identity of the query that went back."""
@@ -150,10 +150,13 @@ class Resolved(_Entry, frozen=True, kw_only=True, tag="RESOLVED"):
 
 
 class Moved(_Entry, frozen=True, kw_only=True, tag="MOVED"):
-    """The last entry: the log goes on elsewhere, in a copy that ends right before it. No writer starts here again."""
+    """The last entry of a log that has moved: a copy, which ends right before this entry, continues elsewhere.
+
+    No writer can start in this log again.
+    """
 
     to: str
-    """Where it goes on, for people and for the next restore."""
+    """Location of the copy, for people and for the next restore."""
 
 
 Entry = Start | Decide | Completed | Rewind | Void | Replace | Resolved | Moved

@@ -68,7 +68,7 @@ T = TypeVar("T")
 
 
 class WriterToken(msgspec.Struct, frozen=True):
-    """What another process needs to go on as the same writer (Spark commits in a process of its own)."""
+    """Token with which another process continues as the same writer (Spark commits in a process of its own)."""
 
     log: str
     writer_id: str
@@ -77,7 +77,7 @@ class WriterToken(msgspec.Struct, frozen=True):
 
 
 def check_owner(view: LogView, pipeline: str, store: LogStore) -> None:
-    """Refuse the log of another pipeline, and one that goes on elsewhere, with an EpochConflictError."""
+    """Raise EpochConflictError if the log belongs to another pipeline, or was moved elsewhere."""
     if view.pipeline not in {"", pipeline}:
         raise EpochConflictError(
             f"the decision log in {store.describe()} belongs to pipeline {view.pipeline!r}: use that name, or a "
@@ -241,7 +241,7 @@ class LogWriter:
         self._append(Rewind(**self._fields(), rewind=rewind))
 
     def move(self, to: str) -> None:
-        """End this log: it goes on in a copy, and every later START here is refused.
+        """End this log, because a copy of it continues elsewhere: every later START here is refused.
 
         Raises:
             FencedError: Another writer has started since this one: the copy would lack what that one decides.

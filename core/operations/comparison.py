@@ -91,13 +91,13 @@ class _Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was found in one output.
+    """Result of comparing one output with the rows that must be in it.
 
     Attributes:
         output: Its name.
         expected: Number of rows that must be in it.
         found: Number of rows in it.
-        findings: What is not as it must be.
+        findings: Rows that are missing, duplicated or wrong.
     """
 
     output: str
@@ -107,7 +107,7 @@ class Comparison:
 
     @property
     def exact(self) -> bool:
-        """Whether it holds what it must."""
+        """Whether the output has exactly the expected rows."""
         return not self.findings
 
     def count(self, kind: Mismatch) -> int:

@@ -67,7 +67,7 @@ def store_url(store: LogStore | str) -> str | None:
 
 
 def part_finding(check: str, part: WeakPart | None, name: str, fine: str) -> Finding:
-    """Report a source, a sink or the engine: exactly-once, or its weaker guarantee."""
+    """Report a source, a sink or the engine: as `fine` if it is exactly-once, otherwise with its weaker guarantee."""
     if part is None:
         return ok(check, fine, name)
     return warning(check, f"{part.level}: it {part.why}", _ADVICE[part.level], name, part.level)

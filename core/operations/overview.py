@@ -86,12 +86,12 @@ class EpochRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def newest_time(self) -> str:
-        """When it came furthest; empty if that is not known."""
+        """Time of the newest step that is known: completed, decided or began; empty if none is."""
         return self.completed or self.decided or self.began or ""
 
     @property
     def failed(self) -> bool:
-        """Whether its checkpoint failed, and it was not decided."""
+        """Whether the checkpoint failed, and the epoch was not decided."""
         return self.status in _FAILED and self.position is None and self.completed is None
 
 

@@ -118,12 +118,12 @@ class Aborted:
 
 @dataclass(frozen=True)
 class RepairPlan:
-    """What `repair_log` would do.
+    """Effect that `repair_log` would have.
 
     Attributes:
-        pipeline: Whose log it is.
-        epoch: The newest decided epoch, with which the log would go on.
-        position: The entry that decides it. What is below would be void.
+        pipeline: Pipeline that owns the log.
+        epoch: Newest decided epoch, after which the log would continue.
+        position: Position of the entry that decides it. Entries below it would be void.
         completed: Whether that epoch is completed; if it is not, the pipeline's next start commits it.
     """
 
@@ -138,8 +138,8 @@ class RepairedLog:
     """A decision log that can be read again.
 
     Attributes:
-        pipeline: Whose log it is.
-        epoch: The newest decided epoch, with which it goes on.
+        pipeline: Pipeline that owns the log.
+        epoch: Newest decided epoch, after which the log continues.
     """
 
     pipeline: str

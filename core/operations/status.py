@@ -255,7 +255,7 @@ class _Facts:
         return next((one for one in reversed(self.noted) if one.what == what and one.at >= since), None)
 
     def age(self, at: str | None) -> float | None:
-        """Return how many seconds ago it was; None for what is no time, or is in the future."""
+        """Return how many seconds ago a time was; None if it is missing, unreadable or in the future."""
         return None if _is_ahead(at, self.now) else _seconds(at, self.now)
 
 

@@ -150,12 +150,12 @@ class FoundTransaction:
 
     @property
     def held(self) -> bool:
-        """Whether it holds locks, or keeps readers waiting."""
+        """Whether the transaction holds locks in its target, or keeps readers waiting."""
         return self.listed and self.state is not Observation.COMMITTED
 
     @property
     def lost(self) -> bool:
-        """Whether it is decided, and the target shows that it cannot be committed any more."""
+        """Whether the transaction is decided, and its target shows that it can no longer be committed."""
         return not self.given_up and action(self.status, self.state) is Action.LOST
 
     @property

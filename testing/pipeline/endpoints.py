@@ -90,7 +90,7 @@ class Endpoint(ABC):
 
     @abstractmethod
     def create(self, addresses: Addresses) -> None:
-        """Make it, empty, before a case."""
+        """Create the endpoint before a case, and leave it empty."""
 
     @abstractmethod
     def feed(self, addresses: Addresses, rows: Sequence[Row]) -> None:
@@ -105,7 +105,7 @@ class Endpoint(ABC):
         """
 
     def left_open(self, addresses: Addresses) -> list[str]:  # noqa: ARG002 - for subclasses
-        """Describe what is open or prepared in it, in words that stay the same while it blocks readers at one place.
+        """List open and prepared transactions, in words that stay the same while readers are blocked at the same place.
 
         Raises:
             UnreadableError: It does not answer now.

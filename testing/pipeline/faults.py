@@ -207,12 +207,12 @@ _SEEDS: Final = {"smoke": 1, "full": 3, "hours": 100}
 
 
 class PlannedFault(NamedTuple):
-    """One case.
+    """One fault of a case: what is injected, and when.
 
     Attributes:
-        name: The fault's.
-        seed: Decides its moment, and what it hits.
-        inject: The fault.
+        name: Name of the fault.
+        seed: Decides the moment of the fault, and what it hits.
+        inject: Function that injects the fault.
         environment: Variables of the driver's first life.
         moments: It strikes within this share of the time in which rows are fed.
     """

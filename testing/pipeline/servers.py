@@ -26,16 +26,16 @@ class Server(Protocol):
     """A server, in a container or not, as faults need it."""
 
     def kill(self) -> None:
-        """Kill it (SIGKILL)."""
+        """Kill the server (SIGKILL)."""
 
     def start_again(self) -> None:
-        """Start it after `kill`, and wait until it answers."""
+        """Start the server after `kill`, and wait until it answers."""
 
     def pause(self) -> None:
-        """Freeze it."""
+        """Freeze the server (SIGSTOP)."""
 
     def resume(self) -> None:
-        """Continue it after `pause`."""
+        """Let the server continue after `pause`."""
 
 
 class Servers:
@@ -59,7 +59,7 @@ class Servers:
         return server, proxy
 
     def stop(self) -> None:
-        """Stop them all, and delete their data."""
+        """Stop all servers, and delete their data."""
         for (_, container), (server, proxy) in self._running.items():
             proxy.close()
             server.stop() if container else server.delete()

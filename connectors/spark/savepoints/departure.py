@@ -38,7 +38,12 @@ class Departure(NamedTuple):
 
     @classmethod
     def find(cls, m: Manifest, into: CheckpointStorage) -> Self:
-        """Find the checkpoint that the query runs from now: earlier marks lead there."""
+        """Find the checkpoint that the query now runs from, by following the marks that earlier restores have left.
+
+        Args:
+            m: Manifest of the savepoint, which names the checkpoint that it was made of.
+            into: The new checkpoint.
+        """
         left, place, seen = None, m.checkpoint, set[str]()
         try:
             while place and place not in seen:

@@ -87,7 +87,7 @@ class RestorePlan:
     departure: Departure | None = None
 
     def describe(self) -> str:
-        """Return it in one sentence, for people."""
+        """Return the plan as one sentence, for people."""
         m = self.saved.manifest
         said = f"restore epoch {m.epoch} of pipeline {m.pipeline} to {self.checkpoint.root}"
         if self.back is not None:

@@ -70,7 +70,7 @@ class SubtaskState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def empty(self) -> bool:
-        """Whether dropping it loses nothing."""
+        """Whether the handle has neither a position nor state, so that dropping it loses nothing."""
         return self.position is None and self.keyed is None and not self.lists
 
 

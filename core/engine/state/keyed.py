@@ -488,9 +488,9 @@ class OperatorState(State, Generic[T]):
         return list(self.items)
 
     def set(self, items: list[T]) -> None:
-        """Set all of them."""
+        """Replace all items."""
         self.items = list(items)
 
     def append(self, item: T) -> None:
-        """Add one."""
+        """Add an item at the end."""
         self.items.append(item)

@@ -41,7 +41,7 @@ def to_bytes(timer: Timer) -> bytes:
 
 
 def from_bytes(data: bytes) -> Timer:
-    """Read it back."""
+    """Return the timer that `to_bytes` has encoded."""
     bits = int.from_bytes(data[:8], "big")
     return _FLOAT.unpack((bits ^ (_SIGN if bits & _SIGN else _ALL)).to_bytes(8, "big"))[0], data[8:]
 

@@ -57,7 +57,7 @@ class WorkingCopy:
             unlocked.rename(self.folder)
 
     def close(self) -> None:
-        """Remove it."""
+        """Delete the working copy, and release its lock."""
         if self._lock is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
             os.close(self._lock)
