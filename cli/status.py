@@ -34,11 +34,11 @@ def status(search: Search, *, as_json: AsJson = False) -> None:
         raise ConfigurationError("give a decision log's store, a checkpoint folder or a folder of several as --store")
     watch = Watch(search.store, search.pipeline)
     watched = watch.look()
-    if not watched and not watch.errors:
+    if not watched and not watch.unreadable:
         raise ConfigurationError(f"there is no decision log in {', '.join(search.store)}")
     found = [_status_of(one, search) for one in watched]
-    stores, words = ", ".join(search.store), search.target_words
-    found += [advised(unreadable("", stores, error), "", words) for error in watch.errors]
+    words = search.target_words
+    found += [advised(unreadable("", store, error), store, words) for store, error in watch.unreadable.items()]
     found.sort(key=lambda one: (one.state.need, one.pipeline))
     _print(found, as_json=as_json)
     raise typer.Exit(int(bool(search.unanswered) or not all(one.state.is_well for one in found)))

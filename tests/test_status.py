@@ -252,3 +252,14 @@ def test_the_page_shows_a_new_state_at_once_and_not_the_one_it_has_assessed_befo
     note(folder.case.store, "failure", {"epoch": 1, "error": "no such table"})
     (watched,) = watch.look()
     assert watched.status(now).state is PipelineState.FAILED
+
+
+def test_the_command_for_a_log_that_cannot_be_read_names_it(tmp_path: Path) -> None:
+    folder = tmp_path / "orders" / "onceward"
+    writer = LogWriter(DirectoryStore(folder), "orders", CommitPolicy())
+    writer.start()
+    (folder / f"{0:020}").write_text("{broken")
+    done = CliRunner().invoke(app, ["status", "--store", str(tmp_path), "--json"])
+    [told] = json.loads(done.output)
+    assert (done.exit_code, told["state"]) == (1, "unreadable")
+    assert told["command"] == f"onceward doctor --store {folder}"

@@ -87,20 +87,26 @@ class Watch:
         self._stores, self._pipeline, self._clock = stores, pipeline, clock
         self._found: dict[str, Watched] = {}
         self._searched: float | None = None
-        self.errors: list[str] = []
+        self.unreadable: dict[str, str] = {}
+        """Of each store that cannot be read, or be searched to its end: the error."""
+
+    @property
+    def errors(self) -> list[str]:
+        """The same, in a line each."""
+        return [error if store in error else f"{store}: {error}" for store, error in self.unreadable.items()]
 
     def look(self) -> list[Watched]:
         """Return the pipelines as they are now."""
         now = self._clock()
         if self._searched is None or now - self._searched >= SEARCH_EVERY:
-            self._searched, self.errors = now, []
+            self._searched, self.unreadable = now, {}
             for url in self._stores:
                 try:
                     self._search(url)
                 except NoDecisionLogError:
                     pass  # it comes with the pipeline's first start
                 except OncewardError as error:
-                    self.errors.append(message(error))
+                    self.unreadable[url] = message(error)
         for watched in self._found.values():
             watched.look()
         return list(self._found.values())
@@ -118,7 +124,7 @@ class Watch:
             try:
                 name = read(store).pipeline
             except Exception as error:  # noqa: BLE001 - whatever is in it, the folders after it may be sound
-                self.errors.append(f"{folder}: {error}")
+                self.unreadable[str(folder)] = str(error)
                 continue
             if name and self._pipeline in (None, name):
                 self._found[str(folder)] = Watched(Log(name, store), str(folder))

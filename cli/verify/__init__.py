@@ -170,12 +170,12 @@ def _notes(one: Audit) -> Iterator[str]:
         yield "no epoch is completed, and there are no rows"
     if one.left_out:
         yield f"not compared: {', '.join(one.left_out)}"
-    if any(line.verdict is EpochVerdict.UNPROVEN for line in one.lines):
-        yield (
-            "no hash is recorded by upserts, with proof=False, and of rows without a column that is compared. Upserts "
-            "are proven by the newest row of each key: give --source and --key. Compare the others themselves, without "
-            "a decision log (--source, --target and --key)"
-        )
+    unproven = [line.epoch for line in one.lines if line.verdict is EpochVerdict.UNPROVEN]
+    if unproven:
+        told = "no hash is recorded by upserts, with proof=False, and of rows without a column that is compared. "
+        if any(epoch is not None for epoch in unproven):  # otherwise the target does not show which epoch wrote a row
+            told += "Upserts are proven by the newest row of each key: give --source and --key. "
+        yield f"{told}Compare other rows themselves, without a decision log (--source, --target and --key)"
 
 
 def _show_rows(found: Comparison, *, as_json: bool) -> None:

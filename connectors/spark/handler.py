@@ -534,7 +534,7 @@ class EpochHandler(HandlerSettings):
             query: Its id.
             log: Store of the decision log; None if there is none yet.
         """
-        self._started, self._log_store = query, log
+        self._started, self._log_store = query, log or self._log_store
         self._watch.start()
 
     def _ask_sources(self) -> None:
