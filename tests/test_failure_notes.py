@@ -120,6 +120,15 @@ class TestFormats:
         [failure] = failures(query.log)
         assert (failure["epoch"], "no broker answers" in failure["error"]) == (1, True)
 
+    def test_a_run_that_is_fenced_leaves_the_notes_to_the_newer_one(self, tmp_path: Path) -> None:
+        query = FormatQuery(tmp_path)
+        query.run(0)
+        query.checkpoint.plan(1)
+        messages = query.write(query.begin(), 1, [10])
+        query.begin()  # a newer START
+        query.abort(messages, 1)
+        assert failures(query.log) == []
+
 
 class TestOncewardRun:
     """`onceward run` notes how each process of its driver has ended, beside the logs that the processes have used."""
