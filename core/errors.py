@@ -60,6 +60,10 @@ class OncewardError(Exception):
         return (_rebuild, (type(self), self.message, dict(self.__dict__)))
 
 
+class OncewardWarning(UserWarning):
+    """Something in a program that works and is probably not meant, such as a pipeline without a store."""
+
+
 E = TypeVar("E", bound=OncewardError)
 
 

@@ -88,10 +88,11 @@ def test_a_record_is_one_line_of_json_with_the_traceback_in_it() -> None:
 
 
 SHOWN = """
-import logging
+import logging, sys
 from onceward.core.kit.logs import show_if_asked
 show_if_asked()
 logging.getLogger("onceward.x").info("hello", extra={"epoch": 3})
+logging.getLogger("onceward.x").warning("careful") if len(sys.argv) > 1 else None
 """
 
 
@@ -106,6 +107,14 @@ def test_a_process_that_nobody_configures_shows_what_the_environment_asks_for(as
     )
     assert done.stderr.endswith(shown)
     assert bool(done.stderr) is bool(shown)
+
+
+def test_a_process_that_nobody_configures_shows_warnings() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "ONCEWARD_LOG"}
+    command = [sys.executable, "-c", SHOWN, "warn"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stderr.endswith(" WARNING careful\n")
+    assert done.stderr.count("\n") == 1
 
 
 def test_what_the_environment_asks_for_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:

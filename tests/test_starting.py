@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -22,15 +25,17 @@ from onceward import (
     SqlAlchemySink,
 )
 from onceward.cli.explain import explaining
+from onceward.connectors.spark.handler import driven_sinks
 from onceward.connectors.spark.starting import prepare_at_start
-from onceward.core.errors import ConfigurationError, SchemaError
+from onceward.core.errors import ConfigurationError, OncewardWarning, SchemaError
+from onceward.core.log import MemoryStore
 
-from .spark_kit import SparkSink
+from .spark_kit import SparkSink, target_called
+from .test_engine_guarantee import ByKey
 from .test_spark_exactly_once import Query
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 SCHEMA = pa.schema([("n", pa.int64()), ("word", pa.string())])
 NOBODY = "127.0.0.1:1"
@@ -151,3 +156,35 @@ def test_targets_are_validated_after_what_is_decided_is_finished(tmp_path: Path)
     assert "made" not in sink.target.aborted
     query.run(0, handler=handler)
     assert "made" in sink.target.aborted
+
+
+class Endless(SequenceSource):
+    """Rows after which more may come."""
+
+    @property
+    def bounded(self) -> bool:
+        return False
+
+
+def test_a_warning_is_at_the_line_of_the_program() -> None:
+    with pytest.warns(OncewardWarning, match="has no store") as caught:
+        Pipeline("p")
+    assert [Path(warning.filename).name for warning in caught] == ["test_starting.py"]
+    pipeline = Pipeline("p", store=MemoryStore())
+    pipeline.source(Endless([{"n": 1}])).sink(SparkSink("warned"))
+    with pytest.warns(OncewardWarning, match=r"never ends: nothing is committed .* Give checkpointing=") as caught:
+        job = pipeline.start()
+    job.stop()
+    assert [Path(warning.filename).name for warning in caught] == ["test_starting.py"]
+    with pytest.warns(OncewardWarning, match="sink by_key guarantees only effectively-once") as caught:
+        driven_sinks([ByKey(target_called("warned"))])
+    assert [Path(warning.filename).name for warning in caught] == ["test_starting.py"]
+
+
+def test_a_program_that_configures_no_logging_sees_no_log_line() -> None:
+    code = "import logging, onceward; logging.getLogger('onceward.spark').warning('seen')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    code = f"import logging; logging.basicConfig(); {code}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "WARNING:onceward.spark:seen" in done.stderr

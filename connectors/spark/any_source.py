@@ -16,6 +16,7 @@ from pyspark.errors import PySparkTypeError
 from pyspark.sql.types import StructType
 
 from onceward.core.errors import ConfigurationError, OncewardError, SourceError, text_of
+from onceward.core.kit.logs import show_if_asked
 from onceward.core.kit.options import check_type
 from onceward.core.kit.pieces import pieces
 from onceward.core.kit.rows import cast
@@ -157,6 +158,7 @@ def batches_of(source: ResettableSource, partition: InputPartition) -> Iterator[
 
     The JVM takes a batch in one piece of memory, so none is larger than PIECE_BYTES, whatever the source's pieces are.
     """
+    show_if_asked()
     wanted = arrow_schema(spark_schema(source))
     for split in partition.value or ():
         for piece in read_split(source, split):

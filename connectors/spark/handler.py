@@ -40,6 +40,7 @@ from onceward.core.errors import (
 )
 from onceward.core.events import EpochFailed, EpochReplayed, tell
 from onceward.core.handover import Successor, check_take_over, run
+from onceward.core.kit.advice import warn
 from onceward.core.kit.options import check_type
 from onceward.core.log import LogWriter, RunWriters, read
 from onceward.core.log.notes import note_failure
@@ -360,7 +361,7 @@ def driven_sinks(sinks: Iterable[AnySink], *, tries: bool = False) -> list[TwoPh
         driven = [sink.trying_rows(driven) if isinstance(sink, TriesRows) else sink for sink in driven]
     for sink in driven:
         if sink.guarantee is not Guarantee.EXACTLY_ONCE:
-            _log.warning("sink %s guarantees only %s, even with exactly_once", sink.name, sink.guarantee)
+            warn(f"sink {sink.name} guarantees only {sink.guarantee}, even with exactly_once")
     return driven
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.dead_letters import SOURCE
 from onceward.core.errors import ConfigurationError, SchemaError
+from onceward.core.kit.logs import show_if_asked
 from onceward.core.kit.rows import with_leaves
 from onceward.core.transaction import Acknowledgement, WriteContext
 
@@ -134,6 +135,7 @@ def write_and_tell(
         only: See write_partition.
         letters: See write_partition.
     """
+    show_if_asked()
     rows = size = 0
 
     def counted() -> Iterator[pa.RecordBatch]:

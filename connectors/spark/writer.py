@@ -32,6 +32,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from onceward.core.checkpoint import Admission, Coordinator
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, OncewardError, ProtocolError
 from onceward.core.events import EpochFailed, EpochReplayed, tell
+from onceward.core.kit.logs import show_if_asked
 from onceward.core.log import DirectoryStore, EpochInput, LogStore, RunWriters, Start, WriterToken, open_store, read
 from onceward.core.log.notes import note_failure, note_task, notes
 from onceward.core.names import PIPELINE_LENGTH
@@ -193,6 +194,7 @@ class _Writer:
     @contextlib.contextmanager
     def _noting_task(self, epoch: int) -> Iterator[None]:
         """Note the failure of a task, if this machine sees the log: the process that aborts is not told why."""
+        show_if_asked()
         try:
             yield
         except Exception as error:

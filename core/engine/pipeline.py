@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import signal
@@ -14,6 +13,7 @@ from ..checkpoint import CommitPolicy
 from ..checkpoint.subtask import DirectlyWritten
 from ..errors import CheckpointFailedError, ConfigurationError
 from ..handover import check_take_over
+from ..kit.advice import warn
 from ..kit.options import check_type
 from ..log import LogStore, MemoryStore, open_store
 from ..log.store import UnopenedStore, unopened
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from .events import CheckpointRecord
     from .records import Record
 
-_log = logging.getLogger("onceward.engine")
 _LAST_CHECKPOINT_SECONDS: Final = 10.0
 """How long a run that a signal ends waits for its last checkpoint: a third of the time that Kubernetes gives."""
 
@@ -266,7 +265,7 @@ class Pipeline:
         if not 0 <= linger < math.inf:
             raise ConfigurationError(f"linger={linger}: give a number of seconds, 0 or more")
         if store is None:
-            _log.warning("pipeline %s has no store: its decisions are in memory and end with this process", name)
+            warn(f"pipeline {name} has no store: its decisions are in memory and end with this process. Give store=…")
         config = checkpointing or CheckpointConfig()
         periodic = config.interval is not None
         self.graph = Graph(max_parallelism, parallelism)
@@ -372,11 +371,10 @@ class Pipeline:
     def _warn_if_nothing_is_committed(self) -> None:
         endless = [operator.uid for operator in self.graph.of_kind("source") if not operator.what.bounded]
         if endless and self.setup.config.interval is None:
-            _log.warning(
-                "pipeline %s has no interval of checkpoints, and %s never ends: nothing is committed until a signal "
-                "ends the run. Give checkpointing=CheckpointConfig(interval=1.0), a number of seconds",
-                self.name,
-                ", ".join(endless),
+            warn(
+                f"pipeline {self.name} has no interval of checkpoints, and {', '.join(endless)} never ends: nothing is "
+                "committed until a signal ends the run. Give checkpointing=CheckpointConfig(interval=1.0), a number of "
+                "seconds"
             )
 
     def wait(self, timeout: float | None = None) -> bool:

@@ -36,13 +36,14 @@ class JsonFormatter(logging.Formatter):
 def show_if_asked() -> None:
     """Show onceward's records on stderr in a process that nobody else configures, as ONCEWARD_LOG asks.
 
-    It is a level, or a level and `json`: `INFO`, `INFO,json`.
+    It is a level, or a level and `json`: `INFO`, `INFO,json`. Without it, warnings and errors are shown.
 
     Raises:
         ConfigurationError: It is something else.
     """
-    asked, ours = os.environ.get("ONCEWARD_LOG", ""), logging.getLogger("onceward")
-    if not asked or ours.handlers or logging.getLogger().handlers:
+    asked, ours = os.environ.get("ONCEWARD_LOG") or "WARNING", logging.getLogger("onceward")
+    handlers = [*ours.handlers, *logging.getLogger().handlers]
+    if any(not isinstance(handler, logging.NullHandler) for handler in handlers):
         return
     level, _, form = asked.partition(",")
     if level.upper() not in logging.getLevelNamesMapping() or form not in {"", "json"}:

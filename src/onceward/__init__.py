@@ -9,6 +9,7 @@ A name whose extra is not installed is an ImportError for `from onceward import 
 and left out of `from onceward import *`.
 """
 
+import logging
 import sys
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any, Final
@@ -78,6 +79,8 @@ if TYPE_CHECKING:  # as `X as X`, which type checkers take for exported
     )
 
 __version__ = "0.1.0"
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # what is printed is up to the program
 
 _TABLE: Final = {  # by the extra that they need: modules, each with its public names
     "": {
