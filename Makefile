@@ -89,7 +89,7 @@ pages: java setup ## Follow README and other pages as a new user would, with the
 # The slice that shows that pyspark 3.5 works: exactly_once with its kills, savepoints, explain, metrics, the pipeline test kit.
 SPARK35 = integration/test_spark_older.py integration/test_spark_exactly_once.py integration/test_spark_metrics.py \
   integration/test_savepoints.py integration/test_spark_outputs.py integration/test_foreach_batch.py \
-  integration/test_dead_letters.py
+  integration/test_dead_letters.py integration/test_spark_stateful.py
 # pyspark 3.5 compares versions with distutils, and leaves sockets to the garbage collection.
 SPARK35_WARNS = -W "ignore:distutils:DeprecationWarning" -W ignore::ResourceWarning
 
