@@ -102,6 +102,10 @@ spark35: java ## The tests of exactly_once, savepoints, explain and metrics on p
 	@echo "== pyspark 3.5"
 	@$(PYTEST) $(SPARK35) $(SPARK35_WARNS) -k "not format" -m "not nightly" --numprocesses 2 --dist loadscope --no-loadscope-reorder --durations=10 $(ARGS)
 
+.PHONY: matrix
+matrix: java setup ## A slice of the tests on each version of pyspark and Python, ten minutes each (writes docs/support.md); ARGS="--only 4.1.4-3.12"
+	@PYTHONPATH=src TMPDIR=$(SCRATCH) $(BIN)/python -m integration.matrix $(ARGS)
+
 .PHONY: containers
 containers: java setup ## The tests that need a Docker engine
 	@echo "== container tests"

@@ -11,8 +11,9 @@ from pyspark.sql import SparkSession
 from onceward import FileSink, KafkaSink, PostgresSink, exactly_once
 from onceward.testing.services.jars import PEER_JARS, ensure_jars
 
-IS_OLDER = pyspark.__version__.startswith("3.5.")
-JARS = Path(__file__).with_name("spark-kafka-3.5.7.lock") if IS_OLDER else PEER_JARS
+OLDER = {"3.5": "spark-kafka-3.5.7.lock", "4.0": "spark-kafka-4.0.4.lock", "4.1": "spark-kafka-4.1.3.lock"}
+LOCK = OLDER.get(pyspark.__version__.rpartition(".")[0])
+JARS = PEER_JARS if LOCK is None else Path(__file__).with_name(LOCK)
 
 
 def main() -> None:
