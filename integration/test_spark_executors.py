@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import onceward
+from onceward.core.log import open_store, read
 
 from .spark_kit import Feed, ids_in_table, make_table, once, prepared_in
 
@@ -58,7 +59,7 @@ class Cluster:
     @property
     def started(self) -> bool:
         """Whether the decision log has a START."""
-        return any((self.folder / "log").glob("*"))
+        return read(open_store(f"file://{self.folder}/log?shared=true", pipeline="executors")).start >= 0
 
 
 class Run(NamedTuple):

@@ -119,11 +119,13 @@ def test_a_probe_that_fails_for_another_reason_stops_nothing() -> None:
     assert ask(error=PythonException("Job 3 cancelled because SparkContext was shut down")).problem() is None
 
 
-def test_another_run_of_the_query_asks_again() -> None:
-    asked = ask()
-    cluster: Any = asked._spark
+def test_executors_are_asked_once_however_often_the_answer_is_needed() -> None:
+    cluster = Cluster()
+    session: Any = SimpleNamespace(master="spark://host:7077", spark=cluster, slots=lambda: 1)
+    asked = executors_of(session, [])
+    assert asked is not None
     assert (asked.problem(), asked.problem()) == (None, None)
-    assert cluster.asked == 2
+    assert cluster.asked == 1
 
 
 def test_a_task_that_finds_out_first_says_the_same_and_other_errors_stay_as_they_are() -> None:

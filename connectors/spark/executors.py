@@ -94,26 +94,28 @@ class Executors:
         checks: What each task calls, by the name of a sink: it raises an error if the sink's target does not answer.
 
     Attributes:
-        answers: Those of the newest probe that has ended.
+        answers: What they have answered, once `problem` has returned.
     """
 
     def __init__(self, spark: SparkSession, tasks: int, checks: Iterable[tuple[str, Callable[[], object]]]) -> None:
-        self._spark, self._tasks = spark, max(1, min(tasks, PROBE_TASKS))
-        self._probe = probing(sealed(list(checks)))
-        self._asking: _Asking | None = _Asking(self._spark, self._tasks, self._probe)
+        probe = probing(sealed(list(checks)))
+        self._asking: _Asking | None = _Asking(spark, max(1, min(tasks, PROBE_TASKS)), probe)
+        self._problem: OncewardError | None = None
         self.answers: list[Answer] = []
 
     def problem(self, *, seconds: float = PROBE_SECONDS) -> OncewardError | None:
         """Return why executors cannot write; None if nothing is wrong, or if they have not answered in time: see (3).
 
-        They are asked once by each object, and again at each later call: another run of the query may find them mended.
-
         Args:
-            seconds: For how long to wait for their answers.
+            seconds: For how long the first call waits for their answers; later ones return the same.
         """
-        asking = self._asking or _Asking(self._spark, self._tasks, self._probe)
-        self._asking, self.answers = None, []
-        asking.join(seconds)
+        if self._asking is not None:
+            asking, self._asking = self._asking, None
+            asking.join(seconds)
+            self._problem = self._told_by(asking, seconds)
+        return self._problem
+
+    def _told_by(self, asking: _Asking, seconds: float) -> OncewardError | None:
         if asking.is_alive():
             _log.info("the executors have not answered within %g s: the tasks of the first epoch will check", seconds)
             return None

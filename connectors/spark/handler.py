@@ -282,9 +282,7 @@ class HandlerSettings:
             spark: The session.
             schemas: Of each sink's rows, by the sink's name.
         """
-        session = session_of(spark)
-        executors = executors_of(session, self.all_sinks)
-        return EpochHandler(spark=session, schemas=schemas, executors=executors, **vars(self))
+        return EpochHandler(spark=spark, schemas=schemas, **vars(self))
 
 
 def _check_frame(df: DataFrame) -> None:
@@ -411,7 +409,7 @@ class EpochHandler(HandlerSettings):
     Attributes:
         spark: The session.
         schemas: Of each sink's rows, by the sink's name; a sink without one is validated by the caller.
-        executors: What is known of the executors; None if they are on this machine.
+        executors: What is asked of the executors; None if they are on this machine, or before the query starts.
     """
 
     spark: SparkSession | QuerySession
@@ -450,6 +448,8 @@ class EpochHandler(HandlerSettings):
     def prepare(self, view: LogView | None) -> None:
         """Check the targets before the query starts, and create what is missing in them and was requested.
 
+        Meanwhile the executors of a cluster are asked the same; their answers are awaited before START.
+
         If an epoch is decided and not completed, they are validated once that is done: a target that does not answer
         must not keep what is decided from being committed elsewhere before it expires.
 
@@ -460,6 +460,7 @@ class EpochHandler(HandlerSettings):
             ConfigurationError: A target is not set up for the guarantee.
             SchemaError: A column does not fit a sink.
         """
+        self.executors = executors_of(self._session, self.all_sinks)
         self._is_validated = False
         if view is None or view.undone is None:
             self._validate()
@@ -506,9 +507,9 @@ class EpochHandler(HandlerSettings):
         """
         if patience is None:
             return
+        warm_up(spark, self.all_sinks)
         if self.executors is not None:
             _raise_if(self.executors.problem())
-        warm_up(spark, self.all_sinks)
         store = open_log(self.store, checkpoint, self.pipeline)
         self._run_writers = RunWriters.of(self.pipeline, store)
         writer = LogWriter(store, self.pipeline, self.policy, self._run_writers)
