@@ -144,6 +144,9 @@ def test_a_source_that_the_server_cannot_read_is_named_before_the_query_starts(
 
 def test_explain_is_refused_by_name(session: SparkSession, tmp_path: Path) -> None:
     stream = session.readStream.schema(SCHEMA).json(str(Feed(tmp_path).folder))
+    writer = exactly_once(
+        stream, FileSink("out", tmp_path / "out"), checkpoint=str(tmp_path / "checkpoint"), pipeline="p"
+    )
     with pytest.raises(ConfigurationError, match="of a classic session"):
-        explain(stream, FileSink("out", tmp_path / "out"), checkpoint=str(tmp_path / "checkpoint"), pipeline="p")
+        explain(writer)
     assert not (tmp_path / "checkpoint").exists()

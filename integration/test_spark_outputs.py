@@ -273,7 +273,7 @@ def test_what_cannot_be_written_is_refused_by_name_before_anything_is_written(jo
     ]
     for error, text, outputs in refused:
         with pytest.raises(error, match=f"(?s){text}"):
-            exactly_once(frame, *outputs, checkpoint=str(job.folder / "checkpoint"), pipeline="outputs")
+            exactly_once(frame, *outputs, checkpoint=str(job.folder / "checkpoint"), pipeline="outputs").start()
 
 
 def test_other_columns_than_when_the_query_was_described_are_refused_before_the_epoch(job: Job) -> None:

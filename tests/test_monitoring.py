@@ -497,6 +497,7 @@ class TestLineage:
         import os
 
         code = (
+            "import logging; logging.basicConfig()\n"
             "from onceward.connectors.monitoring import start_if_asked\n"
             "from tests.test_monitoring import completed, tell, Written\n"
             "for _ in range(2): start_if_asked()\n"
