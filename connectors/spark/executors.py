@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import onceward
 from onceward.core.connector import connector_of
 from onceward.core.errors import ConfigurationError, OncewardError, RetryableSinkError, SinkError, text_of
+from onceward.core.kit.secrets import without_logins
 from onceward.core.log.store import EXPLAINING
 from onceward.core.operations.findings import Finding, Health, failed, ok
 
@@ -171,11 +172,16 @@ def check_cluster(master: str, systems: Iterable[Connector]) -> Finding:
     """
     from pyspark.sql import SparkSession  # noqa: PLC0415 - starts a JVM
 
+    remote = master.startswith("sc:")
+    if not remote and without_logins(master) != master:  # Spark would print it
+        why = f"{without_logins(master)} is no address of a master: it holds a login"
+        return failed(_CHECK, why, "give spark://host:port, k8s://https://host:port, yarn or sc://host:port")
     builder = SparkSession.builder.appName("onceward doctor")
     try:
-        spark = (builder.remote(master) if master.startswith("sc:") else builder.master(master)).getOrCreate()
+        spark = (builder.remote(master) if remote else builder.master(master)).getOrCreate()
     except Exception as error:  # noqa: BLE001 - whatever Spark raises
-        return failed(_CHECK, f"no session of {master}: {text_of(error).splitlines()[0]}", "see the message")
+        why = without_logins(f"no session of {master}: {text_of(error).splitlines()[0]}")
+        return failed(_CHECK, why, "see the message")
     session = connect().ConnectSession(spark, "") if is_connect(spark) else session_of(spark)
     checks = [(system.name, partial(_check, system)) for system in systems]
     try:
