@@ -37,6 +37,7 @@ from onceward.core.errors import (
     ConfigurationError,
     EpochConflictError,
     FencedError,
+    OncewardWarning,
     OperatorError,
     SchemaError,
     StateDamagedError,
@@ -692,28 +693,25 @@ def test_the_page_on_operators_says_what_is_true(
     assert "2 records are committed" in capsys.readouterr().out
 
 
-def test_leaving_the_block_of_a_pipeline_ends_its_run_with_a_checkpoint_and_says_before_that_nothing_else_commits(
-    caplog: pytest.LogCaptureFixture,
-):
+def test_leaving_the_block_of_a_pipeline_ends_its_run_with_a_checkpoint_and_says_before_that_nothing_else_commits():
     target, source = Target(), Slowly(ROWS, batch_rows=100)
     with pipeline(checkpointing=CheckpointConfig()) as p:
         p.source(source, uid="orders").sink(TargetSink(target))
-        reach(source, p.start(), 1)
+        with pytest.warns(OncewardWarning, match=r"orders never ends: nothing is committed .*interval=1\.0"):
+            job = p.start()
+        reach(source, job, 1)
         assert not target.rows
     assert len(target.rows) == 100
-    [told] = [each.getMessage() for each in caplog.records if "interval" in each.getMessage()]
-    assert "orders never ends: nothing is committed" in told
-    assert "CheckpointConfig(interval=1.0)" in told
 
 
 @pytest.mark.parametrize("how", ["it has an end", "it has an interval"])
-def test_a_pipeline_that_will_commit_is_not_warned_of(how: str, caplog: pytest.LogCaptureFixture):
+def test_a_pipeline_that_will_commit_is_not_warned_of(how: str, recwarn: pytest.WarningsRecorder):
     bounded = how == "it has an end"
     source = SequenceSource(ROWS) if bounded else Slowly(ROWS, batch_rows=100)
     with pipeline(checkpointing=CheckpointConfig(interval=None if bounded else 0.05)) as p:
         p.source(source).sink(TargetSink(Target()))
         p.start()
-    assert "never ends" not in caplog.text
+    assert not [each for each in recwarn if "never ends" in str(each.message)]
 
 
 def test_leaving_the_block_after_a_run_has_failed_raises_nothing():

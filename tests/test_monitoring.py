@@ -368,6 +368,8 @@ def named(coordinator: Any, sink: str) -> Committable:
 
 
 FORMAT_PROCESS = """
+import logging
+logging.basicConfig()
 from onceward.connectors.monitoring import start_if_asked
 from onceward.core.events import EpochReplayed, tell
 start_if_asked()
