@@ -7,55 +7,41 @@ imported when it is asked for. The connectors that onceward brings along are the
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from onceward._lazy import LazyNames
 
 if TYPE_CHECKING:
-    from onceward.core.connector import GROUP, Connector, connector_of, connectors
-    from onceward.core.operations.findings import Finding, Health, failed, ok, skipped, warning
-    from onceward.core.operations.targets import Target
-    from onceward.core.place import Place
-    from onceward.core.proof import ALL_EPOCHS, Piece, Reread
+    from onceward.core.connector import GROUP as GROUP
+    from onceward.core.connector import Connector as Connector
+    from onceward.core.connector import connector_of as connector_of
+    from onceward.core.connector import connectors as connectors
+    from onceward.core.operations.findings import Finding as Finding
+    from onceward.core.operations.findings import Health as Health
+    from onceward.core.operations.findings import failed as failed
+    from onceward.core.operations.findings import ok as ok
+    from onceward.core.operations.findings import skipped as skipped
+    from onceward.core.operations.findings import warning as warning
+    from onceward.core.operations.targets import Target as Target
+    from onceward.core.place import Place as Place
+    from onceward.core.proof import ALL_EPOCHS as ALL_EPOCHS
+    from onceward.core.proof import Piece as Piece
+    from onceward.core.proof import Reread as Reread
 
-    from .spark.formats import format_of
+    from .spark.formats import format_of as format_of
 
-__all__ = [
-    "ALL_EPOCHS",
-    "GROUP",
-    "Connector",
-    "Finding",
-    "Health",
-    "Piece",
-    "Place",
-    "Reread",
-    "Target",
-    "connector_of",
-    "connectors",
-    "failed",
-    "format_of",
-    "ok",
-    "skipped",
-    "warning",
-]
-
-_MODULES: Final = {
-    "onceward.core.connector": "Connector GROUP connector_of connectors",
-    "onceward.core.operations.findings": "Finding Health failed ok skipped warning",
-    "onceward.core.operations.targets": "Target",
-    "onceward.core.place": "Place",
-    "onceward.core.proof": "ALL_EPOCHS Piece Reread",
-    "onceward.connectors.spark.formats": "format_of",
+_TABLE: Final = {  # by the extra that they need
+    "": {
+        ".core.connector": "Connector GROUP connector_of connectors",
+        ".core.operations.findings": "Finding Health failed ok skipped warning",
+        ".core.operations.targets": "Target",
+        ".core.place": "Place",
+        ".core.proof": "ALL_EPOCHS Piece Reread",
+    },
+    "spark": {".connectors.spark.formats": "format_of"},
 }
-_HOMES: Final = {name: module for module, names in _MODULES.items() for name in names.split()}
+_NAMES: Final = LazyNames(__name__, _TABLE)
+__dir__ = _NAMES.listed
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+if not TYPE_CHECKING:  # so that type checkers find names that do not exist
+    __getattr__ = _NAMES.attribute

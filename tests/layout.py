@@ -88,7 +88,7 @@ def _runs_later(node: ast.AST) -> bool:
 
 def _module_of(base: str, name: str) -> str:
     if not base:
-        return onceward._HOMES.get(name, (f".{name}", ""))[0].removeprefix(".")
+        return onceward._NAMES.homes.get(name, (f".{name}", ""))[0].removeprefix(".")
     submodule = f"{base}.{name}"
     return submodule if submodule in modules() else base
 

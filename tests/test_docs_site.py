@@ -56,7 +56,7 @@ def test_there_are_messages() -> None:
 def test_every_public_name_is_in_the_reference() -> None:
     pages = "".join(page.read_text() for page in (DOCS / "reference").glob("*.md"))
     shown = set(re.findall(r"^::: onceward\.(\w+)$", pages, re.MULTILINE))
-    assert shown == {*onceward._HOMES, "errors"}
+    assert shown == {*onceward._NAMES.homes, "errors"}
 
 
 def test_each_page_begins_with_a_sentence() -> None:

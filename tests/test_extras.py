@@ -83,8 +83,8 @@ import inspect, pickle, pydoc
 import onceward
 from onceward.core.errors import ConfigurationError, MissingExtraError, MissingNameError
 
-missing = sorted(name for name, (_, extra) in onceward._HOMES.items() if extra)
-present = sorted(set(onceward._HOMES) - set(missing))
+missing = sorted(name for name, (_, extra) in onceward._NAMES.homes.items() if extra)
+present = sorted(set(onceward._NAMES.homes) - set(missing))
 assert {"KafkaSink", "PostgresSink", "RocksDBBackend", "exactly_once"} <= set(missing), missing
 
 for name in missing:
@@ -115,6 +115,21 @@ star = {}
 exec("from onceward import *", star)
 assert {*present, "__version__"} == set(star) - {"__builtins__"}
 assert "class FileSink" in pydoc.plain(pydoc.render_doc(onceward))
+from importlib import import_module
+for module in map(import_module, ("onceward.types", "onceward.connectors")):
+    names = module._NAMES
+    missing = {name for name, (_, extra) in names.homes.items() if extra and not hasattr(module, name)}
+    assert {"onceward.types": "AnySink", "onceward.connectors": "format_of"}[module.__name__] in missing
+    for name in missing:
+        try:
+            exec(f"from {module.__name__} import {name}")
+        except ImportError as error:
+            assert f"{name} needs " in str(error), error
+    assert not missing & {name for name, _ in inspect.getmembers(module)}
+    star = {}
+    exec(f"from {module.__name__} import *", star)
+    assert set(star) - {"__builtins__"} == set(names.homes) - missing
+    pydoc.render_doc(module)
 try:
     from onceward.core import RocksDBBackend
 except ImportError as error:
@@ -140,7 +155,7 @@ metadata.version = lambda package: "3.4.1" if package == "pyspark" else version(
 def old(*_):
     module = "pyspark.sql.streaming.readwriter"
     raise ModuleNotFoundError(f"No module named {module!r}", name=module)
-onceward.import_module = old
+onceward._lazy.import_module = old
 try:
     from onceward import exactly_once
 except Exception as error:

@@ -31,7 +31,7 @@ PACKAGE: Any = onceward
 """As type checkers do not see it: with names that are computed."""
 
 
-@pytest.mark.parametrize("name", sorted(onceward._HOMES))
+@pytest.mark.parametrize("name", sorted(onceward._NAMES.homes))
 def test_each_name_is_there_and_says_where_it_lives(name: str):
     value = getattr(onceward, name)
     assert getattr(value, "__module__", value.__name__).startswith("onceward.")  # a module has a name alone
@@ -39,7 +39,7 @@ def test_each_name_is_there_and_says_where_it_lives(name: str):
 
 
 def test_all_is_what_can_be_had():
-    assert set(PACKAGE.__all__) == set(dir(onceward)) == {*onceward._HOMES, "__version__"}
+    assert set(PACKAGE.__all__) == set(dir(onceward)) == {*onceward._NAMES.homes, "__version__"}
 
 
 def test_the_table_of_names_is_what_type_checkers_see():
@@ -55,12 +55,12 @@ def test_the_table_of_names_is_what_type_checkers_see():
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    assert seen == {(module, name, name) for name, (module, _) in onceward._HOMES.items()}
+    assert seen == {(module, name, name) for name, (module, _) in onceward._NAMES.homes.items()}
 
 
 def test_each_extra_of_the_table_can_be_installed():
     extras = metadata.metadata("onceward").get_all("Provides-Extra") or []
-    assert {extra for _, extra in onceward._HOMES.values()} - {""} <= set(extras)
+    assert {extra for _, extra in onceward._NAMES.homes.values()} - {""} <= set(extras)
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -10,9 +10,9 @@ and left out of `from onceward import *`.
 """
 
 import logging
-import sys
-from importlib import import_module, metadata
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from ._lazy import LazyNames
 
 if TYPE_CHECKING:  # as `X as X`, which type checkers take for exported
     from .cli.explain import Explanation as Explanation, explain as explain  # noqa: I001 - one import a module
@@ -131,81 +131,8 @@ _TABLE: Final = {  # by the extra that they need: modules, each with its public 
         ".connectors.database.sink": "SqlAlchemySink",
     },
 }
-_HOMES: Final = {
-    name: (module, extra)
-    for extra, modules in _TABLE.items()
-    for module, names in modules.items()
-    for name in names.split()
-}
-_IMPORTS: Final = "importlib._bootstrap"
-"""Name of the module in which an import statement looks for a name before it takes it."""
-
-
-def _attribute(name: str) -> Any:
-    if name == "__all__":
-        return [*(each for each in sorted(_HOMES) if _is_available(each)), "__version__"]
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
-    try:
-        return _load(name)
-    except ImportError as error:
-        from .core.errors import MissingExtraError, MissingNameError  # noqa: PLC0415 - `import onceward` loads nothing
-
-        if not isinstance(error, MissingExtraError) or sys._getframe(1).f_globals.get("__name__") == _IMPORTS:  # noqa: SLF001
-            raise
-        raise MissingNameError(error.message, name=name, obj=sys.modules[__name__]) from None  # as hasattr expects
-
+_NAMES: Final = LazyNames(__name__, _TABLE, ("__version__",))
+__dir__ = _NAMES.listed
 
 if not TYPE_CHECKING:  # so that type checkers find names that do not exist
-    __getattr__ = _attribute
-
-
-def _is_available(name: str) -> bool:
-    from .core.errors import MissingExtraError  # noqa: PLC0415
-
-    try:
-        _load(name)
-    except MissingExtraError:
-        return False
-    return True
-
-
-def _load(name: str) -> Any:
-    """Import a public name, and keep it.
-
-    Raises:
-        MissingExtraError: Its extra is not installed, or only an older version of what it installs.
-    """
-    module, extra = _HOMES[name]
-    try:
-        value = getattr(import_module(module, __name__), name)
-    except ImportError as error:
-        missing = (error.name or "").partition(".")[0]
-        if not extra or missing in ("", "onceward"):
-            raise
-        from .core.errors import MissingExtraError  # noqa: PLC0415
-
-        advice = f"{name} needs {_requirement(missing, extra)}: pip install 'onceward[{extra}]'"
-        raise MissingExtraError(advice, name=missing) from None
-    globals()[name] = value
-    return value
-
-
-def _requirement(package: str, extra: str) -> str:
-    """Return the package that is missing, or the version that is needed and the one that is installed."""
-    try:
-        __import__(package)  # succeeds if only a part of the package is missing
-        installed = metadata.version(package)
-        required = [each for each in metadata.requires("onceward") or [] if f"extra == '{extra}'" in _quoted(each)]
-    except ImportError:  # PackageNotFoundError is one, too
-        return package
-    needed = next((each.partition(";")[0].strip() for each in required if each.startswith(package)), package)
-    return f"{needed}, and {package} {installed} is installed"
-
-
-def _quoted(marker: str) -> str:
-    return marker.replace('"', "'")
-
-
-def __dir__() -> list[str]:
-    return sorted([*_HOMES, "__version__"])
+    __getattr__ = _NAMES.attribute

@@ -2,73 +2,56 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+# ruff: noqa: PLC0414 - type checkers take `X as X` for exported
+from typing import TYPE_CHECKING, Final
+
+from ._lazy import LazyNames
 
 if TYPE_CHECKING:
-    from .connectors.database.target import CommitMode, WriteMode
-    from .connectors.files.formats import FileFormat
-    from .connectors.http.sink import Body, KeyFormat, Probe
-    from .connectors.kafka.source import InvalidTimestamps, Isolation
-    from .connectors.redis.forms import Form
-    from .connectors.spark.outputs import AnySink, Persist
-    from .connectors.spark.parallelism import Writers
-    from .core.dead_letters import Limit
-    from .core.engine.aggregate import AggregateFunction
-    from .core.engine.config import CheckpointMode, Retention
-    from .core.engine.records import Record
-    from .core.engine.state.keyed import Redistribution
-    from .core.kit.options import Names
-    from .core.policy import AnyOnLost
+    from .connectors.database.target import CommitMode as CommitMode
+    from .connectors.database.target import WriteMode as WriteMode
+    from .connectors.files.formats import FileFormat as FileFormat
+    from .connectors.http.sink import Body as Body
+    from .connectors.http.sink import KeyFormat as KeyFormat
+    from .connectors.http.sink import Probe as Probe
+    from .connectors.kafka.source import InvalidTimestamps as InvalidTimestamps
+    from .connectors.kafka.source import Isolation as Isolation
+    from .connectors.redis.forms import Form as Form
+    from .connectors.spark.outputs import AnySink as AnySink
+    from .connectors.spark.outputs import Persist as Persist
+    from .connectors.spark.parallelism import Writers as Writers
+    from .core.dead_letters import Limit as Limit
+    from .core.engine.aggregate import AggregateFunction as AggregateFunction
+    from .core.engine.config import CheckpointMode as CheckpointMode
+    from .core.engine.config import Retention as Retention
+    from .core.engine.records import Record as Record
+    from .core.engine.state.keyed import Redistribution as Redistribution
+    from .core.kit.options import Names as Names
+    from .core.policy import AnyOnLost as AnyOnLost
 
-__all__ = [
-    "AggregateFunction",
-    "AnyOnLost",
-    "AnySink",
-    "Body",
-    "CheckpointMode",
-    "CommitMode",
-    "FileFormat",
-    "Form",
-    "InvalidTimestamps",
-    "Isolation",
-    "KeyFormat",
-    "Limit",
-    "Names",
-    "Persist",
-    "Probe",
-    "Record",
-    "Redistribution",
-    "Retention",
-    "WriteMode",
-    "Writers",
-]
-
-_MODULES: Final = {
-    ".connectors.database.target": "CommitMode WriteMode",
-    ".connectors.files.formats": "FileFormat",
-    ".connectors.http.sink": "Body KeyFormat Probe",
-    ".connectors.kafka.source": "InvalidTimestamps Isolation",
-    ".connectors.redis.forms": "Form",
-    ".connectors.spark.outputs": "AnySink Persist",
-    ".connectors.spark.parallelism": "Writers",
-    ".core.dead_letters": "Limit",
-    ".core.engine.aggregate": "AggregateFunction",
-    ".core.engine.config": "CheckpointMode Retention",
-    ".core.engine.records": "Record",
-    ".core.engine.state.keyed": "Redistribution",
-    ".core.kit.options": "Names",
-    ".core.policy": "AnyOnLost",
+_TABLE: Final = {  # by the extra that they need
+    "": {
+        ".connectors.files.formats": "FileFormat",
+        ".core.dead_letters": "Limit",
+        ".core.engine.aggregate": "AggregateFunction",
+        ".core.engine.config": "CheckpointMode Retention",
+        ".core.engine.records": "Record",
+        ".core.engine.state.keyed": "Redistribution",
+        ".core.kit.options": "Names",
+        ".core.policy": "AnyOnLost",
+    },
+    "http": {".connectors.http.sink": "Body KeyFormat Probe"},
+    "kafka": {".connectors.kafka.source": "InvalidTimestamps Isolation"},
+    "redis": {".connectors.redis.forms": "Form"},
+    "spark": {
+        ".connectors.spark.outputs": "AnySink Persist",
+        ".connectors.spark.parallelism": "Writers",
+    },
+    "sql": {".connectors.database.target": "CommitMode WriteMode"},
 }
-_HOMES: Final = {name: module for module, names in _MODULES.items() for name in names.split()}
+_NAMES: Final = LazyNames(__name__, _TABLE)
+__path__: list[str] = []  # an import then asks as it asks a package: another module's errors are replaced
+__dir__ = _NAMES.listed
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOMES[name], __package__), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+if not TYPE_CHECKING:  # so that type checkers find names that do not exist
+    __getattr__ = _NAMES.attribute
