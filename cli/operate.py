@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from onceward.core.errors import ConfigurationError, LogDamagedError
+from onceward.core.errors import ConfigurationError, LogDamagedError, StoreError
+from onceward.core.kit.secrets import without_logins
 from onceward.core.log.writer import check_owner
 from onceward.core.names import check_pipeline_name
 from onceward.operations import (
@@ -59,14 +60,13 @@ class Search(Access):
     ] = None
 
     unanswered: dict[str, str] = field(init=False, default_factory=dict)
-    """Targets that did not answer, with what they raised."""
+    """Targets that did not answer, and logs that could not be read, with what they raised."""
 
     def found(self, logs: Sequence[Log] | None = None) -> Sequence[FoundTransaction]:
         """Return the transactions in the targets; those of the log's pipeline alone, if one is given."""
         if self.pipeline is not None:
             check_pipeline_name(self.pipeline)
-        if logs is None:
-            logs = [open_log(url, self.pipeline) for url in self.store or []]
+        logs = self._readable() if logs is None else logs
         for log in logs:
             if log.view.moved:
                 show.moved(log)
@@ -75,8 +75,26 @@ class Search(Access):
         show.unanswered(self.unanswered)
         return found.transactions
 
+    def _readable(self) -> list[Log]:
+        """Return the logs that can be read, and remember why others cannot.
+
+        Raises:
+            StoreError: None can.
+        """
+        logs: list[Log] = []
+        errors: dict[str, StoreError] = {}
+        for url in self.store or []:
+            try:
+                logs.append(open_log(url, self.pipeline))
+            except StoreError as error:
+                errors[f"the decision log in {without_logins(url)}"] = error
+        if errors and not logs:
+            raise next(iter(errors.values()))
+        self.unanswered.update({title: error.message for title, error in errors.items()})
+        return logs
+
     def end(self) -> None:
-        """End the command with exit code 1 if a target did not answer."""
+        """End the command with exit code 1 if a target did not answer, or a log could not be read."""
         if self.unanswered:
             raise typer.Exit(1)
 

@@ -95,15 +95,20 @@ def details(found: Sequence[FoundTransaction], *, as_json: bool) -> None:
     for one in told:
         for name, value in one.items():
             shown = msgspec.json.encode(value).decode() if isinstance(value, dict) else value
+            shown = duration(value) if name == "expires_in" and value is not None else shown
             out.print(f"{name:12} {'' if shown is None else shown}")
 
 
 def unanswered(errors: Mapping[str, str]) -> None:
-    """Print the targets that did not answer."""
+    """Print the targets that did not answer, and the decision logs that could not be read."""
     for title, error in errors.items():
-        typer.echo(
-            f"warning: {title} did not answer, so only what the decision log says of it is shown: {error}", err=True
+        is_log = title.startswith("the decision log")
+        why = (
+            "cannot be read, so nothing of it is shown"
+            if is_log
+            else ("did not answer, so only what the decision log says of it is shown")
         )
+        typer.echo(f"warning: {title} {why}: {error}", err=True)
 
 
 def age(log: Log) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from onceward.core.errors import ConfigurationError
 from onceward.core.operations.status import unreadable
-from onceward.operations import pipeline_status
+from onceward.operations import PipelineState, pipeline_status
 
 from . import show
 from .advice import AdvisedStatus, advised
@@ -17,17 +17,22 @@ from .options import AsJson, with_group
 from .ui.desk import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from .ui.model import Watched
 
 
+AsMetrics = Annotated[
+    bool, typer.Option("--metrics", help="Print metrics, for the textfile collector of Prometheus' node exporter.")
+]
+
+
 @with_group
-def status(search: Search, *, as_json: AsJson = False) -> None:
-    """Show the state of each pipeline, the one that needs somebody most first, and what to do.
+def status(search: Search, *, as_json: AsJson = False, as_metrics: AsMetrics = False) -> None:
+    """Show the state of each pipeline, the one that needs attention most first, and what to do.
 
     Of a folder, the pipelines in its subfolders are shown, too. If targets are given, the list also shows how many
-    seconds are left to commit. Exit codes: 0 each pipeline runs or has ended; 1 one needs somebody, or a target did
+    seconds are left to commit. Exit codes: 0 each pipeline runs or has ended; 1 one needs attention, or a target did
     not answer; 2 wrong arguments.
     """
     if not search.store:
@@ -40,7 +45,10 @@ def status(search: Search, *, as_json: AsJson = False) -> None:
     words = search.target_words
     found += [advised(unreadable("", store, error), store, words) for store, error in watch.unreadable.items()]
     found.sort(key=lambda one: (one.state.need, one.pipeline))
-    _print(found, as_json=as_json)
+    if as_metrics:
+        typer.echo("\n".join(_metrics(found)))
+    else:
+        _print(found, as_json=as_json)
     raise typer.Exit(int(bool(search.unanswered) or not all(one.state.is_well for one in found)))
 
 
@@ -51,6 +59,29 @@ def _print(found: Sequence[AdvisedStatus], *, as_json: bool) -> None:
         return
     for one in found:
         show.status(one)
+
+
+def _metrics(found: Sequence[AdvisedStatus]) -> Iterator[str]:
+    """Yield the states in Prometheus' text format: 1 for the state that a pipeline is in, 0 for each other one."""
+    yield "# HELP onceward_pipeline_state Whether the pipeline is in this state (docs: operations)"
+    yield "# TYPE onceward_pipeline_state gauge"
+    for one in found:
+        for state in PipelineState:
+            labels = {"pipeline": one.pipeline, "store": one.store, "state": str(state)}
+            yield f"onceward_pipeline_state{{{_labels(labels)}}} {int(one.state is state)}"
+    yield "# HELP onceward_pipeline_expires_in_seconds Seconds until a target ends transactions that wait for a commit"
+    yield "# TYPE onceward_pipeline_expires_in_seconds gauge"
+    for one in found:
+        if one.expires_in is not None:
+            labels = {"pipeline": one.pipeline, "store": one.store}
+            yield f"onceward_pipeline_expires_in_seconds{{{_labels(labels)}}} {one.expires_in}"
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    escaped = {
+        name: value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n") for name, value in labels.items()
+    }
+    return ",".join(f'{name}="{value}"' for name, value in escaped.items())
 
 
 def _status_of(watched: Watched, search: Search) -> AdvisedStatus:

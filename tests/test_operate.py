@@ -368,6 +368,21 @@ def test_each_transaction_is_judged_by_its_own_log_of_those_given(case: Case) ->
         assert [one.status for one in survey(given, [case.target_of_sinks]).transactions] == [TransactionStatus.DECIDED]
 
 
+def test_a_list_names_the_log_that_cannot_be_read_and_shows_the_others(case: Case) -> None:
+    case.finish_until(Step.COMMIT_BEFORE, 0, case.sink_case.prepare())
+    damaged = DirectoryStore(case.folder / "damaged")
+    LogWriter(damaged, "orders", CommitPolicy()).start()
+    [entry] = [file for file in damaged.path.iterdir() if not file.name.startswith(".")]
+    entry.write_bytes(b"damaged")
+    stores = ["--store", str(case.checkpoint), "--store", str(damaged.path)]
+    for given in (stores, stores[2:] + stores[:2]):
+        done = case.run("list", *given)
+        assert done.exit_code == 1
+        assert "decided" in done.output
+        assert f"the decision log in {damaged.path} cannot be read, so nothing of it is shown" in done.output
+    assert "decided" not in case.run("list", *stores[2:]).output
+
+
 def test_what_two_places_have_counts_once(case: Case) -> None:
     case.sink_case.prepare()
     assert len(survey([case.log], [case.target_of_sinks, sinks_target([case.make()], "again")]).transactions) == 1

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from onceward import FileSink
@@ -263,3 +264,23 @@ def test_the_command_for_a_log_that_cannot_be_read_names_it(tmp_path: Path) -> N
     [told] = json.loads(done.output)
     assert (done.exit_code, told["state"]) == (1, "unreadable")
     assert told["command"] == f"onceward doctor --store {folder}"
+
+
+def test_states_are_metrics_too_and_an_error_has_its_time(tmp_path: Path) -> None:
+    odd = tmp_path / 'my "own" \\ logs'
+    folder = Folder(odd)
+    folder.finish(0)
+    note(folder.case.store, "failure", {"epoch": 1, "error": "no such table"})
+    done = CliRunner().invoke(app, ["status", "--store", str(odd), "--json"])
+    [told] = json.loads(done.output)
+    assert told["error"] == "no such table"
+    assert abs((datetime.fromisoformat(told["error_at"]) - datetime.now(UTC)).total_seconds()) < 60
+    done = CliRunner().invoke(app, ["status", "--store", str(odd), "--metrics"])
+    assert done.exit_code == 1
+    samples = {
+        (one.name, one.labels["state"]): one.value
+        for family in text_string_to_metric_families(done.output)
+        for one in family.samples
+        if one.labels["store"] == told["store"]
+    }
+    assert samples == {("onceward_pipeline_state", str(state)): float(state == "failed") for state in PipelineState}

@@ -88,11 +88,11 @@ class Watch:
         self._found: dict[str, Watched] = {}
         self._searched: float | None = None
         self.unreadable: dict[str, str] = {}
-        """Of each store that cannot be read, or be searched to its end: the error."""
+        """Errors by the store that cannot be read, or be searched to its end."""
 
     @property
     def errors(self) -> list[str]:
-        """The same, in a line each."""
+        """Stores that cannot be read, with their errors, a line each."""
         return [error if store in error else f"{store}: {error}" for store, error in self.unreadable.items()]
 
     def look(self) -> list[Watched]:

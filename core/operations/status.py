@@ -119,6 +119,8 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Number of starts in the last ten minutes."""
     error: str | None = None
     """The last failure that was noted since an epoch was completed."""
+    error_at: str | None = None
+    """Time of that failure; null if its note is gone."""
     source: str | None = None
     """The source that has not answered for longest; null if all answer, or if nobody has noted it."""
     exit_code: int | None = None
@@ -203,13 +205,15 @@ def assess(
     found = _moved(facts) or _waiting(facts, expires_in, lost, answered) or _ended(facts) or _given_up(facts)
     found = found or _restarting(facts) or _failed(facts)
     found = found or _unanswered(facts) or _unclear(facts) or _silent(facts) or _running(facts)
+    error = found.error or facts.error()
     return msgspec.structs.replace(
         found,
         pipeline=pipeline,
         store=store,
         epoch=view.decided if view.decided >= 0 else None,
         pace=facts.pace,
-        error=found.error or facts.error(),
+        error=error,
+        error_at=facts.time_of(error),
         exit_code=found.exit_code if found.exit_code is not None else facts.exit_code(),
     )
 
@@ -237,6 +241,10 @@ class _Facts:
         """Return the last failure since a time, by default since an epoch was completed."""
         failure = self._last("failure", since)
         return str(failure.fields.get("error", "")) if failure is not None else None
+
+    def time_of(self, error: str | None) -> str | None:
+        """Return when the newest note of this error was left; None if there is none."""
+        return next((one.at for one in reversed(self.noted) if error and error in one.fields.values()), None)
 
     def exit_code(self, since: str | None = None) -> int | None:
         """Return the driver's last exit code since a time, by default since an epoch was completed."""

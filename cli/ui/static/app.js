@@ -285,6 +285,7 @@ function advice(status) {
   return [
     h("p", { class: `note ${KINDS[status.state]}` }, sentence(status.what)),
     failed ? h("p", {}, `The last error: ${status.error}`) : null,
+    status.error_at ? h("p", { class: "small soft" }, `Last error at ${clock(status.error_at)} (${ago(status.error_at)})`) : null,
     status.since ? h("p", { class: "small soft" }, `Since ${clock(status.since)} (${ago(status.since)})`) : null,
     status.advice ? h("p", {}, `${sentence(status.advice)} `, h("a", { href: `${state.docs}#${status.state}`, target: "_blank", rel: "noreferrer" }, `What ${status.state} means`)) : null,
     status.command ? h("div", { class: "command" },
