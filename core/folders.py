@@ -79,7 +79,7 @@ def open_regular(path: Path, flags: int) -> int:
 
 
 def put_once(path: Path, data: bytes) -> bool:
-    """Write a whole file, durably, unless it is there; whether this call wrote it.
+    """Write a whole file, durably, unless it is there; return whether this call wrote it.
 
     Of two at once one wins: a hard link fails if its name exists. O_EXCL under the final name would be enough for that,
     but exposes an empty file after a crash.

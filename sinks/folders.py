@@ -115,11 +115,11 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
 
     @abstractmethod
     def _commit(self, committable: Committable) -> CommitOutcome:
-        """Commit it; RetryableSinkError if that cannot be done now."""
+        """Commit the transaction; RetryableSinkError if that cannot be done now."""
 
     @abstractmethod
     def _abort(self, committable: Committable) -> AbortOutcome:
-        """Abort it; RetryableSinkError if that cannot be done now."""
+        """Abort the transaction; RetryableSinkError if that cannot be done now."""
 
     @abstractmethod
     def _look(self, committable: Committable) -> tuple[Observation, str]:

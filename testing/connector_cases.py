@@ -85,7 +85,7 @@ class ConnectorUnderTest:
 
 
 class ConnectorConformance:
-    """Subclass it, and give the fixture `connector_under_test`."""
+    """Conformance suite of a connector: subclass it, and override the fixture `connector_under_test`."""
 
     @pytest.fixture
     def connector_under_test(self) -> ConnectorUnderTest:

@@ -153,7 +153,7 @@ def say(what: str) -> None:
 
 
 def ends_well(query: StreamingQuery) -> bool:
-    """Wait for the end of a query; whether it is a good one."""
+    """Wait for the end of a query; return whether it ended without an error."""
     try:
         query.awaitTermination()
     except StreamingQueryException as error:

@@ -127,7 +127,7 @@ class RowWriter(ABC):
 
 
 class Trial(NamedTuple):
-    """A table in which rows are tried."""
+    """A table like the target, into which rows are inserted to see whether the database refuses them."""
 
     place: TableName
     has_keys: bool

@@ -124,9 +124,9 @@ class Loader(ABC):
 
     @abstractmethod
     def remove(self, connection: sa.Connection, staged: Sequence[Any]) -> None:
-        """Delete staged rows, whose rows in the table `staged` are deleted already.
+        """Delete the data of staged transactions, whose entries in the table `staged` are deleted already.
 
         Args:
             connection: In the transaction that merges or aborts.
-            staged: Rows of the table `staged`, as they were.
+            staged: Those entries.
         """

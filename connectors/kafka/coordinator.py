@@ -352,7 +352,7 @@ class TransactionCoordinatorClient:
         return nodes | fresh, {name: answer.code for name, answer in answers.items() if answer.code}
 
     def _forget_moved(self, codes: Mapping[str, int]) -> None:
-        """Look coordinators up again that are not, or may not be, where they were."""
+        """Forget the coordinators whose error code may mean that they have moved: the next call looks them up."""
         with self._lock:
             for name, code in codes.items():
                 if code in PASSING:

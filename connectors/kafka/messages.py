@@ -92,7 +92,7 @@ class Rows(Messages):
             _refuse_nul("topic", self._topics)
 
     def feed(self, producer: Any, begin: int) -> int:
-        """Produce up to SLICE rows from row `begin` on; how many rows are done then.
+        """Produce up to SLICE rows from row `begin` on; return the index of the first row that is left.
 
         Raises:
             QueueFull: The queue is full.

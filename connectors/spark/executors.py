@@ -283,7 +283,11 @@ def sending(task: Callable[..., Iterator[pa.RecordBatch]]) -> Callable[..., Any]
 
 
 def probing(opened: Callable[[], Any]) -> Callable[..., Any]:
-    """Return the function of a probe's tasks for `mapInArrow`, which yields one answer as JSON: see (1)."""
+    """Return the function of a probe's tasks for `mapInArrow`, which yields one answer as JSON: see (1).
+
+    Args:
+        opened: Returns pairs of a sink's name and what asks its target.
+    """
     mark, column = MARK, ANSWER
 
     def probe(_: Any) -> Any:

@@ -66,7 +66,7 @@ class Again(NamedTuple):
         )
 
     def writes(self, sink: str, subtask: int) -> bool:
-        """Return whether a subtask of a sink writes again."""
+        """Return whether a subtask of a sink has rows of the lost epoch to write again."""
         only = self.lost.writes(sink)
         return sink in self.lost.sinks and (only is None or subtask in only)
 

@@ -128,10 +128,10 @@ def start(
     """Begin an attempt; `again` after a failure, when the newest decided checkpoint is restored.
 
     Args:
-        setup: What the pipeline runs with.
+        setup: The pipeline's graph, stores and settings.
         restore: The restore that was asked for.
         again: Whether an attempt of this run was begun before.
-        run_writers: The run.
+        run_writers: The writers that this run has become so far; see LogWriter.
 
     Raises:
         OncewardError: Nothing was begun, or the next start with the same `restore` goes on from here.

@@ -68,7 +68,7 @@ def open_log(url: str, pipeline: str | None = None, *, writing: bool = False, re
 
 
 def _locations(url: str) -> Iterator[str]:
-    """Return the URL, and the log in it if it is that of a checkpoint."""
+    """Yield the URL, and that of the log inside it if it may be a checkpoint."""
     yield url
     path, mark, query = url.partition("?")
     folder, shared = local_folder(url) or (None, False)

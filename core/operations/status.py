@@ -440,7 +440,7 @@ def _ended(facts: _Facts) -> PipelineStatus | None:
 
 
 def _unanswered(facts: _Facts) -> PipelineStatus | None:
-    """Report sources that have not answered since an epoch was completed; their driver tells it again and again."""
+    """Report sources that have not answered since an epoch was completed; meanwhile their driver repeats its note."""
     told: dict[str, Note] = {}
     for one in facts.noted:
         if one.what in _PROGRESS or one.what == "start":

@@ -283,7 +283,7 @@ def _name(committable: Committable) -> tuple[str, ...]:
 
 
 def _judged(seen: FoundTransaction, views: Sequence[tuple[str, LogView]]) -> FoundTransaction:
-    """Add what its own log says if that is among them, else another one of its pipeline."""
+    """Return a transaction with its status by the log that made it, or else by another log of its pipeline."""
     c = seen.committable
     of_pipeline = [view for pipeline, view in views if pipeline == c.pipeline]
     view = next((view for view in of_pipeline if view.log == c.log), of_pipeline[0] if of_pipeline else None)

@@ -325,7 +325,7 @@ class StagingWriting(CopyWriting):
         )
 
     def _tries_in_table(self) -> bool:
-        """Return whether no row can depend on rows of the same epoch in another table."""
+        """Return whether rows can be tried: no foreign key refers to a table that the same epoch fills."""
         beside = self.target.tried_beside
         if not beside:
             return beside is not None
