@@ -330,3 +330,23 @@ def test_a_run_of_the_engine_goes_on_if_its_successor_dies_before_it_starts(engi
     assert old.wait(SILENT_SECONDS + 20)
     assert old.restarts == 0
     assert engine.target.counts("n") == Counter(range(100))
+
+
+class Speechless(Slowly):
+    @property
+    def reads(self) -> str:
+        raise ZeroDivisionError
+
+
+def test_a_source_that_cannot_say_what_it_reads_fails_a_start_and_hangs_none(engine: Engine) -> None:
+    with pytest.raises(ZeroDivisionError):
+        engine.start(Speechless(numbers(10, keys=5), batch_rows=10))
+
+
+def test_a_pipeline_that_waits_until_its_run_has_ended_takes_over_too(engine: Engine) -> None:
+    source = Slowly(numbers(10, keys=5), batch_rows=10)
+    source.let(1)
+    made = pipeline(checkpointing=CheckpointConfig(interval=0.2), store=DirectoryStore(engine.folder / "log"))
+    made.source(source, uid="numbers").sink(TargetSink(engine.target))
+    made.run(take_over=20.0)
+    assert engine.target.counts("n") == Counter(range(10))

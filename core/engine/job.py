@@ -208,7 +208,7 @@ class Job:
     def _is_taken_over(self) -> bool:
         """Wait for the START of the driver that has asked for the pipeline; return whether it has come."""
         assert self._successor is not None  # noqa: S101 - it has asked
-        self._makes_room, self.state = False, JobState.RESTARTING
+        self.state = JobState.RESTARTING
         taken = run(self._successor.hand_over(), self._cancel.wait)
         if taken:
             _log.info("pipeline %s runs in another driver now", self._setup.pipeline)
@@ -232,9 +232,9 @@ class Job:
         return self.state, self.restarts, done[-1:]
 
     def _run(self) -> None:
-        self._watch_sources()
         commands = threading.Thread(target=self._serve, name=f"onceward-{self._setup.pipeline}-commands", daemon=True)
         try:
+            self._watch_sources()
             if not isinstance(self._setup.store, MemoryStore):  # which no other process reaches
                 commands.start()
                 if self._take_over is not None:
@@ -269,8 +269,13 @@ class Job:
         while True:
             began = clock()
             error = self._one_attempt()
-            if error is None and self._makes_room and not self._is_taken_over() and not self._cancel.is_set():
-                continue
+            made_room, self._makes_room = self._makes_room, False
+            if error is None and made_room:
+                if self._is_taken_over():
+                    self.state = JobState.FINISHED
+                    return
+                if not self._cancel.is_set():
+                    continue
             if error is None or self._cancel.is_set():
                 note_end(self._setup.store)
                 self.state = JobState.STOPPED if self._cancel.is_set() else JobState.FINISHED

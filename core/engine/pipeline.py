@@ -305,6 +305,7 @@ class Pipeline:
         rewind: str | None = None,
         import_from: str | None = None,
         allow_non_restored_state: bool = False,
+        take_over: float | None = None,
     ) -> None:
         """Run until the sources end or the run is stopped: `start`, which documents the arguments, and `wait`.
 
@@ -317,6 +318,7 @@ class Pipeline:
             rewind=rewind,
             import_from=import_from,
             allow_non_restored_state=allow_non_restored_state,
+            take_over=take_over,
         )
         self.wait()
 
