@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from .query import any_stage_failed, checkpoint_reader, current_run
 from .session import StoppedError
@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from .session import QueryRun
+
+INTERRUPTED: Final = (
+    "py4j.protocol.Py4JJavaError: An error occurred while calling sleep.\n: java.lang.InterruptedException"
+)
+"""What Spark takes for the end of a query that was stopped, and not for a failure."""
 
 
 class ClassicSession:
@@ -68,7 +73,8 @@ class ClassicSession:
         """Wait in the JVM, in the thread that Spark interrupts to stop the query.
 
         Spark searches the traceback of a foreachBatch function for py4j's message of an interrupted call, with a
-        pattern whose depth grows with the text (StreamExecution.PROXY_ERROR): so the error is a short one.
+        pattern whose depth grows with the text (StreamExecution.PROXY_ERROR): so the error is a short one. Spark 3.5
+        wants the Java exception on a line of its own.
         """
         from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - comes with pyspark
 
@@ -77,10 +83,7 @@ class ClassicSession:
             try:
                 jvm.java.lang.Thread.sleep(1000)
             except Py4JJavaError:
-                text = (
-                    "py4j.protocol.Py4JJavaError: An error occurred while calling sleep: java.lang.InterruptedException"
-                )
-                raise StoppedError(text) from None
+                raise StoppedError(INTERRUPTED) from None
 
     def reader(self) -> Callable[[str], str | None]:
         """Read local files, and others through Hadoop."""

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 def warm_up(spark: SparkSession, sinks: Sequence[object]) -> None:
-    """Run a micro-batch of one row through the session, and bring the sinks' classes into its Python processes.
+    """Run a micro-batch of one row, and bring the sinks' classes into the Python processes of the executors.
+
+    It runs in a session of its own: `awaitAnyTermination` of the program's session would return at once, since a query
+    has ended, and the program's listeners would hear of a query that it did not start.
 
     It fails nothing: what is wrong shows when the query starts.
     """
@@ -31,6 +34,6 @@ def warm_up(spark: SparkSession, sinks: Sequence[object]) -> None:
         frame.mapInArrow(imports, "value long").collect()
 
     with suppress(Exception), tempfile.TemporaryDirectory(prefix="onceward-warm-") as folder:
-        rows: Any = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+        rows: Any = spark.newSession().readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
         query = rows.select("value").writeStream.foreachBatch(write).option("checkpointLocation", folder)
         query.trigger(once=True).start().awaitTermination()
