@@ -18,7 +18,7 @@ import logging
 import math
 import secrets
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
@@ -74,6 +74,12 @@ class HandoverAnswer(msgspec.Struct, frozen=True):
     state: HandoverState
 
 
+_UNREADABLE: Final = HandoverRequest("", 0)
+"""Stands for a request that cannot be read: nobody changes it."""
+_IN_DOUBT: Final = HandoverAnswer("", HandoverState.WORKING)
+"""Stands for an answer that may be in the store or not."""
+
+
 def check_take_over(patience: float | None, *, known: bool = True) -> None:
     """Check a user's setting.
 
@@ -104,14 +110,14 @@ def run(steps: Generator[float, None, bool], pause: Callable[[float], object] = 
     Returns:
         What the side returns; False if it was given up.
     """
-    while True:
-        try:
-            seconds = next(steps)
-        except StopIteration as end:
-            return bool(end.value)
-        if pause(seconds):
-            steps.close()
-            return False
+    with closing(steps):  # also at a signal: the other side need not wait for one that says that it has gone
+        while True:
+            try:
+                seconds = next(steps)
+            except StopIteration as end:
+                return bool(end.value)
+            if pause(seconds):
+                return False
 
 
 def _key(kind: str, start: int) -> str:
@@ -124,11 +130,15 @@ class _Conversation:
 
     def _request(self, start: int) -> HandoverRequest | None:
         data = self._store.get(_key(_REQUEST, start))
-        return None if data is None else decoded(data, HandoverRequest, LogDamagedError, "a request for the pipeline")
+        with suppress(LogDamagedError):
+            return None if data is None else decoded(data, HandoverRequest, LogDamagedError, "a request")
+        return _UNREADABLE
 
     def _answer(self, start: int) -> HandoverAnswer | None:
         data = self._store.get(_key(_ANSWER, start))
-        return None if data is None else decoded(data, HandoverAnswer, LogDamagedError, "a driver's answer")
+        with suppress(LogDamagedError):
+            return None if data is None else decoded(data, HandoverAnswer, LogDamagedError, "an answer")
+        return None
 
     def _replace(self, kind: str, start: int, content: HandoverRequest | HandoverAnswer) -> bool:
         self._store.delete(_key(kind, start))
@@ -270,8 +280,7 @@ class Predecessor(_Conversation):
         if not self._is_alive():
             self._say(None)
             return False
-        if self._said is None or self._seen is None or self._said.id != self._seen.id:
-            self._say(HandoverState.WORKING)
+        self._say(HandoverState.WORKING)
         return True
 
     def hand_over(self) -> Generator[float, None, bool]:
@@ -280,11 +289,10 @@ class Predecessor(_Conversation):
         Returns:
             Whether a newer START is there. If not, the successor has gone, and this driver goes on.
         """
-        with suppress(StoreError):
-            self._say(HandoverState.PAUSED)
         while True:
             alive = self._changed is not None and self._clock() - self._changed < SILENT_SECONDS
             with suppress(StoreError):
+                self._say(HandoverState.PAUSED)  # nobody works until the successor has read it
                 if read(self._store).start != self.start:
                     return True
                 alive = self._is_alive()
@@ -312,10 +320,13 @@ class Predecessor(_Conversation):
         return self._changed is not None and now - self._changed < SILENT_SECONDS
 
     def _say(self, state: HandoverState | None) -> None:
-        if state is None:
-            if self._said is not None:
-                self._store.delete(_key(_ANSWER, self.start))
-            self._said = None
-        elif self._seen is not None:
-            self._replace(_ANSWER, self.start, HandoverAnswer(self._seen.id, state))
-            self._said = HandoverAnswer(self._seen.id, state)
+        """Answer the request that was seen last, unless that has been said; None takes the answer back."""
+        answer = None if state is None or self._seen is None else HandoverAnswer(self._seen.id, state)
+        if answer == self._said:
+            return
+        self._said = _IN_DOUBT
+        if answer is None:
+            self._store.delete(_key(_ANSWER, self.start))
+        elif not self._replace(_ANSWER, self.start, answer):
+            return  # an earlier put has landed late
+        self._said = answer

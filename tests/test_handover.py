@@ -16,8 +16,17 @@ import pytest
 
 from onceward.core import CheckpointConfig, FileBackend, JobState
 from onceward.core.errors import ConfigurationError, FencedError, OncewardError, StoreError
-from onceward.core.handover import LOOK_SECONDS, SILENT_SECONDS, STEP_SECONDS, Predecessor, Successor, check_take_over
+from onceward.core.handover import (
+    LOOK_SECONDS,
+    SILENT_SECONDS,
+    STEP_SECONDS,
+    Predecessor,
+    Successor,
+    check_take_over,
+    run,
+)
 from onceward.core.log import DirectoryStore, EpochInput, LogWriter, MemoryStore, read
+from onceward.core.log.entries import key_of
 
 from .core_fakes import policy
 from .engine_kit import Slowly, Target, TargetSink, numbers, pipeline, reach
@@ -39,9 +48,22 @@ class Store(MemoryStore):
     def __init__(self, world: World) -> None:
         super().__init__()
         self._world = world
+        self._lost = ""
+        self._late: tuple[str, bytes] | None = None
+
+    def lose(self, call: str) -> None:
+        """Lose the next put of an answer; a late one takes effect after the one that follows it has begun."""
+        self._lost = call
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         self._world.pass_call()
+        if self._lost and key.startswith("I"):
+            lost, self._lost = self._lost, ""
+            self._late = (key, b"late") if lost == "late put" else None
+            raise StoreError("no answer")
+        if self._late is not None and key == self._late[0]:
+            super().put_if_absent(*self._late)
+            self._late = None
         done = super().put_if_absent(key, data)
         self._world.pass_call()
         return done
@@ -230,6 +252,46 @@ def test_a_successor_that_dies_before_its_start_leaves_the_pipeline_to_its_prede
         world.run(30)
         assert (old.state, new.started_at) == ("working", None)
         assert old.epochs[-1] > 25
+
+
+@pytest.mark.parametrize("call", ["put", "late put"])
+def test_a_predecessor_whose_answer_is_lost_gives_it_again_and_nobody_waits_for_the_successor_s_patience(
+    call: str,
+) -> None:
+    world = World(0, faults=False)
+    old, new = world.add("old", asks=False, at=0), world.add("new", asks=True, at=7)
+    world.when_paused = lambda: world.store.lose(call)
+    world.run(60)
+    assert (old.state, new.state, new.made_room) == ("ended", "working", True)
+    assert new.started_at is not None
+    assert new.started_at - old.epochs[-1] < 1
+
+
+@pytest.mark.parametrize("bytes_there", [b"", b"no JSON", b'{"id": 7}', b"\xff"])
+def test_a_request_that_cannot_be_read_counts_as_one_of_a_successor_that_has_died(bytes_there: bytes) -> None:
+    world = World(0, faults=False)
+    old, new = world.add("old", asks=False, at=0), world.add("new", asks=True, at=7)
+    world.run(6)
+    world.store.put_if_absent("H" + key_of(old.writer.token.start)[1:], bytes_there)
+    world.run(60)
+    assert (old.state, new.state, new.made_room) == ("ended", "working", True)
+    assert new.started_at is not None
+    assert new.started_at - 7 < SILENT_SECONDS + 2 * LOOK_SECONDS + 3 + 1
+
+
+def test_a_successor_that_is_stopped_while_it_waits_takes_its_request_back() -> None:
+    store = MemoryStore()
+    LogWriter(store, "p", policy()).start()
+    keys = store.list_keys()
+
+    def pause(_: float) -> None:
+        assert len(store.list_keys()) == len(keys) + 1
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        run(Successor(store, PATIENCE).take(lambda: pytest.fail("it was stopped")), pause)
+    assert store.list_keys() == keys
+    assert stopped.value.__traceback__ is not None, "which would have kept the generator"
 
 
 def test_an_epoch_that_takes_longer_than_the_successor_waits_is_fenced() -> None:
