@@ -7,6 +7,7 @@ calls of the store may fail before or after their effect.
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections import Counter
 from contextlib import suppress
@@ -351,14 +352,17 @@ class Engine:
     def __init__(self, folder: Path) -> None:
         self.folder, self.target = folder, Target()
 
-    def start(self, rows: Slowly, **options: Any) -> Any:
+    def made(self, rows: Slowly, uid: str = "numbers") -> Any:
         made = pipeline(
             checkpointing=CheckpointConfig(interval=0.2),
             store=DirectoryStore(self.folder / "log"),
             backend=FileBackend(self.folder / "state"),
         )
-        made.source(rows, uid="numbers").sink(TargetSink(self.target))
-        return made.start(**options)
+        made.source(rows, uid=uid).sink(TargetSink(self.target))
+        return made
+
+    def start(self, rows: Slowly, **options: Any) -> Any:
+        return self.made(rows).start(**options)
 
 
 @pytest.fixture
@@ -408,7 +412,32 @@ def test_a_source_that_cannot_say_what_it_reads_fails_a_start_and_hangs_none(eng
 def test_a_pipeline_that_waits_until_its_run_has_ended_takes_over_too(engine: Engine) -> None:
     source = Slowly(numbers(10, keys=5), batch_rows=10)
     source.let(1)
-    made = pipeline(checkpointing=CheckpointConfig(interval=0.2), store=DirectoryStore(engine.folder / "log"))
-    made.source(source, uid="numbers").sink(TargetSink(engine.target))
-    made.run(take_over=20.0)
+    engine.made(source).run(take_over=20.0)
     assert engine.target.counts("n") == Counter(range(10))
+
+
+def test_what_a_start_would_refuse_is_refused_while_the_other_run_still_works(engine: Engine) -> None:
+    first = Slowly(numbers(100, keys=5), batch_rows=10)
+    old = engine.start(first)
+    reach(first, old, 4)
+    with pytest.raises(OncewardError, match="numbers"):
+        engine.made(first, uid="renamed").start(take_over=20.0)
+    first.let(10)
+    assert old.wait(20)
+    assert old.restarts == 0
+    assert engine.target.counts("n") == Counter(range(100))
+
+
+def test_a_run_that_is_stopped_while_it_asks_for_the_pipeline_does_not_start(engine: Engine) -> None:
+    store = DirectoryStore(engine.folder / "log")
+    LogWriter(store, "p", policy()).start()  # a driver that never answers
+    keys = store.list_keys()
+    made = engine.made(Slowly(numbers(10, keys=5), batch_rows=10))
+    started = threading.Thread(target=made.start, kwargs={"take_over": 600.0}, daemon=True)
+    started.start()
+    while len(store.list_keys()) == len(keys):
+        time.sleep(0.05)
+    made.stop()
+    started.join(10)
+    assert not started.is_alive()
+    assert store.list_keys() == keys

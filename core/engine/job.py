@@ -27,7 +27,7 @@ from .channels import CheckpointKind
 from .completion import unexpected
 from .origin import Restore
 from .requests import POLL_SECONDS, serve
-from .start import start
+from .start import check_start, start
 from .state.storage import CheckpointStorage
 from .threads import ThreadedAttempt
 
@@ -257,16 +257,20 @@ class Job:
                 self._begun.set()
 
     def _take(self) -> None:
-        """Take the pipeline over from the driver that runs it."""
+        """Take the pipeline over from the driver that runs it; what would be refused at the start is refused first."""
         setup = self._setup
         assert self._take_over is not None  # noqa: S101 - asked by the caller
         self.state, self._writers = JobState.STARTING, RunWriters.of(setup.pipeline, setup.store)
         writer = LogWriter(setup.store, setup.pipeline, setup.policy, self._writers)
+        check_start(setup, writer.look(), self._restore)
         run(Successor(setup.store, self._take_over).take(writer.start), self._cancel.wait)
 
     def _run_attempts(self) -> None:
         clock, restarts = self._setup.policy.monotonic, self._setup.restart.begin()
         while True:
+            if self._cancel.is_set():  # while it asked for the pipeline: a START would fence the driver that runs it
+                self.state = JobState.STOPPED
+                return
             began = clock()
             error = self._one_attempt()
             made_room, self._makes_room = self._makes_room, False

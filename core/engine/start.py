@@ -157,6 +157,15 @@ def start(
             return _begin(setup, coordinator, origin, assigned, positions)
 
 
+def check_start(setup: Setup, view: LogView, restore: Restore) -> None:
+    """Refuse what `start` would refuse before its START.
+
+    Raises:
+        OncewardError: The restore cannot be found, does not fit, or a source is away.
+    """
+    _find(setup, view, restore, again=False)
+
+
 def _begin_again(setup: Setup, coordinator: Coordinator, restore: Restore) -> StartedAttempt:
     """Begin an attempt that computes the newest decided epoch once more."""
     again = Again.of(setup.graph, coordinator)
