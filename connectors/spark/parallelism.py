@@ -28,8 +28,8 @@ ROWS_PER_TASK: Final = 1000
 DRIVER_ROWS: Final = 10_000
 DRIVER_BYTES: Final = 8 * 2**20
 """The most rows, and bytes, that the driver writes itself. Their number is known from the input, their size from the
-run's epoch before. So tasks always write the first epoch, and a query whose driver ran out of memory can continue after
-a restart."""
+run's epoch before. The first epoch's rows are always checked, so a query whose driver ran out of memory can continue
+after a restart."""
 DRIVER_MOST: Final = 128 * 2**20
 """Bytes that the driver may get if rows have become larger than before; Spark's default heap has 1 GB."""
 UNCHECKED_ROWS: Final = 500
@@ -94,14 +94,14 @@ def driver_limit(
     Args:
         writers: The user's choice.
         about: The epoch's input.
-        row_bytes: Size of a row of the epoch before, in bytes; None if there was none.
+        row_bytes: Size of a row of the epoch before, in bytes; None if there was none: then each row is checked.
         cheap: Whether no more rows come out of the query than go in, see `plan.only_writes`.
         copies: Number of times that each row may come: sinks with `select` or `where` get one copy each.
     """
-    rows = rows_of(about) if writers == "auto" and cheap and row_bytes is not None else None
+    rows = rows_of(about) if writers == "auto" and cheap else None
     if rows is None or rows > DRIVER_ROWS or rows * (row_bytes or 0) > DRIVER_BYTES:
         return None
-    if rows * copies <= UNCHECKED_ROWS:
+    if rows * copies <= UNCHECKED_ROWS and row_bytes is not None:
         return math.inf
     few: int = 4 ** (((rows - 1).bit_length() + 1) // 2)  # different ones, that is: Spark compiles each anew
     return DRIVER_MOST // few // copies
