@@ -1,16 +1,21 @@
 """Down-time: from the start of a driver's process to the first rows that readers see, after an earlier run has ended.
 
-    python benchmarks/restart.py [--rows 400] [--repeats 5]
+    python benchmarks/restart.py [--rows 400] [--repeats 5] [--compiled]
 
 Each way has a topic, a target topic and a checkpoint of its own. Before each restart some rows arrive. The driver
 (`restart_job.py`) is a new process with a new JVM, as after a deployment; it is killed after its first batch. Its time
 is told from the start of the process to the last row that a read_committed consumer sees, and from the session being
-there to the end of the batch, each against Spark's own source and sink.
+there to the end of the batch, each against Spark's own source and sink. With `--compiled`, the Python processes find
+bytecode, as docs/deployment.md advises.
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
+import os
+import py_compile
+import shutil
 import statistics
 import subprocess
 import sys
@@ -20,6 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import confluent_kafka
+import pyspark
 from common import machine, median, show
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
@@ -58,8 +64,11 @@ class Restart(NamedTuple):
 class Way:
     """A pipeline that is started again and again."""
 
-    def __init__(self, servers: str, way: tuple[str, str], folder: Path, jars: str) -> None:
+    def __init__(
+        self, servers: str, way: tuple[str, str], folder: Path, jars: str, environment: dict[str, str]
+    ) -> None:
         self._servers, self._way, self._folder, self._jars = servers, way, folder, jars
+        self._environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, **environment}
         self._topic, self._target = f"in-{folder.name}", f"out-{folder.name}"
         admin = AdminClient({"bootstrap.servers": servers})
         for made in admin.create_topics([NewTopic(n, PARTITIONS, 1) for n in (self._topic, self._target)]).values():
@@ -83,12 +92,16 @@ class Way:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
+                env=self._environment,
             )
             seen, visible = 0, began
             while seen < rows and driver.poll() in (None, 0) and time.time() - began < 120:
                 messages = self._consumer.consume(rows, timeout=0.05)
                 seen, visible = seen + len(messages), time.time() if messages else visible
-            told, _ = driver.communicate(timeout=60)
+            try:
+                told, _ = driver.communicate(timeout=60)
+            finally:
+                driver.kill()
             if driver.returncode or seen < rows:
                 errors.seek(0)
                 raise SystemExit(f"{self._way}: {seen} of {rows} rows\n{errors.read()[-3000:]}")
@@ -99,6 +112,26 @@ class Way:
             steps[name], last = ends[name] - last, ends[name]
         batch = " ".join(" ".join(line[1:]) for line in lines if line[0] == "steps")
         return Restart(visible - began, steps, batch)
+
+
+def with_bytecode(folder: Path) -> dict[str, str]:
+    """Return the environment of a Spark whose archives of Python modules have bytecode: a copy, else made of links."""
+    home = Path(pyspark.__file__).parent
+    lib = folder / "python" / "lib"
+    shutil.copytree(home / "python" / "lib", lib)
+    for path in (*home.iterdir(), *(home / "python").iterdir()):
+        link = folder / path.relative_to(home)
+        if not link.exists():
+            link.symlink_to(path)
+    for archive in lib.glob("*.zip"):
+        unpacked = lib / "unpacked"
+        shutil.unpack_archive(archive, unpacked)
+        compileall.compile_dir(
+            unpacked, quiet=1, legacy=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
+        )
+        shutil.make_archive(str(archive.with_suffix("")), "zip", unpacked)
+        shutil.rmtree(unpacked)
+    return {"SPARK_HOME": str(folder)}
 
 
 def table(found: dict[str, list[Restart]]) -> list[str]:
@@ -127,16 +160,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=400, help="of each restart")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--only", type=int, nargs="*", default=range(len(WAYS)), help="numbers of ways")
     arguments = parser.parse_args()
     names = [name for number, name in enumerate(WAYS) if number in {0, *arguments.only}]
     with tempfile.TemporaryDirectory(prefix="onceward-bench-") as home, dev_services(Path(home) / "s") as services:
         jars = ",".join(str(jar) for jar in ensure_jars(PEER_JARS).glob("*.jar"))
+        environment = with_bytecode(Path(home) / "spark") if arguments.compiled else {}
         ways = {}
         for name in names:
             folder = Path(home) / str(len(ways))
             folder.mkdir()
-            ways[name] = Way(services.bootstrap_servers, WAYS[name], folder, jars)
+            ways[name] = Way(services.bootstrap_servers, WAYS[name], folder, jars, environment)
         found: dict[str, list[Restart]] = {name: [] for name in names}
         for repeat in range(arguments.repeats + 1):
             for name in names[:: -1 if repeat % 2 else 1]:

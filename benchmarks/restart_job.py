@@ -32,7 +32,7 @@ def writer(frame: DataFrame, sink: str, servers: str, target: str, folder: str) 
     from onceward import KafkaSink, exactly_once  # noqa: PLC0415 - Spark's own sink needs no onceward
 
     kafka = KafkaSink("out", bootstrap_servers=servers, topic=target)
-    return exactly_once(frame, kafka, checkpoint=f"{folder}/checkpoint", pipeline="restart")
+    return exactly_once(frame, kafka, checkpoint=f"{folder}/checkpoint", pipeline=f"restart-{target}")
 
 
 def first_batch(query: StreamingQuery) -> dict[str, int]:

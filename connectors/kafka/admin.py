@@ -17,9 +17,7 @@ from confluent_kafka.admin import AclOperation, AdminClient, NewTopic  # type: i
 from onceward.core.errors import ConfigurationError, ExternalError, KafkaError, refusing_rows
 from onceward.core.kit.processwide import PerProcess
 
-from .coordinator import TransactionCoordinatorClient
 from .errors import FORBIDDEN, Code, Retries, client_error, code_name, kafka_error
-from .wire import Wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -239,6 +237,9 @@ class Cluster:
     """
 
     def __init__(self, settings: KafkaSettings) -> None:
+        from .coordinator import TransactionCoordinatorClient  # noqa: PLC0415 - reading needs no kafka-python,
+        from .wire import Wire  # noqa: PLC0415 - whose import is a third of the start of each process that reads
+
         self.wire = Wire(settings.for_wire())
         self.transactions = TransactionCoordinatorClient(self.wire)
         self._settings = settings
