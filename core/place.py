@@ -31,10 +31,12 @@ class Place(ABC):
         takes_copies: Whether rows that come from a topic arrive as its messages are, key and value, and not as the
             columns of the JSON objects in them.
         holds_bytes: Whether all its columns are bytes, so that a text of JSON is not taken for bytes in Base64.
+        holds_upserts: Whether rows without a hash may be upserts, which the newest row of each key proves.
     """
 
     takes_copies: ClassVar[bool] = False
     holds_bytes: ClassVar[bool] = False
+    holds_upserts: ClassVar[bool] = False
 
     def __init__(self, title: str) -> None:
         self.title = title

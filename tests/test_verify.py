@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import sqlite3
@@ -10,15 +11,16 @@ from contextlib import closing
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
 from typer.testing import CliRunner
 
-from onceward import FileSink, SqlAlchemySink
+from onceward import FileSink, SqlAlchemySink, operations
 from onceward.cli.main import app
 from onceward.cli.words import message
 from onceward.connectors.database.connector import PostgresConnector
@@ -26,8 +28,10 @@ from onceward.connectors.database.postgres.reread import PostgresTable
 from onceward.connectors.files import text
 from onceward.core.checkpoint import Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
-from onceward.core.errors import ConfigurationError, SchemaError, SqlError
+from onceward.core.errors import ConfigurationError, SchemaError
 from onceward.core.log import DirectoryStore, EpochInput
+from onceward.core.operations import audit as audit_module
+from onceward.core.operations.audit import Expected
 from onceward.core.operations.refusals import Refusal, RefusedError
 from onceward.core.operations.rows import compare_places, mapped, records, shown
 from onceward.core.proof import NUMBER, UUID, Piece, Reread
@@ -37,10 +41,11 @@ from onceward.core.transaction import Acknowledgement
 from .sink_kit import Crash
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from onceward.core.operations.comparison import Comparison
+    from onceward.core.proof import ProvenEpoch
 
 EPOCHS, ROWS, SUBTASKS = 3, 10, 2
 FORMATS = ["parquet", "csv", "jsonl", "arrow"]
@@ -499,10 +504,37 @@ def test_a_table_that_shows_no_epochs_is_not_judged_while_one_is_not_completed(t
     job.run(1, make=without_decimals)
     with hooked(die_in_commit), pytest.raises(Crash):
         job.run(1, make=without_decimals)
-    done = CliRunner().invoke(app, ["verify", str(job.folder), "--target", "sql:orders", "--at", f"sql={job.url}"])
-    assert isinstance(done.exception, RefusedError)
-    assert done.exception.reason is Refusal.NOT_STOPPED
-    assert "onceward txn commit" in message(done.exception)
+    told = job.told(code=3)
+    assert (told["verdict"], told["epochs"]) == ("unproven", [])
+    assert "onceward txn commit" in told["error"]
+
+
+def test_a_target_that_does_not_answer_is_named_and_the_others_are_judged(tmp_path: Path) -> None:
+    job = FileJob(tmp_path)
+    job.run(1)
+    other = f"files=sql:orders --at sql=sqlite:///{tmp_path}/none.db".split()
+    where = ["--target", other[0], "--target", f"files=files:{job.out}", *other[1:]]
+    done = CliRunner().invoke(app, ["verify", str(job.folder), *where, "--json"])
+    assert done.exit_code == 1
+    absent, files = json.loads(done.stdout)
+    assert "there is no database" in absent["error"]
+    assert (absent["verdict"], files["verdict"]) == ("unproven", "proven")
+    assert "not checked: there is no database" in CliRunner().invoke(app, ["verify", str(job.folder), *where]).stdout
+
+
+def test_a_table_is_read_again_if_an_epoch_was_committed_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, ask = TableJob(tmp_path), audit_module.check_stopped
+    job.run(1, make=without_decimals)
+
+    def run_once_more(*arguments: Any) -> None:
+        monkeypatch.setattr(audit_module, "check_stopped", ask)
+        job.run(1, make=without_decimals)
+        ask(arguments[0], operations.open_log(str(job.folder)).view, *arguments[2:])
+
+    monkeypatch.setattr(audit_module, "check_stopped", run_once_more)
+    assert [line["written"] for line in job.told()["epochs"]] == [20]
 
 
 def test_a_table_that_shows_no_epochs_is_not_compared_with_what_an_epoch_read(tmp_path: Path) -> None:
@@ -515,14 +547,136 @@ def test_a_table_that_shows_no_epochs_is_not_compared_with_what_an_epoch_read(tm
     assert "leave out --source" in message(done.exception)
 
 
+UPSERTS, KEYS = 3, 7
+
+
+class Orders:
+    """What a pipeline of upserts reads: epoch by epoch, the rows that it was given, in two partitions."""
+
+    title = "a topic"
+
+    def of_epoch(self, epoch: ProvenEpoch) -> Iterator[pa.RecordBatch]:
+        first = int(epoch.start[0] if epoch.start else 0)
+        for number in range(first, int(epoch.end[0])):
+            for subtask in range(SUBTASKS):
+                rows = upserts_of(*range(number * ROWS + subtask, (number + 1) * ROWS, SUBTASKS))
+                yield rows.append_column("partition", pa.array([subtask] * rows.num_rows))
+
+
+def upserts_of(*numbers: int) -> pa.RecordBatch:
+    """Rows of which each epoch overwrites some of the keys of the one before it."""
+    rows = [{"id": 2 * (n % KEYS) + n % SUBTASKS + 100 * (n // (2 * ROWS)), "word": f"v{n}"} for n in numbers]
+    return pa.RecordBatch.from_pylist(rows)
+
+
+class UpsertJob(TableJob):
+    """Upserts into a table of SQLite, which does not show which epoch wrote a row."""
+
+    def __init__(self, tmp_path: Path, keys: Any = "id") -> None:
+        super().__init__(tmp_path, key=keys)
+        self.run(UPSERTS, upserts_of)
+
+    def audited(self, epochs: range | None = None, key: Any = "id") -> operations.Audit:
+        log = operations.open_log(str(self.folder))
+        place = operations.open_place("sql:orders", self.url)
+        rows = Orders()
+        return operations.audit(
+            log, "table", place, epochs=epochs, source=cast("Any", rows), mapping=lambda batch: batch, key=key
+        )
+
+
+def named(audit: operations.Audit) -> set[tuple[str, Any]]:
+    findings = audit.rows.findings if audit.rows is not None else ()
+    return {(one.kind.value, one.row["id"]) for one in findings}
+
+
+def test_the_newest_row_of_each_key_proves_upserts_of_a_table_that_shows_no_epochs(tmp_path: Path) -> None:
+    job = UpsertJob(tmp_path)
+    told = job.told(code=3)
+    assert (told["verdict"], [line["written"] for line in told["epochs"]]) == ("unproven", [30])
+    found = job.audited()
+    assert (found.verdict, found.rows) == ("proven", None)
+    assert [(line.epoch, line.written) for line in found.lines] == [(0, 10), (1, 10), (2, 10)]
+    assert sum(line.found for line in found.lines) == sum(line.keys or 0 for line in found.lines) > KEYS
+    first = job.audited(range(1))
+    assert (first.verdict, [line.epoch for line in first.lines]) == ("proven", [0])  # the others only overwrite
+
+
+@pytest.mark.parametrize(
+    ("damage", "named_rows", "epochs"),
+    [
+        ("UPDATE orders SET word = 'other' WHERE id = 103", {("wrong", 103)}, [2]),
+        ("DELETE FROM orders WHERE id = 103", {("missing", 103)}, [2]),
+        ("INSERT INTO orders SELECT id + 1000, word FROM orders WHERE id = 103", {("wrong", 1103)}, []),
+        ("UPDATE orders SET word = 'v3' WHERE id = 7", {("wrong", 7)}, [1]),  # as an earlier epoch had it
+    ],
+)
+def test_an_upserted_row_that_was_changed_by_hand_is_named(
+    tmp_path: Path, damage: str, named_rows: set[tuple[str, int]], epochs: list[int]
+) -> None:
+    job = UpsertJob(tmp_path)
+    job.change(damage)
+    found = job.audited()
+    assert found.verdict == "differs"
+    assert named(found) == named_rows
+    assert [line.epoch for line in found.lines if line.differs] == epochs
+    assert [line.proven for line in job.audited(range(1)).lines] == [True]
+
+
+def test_a_ledger_with_other_numbers_differs_without_a_source(tmp_path: Path) -> None:
+    job = UpsertJob(tmp_path)
+    job.change("UPDATE onceward_ledger SET row_count = row_count + 1 WHERE epoch = 1 AND subtask = 0")
+    [_, line] = job.told(code=1)["epochs"]
+    assert (line["epoch"], line["written"], line["ledger"]) == (1, 10, 11)
+    assert [line.epoch for line in job.audited().lines if line.differs] == [1]
+
+
+def test_a_table_of_upserts_with_more_rows_than_were_written_differs(tmp_path: Path) -> None:
+    job = UpsertJob(tmp_path)
+    with closing(sqlite3.connect(job.file)) as database, database:
+        database.executemany("INSERT INTO orders VALUES (?, 'x')", [(9000 + number,) for number in range(25)])
+    assert job.told(code=1)["verdict"] == "differs"
+
+
+def test_upserts_of_a_key_of_two_columns_are_proven(tmp_path: Path) -> None:
+    job = UpsertJob(tmp_path, ["id", "word"])
+    assert job.audited(key=["id", "word"]).verdict == "proven"
+    job.change("UPDATE orders SET word = 'other' WHERE word = 'v29'")
+    found = job.audited(key=["id", "word"])
+    assert {finding.kind for finding in found.rows.findings} == {"missing", "wrong"}  # type: ignore[union-attr]
+
+
+def test_upserts_from_before_a_rewind_are_not_judged(tmp_path: Path) -> None:
+    """Numbers of epochs begin anew, so those of the time before say nothing of the order."""
+    job = UpsertJob(tmp_path)
+    view = operations.open_log(str(job.folder)).view
+    epochs = [*view.proofs.epochs, *(msgspec.structs.replace(one, epoch=one.epoch + 1) for one in view.proofs.epochs)]
+    again = dataclasses.replace(view, proofs=msgspec.structs.replace(view.proofs, epochs=tuple(epochs)))
+    assert Expected.of(view, "table").ordered == [0, 1, 2]
+    assert Expected.of(again, "table").ordered == [3]
+
+
+def test_upserts_are_not_judged_while_an_epoch_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = UpsertJob(tmp_path)
+
+    class Late(Orders):
+        def of_epoch(self, epoch: ProvenEpoch) -> Iterator[pa.RecordBatch]:
+            if job.written == UPSERTS:
+                job.run(1, upserts_of)
+            yield from super().of_epoch(epoch)
+
+    monkeypatch.setitem(globals(), "Orders", Late)
+    with pytest.raises(RefusedError) as refused:
+        job.audited()
+    assert refused.value.reason is Refusal.NOT_STOPPED
+
+
 def test_a_database_that_is_not_there_is_not_created(tmp_path: Path) -> None:
     job = TableJob(tmp_path)
     job.run(1, make=without_decimals)
     other = tmp_path / "other.db"
-    done = CliRunner().invoke(
-        app, ["verify", str(job.folder), "--target", "sql:orders", "--at", f"sql=sqlite:///{other}"]
-    )
-    assert isinstance(done.exception, SqlError)
+    told = job.audit("sql:orders", "--at", f"sql=sqlite:///{other}", code=1)
+    assert "there is no database" in told["error"]
     assert not other.exists()
 
 

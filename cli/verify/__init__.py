@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import sys
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import msgspec
 import typer
 
-from onceward.core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.core.operations.audit import sinks_in
 from onceward.core.operations.comparison import Verdict
-from onceward.operations import EpochVerdict, audit, compare_places, epochs_of_day, open_log
+from onceward.operations import (
+    EpochVerdict,
+    Refusal,
+    RefusedError,
+    audit,
+    compare_places,
+    epochs_of_day,
+    open_log,
+)
 
 from ..options import Access, AsJson, Pipeline, place_forms, with_group
 from ..show import console, print_json
+from ..words import message
 from .places import load_function, place_of
 
 if TYPE_CHECKING:
@@ -24,6 +33,8 @@ if TYPE_CHECKING:
     from onceward.operations import Audit, AuditLine, Comparison, Log, Place
 
 EXIT_DIFFERS, EXIT_UNPROVEN = 1, 3
+_ATTEMPTS: Final = 3
+"""How often a target is read that does not show which epoch wrote a row, if an epoch is committed meanwhile."""
 _STYLE: Final = {EpochVerdict.PROVEN: "green", EpochVerdict.DIFFERS: "red", EpochVerdict.UNPROVEN: "yellow"}
 
 
@@ -52,7 +63,9 @@ def verify(
             help="Function from a batch of the source's rows to the sink's. Default: copies, or the columns of JSON.",
         ),
     ] = None,
-    key: Annotated[str | None, typer.Option(help="Column that identifies a row.")] = None,
+    key: Annotated[
+        str | None, typer.Option(metavar="COLUMN[,COLUMN]", help="Column or columns that identify a row.")
+    ] = None,
     epochs: Annotated[str | None, typer.Option(metavar="A:B", help="Only epochs from A to B.")] = None,
     day: Annotated[
         str | None,
@@ -69,8 +82,9 @@ def verify(
     decision log, a source and a target are compared by key. Changes nothing.
 
     Exit codes: 0 all is proven; 1 something differs, or a system did not answer; 2 wrong arguments; 3 nothing differs
-    as far as can be known, and not all can be proven.
+    as far as can be known, and not all can be proven, for example because an epoch was committed meanwhile.
     """
+    columns = [name.strip() for name in key.split(",")] if key is not None else None
     origin = place_of(source, access) if source is not None else None
     function = load_function(mapping) if mapping is not None else None
     if store is None:
@@ -79,31 +93,60 @@ def verify(
                 "without a decision log give --source, one --target, and no --epochs or --day; with one, its "
                 "checkpoint folder or store as the argument"
             )
-        found = compare_places(origin, place_of(target[0], access), mapping=function, key=key)
+        found = compare_places(origin, place_of(target[0], access), mapping=function, key=columns)
         _show_rows(found, as_json=as_json)
         raise typer.Exit(0 if found.exact else EXIT_DIFFERS)
     if epochs is not None and day is not None:
         raise ConfigurationError("give --epochs or --day, not both")
     log, wanted = open_log(store, pipeline), _range(epochs)
-    told = []
+    told: list[Audit | Unread] = []
     for sink, place in _targets(log, target, access):
         if day is not None and (wanted := epochs_of_day(log, sink, _date(day))) is None:
             console(stderr=True).print(f"{sink}: no epoch that is known of wrote rows on {_date(day)}")
             continue
-        told.append(audit(log, sink, place, epochs=wanted, source=origin, mapping=function, key=key))
+        try:
+            told.append(_audit(log, sink, place, epochs=wanted, source=origin, mapping=function, key=columns))
+        except OncewardError as error:  # the other targets are read nevertheless
+            if isinstance(error, ConfigurationError) and not _is_moving(error):
+                raise
+            told.append(Unread(sink, place.title, message(error), moving=_is_moving(error)))
     _show(told, as_json=as_json)
     raise typer.Exit(_exit_code(told))
+
+
+class Unread(NamedTuple):
+    """A target that was not judged."""
+
+    sink: str
+    target: str
+    error: str
+    moving: bool
+    """Whether that is because an epoch was committed while it was read, or waits for its commit."""
+
+
+def _is_moving(error: OncewardError) -> bool:
+    return isinstance(error, RefusedError) and error.reason is Refusal.NOT_STOPPED
+
+
+def _audit(log: Log, sink: str, place: Place, **options: Any) -> Audit:
+    """Audit a target, again if an epoch was committed meanwhile and the target does not show which rows are its."""
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return audit(log, sink, place, **options)
+        except RefusedError as error:
+            if not _is_moving(error) or log.view.undone is not None:
+                raise
+    return audit(log, sink, place, **options)
 
 
 def _date(day: str) -> str:
     return (datetime.now(UTC) - timedelta(days=1)).date().isoformat() if day == "yesterday" else day
 
 
-def _exit_code(told: Sequence[Audit]) -> int:
-    verdicts = {one.verdict for one in told}
-    if EpochVerdict.DIFFERS in verdicts:
-        return EXIT_DIFFERS
-    return EXIT_UNPROVEN if EpochVerdict.UNPROVEN in verdicts else 0
+def _exit_code(told: Sequence[Audit | Unread]) -> int:
+    failed = any(not one.moving if isinstance(one, Unread) else one.verdict is EpochVerdict.DIFFERS for one in told)
+    unproven = any(isinstance(one, Unread) or one.verdict is EpochVerdict.UNPROVEN for one in told)
+    return EXIT_DIFFERS if failed else EXIT_UNPROVEN if unproven else 0
 
 
 def _range(text: str | None) -> range | None:
@@ -137,13 +180,17 @@ def _targets(log: Log, given: Sequence[str], access: Access) -> list[tuple[str, 
     return found
 
 
-def _show(found: Sequence[Audit], *, as_json: bool) -> None:
+def _show(found: Sequence[Audit | Unread], *, as_json: bool) -> None:
     """Print each target: proven epochs in one line, others epoch by epoch, then the rows."""
     if as_json:
         print_json([_plain(one) for one in found])
         return
     out = console()
     for one in found:
+        if isinstance(one, Unread):
+            out.print(f"{one.sink} in {one.target}", style="bold")
+            out.print(f"  not checked: {one.error}", style=_STYLE[EpochVerdict.UNPROVEN])
+            continue
         proven = [line for line in one.lines if line.proven]
         rows = sum(line.found for line in proven)
         out.print(f"{one.sink} in {one.target}", style="bold")
@@ -173,7 +220,7 @@ def _notes(one: Audit) -> Iterator[str]:
     unproven = [line.epoch for line in one.lines if line.verdict is EpochVerdict.UNPROVEN]
     if unproven:
         told = "no hash is recorded by upserts, with proof=False, and of rows without a column that is compared. "
-        if any(epoch is not None for epoch in unproven):  # otherwise the target does not show which epoch wrote a row
+        if one.by_key:
             told += "Upserts are proven by the newest row of each key: give --source and --key. "
         yield f"{told}Compare other rows themselves, without a decision log (--source, --target and --key)"
 
@@ -201,6 +248,10 @@ def _words(line: AuditLine) -> str:
         return f"{what}: the target holds what was written, but the source's rows give something else"
     if line.verdict is EpochVerdict.UNPROVEN:
         return f"{what}: no hash of its rows was recorded; the target shows {line.found} rows of it"
+    if line.ledger is not None:
+        return (
+            f"{what}: {line.written} rows were written, by the decision log, and {line.ledger} by the target's ledger"
+        )
     if line.keys is not None:
         return f"{what}: {line.keys} keys have their newest row in it, but the table does not hold all of these rows"
     if line.written == line.found:
@@ -208,12 +259,26 @@ def _words(line: AuditLine) -> str:
     return f"{what}: {line.written} rows were written, {line.found} of them are there"
 
 
-def _plain(one: Audit) -> dict[str, Any]:
+def _plain(one: Audit | Unread) -> dict[str, Any]:
+    if isinstance(one, Unread):
+        return {
+            "sink": one.sink,
+            "target": one.target,
+            "verdict": EpochVerdict.UNPROVEN,
+            "proven": False,
+            "error": one.error,
+            "epochs": [],
+            "foreign": 0,
+            "left_out": [],
+            "waiting": None,
+            "rows": None,
+        }
     return {
         "sink": one.sink,
         "target": one.target,
         "verdict": one.verdict,
         "proven": one.proven,
+        "error": None,
         "epochs": one.lines,
         "foreign": one.foreign,
         "left_out": one.left_out,

@@ -221,6 +221,16 @@ def sinks_of(target: DatabaseTarget, connection: sa.Connection, pipeline: str, l
     return list(connection.scalars(query.order_by(logs.c.sink)))
 
 
+def written_rows(target: DatabaseTarget, scope: Scope) -> dict[int, int]:
+    """Return how many rows each epoch of a log wrote since its last rewind, as far as the ledger was not pruned."""
+    ledger = tables_of(target).ledger
+    count = sa.func.sum(ledger.c.row_count)
+    query = sa.select(ledger.c.epoch, count).where(*_mine(ledger, scope), ledger.c.rewound == 0)
+    with reading(target, "cannot read the ledger") as connection:
+        rows = ask(target, connection, lambda: connection.execute(query.group_by(ledger.c.epoch)).all(), ())
+    return {epoch: int(count) for epoch, count in rows}
+
+
 def check(target: DatabaseTarget, scope: Scope, newest: Progress) -> Remembered | None:
     """Check that no other log owns the names, and that this log has come as far as the ledger.
 

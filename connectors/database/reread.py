@@ -1,7 +1,7 @@
 """Rows that are read back from a table of MariaDB or SQLite.
 
 These databases do not tell which transaction wrote a row, so only all rows together can be compared with what was
-written.
+written. The ledger says how many rows each epoch wrote.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from onceward.core.proof import ALL_EPOCHS, NUMBER, Piece, Reread
 from .conversions import read_back
 from .engines import autocommitting
 from .failures import translated
+from .ledger import written_rows
 from .tables import describe
 
 if TYPE_CHECKING:
@@ -38,20 +39,23 @@ _READ: Final = {pa.int64(): sa.BigInteger(), pa.uint64(): sa.BigInteger(), pa.fl
 class OtherTable(Place):
     """A table of another database than PostgreSQL."""
 
+    holds_upserts = True
+
     def __init__(self, title: str, target: DatabaseTarget) -> None:
         super().__init__(title)
         self._target = target
 
-    def reread(self, scope: Scope | None, columns: Sequence[str]) -> Reread:  # noqa: ARG002
-        """Read the rows; nothing there tells an epoch."""
-        return reread(self._target, columns)
+    def reread(self, scope: Scope | None, columns: Sequence[str]) -> Reread:
+        """Read the rows, which do not show their epochs, and the ledger."""
+        return reread(self._target, scope, columns)
 
 
-def reread(target: DatabaseTarget, columns: Sequence[str] = ()) -> Reread:
+def reread(target: DatabaseTarget, scope: Scope | None = None, columns: Sequence[str] = ()) -> Reread:
     """Read the rows that the table holds now.
 
     Args:
         target: The database and its table.
+        scope: Scope whose ledger rows say how many rows each epoch wrote; None if epochs do not matter.
         columns: Columns to read. Default: all that can be compared.
 
     Raises:
@@ -71,9 +75,8 @@ def reread(target: DatabaseTarget, columns: Sequence[str] = ()) -> Reread:
     chosen = [name for name, kind in kinds.items() if kind is not None and (not columns or name in columns)]
     left_out = [f"{column.name} ({column.type})" for column in described.table.columns if column.name not in chosen]
     schema = pa.schema([_field(name, kinds[name]) for name in chosen])
-    return Reread(
-        _pieces(target, described.table, schema), {}, schema, lambda _: False, unmarked=ALL_EPOCHS, left_out=left_out
-    )
+    pieces, counts = _pieces(target, described.table, schema), written_rows(target, scope) if scope is not None else {}
+    return Reread(pieces, {}, schema, lambda _: False, counts=counts, unmarked=ALL_EPOCHS, left_out=left_out)
 
 
 def _field(name: str, kind: Any) -> pa.Field:

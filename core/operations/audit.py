@@ -18,7 +18,7 @@ from ..errors import ConfigurationError
 from ..names import Scope
 from ..proof import ALL_EPOCHS, Wrote, without
 from ..row_hash import RowHash, hexadecimal, row_hashes
-from .comparison import compare
+from .comparison import compare, key_names
 from .newest import NewestRows
 from .refusals import Refusal, RefusedError
 from .rows import mapped, marked_records, records, shown
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..proof import ProvenEpoch, Reread
     from .comparison import Comparison
     from .logs import Log
+    from .newest import Judgment
     from .rows import RowMapping
 
 OLDER: Final = "older"
@@ -64,7 +65,10 @@ class AuditLine(msgspec.Struct, frozen=True):
     source: EpochVerdict | None = None
     """Whether the source's rows give those that were written; None if that was not asked for."""
     keys: int | None = None
-    """Of upserts, how many keys have their newest row in this epoch, by the source; None if that was not asked for."""
+    """Of upserts, how many keys have their newest row in this epoch, by the source; None if that was not asked for. If
+    the target does not show which epoch wrote a row, `found` is the number of them whose row is in the target."""
+    ledger: int | None = None
+    """Rows that the epoch wrote by the target's own ledger, if that is another number than the log's."""
 
     @property
     def proven(self) -> bool:
@@ -86,12 +90,15 @@ class Expected:
         marks: Epoch of each mark, also of those that are decided and not completed.
         older: What all other epochs wrote together; None if that is not known.
         total: What all epochs wrote together; None if that is not known.
+        ordered: The numbers of those of `epochs` that are later than all epochs from before a rewind, in the order in
+            which they were written.
     """
 
     epochs: Mapping[int, Wrote]
     marks: Mapping[str, int]
     older: Wrote | None
     total: Wrote | None
+    ordered: Sequence[int] = ()
 
     @classmethod
     def of(cls, view: LogView, sink: str) -> Expected:
@@ -104,12 +111,39 @@ class Expected:
         waiting = view.undone.committables if view.undone is not None else ()
         marks |= {c.proof.mark: c.epoch for c in waiting if c.sink == sink and c.proof is not None}
         total = view.proofs.total.get(sink, Wrote()) if view.proofs.whole else None
-        return cls(epochs, marks, _rest(total, epochs.values()), total)
+        return cls(epochs, marks, _rest(total, epochs.values()), total, _since_rewind(view, sink))
+
+    @property
+    def is_unhashed(self) -> bool:
+        """Whether rows were written, and none of the epochs that are told one by one has a hash, as of upserts."""
+        written = [one for one in self.epochs.values() if one.rows]
+        return bool(written) and not any(one.hash for one in written)
+
+    def upserted(self, lines: Iterable[AuditLine]) -> list[int]:
+        """Return the epochs of these lines that have no hash of their own."""
+        numbers = {line.epoch for line in lines if line.epoch is not None}
+        return [number for number in sorted(numbers & self.epochs.keys()) if not self.epochs[number].hash]
+
+    def wrote_all(self, numbers: Collection[int]) -> bool:
+        """Return whether it is known that no other epochs than these wrote rows."""
+        others = self.without(self.epochs.keys() - set(numbers)).older
+        return others is not None and not others.rows
 
     def without(self, unmarked: Collection[int]) -> Expected:
         """Return the same, with some epochs among the others that are judged together."""
         epochs = {number: written for number, written in self.epochs.items() if number not in unmarked}
         return replace(self, epochs=epochs, older=_rest(self.total, epochs.values()))
+
+
+def _since_rewind(view: LogView, sink: str) -> list[int]:
+    """Return the epochs that are later than all from before a rewind, after which numbers begin anew."""
+    numbers = [epoch.epoch for epoch in view.proofs.epochs if sink in epoch.sinks]
+    highest, rewound = -1, -1
+    for number in numbers:
+        if number < highest:
+            rewound = highest
+        highest = max(highest, number)
+    return sorted({number for number in numbers if number > rewound})
 
 
 def _rest(total: Wrote | None, known: Iterable[Wrote]) -> Wrote | None:
@@ -269,6 +303,7 @@ class Audit:
         left_out: Columns that are not compared.
         rows: The rows that are not as they must be, as far as they can be named; None if all is as it must be.
         waiting: The epoch that is decided and waits for its commit, and is therefore not judged; None if none does.
+        by_key: Whether epochs without a hash can be proven by the newest row of each key, with a source and a key.
     """
 
     sink: str
@@ -278,6 +313,7 @@ class Audit:
     left_out: Sequence[str]
     rows: Comparison | None
     waiting: int | None = None
+    by_key: bool = False
 
     @property
     def proven(self) -> bool:
@@ -305,13 +341,14 @@ def audit(
     epochs: range | None = None,
     source: Place | None = None,
     mapping: RowMapping | None = None,
-    key: str | None = None,
+    key: str | Sequence[str] | None = None,
 ) -> Audit:
     """Compare what a decision log says that a sink wrote with what its target holds. Changes nothing.
 
     Each epoch's rows are read again and compared with the number and the hash of the rows that the sink recorded. The
     pipeline may run meanwhile, unless the target does not show which epoch wrote a row (tables of MariaDB and SQLite,
-    Redis). Upserts record no hash: with a source and a key, each key's newest row is compared instead.
+    Redis). Upserts record no hash: the numbers of rows in the target's ledger are compared, and with a source and a key
+    each key's newest row.
 
     Args:
         log: The pipeline's decision log.
@@ -322,14 +359,14 @@ def audit(
             topic.
         mapping: From a record batch of the source's rows to one of the sink's; None: a topic gets a copy, a table the
             columns of JSON.
-        key: Column that identifies a row: one of other content is then reported as wrong, and not also as missing. Of
-            upserts, the key of the table.
+        key: Column or columns that identify a row: one of other content is then reported as wrong, and not also as
+            missing. Of upserts, the key of the table.
 
     Raises:
         ConfigurationError: The log does not know the sink, or it wrote nothing in these epochs; or the pipeline went
             on for more epochs meanwhile than the log remembers.
-        RefusedError: The target does not show which epoch wrote a row, and the pipeline runs or a source was given; or
-            the source's rows do not fit.
+        RefusedError: The target does not show which epoch wrote a row, and an epoch was committed meanwhile or waits
+            for its commit, or a source was given for rows that have a hash; or the source's rows do not fit.
         SinkError: The target does not answer.
         SourceError: The source does not answer, or no longer holds what the epochs read.
         StoreError: The log's store did not answer.
@@ -340,7 +377,8 @@ def audit(
     scope, expected = Scope(log.pipeline, sink, before.log), Expected.of(before, sink)
     columns = sorted({name for written in expected.epochs.values() for name in written.columns})
     reread = place.reread(scope, columns)
-    if reread.unmarked is ALL_EPOCHS and source is not None:
+    unmarked_upserts = place.holds_upserts and reread.unmarked is ALL_EPOCHS and expected.is_unhashed
+    if reread.unmarked is ALL_EPOCHS and source is not None and (key is None or not unmarked_upserts):
         raise RefusedError(
             f"{place.title} does not show which epoch wrote a row, so what an epoch read cannot be compared with it",
             Refusal.SHOWS_NO_EPOCHS,
@@ -348,20 +386,33 @@ def audit(
     waiting = before.undone.epoch if before.undone is not None else None
     held = _held(log, before, sink, reread, place)
     lines, foreign = judge(expected, held, reread.unmarked)
+    if unmarked_upserts:
+        lines = _by_ledger(expected, held, reread, apart=source is not None)
     if epochs is not None:
         lines = _of_epochs(lines, epochs, sink, before)
     origin = _Input(source, mapping, place, before, reread.schema)
     lines = [origin.checked(_counted(line, reread), expected) for line in lines]
-    upserted = {line.epoch for line in lines if line.epoch is not None and line.verdict is EpochVerdict.UNPROVEN}
-    if key is not None and origin.is_known and upserted:
-        newest, again = origin.newest(sorted(upserted), key), place.reread(scope, columns)
-        found, wrong = newest.compare(
+    upserted = expected.upserted(lines) if place.holds_upserts and key is not None and origin.is_known else []
+    if key is not None and upserted:
+        again = place.reread(scope, columns)
+        if unmarked_upserts:
+            read = [number for number in expected.ordered if number >= min(upserted)]
+            nothing_else = expected.wrote_all(read)
+        else:
+            read, nothing_else = upserted, False
+        newest = origin.newest(read, key_names(key))
+        judged = newest.compare(
             place.title,
             marked_records(again),
             lambda mark: expected.marks.get(mark, again.epochs.get(mark)),
-            lambda mark: held.groups.get(mark) == FOREIGN,
+            lambda mark: nothing_else or held.groups.get(mark) == FOREIGN,
+            upserted,
         )
-        lines = [_of_upserts(line, wrong, newest.keys()) if line.epoch in upserted else line for line in lines]
+        if unmarked_upserts:
+            check_stopped(before, log.view, place.title)
+            foreign = judged.foreign
+        lines = [_of_upserts(line, judged, newest.keys(), upserted, shown=not unmarked_upserts) for line in lines]
+        found = judged.comparison
         return Audit(sink, place.title, lines, foreign, reread.left_out, found if found.findings else None, waiting)
     bad = {line.epoch for line in lines if not line.proven and line.verdict is not EpochVerdict.UNPROVEN}
     rows = None
@@ -369,21 +420,65 @@ def audit(
         told = {FOREIGN, *bad} if origin.is_known else {FOREIGN}
         present = records(place.reread(scope, columns), {mark for mark, group in held.groups.items() if group in told})
         rows = compare(place.title, origin.rows(bad), present, key)
-    return Audit(sink, place.title, lines, foreign, reread.left_out, rows, waiting)
+    by_key = place.holds_upserts and bool(expected.upserted(lines) or unmarked_upserts)
+    return Audit(sink, place.title, lines, foreign, reread.left_out, rows, waiting, by_key)
+
+
+def _by_ledger(expected: Expected, held: Held, reread: Reread, *, apart: bool) -> list[AuditLine]:
+    """Return lines of upserts in a target that does not show which epoch wrote a row, but has a ledger.
+
+    Args:
+        expected: By the log.
+        held: By the target.
+        reread: Where that comes from.
+        apart: Whether each epoch has a line, because its newest rows will be compared. Otherwise only those have one of
+            which the ledger has another number of rows.
+    """
+    written = [(number, expected.epochs[number].rows) for number in expected.ordered]
+    lines = [AuditLine(number, rows, 0, EpochVerdict.UNPROVEN) for number, rows in written if rows]
+    if not apart:
+        lines = [line for line in lines if _counted(line, reread).differs]
+    if not apart or not expected.wrote_all(expected.ordered):
+        others = expected.without(set(expected.epochs) - set(expected.ordered) if apart else expected.epochs).older
+        found = held.older.rows
+        too_many = not apart and others is not None and found > others.rows
+        verdict = EpochVerdict.DIFFERS if too_many else EpochVerdict.UNPROVEN
+        lines.insert(0, AuditLine(None, others.rows if others is not None else 0, found, verdict))
+    return lines
 
 
 def _counted(line: AuditLine, reread: Reread) -> AuditLine:
     """Say that an epoch without a hash differs if the target has more rows of it, or its ledger other ones."""
-    counts = {line.written, reread.counts.get(line.epoch, line.written)} if line.epoch is not None else set()
-    unproven = line.verdict is EpochVerdict.UNPROVEN and line.epoch is not None
-    if unproven and (line.found > line.written or len(counts) > 1):
-        return msgspec.structs.replace(line, verdict=EpochVerdict.DIFFERS)
+    if line.verdict is not EpochVerdict.UNPROVEN or line.epoch is None:
+        return line
+    ledger = reread.counts.get(line.epoch, line.written)
+    if line.found > line.written or ledger != line.written:
+        ledger_differs = ledger if ledger != line.written else None
+        return msgspec.structs.replace(line, verdict=EpochVerdict.DIFFERS, ledger=ledger_differs)
     return line
 
 
-def _of_upserts(line: AuditLine, wrong: Collection[int], keys: Mapping[int, int]) -> AuditLine:
-    verdict = EpochVerdict.DIFFERS if line.epoch in wrong else EpochVerdict.PROVEN
-    return msgspec.structs.replace(line, verdict=verdict, keys=keys.get(line.epoch or 0, 0))
+def _of_upserts(
+    line: AuditLine, judged: Judgment, keys: Mapping[int, int], upserted: Collection[int], *, shown: bool
+) -> AuditLine:
+    """Add what the newest rows prove of a line's epoch.
+
+    Args:
+        line: The line.
+        judged: What was found out of all keys.
+        keys: How many keys have their newest row in each epoch.
+        upserted: The epochs that were compared.
+        shown: Whether the target shows which epoch wrote a row; otherwise the line has no number of its rows yet.
+    """
+    if line.epoch is None or line.epoch not in upserted:
+        return line if shown or line.epoch is not None else msgspec.structs.replace(line, found=judged.older)
+    differs = line.epoch in judged.wrong or line.differs
+    return msgspec.structs.replace(
+        line,
+        verdict=EpochVerdict.DIFFERS if differs else EpochVerdict.PROVEN,
+        keys=keys.get(line.epoch, 0),
+        found=line.found if shown else judged.right[line.epoch],
+    )
 
 
 def _held(log: Log, before: LogView, sink: str, reread: Reread, place: Place) -> Held:
@@ -433,13 +528,13 @@ class _Input:
     def _batches(self, epoch: int | None) -> Iterator[pa.RecordBatch]:
         yield from (batch for _, batch in self._pieces(epoch))
 
-    def newest(self, epochs: Iterable[int], key: str) -> NewestRows:
+    def newest(self, epochs: Iterable[int], key: Sequence[str]) -> NewestRows:
         """Return the newest row of each key that these epochs read."""
         found = NewestRows(key)
         for number in epochs:
             for partition, batch in self._pieces(number):
-                if key not in batch.schema.names:
-                    raise RefusedError(f"the source's rows have no column {key!r}", Refusal.NEEDS_MAPPING)
+                if missing := [name for name in key if name not in batch.schema.names]:
+                    raise RefusedError(f"the source's rows have no column {missing[0]!r}", Refusal.NEEDS_MAPPING)
                 found.add(number, partition, batch.schema.names, shown([batch]))
         return found
 

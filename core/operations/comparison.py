@@ -46,6 +46,11 @@ class Discrepancy(NamedTuple):
     """Where it is in the output."""
 
 
+def key_names(key: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return the columns of a key that is one column, several, or none."""
+    return (key,) if isinstance(key, str) else tuple(key or ())
+
+
 def text_of(row: Row) -> str:
     """Return a row in one line, the same for the same content."""
     return json.dumps(row, sort_keys=True, default=str, ensure_ascii=False)
@@ -115,7 +120,9 @@ class Comparison:
         return sum(finding.copies for finding in self.findings if finding.kind is kind)
 
 
-def compare(output: str, expected: Iterable[Row], found: Iterable[Record], key: str | None = None) -> Comparison:
+def compare(
+    output: str, expected: Iterable[Row], found: Iterable[Record], key: str | Sequence[str] | None = None
+) -> Comparison:
     """Compare an output with what must be in it.
 
     Rows are compared whole, by a digest. Findings show the first 1,000 characters of a value.
@@ -124,8 +131,10 @@ def compare(output: str, expected: Iterable[Row], found: Iterable[Record], key: 
         output: Its name.
         expected: The rows that must be in it, in any order.
         found: What is in it.
-        key: Column that identifies a row: a row of another content then counts as wrong, and not also as missing.
+        key: Column or columns that identify a row: a row of another content then counts as wrong, and not also as
+            missing.
     """
+    names = key_names(key)
     wanted = _Side((row, "") for row in expected)
     present = _Side(found)
     findings: list[Discrepancy] = []
@@ -135,17 +144,21 @@ def compare(output: str, expected: Iterable[Row], found: Iterable[Record], key: 
         if extra > 0:
             kind = Mismatch.DUPLICATED if digest in wanted.copies else Mismatch.WRONG
             findings.append(Discrepancy(kind, row, extra, tuple(positions)))
-            if kind is Mismatch.WRONG and key in row:
-                replaced[str(row[key])] += extra
+            if kind is Mismatch.WRONG and names and all(name in row for name in names):
+                replaced[_identity(row, names)] += extra
     for digest, (row, positions) in wanted.copies.items():
         lacking = len(positions) - present.count(digest)
         if lacking > 0:
-            name = str(row.get(key)) if key else None
-            covered = min(lacking, replaced[name])
-            replaced[name] -= covered
+            identity = _identity(row, names)
+            covered = min(lacking, replaced[identity])
+            replaced[identity] -= covered
             if lacking > covered:
                 findings.append(Discrepancy(Mismatch.MISSING, row, lacking - covered, ()))
     return Comparison(output, wanted.rows, present.rows, tuple(findings))
+
+
+def _identity(row: Row, names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(str(row.get(name)) for name in names)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,12 @@
 """Prove what upserts left in a table: of each key, the newest row that the epochs read.
 
 Upserts have no hash, because later epochs overwrite rows of earlier ones. But the source's rows, read again epoch by
-epoch, say which row of each key is the newest, and a row of the table shows which transaction wrote it last. So a row
-that was changed, lost or added by hand differs, and a row that a later epoch has overwritten is not judged.
+epoch, say which row of each key is the newest. So a row that was changed, lost or added by hand differs.
+
+- If a row of the table shows which transaction wrote it last (PostgreSQL), a row that a later epoch has overwritten is
+  not judged, and the pipeline may run.
+- If it does not (MariaDB, SQLite), all epochs up to the newest one are read again, also those after the ones that are
+  judged, and none may be committed meanwhile. A key that none of them read is that of an older epoch, if there is one.
 
 A key of several partitions has no order within an epoch: the newest row of each partition may be the one that stayed.
 """
@@ -10,12 +14,12 @@ A key of several partitions has no order within an epoch: the newest row of each
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from .comparison import Comparison, Discrepancy, Mismatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from .comparison import Record, Row
 
@@ -28,17 +32,31 @@ class KeyRows(NamedTuple):
     """By partition of the source; one of them is in the table."""
 
 
+class Judgment(NamedTuple):
+    """What a comparison of a table with the newest rows has found out."""
+
+    comparison: Comparison
+    wrong: set[int]
+    """The epochs that rows which differ belong to."""
+    right: Counter[int]
+    """How many keys have the row of each epoch that they must have."""
+    older: int
+    """Rows of keys that none of the epochs read, but an older one may have."""
+    foreign: int
+    """Rows of keys that no epoch read."""
+
+
 class NewestRows:
     """The newest row of each key, out of what the epochs of a range read.
 
     Args:
-        key: Column that identifies a row.
+        key: Columns that identify a row.
     """
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: Sequence[str]) -> None:
         self._key = key
-        self._keys: dict[str, KeyRows] = {}
-        self._columns: set[str] = {key}
+        self._keys: dict[tuple[str, ...], KeyRows] = {}
+        self._columns: set[str] = set(key)
         self._epochs: set[int] = set()
 
     def add(self, epoch: int, partition: int, columns: Iterable[str], rows: Iterable[Row]) -> None:
@@ -46,7 +64,7 @@ class NewestRows:
         self._columns.update(columns)
         self._epochs.add(epoch)
         for row in rows:
-            name = str(row.get(self._key))
+            name = self._name(row)
             known = self._keys.get(name)
             if known is None or known.epoch != epoch:
                 known = self._keys[name] = KeyRows(epoch, {})
@@ -56,14 +74,18 @@ class NewestRows:
         """Return how many keys have their newest row in each epoch."""
         return Counter(known.epoch for known in self._keys.values())
 
+    def _name(self, row: Row) -> tuple[str, ...]:
+        return tuple(str(row.get(column)) for column in self._key)
+
     def compare(
         self,
         title: str,
         found: Iterable[tuple[str, Record]],
         epoch_of: Callable[[str], int | None],
         is_foreign: Callable[[str], bool],
-    ) -> tuple[Comparison, set[int]]:
-        """Compare the table with the newest rows; return the rows that differ, and the epochs that they belong to.
+        judged: Collection[int] | None = None,
+    ) -> Judgment:
+        """Compare the table with the newest rows.
 
         Args:
             title: Of the table.
@@ -71,34 +93,43 @@ class NewestRows:
             epoch_of: The epoch of a mark; None: an older one, or none. A later one than those added has overwritten
                 the row.
             is_foreign: Whether no epoch wrote the rows of a mark.
+            judged: The epochs whose rows are compared; None: all that were added. The others only say which rows were
+                overwritten.
         """
+        judged = self._epochs if judged is None else judged
         last = max(self._epochs, default=-1)
-        seen: dict[str, int] = {}
-        overwritten: set[str] = set()
+        wanted = {name: known for name, known in self._keys.items() if known.epoch in judged}
+        seen: Counter[tuple[str, ...]] = Counter()
+        overwritten: set[tuple[str, ...]] = set()
         findings: list[Discrepancy] = []
         bad: set[int] = set()
+        right: Counter[int] = Counter()
+        older = foreign = 0
         for mark, record in found:
             row = {name: value for name, value in record.row.items() if name in self._columns}
-            name, epoch = str(row.get(self._key)), epoch_of(mark)
+            name, epoch = self._name(row), epoch_of(mark)
             if epoch is not None and epoch > last:
                 overwritten.add(name)
                 continue
-            known = self._keys.get(name)
+            known = wanted.get(name)
             if known is None:
-                if epoch in self._epochs or is_foreign(mark):
+                unknown = name not in self._keys and is_foreign(mark)
+                foreign += unknown
+                older += name not in self._keys and not unknown
+                if epoch in judged or unknown:
                     findings.append(Discrepancy(Mismatch.WRONG, row, 1, (record.position,)))
-                    bad.update({epoch} if epoch is not None and epoch in self._epochs else ())
+                    bad.update({epoch} if epoch is not None and epoch in judged else ())
                 continue
-            seen[name] = seen.get(name, 0) + 1
+            seen[name] += 1
             kind = None if row in known.rows.values() else Mismatch.WRONG
             kind = Mismatch.DUPLICATED if kind is None and seen[name] > 1 else kind
             if kind is not None:
                 findings.append(Discrepancy(kind, row, 1, (record.position,)))
                 bad.add(known.epoch)
-        missing = [name for name in self._keys if name not in seen and name not in overwritten]
-        findings += [Discrepancy(Mismatch.MISSING, self._one(name), 1, ()) for name in missing]
-        bad |= {self._keys[name].epoch for name in missing}
-        return Comparison(title, len(self._keys) - len(overwritten), sum(seen.values()), tuple(findings)), bad
-
-    def _one(self, name: str) -> dict[str, Any]:
-        return next(iter(self._keys[name].rows.values()))
+            else:
+                right[known.epoch] += 1
+        missing = [known for name, known in wanted.items() if name not in seen and name not in overwritten]
+        findings += [Discrepancy(Mismatch.MISSING, next(iter(known.rows.values())), 1, ()) for known in missing]
+        bad |= {known.epoch for known in missing}
+        expected = len(wanted.keys() - overwritten)
+        return Judgment(Comparison(title, expected, seen.total(), tuple(findings)), bad, right, older, foreign)

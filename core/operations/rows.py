@@ -16,11 +16,11 @@ from ..errors import text_of
 from ..place import has_mark
 from ..proof import JSON_LINE
 from ..proof import UUID as UUID_BYTES
-from .comparison import Record, compare
+from .comparison import Record, compare, key_names
 from .refusals import Refusal, RefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from ..place import Place
     from ..proof import Reread
@@ -163,7 +163,7 @@ def _text(value: Any) -> Any:
 
 
 def compare_places(
-    source: Place, target: Place, *, mapping: RowMapping | None = None, key: str | None = None
+    source: Place, target: Place, *, mapping: RowMapping | None = None, key: str | Sequence[str] | None = None
 ) -> Comparison:
     """Compare all rows of a source with all rows of a target, on the columns that both have, without a decision log.
 
@@ -174,12 +174,13 @@ def compare_places(
         target: Where they must be.
         mapping: From a record batch of the source's rows to one of the target's; None: a topic gets a copy, a table
             the columns of JSON.
-        key: Column that identifies a row: one of other content is then reported as wrong, and not also as missing.
+        key: Column or columns that identify a row: one of other content is then reported as wrong, and not also as
+            missing.
 
     Raises:
         RefusedError: They have no column in common, or not the key.
     """
-    reread = target.reread(None, ())
+    reread, names = target.reread(None, ()), key_names(key)
     present = list(records(reread))
     rows: list[dict[str, Any]] = []
     columns: set[str] = set()
@@ -189,12 +190,12 @@ def compare_places(
         columns.update(batch.schema.names, *made)
     if present:
         columns &= {name for record in present for name in record.row}.union(reread.schema.names)
-    if rows and present and (not columns or (key is not None and key not in columns)):
+    if rows and present and (not columns or not columns.issuperset(names)):
+        without = f", and not the key {','.join(names)}" if names and columns else ""
         raise RefusedError(
-            f"{source.title} and {target.title} have the columns {sorted(columns)} in common"
-            f"{f', and not the key {key}' if key is not None and columns else ''}",
+            f"{source.title} and {target.title} have the columns {sorted(columns)} in common{without}",
             Refusal.NEEDS_MAPPING,
         )
     both = [{name: value for name, value in row.items() if name in columns} for row in rows]
     seen = [Record({name: value for name, value in r.row.items() if name in columns}, r.position) for r in present]
-    return compare(target.title, both, seen, key)
+    return compare(target.title, both, seen, names)

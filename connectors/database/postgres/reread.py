@@ -72,6 +72,8 @@ _MARKS: Final = {"numeric": {NUMBER: ""}, "uuid": {UUID: ""}}
 class PostgresTable(Place):
     """A table of PostgreSQL."""
 
+    holds_upserts = True
+
     def __init__(self, title: str, target: DatabaseTarget) -> None:
         super().__init__(title)
         self._target = target
