@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import shlex
+from functools import cache
+from importlib import metadata
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from onceward.core.connector import Connector, connectors
 from onceward.core.kit.secrets import without_logins
 from onceward.core.log.store import local_folder
 from onceward.operations import History, PipelineState, PipelineStatus
 
+from .options import either
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+
+    from onceward.operations import SinkTarget
 
 _COMMANDS: Final = {
     PipelineState.UNREADABLE: ("doctor", False, ()),
@@ -22,13 +29,20 @@ _COMMANDS: Final = {
     PipelineState.SILENT: ("txn list", True, ()),
 }
 """What helps in a state, whether it asks the targets, and its other options."""
+_ADDRESS, _SINKS = "SYSTEM=ADDRESS", "MODULE:NAME"
+"""What a person replaces in a command."""
 
 
 class AdvisedStatus(PipelineStatus, frozen=True, kw_only=True):
     """State of a pipeline with the command to use, as `--json` shows it."""
 
     command: str = ""
-    """The command that does what is advised, or shows more; empty if nothing needs to be done."""
+    """The command that does what is advised, or shows more; empty if nothing needs to be done. Several are separated
+    by semicolons: one command asks one system of a kind."""
+    fill_in: str = ""
+    """What must be filled in or added before the command can run, in words; empty if it can run as it is."""
+    docs: str = ""
+    """Address of the page about this state: what it means, how much time is left, what to do."""
 
 
 class ShownHistory(History, frozen=True, kw_only=True):
@@ -45,12 +59,22 @@ def advised(told: PipelineStatus, url: str, targets: Sequence[str]) -> AdvisedSt
         url: URL of the decision log's store.
         targets: Options of the command line that say where the targets are; empty if none were given.
     """
-    return AdvisedStatus(**msgspec.structs.asdict(told), command=_command(told, url, targets))
+    command, fill_in = _command(told, url, targets)
+    docs = f"{documentation()}/operations.md#{told.state}"
+    return AdvisedStatus(**msgspec.structs.asdict(told), command=command, fill_in=fill_in, docs=docs)
 
 
-def _command(told: PipelineStatus, url: str, targets: Sequence[str]) -> str:
+@cache
+def documentation() -> str:
+    """Return where the documentation is, as the package's metadata says."""
+    lines = metadata.metadata("onceward").get_all("Project-URL") or []
+    urls: dict[str, str] = dict(line.split(", ", 1) for line in lines)
+    return urls.get("Documentation", "")
+
+
+def _command(told: PipelineStatus, url: str, targets: Sequence[str]) -> tuple[str, str]:
     if told.state not in _COMMANDS:
-        return ""
+        return "", ""
     name, asks, more = _COMMANDS[told.state]
     if told.lost:
         name, asks, more = "txn list", True, ()
@@ -59,5 +83,53 @@ def _command(told: PipelineStatus, url: str, targets: Sequence[str]) -> str:
     words = ["onceward", *name.split(), "--store", url or "STORE"]
     if told.pipeline and local_folder(url) is None:
         words += ["--pipeline", told.pipeline]
-    words += (targets or ["--at", "SYSTEM=ADDRESS"]) if asks else []
-    return without_logins(shlex.join([*words, *more]))
+    where, fill_in = ([list(targets)], "") if targets or not asks else _where(told.targets)
+    return without_logins("; ".join(shlex.join([*words, *each, *more]) for each in where)), without_logins(fill_in)
+
+
+def _where(targets: Sequence[SinkTarget]) -> tuple[list[list[str]], str]:
+    """Return options that say where the targets are, for one command or several, and what must be filled in."""
+    known = [one for one in targets if one.system in connectors() and one.address]
+    words: list[str] = []
+    groups: list[dict[str, list[str]]] = []  # of each command, the options by system
+    for one in known:
+        at = ["--at", f"{one.system}={one.address}"]
+        at += [word for setting in one.settings for word in ("--set", f"{one.system}:{setting}")]
+        if any(group.get(one.system) == at for group in groups):
+            continue
+        group = next((group for group in groups if one.system not in group), None)
+        if group is None:
+            groups.append(group := {})
+        group[one.system] = at
+    words += [f"for {_names([one])} add {one.missing}" for one in known if one.missing]
+    nowhere = [one for one in targets if one.noted and one not in known]
+    unknown = [one for one in targets if not one.noted]
+    options = [[word for at in group.values() for word in at] for group in groups]
+    if unknown or not targets:
+        options = options or [[]]
+        kinds = [connectors().get(one.system) for one in unknown]
+        forms = dict.fromkeys(f"{kind.name}={kind.address_form}" for kind in kinds if kind and kind.address_form)
+        placeholders = [*forms] if len(unknown) == 1 and forms else [_ADDRESS]
+        options[0] += [word for form in placeholders for word in ("--at", form)]
+        where = f"{_names(unknown)} {'writes' if len(unknown) == 1 else 'write'}" if unknown else "the sinks write"
+        forms_of_all = f": {_forms()}" if placeholders == [_ADDRESS] else ""
+        words.append(f"replace {placeholders[0]} with where {where}{forms_of_all}")
+    if nowhere:
+        told = f"{_names(nowhere)} {'writes' if len(nowhere) == 1 else 'write'} somewhere that --at cannot name"
+        if options:
+            words.append(f"{told}: the pipeline's next start commits that, or add --sinks {_SINKS}, its own sinks")
+        else:
+            options = [["--sinks", _SINKS]]
+            words.append(f"replace {_SINKS} with the pipeline's own sinks, as Python imports them: {told}")
+    return options, "; ".join(words)
+
+
+def _forms() -> str:
+    """Return what --at takes, for each kind of system whose transactions can be found by its address."""
+    kinds = [kind for kind in connectors().values() if kind.target is not Connector.target]
+    return either(f"{kind.name}={kind.address_form}" for kind in kinds)
+
+
+def _names(targets: Iterable[SinkTarget]) -> str:
+    names = [one.sink for one in targets]
+    return f"sink{'s' if len(names) > 1 else ''} {', '.join(names)}"

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 def address_forms() -> str:
     """Return what --at takes, such as `kafka=HOST:PORT`, for each kind of system that is installed."""
-    return _either(f"{kind.name}={kind.address_form}" for kind in _installed() if kind.address_form)
+    return either(f"{kind.name}={kind.address_form}" for kind in _installed() if kind.address_form)
 
 
 def place_forms() -> str:
     """Return what a place looks like, such as `kafka:TOPIC`, in each kind of system that is installed."""
-    return _either(f"{kind.name}:{kind.place_form}" for kind in _installed() if kind.place_form)
+    return either(f"{kind.name}:{kind.place_form}" for kind in _installed() if kind.place_form)
 
 
 def _installed() -> Iterable[type[Connector]]:
@@ -41,7 +41,8 @@ def _installed() -> Iterable[type[Connector]]:
         return ()
 
 
-def _either(forms: Iterable[str]) -> str:
+def either(forms: Iterable[str]) -> str:
+    """Return a list in words: `a, b or c`."""
     *first, last = [*forms] or ["…"]
     return " or ".join([", ".join(first), last] if first else [last])
 

@@ -135,6 +135,9 @@ def status(one: AdvisedStatus) -> None:
     out.print(f"; {' '.join(one.what.split())}")
     if one.advice:
         out.print(f"  → {one.advice}: {one.command}")
+        if one.fill_in:
+            out.print(f"    {one.fill_in}")
+        out.print(f"    {one.docs}", style="dim")
 
 
 def history(told: ShownHistory, *, as_json: bool) -> None:

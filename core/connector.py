@@ -15,7 +15,7 @@ from abc import ABC
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from .errors import ConfigurationError
 from .operations.refusals import Refusal, RefusedError
@@ -31,6 +31,17 @@ if TYPE_CHECKING:
 
 GROUP: Final = "onceward.connectors"
 """The group of entry points."""
+
+
+class SinkAddress(NamedTuple):
+    """Where a sink writes, as options of the command line say it. It holds no secret."""
+
+    address: str
+    """As `--at NAME=ADDRESS` takes it."""
+    settings: tuple[str, ...] = ()
+    """As `--set NAME:SETTING=VALUE` takes them, `SETTING=VALUE` each."""
+    missing: str = ""
+    """What a person must add, because it is secret; empty if nothing is missing."""
 
 
 class Connector(ABC):
@@ -92,6 +103,14 @@ class Connector(ABC):
         raise RefusedError(
             f"{self.name}: transactions of this kind of system cannot be found by its address", Refusal.NEEDS_SINKS
         )
+
+    @classmethod
+    def address_of(cls, sink: Sink) -> SinkAddress | None:  # noqa: ARG003
+        """Return where a sink writes, so that its transactions can be found there by `--at`; None if they cannot.
+
+        The pipeline notes it beside its log, and `onceward status` shows the command to commit with it.
+        """
+        return None
 
     def place(self, name: str) -> Place:
         """Return the place of this name, which `onceward verify` reads again.

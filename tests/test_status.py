@@ -11,11 +11,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
-from onceward import FileSink
-from onceward.cli.advice import advised
+from onceward import FileSink, KafkaSink, PostgresSink, SqlAlchemySink
+from onceward.cli.advice import AdvisedStatus, advised
 from onceward.cli.main import app
 from onceward.core import FileBackend, RestartStrategy
-from onceward.core.checkpoint import CommitPolicy
+from onceward.core.checkpoint import CommitPolicy, Coordinator
 from onceward.core.errors import OncewardError
 from onceward.core.log import DirectoryStore, EpochInput, LogView, LogWriter, MemoryStore
 from onceward.core.log.notes import Note, note
@@ -35,6 +35,7 @@ from .engine_kit import pipeline
 from .ui_kit import Folder
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -48,16 +49,27 @@ def written(*seconds_ago: float, what: str = "epoch", **fields: Any) -> list[Not
     return [Note(what=what, at=at(ago), fields=fields) for ago in seconds_ago]
 
 
-def log(ago: float, *, decided: bool = False, completed: bool = False, moved: str = "") -> LogView:
+def log(
+    ago: float,
+    *,
+    decided: bool = False,
+    completed: bool = False,
+    moved: str = "",
+    sinks: Sequence[str] = ("files",),
+    kind: str = "files",
+) -> LogView:
     """A log whose entries were all written so long ago."""
     writer = LogWriter(MemoryStore(), "orders", CommitPolicy(now=lambda: at(ago)))
     writer.start()
     if decided:
-        lost = Committable(
-            kind="files", pipeline="orders", sink="files", log=writer.view.log, generation=0, epoch=0, subtask=0,
-            attempt=0, transaction="t", rows=538,
-        )  # fmt: skip
-        writer.decide(0, [lost], sinks=["files"], epoch_input=EpochInput())
+        lost = [
+            Committable(
+                kind=kind, pipeline="orders", sink=sink, log=writer.view.log, generation=0, epoch=0, subtask=0,
+                attempt=0, transaction=f"t{number}" if number else "t", rows=538,
+            )
+            for number, sink in enumerate(sinks)
+        ]  # fmt: skip
+        writer.decide(0, lost, sinks=list(sinks), epoch_input=EpochInput())
     if completed:
         writer.complete(0)
     if moved:
@@ -104,6 +116,93 @@ def test_rows_that_a_target_has_given_up_are_told_at_once() -> None:
     assert (told.state, told.lost) == (PipelineState.WAITING, 1)
     assert told.what.endswith("; transactions that a target has ended without a commit: 1 of sink files")
     assert advised(told, "/data/orders", []).command == "onceward txn list --store /data/orders --at SYSTEM=ADDRESS"
+
+
+KAFKA = {"system": "kafka", "address": "broker:9092"}
+COMMIT = "onceward txn commit --store /data/orders"
+
+
+def waiting(targets: Any, *sinks: str) -> AdvisedStatus:
+    """The status of a pipeline with this note, whose sinks have decided transactions that wait."""
+    told = judged(log(120, decided=True, sinks=sinks or ("files",)), written(500, what="start", targets=targets))
+    return advised(told, "/data/orders", [])
+
+
+def test_the_command_names_the_targets_that_the_pipeline_noted() -> None:
+    told = waiting({"files": KAFKA, "another": {"system": "sql", "address": "x"}})
+    assert (told.command, told.fill_in) == (f"{COMMIT} --at kafka=broker:9092 --yes", "")
+    assert told.docs.endswith("/docs/operations.md#waiting")
+    both = {"a": KAFKA, "b": {"system": "postgres", "address": "host=db user=o", "settings": ["ledger_schema=own"]}}
+    told = waiting(both | {"c": KAFKA}, "a", "b", "c")
+    more = "--at 'postgres=host=db user=o' --set postgres:ledger_schema=own"
+    assert told.command == f"{COMMIT} --at kafka=broker:9092 {more} --yes"
+
+
+def test_two_systems_of_one_kind_are_asked_by_two_commands() -> None:
+    told = waiting({"a": KAFKA, "b": KAFKA | {"address": "other:9092"}}, "a", "b")
+    assert told.command == f"{COMMIT} --at kafka=broker:9092 --yes; {COMMIT} --at kafka=other:9092 --yes"
+
+
+def test_what_must_be_filled_in_is_said_in_words() -> None:
+    unknown = waiting({}, "a")
+    assert unknown.command == f"{COMMIT} --at SYSTEM=ADDRESS --yes"
+    assert unknown.fill_in.startswith("replace SYSTEM=ADDRESS with where sink a writes: kafka=HOST:PORT, postgres=DSN")
+    assert "redis" not in unknown.fill_in  # whose transactions no address finds
+    secret = waiting({"a": KAFKA | {"missing": "the login"}}, "a")
+    assert (secret.command, secret.fill_in) == (f"{COMMIT} --at kafka=broker:9092 --yes", "for sink a add the login")
+    folder = waiting({"a": {}}, "a")
+    assert folder.command == f"{COMMIT} --sinks MODULE:NAME --yes"
+    assert "sink a writes somewhere that --at cannot name" in folder.fill_in
+    some = waiting({"a": {}, "b": KAFKA}, "a", "b")
+    assert some.command == f"{COMMIT} --at kafka=broker:9092 --yes"
+    assert "sink a writes somewhere that --at cannot name: the pipeline's next start commits that" in some.fill_in
+
+
+def test_without_notes_the_kind_of_the_transactions_says_what_to_fill_in() -> None:
+    told = judged(log(120, decided=True, sinks=("a",), kind="kafka"), [])
+    shown = advised(told, "postgresql://db/logs", [])
+    assert shown.command.endswith("--pipeline orders --at kafka=HOST:PORT --yes")
+    assert shown.fill_in == "replace kafka=HOST:PORT with where sink a writes"
+
+
+@pytest.mark.parametrize(
+    "noted", [None, "x", ["x"], {"files": 7}, {"files": {"address": 7}}, {"files": {"address": "x" * 9999}}]
+)
+def test_a_note_of_targets_that_somebody_else_wrote_is_ignored(noted: Any) -> None:
+    assert waiting(noted).command == f"{COMMIT} --at SYSTEM=ADDRESS --yes"
+
+
+def test_an_address_is_quoted_and_a_system_that_is_not_installed_is_unknown() -> None:
+    assert "'kafka=$(x); y'" in waiting({"files": KAFKA | {"address": "$(x); y"}}).command
+    assert "elsewhere" not in waiting({"files": KAFKA | {"system": "elsewhere"}}).command
+
+
+SECRET = "s3cret-w0rd"
+LOGIN = {
+    "security.protocol": "SASL_SSL",
+    "sasl.mechanism": "PLAIN",
+    "sasl.username": "o",
+    "sasl.password": SECRET,
+}
+SINKS = {
+    "postgres=host=db user=o dbname=shop": PostgresSink("a", dsn=f"postgresql://o:{SECRET}@db/shop", table="t"),
+    "sql=mariadb://o@db/shop": SqlAlchemySink("a", url=f"mariadb+pymysql://o:{SECRET}@db/shop", table="t"),
+    "sql=sqlite:////data/shop.db": SqlAlchemySink("a", url="sqlite:////data/shop.db", table="t"),
+    "kafka=b1:9092,b2:9092": KafkaSink("a", bootstrap_servers="b1:9092,b2:9092", topic="t", config=LOGIN),
+}
+
+
+@pytest.mark.parametrize("at_", SINKS)
+def test_a_start_notes_where_its_sinks_write_and_no_secret(tmp_path: Path, at_: str) -> None:
+    sink = SINKS[at_]
+    coordinator = Coordinator("orders", DirectoryStore(tmp_path / "log"), [sink, FileSink("files", tmp_path / "out")])
+    noted = coordinator._targets()  # the target of the sink is not there: the start would wait for it
+    assert noted["files"] == {}
+    assert SECRET not in str(noted)
+    system, _, address = at_.partition("=")
+    assert set(address.split()) == set(noted["a"]["address"].split())
+    assert noted["a"]["system"] == system
+    assert bool(noted["a"]["missing"]) == ("sqlite" not in at_)
 
 
 def test_without_an_answer_of_the_target_the_time_that_is_left_is_known_at_most() -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from datetime import UTC, datetime
-from importlib import metadata
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
@@ -38,13 +37,6 @@ _PAUSE: Final = 1.0
 """Seconds for which what was read is shown again."""
 _FOUND: Final = 500
 """How many transactions of the targets are shown."""
-
-
-def _documentation() -> str:
-    """Return where the documentation is, as the package's metadata says."""
-    lines = metadata.metadata("onceward").get_all("Project-URL") or []
-    urls: dict[str, str] = dict(line.split(", ", 1) for line in lines)
-    return urls.get("Documentation", "")
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -201,7 +193,6 @@ class Desk:
             "errors": self._watch.errors,
             "actions": self._actions,  # whether transactions can be ended from the page
             "targets": ", ".join(self._titles),  # empty: it was given no target
-            "docs": f"{_documentation()}/operations.md",
             "warnings": {"fences": show.FENCES, "copy": show.COPY},
         }
         self._list.put({"": everything, **{one.id: one for one in found}})

@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from onceward.core.connector import Connector
+from onceward.core.connector import Connector, SinkAddress
 from onceward.core.errors import ConfigurationError
+from onceward.core.kit.secrets import is_secret_name
 from onceward.core.operations.findings import skipped
 from onceward.core.operations.targets import Target
 
@@ -91,6 +92,26 @@ class DatabaseConnector(Connector):
         if isinstance(sink, DatabaseSink):
             read_server(sink.target)
 
+    @classmethod
+    def address_of(cls, sink: Sink) -> SinkAddress | None:
+        """Return the database's address without its password."""
+        from .sink import DatabaseSink  # noqa: PLC0415 - an extra
+        from .target import LEDGER_SCHEMA  # noqa: PLC0415
+
+        if not isinstance(sink, DatabaseSink):
+            return None
+        url, schema = sink.target.url, sink.target.ledger_schema
+        address, complete = cls._shown(url)
+        settings = (f"ledger_schema={schema}",) if schema not in (None, LEDGER_SCHEMA) else ()
+        return SinkAddress(address, settings, "" if complete else cls._password)
+
+    _password: ClassVar[str] = "the password in the URL"  # noqa: S105 - what is missing
+
+    @classmethod
+    def _shown(cls, url: Url) -> tuple[str, bool]:
+        """Return an address without its secrets, as `--at` takes it, and whether it had none."""
+        return url.without_secrets()
+
     def place(self, name: str) -> Place:
         """Return a table."""
         target = self.a_sink("any", name).target
@@ -112,6 +133,15 @@ class PostgresConnector(DatabaseConnector):
     address_form = "DSN"
     title = "PostgreSQL"
     extra = "postgres"
+    _password = "the password: PGPASSWORD or ~/.pgpass"  # noqa: S105 - what is missing
+
+    @classmethod
+    def _shown(cls, url: Url) -> tuple[str, bool]:
+        from psycopg.conninfo import make_conninfo  # noqa: PLC0415 - an extra
+
+        given = url.libpq()
+        shown = {name: value for name, value in given.items() if not is_secret_name(name)}
+        return make_conninfo("", **shown), len(shown) == len(given)
 
     def a_sink(self, name: str, table: str = "any") -> DatabaseSink:
         """Return a PostgresSink."""

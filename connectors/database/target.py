@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from sqlalchemy import URL, exc, make_url
@@ -195,6 +196,20 @@ class Url:
     @property
     def backend(self) -> str:
         return self.parsed.get_backend_name()
+
+    def without_secrets(self) -> tuple[str, bool]:
+        """Return the URL without password and secret parameters, for a command line, and whether it had none.
+
+        The file of an SQLite database gets its absolute path.
+        """
+        secret = [name for name in self.parsed.query if is_secret_name(name)]
+        shown = self.parsed._replace(drivername=self.backend, password=None).difference_update_query(
+            secret
+        )  # set() leaves it
+        if self.backend == "sqlite" and not (self.parsed.database or "").startswith("file:"):
+            shown = shown.set(database=str(Path(self.parsed.database or "").absolute()))
+        complete = self.parsed.password is None and not secret
+        return shown.render_as_string(hide_password=False), complete
 
     @property
     def family(self) -> str:

@@ -18,6 +18,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from .. import answers
+from ..connector import connector_of
 from ..errors import (
     ConfigurationError,
     DataLossError,
@@ -187,7 +188,7 @@ class Coordinator:
             guarantees={name: str(sink.guarantee) for name, sink in self.sinks.items()},
         )
         tell(started)
-        note_start(self.writer.store, started, self.view.start, self._timeouts)
+        note_start(self.writer.store, started, self.view.start, self._timeouts, self._targets)
         return self.view
 
     def _timeouts(self) -> dict[str, float]:
@@ -198,6 +199,17 @@ class Coordinator:
                 timeout = sink.transaction_timeout
                 timeouts |= {name: timeout} if timeout is not None else {}
         return timeouts
+
+    def _targets(self) -> dict[str, dict[str, Any]]:
+        """Return by sink where it writes, without secrets; empty for one whose transactions have no address."""
+        targets: dict[str, dict[str, Any]] = {}
+        for name, sink in self.sinks.items():
+            with suppress(Exception):  # somebody's connector: only a note needs it
+                connector = connector_of(sink)
+                address = connector.address_of(sink) if connector is not None else None
+                known = {"system": connector.name, **address._asdict()} if connector and address else {}
+                targets[name] = known
+        return targets
 
     def resume(self, token: WriterToken, lost: Collection[str] = ()) -> None:
         """Go on as the writer of `token`, which another process opened.

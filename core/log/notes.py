@@ -71,7 +71,11 @@ def _append(folder: Path, what: str, fields: Any) -> None:
 
 
 def note_start(
-    store: LogStore, event: Started, position: int, timeouts: Callable[[], Mapping[str, float]] = dict
+    store: LogStore,
+    event: Started,
+    position: int,
+    timeouts: Callable[[], Mapping[str, float]] = dict,
+    targets: Callable[[], Mapping[str, Any]] = dict,
 ) -> None:
     """Leave a note of a start.
 
@@ -80,6 +84,7 @@ def note_start(
         event: The start.
         position: Of its START in the log.
         timeouts: Returns after how many seconds the targets of sinks end an open transaction. Only a note needs it.
+        targets: Returns where sinks write, without secrets, as `onceward.core.operations.status` reads it.
     """
     if not isinstance(store, DirectoryStore):
         return
@@ -89,6 +94,7 @@ def note_start(
         "aborted": [c.transaction for c in event.aborted[:_NAMES]],
         "milliseconds": round(event.seconds * 1000),
         "timeouts": timeouts(),
+        "targets": targets(),
     }
     note(store, "start", fields)
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
@@ -61,6 +61,8 @@ NOTES: Final = 200
 """Number of notes of each kind that are looked at."""
 _MOST_WAITED: Final = 1e9
 """Seconds, beyond which a note of a source was not written by onceward."""
+_LONGEST_TARGET: Final = 2_000
+"""Characters of what a note says of a target, beyond which onceward did not write it."""
 _PROGRESS: Final = frozenset({"epoch", "checkpoint"})
 _ASIDE: Final = frozenset({"task", "source"})
 """Notes of what may pass: they end no run and begin none."""
@@ -87,6 +89,23 @@ class PipelineState(StrEnum):
     def need(self) -> int:
         """Position in a list whose first needs somebody most."""
         return list(PipelineState).index(self)
+
+
+class SinkTarget(msgspec.Struct, frozen=True):
+    """Where a sink writes, by the pipeline's own note of its newest start; it holds no secret."""
+
+    sink: str
+    system: str = ""
+    """Name of the connector, such as `kafka`, or if nobody noted it, the kind of the transactions that wait; empty if
+    neither is known, or `--at` cannot name such a target."""
+    address: str = ""
+    """Address of the system, as `--at SYSTEM=ADDRESS` takes it."""
+    settings: tuple[str, ...] = ()
+    """Settings of the connection, `NAME=VALUE` each, as `--set SYSTEM:NAME=VALUE` takes them."""
+    missing: str = ""
+    """What a person must add to reach it, because it is secret."""
+    noted: bool = False
+    """Whether the pipeline noted anything of it: if it did, and there is no address, `--at` cannot name the target."""
 
 
 class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +144,8 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The source that has not answered for longest; null if all answer, or if nobody has noted it."""
     exit_code: int | None = None
     """The last one of the driver since an epoch was completed; only `onceward run` notes it."""
+    targets: tuple[SinkTarget, ...] = ()
+    """Where sinks write that may hold open transactions: those of the decision that waits, or all."""
 
 
 def pipeline_status(
@@ -215,6 +236,7 @@ def assess(
         error=error,
         error_at=facts.time_of(error),
         exit_code=found.exit_code if found.exit_code is not None else facts.exit_code(),
+        targets=() if found.state.is_well else _targets(facts),
     )
 
 
@@ -308,6 +330,26 @@ def _waiting(
         expires_in=expires_in,
         lost=sum(lost.values()) if lost is not None else None,
     )
+
+
+def _targets(facts: _Facts) -> tuple[SinkTarget, ...]:
+    noted = next((one.fields.get("targets") for one in reversed(facts.noted) if one.what == "start"), None)
+    known = noted if isinstance(noted, dict) else {}
+    undone, newest = facts.view.undone, facts.view.newest
+    if undone is not None:
+        kinds = {one.sink: one.kind for one in undone.committables if one.transaction not in facts.view.skipped}
+    else:
+        kinds = dict.fromkeys([*known, *(newest.sinks if newest is not None else ())], "")
+    return tuple(_target(sink, kind, known.get(sink)) for sink, kind in sorted(kinds.items()))
+
+
+def _target(sink: str, kind: str, noted: object) -> SinkTarget:
+    """Return a sink's target by its note, which others may have written: whatever is not as it must be is unknown."""
+    try:
+        target = msgspec.convert({**cast("Any", noted), "sink": sink, "noted": True}, SinkTarget)
+    except (TypeError, msgspec.ValidationError):
+        return SinkTarget(sink, kind)
+    return target if len(str(target)) < _LONGEST_TARGET else SinkTarget(sink, kind)
 
 
 def _noted_expiry(facts: _Facts, decision: Decide, answered: Collection[str]) -> int | None:

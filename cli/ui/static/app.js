@@ -287,10 +287,11 @@ function advice(status) {
     failed ? h("p", {}, `The last error: ${status.error}`) : null,
     status.error_at ? h("p", { class: "small soft" }, `Last error at ${clock(status.error_at)} (${ago(status.error_at)})`) : null,
     status.since ? h("p", { class: "small soft" }, `Since ${clock(status.since)} (${ago(status.since)})`) : null,
-    status.advice ? h("p", {}, `${sentence(status.advice)} `, h("a", { href: `${state.docs}#${status.state}`, target: "_blank", rel: "noreferrer" }, `What ${status.state} means`)) : null,
+    status.advice ? h("p", {}, `${sentence(status.advice)} `, h("a", { href: status.docs, target: "_blank", rel: "noreferrer" }, `What ${status.state} means`)) : null,
     status.command ? h("div", { class: "command" },
       h("pre", { tabindex: "0", "aria-label": "Command" }, status.command),
       h("button", { type: "button", class: "quiet", "data-key": "copy", onclick: () => copy(status.command) }, "Copy")) : null,
+    status.fill_in ? h("p", { class: "small soft" }, sentence(status.fill_in)) : null,
   ];
 }
 
