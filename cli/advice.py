@@ -83,7 +83,7 @@ def _command(told: PipelineStatus, url: str, targets: Sequence[str]) -> tuple[st
     words = ["onceward", *name.split(), "--store", url or "STORE"]
     if told.pipeline and local_folder(url) is None:
         words += ["--pipeline", told.pipeline]
-    where, fill_in = ([list(targets)], "") if targets or not asks else _where(told.targets)
+    where, fill_in = ([list(targets) if asks else []], "") if targets or not asks else _where(told.targets)
     return without_logins("; ".join(shlex.join([*words, *each, *more]) for each in where)), without_logins(fill_in)
 
 

@@ -138,6 +138,11 @@ def test_the_command_names_the_targets_that_the_pipeline_noted() -> None:
     assert told.command == f"{COMMIT} --at kafka=broker:9092 {more} --yes"
 
 
+def test_a_command_that_asks_no_target_names_none() -> None:
+    told = judged(log(120), written(20, what="failure", error="x"))
+    assert advised(told, "/data/orders", ["--sinks", "a:B"]).command == "onceward doctor --store /data/orders"
+
+
 def test_two_systems_of_one_kind_are_asked_by_two_commands() -> None:
     told = waiting({"a": KAFKA, "b": KAFKA | {"address": "other:9092"}}, "a", "b")
     assert told.command == f"{COMMIT} --at kafka=broker:9092 --yes; {COMMIT} --at kafka=other:9092 --yes"
