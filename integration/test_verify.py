@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import confluent_kafka
 import psycopg
 import pyarrow as pa
+import pymysql
 import pytest
+from sqlalchemy import make_url
 from typer.testing import CliRunner
 
 from onceward import KafkaSink, PostgresSink, SqlAlchemySink
@@ -19,6 +21,8 @@ from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.log import DirectoryStore, EpochInput
 from onceward.core.operations.refusals import RefusedError
 from onceward.core.transaction import Acknowledgement
+
+from .mariadb_kit import PROGRAM, running_mariadb
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,9 +45,9 @@ class Job:
 
     def __init__(self, servers: str, topics: list[str], dsn: str, folder: Path, commit: str, **proof: bool) -> None:
         self.servers, (self.orders, self.copies), self.dsn, self.folder = servers, topics, dsn, folder
-        self.look = psycopg.connect(dsn, autocommit=True)
+        self.look = self.connect()
         self.table = f"orders_{uuid.uuid4().hex[:8]}"
-        self.look.execute(f"CREATE TABLE {self.table} ({self.columns})")
+        self.change(f"CREATE TABLE {self.table} ({self.columns})")
         self.producer = confluent_kafka.Producer({"bootstrap.servers": servers, "log_level": 0})
         self.sinks = [
             KafkaSink("topic", bootstrap_servers=servers, topic=self.copies, **proof),
@@ -53,6 +57,13 @@ class Job:
         self.coordinator.open()
         self.written = 0
         self.place = f"sql:{self.table}" if commit.endswith("SQLAlchemy") else f"postgres:{self.table}"
+
+    def connect(self) -> Any:
+        return psycopg.connect(self.dsn, autocommit=True)
+
+    def change(self, statement: str) -> None:
+        with self.look.cursor() as cursor:
+            cursor.execute(statement)
 
     def table_sink(self, commit: str, **proof: bool) -> PostgresSink | SqlAlchemySink:
         return _into_table(self.dsn, self.table, commit, **proof)
@@ -95,11 +106,11 @@ class Job:
             rows = {"key": [str(o["id"]) for o in orders], "value": [json.dumps(o) for o in orders]}
             batch = pa.record_batch(rows)
         else:
-            columns = pa.RecordBatch.from_pylist(orders)
-            price = columns.column("price").cast(pa.decimal128(10, 2))
-            at = columns.column("at").cast(pa.timestamp("us", "UTC"))
+            rows = pa.RecordBatch.from_pylist(orders)
+            types = {"price": pa.decimal128(10, 2), "at": pa.timestamp("us", "UTC")}
+            kinds = [types.get(field.name, field.type) for field in rows.schema]
             batch = pa.record_batch(
-                {"id": columns.column("id"), "word": columns.column("word"), "price": price, "at": at}
+                [c.cast(kind) for c, kind in zip(rows.columns, kinds, strict=True)], rows.schema.names
             )
         attempt = SubtaskEpoch(sink, self.coordinator.context(sink.name, epoch, subtask=subtask))
         attempt.write(batch)
@@ -244,6 +255,65 @@ def test_a_row_of_upserts_that_is_changed_lost_or_added_by_hand_is_named(
     assert {(one["kind"], one["row"]["id"]) for one in found["rows"]["findings"]} == kinds
     if foreign:
         assert upserts.audits(code=1)["table"]["verdict"] == "differs"  # xmin shows it without the source
+
+
+class UpsertsIntoMariaDb(Upserts):
+    """The same into a table that does not show which epoch wrote a row; its key has two columns."""
+
+    columns = (
+        "id bigint, word varchar(20) COLLATE utf8mb4_nopad_bin, price decimal(10, 2), yes tinyint(1), data blob, "
+        "day date, PRIMARY KEY (id, word)"
+    )
+
+    def connect(self) -> Any:
+        url = make_url(self.dsn)
+        return pymysql.connect(
+            host=url.host, port=int(url.port or 0), user=url.username, database=url.database, autocommit=True
+        )
+
+    def table_sink(self, commit: str, **_: bool) -> SqlAlchemySink:  # noqa: ARG002 - upserts are staged
+        return SqlAlchemySink("table", url=self.dsn, table=self.table, key=["id", "word"])
+
+    def order(self, number: int) -> dict[str, Any]:
+        row = super().order(number)
+        return {"id": row["id"], "word": f"Wörd {row['id']}", "price": row["price"], "yes": number % 3 == 0}
+
+    def audit(self, *arguments: str, code: int = 0) -> dict[str, Any]:
+        source = ("--source", f"kafka:{self.orders}", "--key", "id,word")
+        return self.audits(*source, *arguments, code=code)["table"]
+
+
+@pytest.mark.skipif(PROGRAM is None, reason="MariaDB's server is not installed")
+def test_upserts_into_mariadb_are_proven_by_the_newest_row_of_each_key_and_the_ledger(
+    kafka: KafkaServer, topic: Callable[..., str], tmp_path: Path
+) -> None:
+    with running_mariadb() as server:
+        job = UpsertsIntoMariaDb(
+            kafka.bootstrap_servers, [topic(1), topic(2)], server.url, tmp_path / "log", "auto, SQLAlchemy"
+        )
+        job.run()
+        assert job.audits(code=UNPROVEN)["table"]["verdict"] == "unproven"
+        found = job.audit()
+        assert (found["verdict"], found["rows"], found["left_out"]) == ("proven", None, [])
+        assert [(line["epoch"], line["keys"], line["found"]) for line in found["epochs"]] == [
+            (0, 0, 0),
+            (1, KEYS, KEYS),
+            (2, KEYS, KEYS),
+        ]
+        job.change(f"UPDATE {job.table} SET price = price + 1 WHERE id = 3")
+        job.change(f"DELETE FROM {job.table} WHERE id = 103")
+        job.change(
+            f"INSERT INTO {job.table} SELECT id + 1000, word, price, yes, data, day FROM {job.table} WHERE id = 104"
+        )
+        found = job.audit(code=1)
+        assert (found["verdict"], found["foreign"]) == ("differs", 1)
+        named = {(one["kind"], one["row"]["id"]) for one in found["rows"]["findings"]}
+        assert named == {("wrong", 3), ("missing", 103), ("wrong", 1104)}
+        assert [line["epoch"] for line in found["epochs"] if line["verdict"] == "differs"] == [1, 2]
+        job.change("UPDATE onceward_ledger SET row_count = row_count + 1 WHERE epoch = 0 AND subtask = 0")
+        told = job.verify(str(job.folder), "--target", f"table={job.place}", code=1)
+        assert "epoch 0: 10 rows were written, by the decision log, and 11 by the target's ledger" in told
+        job.look.close()
 
 
 def test_a_ledger_with_another_number_of_rows_differs(upserts: Upserts) -> None:
