@@ -7,7 +7,6 @@ import logging
 import os
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -73,10 +72,6 @@ def test_the_address_of_nothing_is_one_message(tmp_path: Path) -> None:
     assert answer.returncode == 2
     assert "onceward dev up" in answer.stderr
     assert answer.stdout == ""
-
-
-def test_the_version_is_the_packages(tmp_path: Path) -> None:
-    assert onceward("--version", home=tmp_path).stdout == f"onceward {metadata.version('onceward')}\n"
 
 
 def test_a_warning_that_repeats_is_shown_once() -> None:

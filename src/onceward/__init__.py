@@ -78,7 +78,10 @@ if TYPE_CHECKING:  # as `X as X`, which type checkers take for exported
         SequenceSource as SequenceSource,
     )
 
-__version__ = "0.1.0"
+try:  # of the files that run, which installed metadata need not be about: a zip file or PYTHONPATH may come first
+    from ._version import __version__ as __version__
+except ImportError:  # a source tree that was never installed
+    __version__ = "0.0"
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # what is printed is up to the program
 

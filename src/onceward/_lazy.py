@@ -7,7 +7,7 @@ A name whose extra is not installed is an ImportError for `from module import na
 from __future__ import annotations
 
 import sys
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ class LazyNames:
 
 def _requirement(package: str, extra: str) -> str:
     """Return the package that is missing, or the version that is needed and the one that is installed."""
+    from importlib import metadata  # noqa: PLC0415 - a third of the time of `import onceward`
+
     try:
         __import__(package)  # succeeds if only a part of the package is missing
         installed = metadata.version(package)
