@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onceward.core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError, text_of
 from onceward.core.kit.extras import needing
 
 from .options import AsJson  # noqa: TC001 - typer reads them
@@ -159,7 +159,7 @@ def _create_tables(services: DevServices, tables: list[str]) -> Iterator[str]:
             try:
                 connection.execute(f"CREATE TABLE IF NOT EXISTS {table}".encode())  # the user's own SQL
             except psycopg.Error as error:
-                raise ConfigurationError(f"PostgreSQL refuses --table {table!r}: {error}") from None
+                raise ConfigurationError(f"PostgreSQL refuses --table {table!r}: {text_of(error)}") from None
             yield f"table {table.partition('(')[0].strip()}: {'is there' if said else 'created'}"
 
 

@@ -21,6 +21,7 @@ from onceward.core.errors import (
     LogDamagedError,
     NoDecisionLogError,
     OncewardError,
+    text_of,
 )
 from onceward.core.kit.programs import find_java, java_version
 from onceward.core.log import Completed, Decide, Start
@@ -139,7 +140,7 @@ def findings_of(extra: str, check: Callable[[], Iterable[Finding]], *, is_extra:
     except OncewardError as error:
         yield failed(extra, str(error), "correct it")
     except ImportError as error:  # a package, or a library that the package needs
-        found = f"it cannot be loaded: {' '.join(str(error).split())}"
+        found = f"it cannot be loaded: {' '.join(text_of(error).split())}"
         if isinstance(error, ModuleNotFoundError):
             found = f"{error.name} is not installed"
         advice = f"pip install 'onceward[{extra}]'" if is_extra else f"install what the connector {extra} needs"

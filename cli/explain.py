@@ -22,7 +22,7 @@ from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.connector import connector_of
 from onceward.core.engine.graph import weakest
 from onceward.core.engine.pipeline import Pipeline
-from onceward.core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError, named_text_of
 from onceward.core.log.store import EXPLAINING
 from onceward.core.operations.description import Described, described_pipeline, shared_names
 from onceward.core.operations.findings import Finding, Health, any_failed, ok, warning
@@ -198,7 +198,7 @@ def load(reference: str, arguments: Sequence[str] = ()) -> list[Any]:
         except _Ended:
             pass
         except (Exception, SystemExit) as error:
-            raise ConfigurationError(f"{reference} failed: {type(error).__name__}: {error}") from error
+            raise ConfigurationError(f"{reference} failed: {named_text_of(error)}") from error
         finally:
             sys.path.pop(0)
     if not found:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onceward.core.connector import connectors
-from onceward.core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError, named_text_of
 from onceward.core.kit.extras import needing
 from onceward.core.kit.options import pairs
 from onceward.core.operations.targets import Target, sinks_target
@@ -176,6 +176,6 @@ def imported(option: str, reference: str, *, called: bool = False) -> Any:
         found = getattr(importlib.import_module(module), name)
         return found() if called and callable(found) else found
     except (Exception, SystemExit) as error:
-        raise ConfigurationError(f"cannot import {reference}: {type(error).__name__}: {error}") from error
+        raise ConfigurationError(f"cannot import {reference}: {named_text_of(error)}") from error
     finally:
         sys.path.pop(0)

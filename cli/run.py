@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from onceward.core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError, text_of
 from onceward.core.kit.options import pairs
 from onceward.core.log.notes import note_life
 from onceward.core.log.run_writers import OVERTAKEN, RUN_VARIABLE, registered_logs
@@ -150,7 +150,7 @@ class Supervisor:
                 self._command, start_new_session=True, env={**os.environ, RUN_VARIABLE: str(folder)}
             )
         except OSError as error:
-            raise ConfigurationError(f"the driver cannot be started: {error}") from error
+            raise ConfigurationError(f"the driver cannot be started: {text_of(error)}") from error
         if self._stopping:  # the signal came before there was anybody to pass it on to
             driver.terminate()
         code = driver.wait()

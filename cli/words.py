@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from onceward.core.errors import text_of
 from onceward.operations import Advice, Refusal, RefusedError
 
 ADVICE: Final = {
@@ -44,4 +45,4 @@ def message(error: Exception) -> str:
     """Return an error's message."""
     if isinstance(error, RefusedError) and error.reason in REMEDIES:
         error.message = error.problem + REMEDIES[error.reason]
-    return str(error)
+    return text_of(error)

@@ -17,7 +17,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
-from .errors import ConfigurationError
+from .errors import ConfigurationError, named_text_of
 from .operations.refusals import Refusal, RefusedError
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def connectors() -> Mapping[str, type[Connector]]:
             loaded = point.load()
         except Exception as error:
             raise ConfigurationError(
-                f"the connector {point.name} ({point.value}) cannot be loaded: {type(error).__name__}: {error}. Update "
+                f"the connector {point.name} ({point.value}) cannot be loaded: {named_text_of(error)}. Update "
                 "or remove its package"
             ) from error
         if not (isinstance(loaded, type) and issubclass(loaded, Connector) and loaded.name == point.name):

@@ -75,7 +75,12 @@ def refusing_rows(error: E) -> E:
 
 def text_of(error: BaseException) -> str:
     """Return an error's text, or its class's name where it has no text."""
-    return str(error) or type(error).__name__
+    return str(error).strip() or type(error).__name__
+
+
+def named_text_of(error: BaseException) -> str:
+    """Return an error's class and text, as a traceback ends, or its class alone where it has no text."""
+    return f"{type(error).__name__}: {str(error).strip()}".removesuffix(": ")
 
 
 def _rebuild(kind: type[OncewardError], message: str, state: dict[str, Any]) -> OncewardError:

@@ -186,6 +186,6 @@ def _lock(handle: int, path: Path) -> None:
         raise RetryableSinkError(f"another process is committing or aborting {path}") from error
     except OSError as error:
         raise SinkError(
-            f"cannot lock {path}: {error}. Its file system must have locks (flock), and over NFS a lock service that "
-            "all machines reach"
+            f"cannot lock {path}: {text_of(error)}. Its file system must have locks (flock), and over NFS a lock "
+            "service that all machines reach"
         ) from error

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from .errors import NewerFormatError, OncewardError
+from .errors import NewerFormatError, OncewardError, text_of
 
 T = TypeVar("T")
 UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -59,7 +59,7 @@ def decoded(data: str | bytes, kind: type[T], error: type[OncewardError], what: 
     try:
         return msgspec.json.decode(data, type=kind)
     except UNREADABLE as unreadable:
-        raise error(f"{what} cannot be read: {unreadable}") from unreadable
+        raise error(f"{what} cannot be read: {text_of(unreadable)}") from unreadable
 
 
 def check_format(name: str, header: bytes, what: str, *, newest: int = 1) -> None:

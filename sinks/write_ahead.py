@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from onceward.core.errors import ConfigurationError, DataLossError, RetryableSinkError, SinkError
+from onceward.core.errors import ConfigurationError, DataLossError, RetryableSinkError, SinkError, text_of
 from onceward.core.folders import file_errors, sole, sync_folder
 from onceward.core.kit.options import check_types
 from onceward.core.kit.pieces import PIECE_BYTES, pieces, size_of
@@ -301,8 +301,8 @@ class WriteAheadLogSink(FolderSink[Segment]):
             # A target that does not recognize the delivery would get it once more in each attempt.
             kind = RetryableSinkError if self.remembers else SinkError
             raise kind(
-                f"{self.folder}: rows were delivered, and this could not be recorded ({error}). They are delivered "
-                "again: correct the file system before the next start",
+                f"{self.folder}: rows were delivered, and this could not be recorded ({text_of(error)}). They are "
+                "delivered again: correct the file system before the next start",
                 sink=self.name,
             ) from error
 

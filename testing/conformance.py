@@ -26,7 +26,7 @@ import pyarrow as pa
 import pytest
 
 from onceward.core.checkpoint import Coordinator
-from onceward.core.errors import DataLossError, EpochConflictError, OncewardError, SchemaError
+from onceward.core.errors import DataLossError, EpochConflictError, OncewardError, SchemaError, text_of
 from onceward.core.log import MemoryStore
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation
@@ -130,8 +130,8 @@ class SinkConformance(TraceCases):
             other = pickle.loads(pickle.dumps(case.sink))  # noqa: S301 - made right here
         except Exception as error:  # noqa: BLE001 - a member's
             pytest.fail(
-                f"the sink cannot be sent to another process: {error}. It holds configuration only: open connections "
-                "in begin and in commit"
+                f"the sink cannot be sent to another process: {text_of(error)}. It holds configuration only: open "
+                "connections in begin and in commit"
             )
         case.sink.ledger().claim(case.scope)
         assert other.commit(committable).status in GOOD

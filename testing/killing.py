@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from onceward.core import CheckpointConfig, Pipeline, RestartStrategy, open_store
-from onceward.core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError, text_of
 from onceward.core.steps import Step, hooked, kill_at
 from onceward.sources import SequenceSource
 
@@ -81,7 +81,7 @@ def kill_everywhere(sink: TwoPhaseCommitSink[Any], pipeline: str, parts: list[pa
             return pool.submit(_Killer(sink, pipeline, parts, folder).all).result()
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ConfigurationError(
-            f"sink {sink.name} cannot be pickled, so no other process can run it: {error}"
+            f"sink {sink.name} cannot be pickled, so no other process can run it: {text_of(error)}"
         ) from error
     except BrokenProcessPool as error:
         raise ConfigurationError(

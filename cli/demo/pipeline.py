@@ -21,6 +21,7 @@ from pyspark.sql import functions as sf
 from onceward.connectors.database.sink import PostgresSink
 from onceward.connectors.kafka.sink import KafkaSink
 from onceward.connectors.spark import exactly_once
+from onceward.core.errors import text_of
 from onceward.testing.pipeline.endpoints import Addresses
 from onceward.testing.services.jars import PEER_JARS, ensure_jars
 
@@ -157,7 +158,7 @@ def ends_well(query: StreamingQuery) -> bool:
     try:
         query.awaitTermination()
     except StreamingQueryException as error:
-        reasons = re.findall(r"[\w.]+(?:Error|Exception): .+", str(error)) or [type(error).__name__]
+        reasons = re.findall(r"[\w.]+(?:Error|Exception): .+", text_of(error)) or [type(error).__name__]
         say(f"{query.name} failed: {reasons[-1][:150]}")
         return False
     return True

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from onceward.core.errors import ConfigurationError, EpochConflictError, NoDecisionLogError, OncewardError
+from onceward.core.errors import ConfigurationError, EpochConflictError, NoDecisionLogError, OncewardError, text_of
 from onceward.core.log import read
 from onceward.core.log.store import local_folder
 from onceward.core.operations.discovery import Unsynced, log_folders
@@ -116,7 +116,7 @@ class Watch:
             try:
                 name = read(store).pipeline
             except Exception as error:  # noqa: BLE001 - whatever is in it, the folders after it may be sound
-                self.unreadable[str(folder)] = str(error)
+                self.unreadable[str(folder)] = text_of(error)
                 continue
             if name and self._pipeline in (None, name):
                 self._found[str(folder)] = Watched(Log(name, store), str(folder))

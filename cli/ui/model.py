@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from onceward.core.errors import OncewardError
+from onceward.core.errors import OncewardError, named_text_of, text_of
 from onceward.core.log import DirectoryStore
 from onceward.core.log.entries import position_of
 from onceward.core.log.notes import FILE, notes
@@ -137,8 +137,8 @@ class Watched:
             msgspec.json.encode(shown)  # a note may hold a number that JSON of the page cannot
             self.shown, self._signature = shown, signature
         except Exception as error:  # noqa: BLE001 - whatever others wrote into the folder, it hides no other pipeline
-            told = str(error) if isinstance(error, OncewardError) else f"{type(error).__name__}: {error}"
-            self.shown = msgspec.structs.replace(self.shown, error=told)
+            text = text_of(error) if isinstance(error, OncewardError) else named_text_of(error)
+            self.shown = msgspec.structs.replace(self.shown, error=text)
 
     def _changes(self) -> Any:
         """Return a value that differs after every change of the files that are read."""
@@ -147,7 +147,7 @@ class Watched:
         try:
             found: list[Any] = sorted(map(_signed, self._folder.iterdir()))
         except OSError as error:
-            found = [str(error)]
+            found = [text_of(error)]
         folders = [self._spark / "offsets", self._spark / "commits"] if self._spark is not None else []
         for path in (self._folder / FILE, *folders):
             with suppress(OSError):

@@ -27,7 +27,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from onceward.core.errors import ConfigurationError, OncewardError
+from onceward.core.errors import ConfigurationError, OncewardError, text_of
 
 from ..words import message
 from .desk import Abort, Commit
@@ -153,7 +153,7 @@ async def _act(do: Callable[[Any], Any], order: Any, request: Request) -> Respon
     try:
         asked = msgspec.json.decode(body, type=order) if order is not None else None
     except msgspec.MsgspecError as error:
-        return _error(400, f"the request cannot be read: {error}")
+        return _error(400, f"the request cannot be read: {text_of(error)}")
     try:
         done = await run_in_threadpool(do, asked)
     except OncewardError as error:

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.schema import CreateIndex, CreateSchema, CreateTable, ExecutableDDLElement
 
-from onceward.core.errors import ConfigurationError, MissingExtraError
+from onceward.core.errors import ConfigurationError, MissingExtraError, text_of
 from onceward.core.kit.processwide import PerProcess
 
 from .dialect import MERGES, READ_ONLY
@@ -52,7 +52,7 @@ def _create(access: DatabaseAccess) -> sa.Engine:
     except ImportError as error:
         raise _missing(url, error) from error
     except (exc.SQLAlchemyError, TypeError, ValueError) as error:
-        raise ConfigurationError(f"cannot use the url {url}: {url.redact(str(error))}") from None
+        raise ConfigurationError(f"cannot use the url {url}: {url.redact(text_of(error))}") from None
     dialect.prepare_engine(engine, access)
     return engine
 

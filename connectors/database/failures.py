@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import exc
 
-from onceward.core.errors import PostgresError, RetryableSinkError, SinkError, SqlError
+from onceward.core.errors import PostgresError, RetryableSinkError, SinkError, SqlError, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,7 +134,7 @@ def _is_refused_login(error: BaseException) -> bool:
     servers use unless another language was chosen; any other text counts as an outage. If there are several hosts, each
     must have refused: a host that is down may be the one that takes the password.
     """
-    first, _, rest = str(error).partition(_SEVERAL)
+    first, _, rest = text_of(error).partition(_SEVERAL)
     hosts: dict[str, bool] = {}
     for attempt in rest.split("\n- host: ")[1:]:
         host = attempt.partition(",")[0]
@@ -157,7 +157,10 @@ def words(error: exc.SQLAlchemyError) -> str:
 def _postgres_words(error: Any) -> str:
     diagnostic = error.diag
     more = {"detail": diagnostic.message_detail, "hint": diagnostic.message_hint, "context": diagnostic.context}
-    parts = [diagnostic.message_primary or str(error), *(f"{label}: {text}" for label, text in more.items() if text)]
+    parts = [
+        diagnostic.message_primary or text_of(error),
+        *(f"{label}: {text}" for label, text in more.items() if text),
+    ]
     return ". ".join(part.rstrip(".") for part in parts)
 
 

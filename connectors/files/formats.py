@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal
 import pyarrow as pa
 import pyarrow.parquet
 
-from onceward.core.errors import SchemaError
+from onceward.core.errors import SchemaError, text_of
 from onceward.core.folders import make_folder, sync_folder
 from onceward.core.kit.rows import UNWRITABLE, check_columns, is_view, to_json, with_column, without_null_values
 from onceward.core.names import file_name
@@ -104,8 +104,8 @@ def check_format(sink: str, format_: str, schema: pa.Schema) -> None:
             FORMATS[format_](BytesIO(), pa.schema([field])).close()
         except pa.ArrowException as error:
             raise SchemaError(
-                f"sink {sink}: {format_} files cannot hold column {field.name!r} of type {field.type} ({error}): cast "
-                "it, or leave it out with select"
+                f"sink {sink}: {format_} files cannot hold column {field.name!r} of type {field.type} "
+                f"({text_of(error)}): cast it, or leave it out with select"
             ) from None
 
 

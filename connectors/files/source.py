@@ -262,7 +262,7 @@ class FileSource(ResettableSource):
         try:
             return with_blocks(lambda block: self._count_rows(name, block))
         except (OSError, pa.ArrowException) as error:
-            if "unexpected field" in str(error):
+            if "unexpected field" in text_of(error):
                 raise SourceError(
                     f"{self.folder / name} has fields that the beginning of the oldest file does not have: give "
                     "schema=… with the columns to read"

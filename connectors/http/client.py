@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import httpx
 
-from onceward.core.errors import ConfigurationError, RetryableSinkError, SinkError, text_of
+from onceward.core.errors import ConfigurationError, RetryableSinkError, SinkError, named_text_of, text_of
 from onceward.core.kit.options import check_seconds
 from onceward.core.kit.processwide import PerProcess
 from onceward.core.kit.secrets import redact
@@ -288,7 +288,7 @@ class HttpClient:
         return HttpAnswer(response.status_code, seconds, text)
 
     def _words(self, error: Exception) -> str:
-        return f"{type(error).__name__}: {self._settings.redact(str(error))}"
+        return self._settings.redact(named_text_of(error))
 
 
 clients: Final = PerProcess(HttpClient)

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from onceward.core.errors import ConfigurationError, LogDamagedError, RetryableSinkError
+from onceward.core.errors import ConfigurationError, LogDamagedError, RetryableSinkError, text_of
 from onceward.core.kit.options import MOST_SECONDS, OF_FORMATS, arguments, check_choice, check_types
 from onceward.core.kit.rows import check_columns, json_rows
 from onceward.core.kit.secrets import without_logins
@@ -223,7 +223,9 @@ class HttpSink(WriteAheadLogSink):
             pinned = msgspec.convert({**self.pinned(), **delivery.pinned}, _Pinned)
         except msgspec.ValidationError as wrong:
             raise LogDamagedError(
-                f"the request of a delivery cannot be read: {wrong}", sink=self.name, transaction=delivery.transaction
+                f"the request of a delivery cannot be read: {text_of(wrong)}",
+                sink=self.name,
+                transaction=delivery.transaction,
             ) from wrong
         kind, join = _BODIES[pinned.body]
         key = _KEYS[pinned.key_format](str(delivery))

@@ -15,6 +15,8 @@ import warnings
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from onceward.core.errors import named_text_of
+
 from .errors import FORBIDDEN, Code
 
 with warnings.catch_warnings():
@@ -339,4 +341,4 @@ def _fault(error: Exception) -> WireAnswer:
     code: int = Code.NO_ANSWER
     if isinstance(error, BrokerResponseError) and error.errno in FORBIDDEN:
         code = error.errno
-    return WireAnswer(code, detail=f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+    return WireAnswer(code, detail=named_text_of(error))

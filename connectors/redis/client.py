@@ -17,7 +17,7 @@ from redis.backoff import NoBackoff
 from redis.connection import parse_url
 from redis.retry import Retry
 
-from onceward.core.errors import ConfigurationError, RetryableSinkError, SinkError
+from onceward.core.errors import ConfigurationError, RetryableSinkError, SinkError, text_of
 from onceward.core.kit.options import check_seconds
 from onceward.core.kit.processwide import PerProcess
 from onceward.core.kit.secrets import is_secret_name, redact
@@ -163,7 +163,7 @@ def connect(settings: RedisSettings) -> redis.Redis:
     except ConfigurationError:
         raise
     except (TypeError, ValueError, OSError, redis.RedisError) as error:
-        raise ConfigurationError(f"redis-py refuses an option of url: {settings.redact(str(error))}") from None
+        raise ConfigurationError(f"redis-py refuses an option of url: {settings.redact(text_of(error))}") from None
 
 
 clients: Final[PerProcess[RedisSettings, Any]] = PerProcess(connect)
@@ -186,9 +186,9 @@ def asking(settings: RedisSettings, what: str) -> Iterator[Any]:
 
 def explained(settings: RedisSettings, what: str, error: Exception) -> SinkError:
     """Return an error of redis-py as ours: retryable if it may go away by itself."""
-    passing = isinstance(error, _PASSING) or str(error).startswith(_MAY_PASS)
+    passing = isinstance(error, _PASSING) or text_of(error).startswith(_MAY_PASS)
     kind = RetryableSinkError if passing and not isinstance(error, _REFUSALS) else SinkError
-    return kind(f"{what} at {settings.shown}: {settings.redact(str(error)) or type(error).__name__}")
+    return kind(f"{what} at {settings.shown}: {settings.redact(text_of(error))}")
 
 
 class RedisFacts(NamedTuple):

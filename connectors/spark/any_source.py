@@ -193,8 +193,8 @@ def _as_spark_takes(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
         batch,
         wanted,
         lambda given, error: SourceError(
-            f"column {given.name}: {error}. Spark reads {given.type} as {wanted.field(given.name).type} only: give the "
-            "source a schema with another type (a FileSource takes schema=…)"
+            f"column {given.name}: {text_of(error)}. Spark reads {given.type} as {wanted.field(given.name).type} only: "
+            "give the source a schema with another type (a FileSource takes schema=…)"
         ),
     )
 

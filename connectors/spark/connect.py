@@ -36,7 +36,7 @@ from pyspark.sql.connect.session import SparkSession
 from pyspark.sql.connect.streaming.readwriter import DataStreamWriter
 
 import onceward
-from onceward.core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError, text_of
 from onceward.core.kit.options import check_type, plain
 
 from .options import check_log, noting_failed_start
@@ -151,8 +151,8 @@ def _pickled(what: object) -> bytes:
         pickled: bytes = cloudpickle.dumps(what)  # type: ignore[no-untyped-call]
     except Exception as error:
         raise ConfigurationError(
-            f"exactly_once cannot be sent to the Spark Connect server ({error}): sinks, functions and on_complete are "
-            "pickled, and store must be a folder or a URL"
+            f"exactly_once cannot be sent to the Spark Connect server ({text_of(error)}): sinks, functions and "
+            "on_complete are pickled, and store must be a folder or a URL"
         ) from error
     return pickled
 
@@ -182,7 +182,7 @@ def _unpacker() -> Callable[[bytes, str], Callable[[Any, int], None]]:
         except ImportError as error:
             raise RuntimeError(
                 f"the Spark Connect server cannot import onceward, which is {version} on the client: install it, with "
-                f"the extras of its sinks, for the server's Python and for the executors ({error})"
+                f"the extras of its sinks, for the server's Python and for the executors ({error!r})"
             ) from None
         if there != version:
             raise RuntimeError(f"onceward is {version} on the client and {there} on the server: install the same")

@@ -225,7 +225,7 @@ def problem_of(answers: Iterable[Answer]) -> OncewardError | None:
 
 def reason_of(error: BaseException, patterns: Iterable[re.Pattern[str]] = _OF_SPARK) -> str | None:
     """Return what an error of Spark says of the executors' Python; None if it is about something else."""
-    text = str(error)
+    text = text_of(error)
     for pattern in (_MARKED, *patterns):
         match = pattern.search(text)
         if match is not None:
@@ -258,7 +258,7 @@ def _opener(packed: bytes, version: str, mark: str) -> Callable[[], Any]:
             there = import_module("onceward").__version__
         except ImportError as error:
             raise RuntimeError(
-                f"{mark}{sys.executable} there cannot import onceward, which is {version} on the driver ({error})"
+                f"{mark}{sys.executable} there cannot import onceward, which is {version} on the driver ({error!r})"
             ) from None
         if there != version:
             raise RuntimeError(f"{mark}onceward is {version} on the driver and {there} there: install the same")
@@ -266,7 +266,7 @@ def _opener(packed: bytes, version: str, mark: str) -> Callable[[], Any]:
             return pickle.loads(packed)  # noqa: S301 - the driver's own
         except ImportError as error:
             raise RuntimeError(
-                f"{mark}{sys.executable} there cannot import a module that a sink or a function needs ({error})"
+                f"{mark}{sys.executable} there cannot import a module that a sink or a function needs ({error!r})"
             ) from None
 
     return opened

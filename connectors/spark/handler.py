@@ -719,7 +719,7 @@ class EpochHandler(HandlerSettings):
         except pa.ArrowInvalid:
             pass
         except spark_errors() as error:
-            if TOO_LARGE not in str(error):
+            if TOO_LARGE not in text_of(error):
                 raise
         self._note_size(math.inf)  # until the run ends
         return None

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, get
 from pyspark import StorageLevel
 from pyspark.errors import AnalysisException
 
-from onceward.core.errors import ConfigurationError, SchemaError
+from onceward.core.errors import ConfigurationError, SchemaError, text_of
 from onceward.core.transaction import Acknowledgement
 from onceward.sinks import DirectSink, TwoPhaseCommitSink
 
@@ -248,7 +248,7 @@ def _columns(frame: DataFrame, sink: str) -> StructType:
 
 
 def _not_computed(error: AnalysisException, sink: str) -> SchemaError:
-    why = str(error).strip().splitlines()[0].partition(" SQLSTATE")[0]
+    why = text_of(error).strip().splitlines()[0].partition(" SQLSTATE")[0]
     return SchemaError(f"Spark cannot compute the function of its Output: {why}", sink=sink)
 
 

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from onceward.core.engine.state.storage import CheckpointStorage
-from onceward.core.errors import ConfigurationError, StateError
+from onceward.core.errors import ConfigurationError, StateError, named_text_of, text_of
 from onceward.core.events import EpochCompleted, Event, QueryProgressed, observe, tell
 from onceward.core.kit.options import check_type
 from onceward.core.log import EpochInput
@@ -136,9 +136,9 @@ def refused(mode: str) -> ConfigurationError:
 
 def reason(error: BaseException) -> str:
     """Return the error in one line; for an error in a Python worker, the last one of its traceback."""
-    text, mark = str(error), "Traceback (most recent call last):\n"
+    text, mark = text_of(error), "Traceback (most recent call last):\n"
     if mark not in text:
-        return f"{type(error).__name__}: {(text.strip().splitlines() or [''])[0]}"
+        return named_text_of(error).splitlines()[0]
     lines = [line for line in text.rpartition(mark)[2].splitlines() if line and not line[0].isspace()]
     return re.sub(r"^[\w.]+\.(?=\w+(:|$))", "", (lines or [type(error).__name__])[0])
 
@@ -283,7 +283,8 @@ def _reading(folder: str, read: Callable[[CheckpointStorage], T]) -> T:
         return read(CheckpointStorage(local_path(folder) or folder))
     except (ConfigurationError, StateError, OSError, ValueError) as error:
         raise ConfigurationError(
-            f"cannot read {folder} from Python ({error}): install fsspec's package for it, or use exactly_once(…)"
+            f"cannot read {folder} from Python ({text_of(error)}): install fsspec's package for it, or use "
+            "exactly_once(…)"
         ) from error
 
 

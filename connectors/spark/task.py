@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.dead_letters import SOURCE
-from onceward.core.errors import ConfigurationError, SchemaError
+from onceward.core.errors import ConfigurationError, SchemaError, text_of
 from onceward.core.kit.logs import show_if_asked
 from onceward.core.kit.rows import with_leaves
 from onceward.core.transaction import Acknowledgement, WriteContext
@@ -103,7 +103,7 @@ def write_partition(
             try:
                 epoch.discard()
             except Exception as besides:  # noqa: BLE001 - whatever one sink raises, the others are rolled back
-                error.add_note(f"besides, sink {epoch.context.sink} did not roll back: {besides}")
+                error.add_note(f"besides, sink {epoch.context.sink} did not roll back: {text_of(besides)}")
         raise
     return Acknowledgement(
         epoch=mine[0].epoch,
@@ -245,7 +245,7 @@ def schema_for(frame: DataFrame, sink: Sink) -> pa.Schema:
         chosen = projected(frame, [sink])
         kind: Any = chosen.schema[0].dataType
     except AnalysisException as error:
-        why = str(error).strip().splitlines()[0].partition(" SQLSTATE")[0]
+        why = text_of(error).strip().splitlines()[0].partition(" SQLSTATE")[0]
         if _MISSING_GROUP_BY in why:  # Spark's advice is to add GROUP BY, which is impossible here
             raise _not_row_by_row(sink) from None
         raise SchemaError(f"Spark cannot compute its select or where: {why}", sink=sink.name) from None

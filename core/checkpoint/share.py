@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from .. import answers
-from ..errors import DataLossError, ExternalError, FencedError, OncewardError, SinkError
+from ..errors import DataLossError, ExternalError, FencedError, OncewardError, SinkError, named_text_of
 from ..events import about
 from ..steps import Step, crash_point
 from ..transaction import CommitOutcome, CommitStatus, Observation
@@ -111,7 +111,7 @@ class Share:
         except FencedError:
             raise
         except Exception as error:  # noqa: BLE001 - what is wrong with a sink's own code, the commit raises again
-            self.detail = f"{type(error).__name__}: {error}"
+            self.detail = named_text_of(error)
             if isinstance(error, ExternalError):  # the commit might be answered all the same, and tear the epoch
                 self.unseen = True
                 self.error = None if error.retryable else error
@@ -140,7 +140,7 @@ class Share:
         except FencedError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever one sink raises, the others are asked
-            self.detail = f"{type(error).__name__}: {error}"
+            self.detail = named_text_of(error)
             if not (isinstance(error, ExternalError) and error.retryable):
                 self.error = error
             if not isinstance(error, OncewardError):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..errors import CheckpointFailedError, OncewardError, OperatorError
+from ..errors import CheckpointFailedError, OncewardError, OperatorError, named_text_of
 from ..events import EpochBegan, tell, wall_clock
 from ..log import EpochInput
 from ..transaction import Acknowledgement
@@ -193,6 +193,6 @@ def unexpected(what: str, error: BaseException) -> OncewardError:
     if isinstance(error, OncewardError):
         return error
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-    wrapped = OperatorError(f"{what}: {type(error).__name__}: {error}{notes}")
+    wrapped = OperatorError(f"{what}: {named_text_of(error)}{notes}")
     wrapped.__cause__ = error
     return wrapped

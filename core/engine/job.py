@@ -176,8 +176,8 @@ class Job:
             if self._attempt is None or self._ended.is_set():
                 cause = None if self.state in {JobState.FINISHED, JobState.STOPPED} else self.failure
                 raise CheckpointFailedError(
-                    f"the pipeline is {self.state}{f' ({cause})' if cause is not None else ''}: only a running one can "
-                    "make a savepoint"
+                    f"the pipeline is {self.state}{f' ({text_of(cause)})' if cause is not None else ''}: only a "
+                    "running one can make a savepoint"
                 ) from cause
             return self._attempt
 
@@ -284,9 +284,9 @@ class Job:
                 note_end(self._setup.store)
                 self.state = JobState.STOPPED if self._cancel.is_set() else JobState.FINISHED
                 return
-            tell(EpochFailed(self._setup.pipeline, None, str(error)))
+            tell(EpochFailed(self._setup.pipeline, None, text_of(error)))
             if not isinstance(error, FencedError):  # a newer run writes the notes now
-                note_failure(self._setup.store, None, str(error))
+                note_failure(self._setup.store, None, text_of(error))
             repeated, self.failure = str(error) == str(self.failure), error
             now = clock()
             pause = None if is_hopeless(error) else restarts(now, now - began)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import OncewardError, OperatorError
+from ..errors import OncewardError, OperatorError, named_text_of
 from .mixed import cut_by_shape, is_mixed, records_of
 from .records import Record, batches
 from .state.handles import SubtaskState
@@ -143,7 +143,7 @@ class Guarded:
         shown = repr(at)
         shown = shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}…"
         return OperatorError(
-            f"operator {self.task.uid}, subtask {self.task.subtask}: {type(error).__name__}: {error}; at {shown}"
+            f"operator {self.task.uid}, subtask {self.task.subtask}: {named_text_of(error)}; at {shown}"
         )
 
     def batch(self, records: Sequence[Record]) -> list[pa.RecordBatch]:

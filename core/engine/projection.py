@@ -228,7 +228,7 @@ def _as_duration(unit: pa.DataType, kind: pa.DataType) -> pa.DataType:
 
 
 def _short(error: Exception) -> str:
-    return str(error).partition("\n\n")[0].replace("\n", " ")
+    return text_of(error).partition("\n\n")[0].replace("\n", " ")
 
 
 def _parts(tree: Any) -> Iterator[dict[str, Any]]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
-from ..errors import OncewardError, StateError
+from ..errors import OncewardError, StateError, named_text_of, text_of
 from ..kit.pieces import PIECE_BYTES
 from .channels import Aligned, Barrier, Cancel, Element, End, Gate, TaskId
 from .ends import EXHAUSTED, SourceLogic
@@ -296,7 +296,8 @@ class Task:
         try:
             state, written = self._written(barrier, frozen)
         except Exception as error:  # noqa: BLE001 - the state that runs is well, whatever cannot be written of it
-            reason = str(error) if isinstance(error, (OncewardError, OSError)) else f"{type(error).__name__}: {error}"
+            shown = text_of if isinstance(error, (OncewardError, OSError)) else named_text_of
+            reason = shown(error)
             _log.info("the state of %s could not be written", self.id, exc_info=error)
             self._world.tell(Declined(self.id, barrier.checkpoint, reason))
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ..errors import MissingExtraError
+from ..errors import MissingExtraError, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +23,6 @@ def needing(extras: str) -> Iterator[None]:
     except MissingExtraError:
         raise
     except ImportError as error:
-        what = f"{error.name} is needed" if error.name else " ".join(str(error).split())  # such as a C library
+        what = f"{error.name} is needed" if error.name else " ".join(text_of(error).split())  # such as a C library
         advice = f": pip install 'onceward[{extras}]'" if extras else ""
         raise MissingExtraError(f"{what}{advice}", name=error.name) from error

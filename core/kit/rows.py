@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
-from ..errors import SchemaError, SinkError, refusing_rows
+from ..errors import SchemaError, SinkError, refusing_rows, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -205,8 +205,8 @@ def with_column(error: Exception, rows: pa.RecordBatch, write: Callable[[Any], o
                 if value is not None:
                     write(value)
         except UNWRITABLE as found:
-            return f"column {name!r}: {found}"
-    return str(error)
+            return f"column {name!r}: {text_of(found)}"
+    return text_of(error)
 
 
 def to_json(value: Any) -> str:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from ..errors import ConfigurationError, StoreError, text_of
+from ..errors import ConfigurationError, StoreError, named_text_of, text_of
 from ..kit.secrets import shown_address
 from .bounded import bounded
 
@@ -148,7 +148,8 @@ def open_objects(url: str) -> tuple[AbstractFileSystem, str]:
     except (ImportError, ValueError) as error:
         package = CONDITIONAL_PUT.get(url.partition("://")[0], "")
         raise ConfigurationError(
-            f"{url} cannot be opened: {error}. Install its file system's package: pip install fsspec {package}".rstrip()
+            f"{url} cannot be opened: {text_of(error)}. Install its file system's package: "
+            f"pip install fsspec {package}".rstrip()
         ) from error
     return filesystem, root
 
@@ -233,7 +234,7 @@ def _as_os_error() -> Iterator[None]:
     except OSError:
         raise
     except Exception as error:
-        raise OSError(f"{type(error).__name__}: {error}") from error
+        raise OSError(named_text_of(error)) from error
 
 
 def _status(error: Exception) -> int | None:

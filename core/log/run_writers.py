@@ -76,7 +76,8 @@ class RunWriters:
             notes = _Notes()
         except (OSError, msgspec.MsgspecError) as error:
             raise ConfigurationError(
-                f"{RUN_VARIABLE}={folder}: the notes of `onceward run` cannot be read: {error}. End it, start anew"
+                f"{RUN_VARIABLE}={folder}: the notes of `onceward run` cannot be read: {text_of(error)}. End it, start "
+                "anew"
             ) from error
         return cls(deque(notes.writers, _KEPT), notes.since, file)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from ..errors import ConfigurationError, NoDecisionLogError
+from ..errors import ConfigurationError, NoDecisionLogError, text_of
 from ..log import DirectoryStore
 from ..log.entries import position_of
 from ..log.store import IN_CHECKPOINT, local_folder
@@ -65,7 +65,7 @@ def find_logs(root: str) -> FoundLogs:
             try:
                 logs.append(open_log(str(folder)))
             except Exception as error:  # noqa: BLE001 - whatever is in it, the folders after it may be sound
-                errors[str(folder)] = str(error)
+                errors[str(folder)] = text_of(error)
     except ConfigurationError as error:
         errors[str(local[0])] = str(error)
     return FoundLogs(tuple(logs), errors)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import psutil
 
-from onceward.core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -84,7 +84,7 @@ class DriverProcess:
                     env={**start.environment, **(extra or {})},
                 )
             except OSError as error:
-                raise ConfigurationError(f"the driver cannot be started: {error}") from error
+                raise ConfigurationError(f"the driver cannot be started: {text_of(error)}") from error
 
     @property
     def exit_code(self) -> int | None:

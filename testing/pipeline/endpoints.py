@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from onceward.core.errors import ConfigurationError, ExternalError
+from onceward.core.errors import ConfigurationError, ExternalError, text_of
 from onceward.core.kit.extras import needing
 from onceward.core.operations.comparison import Record
 
@@ -236,7 +236,7 @@ def _kafka() -> Iterator[ModuleType]:
     try:
         yield confluent_kafka
     except confluent_kafka.KafkaException as error:
-        raise UnreadableError(f"Kafka: {error}") from error
+        raise UnreadableError(f"Kafka: {text_of(error)}") from error
 
 
 @dataclass(frozen=True)
@@ -305,7 +305,7 @@ class Table(Endpoint):
             with connected(self.url.format(folder=addresses.folder) or addresses.dsn) as connection:
                 yield connection
         except sa.exc.DBAPIError as error:
-            raise UnreadableError(f"table {self.name}: {error}") from error
+            raise UnreadableError(f"table {self.name}: {text_of(error)}") from error
 
 
 def _is_missing_table(error: object) -> bool:

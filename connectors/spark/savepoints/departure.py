@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from onceward.core.engine.state.storage import CheckpointStorage
-from onceward.core.errors import OncewardError
+from onceward.core.errors import OncewardError, text_of
 from onceward.core.log.store import MOVED_MARK
 
 from .manifest import IDENTITY
@@ -67,7 +67,7 @@ class Departure(NamedTuple):
                 return
             why = "this query's files are not there"
         except (OSError, OncewardError) as error:
-            why = str(error)
+            why = text_of(error)
         if self.old != self.into.root:
             _log.warning("cannot mark the old checkpoint %s (%s): do not start a query from it", self.old, why)
 
