@@ -55,8 +55,6 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """For what Spark formats make: options that are not the argument in camel case; "" for an argument without option."""
-INTERNAL = {"world"}
-"""Arguments for tests."""
 EVERY_SINK = "EverySink"
 SHARED = {"name", "select", "where"}
 """Arguments of every sink."""
@@ -116,7 +114,7 @@ def _rows(name: str, arguments: AbstractSet[str]) -> Iterator[list[str]]:
 
 
 def _parameters(name: str) -> list[inspect.Parameter]:
-    return [p for p in inspect.signature(getattr(onceward, name)).parameters.values() if p.name not in INTERNAL]
+    return [*inspect.signature(getattr(onceward, name)).parameters.values()]
 
 
 def _meanings(doc: str) -> dict[str, str]:

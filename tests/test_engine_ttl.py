@@ -329,8 +329,8 @@ class Rig:
             backend=BACKENDS[backend](self.path),
             checkpointing=CheckpointConfig(),
             restart=RestartStrategy.none(),
-            world=EngineWorld(now=self.clock),
         )
+        p.setup = p.setup._replace(world=EngineWorld(now=self.clock))
         rows = [{"k": n % 10, "n": n // 10} for n in range(10 * self.runs)]
         keyed = p.source(SequenceSource(rows), uid="rows").key_by("k")
         if self.kind == "process":

@@ -250,7 +250,6 @@ class Pipeline:
         on_lost: AnyOnLost = DEFAULT_ON_LOST,
         commit_timeout: float = COMMIT_TIMEOUT,
         commit_backoff: float = COMMIT_BACKOFF,
-        world: EngineWorld | None = None,
     ) -> None:
         self.name = check_pipeline_name(name)
         _check_kind("checkpointing", checkpointing, CheckpointConfig, "a CheckpointConfig")
@@ -277,7 +276,7 @@ class Pipeline:
             config=config,
             policy=CommitPolicy.of(on_lost, commit_timeout, commit_backoff),
             restart=restart or (RestartStrategy.exponential_delay() if periodic else RestartStrategy.none()),
-            world=world or EngineWorld(),
+            world=EngineWorld(),
             most_rows=MOST_ROWS if max_batch_rows is None else max_batch_rows,
             linger=linger,
         )
