@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import shutil
+import threading
 import uuid
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -367,6 +370,28 @@ def test_a_query_that_is_described_and_not_started_changes_nothing(job: Job) -> 
     assert topic in admin.list_topics(timeout=10).topics
     assert store.exists()
     assert (job.folder / "out").is_dir()
+
+
+@pytest.mark.nightly
+def test_threads_may_start_queries_at_once_also_with_the_same_sinks(job: Job) -> None:
+    queries, sinks = range(3), job.sinks()
+    job.feed.add()
+    frames = [job.feed.stream(job.spark) for _ in queries]
+    ready = threading.Barrier(len(queries))
+
+    def run(number: int) -> None:
+        ready.wait(10)
+        options = {"checkpoint": f"{job.checkpoint}-{number}", "pipeline": f"{job.pipeline[:50]}-{number}"}
+        writer = exactly_once(frames[number], *sinks, **options).trigger(availableNow=True)
+        ready.wait(30)
+        writer.start().awaitTermination()
+
+    with ThreadPoolExecutor(len(queries)) as pool:
+        list(pool.map(run, queries))
+    expected = Counter({row: count * len(queries) for row, count in once(job.feed.rows).items()})
+    assert ids_in_table(job.dsn) == expected
+    assert ids_in_topic(job.servers, job.topic) == expected
+    assert prepared_in(job.dsn) == 0
 
 
 def test_two_sinks_of_one_name_are_refused(job: Job) -> None:

@@ -124,6 +124,9 @@ def exactly_once(
 ) -> DataStreamWriter:
     """Write a streaming DataFrame into one or more sinks, so that each record takes effect exactly once in each.
 
+    Threads of a driver may describe and start several queries at once, each with a pipeline of its own, and their sinks
+    may be the same objects. The DataStreamWriter is for one thread, as all of Spark's.
+
     Args:
         df: A streaming DataFrame, of a classic session or of a Spark Connect session.
         sinks: Where the rows go. Each sink has a name that is unique in the pipeline, and may choose columns and rows
@@ -160,7 +163,7 @@ def exactly_once(
         max_dead_letters: Limit of refused rows in an epoch, above which the query stops: a number of rows, or as a
             float a share of the epoch's rows. None: no limit.
         on_complete: Function that is called on the driver after an epoch's COMPLETED entry is durable, with the epoch's
-            number and its input. After a restart it is called again for the newest epoch.
+            number and its input, in the query's own thread. After a restart it is called again for the newest epoch.
         take_over: Seconds for which `start()` waits for another driver that runs the pipeline: it ends its epoch and
             its query, and this one goes on from there. If none answers within five seconds, or an epoch takes longer,
             this one starts as after a crash, and fences the other. None: at once.

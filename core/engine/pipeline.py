@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import threading
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow.compute as pc
@@ -211,7 +212,9 @@ def _store(store: LogStore | str | os.PathLike[str] | None) -> LogStore:
 class Pipeline:
     """A graph of sources, functions and sinks that runs in this process, checkpointed by barriers.
 
-    One thread builds it and calls `start` or `run`. The other methods may be called from any thread.
+    One thread builds the graph. The methods that start, watch and end a run may be called from any thread, and of
+    several that call `start` or `run` at once, one starts it and the others get a ConfigurationError. Each subtask runs
+    in a thread of its own: plain functions, sinks and sources are shared by them, a ProcessFunction is not.
 
     Args:
         name: Name of the pipeline, up to 64 letters, digits, `.`, `_` and `-`. It is part of every transaction's name,
@@ -281,6 +284,7 @@ class Pipeline:
             linger=linger,
         )
         self._job: Job | None = None
+        self._starting = threading.Lock()
 
     def source(
         self, source: ResettableSource | LiveSource, *, uid: str | None = None, parallelism: int | None = None
@@ -350,24 +354,28 @@ class Pipeline:
         Raises:
             OncewardError: It failed for good. A mistake in the graph or in a setting is a ConfigurationError.
         """
-        if self._job is not None and not self._job.wait(0):
-            raise ConfigurationError(f"pipeline {self.name} is running")
         if rewind is not None and not rewind.strip():
             raise ConfigurationError("rewind is empty: say why the pipeline goes back, or leave it out to continue")
         check_take_over(take_over)
-        self.graph.check()
-        for operator in self.graph.of_kind("source"):
-            operator.what.validate()
-        self._warn_if_nothing_is_committed()
-        path = locate(restore) if restore else None
-        if isinstance(self.setup.store, UnopenedStore):
-            self.setup = self.setup._replace(store=open_store(self.setup.store.url, pipeline=self.name))
-        job = Job(self.setup, Restore(path, claim, rewind, import_from, allow_non_restored_state), take_over)
-        self._job = job
+        with self._starting:  # a second job's START would fence the first
+            if self._job is not None and not self._job.wait(0):
+                raise ConfigurationError(f"pipeline {self.name} is running")
+            self._check()
+            path = locate(restore) if restore else None
+            if isinstance(self.setup.store, UnopenedStore):
+                self.setup = self.setup._replace(store=open_store(self.setup.store.url, pipeline=self.name))
+            job = Job(self.setup, Restore(path, claim, rewind, import_from, allow_non_restored_state), take_over)
+            self._job = job
         job.start()
         if job.error is not None:
             raise job.error
         return job
+
+    def _check(self) -> None:
+        self.graph.check()
+        for operator in self.graph.of_kind("source"):
+            operator.what.validate()
+        self._warn_if_nothing_is_committed()
 
     def _warn_if_nothing_is_committed(self) -> None:
         endless = [operator.uid for operator in self.graph.of_kind("source") if not operator.what.bounded]
