@@ -39,7 +39,7 @@ WARM_UP = 5
 
 
 def kafka(services: DevServices, partitions: int) -> KafkaSink:
-    """A sink on a new topic."""
+    """Return a sink on a new topic."""
     topic = f"commit-{uuid.uuid4().hex[:8]}"
     admin = AdminClient({"bootstrap.servers": services.bootstrap_servers})
     admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(60)
@@ -47,7 +47,7 @@ def kafka(services: DevServices, partitions: int) -> KafkaSink:
 
 
 def postgres(services: DevServices, _: int) -> PostgresSink:
-    """A sink on a new table."""
+    """Return a sink on a new table."""
     table = f"commit_{uuid.uuid4().hex[:8]}"
     with psycopg.connect(services.dsn) as connection:
         connection.execute(f"CREATE TABLE {table} (key text, value text)")
@@ -57,7 +57,7 @@ def postgres(services: DevServices, _: int) -> PostgresSink:
 def measured(
     folder: Path, sink: TwoPhaseCommitSink[Any], transactions: int, partitions: int, epochs: int
 ) -> tuple[list[float], list[float], int]:
-    """Milliseconds of a prepare, of a commit, and bytes of the newest decision."""
+    """Measure the milliseconds of a prepare and of a commit, and the bytes of the newest decision."""
     pipeline = f"commit-{uuid.uuid4().hex[:8]}"
     store = open_store(str(folder / pipeline), pipeline=pipeline)
     coordinator = Coordinator(pipeline, store, [sink])

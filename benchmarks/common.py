@@ -54,7 +54,7 @@ class Bench:
         return self.services.dsn
 
     def topic(self, partitions: int = PARTITIONS, **config: str) -> str:
-        """A new topic."""
+        """Create a topic, and return its name."""
         name = f"bench-{uuid.uuid4().hex[:8]}"
         admin = AdminClient({"bootstrap.servers": self.servers})
         admin.create_topics([NewTopic(name, partitions, 1, config=config)])[name].result(30)
@@ -66,14 +66,14 @@ class Bench:
         admin.delete_topics([name])[name].result(30)
 
     def table(self) -> str:
-        """A new table (key text, value text)."""
+        """Create a table (key text, value text), and return its name."""
         name = f"bench_{uuid.uuid4().hex[:8]}"
         with psycopg.connect(self.dsn) as connection:
             connection.execute(f"CREATE TABLE {name} (key text, value text)")
         return name
 
     def filled_topic(self, rows: int, size: int, partitions: int = PARTITIONS) -> str:
-        """A topic with `rows` messages of about `size` bytes."""
+        """Create a topic with `rows` messages of about `size` bytes."""
         name = self.topic(partitions)
         producer = confluent_kafka.Producer({"bootstrap.servers": self.servers, "linger.ms": 20})
         payload = "x" * size
@@ -90,18 +90,18 @@ class Bench:
         return name
 
     def source(self, topic: str, per_trigger: int) -> DataFrame:
-        """Spark's own source over a topic: the same for everybody who is compared."""
+        """Read a topic with Spark's own source: the same for all that are compared."""
         stream = self.spark.readStream.format("kafka").option("kafka.bootstrap.servers", self.servers)
         stream = stream.option("subscribe", topic).option("startingOffsets", "earliest")
         frame = stream.option("maxOffsetsPerTrigger", per_trigger).load()
         return frame.selectExpr("cast(key as string) AS key", "cast(value as string) AS value")
 
     def checkpoint(self) -> str:
-        """A new checkpoint folder."""
+        """Return a new checkpoint folder."""
         return str(self.home / "checkpoints" / uuid.uuid4().hex)
 
     def fresh(self) -> dict[str, str]:
-        """A new checkpoint folder and a new pipeline's name, as arguments of exactly_once."""
+        """Return a new checkpoint folder and a new pipeline's name, as arguments of exactly_once."""
         checkpoint = self.checkpoint()
         return {"checkpoint": checkpoint, "pipeline": Path(checkpoint).name}
 
@@ -122,7 +122,7 @@ class Run:
 
 @contextmanager
 def bench() -> Iterator[Bench]:
-    """Services and a session. Processes whose parent dies become ours, so their CPU time still counts."""
+    """Start services and a session. Processes whose parent dies become ours, so their CPU time still counts."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     here = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]  # workers import what they run
@@ -152,18 +152,18 @@ def timed(writer: DataStreamWriter) -> Run:
 
 
 def cpu_seconds() -> float:
-    """CPU seconds of this process and all below it: driver, JVM, Python workers; broker and database too."""
+    """Return the CPU seconds of this process and all below it: driver, JVM, Python workers; broker and database too."""
     me = psutil.Process()
     return _seconds([me, *me.children(recursive=True)])
 
 
 def cpu_seconds_of_services() -> float:
-    """CPU seconds of broker and database."""
+    """Return the CPU seconds of broker and database."""
     return _seconds(service_processes())
 
 
 def service_processes() -> list[psutil.Process]:
-    """Broker and database, with their children."""
+    """Return the processes of broker and database, with their children."""
     found = [psutil.Process(pid) for pid in _service_pids]
     return [each for one in found for each in [one, *one.children(recursive=True)]]
 
@@ -180,7 +180,7 @@ def _seconds(processes: list[psutil.Process]) -> float:
 
 
 def compare(variants: dict[str, Callable[[], Run]], repeats: int) -> dict[str, list[Run]]:
-    """Each variant once to warm up, then all in turn, `repeats` times, every other time from the last to the first."""
+    """Run each variant once to warm up, then all in turn `repeats` times, every other time in reverse."""
     for run in variants.values():
         run()
     found: dict[str, list[Run]] = {name: [] for name in variants}
@@ -191,12 +191,12 @@ def compare(variants: dict[str, Callable[[], Run]], repeats: int) -> dict[str, l
 
 
 def median(values: list[float]) -> float:
-    """The median."""
+    """Return the median."""
     return statistics.median(values)
 
 
 def machine() -> str:
-    """What this was measured on."""
+    """Describe the machine on which it is measured."""
     memory = psutil.virtual_memory().total / 2**30
     where = f"{platform.system()} {platform.machine()}, broker and database beside it"
     return f"{psutil.cpu_count()} cores, {memory:.0f} GiB, {where}"

@@ -64,27 +64,27 @@ class Curve:
 
 
 def late(run: Run) -> float:
-    """Median milliseconds of the later half of a run's epochs."""
+    """Return the median milliseconds of the later half of a run's epochs."""
     return median([float(each) for each in run.batches[len(run.batches) // 2 :]])
 
 
 def kafka(lab: Bench, topic: str, name: str = "topic") -> KafkaSink:
-    """Into this topic."""
+    """Return a sink on this topic."""
     return KafkaSink(name, bootstrap_servers=lab.servers, topic=topic)
 
 
 def postgres(lab: Bench, name: str = "table") -> PostgresSink:
-    """Into a new table."""
+    """Return a sink on a new table."""
     return PostgresSink(name, dsn=lab.dsn, table=lab.table())
 
 
 def ours(lab: Bench, topic: str, per_trigger: int, *sinks: TwoPhaseCommitSink[Any]) -> Run:
-    """A query with onceward."""
+    """Measure a query that writes with onceward."""
     return timed(exactly_once(lab.source(topic, per_trigger), *sinks, **lab.fresh()))
 
 
 def without_jars(lab: Bench, topic: str, per_trigger: int, into: str) -> Run:
-    """A query that reads with KafkaSource, too."""
+    """Measure a query that also reads with KafkaSource."""
     stream = lab.spark.readStream.format("onceward-kafka").option("kafka.bootstrap.servers", lab.servers)
     stream = stream.option("subscribe", topic).option("startingOffsets", "earliest")
     stream = stream.option("minRecordsPerPartition", 1000)
@@ -93,14 +93,14 @@ def without_jars(lab: Bench, topic: str, per_trigger: int, into: str) -> Run:
 
 
 def sparks(lab: Bench, topic: str, per_trigger: int, into: str) -> Run:
-    """The same with Spark's own sink."""
+    """Measure the same query with Spark's own sink."""
     writer = lab.source(topic, per_trigger).writeStream.format("kafka").option("topic", into)
     writer = writer.option("kafka.bootstrap.servers", lab.servers)
     return timed(writer.option("checkpointLocation", lab.checkpoint()))
 
 
 def of_epochs(found: dict[str, list[Run]]) -> Ways:
-    """Time and CPU time of an epoch."""
+    """Return the time and CPU time of an epoch."""
     return {
         way: {
             "ms an epoch": median([late(run) for run in runs]),
@@ -111,7 +111,7 @@ def of_epochs(found: dict[str, list[Run]]) -> Ways:
 
 
 def of_rows(found: dict[str, list[Run]]) -> Ways:
-    """Rows per second and CPU time of a million."""
+    """Return the rows per second, and the CPU time of a million."""
     return {
         way: {
             "rows/s": median([run.rows / run.seconds for run in runs]),
@@ -122,7 +122,7 @@ def of_rows(found: dict[str, list[Run]]) -> Ways:
 
 
 def partitions(lab: Bench, count: int, repeats: int) -> Ways:
-    """100 rows of 100 bytes for each partition, into as many."""
+    """Write 100 rows of 100 bytes for each partition, into as many."""
     rows, epochs = 100 * count, 12 if count <= 64 else 4
     topic, into = lab.filled_topic(epochs * rows, 100, count), lab.topic(count)
     ways = {
@@ -135,7 +135,7 @@ def partitions(lab: Bench, count: int, repeats: int) -> Ways:
 
 
 def sinks(lab: Bench, count: int, repeats: int) -> Ways:
-    """400 rows from 4 partitions, into each of so many sinks."""
+    """Write 400 rows from 4 partitions into each of so many sinks."""
     topic = lab.filled_topic(12 * 400, 100)
     into = [lab.topic() for _ in range(count)]
     ways = {
@@ -146,7 +146,7 @@ def sinks(lab: Bench, count: int, repeats: int) -> Ways:
 
 
 def sizes(lab: Bench, size: int, repeats: int) -> Ways:
-    """64 MB of rows of this size, a million at most, in two epochs."""
+    """Write 64 MB of rows of this size, a million at most, in two epochs."""
     rows = min(1_000_000, 64_000_000 // size)
     topic, into = lab.filled_topic(rows, size), lab.topic()
     ways = {
@@ -162,7 +162,7 @@ def sizes(lab: Bench, size: int, repeats: int) -> Ways:
 
 
 def epochs(lab: Bench, seconds: float, repeats: int) -> Ways:
-    """As many rows as arrive in an epoch of this length."""
+    """Write as many rows as arrive in an epoch of this length."""
     rows = int(ROWS_A_SECOND * seconds)
     topic, into = lab.filled_topic(rows * (12 if seconds < 5 else 3), 100), lab.topic()
     ways = {
@@ -176,7 +176,7 @@ def epochs(lab: Bench, seconds: float, repeats: int) -> Ways:
 
 
 def keys(lab: Bench, count: int, repeats: int) -> Ways:
-    """A million rows or more with so many keys, at random: as state of the engine, and as an upsert."""
+    """Measure a million rows or more with so many keys, at random: as state of the engine, and as an upsert."""
     rows = max(1_000_000, count)
     chance = random.Random(7)
     numbers = pa.array([chance.randrange(count) for _ in range(rows)])
@@ -194,7 +194,7 @@ def keys(lab: Bench, count: int, repeats: int) -> Ways:
 
 
 def upserts(lab: Bench, count: int, rows: pa.Table, repeats: int) -> float:
-    """Rows per second of epochs of 100,000 rows into a table that has each key."""
+    """Measure rows per second of epochs of 100,000 rows into a table that has each key."""
     name = lab.table()
     with psycopg.connect(lab.dsn) as connection:
         connection.execute(f"INSERT INTO {name} SELECT n::text, '0' FROM generate_series(0, {count - 1}) n")
@@ -208,7 +208,7 @@ def upserts(lab: Bench, count: int, rows: pa.Table, repeats: int) -> float:
 
 
 def memory(lab: Bench, rows: int, _repeats: int) -> Ways:
-    """One epoch of one partition with so many rows of 100 bytes: the largest that its Python worker became."""
+    """Write one epoch of one partition with so many rows of 100 bytes; return the peak of its Python worker."""
     topic = lab.filled_topic(rows, 100, 1)
     into = lab.topic(1)
     ways: dict[str, Callable[[], TwoPhaseCommitSink[Any]]] = {
@@ -226,7 +226,7 @@ def memory(lab: Bench, rows: int, _repeats: int) -> Ways:
 
 @contextmanager
 def peak() -> Iterator[dict[str, float]]:
-    """The most MiB that each kind of process has had; the services do not count."""
+    """Return the most MiB that each kind of process has had; the services do not count."""
     most = {"jvm": 0.0, "worker": 0.0}
     done = threading.Event()
 

@@ -61,10 +61,10 @@ class Nowhere(DirectSink[None]):
         self.rows = 0
 
     def open(self, context: Any) -> None:
-        """Nothing to open."""
+        """Open nothing."""
 
     def write(self, writer: None, batch: pa.RecordBatch) -> None:
-        """Count."""
+        """Count the rows."""
         self.rows += batch.num_rows
 
 
@@ -79,13 +79,13 @@ class RunningSum(ProcessFunction):
 
 
 def a_table(rows: int, keys: int) -> pa.Table:
-    """Amounts of users at random."""
+    """Return amounts of users at random."""
     chance = random.Random(7)
     return pa.table({"user": [f"user{chance.randrange(keys)}" for _ in range(rows)], "amount": list(range(rows))})
 
 
 def sums(rows: int, repeats: int, keys: int) -> None:
-    """Rows a second of each way to sum."""
+    """Measure the rows per second of each way to sum."""
     table = a_table(rows, keys)
     ways = [(way, state, batch) for way in ("process", "aggregate") for state in STATES for batch in (2000, 20_000)]
     found: dict[Any, list[tuple[float, float]]] = {way: [] for way in ways}
@@ -107,7 +107,7 @@ STATES: dict[str, Callable[[str], Any]] = {
 
 
 def one_sum(table: pa.Table, way: str, state: str, batch_rows: int) -> None:
-    """One run."""
+    """Run once."""
     with tempfile.TemporaryDirectory(prefix="onceward-bench-") as folder:
         pipeline = Pipeline("bench", store=open_store(f"{folder}/log"), backend=STATES[state](folder))
         stream = pipeline.source(SequenceSource(table, batch_rows=batch_rows)).key_by("user")
@@ -117,7 +117,7 @@ def one_sum(table: pa.Table, way: str, state: str, batch_rows: int) -> None:
 
 
 def throughput(rows: int, repeats: int) -> None:
-    """Rows a second without and with checkpoints."""
+    """Measure the rows per second without and with checkpoints."""
     table = a_table(rows, KEYS)
     ways: dict[str, float | None] = {"off": None, "every second": 1.0}
     for interval in ways.values():
@@ -133,7 +133,7 @@ def throughput(rows: int, repeats: int) -> None:
 
 
 def once(table: pa.Table, interval: float | None) -> float:
-    """Seconds of one run."""
+    """Return the seconds of one run."""
     with tempfile.TemporaryDirectory(prefix="onceward-bench-") as folder:
         pipeline = Pipeline(
             "bench",
@@ -183,7 +183,7 @@ class Stores(ProcessFunction):
 
 
 def snapshots(megabytes: list[int]) -> None:
-    """Checkpoints of large state."""
+    """Measure checkpoints of large state."""
     print(f"{'state':>8} {'how':>12} {'first':>22} {'later, 1 % changed (median)':>32} {'peak':>12} {'restore':>9}")
     for size in megabytes:
         for incremental in (False, True):
@@ -191,7 +191,7 @@ def snapshots(megabytes: list[int]) -> None:
 
 
 def one_size(megabytes: int, *, incremental: bool) -> None:
-    """One line of the table."""
+    """Print one line of the table."""
     keys = megabytes * 1_000_000 // VALUE
     with tempfile.TemporaryDirectory(prefix="onceward-bench-", dir=os.environ.get("BENCH_DIR")) as folder:
         updates, sink = Updates(), Nowhere()
@@ -222,7 +222,7 @@ def one_size(megabytes: int, *, incremental: bool) -> None:
 
 
 def build(folder: str, updates: Updates, sink: Nowhere, *, incremental: bool) -> Pipeline:
-    """A pipeline whose state is what was written."""
+    """Make a pipeline whose state is what was written."""
     pipeline = Pipeline(
         "bench",
         checkpointing=CheckpointConfig(retained=2),
@@ -242,7 +242,7 @@ def write(updates: Updates, sink: Nowhere, keys: list[int]) -> None:
 
 
 def checkpoint(job: Job) -> tuple[float, int]:
-    """Seconds and bytes of one checkpoint."""
+    """Make a checkpoint, and return its seconds and bytes."""
     job.checkpoint(timeout=600)
     record = job.checkpoints[-1]
     return record.duration, sum(task.uploaded for task in record.tasks)

@@ -27,7 +27,7 @@ class RunningSum(ProcessFunction):
 
 
 def new_pipeline(folder: str) -> Pipeline:
-    """Checkpoints every second, state in RocksDB."""
+    """Make a pipeline with a checkpoint every second and state in RocksDB."""
     return Pipeline(
         Path(folder).name,
         checkpointing=CheckpointConfig(interval=1.0),

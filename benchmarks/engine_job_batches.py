@@ -18,7 +18,7 @@ ORDER = pa.schema({"user": pa.string(), "amount": pa.int64()})
 
 
 def parse(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Orders out of JSON, all at once."""
+    """Parse the orders of a batch, which are JSON, all at once."""
     text = b"\n".join(batch["value"].to_pylist())
     read = json.ReadOptions(use_threads=False, block_size=len(text) + 1)
     only = json.ParseOptions(explicit_schema=ORDER, unexpected_field_behavior="ignore")
@@ -27,7 +27,7 @@ def parse(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def messages(totals: pa.RecordBatch) -> pa.RecordBatch:
-    """A Kafka message for each total."""
+    """Return a Kafka message for each total."""
     user, total = totals["user"], pc.cast(totals["total"], pa.string())
     value = pc.binary_join_element_wise('{"user": "', user, '", "total": ', total, "}", "")
     return pa.RecordBatch.from_pydict({"key": pc.cast(user, pa.binary()), "value": pc.cast(value, pa.binary())})

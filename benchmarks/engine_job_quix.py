@@ -11,7 +11,7 @@ logging.disable(logging.INFO)
 
 
 def add(value: dict[str, Any], state: Any) -> dict[str, Any]:
-    """The sum so far of each user."""
+    """Add an order to the user's sum so far."""
     total = state.get("total", 0) + value["amount"]
     state.set("total", total)
     return {"user": value["user"], "total": total}

@@ -37,7 +37,7 @@ PEER = "Quix Streams"
 
 
 def topic(servers: str, rows: int = 0) -> str:
-    """A new topic, with orders in it."""
+    """Create a topic with orders in it."""
     name = f"bench-{uuid.uuid4().hex[:8]}"
     admin = AdminClient({"bootstrap.servers": servers})
     admin.create_topics([NewTopic(name, PARTITIONS, 1)])[name].result(30)
@@ -53,12 +53,12 @@ def topic(servers: str, rows: int = 0) -> str:
 
 
 def amount(number: int) -> int:
-    """Of an order."""
+    """Return the amount of an order."""
     return number % 100
 
 
 def once(python: str, script: str, servers: str, source: str, rows: int) -> tuple[float, float]:
-    """Seconds between the first and the last result, and from the start to the last."""
+    """Return the seconds between the first and the last result, and from the start to the last."""
     whole = sum(map(amount, range(rows)))
     last: dict[bytes, bytes] = {}
     target = topic(servers)
@@ -85,7 +85,7 @@ def once(python: str, script: str, servers: str, source: str, rows: int) -> tupl
 
 
 def main() -> None:
-    """Compare."""
+    """Compare both engines."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("quix", nargs="?", help="a Python that has quixstreams; without it, onceward runs alone")
     parser.add_argument("--rows", type=int, default=200_000)

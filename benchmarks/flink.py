@@ -20,7 +20,7 @@ INTERVAL = "3 s"
 
 @contextmanager
 def copies(lab: Bench, topic: str, rows: int, sink: type[FlinkKafka | FlinkXa]) -> Iterator[Callable[[str], Run]]:
-    """A function that copies a topic of so many rows into the target of this name.
+    """Return a function that copies a topic of so many rows into the target of this name.
 
     The time is that of the job from its start in a JVM that runs already to its last commit, as Flink states it.
     """

@@ -98,13 +98,13 @@ class Line:
         self.milliseconds: list[float] = []
 
     def run(self, epoch: int) -> None:
-        """One epoch of a few rows."""
+        """Run one epoch of a few rows."""
         keys = [f"{(epoch * ROWS + number) % KEYS}" for number in range(ROWS)]
         rows = pa.record_batch({"key": pa.array(keys), "value": pa.array([f"of epoch {epoch}"] * ROWS)})
         self.write(epoch, [rows])
 
     def write(self, epoch: int, batches: Iterable[pa.RecordBatch]) -> None:
-        """One epoch of these rows, timed."""
+        """Write one epoch of these rows, and record its time."""
         began = time.perf_counter()
         about = EpochInput(query="q", digest=str(epoch), start=[str(epoch)], end=[str(epoch + 1)])
         self.coordinator.admit(epoch, about)
@@ -115,7 +115,7 @@ class Line:
 
 @contextmanager
 def lines(services: DevServices, folder: Path) -> Iterator[dict[str, Line]]:
-    """The pipelines, with a topic and tables of their own."""
+    """Make the pipelines, with a topic and tables of their own."""
     admin = AdminClient({"bootstrap.servers": services.bootstrap_servers})
 
     def kafka() -> KafkaSink:
@@ -144,7 +144,7 @@ def lines(services: DevServices, folder: Path) -> Iterator[dict[str, Line]]:
 
 
 def counts(services: DevServices, running: dict[str, Line]) -> dict[str, float]:
-    """What there is now."""
+    """Take a sample of what there is now."""
     sink = next(sink for line in running.values() for sink in line.sinks if isinstance(sink, KafkaSink))
     with psycopg.connect(services.dsn) as connection:
         own = [name for (name,) in connection.execute(TABLES).fetchall()]
@@ -164,7 +164,7 @@ def counts(services: DevServices, running: dict[str, Line]) -> dict[str, float]:
 
 
 def of_process(running: dict[str, Line]) -> dict[str, float]:
-    """What this process and the decision logs hold now."""
+    """Count what this process and the decision logs hold now."""
     me = psutil.Process()
     return {
         "entries of the decision logs": sum(len(line.store.list_keys()) for line in running.values()),
@@ -176,7 +176,7 @@ def of_process(running: dict[str, Line]) -> dict[str, float]:
 
 
 def measured(running: dict[str, Line], epochs: int, count: Callable[[], dict[str, float]]) -> dict[str, list[float]]:
-    """Each quantity at each point."""
+    """Measure each quantity at each point."""
     found: dict[str, list[float]] = {}
     for epoch in range(epochs):
         for line in running.values():
@@ -194,7 +194,7 @@ def measured(running: dict[str, Line], epochs: int, count: Callable[[], dict[str
 
 
 def on_services(epochs: int) -> dict[str, list[float]]:
-    """The four pipelines."""
+    """Make the four pipelines."""
     with (
         tempfile.TemporaryDirectory(prefix="onceward-growth-") as folder,
         dev_services(Path(folder) / "s") as services,
@@ -204,13 +204,13 @@ def on_services(epochs: int) -> dict[str, list[float]]:
 
 
 def in_memory(epochs: int) -> dict[str, list[float]]:
-    """One pipeline without services."""
+    """Make one pipeline without services."""
     running = {"memory": Line("memory", MemoryStore(), MemorySink("memory"))}
     return measured(running, epochs, lambda: of_process(running))
 
 
 def plot(found: dict[str, list[float]], path: str) -> None:
-    """Every quantity over epochs, relative to its first value."""
+    """Draw every quantity over epochs, relative to its first value."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - of the extra `demo`
     from matplotlib.figure import Figure  # noqa: PLC0415
 

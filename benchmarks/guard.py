@@ -29,12 +29,12 @@ MANY = 400_000
 
 
 def cpu(run: Run) -> float:
-    """CPU seconds per row."""
+    """Measure the CPU seconds per row."""
     return run.cpu / run.rows
 
 
 def measure(repeats: int, many: int) -> dict[str, float]:
-    """Each figure of the guard."""
+    """Measure each figure of the guard."""
     figures: dict[str, float] = {}
     with bench() as lab:
         rows = ROWS * PARTITIONS
@@ -53,7 +53,7 @@ def measure(repeats: int, many: int) -> dict[str, float]:
 
 
 def worse(figures: Mapping[str, float], earlier: list[Mapping[str, float]], tolerance: float) -> list[str]:
-    """What has become worse than the median of earlier runs by more than the tolerance."""
+    """Return the figures that are worse than the median of earlier runs by more than the tolerance."""
     found = []
     for name, figure in figures.items():
         known = [one[name] for one in earlier if name in one]

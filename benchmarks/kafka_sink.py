@@ -41,7 +41,7 @@ WAYS = {
 
 
 def written(sink: KafkaSink, batches: Iterable[pa.RecordBatch]) -> tuple[float, float]:
-    """CPU seconds and seconds of one transaction, up to pre-commit."""
+    """Return the CPU seconds and seconds of one transaction, up to pre-commit."""
     unique = uuid.uuid4().hex[:8]
     context = WriteContext(pipeline=f"p-{unique}", sink="out", log=unique, generation=0, epoch=0, subtask=0)
     transaction = sink.begin(context)

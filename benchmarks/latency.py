@@ -37,13 +37,13 @@ SPARKS = "Spark's Kafka sink (at least once)"
 
 
 def drain(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """An empty writer."""
+    """Read all rows, and write none."""
     rows = sum(batch.num_rows for batch in batches)
     yield pa.RecordBatch.from_pydict({"n": [rows]})
 
 
 def variants(lab: Bench, topic: str, partitions: int, rows: int) -> dict[str, Callable[[], Run]]:
-    """Each way over the topic; a batch is a sample."""
+    """Return the ways to write the topic, by name; each gives one sample a batch."""
 
     def source() -> DataFrame:
         return lab.source(topic, rows)
@@ -99,12 +99,12 @@ def order_table(found: dict[str, list[Run]]) -> list[str]:
 
 
 def p50(run: Run) -> float:
-    """Median milliseconds of a run's batches, the first ones left out."""
+    """Return the median milliseconds of a run's batches, without the first ones."""
     return median([float(batch) for batch in run.batches[WARM_UP:]])
 
 
 def table(found: dict[str, list[Run]]) -> list[str]:
-    """The result as Markdown."""
+    """Return the result as Markdown."""
     lines = [
         "| way | p50 ms | p90 ms | over the floor, ms (p50, median of the repeats) | times Spark's sink | CPU s |",
         "|---|---|---|---|---|---|",

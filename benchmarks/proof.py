@@ -60,7 +60,7 @@ TARGETS = {"Kafka": into_kafka, "PostgreSQL": into_postgres, "write-ahead log": 
 
 
 def hash_alone() -> float:
-    """CPU nanoseconds of the hash of such a row; the best of several, for other work makes it slower only."""
+    """Measure the CPU nanoseconds of the hash of such a row; the best of several."""
     keys = [str(number) for number in range(BATCH)]
     batch = pa.record_batch({"key": keys, "value": [f"{key}:{'x' * SIZE}" for key in keys]})
     seconds = []

@@ -24,12 +24,12 @@ FORMATS = {SPARKS: "kafka", OURS: "onceward-kafka"}
 
 
 def passed_on(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """What stands for the work of a pipeline."""
+    """Do the work that stands for a pipeline's."""
     yield from batches
 
 
 def read(lab: Bench, form: str, topic: str, rows: int) -> Run:
-    """Two epochs of a query."""
+    """Read two epochs of a query."""
     stream = lab.spark.readStream.format(form).option("kafka.bootstrap.servers", lab.servers)
     stream = stream.option("subscribe", topic).option("startingOffsets", "earliest")
     frame = stream.option("maxOffsetsPerTrigger", rows // 2).load()

@@ -142,7 +142,7 @@ def fill(servers: str, topic: str, backlog: Backlog) -> None:
 
 
 def line_of(name: str, size: int, rows: int, found: dict[str, Any], peer: dict[str, Any]) -> str:
-    """One row of the table."""
+    """Return one row of the table."""
     if "failed" in found or found["rows"] != rows:
         words = found.get("failed", f"read {found.get('rows')} of {rows} rows")
         return f"| {size:,} | {name} | {words} | | | |"

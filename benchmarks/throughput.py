@@ -30,7 +30,7 @@ SIZE = 100
 
 
 def kafka_variants(lab: Bench, topic: str, rows: int) -> dict[str, Callable[[], Run]]:
-    """Into a topic."""
+    """Return the ways to write into a topic."""
 
     def ours() -> Run:
         sink = KafkaSink("topic", bootstrap_servers=lab.servers, topic=lab.topic())
@@ -45,7 +45,7 @@ def kafka_variants(lab: Bench, topic: str, rows: int) -> dict[str, Callable[[], 
 
 
 def postgres_variants(lab: Bench, topic: str, rows: int) -> dict[str, Callable[[], Run]]:
-    """Into a table."""
+    """Return the ways to write into a table."""
 
     def ours() -> Run:
         sink = PostgresSink("table", dsn=lab.dsn, table=lab.table())
@@ -59,7 +59,7 @@ def postgres_variants(lab: Bench, topic: str, rows: int) -> dict[str, Callable[[
 
 
 def upsert_variants(lab: Bench, topic: str, rows: int) -> dict[str, Callable[[], Run]]:
-    """Into a table with a primary key, in whose every epoch half of the keys are there already."""
+    """Return the ways to write into a table with a primary key that has half of each epoch's keys already."""
 
     def table() -> str:
         name = lab.table()
@@ -89,7 +89,7 @@ def upsert_variants(lab: Bench, topic: str, rows: int) -> dict[str, Callable[[],
 
 
 def batches(lab: Bench, topic: str, rows: int, write: Callable[[DataFrame], None]) -> Run:
-    """What foreachBatch does with each batch."""
+    """Measure a query that calls `write` with each batch."""
     writer = lab.source(topic, rows // 2).writeStream.foreachBatch(lambda batch, _: write(batch))
     return timed(writer.option("checkpointLocation", lab.checkpoint()))
 
@@ -103,18 +103,18 @@ def write_jdbc(lab: Bench, batch: DataFrame, mode: str, table: str) -> None:
 
 
 def noop(lab: Bench, topic: str, rows: int) -> Run:
-    """The ceiling of any sink: the source alone."""
+    """Measure the source alone, which is the ceiling of any sink."""
     writer = lab.source(topic, rows // 2).writeStream.format("noop")
     return timed(writer.option("checkpointLocation", lab.checkpoint()))
 
 
 def flink(copy: Callable[[str], Run], target: Callable[[], str]) -> Run:
-    """A copy into a new target."""
+    """Measure a copy into a new target."""
     return copy(target())
 
 
 def report(title: str, found: dict[str, list[Run]], rows: int, repeats: int) -> None:
-    """A table, and the ratios run by run."""
+    """Format a table, and the ratios run by run."""
     columns = ("writer", "rows/s (median)", "CPU s per million rows", "of them without broker and database")
     columns += ("onceward's speed against it", "onceward's CPU without broker and database, against it")
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]

@@ -124,7 +124,7 @@ class Sink(ABC):
         """What this sink promises when driven by onceward."""
 
     def dataset(self) -> tuple[str, str] | None:
-        """Namespace and name of the target, as OpenLineage names datasets; None if it is not one dataset."""
+        """Return namespace and name of the target, as OpenLineage names datasets; None if it is not one dataset."""
         return None
 
     def check_schema(self, schema: pa.Schema) -> None:  # noqa: B027 - most sinks check more
@@ -160,7 +160,7 @@ class TwoPhaseCommitSink(Sink, Generic[Txn]):
         return None
 
     def expires_at(self, committable: Committable) -> float | None:  # noqa: ARG002
-        """When the target ends this transaction by itself, for monitoring; must not contact the target.
+        """Return when the target ends this transaction by itself, for monitoring; must not contact the target.
 
         Returns:
             Seconds since 1970 on the target's clock; None if it never does, or if that is not known.

@@ -22,7 +22,7 @@ class JsonLinesConnector(Connector):
     place_form = "rows"
 
     def target(self) -> Target:
-        """For `onceward txn`: list and end what any pipeline has prepared in the folder."""
+        """Return the folder for `onceward txn`, which lists and ends what any pipeline has prepared in it."""
         folder = Path(self.address)
         return Target(
             title=f"JSON lines in {folder}",
@@ -35,11 +35,11 @@ class JsonLinesConnector(Connector):
         )
 
     def place(self, name: str) -> Place:
-        """For `onceward verify`: return what the folder holds."""
+        """Return what the folder holds, for `onceward verify`."""
         return JsonLinesRows(f"{self.name}:{name}", Path(self.address))
 
     def check(self, names: Sequence[str], pipeline: str | None) -> Iterator[Finding]:
-        """For `onceward doctor`: say what the sink's `validate` would refuse. Changes nothing."""
+        """Report what the sink's `validate` would refuse, for `onceward doctor`. Changes nothing."""
         folder = Path(self.address)
         if not folder.is_dir():
             yield failed("folder", f"{folder} is not a folder", "create it, or correct the path")
@@ -52,7 +52,7 @@ class JsonLinesConnector(Connector):
     def check_parts(
         cls, sinks: Sequence[Sink], sources: Sequence[ResettableSource], pipeline: str | None
     ) -> Iterator[Finding]:
-        """For `onceward explain`: check the folders of these sinks, which are of this kind."""
+        """Check the folders of these sinks, which are of this kind, for `onceward explain`."""
         for sink in sinks:
             if isinstance(sink, JsonLinesSink):
                 yield from cls(str(sink.folder)).check((), pipeline)

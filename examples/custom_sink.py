@@ -41,7 +41,7 @@ class JsonLinesSink(TwoPhaseCommitSink[Transaction]):
     # On the executors
 
     def begin(self, context: WriteContext) -> Transaction:
-        """At the first row of an epoch: open a transaction under a name that is never used again."""
+        """Open a transaction under a name that is never used again, at the first row of an epoch."""
         make_folder(self.folder)
         name = str(context.transaction_name())
         return Transaction(context, name, self._file(name, "pending").open("x"))

@@ -41,11 +41,11 @@ class OrdersSource(ResettableSource):
     # Positions: on Spark, the driver asks for them; in the embedded engine, each subtask does, for its share
 
     def start(self) -> Position:
-        """Nothing is read: a shop that a position does not name is read from its beginning."""
+        """Return the position at which nothing is read: a shop that it does not name is read from its beginning."""
         return {}
 
     def end(self) -> Position:
-        """Where each shop's orders end now."""
+        """Return where each shop's orders end now."""
         found = self._rows("SELECT shop, max(number) + 1 FROM orders GROUP BY shop")
         return {shop: end for shop, end in found if self._reads(shop)}
 
@@ -66,11 +66,11 @@ class OrdersSource(ResettableSource):
         return further
 
     def advance(self, position: Position, split: Split, to: int) -> Position:
-        """The shop was read up to `to`."""
+        """Return the position after the shop was read up to `to`."""
         return {**position, split.unit: to}
 
     def share(self, subtask: int, parallelism: int) -> Self:
-        """The same source, for the shops of one subtask."""
+        """Return the same source for the shops of one subtask."""
         return type(self)(
             self.path,
             bounded=self._bounded,
@@ -80,13 +80,13 @@ class OrdersSource(ResettableSource):
         )
 
     def merge(self, positions: Sequence[Position]) -> Position:
-        """Out of what all subtasks of an earlier run have stored, take this one's shops."""
+        """Take this subtask's shops out of what all subtasks of an earlier run have stored."""
         return {shop: at for position in positions for shop, at in position.items() if self._reads(shop)}
 
     # Rows: in any process, and again after a failure
 
     def splits(self, start: Position, end: Position, parallelism: int = 1) -> Sequence[Split]:
-        """One range for each shop that has new orders."""
+        """Return one range for each shop that has new orders."""
         return [Split(shop, start.get(shop, 0), at) for shop, at in sorted(end.items()) if at > start.get(shop, 0)]
 
     def read(self, split: Split) -> Iterator[Piece]:

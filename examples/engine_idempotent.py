@@ -31,7 +31,7 @@ class Totals(IdempotentSink[sqlite3.Connection]):
         self.path = path
 
     def open(self, context: Any) -> sqlite3.Connection:
-        """Called in the thread that writes, at the first batch of an epoch."""
+        """Open a connection in the thread that writes, at the first batch of an epoch."""
         return sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
 
     def write(self, writer: sqlite3.Connection, batch: pa.RecordBatch) -> None:
@@ -52,7 +52,7 @@ class Sum(ProcessFunction):
     total = ValueState(default=0)
 
     def process(self, record: dict[str, Any], context: Any) -> Iterator[dict[str, Any]]:
-        """Add."""
+        """Add the amount to the user's total."""
         self.total.set(self.total.get() + record["cents"])
         yield {"user": context.key, "total": self.total.get()}
 

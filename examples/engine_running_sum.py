@@ -58,7 +58,7 @@ def main(folder: str) -> None:
 
 
 def shown(folder: str) -> str:
-    """What a reader of the folder sees."""
+    """Return what a reader of the folder sees."""
     return "".join(sorted(file.read_text() for file in Path(folder, "out").glob("*.jsonl")))
 
 

@@ -74,12 +74,12 @@ def main(folder: str) -> None:
 
 
 def numbers(*found: int) -> list[dict[str, Any]]:
-    """Rows."""
+    """Return the rows."""
     return [{"number": n, "kind": "odd" if n % 2 else "even"} for n in found]
 
 
 def shown(folder: str) -> list[int]:
-    """The numbers that a reader of the folder sees."""
+    """Return the numbers that a reader of the folder sees."""
     lines = [line for file in Path(folder, "out").glob("*.jsonl") for line in file.read_text().splitlines()]
     return sorted(int(line.split('"number": ')[1].split(",")[0]) for line in lines)
 

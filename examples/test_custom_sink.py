@@ -18,7 +18,7 @@ class TestJsonLinesSink(SinkConformance):
         folder = tmp_path / "out"
 
         def read() -> list[int]:
-            """The numbers (column n) of all rows that a reader sees now."""
+            """Return the numbers (column n) of all rows that a reader sees now."""
             lines = [line for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
             return [json.loads(line)["n"] for line in lines]
 

@@ -18,7 +18,7 @@ from onceward.testing.wrappers import FaultySink
 
 
 def job(folder: str, dsn: str, *faults: str) -> None:
-    """The pipeline. Yours is a module of its own, which takes its sinks from outside."""
+    """Run the pipeline. Yours is a module of its own, which takes its sinks from outside."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
     numbers = spark.readStream.schema("n long").option("maxFilesPerTrigger", 1).json(f"{folder}/in")
@@ -31,14 +31,14 @@ def job(folder: str, dsn: str, *faults: str) -> None:
 
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    """A PostgreSQL server of the tests' own; with Docker, see onceward.testing.containers."""
+    """Start a PostgreSQL server of the tests' own; with Docker, see onceward.testing.containers."""
     with dev_services(tmp_path_factory.mktemp("services"), kafka=False) as services:
         assert services.postgres is not None
         yield services.postgres
 
 
 def test_a_killed_driver_loses_and_duplicates_nothing(tmp_path: Path, postgres: PostgresServer) -> None:
-    """Four micro-batches; SIGKILL after the commit of the second, before anybody noted it."""
+    """Run four micro-batches, and kill the driver after the commit of the second, before that is recorded."""
     (tmp_path / "in").mkdir()
     for file in range(4):
         lines = "".join(f'{{"n": {n}}}\n' for n in range(file * 100, file * 100 + 100))

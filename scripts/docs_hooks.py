@@ -77,7 +77,7 @@ def on_page_content(html: str, page: Page, **_: Any) -> str:
 
 
 def _target(source: Path, link: str) -> Path | None:
-    """The file that a link of a page leads to; None for an address, or for nothing."""
+    """Return the file that a link of a page leads to; None for an address, or for nothing."""
     path = (source.parent / link).resolve()
     if "://" in link or not path.exists():
         return None
@@ -85,14 +85,14 @@ def _target(source: Path, link: str) -> Path | None:
 
 
 def _uri(path: Path) -> str:
-    """The page of the site that a file is."""
+    """Return the page of the site that a file is."""
     if path.is_relative_to(DOCS):
         return path.relative_to(DOCS).as_posix()
     return f"repository/{path.relative_to(ROOT).as_posix()}{'' if path.suffix == '.md' else '.md'}"
 
 
 def _title(path: Path, anchor: str | None = None) -> str:
-    """The heading of a page, or of the section with this anchor."""
+    """Return the heading of a page, or of the section with this anchor."""
     first, *others = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
     slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-"): heading for heading in others}
     return slugs.get(anchor or "", first)
@@ -108,13 +108,13 @@ def _content(path: Path) -> str:
 
 
 def _notes() -> str:
-    """A list of the design notes, by number."""
+    """Return a list of the design notes, by number."""
     notes = sorted((DOCS / "design").glob("0*.md"))
     return "".join(f"\n- {path.name[:4]}: [{_title(path)}]({path.name})" for path in notes)
 
 
 def _commands() -> str:
-    """The commands of `onceward`, with their arguments, as `--help` shows them."""
+    """Return the commands of `onceward`, with their arguments, as `--help` shows them."""
     command = typer.main.get_command(app)
     text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="onceward")
     return "\n" + text.partition("\n")[2]

@@ -48,7 +48,7 @@ def outputs_of(spec: Contestant) -> tuple[object, ...]:
 
 
 def found_in(spec: Contestant, case: Case, verdict: Verdict) -> tuple[Output, ...]:
-    """What the judge found, output by output."""
+    """Describe what the judge has counted, output by output."""
     torn: dict[str, set[str]] = {}
     for (_, here), keys in verdict.torn().items():
         torn.setdefault(here, set()).update(keys)
@@ -63,7 +63,7 @@ def found_in(spec: Contestant, case: Case, verdict: Verdict) -> tuple[Output, ..
 
 
 def is_late(verdict: Verdict) -> bool:
-    """Whether rows are missing at the ends of the input's partitions alone: the pipeline may only be slow."""
+    """Return whether rows are missing at the ends of the input's partitions alone: the pipeline may only be slow."""
     newest: dict[str, int] = {}
     missing: list[tuple[str, int]] = []
     for comparison in verdict.comparisons:
@@ -79,7 +79,7 @@ def is_late(verdict: Verdict) -> bool:
 
 
 def run_one(contestant: type[Contestant], fault: PlannedFault, servers: Servers, folder: Path) -> Run | None:
-    """One run; None if the fault found nothing to hit."""
+    """Run once; return None if the fault found nothing to hit."""
     spec, injected, watches = contestant(), Injected(), list[Watch]()
     spec.feed_seconds = KILL_SECONDS if fault.name == WINDOW else spec.feed_seconds
     began = time.monotonic()
@@ -170,7 +170,7 @@ def main() -> None:
 
 
 def run_all(contestant: type[Contestant], servers: Servers, scratch: Path, arguments: argparse.Namespace) -> None:
-    """All runs of a contestant."""
+    """Run all cases of a contestant."""
     contestant.get_ready()
     print(f"== {contestant.title}: {contestant.versions()}\n{contestant.settings}", flush=True)
     needs = frozenset(endpoint.needs for endpoint in (contestant.inputs, *outputs_of(contestant())))

@@ -67,7 +67,7 @@ class Contestant(PipelineTest):
 
     @classmethod
     def versions(cls) -> str:
-        """What was measured."""
+        """Return the versions that are measured."""
         jars = {jar.artifact: jar.version for jar in read_lock(PEER_JARS)}
         return f"pyspark {version('pyspark')}, kafka-clients {jars['kafka-clients']}"
 
@@ -87,7 +87,7 @@ class Contestant(PipelineTest):
 
 
 def job(name: str, *arguments: str) -> tuple[str, ...]:
-    """A program of the folder jobs."""
+    """Return the path of a program in the folder `jobs`."""
     return (sys.executable, str(HERE / "jobs" / name), *arguments)
 
 
@@ -236,7 +236,7 @@ class Flink(Contestant):
 
 
 def flink(name: str, main: str) -> tuple[str, ...]:
-    """The command of a Flink job."""
+    """Return the command of a Flink job."""
     folder = CACHE / name
     return (
         "java",

@@ -48,7 +48,7 @@ class Injected:
 
 
 def counted(fault: Inject, injected: Injected, watches: list[Watch]) -> Inject:
-    """The kit's fault, and the time until readers see something new."""
+    """Wrap a fault of the kit, and measure the time until readers see something new."""
 
     def inject(scene: Scene) -> None:
         began = time.monotonic()
@@ -82,13 +82,13 @@ def kill_when_visible(injected: Injected, watches: list[Watch]) -> Inject:
 
 
 def planned(needs: frozenset[str | None], kills: int) -> list[PlannedFault]:
-    """The cases of a contestant: so many series of kills, then the kit's smoke selection."""
+    """Return the cases of a contestant: so many series of kills, then the kit's smoke selection."""
     series = [PlannedFault(WINDOW, seed, FAULTS["kill-driver"], moments=0.0) for seed in range(1, kills + 1)]
     return [*series, *planned_faults("smoke", FAULTS, needs, steps=False)]
 
 
 def armed(fault: PlannedFault, injected: Injected, watches: list[Watch]) -> PlannedFault:
-    """The fault, with the watchers of a case."""
+    """Return the fault with the watchers of a case."""
     if fault.name == WINDOW:
         return fault._replace(inject=kill_when_visible(injected, watches))
     if fault.name == "clean":

@@ -50,7 +50,7 @@ class Files(Endpoint):
         return found
 
     def torn(self, addresses: Addresses) -> list[Path]:
-        """Files that a reader takes and cannot read."""
+        """List the files that a reader takes and cannot read."""
         return [path for path in self.listing(addresses.folder / "out") if _table(path) is None]
 
 
@@ -62,13 +62,13 @@ def _table(path: Path) -> pa.Table | None:
 
 
 def files_that_are_visible(folder: Path) -> list[Path]:
-    """What any reader takes: all files, without those that are hidden by `_` or `.`."""
+    """List what any reader takes: all files, without those that are hidden by `_` or `.`."""
     paths = sorted(path for path in folder.rglob("*.parquet") if path.is_file())
     return [path for path in paths if not any(p.startswith(("_", ".")) for p in path.relative_to(folder).parts)]
 
 
 def files_of_spark(folder: Path) -> list[Path]:
-    """The files of the log `_spark_metadata` (FileStreamSinkLog): the newest compact one, and those after it."""
+    """List the files of the log `_spark_metadata` (FileStreamSinkLog): the newest compact one, and those after it."""
     log = folder / "_spark_metadata"
     entries = {int(path.name.partition(".")[0]): path for path in log.glob("[0-9]*")} if log.exists() else {}
     compact = max((number for number, path in entries.items() if path.suffix == ".compact"), default=0)
@@ -81,7 +81,7 @@ def files_of_spark(folder: Path) -> list[Path]:
 
 
 def files_of_delta(folder: Path) -> list[Path]:
-    """The files of a Delta table's log."""
+    """List the files of a Delta table's log."""
     found: dict[str, Path] = {}
     for path in sorted((folder / "_delta_log").glob("*.json")):
         for line in path.read_text().splitlines():

@@ -23,7 +23,7 @@ DEPENDENCY = "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><versi
 
 
 def jars(name: str, coordinates: Sequence[str]) -> Path:
-    """The folder of these artefacts and all that they need; fetched once."""
+    """Return the folder of these artefacts and all that they need, which is fetched once."""
     folder = CACHE / name
     done = folder / "coordinates"
     wanted = "\n".join(coordinates)
@@ -38,7 +38,7 @@ def jars(name: str, coordinates: Sequence[str]) -> Path:
 
 
 def classes(name: str, coordinates: Sequence[str], *sources: str) -> str:
-    """Class path of the Flink jobs in these files, compiled anew."""
+    """Compile the Flink jobs in these files, and return their class path."""
     folder = jars(name, coordinates)
     target = folder / "classes"
     shutil.rmtree(target, ignore_errors=True)

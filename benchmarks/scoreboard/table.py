@@ -105,7 +105,7 @@ class About:
 
 
 def read_runs(path: Path) -> list[Run]:
-    """The runs that were recorded."""
+    """Read the runs that were recorded."""
     lines = path.read_text().splitlines() if path.exists() else []
     found = [json.loads(line) for line in lines]
     return [
@@ -144,7 +144,7 @@ class Line:
         return sum(not found.exact for found in self.found)
 
     def cells(self) -> list[str]:
-        """The line, as text."""
+        """Return the line as text."""
         blocked = [run.blocked for run in self.runs if run.blocked is not None]
         back = [run.went_back for run in self.runs if run.went_back is not None]
         killed = [run for run in self.runs if run.fault in DRIVER_KILLS]
@@ -189,7 +189,7 @@ HEAD = (
 
 
 def lines(runs: Sequence[Run], abouts: Sequence[About]) -> list[Line]:
-    """The lines of the table, for those that were measured."""
+    """Return the lines of the table for the contestants that were measured."""
     of: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
         of[run.contestant].append(run)
@@ -202,13 +202,13 @@ def lines(runs: Sequence[Run], abouts: Sequence[About]) -> list[Line]:
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers_from: int = 99) -> str:
-    """A table."""
+    """Format a table."""
     rule = ["---:" if number >= numbers_from else "---" for number in range(len(head))]
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *rows))
 
 
 def page(runs: Sequence[Run], abouts: Sequence[About], not_run: Mapping[str, str]) -> str:
-    """The whole page."""
+    """Return the whole page."""
     found = lines(runs, abouts)
     measured = {line.about.name for line in found}
     missing = {
@@ -262,7 +262,7 @@ def _by_fault(runs: Sequence[Run], about: About) -> list[str]:
 
 
 def draw(runs: Sequence[Run], abouts: Sequence[About], path: Path) -> None:
-    """The picture: what is not as it must be, and how long recovery takes."""
+    """Draw the picture: what is not as it must be, and how long recovery takes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - of the extra `demo`
     from matplotlib.figure import Figure  # noqa: PLC0415
 

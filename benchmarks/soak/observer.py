@@ -131,7 +131,7 @@ class Reader:
         consumer.close()
 
     def latency(self) -> tuple[float, float, float, float] | None:
-        """Of the rows since the last call."""
+        """Return the latency of the rows since the last call."""
         found, self._latencies = self._latencies, []
         if len(found) < 2:
             return None
@@ -148,7 +148,7 @@ class Observer:
         self.began = time.monotonic()
 
     def sample(self) -> Sample:
-        """What there is now."""
+        """Take a sample of what there is now."""
         files = [path for path in Path(self._addresses.folder, "checkpoint").rglob("*") if path.is_file()]
         return Sample(
             at=round(time.monotonic() - self.began, 1),

@@ -46,7 +46,7 @@ def write(report: Report, samples: Sequence[Sample], docs: Path = DOCS) -> None:
 
 
 def document(report: Report, samples: Sequence[Sample]) -> str:
-    """The page."""
+    """Return the page."""
     verdict = "Nothing was missing, duplicated or left open." if report.exact else "**The run was not exact.**"
     lines = [
         _HEAD,
@@ -78,7 +78,7 @@ def _table(heads: str, rows: Mapping[str, str]) -> str:
 
 
 def _quarters(samples: Sequence[Sample]) -> dict[str, str]:
-    """Medians of the first and of the last quarter."""
+    """Return the medians of the first and of the last quarter."""
     quarter = max(1, len(samples) // 4)
     parts = (samples[:quarter], samples[-quarter:])
     rates = [_rates(part) for part in parts]

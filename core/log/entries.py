@@ -193,20 +193,20 @@ def head_of(data: bytes) -> bytes:
 
 
 def key_of(position: int) -> str:
-    """Key of a position in the store; keys sort as positions do."""
+    """Return the store's key of a position; keys sort as positions do."""
     return f"{position:0{_DIGITS}d}"
 
 
 def position_of(key: str) -> int | None:
-    """Position of a key; None for a key that is not an entry's."""
+    """Return the position of a key; None for a key that is not an entry's."""
     return int(key) if len(key) == _DIGITS and key.isascii() and key.isdigit() else None
 
 
 def record_key(position: int) -> str:
-    """Key of the audit record of an entry: as long as an entry's, and no number."""
+    """Return the key of an entry's audit record: as long as an entry's key, and no number."""
     return f"R{key_of(position)[1:]}"
 
 
 def position_of_record(key: str) -> int | None:
-    """Position of the entry that an audit record is a copy of; None for a key that is not a record's."""
+    """Return the position of the entry that an audit record is a copy of; None for a key that is not a record's."""
     return position_of(f"0{key[1:]}") if key.startswith("R") else None

@@ -107,7 +107,7 @@ class ObjectFiles:
         return [path.rpartition("/")[2] for path in paths if path not in {where, plain}]  # some list the folder itself
 
     def walk(self) -> dict[str, Any]:
-        """All files by their paths, with what changes when one is written again."""
+        """Return all files by their paths, each with a value that changes when it is written again."""
         with _as_os_error():
             self.filesystem.invalidate_cache()
             try:
@@ -128,7 +128,7 @@ class ObjectFiles:
             self.filesystem.rm(self._at(folder), recursive=True)
 
     def delete_empty(self, folder: str) -> None:
-        """There are no folders."""
+        """Do nothing: an object store has no folders."""
 
     def _at(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root

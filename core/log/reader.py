@@ -113,7 +113,7 @@ def _positions(store: LogStore) -> list[int]:
 
 
 def _from_tail(store: LogStore, positions: list[int]) -> tuple[list[Entry], bytes, str]:
-    """Entries from the floor up, the first line of the newest, and what is wrong with the listing."""
+    """Return the entries from the floor up, the first line of the newest, and what is wrong with the listing."""
     entries, head, floor, problem = _without_gap(store, positions)
     lowest = entries[0].position if entries else 0
     if not problem and lowest > floor:
@@ -122,7 +122,7 @@ def _from_tail(store: LogStore, positions: list[int]) -> tuple[list[Entry], byte
 
 
 def _without_gap(store: LogStore, positions: list[int]) -> tuple[list[Entry], bytes, int, str]:
-    """As `_from_tail`, from the floor, or from the newest gap, up; with the floor."""
+    """Return the entries from the floor, or from the newest gap, up; with the floor. The rest is as in `_from_tail`."""
     entries: list[Entry] = []
     floor, head = None, b""
     for position in reversed(positions):

@@ -51,7 +51,7 @@ _SYNCED: Final = ("1", "3")
 
 
 def name_type(length: int) -> sa.types.TypeEngine[str]:
-    """Text that is compared byte by byte; MariaDB's default collations would take `Orders` for `orders`."""
+    """Return a text type that compares byte by byte: MariaDB's default collations would take `Orders` for `orders`."""
     exact = mysql.VARCHAR(length, charset="ascii", collation="ascii_bin")
     return sa.String(length).with_variant(exact, *_FAMILY)
 
@@ -113,7 +113,7 @@ class SqlStore:
 
     @bounded
     def _check_there(self) -> None:
-        """Without making anything; SQLite would make the file."""
+        """Raise NoDecisionLogError if there is no log. Look for SQLite's file first: connecting would create it."""
         file = self._engine.url.database if self._engine.dialect.name == "sqlite" else None
         if (file is not None and not Path(file).exists()) or not self._has_table():
             raise NoDecisionLogError(f"{self.describe()} has no decision log")
@@ -319,7 +319,7 @@ def _warn_of_fsync(connection: sa.Connection) -> None:
 
 
 def _unfit(connection: sa.Connection) -> str:
-    """Why a table that is there cannot hold a decision log, and what to do; empty if it can."""
+    """Return why an existing table cannot hold a decision log, and what to do; empty if it can."""
     if connection.dialect.name not in _FAMILY:
         return ""
     inspector = sa.inspect(connection)

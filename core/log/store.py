@@ -58,7 +58,7 @@ class LogStore(Protocol):
         ...
 
     def list_keys(self) -> list[str]:
-        """All keys, ascending."""
+        """Return all keys, ascending."""
         ...
 
     def delete(self, key: str) -> None:

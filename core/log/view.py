@@ -101,7 +101,7 @@ class LogView:
         return found
 
     def permit(self) -> CommitPermit | None:
-        """Permit for the decision that waits to be finished."""
+        """Return the permit for the decision that waits to be finished."""
         return CommitPermit(self) if self.undone is not None else None
 
     def named(self, committable: Committable) -> Committable | None:

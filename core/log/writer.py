@@ -311,7 +311,7 @@ class LogWriter:
             self._run_writers.note(token.writer_id, self.view.tail)
 
     def scope(self, sink: str) -> Scope:
-        """Whose transactions a sink's are under this log."""
+        """Return the owner of a sink's transactions under this log."""
         return Scope(self.pipeline, sink, self.token.log)
 
     def look(self) -> LogView:

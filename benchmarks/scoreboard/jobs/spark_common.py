@@ -22,7 +22,7 @@ ROWS_PER_BATCH = 40
 
 
 def session(config: Mapping[str, str] | None = None, jars: tuple[str, ...] = ()) -> SparkSession:
-    """A session on two cores, with Spark's Kafka connector and PostgreSQL's JDBC driver."""
+    """Start a session on two cores, with Spark's Kafka connector and PostgreSQL's JDBC driver."""
     peers = ",".join([*jars, *(str(jar) for jar in ensure_jars(PEER_JARS).glob("*.jar"))])
     builder = SparkSession.builder.master("local[2]").config("spark.jars", peers)
     builder = builder.config("spark.ui.enabled", "false").config("spark.sql.shuffle.partitions", "2")
@@ -35,7 +35,7 @@ def session(config: Mapping[str, str] | None = None, jars: tuple[str, ...] = ())
 
 
 def orders(spark: SparkSession, schema: str = "id long, amount long") -> DataFrame:
-    """The rows of topic `orders`, in small batches, so that a kill has many chances to hit one."""
+    """Read topic `orders` in small batches, so that a kill has many chances to hit one."""
     stream = spark.readStream.format("kafka").option("kafka.bootstrap.servers", SERVERS)
     stream = stream.option("subscribe", "orders").option("startingOffsets", "earliest")
     messages = stream.option("maxOffsetsPerTrigger", ROWS_PER_BATCH).load()
@@ -48,7 +48,7 @@ def run(writer: DataStreamWriter) -> None:
 
 
 def jdbc() -> tuple[str, dict[str, str]]:
-    """URL and properties of the case's database."""
+    """Return the URL and properties of the case's database."""
     address = urlsplit(os.environ["DATABASE_URL"])
     login = {"user": unquote(address.username or ""), "password": unquote(address.password or "")}
     url = f"jdbc:postgresql://{address.hostname}:{address.port}{address.path}"
