@@ -60,9 +60,42 @@ def test_every_public_name_is_in_the_reference() -> None:
 
 
 def test_each_page_begins_with_a_sentence() -> None:
-    pages = [*DOCS.glob("*.md"), *(DOCS / "how-to").glob("*.md")]
+    pages = [*DOCS.glob("*.md"), *(DOCS / "how-to").glob("*.md"), *(DOCS / "reference").glob("*.md")]
     starts = {page.name: page.read_text().split("\n\n")[1] for page in pages}
     assert {name: start for name, start in starts.items() if re.match(r"```|[|#<!]", start)} == {}
+
+
+GENERATED = {"crash-matrix.md", "scoreboard.md", "soak.md", "performance.md"}
+"""Pages with tables of figures, whose heads are alike."""
+RUN = 15
+"""Words in a row that two pages may not have in common."""
+
+
+def words(page: Path) -> list[str]:
+    """The page's prose and tables, without code, tables of settings, pictures and addresses."""
+    text = re.sub(r"(?ms)^ *```.*?^ *```$|<!-- settings: .*?<!-- end of settings -->", "", page.read_text())
+    text = re.sub(r"!\[[^\]]*\]|\]\([^)]*\)|-{3,}", " ", text)
+    return [word.lower() for word in re.findall(r"[\w`./=-]+", text)]
+
+
+def test_nothing_is_said_on_two_pages() -> None:
+    pages = [*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(DOCS / "how-to").glob("*.md")]
+    found: dict[tuple[str, ...], set[str]] = {}
+    for page in pages:
+        if page.name not in GENERATED:
+            said = words(page)
+            for at in range(len(said) - RUN + 1):
+                found.setdefault(tuple(said[at : at + RUN]), set()).add(page.name)
+    assert {" ".join(run): names for run, names in found.items() if len(names) > 1} == {}
+
+
+def test_what_belongs_to_an_item_of_a_list_is_indented_as_the_site_needs_it() -> None:
+    """GitHub takes two spaces; Python-Markdown would end the list there."""
+    found = []
+    for page in (*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(DOCS / "how-to").glob("*.md")):
+        prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        found += [(page.name, line) for line in re.findall(r"\n\n( {1,3}\S.*)", prose)]
+    assert found == []
 
 
 def test_design_notes_are_numbered_without_gaps_and_say_since_when_they_hold() -> None:
