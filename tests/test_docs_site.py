@@ -90,11 +90,12 @@ def test_nothing_is_said_on_two_pages() -> None:
 
 
 def test_what_belongs_to_an_item_of_a_list_is_indented_as_the_site_needs_it() -> None:
-    """GitHub takes two spaces; Python-Markdown would end the list there."""
+    """GitHub takes two spaces, where Python-Markdown would end the list; and it needs no blank line before an item."""
     found = []
     for page in (*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(DOCS / "how-to").glob("*.md")):
         prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
         found += [(page.name, line) for line in re.findall(r"\n\n( {1,3}\S.*)", prose)]
+        found += [(page.name, line) for line in re.findall(r"\n\n(?: {4}.*\n)+((?:\d+\.|-) .*)", prose)]
     assert found == []
 
 
