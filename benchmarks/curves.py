@@ -263,6 +263,19 @@ CURVES = {
 }
 
 
+COLORS = {
+    "Spark's Kafka sink (at least once)": "#b35806",
+    "KafkaSink": "#0b7a4b",
+    "PostgresSink": "#5aae61",
+    "PostgresSink, upsert": "#5aae61",
+    "FileSink": "#1f78b4",
+    "KafkaSource, minRecordsPerPartition=1000, and KafkaSink": "#6a3d9a",
+    "aggregate, memory": "#1f2933",
+    "aggregate, rocksdb": "#9aa5b1",
+}
+"""Each way has one color in all pictures; those of Kafka, PostgreSQL and Spark are the demo's."""
+
+
 def page() -> None:
     """Write the tables into the page, and draw the pictures."""
     results = json.loads(RESULTS.read_text())
@@ -306,9 +319,10 @@ def _draw(curve: Curve, points: dict[str, Ways], path: Path) -> None:
     axes = figure.subplots()
     for way in dict.fromkeys(way for ways in points.values() for way in ways):
         line = [(float(x), ways[way][curve.drawn]) for x, ways in points.items() if curve.drawn in ways.get(way, {})]
-        axes.plot(*zip(*line, strict=True), marker="o", ms=4, label=way)
+        axes.plot(*zip(*line, strict=True), marker="o", ms=4, label=way, color=COLORS[way])
     heights = [ways[way][curve.drawn] for ways in points.values() for way in ways if curve.drawn in ways[way]]
     axes.set_xscale("log")
+    axes.set_xticks([float(x) for x in points])
     axes.set_yscale("log" if max(heights) > 3 * min(heights) else "linear")
     axes.set_ylim(0 if axes.get_yscale() == "linear" else None)
     for axis in (axes.xaxis, axes.yaxis):
@@ -317,6 +331,7 @@ def _draw(curve: Curve, points: dict[str, Ways], path: Path) -> None:
     axes.set_xlabel(curve.axis)
     axes.set_title(curve.drawn, fontsize=10, loc="left")
     axes.grid(which="major", alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, frameon=False)
     figure.savefig(path, metadata={"Date": None})
 
