@@ -17,18 +17,19 @@ from onceward.operations import History, PipelineState, PipelineStatus
 from .options import either
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
-    from onceward.operations import SinkTarget
+    from onceward.operations import NotedSystem
 
+_DOCTOR, _LIST = "doctor", "txn list"
 _COMMANDS: Final = {
-    PipelineState.UNREADABLE: ("doctor", False, ()),
-    PipelineState.WAITING: ("txn commit", True, ("--yes",)),
-    PipelineState.RESTARTING: ("doctor", False, ()),
-    PipelineState.FAILED: ("doctor", False, ()),
-    PipelineState.SILENT: ("txn list", True, ()),
+    PipelineState.UNREADABLE: (_DOCTOR, ()),
+    PipelineState.WAITING: ("txn commit", ("--yes",)),
+    PipelineState.RESTARTING: (_DOCTOR, ()),
+    PipelineState.FAILED: (_DOCTOR, ()),
+    PipelineState.SILENT: (_LIST, ()),
 }
-"""What helps in a state, whether it asks the targets, and its other options."""
+"""What helps in a state, and its other options."""
 _ADDRESS, _SINKS = "SYSTEM=ADDRESS", "MODULE:NAME"
 """What a person replaces in a command."""
 
@@ -75,20 +76,36 @@ def documentation() -> str:
 def _command(told: PipelineStatus, url: str, targets: Sequence[str]) -> tuple[str, str]:
     if told.state not in _COMMANDS:
         return "", ""
-    name, asks, more = _COMMANDS[told.state]
+    name, more = _COMMANDS[told.state]
     if told.lost:
-        name, asks, more = "txn list", True, ()
+        name, more = _LIST, ()
     elif told.source:  # where rows come from, which holds none of the pipeline's transactions
-        name, asks, more = "doctor", False, ()
+        name, more = _DOCTOR, ()
     words = ["onceward", *name.split(), "--store", url or "STORE"]
     if told.pipeline and local_folder(url) is None:
         words += ["--pipeline", told.pipeline]
-    where, fill_in = ([list(targets) if asks else []], "") if targets or not asks else _where(told.targets)
+    if name == _DOCTOR:  # which finds more if it can ask, and cannot import the pipeline's sinks
+        given = _without_sinks(targets)
+        where, fill_in = _where([one for one in told.systems if one.address], needed=False)
+        if given and not told.source:
+            where, fill_in = [given], ""
+    else:
+        where, fill_in = ([list(targets)], "") if targets else _where(told.systems)
     return without_logins("; ".join(shlex.join([*words, *each, *more]) for each in where)), without_logins(fill_in)
 
 
-def _where(targets: Sequence[SinkTarget]) -> tuple[list[list[str]], str]:
-    """Return options that say where the targets are, for one command or several, and what must be filled in."""
+def _without_sinks(words: Sequence[str]) -> list[str]:
+    pairs = zip(words[::2], words[1::2], strict=True)
+    return [word for option, value in pairs if option != "--sinks" for word in (option, value)]
+
+
+def _where(targets: Sequence[NotedSystem], *, needed: bool = True) -> tuple[list[list[str]], str]:
+    """Return options that say where the targets are, for one command or several, and what must be filled in.
+
+    Args:
+        targets: The targets.
+        needed: Whether the command needs one.
+    """
     known = [one for one in targets if one.system in connectors() and one.address]
     words: list[str] = []
     groups: list[dict[str, list[str]]] = []  # of each command, the options by system
@@ -102,10 +119,12 @@ def _where(targets: Sequence[SinkTarget]) -> tuple[list[list[str]], str]:
             groups.append(group := {})
         group[one.system] = at
     words += [f"for {_names([one])} add {one.missing}" for one in known if one.missing]
-    nowhere = [one for one in targets if one.noted and one not in known]
-    unknown = [one for one in targets if not one.noted]
+    nowhere = [one for one in targets if one not in known and (one.noted or _has_no_address(one.system))]
+    unknown = [one for one in targets if one not in known and one not in nowhere]
     options = [[word for at in group.values() for word in at] for group in groups]
-    if unknown or not targets:
+    if not needed:
+        options = options or [[]]
+    elif unknown or not targets:
         options = options or [[]]
         kinds = [connectors().get(one.system) for one in unknown]
         forms = dict.fromkeys(f"{kind.name}={kind.address_form}" for kind in kinds if kind and kind.address_form)
@@ -117,7 +136,7 @@ def _where(targets: Sequence[SinkTarget]) -> tuple[list[list[str]], str]:
     if nowhere:
         told = f"{_names(nowhere)} {'writes' if len(nowhere) == 1 else 'write'} somewhere that --at cannot name"
         if options:
-            words.append(f"{told}: the pipeline's next start commits that, or add --sinks {_SINKS}, its own sinks")
+            words.append(f"{told}: the pipeline's next start takes care of it, or add --sinks {_SINKS}, its own sinks")
         else:
             options = [["--sinks", _SINKS]]
             words.append(f"replace {_SINKS} with the pipeline's own sinks, as Python imports them: {told}")
@@ -126,10 +145,18 @@ def _where(targets: Sequence[SinkTarget]) -> tuple[list[list[str]], str]:
 
 def _forms() -> str:
     """Return what --at takes, for each kind of system whose transactions can be found by its address."""
-    kinds = [kind for kind in connectors().values() if kind.target is not Connector.target]
-    return either(f"{kind.name}={kind.address_form}" for kind in kinds)
+    return either(
+        f"{kind.name}={kind.address_form}" for kind in connectors().values() if not _has_no_address(kind.name)
+    )
 
 
-def _names(targets: Iterable[SinkTarget]) -> str:
-    names = [one.sink for one in targets]
-    return f"sink{'s' if len(names) > 1 else ''} {', '.join(names)}"
+def _has_no_address(system: str) -> bool:
+    """Return whether this is a kind of system whose transactions no address finds."""
+    kind = connectors().get(system)
+    return kind is not None and kind.target is Connector.target
+
+
+def _names(targets: Sequence[NotedSystem]) -> str:
+    """Return the names of targets that are all sinks, or of one source."""
+    kind = "source" if targets[0].is_source else "sink"
+    return f"{kind}{'s' if len(targets) > 1 else ''} {', '.join(one.name for one in targets)}"

@@ -12,6 +12,7 @@ Every command imports the modules that define connectors, so these import an ext
 from __future__ import annotations
 
 from abc import ABC
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -33,8 +34,8 @@ GROUP: Final = "onceward.connectors"
 """The group of entry points."""
 
 
-class SinkAddress(NamedTuple):
-    """Where a sink writes, as options of the command line say it. It holds no secret."""
+class SystemAddress(NamedTuple):
+    """Where a sink writes or a source reads, as options of the command line say it. It holds no secret."""
 
     address: str
     """As `--at NAME=ADDRESS` takes it."""
@@ -105,10 +106,10 @@ class Connector(ABC):
         )
 
     @classmethod
-    def address_of(cls, sink: Sink) -> SinkAddress | None:  # noqa: ARG003
-        """Return where a sink writes, so that its transactions can be found there by `--at`; None if they cannot.
+    def address_of(cls, part: Sink | ResettableSource) -> SystemAddress | None:  # noqa: ARG003
+        """Return the system of a sink or source, if `--at` takes it and a sink's transactions are found there.
 
-        The pipeline notes it beside its log, and `onceward status` shows the command to commit with it.
+        The pipeline notes it beside its log, and `onceward status` puts it into the command to copy.
         """
         return None
 
@@ -193,6 +194,15 @@ def connectors() -> Mapping[str, type[Connector]]:
         if found.setdefault(point.name, loaded) is not loaded:
             raise ConfigurationError(f"two packages have a connector {point.name}: remove one of them")
     return found
+
+
+def address_to_note(part: Any) -> dict[str, Any]:
+    """Return the system of a sink or source as JSON values, without secrets; empty if `--at` cannot name it."""
+    with suppress(Exception):  # somebody's connector: only a note needs it
+        connector = connector_of(part)
+        address = connector.address_of(part) if connector is not None else None
+        return {"system": connector.name, **address._asdict()} if connector and address else {}
+    return {}
 
 
 def connector_of(part: object) -> type[Connector] | None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from .connector import address_to_note
 from .events import SourceAnswers, SourceWaits, tell
 from .kit.times import duration
 from .log.notes import note_source
@@ -110,7 +111,7 @@ class SourceWatch:
     def _note(self, title: str, seconds: float, why: str) -> None:
         store = self._store()
         if store is not None:
-            note_source(store, title, seconds, why)
+            note_source(store, title, seconds, why, address_to_note(self._sources[title]))
 
 
 def _unanswered(source: Source) -> str:

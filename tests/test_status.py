@@ -115,16 +115,18 @@ def test_rows_that_a_target_has_given_up_are_told_at_once() -> None:
     told = judged(log(5, decided=True), written(130), lost={"files": 1})
     assert (told.state, told.lost) == (PipelineState.WAITING, 1)
     assert told.what.endswith("; transactions that a target has ended without a commit: 1 of sink files")
-    assert advised(told, "/data/orders", []).command == "onceward txn list --store /data/orders --at SYSTEM=ADDRESS"
+    assert advised(told, "/data/orders", []).command == "onceward txn list --store /data/orders --sinks MODULE:NAME"
 
 
 KAFKA = {"system": "kafka", "address": "broker:9092"}
 COMMIT = "onceward txn commit --store /data/orders"
 
 
-def waiting(targets: Any, *sinks: str) -> AdvisedStatus:
+def waiting(targets: Any, *sinks: str, kind: str = "own") -> AdvisedStatus:
     """The status of a pipeline with this note, whose sinks have decided transactions that wait."""
-    told = judged(log(120, decided=True, sinks=sinks or ("files",)), written(500, what="start", targets=targets))
+    told = judged(
+        log(120, decided=True, sinks=sinks or ("files",), kind=kind), written(500, what="start", targets=targets)
+    )
     return advised(told, "/data/orders", [])
 
 
@@ -138,9 +140,24 @@ def test_the_command_names_the_targets_that_the_pipeline_noted() -> None:
     assert told.command == f"{COMMIT} --at kafka=broker:9092 {more} --yes"
 
 
-def test_a_command_that_asks_no_target_names_none() -> None:
-    told = judged(log(120), written(20, what="failure", error="x"))
-    assert advised(told, "/data/orders", ["--sinks", "a:B"]).command == "onceward doctor --store /data/orders"
+def test_what_is_wrong_is_looked_for_where_the_sinks_write() -> None:
+    noted = written(30, what="start", targets={"a": KAFKA | {"missing": "the login"}, "b": {}})
+    told = judged(log(120), noted + written(20, what="failure", error="x"))
+    shown = advised(told, "/data/orders", [])
+    assert shown.command == "onceward doctor --store /data/orders --at kafka=broker:9092"
+    assert shown.fill_in == "for sink a add the login"
+    given = advised(told, "/data/orders", ["--at", "kafka=other:9092", "--sinks", "a:B"])  # which doctor does not take
+    assert (given.command, given.fill_in) == ("onceward doctor --store /data/orders --at kafka=other:9092", "")
+
+
+def test_of_a_source_that_does_not_answer_its_own_system_is_asked() -> None:
+    noted = written(900, what="start", targets={"a": KAFKA})
+    source = {"source": "in (topic x)", "seconds": 20, "why": "no broker answers"}
+    noted += written(5, what="source", **source, system=KAFKA | {"address": "other:9092"})
+    shown = advised(judged(log(120), noted), "/data/orders", ["--at", "kafka=broker:9092"])
+    assert shown.command == "onceward doctor --store /data/orders --at kafka=other:9092"
+    unnamed = judged(log(120), written(5, what="source", **source))
+    assert advised(unnamed, "/data/orders", []).command == "onceward doctor --store /data/orders"
 
 
 def test_two_systems_of_one_kind_are_asked_by_two_commands() -> None:
@@ -160,7 +177,7 @@ def test_what_must_be_filled_in_is_said_in_words() -> None:
     assert "sink a writes somewhere that --at cannot name" in folder.fill_in
     some = waiting({"a": {}, "b": KAFKA}, "a", "b")
     assert some.command == f"{COMMIT} --at kafka=broker:9092 --yes"
-    assert "sink a writes somewhere that --at cannot name: the pipeline's next start commits that" in some.fill_in
+    assert "sink a writes somewhere that --at cannot name: the pipeline's next start takes care of it" in some.fill_in
 
 
 def test_without_notes_the_kind_of_the_transactions_says_what_to_fill_in() -> None:
@@ -168,6 +185,8 @@ def test_without_notes_the_kind_of_the_transactions_says_what_to_fill_in() -> No
     shown = advised(told, "postgresql://db/logs", [])
     assert shown.command.endswith("--pipeline orders --at kafka=HOST:PORT --yes")
     assert shown.fill_in == "replace kafka=HOST:PORT with where sink a writes"
+    folder = advised(judged(log(120, decided=True), []), "postgresql://db/logs", [])
+    assert folder.command.endswith("--pipeline orders --sinks MODULE:NAME --yes")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from onceward.core.connector import Connector, SinkAddress
+from onceward.core.connector import Connector, SystemAddress
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.secrets import is_secret_name
 from onceward.core.operations.findings import skipped
@@ -93,17 +93,17 @@ class DatabaseConnector(Connector):
             read_server(sink.target)
 
     @classmethod
-    def address_of(cls, sink: Sink) -> SinkAddress | None:
+    def address_of(cls, part: Sink | ResettableSource) -> SystemAddress | None:
         """Return the database's address without its password."""
         from .sink import DatabaseSink  # noqa: PLC0415 - an extra
         from .target import LEDGER_SCHEMA  # noqa: PLC0415
 
-        if not isinstance(sink, DatabaseSink):
+        if not isinstance(part, DatabaseSink):
             return None
-        url, schema = sink.target.url, sink.target.ledger_schema
+        url, schema = part.target.url, part.target.ledger_schema
         address, complete = cls._shown(url)
         settings = (f"ledger_schema={schema}",) if schema not in (None, LEDGER_SCHEMA) else ()
-        return SinkAddress(address, settings, "" if complete else cls._password)
+        return SystemAddress(address, settings, "" if complete else cls._password)
 
     _password: ClassVar[str] = "the password in the URL"  # noqa: S105 - what is missing
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onceward.core.connector import Connector, SinkAddress
+from onceward.core.connector import Connector, SystemAddress
 from onceward.core.operations.targets import Target
 
 if TYPE_CHECKING:
@@ -87,16 +87,17 @@ class KafkaConnector(Connector):
             check_reachable(sink.settings)
 
     @classmethod
-    def address_of(cls, sink: Sink) -> SinkAddress | None:
+    def address_of(cls, part: Sink | ResettableSource) -> SystemAddress | None:
         """Return the bootstrap servers; settings of the login and of TLS may hold secrets, and are left out."""
         from .settings import SECURITY  # noqa: PLC0415 - an extra
         from .sink import KafkaSink  # noqa: PLC0415
+        from .source import KafkaSource  # noqa: PLC0415
 
-        if not isinstance(sink, KafkaSink):
+        if not isinstance(part, KafkaSink | KafkaSource):
             return None
-        secret = any(sink.settings.get(name) is not None for name in SECURITY)
+        secret = any(part.settings.get(name) is not None for name in SECURITY)
         missing = "the settings of the login and of TLS: --set kafka:@FILE" if secret else ""
-        return SinkAddress(str(sink.settings["bootstrap.servers"]), missing=missing)
+        return SystemAddress(str(part.settings["bootstrap.servers"]), missing=missing)
 
     @classmethod
     def readers_lag(cls, sink: Sink) -> int | None:

@@ -18,7 +18,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from .. import answers
-from ..connector import connector_of
+from ..connector import address_to_note
 from ..errors import (
     ConfigurationError,
     DataLossError,
@@ -202,14 +202,7 @@ class Coordinator:
 
     def _targets(self) -> dict[str, dict[str, Any]]:
         """Return by sink where it writes, without secrets; empty for one whose transactions have no address."""
-        targets: dict[str, dict[str, Any]] = {}
-        for name, sink in self.sinks.items():
-            with suppress(Exception):  # somebody's connector: only a note needs it
-                connector = connector_of(sink)
-                address = connector.address_of(sink) if connector is not None else None
-                known = {"system": connector.name, **address._asdict()} if connector and address else {}
-                targets[name] = known
-        return targets
+        return {name: address_to_note(sink) for name, sink in self.sinks.items()}
 
     def resume(self, token: WriterToken, lost: Collection[str] = ()) -> None:
         """Go on as the writer of `token`, which another process opened.

@@ -115,9 +115,17 @@ def note_task(store: LogStore, epoch: int, error: str) -> None:
     note(store, "task", {"epoch": epoch, "error": _line(error)})
 
 
-def note_source(store: LogStore, source: str, seconds: float, why: str) -> None:
-    """Leave a note of a source that has not answered for so long, or, if `why` is empty, that answers again."""
-    note(store, "source", {"source": source, "seconds": round(seconds, 1), "why": _line(why)})
+def note_source(store: LogStore, source: str, seconds: float, why: str, system: Mapping[str, Any]) -> None:
+    """Leave a note of a source that has not answered for so long, or, if `why` is empty, that answers again.
+
+    Args:
+        store: Of the decision log.
+        source: Title of the source.
+        seconds: How long it has not answered.
+        why: What it answers instead.
+        system: The address of what it reads, as of a sink's target in a note of a start.
+    """
+    note(store, "source", {"source": source, "seconds": round(seconds, 1), "why": _line(why), "system": system})
 
 
 def note_life(folder: Path, code: int, seconds: float, *, again: float | None, stopped: bool = False) -> None:

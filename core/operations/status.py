@@ -91,10 +91,11 @@ class PipelineState(StrEnum):
         return list(PipelineState).index(self)
 
 
-class SinkTarget(msgspec.Struct, frozen=True):
-    """Where a sink writes, by the pipeline's own note of its newest start; it holds no secret."""
+class NotedSystem(msgspec.Struct, frozen=True):
+    """Where a sink writes or a source reads, by the pipeline's own notes; it holds no secret."""
 
-    sink: str
+    name: str
+    """Name of the sink, or what the source is called in messages."""
     system: str = ""
     """Name of the connector, such as `kafka`, or if nobody noted it, the kind of the transactions that wait; empty if
     neither is known, or `--at` cannot name such a target."""
@@ -106,6 +107,7 @@ class SinkTarget(msgspec.Struct, frozen=True):
     """What a person must add to reach it, because it is secret."""
     noted: bool = False
     """Whether the pipeline noted anything of it: if it did, and there is no address, `--at` cannot name the target."""
+    is_source: bool = False
 
 
 class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,8 +146,9 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The source that has not answered for longest; null if all answer, or if nobody has noted it."""
     exit_code: int | None = None
     """The last one of the driver since an epoch was completed; only `onceward run` notes it."""
-    targets: tuple[SinkTarget, ...] = ()
-    """Where sinks write that may hold open transactions: those of the decision that waits, or all."""
+    systems: tuple[NotedSystem, ...] = ()
+    """Where the sinks of the decision that waits write, or else all sinks; or what the source reads that does not
+    answer."""
 
 
 def pipeline_status(
@@ -236,7 +239,7 @@ def assess(
         error=error,
         error_at=facts.time_of(error),
         exit_code=found.exit_code if found.exit_code is not None else facts.exit_code(),
-        targets=() if found.state.is_well else _targets(facts),
+        systems=() if found.state.is_well else found.systems or _targets(facts),
     )
 
 
@@ -332,7 +335,7 @@ def _waiting(
     )
 
 
-def _targets(facts: _Facts) -> tuple[SinkTarget, ...]:
+def _targets(facts: _Facts) -> tuple[NotedSystem, ...]:
     noted = next((one.fields.get("targets") for one in reversed(facts.noted) if one.what == "start"), None)
     known = noted if isinstance(noted, dict) else {}
     undone, newest = facts.view.undone, facts.view.newest
@@ -340,16 +343,18 @@ def _targets(facts: _Facts) -> tuple[SinkTarget, ...]:
         kinds = {one.sink: one.kind for one in undone.committables if one.transaction not in facts.view.skipped}
     else:
         kinds = dict.fromkeys([*known, *(newest.sinks if newest is not None else ())], "")
-    return tuple(_target(sink, kind, known.get(sink)) for sink, kind in sorted(kinds.items()))
+    return tuple(_noted(sink, kind, known.get(sink)) for sink, kind in sorted(kinds.items()))
 
 
-def _target(sink: str, kind: str, noted: object) -> SinkTarget:
-    """Return a sink's target by its note, which others may have written: whatever is not as it must be is unknown."""
+def _noted(name: str, kind: str, noted: object, *, is_source: bool = False) -> NotedSystem:
+    """Return a system by its note, which others may have written: whatever is not as it must be is unknown."""
     try:
-        target = msgspec.convert({**cast("Any", noted), "sink": sink, "noted": True}, SinkTarget)
+        target = msgspec.convert(
+            {**cast("Any", noted), "name": name, "noted": True, "is_source": is_source}, NotedSystem
+        )
     except (TypeError, msgspec.ValidationError):
-        return SinkTarget(sink, kind)
-    return target if len(str(target)) < _LONGEST_TARGET else SinkTarget(sink, kind)
+        return NotedSystem(name, kind, is_source=is_source)
+    return target if len(str(target)) < _LONGEST_TARGET else NotedSystem(name, kind, is_source=is_source)
 
 
 def _noted_expiry(facts: _Facts, decision: Decide, answered: Collection[str]) -> int | None:
@@ -507,6 +512,7 @@ def _unanswered(facts: _Facts) -> PipelineStatus | None:
         since=since.isoformat(timespec="milliseconds"),
         error=waits[0][2],
         source=waits[0][1],
+        systems=tuple(_noted(name, "", told[name].fields.get("system"), is_source=True) for _, name, _ in waits),
     )
 
 

@@ -36,7 +36,7 @@ from .core.operations.resolve import (
     repair_log,
 )
 from .core.operations.rows import compare_places
-from .core.operations.status import PipelineState, PipelineStatus, SinkTarget, assess, pipeline_status
+from .core.operations.status import NotedSystem, PipelineState, PipelineStatus, assess, pipeline_status
 from .core.operations.survey import Advice, Epoch, FoundTransaction, GivenUp, History, Survey, history, survey
 from .core.operations.systems import open_place, open_target
 from .core.operations.targets import Target, sinks_target
@@ -64,6 +64,7 @@ __all__ = [
     "Manifest",
     "Mismatch",
     "NotAborted",
+    "NotedSystem",
     "Overview",
     "PipelineState",
     "PipelineStatus",
@@ -74,7 +75,6 @@ __all__ = [
     "RepairedLog",
     "RestorePlan",
     "SavepointPlan",
-    "SinkTarget",
     "StartRecord",
     "Survey",
     "Target",
