@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from onceward.core.operations.targets import Target as Target
     from onceward.core.place import Place as Place
     from onceward.core.proof import ALL_EPOCHS as ALL_EPOCHS
-    from onceward.core.proof import Piece as Piece
     from onceward.core.proof import Reread as Reread
+    from onceward.core.proof import RereadPiece as RereadPiece
 
     from .spark.formats import format_of as format_of
 
@@ -36,7 +36,7 @@ _TABLE: Final = {  # by the extra that they need
         ".core.operations.findings": "Finding Health failed ok skipped warning",
         ".core.operations.targets": "Target",
         ".core.place": "Place",
-        ".core.proof": "ALL_EPOCHS Piece Reread",
+        ".core.proof": "ALL_EPOCHS RereadPiece Reread",
     },
     "spark": {".connectors.spark.formats": "format_of"},
 }

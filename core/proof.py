@@ -152,7 +152,7 @@ def _newest(epochs: list[ProvenEpoch]) -> tuple[ProvenEpoch, ...]:
     return tuple(epochs)
 
 
-class Piece(NamedTuple):
+class RereadPiece(NamedTuple):
     """A part of a target's rows."""
 
     rows: pa.RecordBatch
@@ -166,7 +166,7 @@ class Piece(NamedTuple):
 class Reread(NamedTuple):
     """The rows that a target holds."""
 
-    pieces: Iterator[Piece]
+    pieces: Iterator[RereadPiece]
     epochs: Mapping[str, int]
     """The epochs of the marks, as far as the target itself knows them."""
     schema: pa.Schema

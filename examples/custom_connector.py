@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 from custom_sink import JsonLinesSink
 
-from onceward.connectors import Connector, Finding, Piece, Place, Reread, Target, failed, ok
+from onceward.connectors import Connector, Finding, Place, Reread, RereadPiece, Target, failed, ok
 from onceward.sinks import Scope, Sink, TransactionName, parse_file_name
 from onceward.sources import ResettableSource
 
@@ -78,10 +78,12 @@ class JsonLinesRows(Place):
         return pa.RecordBatch.from_pydict({"line": [json.dumps(row, default=str) for row in batch.to_pylist()]})
 
 
-def _piece(path: Path) -> Piece:
+def _piece(path: Path) -> RereadPiece:
     lines = path.read_text().splitlines()
     where = [f"{path.name}:{number}" for number in range(1, len(lines) + 1)]
-    return Piece(pa.RecordBatch.from_pydict({"line": pa.array(lines, pa.string())}), [path.stem] * len(lines), where)
+    return RereadPiece(
+        pa.RecordBatch.from_pydict({"line": pa.array(lines, pa.string())}), [path.stem] * len(lines), where
+    )
 
 
 def _names(folder: Path, pattern: str) -> Iterator[TransactionName]:

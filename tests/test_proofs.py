@@ -17,7 +17,7 @@ from onceward.core.errors import ConfigurationError
 from onceward.core.log import EpochInput, LogView, LogWriter, Rewound, read
 from onceward.core.log.entries import Decide, Start, decode, encode
 from onceward.core.operations.audit import AuditLine, EpochVerdict, Expected, check_overlap, grouped, judge, tally
-from onceward.core.proof import HISTORY_BYTES, NO_ROWS, Piece, Proof, Proofs, Reread, Wrote, total, without
+from onceward.core.proof import HISTORY_BYTES, NO_ROWS, Proof, Proofs, Reread, RereadPiece, Wrote, total, without
 from onceward.core.row_hash import RowHash
 from onceward.core.transaction import Committable
 
@@ -173,7 +173,7 @@ def reread(
     *pieces: tuple[str, tuple[int, ...]], epochs: dict[str, int] | None = None, counts: dict[int, int] | None = None
 ) -> Reread:
     held = [
-        Piece(batch_of(*numbers), [mark] * len(numbers), [f"row {number}" for number in numbers])
+        RereadPiece(batch_of(*numbers), [mark] * len(numbers), [f"row {number}" for number in numbers])
         for mark, numbers in pieces
     ]
     return Reread(iter(held), epochs or {}, batch_of().schema, lambda mark: mark == "nobody", counts or {})

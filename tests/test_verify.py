@@ -34,7 +34,7 @@ from onceward.core.operations import audit as audit_module
 from onceward.core.operations.audit import Expected
 from onceward.core.operations.refusals import Refusal, RefusedError
 from onceward.core.operations.rows import compare_places, mapped, records, shown
-from onceward.core.proof import NUMBER, UUID, Piece, Reread
+from onceward.core.proof import NUMBER, UUID, Reread, RereadPiece
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import Acknowledgement
 
@@ -704,7 +704,7 @@ def sides(messages: list[bytes], rows: list[dict[str, Any]], schema: pa.Schema, 
     value = pa.record_batch({"value": pa.array(messages, pa.binary())})
     source: Any = SimpleNamespace(title="a topic", batches=lambda: iter([value]))
     found = pa.RecordBatch.from_pylist(rows, schema)
-    piece = Piece(found, [""] * len(rows), [str(number) for number in range(len(rows))])
+    piece = RereadPiece(found, [""] * len(rows), [str(number) for number in range(len(rows))])
     reread = Reread(iter([piece]), {}, schema, lambda _: False)
 
     class Table(PostgresTable):
@@ -750,7 +750,7 @@ def test_bytes_that_are_no_text_differ_from_the_text_of_their_digits() -> None:
 
 def test_rows_without_a_column_are_counted() -> None:
     nothing = pa.RecordBatch.from_arrays([], names=[])
-    reread = Reread(iter([Piece(nothing, ["", ""], ["here", "there"])]), {}, nothing.schema, lambda _: False)
+    reread = Reread(iter([RereadPiece(nothing, ["", ""], ["here", "there"])]), {}, nothing.schema, lambda _: False)
     assert [(one.row, one.position) for one in records(reread)] == [({}, "here"), ({}, "there")]
 
 
@@ -779,7 +779,7 @@ def test_bytes_are_compared_with_base64(text: str, data: bytes, exact: bool) -> 
 def test_a_time_that_python_does_not_have_is_shown_as_text(kind: pa.DataType, number: int) -> None:
     width = pa.int32() if kind == pa.date32() else pa.int64()
     rows = pa.record_batch({"at": pa.array([number, 0, None], width).cast(kind)})
-    reread = Reread(iter([Piece(rows, [""] * 3, [""] * 3)]), {}, rows.schema, lambda _: False)
+    reread = Reread(iter([RereadPiece(rows, [""] * 3, [""] * 3)]), {}, rows.schema, lambda _: False)
     shown_as = "10000-01-01" if kind == pa.date32() else "0000-12-31 23:59:59.999999"
     first = date(1970, 1, 1) if kind == pa.date32() else datetime(1970, 1, 1)  # noqa: DTZ001 - none in the data
     assert [record.row for record in records(reread)] == [{"at": shown_as}, {"at": first}, {}]

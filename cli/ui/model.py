@@ -43,7 +43,7 @@ _ASSESS_EVERY: Final = 10
 """Seconds for which a state is shown again while nothing is written, so that nothing is sent and drawn meanwhile."""
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class ShownStep(msgspec.Struct, frozen=True, kw_only=True):
     """A step in the life of an epoch's transactions."""
 
     step: str
@@ -58,7 +58,7 @@ class ShownEpoch(EpochRecord, frozen=True, kw_only=True):
 
     logged: str | None = None
     """When Spark recorded the batch as finished."""
-    steps: tuple[Step, ...] = ()
+    steps: tuple[ShownStep, ...] = ()
 
 
 class ShownPipeline(msgspec.Struct, kw_only=True):
@@ -217,7 +217,7 @@ def _with_steps(record: ShownEpoch, *, of_spark: bool) -> ShownEpoch:
     return msgspec.structs.replace(record, steps=tuple(_steps(record, of_spark=of_spark)))
 
 
-def _steps(row: ShownEpoch, *, of_spark: bool) -> list[Step]:
+def _steps(row: ShownEpoch, *, of_spark: bool) -> list[ShownStep]:
     decided, completed = row.position is not None or row.completed is not None, row.completed is not None
     failed = row.failed
     plural = "" if row.transactions == 1 else "s"
@@ -226,14 +226,14 @@ def _steps(row: ShownEpoch, *, of_spark: bool) -> list[Step]:
     entry = f"entry {row.position}" if row.position is not None else ""
     after = "done" if decided else "ahead"
     steps = [
-        Step(step="write", state="done" if decided or failed else "waiting", at=row.began),
-        Step(step="pre-commit", state="failed" if failed else after, at=row.prepared, detail=acks or many),
-        Step(step="decide", state=after, at=row.decided, detail=entry),
-        Step(step="commit", state="done" if completed else "waiting" if decided else "ahead", detail=many),
-        Step(step="complete", state="done" if completed else "ahead", at=row.completed),
+        ShownStep(step="write", state="done" if decided or failed else "waiting", at=row.began),
+        ShownStep(step="pre-commit", state="failed" if failed else after, at=row.prepared, detail=acks or many),
+        ShownStep(step="decide", state=after, at=row.decided, detail=entry),
+        ShownStep(step="commit", state="done" if completed else "waiting" if decided else "ahead", detail=many),
+        ShownStep(step="complete", state="done" if completed else "ahead", at=row.completed),
     ]
     if of_spark:
-        steps.append(Step(step="Spark logs the batch", state="done" if row.logged else "ahead", at=row.logged))
+        steps.append(ShownStep(step="Spark logs the batch", state="done" if row.logged else "ahead", at=row.logged))
     return steps
 
 

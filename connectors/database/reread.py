@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from onceward.core.errors import SchemaError, SqlError, text_of
 from onceward.core.kit.pieces import PIECE_BYTES
 from onceward.core.place import Place
-from onceward.core.proof import ALL_EPOCHS, NUMBER, Piece, Reread
+from onceward.core.proof import ALL_EPOCHS, NUMBER, Reread, RereadPiece
 
 from .conversions import read_back
 from .engines import autocommitting
@@ -83,7 +83,7 @@ def _field(name: str, kind: Any) -> pa.Field:
     return pa.field(name, kind, metadata={NUMBER: ""} if kind == pa.string() else None)
 
 
-def _pieces(target: DatabaseTarget, table: sa.Table, schema: pa.Schema) -> Iterator[Piece]:
+def _pieces(target: DatabaseTarget, table: sa.Table, schema: pa.Schema) -> Iterator[RereadPiece]:
     columns = [table.columns[field.name] for field in schema]
     read: list[sa.ColumnElement[Any]] = [
         sa.type_coerce(c, _READ.get(f.type, c.type)) for c, f in zip(columns, schema, strict=True)
@@ -96,7 +96,7 @@ def _pieces(target: DatabaseTarget, table: sa.Table, schema: pa.Schema) -> Itera
                 cells = list(zip(*rows, strict=True))
                 arrays = [_array(cells[number], field.type) for number, field in enumerate(schema)]
                 places = [f"{target.table}, row {at + number} as read" for number in range(len(rows))]
-                yield Piece(pa.RecordBatch.from_arrays(arrays, schema=schema), [""] * len(rows), places)
+                yield RereadPiece(pa.RecordBatch.from_arrays(arrays, schema=schema), [""] * len(rows), places)
                 at += len(rows)
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise SchemaError(

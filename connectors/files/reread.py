@@ -25,7 +25,7 @@ from onceward.core.kit.pieces import PIECE_BYTES
 from onceward.core.kit.rows import decoded
 from onceward.core.names import parse_file_name
 from onceward.core.place import Place, fitted
-from onceward.core.proof import JSON_LINE, PARTITION, Piece, Reread
+from onceward.core.proof import JSON_LINE, PARTITION, Reread, RereadPiece
 from onceward.core.row_hash import covers
 
 from .formats import FORMATS, as_lines, visible_files
@@ -155,7 +155,7 @@ def _described(path: Path, inside: Path, columns: Sequence[str], left_out: list[
     return _File(path, str(inside), mark, folders, pa.schema([*fields, *parts]))
 
 
-def _pieces(files: Sequence[_File], left_out: list[str]) -> Iterator[Piece]:
+def _pieces(files: Sequence[_File], left_out: list[str]) -> Iterator[RereadPiece]:
     for file in files:
         at = 0
         with _noted(file.shown, left_out):
@@ -164,7 +164,7 @@ def _pieces(files: Sequence[_File], left_out: list[str]) -> Iterator[Piece]:
                 folders = [pa.repeat(text, count) for text in file.folders.values()]
                 cells = [batch.column(name) for name in file.schema.names[: len(file.schema) - len(folders)]]
                 rows = pa.RecordBatch.from_arrays([*cells, *folders], names=file.schema.names)
-                yield Piece(rows, [file.mark] * count, [f"{file.shown}:{at + n}" for n in range(count)])
+                yield RereadPiece(rows, [file.mark] * count, [f"{file.shown}:{at + n}" for n in range(count)])
                 at += count
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from onceward.core.errors import ConfigurationError, KafkaError
 from onceward.core.place import Place
-from onceward.core.proof import Piece, Reread
+from onceward.core.proof import Reread, RereadPiece
 from onceward.core.source import read_split
 
 from .admin import cluster_of
@@ -117,7 +117,7 @@ def _source(servers: str, config: Mapping[str, Any], topic: str) -> KafkaSource:
     return KafkaSource(bootstrap_servers=servers, config=config, topics=[topic], ending="latest", include_headers=True)
 
 
-def _pieces(servers: str, config: Mapping[str, Any], topic: str) -> Iterator[Piece]:
+def _pieces(servers: str, config: Mapping[str, Any], topic: str) -> Iterator[RereadPiece]:
     source = _source(servers, config, topic)
     cluster = cluster_of(source.settings)
     for split in source.splits(*source.range()):
@@ -127,7 +127,7 @@ def _pieces(servers: str, config: Mapping[str, Any], topic: str) -> Iterator[Pie
             offsets = piece.batch.column("offset").to_pylist()
             of_rows = [marks[bisect_right(firsts, offset) - 1] for offset in offsets]
             positions = [f"{partition}@{offset}" for offset in offsets]
-            yield Piece(hashed(piece.batch, own_topic=False), of_rows, positions)
+            yield RereadPiece(hashed(piece.batch, own_topic=False), of_rows, positions)
 
 
 def _spans(cluster: Cluster, partition: Partition, start: int, end: int) -> tuple[list[int], list[str]]:

@@ -36,7 +36,7 @@ _ENDPOINT: Final = "sasl.oauthbearer.token.endpoint.url"
 _NEEDED: Final = ("sasl.oauthbearer.client.id", "sasl.oauthbearer.client.secret", _ENDPOINT)
 
 
-class _ClosingSocket(ssl.SSLSocket):
+class _ClosingTlsSocket(ssl.SSLSocket):
     """Closed at once if the handshake fails; kafka-python leaves that to the garbage collector."""
 
     def do_handshake(self, block: bool = False) -> None:
@@ -56,7 +56,7 @@ def tls_context(values: Mapping[str, str]) -> ssl.SSLContext:
         ConfigurationError: A file cannot be read or is not what it should be; the message names the setting.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.sslsocket_class = _ClosingSocket
+    context.sslsocket_class = _ClosingTlsSocket
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.check_hostname = values.get("ssl.endpoint.identification.algorithm", "https").lower() == "https"
     if values.get("enable.ssl.certificate.verification", "true").lower() == "false":

@@ -245,7 +245,7 @@ def _ids_in(answer: WireAnswer) -> dict[str, str | None]:
     return gone | {row.name: str(row.topic_id) for row in rows if row.error_code == Code.NONE}
 
 
-class _ClosingSocket(KafkaNetSocket):  # type: ignore[misc]
+class _ClosingPlainSocket(KafkaNetSocket):  # type: ignore[misc]
     """A socket that is closed at once if it cannot connect; kafka-python leaves that to the garbage collector.
 
     With a large heap, which is collected seldom, a broker that refused cost a descriptor each minute (measured).

@@ -22,7 +22,7 @@ from onceward.core.kit.pieces import pieces, size_of
 from onceward.core.kit.rows import UNWRITABLE, check_columns, in_microseconds, plain, to_json, with_column
 from onceward.core.names import FORMAT
 from onceward.core.place import Place
-from onceward.core.proof import ALL_EPOCHS, JSON_LINE, Piece, Reread
+from onceward.core.proof import ALL_EPOCHS, JSON_LINE, Reread, RereadPiece
 
 from .client import RedisSettings, asking, connect, read_facts
 
@@ -297,7 +297,9 @@ def reread(url: str, key: str, columns: Sequence[str] = ()) -> Reread:
     return Reread(chain(first, pieces), {}, schema, lambda _: False, unmarked=ALL_EPOCHS, left_out=left_out)
 
 
-def _pieces(settings: RedisSettings, key: KeyTemplate, kinds: Sequence[bytes], left_out: list[str]) -> Iterator[Piece]:
+def _pieces(
+    settings: RedisSettings, key: KeyTemplate, kinds: Sequence[bytes], left_out: list[str]
+) -> Iterator[RereadPiece]:
     others: Counter[bytes] = Counter()
     with asking(settings, f"cannot read {key.text}"), connect(settings) as client:
         found: set[bytes] = set(client.scan_iter(key.pattern, count=_ROWS_AT_ONCE)) if key.columns else {key.of({})}
@@ -310,7 +312,7 @@ def _pieces(settings: RedisSettings, key: KeyTemplate, kinds: Sequence[bytes], l
                 continue
             for entries in _READERS[kind](client, name):
                 places = [f"{shown} {at}".rstrip() for at, _ in entries]
-                yield Piece(_batch((name, entry) for _, entry in entries), [""] * len(entries), places)
+                yield RereadPiece(_batch((name, entry) for _, entry in entries), [""] * len(entries), places)
     del others[b"none"]  # gone since its name was found
     left_out.extend(f"keys of type {kind.decode()} ({count})" for kind, count in sorted(others.items()))
 

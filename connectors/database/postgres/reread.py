@@ -17,7 +17,7 @@ import pyarrow as pa
 from onceward.core.errors import SchemaError
 from onceward.core.kit.pieces import PIECE_BYTES
 from onceward.core.place import Place, fitted
-from onceward.core.proof import NUMBER, UUID, Piece, Reread
+from onceward.core.proof import NUMBER, UUID, Reread, RereadPiece
 
 from ..engines import autocommitting
 from ..failures import translated
@@ -156,7 +156,7 @@ def _read_ledger(lent: Session, target: DatabaseTarget, scope: Scope, into: _Led
 
 def _pieces(
     target: DatabaseTarget, columns: Sequence[Column], schema: pa.Schema, scope: Scope | None, ledger: _Ledger
-) -> Iterator[Piece]:
+) -> Iterator[RereadPiece]:
     shown = [_READ.get(c.type.name, "{}::text" if c.type.enum else "{}").format(quoted(c.name)) for c in columns]
     query = f"SELECT {', '.join(['xmin::text', 'ctid::text', *shown])} FROM {target.table.quoted}"
     with (
@@ -173,7 +173,7 @@ def _pieces(
                 marks, places, *cells = map(list, zip(*rows, strict=True))
                 arrays = [_column(column, kind) for column, kind in zip(cells, schema.types, strict=True)]
                 batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
-                yield Piece(batch, marks, [f"{target.table}@{place}" for place in places])
+                yield RereadPiece(batch, marks, [f"{target.table}@{place}" for place in places])
 
 
 def _sizes(lent: Session, target: DatabaseTarget, columns: Sequence[Column]) -> list[tuple[str, int]]:

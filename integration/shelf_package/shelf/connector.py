@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onceward.connectors import Connector, Finding, Piece, Place, Reread, Target, failed, ok
+from onceward.connectors import Connector, Finding, Place, Reread, RereadPiece, Target, failed, ok
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -98,5 +98,5 @@ class Shelf(Place):
         owners = [owner for owner, _, _ in found]
         names = {owner: parse_transaction_name(owner) for owner in owners}
         epochs = {owner: name.epoch for owner, name in names.items() if name is not None and name.scope == scope}
-        pieces = [Piece(batch, owners, [f"item {n}" for _, _, n in found]) for batch in rows.to_batches()]
+        pieces = [RereadPiece(batch, owners, [f"item {n}" for _, _, n in found]) for batch in rows.to_batches()]
         return Reread(iter(pieces), epochs, rows.schema, lambda mark: mark not in epochs)
