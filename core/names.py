@@ -206,7 +206,7 @@ class Reached(NamedTuple):
 
 
 class Remembered(NamedTuple):
-    """A target's memory of a decision log."""
+    """What a target remembers of one decision log under the names of a pipeline and sink."""
 
     owned: bool
     """Whether it knows the log as the owner of the pipeline's and sink's names."""

@@ -298,7 +298,7 @@ class InsertWriter(RowWriter):
 
 
 def make_plan(schema: pa.Schema, table: sa.Table, backend: str, key: Sequence[str] = ()) -> Plan:
-    """Match each column of `schema` to one of `table`, see `match`."""
+    """Return the plan by which rows of `schema` are written into `table`: a column for each column, see `match`."""
     columns = [_column(column, backend) for column in table.columns]
     conversions = match(schema, table.fullname, columns, lambda arrow, kind: conversion(arrow, kind, backend), key)
     if backend != "sqlite":

@@ -44,7 +44,7 @@ _KEY_CHARACTERS: Final = 255
 
 @dataclass(frozen=True)
 class DescribedTable:
-    """The description of a table."""
+    """A table as the server describes it: columns, keys and kind."""
 
     table: sa.Table
     uniques: tuple[frozenset[str], ...]

@@ -220,7 +220,7 @@ def passes(error: Any) -> bool:
 
 
 class Limits(NamedTuple):
-    """Limits that the brokers set."""
+    """Number and settings of the brokers that limit transactions."""
 
     brokers: int
     longest_timeout_ms: int

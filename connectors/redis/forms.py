@@ -280,7 +280,7 @@ def reread(url: str, key: str, columns: Sequence[str] = ()) -> Reread:
     Args:
         url: The sink's.
         key: The sink's, with columns in braces.
-        columns: What was hashed; none: that of the first rows.
+        columns: Columns that were hashed. Default: those of the first rows.
 
     Raises:
         ConfigurationError: The URL or the key is not valid.

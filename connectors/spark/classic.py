@@ -86,7 +86,7 @@ class ClassicSession:
                 raise StoppedError(INTERRUPTED) from None
 
     def reader(self) -> Callable[[str], str | None]:
-        """Read local files, and others through Hadoop."""
+        """Return a function that reads a small text file by its URL: local files itself, others through Hadoop."""
         return checkpoint_reader(self.spark)
 
     def failed(self, stages: Iterable[int]) -> bool:

@@ -120,7 +120,12 @@ class Transformations:
 
     @classmethod
     def of(cls, df: DataFrame, outputs: Iterable[Any], persist: Persist) -> Transformations:
-        """Apply each transformation to an empty micro-batch of a streaming DataFrame.
+        """Return the transformations of a query's outputs, each tried on an empty micro-batch.
+
+        Args:
+            df: The streaming DataFrame.
+            outputs: Sinks, and Outputs that may have a function.
+            persist: Where Spark keeps the rows of a micro-batch while several jobs read them.
 
         Raises:
             ConfigurationError: One does not return a DataFrame that can be written as a batch.

@@ -111,7 +111,14 @@ def has_ended(folder: Path) -> bool:
 
 
 def mark_failed(folder: Path, pipeline: str, sink: TwoPhaseCommitSink[Any], *, succeeded: bool = False) -> None:
-    """Mark a run that will decide nothing more, so that the next run into the same target sweeps its transactions."""
+    """Mark a run that will decide nothing more, so that the next run into the same target sweeps its transactions.
+
+    Args:
+        folder: The run's folder, with its decision log.
+        pipeline: Name of the run's pipeline.
+        sink: The sink that it wrote into.
+        succeeded: Whether its rows are committed; what is left to sweep is then of tasks that were repeated.
+    """
     mark = FailedRun(pipeline, sink.name, target_of(sink), succeeded)
     if not mark.target:
         _log.warning(

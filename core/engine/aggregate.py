@@ -35,7 +35,7 @@ _EXACT: Final = Context(prec=100)
 
 
 class AggregateValue(NamedTuple):
-    """A value in the state of a key."""
+    """One aggregate of a key that the state stores: a function of a column. A mean is stored as a sum and a count."""
 
     column: str
     function: str
@@ -58,7 +58,7 @@ class Aggregation(ProcessFunction):
 def aggregation(
     keys: KeyEncoder | None, totals: Mapping[str, tuple[str, AggregateFunction]], ttl: float | None = None
 ) -> Aggregation:
-    """Check the arguments of `Stream.aggregate`."""
+    """Return the function of `Stream.aggregate`, with the keyed state that its totals need, or refuse its arguments."""
     if keys is None:
         raise ConfigurationError("aggregate needs keys: call key_by first")
     wanted = {}

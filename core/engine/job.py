@@ -102,7 +102,7 @@ class Job:
             raise
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it has ended; whether it has."""
+        """Wait until the run has ended or `timeout` seconds are over; return whether it has ended."""
         return self._ended.wait(timeout)
 
     def stop(self) -> None:
@@ -113,7 +113,7 @@ class Job:
                 self._attempt.stop()
 
     def checkpoint(self, timeout: float | None = None) -> int:
-        """Make a checkpoint now; its id.
+        """Make a checkpoint now, and return its id.
 
         Raises:
             CheckpointFailedError: It was not made.

@@ -76,7 +76,9 @@ class LogStore(Protocol):
 
 
 def put_behind(store: LogStore, key: str, data: bytes, after: str, begins: bytes) -> bool:
-    """Store `data` under `key` if that has no value, and the value of `after` begins so; whether this call stored it.
+    """Store `data` under `key` if that has no value, and the value of `after` begins with `begins`.
+
+    Return whether this call stored it.
 
     A store whose server may be replaced by an older copy of itself does it in one step, in a method of this name. Other
     stores are asked first.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Health(StrEnum):
-    """How bad it is."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"

@@ -139,7 +139,7 @@ def _column(values: list[Any]) -> pa.Array:
 
 
 def shown(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
-    """Return rows as a person reads them."""
+    """Yield rows as they are printed: fields of JSON lines as columns, bytes as text where they are text, no nulls."""
     for batch in batches:
         yield from map(_shown, _rows(batch, batch.num_rows))
 
