@@ -437,6 +437,13 @@ def test_a_folders_name_that_is_too_long_ends_the_pipeline(tmp_path: Path):
         job.run()
 
 
+def test_a_folders_name_that_is_too_long_is_a_refusal_of_its_row(tmp_path: Path):
+    sink = FileSink("files", tmp_path, partition_by=["k"])
+    with pytest.raises(ConfigurationError) as refused:
+        prepared(sink, pa.RecordBatch.from_pylist([{"n": 1, "k": "x" * 300}]))
+    assert refused.value.refuses_rows
+
+
 def test_more_partitions_than_files_may_be_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The least recently used file is completed."""
     monkeypatch.setattr(formats, "OPEN_FILES", 5, raising=False)
@@ -457,11 +464,12 @@ def test_a_limit_of_open_files_that_is_too_low_is_a_wrong_setting(tmp_path: Path
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (open_files() + 20, limits[1]))
     try:
-        with pytest.raises(ConfigurationError, match=r"Too many open files.*ulimit -n"):
+        with pytest.raises(ConfigurationError, match=r"Too many open files.*ulimit -n") as refused:
             sink.write(transaction, pa.RecordBatch.from_pylist([{"n": n, "k": n} for n in range(100)]))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     sink.discard(transaction)
+    assert not refused.value.refuses_rows
 
 
 @pytest.mark.parametrize(

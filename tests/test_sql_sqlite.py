@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pytest
 
 from onceward.connectors.database import merging, pieces
-from onceward.connectors.database.sink import SqlAlchemySink
+from onceward.connectors.database.sink import DatabaseSink, SqlAlchemySink
 from onceward.connectors.database.sqlite import _set_up
 from onceward.core.checkpoint import Coordinator
 from onceward.core.errors import ConfigurationError, EpochConflictError, RetryableSinkError, SchemaError, SqlError
@@ -80,7 +80,7 @@ def words(first: int, count: int = 3, word: str = "w") -> pa.RecordBatch:
     return pa.record_batch([ids, [f"{word}{number}" for number in ids]], schema=SCHEMA)
 
 
-def write(sink: SqlAlchemySink, where: WriteContext, *batches: pa.RecordBatch) -> Committable:
+def write(sink: DatabaseSink, where: WriteContext, *batches: pa.RecordBatch) -> Committable:
     transaction = sink.begin(where)
     for batch in batches:
         sink.write(transaction, batch)
@@ -518,6 +518,64 @@ def test_trying_rows_leaves_no_trace(database: Database) -> None:
     assert sink.commit(committable).status is CommitStatus.COMMITTED
     assert database.run("SELECT * FROM counted") == expected(1)
     assert database.run("SELECT count(*) FROM seen") == [(3,)]
+
+
+REFUSING = {
+    "a key that is there": ("INSERT INTO words VALUES (5, 'before')", "UNIQUE constraint failed: words.id", None),
+    "another piece's row": ("", "UNIQUE constraint failed: words.id", None),
+    "a foreign key": (
+        """CREATE TABLE known (id INTEGER PRIMARY KEY); DROP TABLE words;
+        CREATE TABLE words (id INTEGER REFERENCES known, word TEXT);
+        INSERT INTO known VALUES (0), (1), (2), (3), (4)""",
+        "FOREIGN KEY constraint failed",
+        None,
+    ),
+    "a trigger": (
+        "CREATE TRIGGER closed BEFORE INSERT ON words WHEN new.id = 5 BEGIN SELECT raise(ABORT, 'closed'); END",
+        "closed",
+        None,
+    ),
+    "a check beside a trigger, in an upsert": (
+        """DROP TABLE words; CREATE TABLE words (id INTEGER PRIMARY KEY CHECK (id <> 5), word TEXT);
+        CREATE TRIGGER seen AFTER INSERT ON words BEGIN SELECT 1; END""",
+        "CHECK constraint failed",
+        "id",
+    ),
+}
+
+
+@pytest.mark.parametrize("why", REFUSING)
+def test_where_refused_rows_are_dead_letters_no_row_is_staged_that_the_table_itself_refuses(
+    database: Database, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    monkeypatch.setattr(pieces, "CHUNK_BYTES", 1)  # each row is a piece
+    script, words_of_error, key = REFUSING[why]
+    with closing(sqlite3.connect(database.path)) as connection:
+        connection.executescript(script)
+    before = database.rows()
+    staging = database.sink(key=key)
+    staging.validate(SCHEMA)
+    sink = staging.trying_rows([staging])
+    rows = [words(0, 5), words(3 if why == "another piece's row" else 5, 1)]
+    with pytest.raises(SqlError, match=words_of_error) as refused:
+        write(sink, context(), *rows)
+    assert refused.value.refuses_rows
+    assert database.run("SELECT count(*) FROM onceward_staged_rows") == [(0,)]
+    assert database.rows() == before
+    committable = write(sink, context(), rows[0])
+    assert database.rows() == before
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    assert database.rows() == expected(0, 5) + before
+
+
+def test_rows_that_refer_to_rows_of_another_sink_of_the_epoch_are_not_refused(database: Database) -> None:
+    database.run("CREATE TABLE parents (id INTEGER PRIMARY KEY)")
+    database.run("CREATE TABLE children (id INTEGER REFERENCES Parents (id), word TEXT)")
+    children, parents = database.sink(table="children"), database.sink(table="parents")
+    committable = write(children.trying_rows([children, parents]), context(), words(0))
+    database.run("INSERT INTO parents VALUES (0), (1), (2)")
+    assert children.commit(committable).status is CommitStatus.COMMITTED
+    assert database.run("SELECT * FROM children") == expected(0)
 
 
 @pytest.mark.parametrize("how", ["IGNORE", "REPLACE", "ROLLBACK", "FAIL"])

@@ -147,6 +147,8 @@ class Dialect(ABC):
     """Whether a query of the ledger must wait for transactions that are just ending."""
     tells_names = True
     """Whether a prepared transaction's identifier contains the names of its pipeline and sink."""
+    locks_rows = True
+    """Whether transactions that write into one table wait for each other row by row, and so may deadlock."""
     trial_needs = ""
     """Rights that a trial needs beyond those for writing; empty if there are none."""
 

@@ -9,6 +9,10 @@ demands, what a generated column makes of a value, whether a text is JSON or has
 So the database itself tries rows when they are staged, in a place that forgets them (Dialect.trial), by the very
 statement that will move them. A trial cannot know the conditions of the merge: other rows with the same keys, rows that
 a foreign key needs, triggers, partitions, and whatever changes meanwhile.
+
+Where refused rows go to dead letters, these conditions count as well (DatabaseSink.trying_rows): all rows of the
+subtask are inserted into the table itself before the last of them are staged, and taken back. What changes until the
+merge is then the only thing left that may refuse them.
 """
 
 from __future__ import annotations
@@ -30,12 +34,14 @@ from .engines import SLOWEST, row_dialect_for, transaction
 from .loader import ChangedError, Loader, Movement, read_movement
 from .own_tables import delete_named, identity_row, staged_handle, tables_of
 from .plan import InsertWriter, check_same, make_plan
-from .tables import check_described, describe, plan_for
+from .tables import check_described, describe, plan_for, tries_in_table
 from .target import STAGED, CommitPath
 from .writing import HeldWriting, Writing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from sqlalchemy.sql.dml import Insert
 
     from onceward.core.row_hash import RowHash
 
@@ -116,6 +122,7 @@ class PieceWriting(Writing):
         self._bytes = 0
         self._pieces = 0
         self._digest = hashlib.sha256()
+        self._tries_in_table = False
         super().__init__(target, context)
 
     def open(self) -> None:
@@ -125,6 +132,7 @@ class PieceWriting(Writing):
         """Check every value, collect the rows, and stage a piece when it is large enough."""
         if self._plan is None:
             self._plan = plan_for(self.target, batch.schema)
+            self._tries_in_table = tries_in_table(self.target)
             self._hash = self._plan.new_hash() if self.target.proof else None
         check_same(batch.schema, self._plan.schema)
         for part in pieces(batch, CHUNK_BYTES):
@@ -153,9 +161,13 @@ class PieceWriting(Writing):
         staged, pieces = tables_of(self.target).staged, tables_of(self.target).pieces
         mine = staged.c.name == str(self.name)
         rows = self.rows if whole else 0
-        slowest = sum(batch.num_rows for batch in self._waiting) / SLOWEST
-        with transaction(self.target, f"cannot stage rows of table {self.target.table}", more=slowest) as connection:
-            self._try_rows(connection)
+        tried = rows if self._tries_in_table else sum(batch.num_rows for batch in self._waiting)
+        what, in_table = f"cannot stage rows of table {self.target.table}", self._tries_in_table
+        with transaction(self.target, what, more=tried / SLOWEST, merges=in_table) as connection:
+            if not in_table:
+                self._try_rows(connection)
+            elif whole:
+                self._try_all_rows(connection)
             encoded = list[bytes]()
             if self._waiting:
                 encoded = list(_encoded(self._waiting, self._dialect.longest_value(connection)))
@@ -186,9 +198,28 @@ class PieceWriting(Writing):
             return
         with self._dialect.trial(connection, self._plan.table) as (place, has_keys):
             statement = self._plan.insert(self._dialect, self.target.key if has_keys else (), place)
-            for batch in self._waiting:
-                for rows in self._plan.pieces(batch):
-                    connection.execute(statement, rows)
+            self._insert(connection, statement, self._waiting)
+
+    def _try_all_rows(self, connection: sa.Connection) -> None:
+        """Have the table itself take the rows of all pieces, and take them back; see the module's docstring."""
+        if self._plan is None:
+            return
+        pieces = tables_of(self.target).pieces
+        mine = sa.select(pieces.c.data).where(pieces.c.name == str(self.name))
+        statement = self._plan.insert(self._dialect, self.target.key)
+        with connection.begin_nested() as trial:
+            for number in range(self._pieces):
+                data = connection.scalar(mine.where(pieces.c.number == number))
+                if data is not None:  # otherwise it was swept, which is found when the last piece is staged
+                    self._insert(connection, statement, decoded(data))
+            self._insert(connection, statement, self._waiting)
+            trial.rollback()
+
+    def _insert(self, connection: sa.Connection, statement: Insert, batches: Iterable[pa.RecordBatch]) -> None:
+        assert self._plan is not None  # noqa: S101 - there are rows
+        for batch in batches:
+            for rows in self._plan.pieces(batch):
+                connection.execute(statement, rows)
 
 
 def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -151,7 +151,7 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
 
     def _has_foreign_keys(self) -> bool:
         described = describe(self.target, self.target.table)
-        return described is not None and described.refers
+        return described is not None and bool(described.refers)
 
     def validate_complete_mode(self) -> None:
         if self.mode != "upsert":
@@ -165,12 +165,13 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         """Return the same sink, whose rows the database tries before they are staged; see dead_letters.TriesRows.
 
         Rows of an upsert are tried in a temporary table, since several subtasks that lock rows of the table in
-        different orders would deadlock. So are rows with a foreign key to a table of another sink of the pipeline:
-        what this sink writes is not visible before the commit.
+        different orders would deadlock; SQLite locks no rows. So are rows with a foreign key to a table of another sink
+        of the pipeline: what this sink writes is not visible before the commit.
         """
         others = tuple(one.target.table for one in sinks if one is not self and isinstance(one, DatabaseSink))
         trying = copy(self)
-        trying.target = replace(self.target, tries_rows=True, tried_beside=None if self.target.key else others)
+        apart = self.target.key and dialect_for(self.target).locks_rows
+        trying.target = replace(self.target, tries_rows=True, tried_beside=None if apart else others)
         return trying
 
     def begin(self, context: WriteContext) -> Writing:

@@ -3,8 +3,8 @@
 A transaction that writes begins IMMEDIATE: one that began by reading could not wait for the other writer, it would
 fail at once. Every commit is synced, because the default in WAL mode may lose the last ones in a power failure.
 
-SQLite checks foreign keys only where a connection asks for it. Merges do; the trial of rows does not, because the
-parent table is not in its schema.
+SQLite checks foreign keys only where a connection asks for it. Merges do, and trials in the table itself; a trial in a
+temporary table does not, because the parent table is not in its schema.
 
 A connection keeps its file open even if another one has taken the file's name: what is written there is lost. So a
 connection is lent again only while its file has its name.
@@ -44,6 +44,7 @@ class Sqlite(RowDialect):
     """SQLite, whose file answers at once or is locked."""
 
     title = "SQLite"
+    locks_rows = False
 
     def engine_arguments(self, access: DatabaseAccess) -> dict[str, Any]:
         return {"connect_args": {"timeout": access.lock_timeout}}

@@ -53,8 +53,8 @@ class DescribedTable:
     """`table`, or another kind of relation."""
     engine: str
     """MariaDB's storage engine; empty elsewhere."""
-    refers: bool = False
-    """Whether it has foreign keys."""
+    refers: tuple[str, ...] = ()
+    """Names of the tables to which its foreign keys refer, without their schemas."""
 
 
 class _Kept(NamedTuple):
@@ -121,7 +121,7 @@ def _read(target: DatabaseTarget, connection: sa.Connection, name: TableName) ->
         options: Any = inspector.get_table_options(name.table, schema=name.schema)
         engine = options.get("mariadb_engine") or options.get("mysql_engine") or ""
         uniques = dialect.read_uniques(connection, table)
-        refers = bool(inspector.get_foreign_keys(name.table, schema=name.schema))
+        refers = tuple(key["referred_table"] for key in inspector.get_foreign_keys(name.table, schema=name.schema))
         return DescribedTable(table, tuple(uniques), "table", str(engine), refers=refers)
 
 
@@ -147,6 +147,18 @@ def plan_for(target: DatabaseTarget, schema: pa.Schema) -> Plan:
         SchemaError: There is no such table, or a column does not fit.
     """
     return make_plan(schema, existing(target, schema).table, target.url.backend, target.key)
+
+
+def tries_in_table(target: DatabaseTarget) -> bool:
+    """Return whether rows to be staged are tried in the table itself, see DatabaseTarget.tried_beside.
+
+    Tables count as the same whatever their schemas are: a trial in a table like the target refuses no good row.
+    """
+    if target.tried_beside is None:
+        return False
+    described = describe(target, target.table)
+    refers = set() if described is None else {name.casefold() for name in described.refers}
+    return not refers & {name.table.casefold() for name in target.tried_beside}
 
 
 def check_trial(target: DatabaseTarget, table: sa.TableClause) -> None:

@@ -207,7 +207,9 @@ class FileSink(FolderSink[Files]):
         except OSError as error:
             if error.errno not in _LASTING:
                 raise
-            raise ConfigurationError(f"{text_of(error)}: {_LASTING[error.errno]}", sink=self.name) from error
+            lasting = ConfigurationError(f"{text_of(error)}: {_LASTING[error.errno]}", sink=self.name)
+            lasting.refuses_rows = error.errno == errno.ENAMETOOLONG  # of the rows; open files are the machine's
+            raise lasting from error
 
     @with_file_errors
     def pre_commit(self, transaction: Files) -> Committable:
