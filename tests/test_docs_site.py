@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -162,3 +165,30 @@ def test_the_services_that_are_named_are_those_that_tests_start() -> None:
         assert re.search(rf"\| {title} \| `{name}:\S+` \| {re.escape(version)} \|", SUPPORT)
     workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
     assert set(re.findall(r"^\| Python \| (\S+) \|", SUPPORT, re.MULTILINE)) == set(re.findall(r'"(3\.\d+)"', workflow))
+
+
+def test_the_commands_that_add_bytecode_to_archives_leave_modules_that_python_need_not_compile(tmp_path: Path) -> None:
+    [block] = [
+        b for b in re.findall(r"```bash\n(.*?)```", (DOCS / "deployment.md").read_text(), re.DOTALL) if "-b" in b
+    ]
+    place, commands = block.split("\n", 1)
+    assert place.startswith("cd ")
+    with zipfile.ZipFile(tmp_path / "some.zip", "w") as archive:
+        archive.writestr("package/__init__.py", "")
+        archive.writestr("package/module.py", "")
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    subprocess.run(["bash", "-euc", commands], cwd=tmp_path, check=True, env={"PATH": path}, timeout=60)
+    assert [each.name for each in tmp_path.iterdir()] == ["some.zip"]
+    with zipfile.ZipFile(tmp_path / "some.zip", "a") as archive:
+        assert "package/module.pyc" in archive.namelist()
+        archive.writestr("package/other.py", "")
+    loaded = "import package.module as a, package.other as b; print(a.__file__[-3:], b.__file__[-3:])"
+    done = subprocess.run(
+        [sys.executable, "-c", loaded],
+        env={"PYTHONPATH": str(tmp_path / "some.zip")},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout.split() == ["pyc", ".py"]
