@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from onceward.core.connector import Connector, connectors
-from onceward.core.kit.secrets import without_logins
+from onceward.core.kit.secrets import HIDDEN, without_logins
 from onceward.core.log.store import local_folder
 from onceward.operations import History, PipelineState, PipelineStatus
 
@@ -91,7 +91,11 @@ def _command(told: PipelineStatus, url: str, targets: Sequence[str]) -> tuple[st
             where, fill_in = [given], ""
     else:
         where, fill_in = ([list(targets)], "") if targets else _where(told.systems)
-    return without_logins("; ".join(shlex.join([*words, *each, *more]) for each in where)), without_logins(fill_in)
+    command = "; ".join(shlex.join([*words, *each, *more]) for each in where)
+    shown = without_logins(command)
+    if shown != command:
+        fill_in = "; ".join([f"replace {HIDDEN} with the password, which is not shown", *filter(None, [fill_in])])
+    return shown, without_logins(fill_in)
 
 
 def _without_sinks(words: Sequence[str]) -> list[str]:

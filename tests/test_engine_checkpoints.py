@@ -359,6 +359,15 @@ def test_when_the_run_stops_what_is_under_way_is_given_up_and_who_waits_is_told(
     assert "stopping" in str(rig.answered(rig.request(CheckpointKind.SAVEPOINT, 2.0)))
 
 
+def test_a_checkpoint_that_is_given_up_because_the_run_has_failed_says_why():
+    rig = Rig()
+    rig.trigger()
+    request = rig.request(CheckpointKind.SAVEPOINT, 0.0)
+    rig.take(Failed(StateError("table sums does not exist")), 1.0)
+    rig.take(Stopping("the pipeline is stopping"), 1.0)
+    assert "the run has failed: table sums does not exist" in str(rig.answered(request))
+
+
 class Shell(Attempt):
     """An attempt without tasks."""
 

@@ -150,6 +150,13 @@ def test_what_is_wrong_is_looked_for_where_the_sinks_write() -> None:
     assert (given.command, given.fill_in) == ("onceward doctor --store /data/orders --at kafka=other:9092", "")
 
 
+def test_a_password_in_the_options_is_not_shown_but_asked_for() -> None:
+    told = judged(log(120, decided=True), [])
+    shown = advised(told, "/data/orders", ["--at", f"postgres=postgresql://o:{SECRET}@db/shop"])
+    assert shown.command == f"{COMMIT} --at postgres=postgresql://o:***@db/shop --yes"
+    assert shown.fill_in == "replace *** with the password, which is not shown"
+
+
 def test_of_a_source_that_does_not_answer_its_own_system_is_asked() -> None:
     noted = written(900, what="start", targets={"a": KAFKA})
     source = {"source": "in (topic x)", "seconds": 20, "why": "no broker answers"}

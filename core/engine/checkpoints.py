@@ -183,7 +183,8 @@ class _Step:
             case Failed(error):
                 self.fail(error)
             case Stopping(reason):
-                self.stop(reason)
+                failure = self.state.failure
+                self.stop(f"the run has failed: {failure.message}" if failure is not None else reason)
 
     def set(self, **changes: Any) -> None:
         self.state = replace(self.state, **changes)

@@ -350,17 +350,18 @@ function epochs(one, selected) {
     ["Transactions", "number", (row) => number(row.transactions)],
   ];
   if (engine) columns.push(
-    ["State", "number", (row) => bytes(row.size)],
-    ["Alignment", "number", (row) => (row.alignment === null ? "" : duration(row.alignment * 1000))],
-    ["Acknowledged", "number", (row) => (row.subtasks ? `${row.acknowledged} of ${row.subtasks}` : "")],
+    ["State", "number minor", (row) => bytes(row.size)],
+    ["Alignment", "number minor", (row) => (row.alignment === null ? "" : duration(row.alignment * 1000))],
+    ["Acknowledged", "number minor", (row) => (row.subtasks ? `${row.acknowledged} of ${row.subtasks}` : "")],
   );
+  const few = matchMedia("(max-width: 46rem)").matches ? 4 : 12; // on a phone, what comes after them is far below
   return h("section", { class: "card", "aria-labelledby": "epochs-title" },
     h("div", { class: "head" }, h("h3", { id: "epochs-title" }, engine ? "Checkpoints" : "Epochs"),
       h("span", { class: "small soft" }, `newest ${rows.length}`)),
     chart(rows, selected),
-    table("epochs", columns, open.has("all") ? rows : rows.slice(0, 12), (row) => (row === selected ? "chosen" : "")),
-    rows.length > 12 ? h("button", { type: "button", class: "quiet", "data-key": "more", "aria-expanded": open.has("all"), onclick: () => toggle("all") },
-      open.has("all") ? "Show the newest 12" : `Show all ${rows.length}`) : null);
+    table("epochs", columns, open.has("all") ? rows : rows.slice(0, few), (row) => (row === selected ? "chosen" : "")),
+    rows.length > few ? h("button", { type: "button", class: "quiet", "data-key": "more", "aria-expanded": open.has("all"), onclick: () => toggle("all") },
+      open.has("all") ? `Show the newest ${few}` : `Show all ${rows.length}`) : null);
 }
 
 function toggle(key) {
@@ -377,7 +378,7 @@ function table(key, columns, rows, className = () => "") {
   const head = h("tr", { role: "row" }, columns.map(([name, kind]) => h("th", { role: "columnheader", scope: "col", class: kind }, name)));
   const body = rows.map((row) => h("tr", { role: "row", class: className(row) }, columns.map(([name, kind, show]) => {
     const shown = [show(row)].flat();
-    return h("td", { role: "cell", class: `${kind} ${shown.every((part) => part === "") ? "none" : ""}`, "data-label": name }, shown);
+    return h("td", { role: "cell", class: `${kind} ${shown.every((part) => part === "" || part === "none") ? "none" : ""}`, "data-label": name }, shown);
   })));
   return h("div", { class: "scroll", "data-scroll": key },
     h("table", { class: "cards", role: "table" }, h("thead", { role: "rowgroup" }, head), h("tbody", { role: "rowgroup" }, body)));
