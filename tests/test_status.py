@@ -111,6 +111,11 @@ def test_a_waiting_commit_shows_the_rows_and_seconds_that_are_left() -> None:
     )
 
 
+def test_rows_that_no_target_ends_are_not_said_to_expire() -> None:
+    told = judged(log(120, decided=True, sinks=("topic", "table")), written(130), expires_in=702, expiring=538)
+    assert told.what.endswith("1076 rows, 538 of which expire in 11:42 min")
+
+
 def test_rows_that_a_target_has_given_up_are_told_at_once() -> None:
     told = judged(log(5, decided=True), written(130), lost={"files": 1})
     assert (told.state, told.lost) == (PipelineState.WAITING, 1)

@@ -173,6 +173,7 @@ def pipeline_status(
     mine = [one for one in transactions if one.committable.pipeline == log.pipeline]
     lost = Counter(one.committable.sink for one in mine if one.lost) if mine else None
     expires = [one.expires_in for one in epochs if one.completed is None]
+    expiring = sum(one.committable.rows for one in mine if one.expires_in is not None)
     answered = {one.committable.sink for one in mine if one.state is not Observation.NO_ANSWER}
     return assess(
         log.pipeline,
@@ -181,6 +182,7 @@ def pipeline_status(
         noted,
         now or datetime.now(UTC),
         expires_in=expires[0] if expires else None,
+        expiring=expiring,
         lost=lost,
         answered=answered,
     )
@@ -206,6 +208,7 @@ def assess(
     now: datetime,
     *,
     expires_in: int | None = None,
+    expiring: int | None = None,
     lost: Mapping[str, int] | None = None,
     answered: Collection[str] = (),
 ) -> PipelineStatus:
@@ -218,6 +221,7 @@ def assess(
         noted: Notes beside the log, oldest first.
         now: The time.
         expires_in: Seconds until a target ends the first of the transactions that wait.
+        expiring: Rows of those that a target will end; None: all.
         lost: By sink, how many of the transactions that wait its target has ended without a commit; None if no target
             was asked.
         answered: Sinks whose targets have answered; of the others, the pipeline's own notes say when transactions end.
@@ -226,7 +230,7 @@ def assess(
     ends += [done.at for _, done in view.decisions if done is not None]
     past = [at for at in ends if not _is_ahead(at, now)]
     facts = _Facts(view, noted, now, max(past, default=None), _pace(noted))
-    found = _moved(facts) or _waiting(facts, expires_in, lost, answered) or _ended(facts) or _given_up(facts)
+    found = _moved(facts) or _waiting(facts, expires_in, expiring, lost, answered) or _ended(facts) or _given_up(facts)
     found = found or _restarting(facts) or _failed(facts)
     found = found or _unanswered(facts) or _unclear(facts) or _silent(facts) or _running(facts)
     error = found.error or facts.error()
@@ -304,7 +308,11 @@ def _moved(facts: _Facts) -> PipelineStatus | None:
 
 
 def _waiting(
-    facts: _Facts, expires_in: int | None, lost: Mapping[str, int] | None, answered: Collection[str]
+    facts: _Facts,
+    expires_in: int | None,
+    expiring: int | None,
+    lost: Mapping[str, int] | None,
+    answered: Collection[str],
 ) -> PipelineStatus | None:
     decision = facts.view.undone
     age = facts.age(decision.at) if decision is not None else None
@@ -315,7 +323,8 @@ def _waiting(
     what = f"epoch {decision.epoch} is decided and has waited{waits} for its commit: {rows} rows"
     noted = _noted_expiry(facts, decision, answered)
     if expires_in is not None and (noted is None or expires_in <= noted):
-        what += f", which expire in {duration(expires_in)}"
+        some = f"{expiring} of " if expiring is not None and expiring < rows else ""
+        what += f", {some}which expire in {duration(expires_in)}"
     elif noted is not None:
         expires_in = noted
         what += f", some of which expire in {duration(noted)} at most" if noted else ", some of which may have expired"

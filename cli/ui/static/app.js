@@ -309,10 +309,11 @@ async function copy(text) {
 // How long there is: from what the targets said when they were asked
 
 function deadline(one, epoch) {
-  const times = (found?.rows ?? []).filter((tx) => tx.pipeline === one.name && tx.epoch === epoch && tx.expires_in !== null).map(expiry);
+  const times = expiringOf(one, epoch).map(expiry);
   return times.length ? Math.min(...times) : null;
 }
 
+const expiringOf = (one, epoch) => (found?.rows ?? []).filter((tx) => tx.pipeline === one.name && tx.epoch === epoch && tx.expires_in !== null);
 const expiry = (tx) => new Date(found.at).getTime() + tx.expires_in * 1000;
 
 function left(until) {
@@ -460,6 +461,7 @@ function doubt(one) {
   const waits = waitingEpoch(one);
   const stuck = isStuck(one);
   const until = waits ? deadline(one, waits.epoch) : null;
+  const expiring = waits ? expiringOf(one, waits.epoch).reduce((sum, tx) => sum + tx.rows, 0) : 0;
   const mine = (found?.rows ?? []).filter((tx) => tx.pipeline === one.name);
   const others = (found?.rows ?? []).filter((tx) => !state.pipelines.some((known) => known.name === tx.pipeline));
   const rows = [...mine, ...others];
@@ -471,7 +473,7 @@ function doubt(one) {
     waits
       ? h("p", { class: stuck ? "note warn" : "soft" }, `Epoch ${waits.epoch} was decided ${ago(waits.decided)} and is not completed: ${many(waits.transactions, "transaction")} (${sinks(waits)}). The pipeline commits it, or its next start does.`)
       : h("p", { class: "soft" }, "The decision log has no decision that waits for its commit."),
-    waits && until && until > Date.now() ? h("p", {}, `${many(waits.rows, "row")} expire in `, h("span", { class: "clock", "data-until": until }, left(until)), " at the earliest: commit before that.") : null,
+    waits && until && until > Date.now() ? h("p", {}, `${many(expiring, "row")} expire in `, h("span", { class: "clock", "data-until": until }, left(until)), " at the earliest: commit before that.") : null,
     waits && until && until <= Date.now() ? h("p", { class: "note warn" }, `The time to commit ${many(waits.rows, "row")} is over: ask the targets what has become of them.`) : null,
     waits && state.actions ? h("div", { class: "row" }, h("button", { type: "button", "data-key": "commit", onclick: () => confirmCommit(one, waits) }, `Commit epoch ${waits.epoch} …`)) : null,
     found?.error ? h("p", { class: "note", role: "alert" }, found.error) : null,
