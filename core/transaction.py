@@ -106,11 +106,13 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
 
     def identity(self) -> tuple[str, str, str]:
         """Return what identifies the transaction: sink, name and handle."""
+        # With the handle: some targets use a name again, as Kafka does a transactional id.
         return (self.sink, self.transaction, msgspec.json.encode(self.handle, order="deterministic").decode())
 
     def wrote(self) -> Wrote:
         """Return the rows that its transaction wrote, for the proof of its epoch."""
         proof = self.proof
+        # No rows have a hash that is known without any proof; rows without one stay unproven.
         if proof is None:
             return Wrote(rows=self.rows, hash="" if self.rows else NO_ROWS)
         return Wrote(self.rows, proof.hash, proof.columns, (proof.mark,) if proof.mark else ())
@@ -137,6 +139,7 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
         """
         name = parse_transaction_name(self.transaction)
         mine = (self.pipeline, self.sink, self.log, self.generation, self.epoch, self.subtask, self.attempt)
+        # Names become paths, ids and statements in targets, so a name must say what the fields say.
         if name is None or mine != (*name.scope, name.start, name.epoch, name.subtask, name.attempt):
             raise self._altered(
                 f"{self.transaction!r} is not the name of this transaction, which is of subtask {self.subtask}, "
@@ -231,6 +234,7 @@ class WriteContext(msgspec.Struct, frozen=True, kw_only=True):
 
     def transaction_name(self) -> TransactionName:
         """Return a name that was never used before and will never be used again."""
+        # A task that was given up may still write while its job runs again with the same epoch, subtask and attempt.
         unique = secrets.token_hex(4)
         return TransactionName(self.scope, self.generation, self.epoch, self.subtask, self.attempt, unique)
 
@@ -270,6 +274,7 @@ class WriteContext(msgspec.Struct, frozen=True, kw_only=True):
         Either its epoch is COMPLETED, or a later writer started and finished its recovery before this context
         was made.
         """
+        # A context is made after its writer's START, sweep and recovery, so all that is older has ended.
         return generation < self.generation or (generation == self.generation and epoch <= self.completed)
 
 

@@ -6,9 +6,15 @@
 
 Names that begin with a dot are hidden from all readers of files.
 
-The proof of a commit is kept until a newer transaction's epoch is completed. So a repeated commit is recognized,
-whatever became of the data since; and the newest proof shows how far the decision log had come, which tells an outdated
-copy of it. What is neither pending nor proven was never committed, unless its proof may be deleted already.
+1. The proof of a commit is kept until a newer transaction's epoch is completed. So a repeated commit is recognized,
+   whatever became of the data since.
+2. The newest proof is never deleted: it shows how far the decision log had come, which tells an outdated copy of it.
+   What is from before a rewind does not count.
+3. What is neither pending nor proven was never committed, unless its proof may be deleted already.
+4. A folder that does not know of the claim is not the one that was written into, or is not mounted: nothing is
+   committed, and an absent file proves nothing there. A handle names the folder by its identity for the same reason.
+5. One log owns the names. Claims race by creating the same file, which one of them does.
+6. Names become paths, so a committable that somebody has altered is refused before anything is opened.
 """
 
 from __future__ import annotations
@@ -146,12 +152,14 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
                 sink=self.name,
                 transaction=committable.transaction,
             )
+        # (6) The name and the handle become paths.
         committable.read_name()
         if committable.handle:
             committable.read_handle(self.layout)
 
     def commit(self, committable: Committable) -> CommitOutcome:
         self._check(committable)
+        # (6) Whatever is committed was prepared by a writer, which gives the handle.
         committable.read_handle(self.layout)  # only a listed one has none
         try:
             return self._commit(committable)
@@ -165,12 +173,14 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
         """
         claims = FolderClaims(self._place)
         with file_errors(self.name, self.folder):
+            # (4) A log claims the names before its first commit, so a folder without the claim is another one.
             claimed = all(claims.known(scope) == scope.log for scope in {c.scope for c in committables})
         waits = "" if claimed else f"{self._place} {_NOT_CLAIMED}"
         outcomes: list[CommitOutcome] = []
         for committable in committables:
             outcomes.append(CommitOutcome(CommitStatus.RETRY_LATER, waits) if waits else self.commit(committable))
             if outcomes[-1].status is CommitStatus.RETRY_LATER:
+                # Readers of files see epochs in order: a later one must not show before an earlier one.
                 waits = waits or "waits for an earlier epoch, which could not be committed"
         return outcomes
 
@@ -202,6 +212,7 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
 
     def _is_outlived(self, committable: Committable) -> bool:
         """Return whether the proof of its commit, if there was one, may be deleted already."""
+        # (3) A newer commit shows that proofs up to it may be gone.
         known = self.ledger().committed_up_to(committable.scope)
         return Progress(committable.generation, committable.epoch) < known
 
@@ -217,6 +228,7 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
         """Describe the mismatch if a committable was prepared elsewhere (wrong path, disk not mounted); else ""."""
         prepared_in = committable.handle.get("folder")
         path = self._place / IDENTITY
+        # (4) A listed committable has an empty handle.
         if prepared_in is None or (path.exists() and _text(path) == prepared_in):
             return ""
         return (
@@ -256,6 +268,7 @@ class FolderLedger(Ledger):
     def check_claim(self, scope: Scope, newest: Progress) -> Remembered | None:
         self.claims.check_claim(scope)
         known = self.committed_up_to(scope)
+        # (2) The folder has seen a commit that this log does not know.
         if known > newest:
             raise outdated_log(scope, known, newest, self.folder)
         owned = self.claims.known(scope) == scope.log
@@ -269,6 +282,7 @@ class FolderLedger(Ledger):
     @with_file_errors
     def release(self, scope: Scope) -> None:
         self.claims.release(scope)
+        # (2) Marked and not deleted: a decision from before the rewind may still have to be finished.
         for name in self.proven_of(scope):
             self._release_mark(name).touch()
         if self.place.is_dir():
@@ -279,7 +293,9 @@ class FolderLedger(Ledger):
         """Delete the proofs of all older commits but the newest."""
         released, known = self.released(), self.committed_up_to(scope)
         for name in self.proven_of(scope):
+            # (1) (2) The newest since the rewind stays; what is from before it may go.
             if name.epoch < epoch and (name in released or Progress(name.start, name.epoch) < known):
+                # A mark that outlives its proof is harmless; a proof without its mark would count as progress.
                 self._forget_proof(name, give_up=name in released)
                 self._release_mark(name).unlink(missing_ok=True)
 
@@ -342,6 +358,7 @@ class FolderClaims(Ledger):
         """
         make_folder(self._folder)
         self.check_claim(scope)
+        # (5) The loser reads who has won.
         if not put_once(self._path(scope), scope.log.encode()):
             self.check_claim(scope)
 

@@ -11,6 +11,18 @@ The tables (see own_tables.py):
   rewind begins the epochs anew: the generations of the rows that it set aside tell which transactions are from before
   it, so the newest of those rows is never pruned either.
 - `staged`: rows that were staged and are not merged yet, see merging.py.
+
+What an answer about a transaction rests on:
+
+1. A row in `ledger` proves a commit: it was written in the transaction that wrote the data.
+2. An absent row proves that nothing was committed only in the database that the transaction was written into, which its
+   writer has noted in `logs`, and only if the row cannot have been pruned.
+3. Pruning is noted before rows are deleted, in one transaction with it. Who reads rows first and notes afterwards
+   can therefore see a note too many, and never one too few.
+4. The newest row stays, and so does the newest of those that a rewind set aside: an outdated copy of the log is
+   recognized by the one, a transaction from before the rewind by the other.
+5. One log owns the names. Claims race by inserting the same key, and the loser reads who has won.
+6. A server that may lag behind another one proves nothing by what it lacks.
 """
 
 from __future__ import annotations
@@ -95,15 +107,19 @@ class LedgerFacts:
 
     def observe(self, committable: Committable) -> tuple[Observation, str]:
         """Return what the facts prove about one of the transactions, and why."""
+        # (1) It counts whatever else is known.
         if committable.transaction in self.committed:
             return Observation.COMMITTED, "its row is in the ledger"
+        # (6) The row may be on the server that this one follows.
         if self.behind:
             return Observation.NO_ANSWER, self.behind
+        # (2) From here on, the absent row has to be explained before it counts as a proof.
         pruned = self.logs.get(committable.log)
         if pruned is None:
             return Observation.ABSENT, "no writer of this decision log has written here: is it another database?"
         if committable.epoch <= pruned:
             return Observation.UNKNOWN, f"ledger rows of epochs up to {pruned} were pruned"
+        # A rewind begins the epochs anew, so only the generation tells a transaction from before it.
         if committable.generation <= self.set_aside.get(committable.log, NOTHING.generation):
             return Observation.UNKNOWN, "it is from before a rewind, and the ledger rows of that time may be pruned"
         return Observation.ABORTED, "neither prepared, nor staged, nor in the ledger"
@@ -145,9 +161,11 @@ def _facts(
             committed |= set(connection.scalars(query.with_for_update(read=True)))
     if committed.issuperset(c.transaction for c in committables):
         return LedgerFacts(behind, committed=frozenset(committed))
+    # (3) After the rows: a prune between the two queries is seen, and turns a proof into "unknown".
     mine = _of(tables.logs, committables[0].pipeline, committables[0].sink)
     query_logs = sa.select(tables.logs.c.log, tables.logs.c.pruned).where(*mine)
     logs = {row.log: row.pruned for row in connection.execute(query_logs)}
+    # Last, because a rewind sets rows aside and takes back the note of pruning in one transaction.
     mine = [*_of(tables.ledger, committables[0].pipeline, committables[0].sink), tables.ledger.c.rewound == 1]
     newest = sa.select(tables.ledger.c.log, sa.func.max(tables.ledger.c.writer).label("newest")).where(*mine)
     set_aside = {row.log: row.newest for row in connection.execute(newest.group_by(tables.ledger.c.log))}
@@ -206,6 +224,7 @@ def note(target: DatabaseTarget, scope: Scope) -> None:
     ensure(target)
     with reading(target, "cannot begin") as connection:
         noted = _owned(target, connection, scope).noted
+    # (2) Before the first row is written: a note that comes later would not cover what was lost in between.
     if not noted:
         logs = tables_of(target).logs
         _insert(target, logs, scope, sa.select(logs.c.log).where(*_mine(logs, scope)))
@@ -247,6 +266,7 @@ def check(target: DatabaseTarget, scope: Scope, newest: Progress) -> Remembered 
             return _owned(target, connection, scope).owner, _reached(target, connection, scope)
 
         owner, known = ask(target, connection, look, (None, Reached(*NOTHING)))
+    # (4) The target has seen an entry that this log does not have.
     if known.progress > newest:
         raise outdated_log(scope, known.progress, newest, _PLACE)
     return None if behind else Remembered(owner == scope.log, known.progress, transactions=known.transactions)
@@ -264,6 +284,7 @@ def claim(target: DatabaseTarget, scope: Scope) -> None:
     with reading(target, "cannot claim") as connection:
         if _owned(target, connection, scope).owner is not None:
             return
+    # (5) After the insertion the row that is there may be another log's, so it is read again.
     _insert(target, pipelines, scope, claimed)
     with reading(target, "cannot claim") as connection:
         _owned(target, connection, scope)
@@ -279,6 +300,7 @@ def release(target: DatabaseTarget, scope: Scope) -> None:
     tables = tables_of(target)
     owner = _of(tables.pipelines, scope.pipeline, scope.sink)
     with transaction(target, "cannot release") as connection:
+        # (5) Locked: a claim that runs at the same time waits, and then finds this owner.
         log = connection.scalar(sa.select(tables.pipelines.c.log).where(*owner).with_for_update())
         if log is None:
             connection.execute(tables.pipelines.insert().values(**scope._asdict()))
@@ -299,14 +321,17 @@ def prune(target: DatabaseTarget, scope: Scope, below: int) -> None:
     logs, table = tables_of(target).logs, tables_of(target).ledger
     with transaction(target, "cannot prune") as connection:
         mine, done = _mine(logs, scope), logs.c.pruned >= below - 1
+        # (3) The update also locks the row, so two prunings follow each other.
         noted = connection.execute(
             logs.update().where(*mine).values(pruned=sa.case((done, logs.c.pruned), else_=below - 1))
         )
+        # (4) The newest of each kind stays.
         newest = [
             sa.and_(table.c.rewound == rewound, table.c.epoch == kept.epoch)
             for rewound in (0, 1)
             for kept in [_reached(target, connection, scope, rewound)]
         ]
+        # Without a row in `logs`, nothing would say afterwards that rows may be missing, so none is deleted.
         if noted.rowcount:
             old = [*_mine(table, scope), table.c.epoch < below, sa.not_(sa.or_(*newest))]
             connection.execute(table.delete().where(*old))
@@ -342,6 +367,7 @@ def _insert(target: DatabaseTarget, table: sa.Table, scope: Scope, there: sa.Sel
             connection.execute(table.insert().values(**scope._asdict()))
     except SinkError as error:
         with reading(target, f"cannot look into {table}") as connection:
+            # (5) Whoever was first has inserted it; anything else was a real failure.
             if not connection.scalar(there):
                 raise
         _log.debug("somebody else did it at the same time: %s", error)

@@ -1,9 +1,14 @@
 """Client of Kafka's transaction coordinators: end, fence, describe and list transactions from any process.
 
-Every call is bounded in time and answers with codes or states, never with an exception of a client library. A
-coordinator is looked up when it is first needed, and again when it answers that it has moved, is loading, or does not
-answer. Repeating a request is safe: EndTxn and InitProducerId name the producer epoch, so the second one either
-confirms the first or is refused.
+1. Every call is bounded in time and answers with codes or states, never with an exception of a client library.
+2. A coordinator is looked up when it is first needed, and again when it answers that it has moved, is loading, or does
+   not answer.
+3. Repeating a request is safe: EndTxn and InitProducerId name the producer epoch, so the second one either confirms the
+   first or is refused. Only while markers are being written is InitProducerId not repeated: it would raise the epoch
+   once more, and wipe out the proof of the abort.
+4. A list is complete, or it is an error: a transaction that is missing in it would never be ended.
+5. How a transaction ended is asked of its coordinator, whether readers see the end of the partitions' leaders: neither
+   knows what the other does.
 
 EndTxn is sent as version 3 and InitProducerId as version 4, the newest of the transaction protocol that librdkafka's
 producers speak; newer ones (KIP-890, KIP-939) change what an epoch means. kafka-python's admin client can describe and
@@ -74,6 +79,7 @@ class TransactionCoordinatorClient:
         It remembers the leaders and topic ids that its last `describe` has looked up.
         """
         bounded = copy.copy(self)
+        # (1) Not the shared object's: other threads have deadlines of their own.
         bounded._deadline = time.monotonic() + seconds  # noqa: SLF001 - of the same class
         bounded._topics = wire.Topics({}, {})  # noqa: SLF001
         return bounded
@@ -100,6 +106,7 @@ class TransactionCoordinatorClient:
             )
             for handle in handles
         }
+        # (3) CONCURRENT_TRANSACTIONS means that the markers are being written: asking again waits for them.
         codes = self._ask_each(requests, ASK_AGAIN)
         return [codes[handle] for handle in handles]
 
@@ -120,6 +127,7 @@ class TransactionCoordinatorClient:
                 coordinator may have committed the transaction, and would forget that.
         """
         handle = Handle(transactional_id, producer_id, producer_epoch, NOBODY)
+        # (3) Without CONCURRENT_TRANSACTIONS, which ASK_AGAIN has: it says that markers are being written.
         return self._init_producer_id(handle, () if once else PASSING)
 
     def look_up_again(self, ids: Iterable[str]) -> None:
@@ -163,9 +171,11 @@ class TransactionCoordinatorClient:
 
         unanswered: list[wire.WireAnswer] = []
         answers = self._repeat([prefix], ask, lambda found: _worst(found).code, unanswered)[prefix]
+        # (4) Whatever the others have listed.
         if (worst := _worst(answers)).code:
             raise kafka_error("cannot list transactions", worst.code, worst.detail or self._wire.last_fault)
         ids: list[str] = [row.transactional_id for answer in answers for row in answer.response.transaction_states]
+        # Brokers before 4.1 know no pattern, and list all.
         return [name for name in ids if name.startswith(prefix)]
 
     def _unlisted(self, seconds: float) -> list[wire.WireAnswer]:
@@ -173,6 +183,7 @@ class TransactionCoordinatorClient:
 
         No broker lists their transactions. A client that may not describe the topic sees no such partition.
         """
+        # (4) No broker would list their transactions, and none would answer with an error.
         offline = self._wire.leaderless(STATE_TOPIC, seconds=seconds)
         why = f"{STATE_TOPIC} has no leader for partition {', '.join(map(str, offline))}"
         return [wire.WireAnswer(Code.COORDINATOR_NOT_AVAILABLE, detail=why)] if offline else []
@@ -256,6 +267,7 @@ class TransactionCoordinatorClient:
         found: set[Partition] = set()
         for answer in self._wire.exchange([(node, request) for node in nodes], seconds=self._seconds):
             rows = [Description.of(row) for row in answer.response.transaction_states] if not answer.code else []
+            # One broker that is still loading may be the only one that knows.
             if any(row.code not in _KNOWN_OR_NOT_HERE for row in rows) or not rows:
                 return None
             found.update(*(row.partitions for row in rows if row.handle is not None and row.handle[:3] == handle[:3]))
@@ -273,6 +285,7 @@ class TransactionCoordinatorClient:
             commit: How the coordinator ended it: anything else would break the transaction apart.
         """
         topic, number = partition
+        # (5) Straight to the leader: its coordinator has ended the transaction and will send no marker any more.
         leader = self._wire.topics([topic], seconds=self._seconds).leaders.get(partition)
         if leader is None:
             return Code.LEADER_NOT_AVAILABLE
@@ -306,6 +319,7 @@ class TransactionCoordinatorClient:
             return found
         retries = Retries(self._seconds if seconds is None else seconds)
         for number in retries:
+            # Addresses may have changed with the brokers: begin again at the ones that were configured.
             if number >= TRIES_BEFORE_BOOTSTRAP and any(code_of(found[key]) == Code.NO_ANSWER for key in waiting):
                 self._wire.forget()
             found |= ask(waiting, retries)
@@ -323,6 +337,7 @@ class TransactionCoordinatorClient:
             sent = [(nodes[handle.transactional_id], requests[handle]) for handle in asked]
             answers = self._wire.exchange(sent, seconds=retries.left)
             codes = {handle: answer.result for handle, answer in zip(asked, answers, strict=True)}
+            # (2) The next try looks these up again.
             self._forget_moved({handle.transactional_id: code for handle, code in codes.items()})
             return {h: codes[h] if h in codes else failed[h.transactional_id] for h in waiting}
 
@@ -398,6 +413,7 @@ class TransactionCoordinatorClient:
         nodes = self._wire.nodes(seconds=seconds)
         answers = self._wire.exchange([(node, ListTransactionsRequest(**filters)) for node in nodes], seconds=seconds)
         if by_pattern and any(answer.result == Code.UNSUPPORTED_VERSION for answer in answers):
+            # Brokers of several versions: asked once more, all without the pattern.
             self._by_pattern = False
             return self._list_once(states, prefix, seconds, longer_than_ms)
         return [answer._replace(code=answer.result) for answer in answers]

@@ -68,12 +68,19 @@ CHOICES: Final = (
 WAIT_SHARE: Final = 0.5
 """Share of the timeout of an answer for which the server itself waits for its disk and replicas."""
 
-WRITE: Final = """
+
+def _script(text: str) -> str:
+    """Return a script without its comments, which would be sent with each call."""
+    return "".join(line for line in text.splitlines(keepends=True) if not line.lstrip().startswith("--"))
+
+
+WRITE: Final = _script("""
 local marker, log, name = KEYS[1], ARGV[1], ARGV[2]
 local start, epoch, first, rows = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local command, kind, loss = ARGV[7], ARGV[8], ARGV[9]
 local known = redis.call('HGET', marker, 'log')
 local made = {}
+-- (5) (6) A claim that is gone is a loss.
 if not known then
   if loss == 'loud' then return {'unclaimed'} end
   made = {'log', log, 'floor:start', start, 'floor:epoch', -1}
@@ -86,20 +93,25 @@ elseif known ~= log then
 end
 local floor_start = tonumber(redis.call('HGET', marker, 'floor:start') or '-1')
 local floor_epoch = tonumber(redis.call('HGET', marker, 'floor:epoch') or '-1')
+-- (4) START before epoch: after a rewind the epochs are lower.
 if start < floor_start or (start == floor_start and epoch <= floor_epoch) then return {'ended'} end
 local here = redis.call('HGET', marker, name)
 local former_start = tonumber(redis.call('HGET', marker, 'former:start') or '-1')
 local former_epoch = tonumber(redis.call('HGET', marker, 'former:epoch') or '-1')
 local higher = former_start > floor_start or (former_start == floor_start and former_epoch > floor_epoch)
+-- (8) The first rows of a later writer end the time of the rewind.
 if higher and start > former_start and not here then
   made = {'floor:start', former_start, 'floor:epoch', former_epoch}
 end
 local sent = tonumber(here or '0')
+-- (3) Written again, so that WAITAOF on this connection waits for it.
 if sent >= first + rows then
   redis.call('HSET', marker, name, sent)
   return {'already'}
 end
+-- (3) Neither in part nor with a gap.
 if sent > first or (sent < first and loss == 'loud') then return {'behind', tostring(sent)} end
+-- (2) Every reason to fail is asked for before the first write.
 local function may(...) return not redis.acl_check_cmd or redis.acl_check_cmd(...) end
 local asked = {}
 for i = 2, #KEYS do
@@ -132,48 +144,51 @@ for i = 2, #KEYS do
   if gone > 0 then redis.call('HDEL', KEYS[i], unpack(ARGV, at + 1, at + gone)) end
   at = at + 1 + gone
 end
+-- (2) Last: an error before it leaves rows without a marker, never a marker without rows.
 redis.call('HSET', marker, name, first + rows, unpack(made))
 if not known or sent < first then return {'written', 'after a loss'} end
 return {'written'}
-"""
+""")
 """KEYS: the marker, the key of each row.
 
 ARGV: log, transaction, its START, its epoch, first row, rows, command, type of the keys, "loud", "first" or "again";
 then for each row the number of the command's words and these, and the number of fields to delete and these.
 """
 
-CLAIM: Final = """
+CLAIM: Final = _script("""
 local known = redis.call('HGET', KEYS[1], 'log')
 if not known then
   redis.call('HSET', KEYS[1], 'log', ARGV[1])
   return ARGV[1]
 end
 return known
-"""
+""")
 """KEYS: the marker. ARGV: log. Claims the names if nobody has; returns the log that has them."""
 
-ACCEPT: Final = """
+ACCEPT: Final = _script("""
 local marker = KEYS[1]
 local known = redis.call('HGET', marker, 'log')
 if known and known ~= ARGV[1] then return known end
 if not known then redis.call('HSET', marker, 'log', ARGV[1], 'floor:start', ARGV[2], 'floor:epoch', ARGV[3]) end
+-- (9) Never less than the marker knows already.
 for i = 4, #ARGV, 2 do
   local here = tonumber(redis.call('HGET', marker, ARGV[i]) or '0')
   if tonumber(ARGV[i + 1]) > here then redis.call('HSET', marker, ARGV[i], ARGV[i + 1]) end
 end
 return ARGV[1]
-"""
+""")
 """KEYS: the marker. ARGV: log, START and epoch of the floor, transactions and how many of their rows were acknowledged.
 
 Goes on behind what was acknowledged and is lost (9); returns the log that has the names.
 """
 
-RELEASE: Final = """
+RELEASE: Final = _script("""
 if redis.call('HGET', KEYS[1], 'log') ~= ARGV[1] then return redis.call('DEL', KEYS[1]) end
 local kept = {}
 for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
   if field:sub(1, 9) == 'onceward:' then kept[#kept + 1] = field end
 end
+-- (7)
 redis.call('HSET', KEYS[1], 'released', table.concat(kept, ' '))
 local function number(field) return tonumber(redis.call('HGET', KEYS[1], field) or '-1') or -1 end
 local start, epoch, former = number('floor:start'), number('floor:epoch'), number('former:start')
@@ -182,26 +197,27 @@ if start > former or (start == former and epoch > number('former:epoch')) then
 end
 redis.call('HDEL', KEYS[1], 'floor:start', 'floor:epoch')
 return #kept
-"""
+""")
 """KEYS: the marker. ARGV: log. Forgets any other log's, and how far this one had come."""
 
-PRUNE: Final = """
+PRUNE: Final = _script("""
 local marker, start, epoch = KEYS[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 if redis.call('HGET', marker, 'log') ~= ARGV[1] then return 0 end
 local floor_start = tonumber(redis.call('HGET', marker, 'floor:start') or '-1')
 local floor_epoch = tonumber(redis.call('HGET', marker, 'floor:epoch') or '-1')
+-- (4) The floor only rises.
 if start > floor_start or (start == floor_start and epoch > floor_epoch) then
   redis.call('HSET', marker, 'floor:start', start, 'floor:epoch', epoch)
 end
 for i = 4, #ARGV do redis.call('HDEL', marker, ARGV[i]) end
 return #ARGV - 3
-"""
+""")
 """KEYS: the marker. ARGV: log, START and epoch of the floor, the fields to delete."""
 
-EXPIRE: Final = """
+EXPIRE: Final = _script("""
 if redis.call('HGET', KEYS[1], 'log') ~= ARGV[1] then return 0 end
 return redis.call('EXPIRE', KEYS[1], 604800)
-"""
+""")
 """KEYS: the marker. ARGV: log. Lets the log's marker expire in a week."""
 
 
@@ -255,16 +271,19 @@ def deliver(  # noqa: PLR0917 - of the delivery
         arguments += [len(row.words), *row.words, len(row.gone), *row.gone]
     with asking(settings, what) as client:
         pipe = client.pipeline(transaction=False)
+        # (3) One connection for both: WAITAOF waits for the newest write of its own.
         pipe.execute_command("EVAL", WRITE, len(keys), *keys, *arguments)
         if durable:
             pipe.execute_command("WAITAOF", 1, replicas, int(settings.timeout * WAIT_SHARE * 1000))
         answers = pipe.execute(raise_on_error=False)
+    # (2) (3) A script that failed has written nothing; after a failed WAITAOF the next attempt finds the rows.
     for answer in answers:
         if isinstance(answer, Exception):
             raise explained(settings, what, answer)
     words = [word.decode(errors="replace") if isinstance(word, bytes) else word for word in answers[0]]
     _check(settings.shown, name, f"{first} to {first + len(rows) - 1}", form, words)
     if durable:
+        # (3) Not an acknowledgement yet: the next attempt finds the rows, and waits again.
         here, there = answers[1]
         if here < 1 or there < replicas:
             raise RetryableSinkError(
@@ -279,6 +298,7 @@ def _check(where: str, name: TransactionName, numbers: str, form: str, words: li
     match words:
         case ["written" | "already"]:
             return
+        # (6) Only with durable=False: the loss was allowed, and is told.
         case ["written", _]:
             _log.warning("%s had lost rows of %s, or its marker %s: continuing", where, name, marker)
         case ["left out"]:
@@ -289,11 +309,13 @@ def _check(where: str, name: TransactionName, numbers: str, form: str, words: li
                 numbers,
                 name,
             )
+        # (5) A claim that this writer has made is gone.
         case ["unclaimed"]:
             raise DataLossError(
                 f"{where} has lost {marker}, which this writer had made: it was emptied, or is another "
                 f"server. {CHOICES}"
             )
+        # (4) Sent by a process that was paused while a later epoch was completed.
         case ["ended"]:
             raise DataLossError(f"{where}: {name} is of an epoch that has ended, and its marker is deleted")
         case ["claimed", log]:

@@ -1,9 +1,15 @@
 """`exactly_once`: a streaming query whose every micro-batch reaches all sinks in one atomic decision.
 
-The micro-batch boundary is the barrier. Executors write and pre-commit inside mapInArrow, or the driver does where the
-rows are few; the driver collects the acknowledgements, decides once for all sinks, commits, and puts COMPLETED before
-the function returns, hence before Spark logs the batch. A batch that Spark replays because it died in between is
-recognized and not written again.
+The micro-batch boundary is the barrier.
+
+1. Executors write and pre-commit inside mapInArrow, or the driver does where the rows are few; the driver collects the
+   acknowledgements and decides once for all sinks.
+2. It commits and puts COMPLETED before the function returns, hence before Spark logs the batch.
+3. A batch that Spark replays because it died in between is recognized and not written again.
+4. Each run of the query has a coordinator of its own: what a former run knew is read from the log again.
+5. What is decided is finished before anything is checked that could fail: a target that does not answer must not keep
+   the others from their commit.
+6. An epoch that fails undecided is rolled back at once, everywhere. One that may be decided is left to the next start.
 """
 
 from __future__ import annotations
@@ -465,6 +471,7 @@ class EpochHandler(HandlerSettings):
         """
         self.executors = executors_of(self._session, self.all_sinks)
         self._is_validated = False
+        # (5) Else after the decision is finished, in _open.
         if view is None or view.undone is None:
             self._validate()
 
@@ -524,6 +531,7 @@ class EpochHandler(HandlerSettings):
         What is lost of a decision is left to the call that writes the micro-batch.
         """
         try:
+            # The micro-batch is not known here, so what is lost of a decision cannot be written again yet.
             with self._between.epoch(), contextlib.suppress(EpochVoidedError, EpochTornError):
                 self._opened(batch)
         except BaseException as error:
@@ -590,6 +598,7 @@ class EpochHandler(HandlerSettings):
     def _opened(self, batch: int) -> tuple[Coordinator, EpochInput]:
         """Return the run's coordinator, and the input of a micro-batch."""
         run = self._session.current_run(self._run)
+        # (4) Spark calls the same function in each run of a query.
         if self._run != run:
             self._run_writers = self._run_writers if self._run is None else None  # of take_over
             self._coordinator, self._read_text, self._row_bytes = None, self._session.reader(), None
@@ -598,10 +607,12 @@ class EpochHandler(HandlerSettings):
 
     def _attempt(self, frame: DataFrame, batch: int) -> None:
         coordinator, about = self._opened(batch)
+        # (3) By the batch's number and offsets, as the decision log has them.
         admission = coordinator.admit(batch, about, adopt=self.adopt)
         if admission is Admission.HEAL:
             self._heal(frame, coordinator, batch, about)
         elif admission is Admission.REPLAY:
+            # (3) Its rows are committed: `open` has finished the decision.
             tell(EpochReplayed(coordinator.pipeline, batch))
             # A stateful query must run the batch all the same, or its state store misses a version for ever.
             frame.write.format("noop").mode("overwrite").save()
@@ -615,8 +626,10 @@ class EpochHandler(HandlerSettings):
                 acks, lost = self._write_outputs(frame, coordinator, batch, tasks)
             else:
                 acks, lost = self._write(frame, coordinator, batch, tasks, limit)
+            # Before the decision: an epoch with too many refused rows must not become visible.
             with self._giving_up(coordinator):
                 self._check_dead_letters(coordinator, batch, acks)
+            # (1) (2) Returns after COMPLETED; on_complete and Spark's own commit log come later.
             with self._giving_up(coordinator, unless_decided=batch):
                 coordinator.commit(batch, acks, about, sweep_after=lost)
         if self.on_complete is not None:
@@ -653,6 +666,7 @@ class EpochHandler(HandlerSettings):
         lost = coordinator.lost
         assert lost is not None  # noqa: S101 - admitted as such
         only = {name: lost.writes(name) for name in lost.sinks}
+        # Rows go to the same subtasks only if there are as many as before; otherwise their hash would differ.
         tasks = lost.subtasks or writers_of(self.writers, None, about, cheap=self.cheap)
         acks, left = self._write_outputs(frame, coordinator, batch, tasks, only)
         coordinator.commit(batch, acks, about, sweep_after=left)
@@ -670,6 +684,7 @@ class EpochHandler(HandlerSettings):
         self._run_writers = self._run_writers or RunWriters.of(name, store)
         coordinator = Coordinator(name, store, self.all_sinks, self.policy, heals=True, run_writers=self._run_writers)
         with self._checking_executors(store):
+            # (5) START, sweep, and the end of what is decided.
             coordinator.open(rewind=self.rewind, first_epoch=batch, query=run.query, epoch_input=about)
         if not self._is_validated:
             self._validate()
@@ -749,6 +764,7 @@ class EpochHandler(HandlerSettings):
             task = partial(write_and_tell, sinks, contexts, names=names, only=only, letters=letters)
             rows = self._acknowledged(given, task)
         self._note_size(max((row[SIZE_COLUMN] for row in rows if row[SIZE_COLUMN] is not None), default=None))
+        # An attempt that Spark gave up may have prepared something, of which no acknowledgement tells.
         lost = self._speculates or self._session.failed({row[STAGE_COLUMN] for row in rows})
         return [Acknowledgement.from_json(row[ACK_COLUMN]) for row in rows], lost
 
@@ -798,6 +814,7 @@ class EpochHandler(HandlerSettings):
         try:
             yield
         except BaseException as error:
+            # (6) A decision whose put was not answered counts as made.
             view = coordinator.view
             decided = (
                 isinstance(error, DecisionInDoubtError) or view.undone is not None or view.decided == unless_decided

@@ -1,8 +1,15 @@
 """End transactions on an operator's word: what is decided is committed, what is not is aborted, never otherwise.
 
 Nothing here has a protocol of its own. Committing is what every start of a pipeline does first (START, then finish the
-decision), aborting is what it does next (START, then sweep): so whoever was at work under the name is fenced before
-anything is ended, and simulator and crash tests of the coordinator hold for the operator too.
+decision), aborting is what it does next (START, then sweep): simulator and crash tests of the coordinator hold for the
+operator too.
+
+1. Whoever was at work under the name is fenced before anything is ended. What is refused without contacting anybody,
+   or because the targets look wrong, is refused before that: a run is not ended for an operator's mistake.
+2. The operator ends what he has seen. If another decision waits meanwhile, nothing is done.
+3. Only what a durable decision names is committed, and only what none names and none can name is aborted.
+4. A transaction that can expire does not wait for a target that was not given or does not answer.
+5. A loss is skipped only if it is proven, and with a record of who said so and why.
 """
 
 from __future__ import annotations
@@ -205,13 +212,17 @@ def commit_decided(
         policy = replace(
             policy, on_lost=OnLost.SKIP, skips=PROVEN_NOT_COMMITTED, skipped_by=_who(), skipped_why=skip_lost
         )
+    # (1) From START on, the run that was at work can decide nothing more.
     writer = LogWriter(log.store, log.pipeline, policy)
+    # (3) Only a decision that START has read in the log gives a permit.
     permit = writer.start("txn commit").permit()
+    # (2) Between the operator's look and START, the run may have finished this epoch and decided the next one.
     _check_same(log, decision, permit.decision if permit is not None else None)
     if permit is None:
         return None
     # What a target cannot answer now, it answers when it is told to commit.
     checked = check_kept(writer, sinks)
+    # (4) A target that lost what it had committed is held back, and the others are committed before that is raised.
     lost = {name: error for name, error in checked.items() if isinstance(error, DataLossError)}
     if finish(permit, writer, sinks, hold=lost):
         _note(decision, writer, sinks)
@@ -242,8 +253,10 @@ def _committing(found: Sequence[FoundTransaction]) -> Mapping[str, TwoPhaseCommi
     if decided and not reached:
         c = decided[0].committable
         raise RefusedError(_not_given(c), Refusal.NEEDS_TARGET, pipeline=c.pipeline)
+    # (1) Nothing is fenced yet: a target that does not know the transaction is probably the wrong one.
     sinks = _sinks_of(reached)
     _check_known(reached, sinks)
+    # (4) A stand-in for each target that was not given keeps its share decided.
     not_given = {one.committable.sink: one.committable for one in decided if one.target is None}
     return {**sinks, **{name: _NotGiven(name, committable) for name, committable in not_given.items()}}
 
@@ -335,6 +348,7 @@ def _check_known(decided: Sequence[FoundTransaction], sinks: Mapping[str, TwoPha
         can_tell = type(sink).inspect_many is not TwoPhaseCommitSink.inspect_many
         if name in silent and len(silent) < len(sinks):
             continue  # it stays decided; what expires in the others must not wait for it
+        # One transaction that is known there is enough: the others may be committed and pruned.
         if can_tell and all(not one.listed and one.state in UNPROVEN for one in mine):
             raise ConfigurationError(
                 f"the target given for sink {name} does not have the decided transaction {mine[0].name}, or did not "
@@ -361,8 +375,10 @@ def abort_undecided(
     targets = dict.fromkeys((one.committable.sink, one.target) for one in transactions if one.target is not None)
     writer = LogWriter(log.store, log.pipeline, (policy or CommitPolicy()))
     writer.start("txn abort")
+    # (2) By name and handle: the name alone may be in use again.
     meant = {one.committable.identity() for one in transactions}
     swept = sweep(writer, [target.sink(sink) for sink, target in targets], only=meant)
+    # (1) The sweep of a writer that was fenced aborts nothing, which is not the same as nothing to abort.
     if not swept.aborted and not writer.still_newest():
         raise FencedError("another writer has started meanwhile; nothing was aborted", pipeline=log.pipeline)
     gone = {committable.identity() for committable in swept.aborted}
@@ -380,6 +396,7 @@ def abort_orphaned(transactions: Sequence[FoundTransaction]) -> Aborted:
         ConfigurationError: The decision log of one of them was given to the survey; nothing was aborted.
         SinkError: A target did not answer.
     """
+    # (3) No log can be fenced here: that these are nobody's is the operator's word, so each must be named.
     meant = abortable(transactions, [one.name for one in transactions], orphaned=True)
     ended = [(one, one.target.sink(one.committable.sink).abort(one.committable)) for one in meant if one.target]
     return Aborted(
@@ -450,6 +467,7 @@ def repair_log(log: Log, why: str, *, policy: CommitPolicy | None = None) -> Rep
         FencedError: Another writer has started at the same time.
     """
     writer = LogWriter(log.store, log.pipeline, policy or CommitPolicy())
+    # (1) A run that is still at work is fenced by the repair, too.
     view = writer.start("repair-log", repairs=True)
     decision, _ = view.decisions[-1]
     writer.resolve(decision.epoch, "", action="repair", who=_who(), why=why)
