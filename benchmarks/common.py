@@ -164,8 +164,8 @@ def cpu_seconds_of_services() -> float:
 
 def service_processes() -> list[psutil.Process]:
     """Return the processes of broker and database, with their children."""
-    found = [psutil.Process(pid) for pid in _service_pids]
-    return [each for one in found for each in [one, *one.children(recursive=True)]]
+    processes = [psutil.Process(pid) for pid in _service_pids]
+    return [each for one in processes for each in [one, *one.children(recursive=True)]]
 
 
 def _seconds(processes: list[psutil.Process]) -> float:
@@ -183,11 +183,11 @@ def compare(variants: dict[str, Callable[[], Run]], repeats: int) -> dict[str, l
     """Run each variant once to warm up, then all in turn `repeats` times, every other time in reverse."""
     for run in variants.values():
         run()
-    found: dict[str, list[Run]] = {name: [] for name in variants}
+    runs: dict[str, list[Run]] = {name: [] for name in variants}
     for repeat in range(repeats):
         for name in list(variants)[:: -1 if repeat % 2 else 1]:
-            found[name].append(variants[name]())
-    return found
+            runs[name].append(variants[name]())
+    return runs
 
 
 def median(values: list[float]) -> float:

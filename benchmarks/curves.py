@@ -181,16 +181,16 @@ def keys(lab: Bench, count: int, repeats: int) -> Ways:
     chance = random.Random(7)
     numbers = pa.array([chance.randrange(count) for _ in range(rows)])
     table = pa.table({"user": pc.cast(numbers, pa.string()), "amount": numbers})
-    found: Ways = {}
+    results: Ways = {}
     for state in ("memory", "rocksdb")[count > 1_000_000 :]:
         seconds = []
         for _ in range(1 if count > 1_000_000 else repeats):
             began = time.perf_counter()
             one_sum(table, "aggregate", state, 20_000)
             seconds.append(time.perf_counter() - began)
-        found[f"aggregate, {state}"] = {"rows/s": rows / median(seconds)}
-    found["PostgresSink, upsert"] = {"rows/s": upserts(lab, count, table.slice(0, 500_000), repeats)}
-    return found
+        results[f"aggregate, {state}"] = {"rows/s": rows / median(seconds)}
+    results["PostgresSink, upsert"] = {"rows/s": upserts(lab, count, table.slice(0, 500_000), repeats)}
+    return results
 
 
 def upserts(lab: Bench, count: int, rows: pa.Table, repeats: int) -> float:
@@ -216,12 +216,12 @@ def memory(lab: Bench, rows: int, _repeats: int) -> Ways:
         POSTGRES: lambda: postgres(lab),
         "FileSink": lambda: FileSink("files", str(lab.home / f"out-{rows}")),
     }
-    found = {}
+    results = {}
     for way, sink in ways.items():
         with peak() as most:
             ours(lab, topic, rows, sink())
-        found[way] = {WORKER: most["worker"], "MiB of the JVM": most["jvm"]}
-    return found
+        results[way] = {WORKER: most["worker"], "MiB of the JVM": most["jvm"]}
+    return results
 
 
 @contextmanager

@@ -72,10 +72,10 @@ def once(python: str, script: str, servers: str, source: str, rows: int) -> tupl
         try:
             first = now = 0.0
             while sum(json.loads(value)["total"] for value in last.values()) != whole:
-                found = consumer.consume(100_000, timeout=0.1)
+                messages = consumer.consume(100_000, timeout=0.1)
                 now = time.monotonic()
-                first = first or (now if found else 0.0)
-                last |= {message.key(): message.value() for message in found}
+                first = first or (now if messages else 0.0)
+                last |= {message.key(): message.value() for message in messages}
                 assert job.poll() is None, f"{script} has ended"
             return now - first, now - began
         finally:
@@ -102,18 +102,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="onceward-bench-") as folder, dev_services(Path(folder) / "s") as services:
         servers = services.bootstrap_servers
         source = topic(servers, given.rows)
-        found: dict[str, list[tuple[float, float]]] = {name: [] for name in jobs}
+        results: dict[str, list[tuple[float, float]]] = {name: [] for name in jobs}
         for number in range(given.repeats + 1):
             for name, (python, script) in jobs.items():
                 seconds = once(python, script, servers, source, given.rows)
                 print(f"{name:18} {seconds[0]:7.2f} s first to last, {seconds[1]:7.2f} s in all", flush=True)
                 if number:  # the first time is to warm up
-                    found[name].append(seconds)
-    for name, runs in found.items():
+                    results[name].append(seconds)
+    for name, runs in results.items():
         print(f"{name:18} {given.rows / statistics.median(whole for _, whole in runs):10,.0f} rows/s, start included")
     for name in (name for name in jobs if PEER in jobs and name != PEER):
         for which, text in ((0, "first to last result"), (1, "start included")):
-            ratios = [b[which] / a[which] for a, b in zip(found[name], found[PEER], strict=True)]
+            ratios = [b[which] / a[which] for a, b in zip(results[name], results[PEER], strict=True)]
             middle = statistics.median(ratios)
             print(f"{name} against {PEER}, {text}: {middle:.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
 

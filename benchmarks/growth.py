@@ -177,7 +177,7 @@ def of_process(running: dict[str, Line]) -> dict[str, float]:
 
 def measured(running: dict[str, Line], epochs: int, count: Callable[[], dict[str, float]]) -> dict[str, list[float]]:
     """Measure each quantity at each point."""
-    found: dict[str, list[float]] = {}
+    series: dict[str, list[float]] = {}
     for epoch in range(epochs):
         for line in running.values():
             line.run(epoch)
@@ -188,9 +188,9 @@ def measured(running: dict[str, Line], epochs: int, count: Callable[[], dict[str
         for line in running.values():
             line.milliseconds.clear()
         for what, value in now.items():
-            found.setdefault(what, []).append(value)
+            series.setdefault(what, []).append(value)
         print(" ".join(f"{what}: {value};" for what, value in now.items()), flush=True)
-    return found
+    return series
 
 
 def on_services(epochs: int) -> dict[str, list[float]]:
@@ -231,15 +231,15 @@ def main() -> None:
     parser.add_argument("--plot", help="file for a picture")
     parser.add_argument("--fakes", action="store_true", help="a target and a log in memory")
     arguments = parser.parse_args()
-    found = (in_memory if arguments.fakes else on_services)(arguments.epochs)
+    samples = (in_memory if arguments.fakes else on_services)(arguments.epochs)
     if arguments.plot:
-        plot(found, arguments.plot)
+        plot(samples, arguments.plot)
     picks = [0, POINTS // 2, -1]
-    heads = [f"after {found['epochs'][pick]:,.0f}" for pick in picks]
+    heads = [f"after {samples['epochs'][pick]:,.0f}" for pick in picks]
     table = [f"| quantity | {' | '.join(heads)} |", "|---|---|---|---|"]
     table += [
         f"| {what} | {' | '.join(f'{values[pick]:g}' for pick in picks)} |"
-        for what, values in found.items()
+        for what, values in samples.items()
         if what != "epochs"
     ]
     facts = {"machine": machine(), "epochs of each pipeline": arguments.epochs, "rows an epoch": ROWS}

@@ -54,12 +54,12 @@ def measure(repeats: int, many: int) -> dict[str, float]:
 
 def worse(figures: Mapping[str, float], earlier: list[Mapping[str, float]], tolerance: float) -> list[str]:
     """Return the figures that are worse than the median of earlier runs by more than the tolerance."""
-    found = []
+    figures_ = []
     for name, figure in figures.items():
         known = [one[name] for one in earlier if name in one]
         if known and figure > median(known) * tolerance:
-            found.append(f"{name}: {figure:.2f}, {median(known):.2f} before")
-    return found
+            figures_.append(f"{name}: {figure:.2f}, {median(known):.2f} before")
+    return figures_
 
 
 def main() -> int:
@@ -86,10 +86,10 @@ def main() -> int:
     with arguments.history.open("a") as history:
         entry = {"at": f"{datetime.now(UTC):%Y-%m-%dT%H:%MZ}", "machine": here, "figures": figures}
         history.write(json.dumps(entry) + "\n")
-    found = worse(figures, earlier, arguments.tolerance)
-    for line in found:
+    regressions = worse(figures, earlier, arguments.tolerance)
+    for line in regressions:
         print(f"worse: {line}", file=sys.stderr)
-    return 1 if found else 0
+    return 1 if regressions else 0
 
 
 if __name__ == "__main__":

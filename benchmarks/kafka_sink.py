@@ -64,7 +64,7 @@ def main() -> None:
     for first in range(0, arguments.rows, BATCH):
         keys = [str(number) for number in range(first, first + BATCH)]
         batches.append(pa.record_batch({"key": keys, "value": [f"{key}:{'x' * SIZE}" for key in keys]}))
-    found: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
+    results: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory() as folder, dev_services(Path(folder), postgres=False) as services:
         admin = AdminClient({"bootstrap.servers": services.bootstrap_servers})
         for repeat in range(-1, arguments.repeats):
@@ -77,9 +77,9 @@ def main() -> None:
                 with patch.object(librdkafka, "usable", lambda _, arrays=arrays: arrays):
                     taken = written(sink, batches)
                 if repeat >= 0:
-                    found[way].append(taken)
+                    results[way].append(taken)
     lines = ["| way | CPU s per million rows | rows/s |", "|---|---|---|"]
-    for way, taken in found.items():
+    for way, taken in results.items():
         cpu = sorted(seconds / arguments.rows * 1e6 for seconds, _ in taken)
         speed = median([arguments.rows / seconds for _, seconds in taken])
         lines.append(f"| {way} | {median(cpu):.2f} ({cpu[0]:.2f} to {cpu[-1]:.2f}) | {speed:,.0f} |")

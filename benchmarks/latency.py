@@ -135,7 +135,7 @@ def main() -> None:
             rows = arguments.rows * partitions
             topic = lab.filled_topic(arguments.batches * rows, 100, partitions)
             ways = orders if arguments.order else variants
-            found = compare(ways(lab, topic, partitions, rows), arguments.repeats)
+            runs = compare(ways(lab, topic, partitions, rows), arguments.repeats)
             facts = {
                 "machine": machine(),
                 "partitions": partitions,
@@ -143,7 +143,7 @@ def main() -> None:
                 "epochs": arguments.batches - WARM_UP,
                 "repeats": arguments.repeats,
             }
-            show("Latency of an epoch", order_table(found) if arguments.order else table(found), facts)
+            show("Latency of an epoch", order_table(runs) if arguments.order else table(runs), facts)
 
 
 if __name__ == "__main__":

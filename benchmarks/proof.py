@@ -88,8 +88,8 @@ def main() -> None:
                 "with": lambda into=into: into(lab, topic, rows, proof=True),  # type: ignore[misc]
                 "without": lambda into=into: into(lab, topic, rows, proof=False),  # type: ignore[misc]
             }
-            found = compare(variants, arguments.repeats)
-            pairs = list(zip(found["with"], found["without"], strict=True))
+            runs = compare(variants, arguments.repeats)
+            pairs = list(zip(runs["with"], runs["without"], strict=True))
             ratios = [
                 [one.seconds / other.seconds for one, other in pairs],
                 [one.cpu / other.cpu for one, other in pairs],

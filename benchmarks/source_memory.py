@@ -178,9 +178,9 @@ def main() -> None:
             for _ in range(arguments.repeats):
                 peer: dict[str, Any] = {}
                 for form in arguments.formats:
-                    found = measured(form, services.bootstrap_servers, topic)
-                    peer = found if form == SPARKS else peer
-                    lines.append(line_of(form, size, rows, found, peer))
+                    result = measured(form, services.bootstrap_servers, topic)
+                    peer = result if form == SPARKS else peer
+                    lines.append(line_of(form, size, rows, result, peer))
                     print(lines[-1], file=sys.stderr, flush=True)
             Bench(services, None, Path(folder)).delete_topic(topic)
     codec = f"{arguments.codec}, noise {arguments.noise:g}"

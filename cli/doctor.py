@@ -140,11 +140,11 @@ def findings_of(extra: str, check: Callable[[], Iterable[Finding]], *, is_extra:
     except OncewardError as error:
         yield failed(extra, str(error), "correct it")
     except ImportError as error:  # a package, or a library that the package needs
-        found = f"it cannot be loaded: {' '.join(text_of(error).split())}"
+        problem = f"it cannot be loaded: {' '.join(text_of(error).split())}"
         if isinstance(error, ModuleNotFoundError):
-            found = f"{error.name} is not installed"
+            problem = f"{error.name} is not installed"
         advice = f"pip install 'onceward[{extra}]'" if is_extra else f"install what the connector {extra} needs"
-        yield failed(f"{extra} client", found, advice)
+        yield failed(f"{extra} client", problem, advice)
 
 
 def _java() -> Finding:
@@ -177,14 +177,14 @@ def _python() -> Finding:
     except ImportError:
         return skipped(check, "pyspark is not installed")
     chosen = os.environ.get("PYSPARK_PYTHON")
-    found = executors.obstacle(chosen or executors.DEFAULT_PYTHON)
-    if not found:
+    problem = executors.obstacle(chosen or executors.DEFAULT_PYTHON)
+    if not problem:
         return ok(check, chosen or executors.DEFAULT_PYTHON)
     if not chosen:
         return warning(
-            check, f"{found}, and PYSPARK_PYTHON is not set", f"unless the program sets it: {executors.PYTHON_ADVICE}"
+            check, f"{problem}, and PYSPARK_PYTHON is not set", f"unless the program sets it: {executors.PYTHON_ADVICE}"
         )
-    return failed(check, found, executors.PYTHON_ADVICE)
+    return failed(check, problem, executors.PYTHON_ADVICE)
 
 
 def _cluster(master: str, systems: Iterable[Connector]) -> Finding:
@@ -228,20 +228,20 @@ def check_store(url: str | None, pipeline: str | None) -> Finding:
     try:
         log = open_log(url, pipeline)
         check_owner(log.view, log.pipeline, log.store)
-        found, local = f"{log.store.describe()}: pipeline {log.pipeline}, {_progress(log.view)}", not log.store.shared
+        facts, local = f"{log.store.describe()}: pipeline {log.pipeline}, {_progress(log.view)}", not log.store.shared
     except NoDecisionLogError as error:
         obstacle = _obstacle(folder) if folder is not None else ""
         if obstacle:
             return failed(_LOG, obstacle, "make it writable for the driver, or choose another store")
-        found = f"no decision log exists yet ({error}). The first start creates it"
+        facts = f"no decision log exists yet ({error}). The first start creates it"
     except OncewardError as error:
         refused = isinstance(error, ConfigurationError | EpochConflictError | LogDamagedError)
         away = "make it reachable for the driver, or choose another store"
         return failed(_LOG, str(error), "the pipeline's next start is refused: see the message" if refused else away)
     if not local:
-        return ok(_LOG, found)
+        return ok(_LOG, facts)
     advice = "suitable only if the driver always runs on this machine. Otherwise use a database, an object store or a "
-    return warning(_LOG, found, f"{advice}shared folder")
+    return warning(_LOG, facts, f"{advice}shared folder")
 
 
 def _progress(view: LogView) -> str:
@@ -278,10 +278,10 @@ def _decided(log: Log, targets: Sequence[Target]) -> Finding:
     """Check whether decided transactions can still be committed, and whether data was given up."""
     name, skipped_ever = _DECIDED, given_up(log)
     try:
-        found = [one for one in survey([log], targets, log.pipeline).transactions if one.listed is False]
+        transactions = [one for one in survey([log], targets, log.pipeline).transactions if one.listed is False]
     except OncewardError as error:
         return skipped(name, str(error))
-    lost = [one for one in found if action(one.status, one.state) is Action.LOST]
+    lost = [one for one in transactions if action(one.status, one.state) is Action.LOST]
     if lost:
         told = f"{len(lost)} of epoch {lost[0].committable.epoch} were ended otherwise, for example {lost[0].name}"
         return failed(name, told, f"{advice(lost[0].advice)}. Leave names that begin with `onceward:` alone")
@@ -319,22 +319,22 @@ def _searched(url: str) -> str:
 
 
 def _owned_by(view: LogView | None, pipeline: str, targets: Sequence[Target], searched: str = "") -> list[Finding]:
-    found = []
+    findings = []
     for target in targets:
         try:
             names = list(target.known(pipeline))
         except OncewardError as error:
-            found.append(skipped(_OWNERSHIP, str(error), target.title))
+            findings.append(skipped(_OWNERSHIP, str(error), target.title))
             continue
-        found += [
+        findings += [
             _owned(target.sink(name), Scope(pipeline, name, view.log if view is not None else ""), view, searched)
             for name in names
         ]
         if not names:
             used = ", ".join(sorted(view.claimed)) if view is not None else ""
             elsewhere = f"; the decision log has sinks that have written: {used}" if used else ""
-            found.append(ok(_OWNERSHIP, f"no sink of {pipeline} has written here{elsewhere}", target.title))
-    return found
+            findings.append(ok(_OWNERSHIP, f"no sink of {pipeline} has written here{elsewhere}", target.title))
+    return findings
 
 
 def _owned(sink: TwoPhaseCommitSink[Any], scope: Scope, view: LogView | None, searched: str) -> Finding:

@@ -189,24 +189,24 @@ def load(reference: str, arguments: Sequence[str] = ()) -> list[Any]:
     is_file = place.endswith(".py")
     if (is_file and not Path(place).is_file()) or (not is_file and not name.isidentifier()):
         raise ConfigurationError(f"there is no {reference!r}: give a file, file.py:function or module:function")
-    found: list[Any] = []
-    with explaining(), _intercepted(found), patch.object(sys, "argv", [place, *arguments]):
+    writers: list[Any] = []
+    with explaining(), _intercepted(writers), patch.object(sys, "argv", [place, *arguments]):
         sys.path.insert(0, str(Path(place).parent.absolute() if is_file else Path.cwd()))
         try:
             with redirect_stdout(sys.stderr):
-                found += _returned(place, name, is_file=is_file)
+                writers += _returned(place, name, is_file=is_file)
         except _Ended:
             pass
         except (Exception, SystemExit) as error:
             raise ConfigurationError(f"{reference} failed: {named_text_of(error)}") from error
         finally:
             sys.path.pop(0)
-    if not found:
+    if not writers:
         raise ConfigurationError(
             f"{reference} started no query and returned none: name a function that returns what exactly_once returns, "
             "or a Pipeline"
         )
-    return found
+    return writers
 
 
 def _returned(place: str, name: str, *, is_file: bool) -> list[Any]:

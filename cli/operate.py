@@ -70,10 +70,10 @@ class Search(Access):
         for log in logs:
             if log.view.moved:
                 show.moved(log)
-        found = survey(logs, self.targets(), self.pipeline, must_answer=False)
-        self.unanswered.update(found.unanswered)
+        survey_ = survey(logs, self.targets(), self.pipeline, must_answer=False)
+        self.unanswered.update(survey_.unanswered)
         show.unanswered(self.unanswered)
-        return found.transactions
+        return survey_.transactions
 
     def _readable(self) -> list[Log]:
         """Return the logs that can be read, and remember why others cannot.
@@ -145,10 +145,10 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Show all that is known about one transaction."""
-    found = [one for one in search.found() if one.name == transaction]
-    if not found:
+    transactions = [one for one in search.found() if one.name == transaction]
+    if not transactions:
         raise ConfigurationError(f"{transaction} is not in the given targets, and no waiting decision names it")
-    show.details(found, as_json=as_json)
+    show.details(transactions, as_json=as_json)
     search.end()
 
 
@@ -174,10 +174,10 @@ def commit(
     if decision is None:
         typer.echo(f"nothing to commit: pipeline {log.pipeline} has no uncommitted decision")
         return
-    found = search.found([log])
+    transactions = search.found([log])
     show.age(log)
     if not yes:
-        plan = plan_commit(log, decision, found)
+        plan = plan_commit(log, decision, transactions)
         if plan is None:
             _finished(decision.epoch)
             return
@@ -185,7 +185,7 @@ def commit(
         show.would(f"commit epoch {plan.epoch} of {log.pipeline}{_without(plan, skip_lost)}; {show.FENCES}")
         return
     typer.echo(f"committing epoch {decision.epoch} of {log.pipeline}, as its newest writer …", err=True)
-    done = commit_decided(log, decision, found, skip_lost=skip_lost)
+    done = commit_decided(log, decision, transactions, skip_lost=skip_lost)
     if done is None:
         _finished(decision.epoch)
         return
@@ -251,9 +251,9 @@ def checkpoints(search: Search, *, as_json: AsJson = False) -> None:
     """
     log = one_log(search.store, search.pipeline)
     search.pipeline = log.pipeline
-    found = search.found([log]) if search.has_targets else ()
-    status = advised(pipeline_status(log, found), (search.store or [""])[0], search.target_words)
-    show.history(ShownHistory(**msgspec.structs.asdict(history(log, found)), status=status), as_json=as_json)
+    transactions = search.found([log]) if search.has_targets else ()
+    status = advised(pipeline_status(log, transactions), (search.store or [""])[0], search.target_words)
+    show.history(ShownHistory(**msgspec.structs.asdict(history(log, transactions)), status=status), as_json=as_json)
     search.end()
 
 

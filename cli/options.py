@@ -102,14 +102,14 @@ class Access:
 
 
 def _by_system(option: str, mark: str, given: Iterable[str] | None) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    addresses: dict[str, list[str]] = {}
     for text in given or ():
         name, separator, rest = text.partition(mark)
         if not separator or name not in connectors():
             # Not the text itself: it may hold a password.
             raise ConfigurationError(f"{option} takes SYSTEM{mark}…; systems are {', '.join(connectors())}")
-        found.setdefault(name, []).append(rest)
-    return found
+        addresses.setdefault(name, []).append(rest)
+    return addresses
 
 
 def _address_of(name: str) -> str:
@@ -142,11 +142,11 @@ def targets_of(access: Access) -> list[Target]:
     Raises:
         ConfigurationError: An extra is not installed, or a system's transactions cannot be found by its address.
     """
-    found = []
+    targets = []
     for system in access.systems():
         with needing(system.extra):
-            found.append(system.target())
-    return found
+            targets.append(system.target())
+    return targets
 
 
 def load_sinks(reference: str) -> Target:
@@ -173,8 +173,8 @@ def imported(option: str, reference: str, *, called: bool = False) -> Any:
         raise ConfigurationError(f"{option} takes module:name, not {reference!r}")
     sys.path.insert(0, str(Path.cwd()))
     try:
-        found = getattr(importlib.import_module(module), name)
-        return found() if called and callable(found) else found
+        value = getattr(importlib.import_module(module), name)
+        return value() if called and callable(value) else value
     except (Exception, SystemExit) as error:
         raise ConfigurationError(f"cannot import {reference}: {named_text_of(error)}") from error
     finally:

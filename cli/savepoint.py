@@ -93,12 +93,12 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List savepoints: of which pipeline and epoch, when they were made, and where they were restored to."""
-    found = savepoints(folder)
+    savepoints_ = savepoints(folder)
     if as_json:
-        show.print_json(found)
+        show.print_json(savepoints_)
         return
     out = show.console()
-    for one in found:
+    for one in savepoints_:
         out.print(one.place, style="bold")
         epoch = f", epoch {one.epoch}, {one.size} bytes" if one.epoch is not None else ""
         made = f", made {one.made}" if one.made else ""
@@ -107,7 +107,7 @@ def list_(
         for more in (f"restored to {one.restored_to}" if one.restored_to else "", one.problem):
             if more:
                 out.print(f"  {more}")
-    if not found:
+    if not savepoints_:
         out.print("no savepoints")
 
 
@@ -142,11 +142,15 @@ def restore_(
 @app.command()
 def delete(folder: Folder, *, yes: Yes = False) -> None:
     """Delete a savepoint, or what an interrupted copy has left of one."""
-    found = savepoint_at(folder)
-    only = found.retired and not found.restored_to
-    left = f", which is all that is left of pipeline {found.pipeline}: it moves, and was never restored" if only else ""
+    savepoint = savepoint_at(folder)
+    only = savepoint.retired and not savepoint.restored_to
+    left = (
+        f", which is all that is left of pipeline {savepoint.pipeline}: it moves, and was never restored"
+        if only
+        else ""
+    )
     if not yes:
-        show.would(f"delete {found.place} ({found.kind}, pipeline {found.pipeline}){left}")
+        show.would(f"delete {savepoint.place} ({savepoint.kind}, pipeline {savepoint.pipeline}){left}")
         return
     delete_savepoint(folder)
-    typer.echo(f"deleted {found.place}")
+    typer.echo(f"deleted {savepoint.place}")

@@ -41,15 +41,15 @@ def status(search: Search, *, as_json: AsJson = False, as_metrics: AsMetrics = F
     watched = watch.look()
     if not watched and not watch.unreadable:
         raise ConfigurationError(f"there is no decision log in {', '.join(search.store)}")
-    found = [_status_of(one, search) for one in watched]
+    statuses = [_status_of(one, search) for one in watched]
     words = search.target_words
-    found += [advised(unreadable("", store, error), store, words) for store, error in watch.unreadable.items()]
-    found.sort(key=lambda one: (one.state.need, one.pipeline))
+    statuses += [advised(unreadable("", store, error), store, words) for store, error in watch.unreadable.items()]
+    statuses.sort(key=lambda one: (one.state.need, one.pipeline))
     if as_metrics:
-        typer.echo("\n".join(_metrics(found)))
+        typer.echo("\n".join(_metrics(statuses)))
     else:
-        _print(found, as_json=as_json)
-    raise typer.Exit(int(bool(search.unanswered) or not all(one.state.is_well for one in found)))
+        _print(statuses, as_json=as_json)
+    raise typer.Exit(int(bool(search.unanswered) or not all(one.state.is_well for one in statuses)))
 
 
 def _print(found: Sequence[AdvisedStatus], *, as_json: bool) -> None:

@@ -41,12 +41,12 @@ def of_each(
 ) -> list[tuple[Committable, T]]:
     """Return the committables, each with its answer; raise LifecycleError unless each has one of this type."""
     epoch = committables[0].epoch
-    found = many(sink, method, answer, kind, epoch=epoch)
-    if len(found) != len(committables):
+    answers = many(sink, method, answer, kind, epoch=epoch)
+    if len(answers) != len(committables):
         raise _wrong(
-            sink, method, f"{len(found)} values for {len(committables)} committables; give one for each", epoch
+            sink, method, f"{len(answers)} values for {len(committables)} committables; give one for each", epoch
         )
-    return list(zip(committables, found, strict=True))
+    return list(zip(committables, answers, strict=True))
 
 
 def ledger(sink: TwoPhaseCommitSink[Any]) -> Ledger:

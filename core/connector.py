@@ -82,8 +82,8 @@ class Connector(ABC):
         Raises:
             ImportError: A package is missing.
         """
-        found: type[Sink] = _imported(cls.sink)
-        return found
+        kind: type[Sink] = _imported(cls.sink)
+        return kind
 
     @classmethod
     def source_class(cls) -> type[ResettableSource]:
@@ -92,8 +92,8 @@ class Connector(ABC):
         Raises:
             ImportError: A package is missing.
         """
-        found: type[ResettableSource] = _imported(cls.source)
-        return found
+        kind: type[ResettableSource] = _imported(cls.source)
+        return kind
 
     def target(self) -> Target:
         """Return the object that lists and ends transactions here, of any pipeline and sink; `onceward txn` asks it.
@@ -180,7 +180,7 @@ def connectors() -> Mapping[str, type[Connector]]:
     Raises:
         ConfigurationError: One cannot be loaded, or two have the same name.
     """
-    found: dict[str, type[Connector]] = {}
+    classes: dict[str, type[Connector]] = {}
     for point in sorted(entry_points(group=GROUP)):
         try:
             loaded = point.load()
@@ -191,9 +191,9 @@ def connectors() -> Mapping[str, type[Connector]]:
             ) from error
         if not (isinstance(loaded, type) and issubclass(loaded, Connector) and loaded.name == point.name):
             raise ConfigurationError(f"{point.value} is not a Connector that is called {point.name}")
-        if found.setdefault(point.name, loaded) is not loaded:
+        if classes.setdefault(point.name, loaded) is not loaded:
             raise ConfigurationError(f"two packages have a connector {point.name}: remove one of them")
-    return found
+    return classes
 
 
 def address_to_note(part: Any) -> dict[str, Any]:

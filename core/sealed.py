@@ -35,8 +35,8 @@ def unseal(name: str, data: bytes, what: str) -> bytes | None:
         NewerFormatError: It has a format of a newer version of the library.
     """
     header, _, rest = data.partition(b"\n")
-    body, found = rest.removesuffix(b"\n"), _HEADER.fullmatch(header)
-    if found is not None and found[3] == hashlib.sha256(header.split()[0] + b"\n" + body).hexdigest().encode():
+    body, match = rest.removesuffix(b"\n"), _HEADER.fullmatch(header)
+    if match is not None and match[3] == hashlib.sha256(header.split()[0] + b"\n" + body).hexdigest().encode():
         check_format(name, header, what)
     return body if data == seal(name, body) else None
 
@@ -64,9 +64,9 @@ def decoded(data: str | bytes, kind: type[T], error: type[OncewardError], what: 
 
 def check_format(name: str, header: bytes, what: str, *, newest: int = 1) -> None:
     """Raise NewerFormatError, about `what`, for a format that is newer than the newest known one."""
-    found = _HEADER.fullmatch(header)
-    if found is not None and found[1].decode() == name and int(found[2]) > newest:
+    match = _HEADER.fullmatch(header)
+    if match is not None and match[1].decode() == name and int(match[2]) > newest:
         raise NewerFormatError(
-            f"{what} has format {int(found[2])}, and this version of onceward reads format {newest}: upgrade onceward "
+            f"{what} has format {int(match[2])}, and this version of onceward reads format {newest}: upgrade onceward "
             "to at least the version that wrote it"
         )

@@ -52,14 +52,14 @@ def found_in(spec: Contestant, case: Case, verdict: Verdict) -> tuple[Output, ..
     torn: dict[str, set[str]] = {}
     for (_, here), keys in verdict.torn().items():
         torn.setdefault(here, set()).update(keys)
-    found: list[Output] = []
+    outputs: list[Output] = []
     for output, comparison in zip(outputs_of(spec), verdict.comparisons, strict=True):
         counts = [comparison.count(kind) for kind in (Mismatch.MISSING, Mismatch.DUPLICATED, Mismatch.WRONG)]
         files = len(output.torn(case.addresses)) if isinstance(output, Files) else 0
-        found.append(
+        outputs.append(
             Output(comparison.output, comparison.expected, *counts, len(torn.get(comparison.output, ())) + files)
         )
-    return tuple(found)
+    return tuple(outputs)
 
 
 def is_late(verdict: Verdict) -> bool:
@@ -189,11 +189,11 @@ def run_all(contestant: type[Contestant], servers: Servers, scratch: Path, argum
         if run:
             record(run)
             write_page(picture=False)
-            found = "; ".join(
+            summary = "; ".join(
                 f"{o.title}: {o.missing} missing, {o.duplicated} duplicated, {o.wrong} wrong, {o.torn} torn"
                 for o in run.outputs
             )
-            print(f"{run.contestant:18} {fault.id:22} {run.faults} faults, {run.seconds:5.1f} s  {found}", flush=True)
+            print(f"{run.contestant:18} {fault.id:22} {run.faults} faults, {run.seconds:5.1f} s  {summary}", flush=True)
         shutil.rmtree(folder)
 
 

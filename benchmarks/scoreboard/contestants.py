@@ -419,8 +419,8 @@ class Quix(Contestant):
     @classmethod
     def versions(cls) -> str:
         show = "from importlib.metadata import version as v; print(v('quixstreams'), v('confluent-kafka'))"
-        found = subprocess.run([cls.command[0], "-c", show], check=True, capture_output=True, text=True)
-        quix, client = found.stdout.split()
+        answer = subprocess.run([cls.command[0], "-c", show], check=True, capture_output=True, text=True)
+        quix, client = answer.stdout.split()
         return f"quixstreams {quix}, confluent-kafka {client}"
 
 

@@ -43,11 +43,11 @@ class Files(Endpoint):
         raise NotImplementedError
 
     def read(self, addresses: Addresses) -> list[Record]:
-        found: list[Record] = []
+        records: list[Record] = []
         for path in self.listing(addresses.folder / "out"):
             if (table := _table(path)) is not None:
-                found += [Record(row, f"{path.name}@{number}") for number, row in enumerate(table.to_pylist())]
-        return found
+                records += [Record(row, f"{path.name}@{number}") for number, row in enumerate(table.to_pylist())]
+        return records
 
     def torn(self, addresses: Addresses) -> list[Path]:
         """List the files that a reader takes and cannot read."""
@@ -72,25 +72,25 @@ def files_of_spark(folder: Path) -> list[Path]:
     log = folder / "_spark_metadata"
     entries = {int(path.name.partition(".")[0]): path for path in log.glob("[0-9]*")} if log.exists() else {}
     compact = max((number for number, path in entries.items() if path.suffix == ".compact"), default=0)
-    found: list[Path] = []
+    paths: list[Path] = []
     for number, path in sorted(entries.items()):
         if number >= compact:
             actions = [json.loads(line) for line in path.read_text().splitlines()[1:]]  # the first line is a version
-            found += [_local(action["path"], folder) for action in actions if action["action"] == "add"]
-    return found
+            paths += [_local(action["path"], folder) for action in actions if action["action"] == "add"]
+    return paths
 
 
 def files_of_delta(folder: Path) -> list[Path]:
     """List the files of a Delta table's log."""
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for path in sorted((folder / "_delta_log").glob("*.json")):
         for line in path.read_text().splitlines():
             action = json.loads(line)
             if "add" in action:
-                found[action["add"]["path"]] = _local(action["add"]["path"], folder)
+                paths[action["add"]["path"]] = _local(action["add"]["path"], folder)
             if "remove" in action:
-                found.pop(action["remove"]["path"], None)
-    return list(found.values())
+                paths.pop(action["remove"]["path"], None)
+    return list(paths.values())
 
 
 def _local(uri: str, folder: Path) -> Path:

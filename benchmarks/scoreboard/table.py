@@ -107,10 +107,10 @@ class About:
 def read_runs(path: Path) -> list[Run]:
     """Read the runs that were recorded."""
     lines = path.read_text().splitlines() if path.exists() else []
-    found = [json.loads(line) for line in lines]
+    runs = [json.loads(line) for line in lines]
     return [
         Run(**{**run, "outputs": tuple(Output(**o) for o in run["outputs"]), "recoveries": tuple(run["recoveries"])})
-        for run in found
+        for run in runs
     ]
 
 
@@ -209,8 +209,8 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers_from
 
 def page(runs: Sequence[Run], abouts: Sequence[About], not_run: Mapping[str, str]) -> str:
     """Return the whole page."""
-    found = lines(runs, abouts)
-    measured = {line.about.name for line in found}
+    rows = lines(runs, abouts)
+    measured = {line.about.name for line in rows}
     missing = {
         about.title: not_run.get(about.name, NOT_YET.format(about.name))
         for about in abouts
@@ -236,7 +236,7 @@ def page(runs: Sequence[Run], abouts: Sequence[About], not_run: Mapping[str, str
         load=_span([run.load for run in runs if run.load is not None]),
         runs=len(runs),
         faults=sum(run.faults for run in runs),
-        table=markdown(HEAD, [line.cells() for line in found], numbers_from=2),
+        table=markdown(HEAD, [line.cells() for line in rows], numbers_from=2),
         by_fault=markdown(["pipeline", *_fault_names(runs)], by_fault, numbers_from=1),
         notes="\n".join(notes),
         settings=markdown(["pipeline", "NAME", "versions", "settings, and where they come from"], settings),

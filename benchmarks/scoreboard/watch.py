@@ -140,12 +140,12 @@ class TableWatch(Watch):
         with psycopg.connect(self._dsn, autocommit=True, connect_timeout=2) as connection:
             while True:
                 began = time.monotonic()
-                found = dict(connection.execute(self._query).fetchall())
+                counts = dict(connection.execute(self._query).fetchall())
                 self.blocked = max(self.blocked or 0.0, time.monotonic() - began)
                 if self.went_back is not None:
-                    self.went_back += sum(value < newest.get(key, value) for key, value in found.items())
-                newest |= found
-                self.size = sum(found.values())
+                    self.went_back += sum(value < newest.get(key, value) for key, value in counts.items())
+                newest |= counts
+                self.size = sum(counts.values())
                 yield
 
 

@@ -132,11 +132,11 @@ class Reader:
 
     def latency(self) -> tuple[float, float, float, float] | None:
         """Return the latency of the rows since the last call."""
-        found, self._latencies = self._latencies, []
-        if len(found) < 2:
+        latencies, self._latencies = self._latencies, []
+        if len(latencies) < 2:
             return None
-        cuts = statistics.quantiles(found, n=100, method="inclusive")
-        return (cuts[49], cuts[94], cuts[98], max(found))
+        cuts = statistics.quantiles(latencies, n=100, method="inclusive")
+        return (cuts[49], cuts[94], cuts[98], max(latencies))
 
 
 class Observer:
@@ -183,8 +183,8 @@ class Observer:
     def _end(self, isolation: IsolationLevel) -> Any:
         asked = {TopicPartition(TARGET, number): OffsetSpec.latest() for number in range(PARTITIONS)}
         with suppress(confluent_kafka.KafkaException):
-            found = self._admin.list_offsets(asked, isolation_level=isolation, request_timeout=3)
-            return sum(future.result(5).offset for future in found.values())
+            offsets = self._admin.list_offsets(asked, isolation_level=isolation, request_timeout=3)
+            return sum(future.result(5).offset for future in offsets.values())
         return None
 
     def _memory(self) -> float:

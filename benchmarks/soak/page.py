@@ -82,11 +82,11 @@ def _quarters(samples: Sequence[Sample]) -> dict[str, str]:
     quarter = max(1, len(samples) // 4)
     parts = (samples[:quarter], samples[-quarter:])
     rates = [_rates(part) for part in parts]
-    found = {"rows per second, in the topic": [f"{statistics.median(rate):,.0f}" if rate else "-" for rate in rates]}
+    cells = {"rows per second, in the topic": [f"{statistics.median(rate):,.0f}" if rate else "-" for rate in rates]}
     for what, (name, pick) in _LINES.items():
         values = [[value for one in part if (value := pick(one)) is not None] for part in parts]
-        found[f"{what}{name}"] = [f"{statistics.median(one):,.3g}" if one else "-" for one in values]
-    return {name: " | ".join(pair) for name, pair in found.items()}
+        cells[f"{what}{name}"] = [f"{statistics.median(one):,.3g}" if one else "-" for one in values]
+    return {name: " | ".join(pair) for name, pair in cells.items()}
 
 
 def _rates(samples: Sequence[Sample]) -> list[float]:

@@ -135,8 +135,8 @@ def _lines(axes: Axes, story: Story) -> None:
 
 
 def _judged(verdict: Comparison) -> str:
-    found = {kind: verdict.count(kind) for kind in Mismatch if verdict.count(kind)}
-    return ", ".join(f"{count:,} {kind.value}" for kind, count in found.items()) or "nothing missing, nothing twice"
+    counts = {kind: verdict.count(kind) for kind in Mismatch if verdict.count(kind)}
+    return ", ".join(f"{count:,} {kind.value}" for kind, count in counts.items()) or "nothing missing, nothing twice"
 
 
 def _kills(axes: Axes, story: Story, height: float) -> None:

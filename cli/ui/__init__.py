@@ -44,8 +44,8 @@ def ui(
     _check(search, host, expose=expose)
     watch = Watch(search.store or [], search.pipeline)
     desk, token = Desk(watch, search, actions=not read_only), secrets.token_urlsafe(24)
-    found = watch.look()
-    if watch.errors and not found:
+    logs = watch.look()
+    if watch.errors and not logs:
         raise ConfigurationError("; ".join(watch.errors))
     for told in watch.errors:
         typer.echo(f"warning: {told}", err=True)
@@ -53,7 +53,7 @@ def ui(
     names = {host.lower(), socket.gethostname().lower()} if not _is_loopback(host) else None
     shown = f"[{host}]" if ":" in host else host
     typer.echo(
-        f"{len(found)} pipeline{'s' * (len(found) != 1)}. Open http://{shown}:{listening.getsockname()[1]}/#token={token}"
+        f"{len(logs)} pipeline{'s' * (len(logs) != 1)}. Open http://{shown}:{listening.getsockname()[1]}/#token={token}"
     )
     typer.echo("Whoever has this link can see the pipelines and end transactions. Ctrl-C stops the page")
     if names is not None:

@@ -177,7 +177,7 @@ class Desk:
         if self._clock() - self._read_at < _PAUSE:
             return
         now = datetime.now(UTC)
-        found: list[ListedPipeline] = []
+        pipelines: list[ListedPipeline] = []
         self._shown = {}
         for one in self._watch.look():
             status = advised(one.status(now), one.url, self._search.target_words)
@@ -186,16 +186,16 @@ class Desk:
             shown = self._shown[one.shown.id] = msgspec.structs.replace(one.shown, status=status)
             newest = shown.epochs[0].epoch if shown.epochs else None
             fields = {name: getattr(shown, name) for name in ("id", "name", "store", "newest")}
-            found.append(ListedPipeline(**fields, status=status, epoch=newest))
-        found.sort(key=lambda each: (each.status.state.need, each.name))
+            pipelines.append(ListedPipeline(**fields, status=status, epoch=newest))
+        pipelines.sort(key=lambda each: (each.status.state.need, each.name))
         everything = {
-            "order": [one.id for one in found],  # the one that needs somebody most first
+            "order": [one.id for one in pipelines],  # the one that needs somebody most first
             "errors": self._watch.errors,
             "actions": self._actions,  # whether transactions can be ended from the page
             "targets": ", ".join(self._titles),  # empty: it was given no target
             "warnings": {"fences": show.FENCES, "copy": show.COPY},
         }
-        self._list.put({"": everything, **{one.id: one for one in found}})
+        self._list.put({"": everything, **{one.id: one for one in pipelines}})
         self._read_at = self._clock()
 
     def look(self) -> Look:
@@ -208,8 +208,8 @@ class Desk:
             logs = [watched.log for watched in self._watch.look()]
         with self._acting:
             search = dataclasses.replace(self._search)  # which reads files of settings again
-            found = search.found(logs)[:_FOUND]
-        return Look(transactions=[show.fields(one) for one in found], unanswered=search.unanswered)
+            transactions = search.found(logs)[:_FOUND]
+        return Look(transactions=[show.fields(one) for one in transactions], unanswered=search.unanswered)
 
     def commit(self, order: Commit) -> str:
         """Commit a decision, as `txn commit --yes`; what was done, in words.

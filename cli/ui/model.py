@@ -121,10 +121,10 @@ class Watched:
         if self._status is None or self._status[0] != key:
             where = self.log.store.describe()
             if self.shown.error or self._known is None:
-                found = unreadable(self.log.pipeline, where, self.shown.error)
+                status_ = unreadable(self.log.pipeline, where, self.shown.error)
             else:
-                found = assess(self.log.pipeline, where, *self._known, now)
-            self._status = key, found
+                status_ = assess(self.log.pipeline, where, *self._known, now)
+            self._status = key, status_
         return self._status[1]
 
     def look(self) -> None:
@@ -145,15 +145,15 @@ class Watched:
         if self._folder is None:
             return int(time.monotonic() / SEARCH_EVERY)
         try:
-            found: list[Any] = sorted(map(_signed, self._folder.iterdir()))
+            signatures: list[Any] = sorted(map(_signed, self._folder.iterdir()))
         except OSError as error:
-            found = [text_of(error)]
+            signatures = [text_of(error)]
         folders = [self._spark / "offsets", self._spark / "commits"] if self._spark is not None else []
         for path in (self._folder / FILE, *folders):
             with suppress(OSError):
                 stat = path.stat()
-                found.append((stat.st_mtime_ns, stat.st_size))
-        return found
+                signatures.append((stat.st_mtime_ns, stat.st_size))
+        return signatures
 
     def _read(self) -> ShownPipeline:
         view = self.log.view

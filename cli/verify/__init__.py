@@ -93,9 +93,9 @@ def verify(
                 "without a decision log give --source, one --target, and no --epochs or --day; with one, its "
                 "checkpoint folder or store as the argument"
             )
-        found = compare_places(origin, place_of(target[0], access), mapping=function, key=columns)
-        _show_rows(found, as_json=as_json)
-        raise typer.Exit(0 if found.exact else EXIT_DIFFERS)
+        comparison = compare_places(origin, place_of(target[0], access), mapping=function, key=columns)
+        _show_rows(comparison, as_json=as_json)
+        raise typer.Exit(0 if comparison.exact else EXIT_DIFFERS)
     if epochs is not None and day is not None:
         raise ConfigurationError("give --epochs or --day, not both")
     log, wanted = open_log(store, pipeline), _range(epochs)
@@ -165,7 +165,7 @@ def _range(text: str | None) -> range | None:
 
 def _targets(log: Log, given: Sequence[str], access: Access) -> list[tuple[str, Place]]:
     known = sinks_in(log.view)
-    found = []
+    targets = []
     for text in given:
         sink, mark, place = text.partition("=")
         if not mark or ":" in sink:  # of the place: no sink's name has one
@@ -176,8 +176,8 @@ def _targets(log: Log, given: Sequence[str], access: Access) -> list[tuple[str, 
             sink, place = known[0], text
         if sink not in known:
             raise ConfigurationError(f"the decision log knows no sink {sink!r}: it has {', '.join(known) or 'none'}")
-        found.append((sink, place_of(place, access)))
-    return found
+        targets.append((sink, place_of(place, access)))
+    return targets
 
 
 def _show(found: Sequence[Audit | Unread], *, as_json: bool) -> None:

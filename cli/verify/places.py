@@ -46,7 +46,7 @@ def place_of(text: str, access: Access) -> Place:
 
 def load_function(reference: str) -> RowMapping:
     """Import the function from a source's rows to a target's: of record batches."""
-    found = imported("--map", reference)
-    if not callable(found):
+    function = imported("--map", reference)
+    if not callable(function):
         raise ConfigurationError(f"{reference} is not a function")
-    return found  # type: ignore[no-any-return]
+    return function  # type: ignore[no-any-return]

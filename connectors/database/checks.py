@@ -65,12 +65,12 @@ def check_postgres(target: DatabaseTarget) -> list[Finding]:
         with reading(target, "cannot look") as connection:
             facts = dialect_for(target).read_server(connection)
             version = connection.dialect.server_version_info or ("?",)
-            found = [ok("postgresql server", f"version {version[0]}")]
+            findings = [ok("postgresql server", f"version {version[0]}")]
             if facts.unusable:
-                found.append(failed("primary", facts.unusable, "connect to a writable primary"))
-            found += [_durability(facts, connection), _timeouts(connection), _standbys(connection)]
+                findings.append(failed("primary", facts.unusable, "connect to a writable primary"))
+            findings += [_durability(facts, connection), _timeouts(connection), _standbys(connection)]
             return [
-                *found,
+                *findings,
                 _prepared_slots(facts),
                 _locks(connection),
                 _schema(connection, target.ledger_schema or LEDGER_SCHEMA),

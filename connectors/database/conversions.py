@@ -125,8 +125,8 @@ def conversion(arrow: pa.DataType, column: SqlType, backend: str) -> Conversion:
         if takes(arrow):
             bare = sqlite and isinstance(column, sa.types.NullType)
             typed = untyped if bare and untyped is not None else column
-            if isinstance(typed, kind) and (found := rule(arrow, typed, sqlite)) is not None:
-                return found
+            if isinstance(typed, kind) and (result := rule(arrow, typed, sqlite)) is not None:
+                return result
     if pa.types.is_nested(arrow):
         raise UnfitError("turn it into text, for example with to_json")
     raise UnfitError("no conversion keeps every value; cast it, or change the column")

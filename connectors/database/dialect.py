@@ -223,13 +223,13 @@ class RowDialect(Dialect):
     def read_uniques(self, connection: sa.Connection, table: sa.Table) -> list[frozenset[str]]:
         """Return the columns of each unique key that every statement checks, except keys with a condition."""
         inspector = sa.inspect(connection)
-        found: list[list[Any]] = [inspector.get_pk_constraint(table.name, schema=table.schema)["constrained_columns"]]
-        found += [u["column_names"] for u in inspector.get_unique_constraints(table.name, schema=table.schema)]
+        keys: list[list[Any]] = [inspector.get_pk_constraint(table.name, schema=table.schema)["constrained_columns"]]
+        keys += [u["column_names"] for u in inspector.get_unique_constraints(table.name, schema=table.schema)]
         for index in inspector.get_indexes(table.name, schema=table.schema):
             conditional = any(key.endswith("_where") for key in index.get("dialect_options", {}))
             if index["unique"] and not conditional:
-                found.append(index["column_names"])
-        sets = {frozenset(columns) for columns in found if columns and None not in columns}
+                keys.append(index["column_names"])
+        sets = {frozenset(columns) for columns in keys if columns and None not in columns}
         return sorted(sets, key=sorted)
 
     def refuses(self, connection: sa.Connection, table: sa.Table) -> str:  # noqa: ARG002

@@ -210,9 +210,9 @@ def ownership_query(tables: Tables) -> sa.Select[Any]:
 
 
 def _owned(target: DatabaseTarget, connection: sa.Connection, scope: Scope) -> Ownership:
-    found = Ownership(*connection.execute(ownership_query(tables_of(target)), scope._asdict()).one())
-    found.refuse_others(scope)
-    return found
+    ownership = Ownership(*connection.execute(ownership_query(tables_of(target)), scope._asdict()).one())
+    ownership.refuse_others(scope)
+    return ownership
 
 
 def note(target: DatabaseTarget, scope: Scope) -> None:

@@ -249,20 +249,20 @@ class MariaDb(RowDialect):
             return ServerFacts(unusable="the server is MySQL: only MariaDB was tested, so MySQL is refused")
         names = ("read_only", "wsrep_on", "innodb_flush_log_at_trx_commit", "max_allowed_packet", *_SEMI_SYNCHRONOUS)
         query = f"SHOW GLOBAL VARIABLES WHERE Variable_name IN {names}"
-        found = {str(key).lower(): str(value) for key, value in connection.exec_driver_sql(query)}
-        unusable, packet = "", int(found.get("max_allowed_packet", _LEAST_PACKET))
-        if _on(found.get("read_only")):
+        variables = {str(key).lower(): str(value) for key, value in connection.exec_driver_sql(query)}
+        unusable, packet = "", int(variables.get("max_allowed_packet", _LEAST_PACKET))
+        if _on(variables.get("read_only")):
             unusable = "the server is read-only: name the primary in the url"
         elif packet < _LEAST_PACKET:
             unusable = f"its max_allowed_packet is {packet}: set it to {_LEAST_PACKET} or more"
         why = ""
-        if _on(found.get("wsrep_on")):
+        if _on(variables.get("wsrep_on")):
             why = f"Galera has no XA transactions: name a server without it, {HOW_TO_STAGE}"
         elif (connection.dialect.server_version_info or ())[:2] < _DETACHES:
             why = f"before MariaDB 10.5 a prepared transaction ends with its session: upgrade, {HOW_TO_STAGE}"
-        flush = found.get("innodb_flush_log_at_trx_commit", "1")
+        flush = variables.get("innodb_flush_log_at_trx_commit", "1")
         unsafe = f"innodb_flush_log_at_trx_commit is {flush}: a crash of the machine may lose committed data"
-        warnings = (*(() if flush == "1" else (unsafe,)), *_of_replication(found))
+        warnings = (*(() if flush == "1" else (unsafe,)), *_of_replication(variables))
         return ServerFacts(unusable, 0 if why else _UNLIMITED, why, warnings)
 
     def longest_value(self, connection: sa.Connection) -> int:
@@ -287,12 +287,12 @@ class MariaDb(RowDialect):
 
     def refuses(self, connection: sa.Connection, table: sa.Table) -> str:
         """Look for the names of tables without transactions in the table's triggers, and in the routines they call."""
-        found = _without_transactions(connection, table)
-        if not found:
+        tables = _without_transactions(connection, table)
+        if not tables:
             return ""
         return (
-            f"its triggers name {', '.join(found)}, whose storage engine has no transactions, so what they write there "
-            "would stay when an epoch is aborted: ALTER TABLE … ENGINE=InnoDB"
+            f"its triggers name {', '.join(tables)}, whose storage engine has no transactions, so what they write "
+            "there would stay when an epoch is aborted: ALTER TABLE … ENGINE=InnoDB"
         )
 
     @contextmanager

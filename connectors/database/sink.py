@@ -235,8 +235,8 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         """
         with reading(self.target, "cannot list") as connection:
             sinks = ledger.sinks_of(self.target, connection, pipeline, log)
-            found = [committable for sink in sinks for committable in self._list(connection, pipeline, sink)]
-        return [committable for committable in found if committable.log == log]
+            committables = [committable for sink in sinks for committable in self._list(connection, pipeline, sink)]
+        return [committable for committable in committables if committable.log == log]
 
     def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
         """Ask the database about each transaction.
@@ -257,24 +257,24 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
     def _list(self, connection: sa.Connection, pipeline: str, sink: str) -> list[Committable]:
         two_phase = dialect_for(self.target).two_phase
         prepared = two_phase.waiting(connection, pipeline, sink) if two_phase is not None else []
-        found = [Committable.named(PREPARED, name) for name in prepared]
+        committables = [Committable.named(PREPARED, name) for name in prepared]
         of = tables_of(self.target).staged.c
         columns = (of.name, of.row_count, of.stage, of.movement)
         query = sa.select(*columns).where(of.pipeline == pipeline, of.sink == sink).order_by(of.name)
         for text, *said in ask(self.target, connection, lambda: connection.execute(query).all(), ()):
             if (name := own_name(text, pipeline, sink)) is not None:
-                found.append(Committable.named(STAGED, name, rows=said[0], handle=staged_handle(*said)))
-        return found
+                committables.append(Committable.named(STAGED, name, rows=said[0], handle=staged_handle(*said)))
+        return committables
 
     def open_names(self) -> set[Scope]:
         """Return the scopes, of all pipelines, under which transactions are prepared in this database or staged."""
         two_phase = dialect_for(self.target).two_phase
         with reading(self.target, "cannot list") as connection:
-            found = two_phase.scopes(connection) if two_phase is not None else set()
+            scopes = two_phase.scopes(connection) if two_phase is not None else set()
             if exists(self.target, connection):
                 of = tables_of(self.target).staged.c
-                found |= {Scope(*row) for row in connection.execute(sa.select(of.pipeline, of.sink, of.log))}
-        return found
+                scopes |= {Scope(*row) for row in connection.execute(sa.select(of.pipeline, of.sink, of.log))}
+        return scopes
 
     def known_sinks(self, pipeline: str) -> list[str]:
         """Return the names of the sinks under which a pipeline of this name has written into this database."""

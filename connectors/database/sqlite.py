@@ -93,13 +93,13 @@ class Sqlite(RowDialect):
         quote = connection.dialect.identifier_preparer.quote_identifier
         master = f"{quote(table.schema or 'main')}.sqlite_master"
         query = f"SELECT type, sql FROM {master} WHERE tbl_name = ? COLLATE NOCASE ORDER BY type DESC"  # noqa: S608
-        found = connection.exec_driver_sql(query, (table.name,)).all()
-        bare = any(kind == "trigger" for kind, _ in found)
+        keys = connection.exec_driver_sql(query, (table.name,)).all()
+        bare = any(kind == "trigger" for kind, _ in keys)
         name = f"temp.{quote(table.name)}"
         if bare:
             columns = ", ".join(quote(column.name) for column in table.columns)
             connection.exec_driver_sql(f"CREATE TABLE {name} ({columns})")
-        for _, definition in found:
+        for _, definition in keys:
             temporary, known = _DEFINED.subn(r"\1temp.", definition or "")
             if known and not bare:
                 connection.exec_driver_sql(temporary)
@@ -129,8 +129,8 @@ def _note_file(database: str) -> Callable[[Any, Any], None]:
 
 def _inode(path: Path) -> tuple[int, int] | None:
     with suppress(OSError):
-        found = path.stat()
-        return found.st_dev, found.st_ino
+        status = path.stat()
+        return status.st_dev, status.st_ino
     return None
 
 

@@ -151,14 +151,14 @@ class HeldWriting(Writing):
         return self.held
 
     def open(self) -> None:
-        found = self._begin()
-        if found is None or not found.noted:
+        ownership = self._begin()
+        if ownership is None or not ownership.noted:
             self.undo()
             ledger.note(self.target, self.context.scope)
             self.name = self.context.transaction_name()  # the server may not have seen yet that the former one is over
-            found = self._begin()
-        if found is not None:
-            found.refuse_others(self.context.scope)
+            ownership = self._begin()
+        if ownership is not None:
+            ownership.refuse_others(self.context.scope)
 
     def _begin(self) -> ledger.Ownership | None:
         """Begin the transaction, and return who owns the names; None if there is no ledger."""
@@ -166,8 +166,8 @@ class HeldWriting(Writing):
         question = ledger.ownership_query(tables_of(target))
         with dialect_for(target).limited(target.answer_within):
             self.held = autocommitting(target)
-            found = two_phase_for(target).begin(self.held, target.access, self.name, question, scope)
-        return None if found is None else ledger.Ownership(*found)
+            ownership = two_phase_for(target).begin(self.held, target.access, self.name, question, scope)
+        return None if ownership is None else ledger.Ownership(*ownership)
 
     def send(self, batch: pa.RecordBatch) -> int:
         if self.writer is None:

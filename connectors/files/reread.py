@@ -146,9 +146,9 @@ def _described(path: Path, inside: Path, columns: Sequence[str], left_out: list[
     texts = [part.partition("=") for part in inside.parts[:-1]]
     folders = {unquote(name): text for name, equals, text in texts if equals}
     folders = {name: text for name, text in folders.items() if not columns or name in columns}
-    found = _READERS[path.suffix[1:]](path)[0]
-    fields = [field for field in found if covers(field.type) and (not columns or field.name in columns)]
-    others = [f"{field.name} ({field.type})" for field in found if field not in fields]
+    schema = _READERS[path.suffix[1:]](path)[0]
+    fields = [field for field in schema if covers(field.type) and (not columns or field.name in columns)]
+    others = [f"{field.name} ({field.type})" for field in schema if field not in fields]
     left_out.extend(words for words in others if words not in left_out)
     parts = [pa.field(name, pa.string(), metadata={PARTITION: ""}) for name in folders]
     mark = str(inside) if finished is None else finished[1]

@@ -277,14 +277,14 @@ class FileSink(FolderSink[Files]):
     def _abort(self, committable: Committable) -> AbortOutcome:
         """Delete the pending files, unless their commit has begun."""
         folder = self._folder(committable.transaction, ABORT)
-        found = folder.exists()
-        if found:
+        exists = folder.exists()
+        if exists:
             shutil.rmtree(folder)
         with suppress(FileNotFoundError):
             self._folder(committable.transaction).rename(folder)
             shutil.rmtree(folder)
-            found = True
-        if found:
+            exists = True
+        if exists:
             return AbortOutcome(AbortStatus.ABORTED)
         if self._folder(committable.transaction, COMMIT).is_dir():
             return AbortOutcome(AbortStatus.COMMITTED)
@@ -319,8 +319,8 @@ class FileSink(FolderSink[Files]):
 
     def _names(self, *suffixes: str) -> list[TransactionName]:
         """Return transactions that have a folder with one of these suffixes; "" for pending ones."""
-        found = sorted(path.name for path in self._place.iterdir()) if self._place.is_dir() else []
-        return names_of(text.removesuffix(suffix) for suffix in suffixes for text in found if text.endswith(suffix))
+        names = sorted(path.name for path in self._place.iterdir()) if self._place.is_dir() else []
+        return names_of(text.removesuffix(suffix) for suffix in suffixes for text in names if text.endswith(suffix))
 
     def _forget(self, name: TransactionName, *, give_up: bool) -> None:
         folder = self._folder(str(name), COMMIT)

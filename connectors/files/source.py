@@ -121,13 +121,13 @@ class FileSource(ResettableSource):
             if not files:
                 raise ConfigurationError(f"{self.folder} holds no file yet, or empty ones only: give schema=…")
             oldest = min(files, key=lambda name: (files[name].st_mtime_ns, name))
-            found = self._own_schema(oldest)
-            if lost := sorted({column for name in files for column in _folder_columns(name)} - set(found.names)):
+            own = self._own_schema(oldest)
+            if lost := sorted({column for name in files for column in _folder_columns(name)} - set(own.names)):
                 raise ConfigurationError(
                     f"{self.folder} has folders that are named after columns {lost}: give schema=… with the "
                     "columns to read, which may be among them"
                 )
-            self._schema = pa.schema([field.with_type(with_leaves(field.type, _as_taken)) for field in found])
+            self._schema = pa.schema([field.with_type(with_leaves(field.type, _as_taken)) for field in own])
         return self._schema
 
     @property
@@ -177,12 +177,12 @@ class FileSource(ResettableSource):
 
     def splits(self, start: Position, end: Position, parallelism: int = 1) -> Sequence[Split]:  # noqa: ARG002 - files
         """Return the files between two positions, whole ones. A unit says which file it was: size, time, name."""
-        found = []
+        ranges = []
         for name, (read, _, size, changed) in sorted(end.items(), key=lambda item: (item[1][3], item[0])):
             begin = start[name][0] if name in start else 0
             if begin < read:
-                found.append(Split(f"{size}:{changed}:{name}", begin, read))
-        return found
+                ranges.append(Split(f"{size}:{changed}:{name}", begin, read))
+        return ranges
 
     def read(self, split: Split) -> Iterator[Piece]:
         at = 0
@@ -222,12 +222,12 @@ class FileSource(ResettableSource):
 
     def _files(self) -> dict[str, os.stat_result]:
         """Return the files of this share, by their path in the folder."""
-        found: dict[str, os.stat_result] = {}
+        files: dict[str, os.stat_result] = {}
         for path, inside in visible_files(self.folder, self.format):
             if self._is_own(str(inside)):
                 with suppress(FileNotFoundError):
-                    found[str(inside)] = path.stat()
-        return found
+                    files[str(inside)] = path.stat()
+        return files
 
     def _check(self, position: Position, files: Mapping[str, os.stat_result]) -> None:
         """Raise SourceError if a file that was read in part is gone, or if any file has changed since."""
@@ -252,9 +252,9 @@ class FileSource(ResettableSource):
     def _count(self, name: str) -> int:
         """Count the rows of a file; raise SourceError if it has a column that would be lost."""
         if self._inferred:
-            found = [path for field in self._own_schema(name) for path in _paths(field.type, field.name)]
+            paths = [path for field in self._own_schema(name) for path in _paths(field.type, field.name)]
             known = {path for field in self.schema for path in _paths(field.type, field.name)}
-            if more := sorted({*found, *_folder_columns(name)} - known):
+            if more := sorted({*paths, *_folder_columns(name)} - known):
                 raise SourceError(
                     f"{self.folder / name} has columns {more}, which the oldest file does not have: give schema=… "
                     "with the columns to read"

@@ -356,11 +356,11 @@ def publish_offsets(settings: KafkaSettings, group: str, offsets: Mapping[str, M
     """
     if not group:
         raise ConfigurationError("the consumer group's name is empty")
-    found = [TopicPartition(t, int(n), o) for t, numbers in offsets.items() for n, o in numbers.items()]
-    if not found:
+    positions = [TopicPartition(t, int(n), o) for t, numbers in offsets.items() for n, o in numbers.items()]
+    if not positions:
         return
     what = f"cannot publish offsets to consumer group {group}"
-    request = ConsumerGroupTopicPartitions(group, found)
+    request = ConsumerGroupTopicPartitions(group, positions)
 
     def publish(client: Any) -> Any:
         return client.alter_consumer_group_offsets([request], request_timeout=GROUP_SECONDS)[group].result()

@@ -56,16 +56,16 @@ def check_kafka(settings: KafkaSettings, topics: Sequence[str] = (), pipeline: s
         return [failed("kafka broker", str(error), "check address, network and security settings")]
     except KafkaException as error:
         return [failed("kafka broker", str(error.args[0].str()), "check address, network and security settings")]
-    found = [ok("kafka broker", f"brokers: {len(cluster.brokers)}, topics: {len(cluster.topics)}")]
-    found += [_timeout(facts), *_replication(admin, facts, len(cluster.brokers)), _expiry(facts)]
-    found.append(_open(settings, facts))
+    findings = [ok("kafka broker", f"brokers: {len(cluster.brokers)}, topics: {len(cluster.topics)}")]
+    findings += [_timeout(facts), *_replication(admin, facts, len(cluster.brokers)), _expiry(facts)]
+    findings.append(_open(settings, facts))
     for topic in topics:
-        found += [_topic(admin, topic), *check_replication(admin, topic)]
+        findings += [_topic(admin, topic), *check_replication(admin, topic)]
     if topics:
-        found += [*_consumers(settings, topics), _cluster(admin)]
+        findings += [*_consumers(settings, topics), _cluster(admin)]
     if pipeline is not None:
-        found.append(_ids(settings, pipeline))
-    return found
+        findings.append(_ids(settings, pipeline))
+    return findings
 
 
 def check_parts(sinks: Sequence[Any], sources: Sequence[Any], pipeline: str | None) -> Iterator[Finding]:
@@ -74,11 +74,11 @@ def check_parts(sinks: Sequence[Any], sources: Sequence[Any], pipeline: str | No
     read: dict[KafkaSettings, list[str]] = {}
     for sink in sinks:
         if isinstance(sink, KafkaSink):
-            found = _sink_settings(sink)
-            absent = any(finding.health is Health.SKIPPED for finding in found)
+            findings = _sink_settings(sink)
+            absent = any(finding.health is Health.SKIPPED for finding in findings)
             topics = [sink.topic] if sink.topic and not absent else []
             written.setdefault(sink.settings.connection(), []).extend(topics)
-            yield from found
+            yield from findings
     for source in sources:
         if isinstance(source, KafkaSource):
             read.setdefault(source.settings.connection(), []).extend(source.selection.topics or [])
@@ -90,20 +90,20 @@ def check_parts(sinks: Sequence[Any], sources: Sequence[Any], pipeline: str | No
 
 def _sink_settings(sink: KafkaSink) -> list[Finding]:
     """Check a sink's settings other than those of its connection; a SKIPPED finding names a topic yet to be created."""
-    found = []
+    findings = []
     try:
         try:
             sink.check_connection()
         except ConfigurationError as error:
-            found.append(
+            findings.append(
                 failed("settings", error.message, "correct it: the pipeline's next start is refused", sink.name)
             )
         if sink.topic and sink.create_topic and not cluster_of(sink.settings).partitions_of(sink.topic):
             why = "it does not exist yet; the sink creates it at its start"
-            found.append(skipped(f"topic {sink.topic}", why, sink.name))
+            findings.append(skipped(f"topic {sink.topic}", why, sink.name))
     except KafkaError:
         pass  # check_kafka reports it
-    return found
+    return findings
 
 
 def _read_only(settings: KafkaSettings, topics: Sequence[str]) -> list[Finding]:
@@ -182,11 +182,11 @@ def _open(settings: KafkaSettings, facts: Mapping[str, str | None]) -> Finding:
     client = cluster_of(settings).transactions
     try:
         ids = client.list_transactions(["Ongoing"], prefix=f"{FORMAT}:")
-        found = [seen.open.handle for seen in client.describe(ids).values() if seen.open is not None]
+        handles = [seen.open.handle for seen in client.describe(ids).values() if seen.open is not None]
     except KafkaError as error:
         return skipped(name, str(error))
-    oldest = max((time.time() - handle.started_ms / 1000 for handle in found), default=0.0)
-    told = f"{len(found)}, the oldest {oldest:.0f} s old" if found else "0"
+    oldest = max((time.time() - handle.started_ms / 1000 for handle in handles), default=0.0)
+    told = f"{len(handles)}, the oldest {oldest:.0f} s old" if handles else "0"
     if oldest > int(facts.get("transaction.max.timeout.ms") or 0) / 2000:
         advice = "they block readers until they expire. Restart their pipelines, or see `onceward txn list`"
         return warning(name, told, advice)
@@ -251,7 +251,7 @@ def _consumers(settings: KafkaSettings, topics: Sequence[str]) -> list[Finding]:
         return [skipped(check, str(error.args[0].str()))]
     except SourceError as error:
         return [skipped(check, str(error))]
-    found = []
+    findings = []
     for topic in topics:
         readers = [group for group, offsets in read.items() if any(at.topic == topic for at in offsets)]
         ahead = [
@@ -259,8 +259,8 @@ def _consumers(settings: KafkaSettings, topics: Sequence[str]) -> list[Finding]:
             for group in readers
             if any(offset > stable[at] for at, offset in read[group].items() if at.topic == topic)
         ]
-        found.append(_readers(check, topic, readers, ahead))
-    return found
+        findings.append(_readers(check, topic, readers, ahead))
+    return findings
 
 
 def _readers(check: str, topic: str, readers: Sequence[str], ahead: Sequence[str]) -> Finding:

@@ -161,9 +161,9 @@ class Inspector:
         topics = {topic for topic, _ in asked}
         described = self._client.describe((t.handle.transactional_id for t in transactions), topics=topics)
         self._producers = self._client.describe_producers(asked, retry_seconds=0) if asked else {}
-        found = [(t, described[t.handle.transactional_id]) for t in transactions]
-        self._find_deleted([(t, judge(t.handle, description)) for t, description in found])
-        return [self._inspection(t, description) for t, description in found]
+        pairs = [(t, described[t.handle.transactional_id]) for t in transactions]
+        self._find_deleted([(t, judge(t.handle, description)) for t, description in pairs])
+        return [self._inspection(t, description) for t, description in pairs]
 
     def _inspection(self, transaction: Prepared, description: Description) -> Inspection:
         seen = judge(transaction.handle, description)
@@ -241,35 +241,35 @@ class Inspector:
 
 def look_at(client: TransactionCoordinatorClient, transactions: Sequence[Prepared]) -> list[Observation]:
     """Return the state of each transaction; ask again while partitions do not answer."""
-    found: list[Inspection] = []
+    inspections: list[Inspection] = []
     inspector = Inspector(client)
     for _ in Retries(CALL_SECONDS):
-        found = inspector.inspect(transactions)
-        if all(one.seen is not Observation.PREPARED or one.whole or one.doubtful for one in found):
+        inspections = inspector.inspect(transactions)
+        if all(one.seen is not Observation.PREPARED or one.whole or one.doubtful for one in inspections):
             break
-    return [one.seen for one in found]
+    return [one.seen for one in inspections]
 
 
 def commit(client: TransactionCoordinatorClient, transactions: Sequence[Prepared]) -> list[CommitOutcome]:
     """Commit transactions that a durable decision names; one outcome for each, in order."""
     outcomes: dict[Prepared, CommitOutcome] = {}
     codes: dict[Prepared, int] = {}
-    found: dict[Prepared, Inspection] = {}
+    inspections: dict[Prepared, Inspection] = {}
     waiting, began = list(transactions), time.monotonic()
     inspector = Inspector(client)
     for _ in Retries(CALL_SECONDS):
-        found = dict(zip(waiting, inspector.inspect(waiting), strict=True))
-        for transaction, one in found.items():
+        inspections = dict(zip(waiting, inspector.inspect(waiting), strict=True))
+        for transaction, one in inspections.items():
             outcomes[transaction] = _outcome(inspector, transaction, one, codes.get(transaction))
-        inspector.prove_lost([t for t, one in found.items() if one.doubtful])
+        inspector.prove_lost([t for t, one in inspections.items() if one.doubtful])
         lost = any(outcome.status not in _EXPECTED for outcome in outcomes.values())
         # (6) Readers must not see a part of an epoch before the policy has decided about its lost part.
-        stops = lost or any(one.may_be_lost for one in found.values())
-        for transaction in (t for t, one in found.items() if one.whole and stops):
+        stops = lost or any(one.may_be_lost for one in inspections.values())
+        for transaction in (t for t, one in inspections.items() if one.whole and stops):
             outcomes[transaction] = CommitOutcome(CommitStatus.RETRY_LATER, HELD)
-        held = {t: one for t, one in found.items() if one.stuck or (one.whole and stops)}
+        held = {t: one for t, one in inspections.items() if one.stuck or (one.whole and stops)}
         # (1) EndTxn goes only to what the coordinator shows open, and no partition has ended.
-        send = [t for t, one in found.items() if one.whole and not stops]
+        send = [t for t, one in inspections.items() if one.whole and not stops]
         # (2) (6) Waiting ends when half of the timeout has passed, or Kafka would abort a decided transaction.
         send += _overdue(client, held, time.monotonic() - began)
         if send:
@@ -305,18 +305,18 @@ def _overdue(
     client: TransactionCoordinatorClient, stuck: Mapping[Prepared, Inspection], waited: float
 ) -> list[Prepared]:
     """Return the transactions that have used half of their timeout: they wait no longer for silent partitions."""
-    found: list[Prepared] = []
+    transactions: list[Prepared] = []
     for timeout_ms in {one.timeout_ms for one in stuck.values()}:
         mine = {t.handle.transactional_id: t for t, one in stuck.items() if one.timeout_ms == timeout_ms}
         # (2) The coordinator's own clock decides; no clock of another machine takes part.
         late = client.running_longer(mine, timeout_ms // 2)
         if late is None:
             late = set(mine) if waited >= WAIT_IF_AGELESS else set()
-        found += [mine[name] for name in sorted(late)]
-    for transaction in found:
+        transactions += [mine[name] for name in sorted(late)]
+    for transaction in transactions:
         name, partitions = transaction.handle.transactional_id, _names(stuck[transaction])
         _log.warning("%s is committed without waiting any longer for %s, which does not answer", name, partitions)
-    return found
+    return transactions
 
 
 def abort(client: TransactionCoordinatorClient, transaction: Prepared) -> AbortOutcome:
@@ -325,18 +325,20 @@ def abort(client: TransactionCoordinatorClient, transaction: Prepared) -> AbortO
     outcome = AbortOutcome(AbortStatus.RETRY_LATER)
     inspector = Inspector(client)
     for _ in Retries(CALL_SECONDS):
-        [found] = inspector.inspect([transaction])
-        outcome = abort_outcome(found.seen, _words(found, found.code))
+        [inspection] = inspector.inspect([transaction])
+        outcome = abort_outcome(inspection.seen, _words(inspection, inspection.code))
         # (7) As for commits: what the coordinator shows open is fenced, so that no zombie can open it again.
-        if found.doubtful or found.whole:
+        if inspection.doubtful or inspection.whole:
             code = client.fence(handle.transactional_id, handle.producer_id, handle.producer_epoch)
             outcome = AbortOutcome(AbortStatus.RETRY_LATER, f"fencing was answered with {code_name(code)}")
             if code in FORBIDDEN:
                 break
-        elif found.seen in (Observation.ABORTED, Observation.EXPIRED) and not found.ended:
-            code = inspector.finish_partitions(transaction, commit=False) if found.complete else Code.NONE
-            outcome = AbortOutcome(AbortStatus.RETRY_LATER, _skipped(code) if found.complete else found.inside.value)
-        elif outcome.status is not AbortStatus.RETRY_LATER and found.complete:
+        elif inspection.seen in (Observation.ABORTED, Observation.EXPIRED) and not inspection.ended:
+            code = inspector.finish_partitions(transaction, commit=False) if inspection.complete else Code.NONE
+            outcome = AbortOutcome(
+                AbortStatus.RETRY_LATER, _skipped(code) if inspection.complete else inspection.inside.value
+            )
+        elif outcome.status is not AbortStatus.RETRY_LATER and inspection.complete:
             break
     return outcome
 

@@ -264,14 +264,16 @@ class TransactionCoordinatorClient:
         """
         request = DescribeTransactionsRequest(transactional_ids=[handle.transactional_id])
         nodes = self._wire.nodes(seconds=self._seconds)
-        found: set[Partition] = set()
+        partitions: set[Partition] = set()
         for answer in self._wire.exchange([(node, request) for node in nodes], seconds=self._seconds):
             rows = [Description.of(row) for row in answer.response.transaction_states] if not answer.code else []
             # One broker that is still loading may be the only one that knows.
             if any(row.code not in _KNOWN_OR_NOT_HERE for row in rows) or not rows:
                 return None
-            found.update(*(row.partitions for row in rows if row.handle is not None and row.handle[:3] == handle[:3]))
-        return found if nodes else None
+            partitions.update(
+                *(row.partitions for row in rows if row.handle is not None and row.handle[:3] == handle[:3])
+            )
+        return partitions if nodes else None
 
     def write_marker(
         self, partition: Partition, producer: tuple[int, int], coordinator_epoch: int, *, commit: bool
@@ -313,20 +315,20 @@ class TransactionCoordinatorClient:
         seconds: float | None = None,
     ) -> dict[K, V]:
         """Ask for all keys, and again for those whose answer may be another one next time; the last answer of each."""
-        found = dict.fromkeys(keys, unanswered)
-        waiting = list(found)
+        answers = dict.fromkeys(keys, unanswered)
+        waiting = list(answers)
         if not waiting:
-            return found
+            return answers
         retries = Retries(self._seconds if seconds is None else seconds)
         for number in retries:
             # Addresses may have changed with the brokers: begin again at the ones that were configured.
-            if number >= TRIES_BEFORE_BOOTSTRAP and any(code_of(found[key]) == Code.NO_ANSWER for key in waiting):
+            if number >= TRIES_BEFORE_BOOTSTRAP and any(code_of(answers[key]) == Code.NO_ANSWER for key in waiting):
                 self._wire.forget()
-            found |= ask(waiting, retries)
-            waiting = [key for key in waiting if code_of(found[key]) in again]
+            answers |= ask(waiting, retries)
+            waiting = [key for key in waiting if code_of(answers[key]) in again]
             if not waiting:
                 break
-        return found
+        return answers
 
     def _ask_each(self, requests: Mapping[Handle, Any], again: Collection[int]) -> dict[Handle, int]:
         """Send each request to its id's coordinator."""
@@ -375,7 +377,7 @@ class TransactionCoordinatorClient:
 
     def _describe_once(self, names: Sequence[str], topics: Collection[str], retries: Retries) -> dict[str, Description]:
         nodes, failed = self._find(names, retries.left)
-        found = {name: Description(code) for name, code in failed.items()}
+        descriptions = {name: Description(code) for name, code in failed.items()}
         groups = _grouped(nodes)
         sent: list[tuple[int | None, Any]]
         sent = [(node, DescribeTransactionsRequest(transactional_ids=group)) for node, group in groups.items()]
@@ -390,11 +392,13 @@ class TransactionCoordinatorClient:
             self._topics = told if time.monotonic() - began < FRESH_SECONDS else wire.Topics({}, {})
         for group, answer in zip(groups.values(), answers, strict=True):
             if answer.code:
-                found |= {name: Description(answer.code) for name in group}
+                descriptions |= {name: Description(answer.code) for name in group}
             else:
-                found |= {row.transactional_id: Description.of(row) for row in answer.response.transaction_states}
-        self._forget_moved({name: description.code for name, description in found.items()})
-        return found
+                descriptions |= {
+                    row.transactional_id: Description.of(row) for row in answer.response.transaction_states
+                }
+        self._forget_moved({name: description.code for name, description in descriptions.items()})
+        return descriptions
 
     def _list_once(
         self, states: Collection[str], prefix: str, seconds: float, longer_than_ms: int | None = None
@@ -424,11 +428,11 @@ class TransactionCoordinatorClient:
         leaders = self._leaders_of(partitions)
         groups = _grouped({partition: leaders[partition] for partition in partitions if partition in leaders})
         sent = [(node, _describe_producers(group)) for node, group in groups.items()]
-        found: dict[Partition, OpenProducers | None] = {}
+        producers: dict[Partition, OpenProducers | None] = {}
         for answer in self._wire.exchange(sent, seconds=self._seconds):
             if answer.code == Code.NONE:
-                found |= open_producers(answer.response)
-        return found
+                producers |= open_producers(answer.response)
+        return producers
 
     def _leaders_of(self, partitions: Collection[Partition]) -> dict[Partition, int]:
         known = self._topics.leaders if self._topics is not None else {}

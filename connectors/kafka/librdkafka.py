@@ -164,10 +164,10 @@ def library() -> _Library | None:
     if ctypes.sizeof(c_void_p) != ctypes.sizeof(ctypes.c_uint64) or sys.byteorder != "little":
         return None
     try:
-        found = _Library(confluent_kafka.cimpl.__file__)
+        handle = _Library(confluent_kafka.cimpl.__file__)
     except (OSError, AttributeError):  # linked statically, or on Windows
         return None
-    return found if found.version() == confluent_kafka.libversion()[1] else None
+    return handle if handle.version() == confluent_kafka.libversion()[1] else None
 
 
 def usable(config: Mapping[str, Any]) -> bool:
@@ -319,14 +319,14 @@ class BatchConsumer:
 
     def read_from(self, topic: str, partition: int, offset: int) -> None:
         """Read this partition from this offset on, and no other."""
-        found, name = self._library, topic.encode()
-        chosen = found.topic_partition_list_new(1)
+        library, name = self._library, topic.encode()
+        chosen = library.topic_partition_list_new(1)
         try:
-            found.topic_partition_list_add(chosen, name, partition)
-            found.topic_partition_list_set_offset(chosen, name, partition, offset)
-            code = found.assign(self._handle, chosen)
+            library.topic_partition_list_add(chosen, name, partition)
+            library.topic_partition_list_set_offset(chosen, name, partition, offset)
+            code = library.assign(self._handle, chosen)
         finally:
-            found.topic_partition_list_destroy(chosen)
+            library.topic_partition_list_destroy(chosen)
         if code:
             raise _exception(code)
 

@@ -61,10 +61,10 @@ class Lookup:
     def partitions_of(self, topics: Iterable[str]) -> dict[str, tuple[str, int]]:
         """Return the id and the number of partitions of each topic that exists."""
         names = sorted(set(topics))
-        found: dict[str, tuple[str, int]] = {}
+        owners: dict[str, tuple[str, int]] = {}
         if names:
-            found = self._ask(f"look up {', '.join(names)}", lambda admin, s: _described(admin, names, s))
-        return found
+            owners = self._ask(f"look up {', '.join(names)}", lambda admin, s: _described(admin, names, s))
+        return owners
 
     def held(self, partitions: Iterable[Partition], position: Mapping[Partition, int]) -> dict[Partition, HeldOffsets]:
         """Return first and last offsets of partitions; the end behind open transactions where a position needs it."""
@@ -86,16 +86,16 @@ class Lookup:
     def at_times(self, milliseconds: Mapping[Partition, int]) -> Offsets:
         """Return the first offset whose record is not older than the time (ms since 1970); LATEST if there is none."""
         spec = OffsetSpec.for_timestamp
-        [found] = self._listed([{p: spec(ms) for p, ms in milliseconds.items()}])
-        return found
+        [offsets] = self._listed([{p: spec(ms) for p, ms in milliseconds.items()}])
+        return offsets
 
     def _listed(self, questions: Sequence[Mapping[Partition, Any]]) -> list[Offsets]:
         level = IsolationLevel.READ_COMMITTED if self._committed else IsolationLevel.READ_UNCOMMITTED
 
         def sent(admin: Any, question: Mapping[Partition, Any], seconds: float) -> Mapping[Any, Any]:
             specs = {TopicPartition(*partition): spec for partition, spec in question.items()}
-            found: Mapping[Any, Any] = admin.list_offsets(specs, isolation_level=level, request_timeout=seconds)
-            return found
+            futures: Mapping[Any, Any] = admin.list_offsets(specs, isolation_level=level, request_timeout=seconds)
+            return futures
 
         heard = time.monotonic() + min(HEARD_SECONDS, self._retry_seconds / 2)
 
@@ -120,7 +120,7 @@ class Lookup:
 
 def _described(admin: Any, names: list[str], seconds: float) -> dict[str, tuple[str, int]]:
     futures = admin.describe_topics(TopicCollection(names), request_timeout=seconds)
-    found = {}
+    descriptions = {}
     for name, future in futures.items():
         try:
             topic = future.result()
@@ -129,8 +129,8 @@ def _described(admin: Any, names: list[str], seconds: float) -> dict[str, tuple[
                 raise
         else:
             id_ = str(topic.topic_id)
-            found[name] = ("" if id_ == NO_ID else id_, len(topic.partitions))
-    return found
+            descriptions[name] = ("" if id_ == NO_ID else id_, len(topic.partitions))
+    return descriptions
 
 
 class Selection(msgspec.Struct, frozen=True):
@@ -230,12 +230,12 @@ def resolve(given: Bound, partitions: Iterable[Partition], lookup: Lookup, *, st
     what = ("startingOffsets" if start else "endingOffsets") + ("ByTimestamp" if isinstance(given, AtTime) else "")
     numbers = spread(given, partitions, what)
     if isinstance(given, AtTime):
-        found = lookup.at_times(numbers)
-        late = [str(partition) for partition, offset in sorted(found.items()) if offset < 0]
+        offsets = lookup.at_times(numbers)
+        late = [str(partition) for partition, offset in sorted(offsets.items()) if offset < 0]
         if start and late and not given.or_latest:
             raise SourceError(
                 f"no record of {', '.join(late)} is as new as the starting time: with "
                 "startingOffsetsByTimestampStrategy=latest (AtTime(or_latest=True)) reading begins at the end"
             )
-        numbers = {partition: max(offset, LATEST) for partition, offset in found.items()}
+        numbers = {partition: max(offset, LATEST) for partition, offset in offsets.items()}
     return lookup.offsets(numbers)[0]

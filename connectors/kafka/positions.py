@@ -251,13 +251,13 @@ def losses(
         held: What the brokers hold.
         anew: Topics that are known to be others than those of the position.
     """
-    found = []
+    texts = []
     for partition in sorted({*position, *held}):
         there, wanted = held.get(partition), position.get(partition, 0)
         other = partition.topic in anew and wanted > 0
         if other or there is None or wanted < there.earliest or wanted > max(there.stable, there.end):
-            found.append(Loss(partition, wanted, there, other))
-    return found
+            texts.append(Loss(partition, wanted, there, other))
+    return texts
 
 
 def begin(wanted: int, held: HeldOffsets, *, anew: bool = False) -> int:
@@ -324,11 +324,11 @@ def ranges(start: Mapping[Partition, int], end: Mapping[Partition, int]) -> list
 
     An end before the start says that the topic was recreated, and losses are allowed: it is read from its beginning.
     """
-    found = []
+    parts = []
     for partition in sorted(end):
         stop, wanted = end[partition], start.get(partition, 0)
-        found.append((partition, wanted if wanted <= stop else 0, stop))
-    return [(partition, begins, stop) for partition, begins, stop in found if begins < stop]
+        parts.append((partition, wanted if wanted <= stop else 0, stop))
+    return [(partition, begins, stop) for partition, begins, stop in parts if begins < stop]
 
 
 class TopicSplit(Split, frozen=True):

@@ -165,16 +165,16 @@ class ArrayClient(librdkafka.BatchConsumer):
             self.destroy(addresses.tolist())
 
     def _received(self, addresses: Words, size: int, *, capped: bool) -> Received:
-        found = _gathered(addresses, _CONSUMED.itemsize).view(_CONSUMED)[:, 0]
-        wrong = found["message"]["err"] != 0
+        messages = _gathered(addresses, _CONSUMED.itemsize).view(_CONSUMED)[:, 0]
+        wrong = messages["message"]["err"] != 0
         events: list[Event] = []
         if wrong.any():
-            told = zip(addresses[wrong].tolist(), found["message"][wrong], strict=True)
+            told = zip(addresses[wrong].tolist(), messages["message"][wrong], strict=True)
             events = [self._event(address, message) for address, message in told]
-            addresses, found = addresses[~wrong], found[~wrong]
-        sizes = (found["message"]["key_len"] + found["message"]["len"]).astype(np.int64)
-        batches = [self._batch(addresses[a:b], found[a:b]) for a, b in cuts(sizes, size)]
-        return Received(batches, events, len(found), capped)
+            addresses, messages = addresses[~wrong], messages[~wrong]
+        sizes = (messages["message"]["key_len"] + messages["message"]["len"]).astype(np.int64)
+        batches = [self._batch(addresses[a:b], messages[a:b]) for a, b in cuts(sizes, size)]
+        return Received(batches, events, len(messages), capped)
 
     def _batch(self, addresses: Words, found: npt.NDArray[np.void]) -> pa.RecordBatch:
         messages = found["message"]
@@ -209,13 +209,13 @@ def cuts(sizes: Numbers, most: int) -> list[tuple[int, int]]:
     No run's values exceed the 2 GiB that Arrow's offsets of 32 bits reach, because no record does.
     """
     ends = np.cumsum(sizes)
-    found, first = [], 0
+    ranges, first = [], 0
     while first < len(sizes):
         before = int(ends[first - 1]) if first else 0
         behind = max(first + 1, int(np.searchsorted(ends, before + most, side="right")))
-        found.append((first, behind))
+        ranges.append((first, behind))
         first = behind
-    return found
+    return ranges
 
 
 def _size_of(message: Any) -> int:
@@ -238,8 +238,8 @@ def _gathered(addresses: Words, size: int) -> npt.NDArray[np.uint8]:
     first = int(addresses.min())
     places = ((addresses - np.uint64(first)) >> np.uint64(3)).astype(np.int64)
     words = np.asarray(_Memory(first, "<u8", int(places.max()) + size // 8))
-    found: npt.NDArray[np.uint64] = words[places[:, None] + np.arange(size // 8)]
-    return found.view(np.uint8)
+    records: npt.NDArray[np.uint64] = words[places[:, None] + np.arange(size // 8)]
+    return records.view(np.uint8)
 
 
 def _binary(addresses: Words, lengths: Words) -> pa.Array:

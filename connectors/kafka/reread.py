@@ -197,7 +197,7 @@ def offsets_in(value: Any, topic: str) -> dict[str, int]:
         if isinstance(mine, dict) and all(isinstance(offset, int) for offset in mine.values()):
             return mine
         value = list(value.values())
-    found: dict[str, int] = {}
+    offsets: dict[str, int] = {}
     for part in value if isinstance(value, list) else ():
-        found |= offsets_in(part, topic)
-    return found
+        offsets |= offsets_in(part, topic)
+    return offsets

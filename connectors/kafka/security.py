@@ -145,12 +145,12 @@ def _function(given: Any) -> Callable[[str], Any]:
         return given  # type: ignore[no-any-return]
     module, _, name = str(given).partition(":")
     try:
-        found = getattr(import_module(module), name)
+        function = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(
             f"oauth_cb {given!r} is not a function: give it as module:function ({text_of(error)})"
         ) from None
-    return found  # type: ignore[no-any-return]
+    return function  # type: ignore[no-any-return]
 
 
 def _maker(values: Mapping[str, Any]) -> Callable[[], Token]:

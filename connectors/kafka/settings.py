@@ -260,8 +260,8 @@ def _number(value: str, name: str) -> Any:
 def _check_servers(text: str) -> None:
     """Refuse an address other than `host:port`: librdkafka would silently try port 9092, or 0."""
     for server in text.split(","):
-        found = _SERVER.fullmatch(server.strip())
-        if found is None or not 0 < int(found[1]) <= _LAST_PORT:
+        match = _SERVER.fullmatch(server.strip())
+        if match is None or not 0 < int(match[1]) <= _LAST_PORT:
             shown = shown_address(text if "@" in text else server.strip())  # a comma may be a password's
             raise ConfigurationError(
                 f"{shown!r} in bootstrap_servers (kafka.bootstrap.servers) is not host:port; separate several "
@@ -274,12 +274,12 @@ def _read_jaas(values: dict[str, Any]) -> None:
     jaas = values.pop("sasl.jaas.config", None)
     if jaas is None:
         return
-    found = {name: re.sub(r"\\(.)", r"\1", double or single) for name, double, single in _JAAS.findall(jaas)}
-    if set(found) != {"username", "password"}:
+    options = {name: re.sub(r"\\(.)", r"\1", double or single) for name, double, single in _JAAS.findall(jaas)}
+    if set(options) != {"username", "password"}:
         raise ConfigurationError(
             "sasl.jaas.config holds no username and password: give sasl.username and sasl.password"
         )
-    for name, value in found.items():
+    for name, value in options.items():
         values.setdefault(f"sasl.{name}", value)
 
 

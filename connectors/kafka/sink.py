@@ -417,7 +417,7 @@ def _ids_of_topics(client: TransactionCoordinatorClient, topics: AbstractSet[str
     """
     ids: dict[str, str | None] = {}
     for _ in Retries(commits.CALL_SECONDS):
-        ids |= {topic: found for topic, found in client.topic_ids(topics).items() if found}
+        ids |= {topic: id_ for topic, id_ in client.topic_ids(topics).items() if id_}
         if untold := topics - ids.keys():
             ids |= client.topic_ids(untold, everywhere=True)
         if topics <= ids.keys():

@@ -174,10 +174,10 @@ class KafkaSource(ResettableSource):
         self._complete()
 
     def start(self) -> Position:
-        found = self._complete()
-        self._ids |= found.ids
-        start = resolve(self.starting, found.partitions, self._lookup(), start=True)
-        return self._own(self._within(self.starting, start, "startingOffsets (starting)"), found.ids)
+        partitions = self._complete()
+        self._ids |= partitions.ids
+        start = resolve(self.starting, partitions.partitions, self._lookup(), start=True)
+        return self._own(self._within(self.starting, start, "startingOffsets (starting)"), partitions.ids)
 
     def end(self) -> Position:
         ending = self.ending or FROM_LATEST
@@ -185,16 +185,16 @@ class KafkaSource(ResettableSource):
 
     def latest(self, position: Position, limit: int | None = None, until: Position | None = None) -> Position:
         before, known = _offsets(position), {**position.get(_IDS, {}), **self._ids}
-        found = self._find()
-        held = self._lookup().held([p for p in found.partitions if self._is_own(p)], before)
-        anew = {topic for topic, id_ in found.ids.items() if id_ and (known.get(topic) or id_) != id_}
+        partitions = self._find()
+        held = self._lookup().held([p for p in partitions.partitions if self._is_own(p)], before)
+        anew = {topic for topic, id_ in partitions.ids.items() if id_ and (known.get(topic) or id_) != id_}
         self._report_unselected([p for p in before if not self.selection.takes(p)])
         lost = positions.losses({p: at for p, at in before.items() if self.selection.takes(p)}, held, anew)
         self._report([str(loss) for loss in lost])
-        self._ids |= found.ids
+        self._ids |= partitions.ids
         self.newest = to_json({partition: there.stable for partition, there in held.items()})
         end = positions.reach(before, held, limit=limit, until=None if until is None else _offsets(until), anew=anew)
-        return self._position(end, found.ids)
+        return self._position(end, partitions.ids)
 
     def range(self) -> tuple[Position, Position]:
         """Start and end of a bounded read, both resolved now.
@@ -304,10 +304,10 @@ class KafkaSource(ResettableSource):
         return find(self.selection, self._lookup())
 
     def _complete(self) -> Found:
-        found = self._find()
-        if found.missing:
-            raise SourceError(f"Kafka at {self.servers} has no {', '.join(found.missing)}: create it first")
-        return found
+        partitions = self._find()
+        if partitions.missing:
+            raise SourceError(f"Kafka at {self.servers} has no {', '.join(partitions.missing)}: create it first")
+        return partitions
 
     def _lookup(self, retry_seconds: float | None = None) -> Lookup:
         retry_seconds = self.timeout if retry_seconds is None else retry_seconds

@@ -120,7 +120,7 @@ class Prepared(NamedTuple):
 
     def with_ids(self, ids: Mapping[str, str | None]) -> Prepared:
         """Return the same transaction with the known ones of its topics' ids."""
-        known = {(topic, found) for topic in self.topics if (found := ids.get(topic)) is not None}
+        known = {(topic, id_) for topic in self.topics if (id_ := ids.get(topic)) is not None}
         return self._replace(topic_ids=frozenset(known))
 
 

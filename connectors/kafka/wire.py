@@ -143,8 +143,8 @@ class Wire:
                     cluster.add_coordinator(row, CoordinatorType.TRANSACTION, row.key, synthesize_node_id=False)
 
         self._learn(add)
-        found = {row.key: WireAnswer(row.error_code, row.node_id, row.error_message or "") for row in rows}
-        return {name: found.get(name, WireAnswer(Code.COORDINATOR_NOT_AVAILABLE)) for name in ids}
+        answers = {row.key: WireAnswer(row.error_code, row.node_id, row.error_message or "") for row in rows}
+        return {name: answers.get(name, WireAnswer(Code.COORDINATOR_NOT_AVAILABLE)) for name in ids}
 
     def nodes(self, *, seconds: float) -> list[int]:
         """Return the ids of the cluster's brokers, asked for anew; none if no broker answers."""
@@ -156,8 +156,8 @@ class Wire:
         """Return the partitions of a topic that have no leader, as one broker shows them; empty if it shows none."""
         [answer] = self.exchange([(ANY_NODE, metadata_request([topic]))], seconds=seconds)
         self._meet_brokers(answer)
-        found = answer.response.topics if answer.code == Code.NONE else ()
-        return sorted(p.partition_index for row in found for p in row.partitions if p.leader_id < 0)
+        topics = answer.response.topics if answer.code == Code.NONE else ()
+        return sorted(p.partition_index for row in topics for p in row.partitions if p.leader_id < 0)
 
     def topics(self, names: Sequence[str] | None, *, seconds: float) -> Topics:
         """Ask one broker for these topics, or for all (None)."""
@@ -184,7 +184,7 @@ class Wire:
         nodes = self.nodes(seconds=seconds)
         answers = self.exchange([(node, metadata_request(topics)) for node in nodes], seconds=seconds)
         first, *others = [_ids_in(answer) for answer in answers] or [{}]
-        return {topic: found for topic, found in first.items() if all(ids.get(topic, "") == found for ids in others)}
+        return {topic: id_ for topic, id_ in first.items() if all(ids.get(topic, "") == id_ for ids in others)}
 
     def topic(self, name: str, *, seconds: float) -> WireAnswer:
         """Look a topic up; the response is its number of partitions."""

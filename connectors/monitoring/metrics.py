@@ -208,12 +208,12 @@ def _provider_of_environment() -> Any:
     wanted = os.environ.get("OTEL_METRICS_EXPORTER", "otlp")
     readers = []
     for name in (part.strip() for part in wanted.split(",") if part.strip() != "none"):
-        found = {point.name: point for point in entry_points(group="opentelemetry_metrics_exporter")}
-        point = found.get(f"{name}_proto_{_protocol()}") or found.get(name)
+        exporters = {point.name: point for point in entry_points(group="opentelemetry_metrics_exporter")}
+        point = exporters.get(f"{name}_proto_{_protocol()}") or exporters.get(name)
         if point is None:
             raise ConfigurationError(
                 f"OTEL_METRICS_EXPORTER={name}: no such exporter is installed (pip install opentelemetry-exporter-"
-                f"{name}); there is {', '.join(sorted(found)) or 'none'}"
+                f"{name}); there is {', '.join(sorted(exporters)) or 'none'}"
             )
         readers.append(PeriodicExportingMetricReader(point.load()()))
     return MeterProvider(metric_readers=readers)

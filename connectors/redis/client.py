@@ -102,8 +102,8 @@ class RedisSettings:
 
     def _secrets_of_url(self) -> list[str]:
         parts = urlsplit(self.url)
-        found = [unquote(parts.password)] if parts.password else []
-        return found + [value for name, value in parse_qsl(parts.query) if is_secret_name(name)]
+        secrets = [unquote(parts.password)] if parts.password else []
+        return secrets + [value for name, value in parse_qsl(parts.query) if is_secret_name(name)]
 
 
 def _check_url(url: str) -> None:
@@ -223,8 +223,8 @@ def read_facts(settings: RedisSettings) -> RedisFacts:
         settings_of: dict[str, Any] = {}
         for name in ("appendfsync", _LONGEST_VALUE, _LONGEST_REQUEST):
             with suppress(redis.ResponseError):  # often forbidden, and then not known
-                found = client.execute_command("CONFIG GET", name)
-                settings_of.update(found if isinstance(found, dict) else {})
+                answer = client.execute_command("CONFIG GET", name)
+                settings_of.update(answer if isinstance(answer, dict) else {})
     major, minor, *_ = info["redis_version"].split(".")
     return RedisFacts(
         version=(int(major), int(minor)),

@@ -302,8 +302,8 @@ def _pieces(
 ) -> Iterator[RereadPiece]:
     others: Counter[bytes] = Counter()
     with asking(settings, f"cannot read {key.text}"), connect(settings) as client:
-        found: set[bytes] = set(client.scan_iter(key.pattern, count=_ROWS_AT_ONCE)) if key.columns else {key.of({})}
-        for name in sorted(found):
+        names: set[bytes] = set(client.scan_iter(key.pattern, count=_ROWS_AT_ONCE)) if key.columns else {key.of({})}
+        for name in sorted(names):
             if name.startswith(RESERVED.encode()):
                 continue
             shown, kind = name.decode(errors="replace"), client.type(name)

@@ -177,8 +177,8 @@ class RedisSink(WriteAheadLogSink):
         loss: Loss = "loud"
         if not self.durable:  # only a server that evicts keys loses a marker and keeps the rows
             loss = "again" if delivery.again and read_facts(self.settings).evicts else "first"
-        found = written(self.name, self.form, self.key, rows, self.maxlen)
-        deliver(self.settings, name, delivery.first, self.form, found, loss, self.replicas)
+        entries = written(self.name, self.form, self.key, rows, self.maxlen)
+        deliver(self.settings, name, delivery.first, self.form, entries, loss, self.replicas)
 
     def ledger(self) -> RedisLedger:
         return RedisLedger(self)
@@ -306,8 +306,8 @@ class RedisLedger(WriteAheadLedger):
     def _marker(self, scope: Scope) -> dict[str, str]:
         """Return the marker; {} if there is none."""
         with asking(self.settings, "cannot read the marker") as client:
-            found: dict[bytes, bytes] = client.execute_command("HGETALL", marker_key(scope))
-        return {name.decode(errors="replace"): value.decode(errors="replace") for name, value in found.items()}
+            fields: dict[bytes, bytes] = client.execute_command("HGETALL", marker_key(scope))
+        return {name.decode(errors="replace"): value.decode(errors="replace") for name, value in fields.items()}
 
 
 def _written(scope: Scope, marker: Iterable[str]) -> set[TransactionName]:

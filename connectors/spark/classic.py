@@ -65,9 +65,9 @@ class ClassicSession:
 
     def stop(self, query: str) -> None:
         """Stop it, if it is still there."""
-        found = self.spark.streams.get(query)
-        if found is not None:
-            found.stop()
+        running = self.spark.streams.get(query)
+        if running is not None:
+            running.stop()
 
     def await_stop(self) -> NoReturn:
         """Wait in the JVM, in the thread that Spark interrupts to stop the query.

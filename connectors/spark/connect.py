@@ -301,8 +301,8 @@ class ConnectSession:
     def slots(self) -> int | None:
         """Return Spark's default parallelism, which the plan of a range shows."""
         if self._slots is None:
-            found = _SPLITS.search(explained(self.spark.range(1), "simple"))
-            self._slots = int(found[1]) if found else None
+            match = _SPLITS.search(explained(self.spark.range(1), "simple"))
+            self._slots = int(match[1]) if match else None
         return self._slots
 
     def current_run(self, last: QueryRun | None) -> QueryRun:
@@ -384,8 +384,8 @@ def node_names(df: Any, plan: str = "Analyzed") -> list[str]:
     lines = text.partition("\n== ")[0].splitlines()
     if plan == "Analyzed":
         del lines[:1]  # the columns
-    found = [_NODE.match(line) for number, line in enumerate(lines) if number == 0 or _is_node(line)]
-    return [match[1] for match in found if match is not None]
+    matches = [_NODE.match(line) for number, line in enumerate(lines) if number == 0 or _is_node(line)]
+    return [match[1] for match in matches if match is not None]
 
 
 def _is_node(line: str) -> bool:

@@ -187,11 +187,11 @@ def _unstable(query: PlannedQuery, sinks: Sequence[Any]) -> list[Finding]:
     functions = sorted({one.expression for _, one in every if one.cause is Cause.PYTHON})
     again = any(sink.guarantee is not Guarantee.EXACTLY_ONCE for sink in sinks)
     again = again if sinks else _other_sink(query.format).guarantee is not None
-    found = [_unstable_finding(one, where, again=again) for where, one in every if one.cause is not Cause.PYTHON]
+    findings = [_unstable_finding(one, where, again=again) for where, one in every if one.cause is not Cause.PYTHON]
     if functions:
         told = f"Python functions cannot be analyzed, and are assumed to be deterministic: {', '.join(functions)}. "
-        found.append(skipped(_UNSTABLE, f"{told}Declare others with asNondeterministic()", "query"))
-    return found or [ok(_UNSTABLE, "every expression has the same value when a batch is computed again")]
+        findings.append(skipped(_UNSTABLE, f"{told}Declare others with asNondeterministic()", "query"))
+    return findings or [ok(_UNSTABLE, "every expression has the same value when a batch is computed again")]
 
 
 def _unstable_finding(one: Unstable, where: str, *, again: bool) -> Finding:
@@ -219,20 +219,20 @@ def _other_sink(name: str) -> Finding:
 
 
 def _mode(query: PlannedQuery, sinks: Sequence[Any]) -> list[Finding]:
-    found = []
+    findings = []
     of_format = bool(sinks) and query.handler is None
     if query.options.get("asyncprogresstrackingenabled", "").lower() == "true" and sinks:
         advice = "remove the option: offsets must be logged before a batch is written"
-        found.append(failed("progress", "asyncProgressTrackingEnabled: refused at the start", advice))
+        findings.append(failed("progress", "asyncProgressTrackingEnabled: refused at the start", advice))
     if query.trigger in ("RealTimeTrigger", "ContinuousTrigger") and sinks:
         told = f"{query.trigger}: refused at the start"
-        found.append(failed("trigger", told, "use processingTime or availableNow"))
+        findings.append(failed("trigger", told, "use processingTime or availableNow"))
     if of_format and query.output_mode == "update":
         told = "update: Spark refuses it for formats in Python"
-        found.append(failed("output mode", told, "use exactly_once(…), which can write it"))
+        findings.append(failed("output mode", told, "use exactly_once(…), which can write it"))
     elif query.output_mode == "complete":
-        found += [_complete(sink) for sink in sinks]
-    return found or [ok("output mode", query.output_mode)]
+        findings += [_complete(sink) for sink in sinks]
+    return findings or [ok("output mode", query.output_mode)]
 
 
 def _complete(sink: Any) -> Finding:

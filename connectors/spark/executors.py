@@ -318,18 +318,18 @@ def obstacle(python: str) -> str:
     Args:
         python: A name on PATH or a path, as in PYSPARK_PYTHON.
     """
-    found = shutil.which(python)
-    if found is None:
+    program = shutil.which(python)
+    if program is None:
         return f"there is no {python}"
-    one, other = Path(found), Path(sys.executable)
+    one, other = Path(program), Path(sys.executable)
     if one.parent == other.parent and one.resolve() == other.resolve():  # `python3` and `python` are links to one file
         return ""
-    answer = subprocess.run([found, "-c", _PROBE], capture_output=True, text=True, check=False)  # noqa: S603 - the user's own Python
+    answer = subprocess.run([program, "-c", _PROBE], capture_output=True, text=True, check=False)  # noqa: S603 - the user's own Python
     if answer.returncode != 0:
         reason = (answer.stderr.strip().splitlines() or ["no answer"])[-1]
-        return f"{found} cannot run onceward ({reason})"
+        return f"{program} cannot run onceward ({reason})"
     theirs, mine = answer.stdout.strip(), ".".join(map(str, sys.version_info[:2]))
-    return "" if theirs == mine else f"{found} is Python {theirs}, and the driver is Python {mine}"
+    return "" if theirs == mine else f"{program} is Python {theirs}, and the driver is Python {mine}"
 
 
 def warn_of_python(spark: SparkSession) -> None:
@@ -339,6 +339,6 @@ def warn_of_python(spark: SparkSession) -> None:
     context = spark.sparkContext
     if context.master is None or not context.master.startswith("local"):
         return  # they are elsewhere
-    found = obstacle(context.pythonExec)
-    if found:
-        _log.warning("executors run %s, but %s: %s", context.pythonExec, found, PYTHON_ADVICE)
+    problem = obstacle(context.pythonExec)
+    if problem:
+        _log.warning("executors run %s, but %s: %s", context.pythonExec, problem, PYTHON_ADVICE)

@@ -190,8 +190,8 @@ def format_of(connector: type[Connector]) -> type[SinkFormat]:
     """Return the format that reads and writes a kind of system: `onceward-` and the connector's name."""
     if connector.spark_format:
         module, _, name = connector.spark_format.partition(":")
-        found: type[SinkFormat] = getattr(import_module(module), name)
-        return found
+        kind: type[SinkFormat] = getattr(import_module(module), name)
+        return kind
     made = {"format_name": f"onceward-{connector.name}", "connector": connector, "__module__": __name__}
     return type(f"{connector.name.title()}Format", (SinkFormat,), made)
 

@@ -203,14 +203,14 @@ def publish(groups: Sequence[Group | None] | Group, epoch: int, about: EpochInpu
 
 def _by_group(groups: Sequence[Group | None], ends: Sequence[str]) -> dict[Group, Offsets]:
     """Return each group's offsets; where two sources read one partition, the lower one."""
-    found: dict[Group, Offsets] = {}
+    offsets_by_group: dict[Group, Offsets] = {}
     for group, text in zip(groups, ends, strict=True):
         if group is None or text == _NOTHING:
             continue
-        offsets = found.setdefault(group, {})
+        offsets = offsets_by_group.setdefault(group, {})
         for partition, offset in from_json(text).items():
             offsets[partition] = min(offset, offsets.get(partition, offset))
-    return found
+    return offsets_by_group
 
 
 def _is_kafka(text: str) -> bool:

@@ -198,16 +198,16 @@ def check_log(
         StoreError: The store refuses this client, or the log is damaged.
     """
     try:
-        found = open_log(store, checkpoint, pipeline, existing=True)
-        check_store(local_store(found), master)
-        view = read(found)
+        log = open_log(store, checkpoint, pipeline, existing=True)
+        check_store(local_store(log), master)
+        view = read(log)
     except NoDecisionLogError:
         return None
     except StoreError as error:
         if not error.retryable:
             raise
         return None
-    check_owner(view, pipeline, found)
+    check_owner(view, pipeline, log)
     return view
 
 

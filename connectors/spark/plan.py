@@ -103,11 +103,11 @@ def planned(writer: DataStreamWriter) -> PlannedQuery:
 
     def field(name: str) -> Any:
         try:
-            found = jwriter.getClass().getDeclaredField(name)
+            member = jwriter.getClass().getDeclaredField(name)
         except Py4JJavaError:
             raise ConfigurationError(f"this version of Spark keeps the {name} of a writer elsewhere") from None
-        found.setAccessible(True)
-        return found.get(jwriter)
+        member.setAccessible(True)
+        return member.get(jwriter)
 
     return PlannedQuery(
         df=writer._df,  # noqa: SLF001
@@ -228,34 +228,34 @@ _PYTHON: Final = ("PythonUDF", "PythonUDAF", "PythonUDTF")
 
 def unstable(df: DataFrame) -> list[Unstable]:
     """Return the parts of a streaming query that may give another result when it computes a batch again."""
-    found: list[Unstable] = []
+    parts: list[Unstable] = []
     waiting = [(analyzed(df), False)]
     while waiting:
         node, kept = waiting.pop()
         chosen = _chosen_rows(node) if node.isStreaming() else None
-        found += [Unstable(*chosen, kept)] if chosen is not None else []
+        parts += [Unstable(*chosen, kept)] if chosen is not None else []
         kept = kept or _is_stateful(node)
-        found += [Unstable(text, cause, kept) for text, cause in _unstable_in(node, pinned=True)]
+        parts += [Unstable(text, cause, kept) for text, cause in _unstable_in(node, pinned=True)]
         waiting += [(child, kept) for child in _items(node.children())]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(parts))
 
 
 def unstable_for(df: DataFrame, sink: Sink) -> list[Unstable]:
     """Return the expressions of a sink's `select` and `where` that may give another result when computed again."""
     frames = [df.selectExpr(*sink.select)] if sink.select is not None else []
     frames += [df.where(sink.where)] if sink.where is not None else []
-    found = [pair for frame in frames for pair in _unstable_in(analyzed(frame), pinned=False)]
-    return [Unstable(text, cause, kept=False) for text, cause in dict.fromkeys(found)]
+    pairs = [pair for frame in frames for pair in _unstable_in(analyzed(frame), pinned=False)]
+    return [Unstable(text, cause, kept=False) for text, cause in dict.fromkeys(pairs)]
 
 
 def unstable_output(df: DataFrame) -> list[Unstable]:
     """List what may come out differently when the transformation of an Output is computed again."""
-    found: list[Unstable] = []
+    parts: list[Unstable] = []
     for node in nodes(analyzed(df)):
         chosen = _chosen_rows(node)
-        found += [Unstable(*chosen, kept=False)] if chosen is not None else []
-        found += [Unstable(text, cause, kept=False) for text, cause in _unstable_in(node, pinned=False)]
-    return list(dict.fromkeys(found))
+        parts += [Unstable(*chosen, kept=False)] if chosen is not None else []
+        parts += [Unstable(text, cause, kept=False) for text, cause in _unstable_in(node, pinned=False)]
+    return list(dict.fromkeys(parts))
 
 
 def _is_stateful(node: Any) -> bool:

@@ -75,8 +75,8 @@ def admission(
 
 def datasets_of(sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> dict[str, str]:
     """Return the name of each sink's dataset, without its address, which may have several; empty if it does not say."""
-    found = {name: sink.dataset() for name, sink in sinks.items()}
-    return {name: str(dataset[1]) if dataset is not None else "" for name, dataset in found.items()}
+    datasets = {name: sink.dataset() for name, sink in sinks.items()}
+    return {name: str(dataset[1]) if dataset is not None else "" for name, dataset in datasets.items()}
 
 
 def check_same_sinks(view: LogView, sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> None:
@@ -205,15 +205,15 @@ def gather(
         if ack.epoch != epochs[-1] or set(ack.sinks) != sinks.keys() or ack.subtask in subtasks:
             raise refuse(f"acknowledgement of subtask {ack.subtask} is not of this epoch: {ack}")
         subtasks.add(ack.subtask)
-    found = [c for ack in sorted(acknowledgements, key=lambda ack: ack.subtask) for c in ack.committables]
-    found.sort(key=lambda c: c.epoch)
+    committables = [c for ack in sorted(acknowledgements, key=lambda ack: ack.subtask) for c in ack.committables]
+    committables.sort(key=lambda c: c.epoch)
     mine = (writer.pipeline, writer.token.log, writer.token.start)
-    for c in found:
+    for c in committables:
         if (c.pipeline, c.log, c.generation) != mine or c.epoch not in epochs or c.sink not in sinks:
             raise refuse(f"committable {c.transaction} was not written for this epoch by this writer")
-    if len({c.identity() for c in found}) != len(found):
+    if len({c.identity() for c in committables}) != len(committables):
         raise refuse("two subtasks acknowledged the same transaction")
-    return found
+    return committables
 
 
 def check_age(

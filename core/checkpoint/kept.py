@@ -203,11 +203,11 @@ def forgotten(view: LogView, sink: str, remembered: Remembered | None, *, told_a
     if told_apart or reached is None or remembered.progress > reached.progress:
         return ""
     if remembered.progress == reached.progress:
-        found = reached.transactions if remembered.transactions is None else remembered.transactions
-        if found >= reached.transactions:
+        count = reached.transactions if remembered.transactions is None else remembered.transactions
+        if count >= reached.transactions:
             return ""
         return (
-            f"it has {found} of the {reached.transactions} transactions of epoch {reached.epoch}. The rest is missing: "
+            f"it has {count} of the {reached.transactions} transactions of epoch {reached.epoch}. The rest is missing: "
             f"{TAKEN_BACK}"
         )
     known = f"ends at epoch {remembered.progress.epoch}" if remembered.progress != NOTHING else "is empty"

@@ -209,8 +209,8 @@ def sweep(
     for sink in (sink for sink in sinks if sink.name not in skip):
         try:
             # (1) Exact handles: what a name holds later is another transaction.
-            found = sink.lingering(writer.scope(sink.name))
-            listed = answers.many(sink, "lingering", found, Committable)
+            committables = sink.lingering(writer.scope(sink.name))
+            listed = answers.many(sink, "lingering", committables, Committable)
             listed += _abandoned(sink, writer, names) if abandoned else ()
             listed = [c for c in listed if only is None or c.identity() in only]
             # While subtasks are at work, a handle that names no writer may be one of theirs.
@@ -250,8 +250,10 @@ def _check_kept(sink: TwoPhaseCommitSink[Any], writer: LogWriter, *, rewinding: 
 
 
 def _abandoned(sink: TwoPhaseCommitSink[Any], writer: LogWriter, names: Collection[str]) -> Iterable[Committable]:
-    found = sink.lingering_elsewhere(writer.pipeline, writer.token.log)
-    mine = [c for c in found if c.sink not in names and (c.pipeline, c.log) == (writer.pipeline, writer.token.log)]
+    committables = sink.lingering_elsewhere(writer.pipeline, writer.token.log)
+    mine = [
+        c for c in committables if c.sink not in names and (c.pipeline, c.log) == (writer.pipeline, writer.token.log)
+    ]
     for committable in mine:
         _log.warning(
             "%s is of sink %s, which this pipeline no longer has",

@@ -81,10 +81,10 @@ def aggregation(
 
 def _parts(totals: Iterable[AggregateValue]) -> list[AggregateValue]:
     """Return the values to keep for these totals, in an order of their own: a mean needs its sum and its count."""
-    found: set[AggregateValue] = set()
+    values: set[AggregateValue] = set()
     for column, function in totals:
-        found |= {AggregateValue(column, each) for each in (("sum", "count") if function == "mean" else (function,))}
-    return sorted(found)
+        values |= {AggregateValue(column, each) for each in (("sum", "count") if function == "mean" else (function,))}
+    return sorted(values)
 
 
 def _state(parts: Sequence[AggregateValue]) -> str:
@@ -125,16 +125,16 @@ class AggregateLogic(ProcessLogic):
         if batch.schema != self._schema:
             self._set_types(batch.schema)
         batch = self._with_all_columns(batch)
-        found = self._distinct(keys, batch)
-        grouped = self._grouped(batch, found.codes)
-        rows = [*map(scope.rows[self._state].__getitem__, found.encoded)]
+        distinct = self._distinct(keys, batch)
+        grouped = self._grouped(batch, distinct.codes)
+        rows = [*map(scope.rows[self._state].__getitem__, distinct.encoded)]
         state: ValueState[Any] = getattr(self._function, self._state)
         before = _unpack(state.get_many(scope, rows), len(self._parts))
         made: dict[AggregateValue, list[Any]] = {}
         arrays: dict[AggregateValue, pa.Array] = {}
         for part, olds in zip(self._parts, before, strict=True):
             made[part] = _combined(part, self._types[part], olds, _values(part, self._types[part], grouped))
-            arrays[part] = self._array(part, made[part], found.values)
+            arrays[part] = self._array(part, made[part], distinct.values)
         packed = zip(*(map(pack, values) for values in made.values()), strict=True)
         state.put_many(scope, rows, [*map(b"".join, packed)])
         firsts = grouped.column("row_min").combine_chunks()
@@ -219,11 +219,11 @@ class AggregateLogic(ProcessLogic):
 def types_of_totals(function: Aggregation, columns: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
     """Return the types of the totals, as far as those of the columns are known."""
     schema = pa.schema(list(columns.items()))
-    found = {
+    types = {
         name: pa.float64() if part.function == "mean" else _type_of(part, schema, pa.null())
         for name, part in function.totals.items()
     }
-    return {name: type_ for name, type_ in found.items() if not pa.types.is_null(type_)}
+    return {name: type_ for name, type_ in types.items() if not pa.types.is_null(type_)}
 
 
 def check_types(

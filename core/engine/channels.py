@@ -195,12 +195,12 @@ def by_key(keys: KeyEncoder, max_parallelism: int) -> Partitioner:
     def parts(batch: pa.RecordBatch, channels: int) -> list[tuple[int, pa.RecordBatch]]:
         if channels == 1:
             return [(0, batch)]
-        found = keys.distinct(batch)
-        owners = [subtask_of(groups[key], channels, max_parallelism) for key in found.encoded]
+        distinct = keys.distinct(batch)
+        owners = [subtask_of(groups[key], channels, max_parallelism) for key in distinct.encoded]
         different = list(dict.fromkeys(owners))
         if len(different) == 1:
             return [(different[0], batch)]
-        of_rows = pa.array(owners, pa.int32()).take(found.codes)
+        of_rows = pa.array(owners, pa.int32()).take(distinct.codes)
         return [(owner, batch.filter(pc.equal(of_rows, owner))) for owner in different]
 
     return parts

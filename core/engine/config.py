@@ -111,13 +111,13 @@ _WANTED: Final = {
 
 def _checked(values: dict[str, Any], *, strict: bool) -> dict[str, Any]:
     """Return the values in their types; if not strict, also from text."""
-    found = {}
+    settings = {}
     for name, value in values.items():
         try:
-            found[name] = msgspec.convert(value, _TYPES[name], strict=strict)
+            settings[name] = msgspec.convert(value, _TYPES[name], strict=strict)
         except msgspec.ValidationError as error:
             raise ConfigurationError(f"CheckpointConfig({name}={value!r}): give {_WANTED[name]}") from error
-    return found
+    return settings
 
 
 _TYPES: Final = {field.name: field.type for field in msgspec.structs.fields(CheckpointConfig)}
@@ -275,8 +275,8 @@ def _refuse_unknown(table: str, given: Collection[str], known: Collection[str]) 
 
 def _file(path: str | Path) -> dict[str, dict[str, Any]]:
     try:
-        found: dict[str, dict[str, Any]] = msgspec.toml.decode(Path(path).read_bytes(), type=dict[str, dict[str, Any]])
+        tables: dict[str, dict[str, Any]] = msgspec.toml.decode(Path(path).read_bytes(), type=dict[str, dict[str, Any]])
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"settings {path} cannot be read: {text_of(error)}") from error
-    _refuse_unknown(str(path), found, _TABLES)
-    return found
+    _refuse_unknown(str(path), tables, _TABLES)
+    return tables

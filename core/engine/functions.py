@@ -160,12 +160,12 @@ class ProcessLogic(Logic):
 
     def some_rows(self, batch: pa.RecordBatch, enough: Callable[[], bool]) -> tuple[int, Sequence[pa.RecordBatch]]:
         records = records_of(batch)
-        found = self._distinct(self._keys, batch) if self._keys is not None and self._scope is not None else None
-        codes = found.codes.to_pylist() if found is not None else records
+        distinct = self._distinct(self._keys, batch) if self._keys is not None and self._scope is not None else None
+        codes = distinct.codes.to_pylist() if distinct is not None else records
         made: list[Record] = []
         done = 0
         for some, of_some in zip(chunks(records), chunks(codes), strict=True):
-            self._process(some, of_some, found, made)
+            self._process(some, of_some, distinct, made)
             done += len(some)
             if enough():
                 break
@@ -192,10 +192,10 @@ class ProcessLogic(Logic):
             raise self._guarded.failed(record, error) from error
 
     def _distinct(self, keys: KeyEncoder, batch: pa.RecordBatch) -> Distinct:
-        found = keys.distinct(batch)
-        for types in found.types:
+        distinct = keys.distinct(batch)
+        for types in distinct.types:
             self._key_types.learn(types)
-        return found
+        return distinct
 
     def timers(self, now: float, enough: Callable[[], bool]) -> Sequence[pa.RecordBatch] | None:
         scope = self._scope

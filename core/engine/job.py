@@ -156,8 +156,8 @@ class Job:
     def checkpoints(self) -> list[CheckpointRecord]:
         """The newest checkpoints, of earlier attempts too."""
         attempt = self._attempt
-        found = [*self._past, *(attempt.history if attempt is not None else [])]
-        return found[-self._setup.config.history :] if self._setup.config.history else []
+        records = [*self._past, *(attempt.history if attempt is not None else [])]
+        return records[-self._setup.config.history :] if self._setup.config.history else []
 
     def _ask(self, kind: CheckpointKind, path: str | Path | None, timeout: float | None) -> Any:
         answer = self._running(timeout).request(kind, _target(path) if path is not None else None)

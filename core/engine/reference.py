@@ -85,10 +85,10 @@ def resolve(reference: Reference) -> tuple[Metadata, CheckpointStorage | None]:
     if reference.folder is None:
         storage = CheckpointStorage(reference.root) if reference.root is not None else None
         return decode_metadata(base64.b64decode(reference.inline), "inside the decision"), storage
-    found = load(reference.folder)
-    if found.sha256 != reference.sha256:
+    metadata = load(reference.folder)
+    if metadata.sha256 != reference.sha256:
         raise StateDamagedError(f"the checkpoint's metadata in {reference.folder} are not those that were decided")
-    return found.metadata, found.storage
+    return metadata.metadata, metadata.storage
 
 
 class Loaded(NamedTuple):
@@ -109,15 +109,15 @@ def load(folder: str) -> Loaded:
 
 def older_checkpoints(folder: str, epoch: int) -> tuple[str, ...]:
     """Return older decided checkpoints in the same folder, from which a run can be restored on purpose."""
-    storage, found = CheckpointStorage(above(folder)), []
+    storage, folders = CheckpointStorage(above(folder)), []
     for name in storage.checkpoints():
         try:
             metadata, sha256, _ = load(storage.at(name))
         except OncewardError:
             continue  # it is not whole
         if metadata.checkpoint < epoch and is_proven(storage.at(name), metadata, sha256):
-            found.append(storage.at(name))
-    return tuple(found)
+            folders.append(storage.at(name))
+    return tuple(folders)
 
 
 def is_proven(folder: str, metadata: Metadata, sha256: str) -> bool:

@@ -283,7 +283,7 @@ def start_positions(graph: Graph, assigned: Mapping[TaskId, Assigned], *, skip: 
 
     `skip` is for at most once: an interrupted run's successor ignores what came since; each source goes on at its end.
     """
-    found: dict[TaskId, Any] = {}
+    positions: dict[TaskId, Any] = {}
     for operator in graph.of_kind("source"):
         if not isinstance(operator.what, ResettableSource):
             continue
@@ -291,7 +291,7 @@ def start_positions(graph: Graph, assigned: Mapping[TaskId, Assigned], *, skip: 
             share = operator.what.share(task.subtask, operator.parallelism)
             stored = assigned[task].positions
             if stored is None:
-                found[task] = share.start()
+                positions[task] = share.start()
             else:
-                found[task] = share.end() if skip else share.merge(stored)
-    return found
+                positions[task] = share.end() if skip else share.merge(stored)
+    return positions

@@ -81,11 +81,11 @@ def arguments(
     missing = sorted(needed[argument] for argument in needed.keys() - given.keys() - (defaults or {}).keys())
     if missing:
         raise ConfigurationError(f"{make.__name__} needs the options {missing}")
-    found = dict(defaults or {})
+    values = dict(defaults or {})
     for argument, name in given.items():
         option = documented[plain(name)]
-        found[argument] = as_value(option, known[option].annotation, options[name])
-    return found
+        values[argument] = as_value(option, known[option].annotation, options[name])
+    return values
 
 
 def _meant(unknown: Iterable[str], known: Iterable[str]) -> str:
@@ -103,20 +103,22 @@ def plain(option: str) -> str:
 
 def distinct(options: Iterable[str], meaning: Callable[[str], str] = plain) -> dict[str, str]:
     """Return options by their meaning; raise ConfigurationError if two of them mean the same."""
-    found: dict[str, str] = {}
+    spellings: dict[str, str] = {}
     for option in options:
-        other = found.setdefault(meaning(option), option)
+        other = spellings.setdefault(meaning(option), option)
         if other != option:
             raise ConfigurationError(f"options {other} and {option} are two spellings of one: give it once")
-    return found
+    return spellings
 
 
 def option_names(
     make: Callable[..., Any], *, aliases: Mapping[str, str] | None = None, omit: Collection[str] = ()
 ) -> dict[str, inspect.Parameter]:
     """Return the options that `arguments` reads, as they are documented, and the parameter that each gives."""
-    found = _parameters(make).values()
-    taken = {p.name: p for p in found if p.name not in {"select", "where", *omit} and not _is_mapping(p.annotation)}
+    parameters = _parameters(make).values()
+    taken = {
+        p.name: p for p in parameters if p.name not in {"select", "where", *omit} and not _is_mapping(p.annotation)
+    }
     other = {option: taken[name] for option, name in (aliases or {}).items()}
     return other | {spelled(name): p for name, p in taken.items() if p not in other.values()}
 
@@ -224,14 +226,14 @@ def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
     Raises:
         ConfigurationError: One has no "=", or a file cannot be read.
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for number, one in enumerate(given or (), 1):
         for pair in _lines(option, one[1:]) if one.startswith("@") else [one]:
             name, equals, value = pair.partition("=")
             if not equals:
                 raise ConfigurationError(f"{option} takes NAME=VALUE; number {number} of those given has no '='")
-            found[name] = value
-    return found
+            values[name] = value
+    return values
 
 
 def _lines(option: str, file: str) -> list[str]:
@@ -249,8 +251,8 @@ def _parameters(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
     Literal is for type checkers: the caller checks the choices itself, so that its message names them.
     """
-    found = inspect.signature(make, eval_str=True, locals=_ANNOTATIONS).parameters
-    return {name: p.replace(annotation=_converted(p.annotation)) for name, p in found.items()}
+    parameters = inspect.signature(make, eval_str=True, locals=_ANNOTATIONS).parameters
+    return {name: p.replace(annotation=_converted(p.annotation)) for name, p in parameters.items()}
 
 
 def _converted(annotation: Any) -> Any:

@@ -57,14 +57,14 @@ def find_java() -> Path:
         ConfigurationError: There is none, or it is older than Java 17; the message says what to install.
     """
     home = os.environ.get("JAVA_HOME")
-    found = shutil.which("java", path=str(Path(home) / "bin") if home else None)
-    if found is None:
+    program = shutil.which("java", path=str(Path(home) / "bin") if home else None)
+    if program is None:
         where = f"in JAVA_HOME ({home})" if home else "on PATH"
         raise ConfigurationError(f"there is no `java` {where}; Java {MINIMUM_JAVA} or newer is needed. {_JAVA_ADVICE}")
-    version = java_version(Path(found))
+    version = java_version(Path(program))
     if version < MINIMUM_JAVA:
-        raise ConfigurationError(f"{found} is Java {version}; Java {MINIMUM_JAVA} or newer is needed. {_JAVA_ADVICE}")
-    return Path(found)
+        raise ConfigurationError(f"{program} is Java {version}; Java {MINIMUM_JAVA} or newer is needed. {_JAVA_ADVICE}")
+    return Path(program)
 
 
 @functools.cache

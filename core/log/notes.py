@@ -156,19 +156,19 @@ def notes(folder: Path, most: int) -> list[Note]:
     Starts are few among the notes of epochs, so each kind has a limit of its own.
     """
     kept: Counter[str] = Counter()
-    found: list[Note] = []
+    entries: list[Note] = []
     for one in reversed(_read(folder / OLDER) + _read(folder / FILE)):
         if kept[one.what] < most:
             kept[one.what] += 1
-            found.append(one)
-    return found[::-1]
+            entries.append(one)
+    return entries[::-1]
 
 
 def _read(path: Path) -> list[Note]:
-    found: list[Note] = []
+    entries: list[Note] = []
     with suppress(OSError), os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
         for line in file.read(_TAIL).splitlines():
             with suppress(msgspec.MsgspecError):
-                found.append(msgspec.json.decode(line, type=Note))
-    return found
+                entries.append(msgspec.json.decode(line, type=Note))
+    return entries

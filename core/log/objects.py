@@ -111,12 +111,12 @@ class ObjectFiles:
         with _as_os_error():
             self.filesystem.invalidate_cache()
             try:
-                found = self.filesystem.find(self._root, detail=True)
+                files = self.filesystem.find(self._root, detail=True)
             except FileNotFoundError:
                 return {}
         start = len(self._root) + 1
         # Some servers list folders too, the root itself among them.
-        return {path[start:]: info for path, info in found.items() if info["type"] == "file" and path[-1] != "/"}
+        return {path[start:]: info for path, info in files.items() if info["type"] == "file" and path[-1] != "/"}
 
     def delete(self, path: str) -> None:
         with suppress(FileNotFoundError), _as_os_error():

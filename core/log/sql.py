@@ -156,8 +156,8 @@ class SqlStore:
         """See core/log/store.py: one statement, so that it is carried out by one server."""
         row = sa.select(TABLE.c.pipeline, sa.literal(key), sa.literal(data, BYTES))
         head = sa.func.substr(TABLE.c.data, 1, len(begins), type_=BYTES)
-        found = row.where(self._mine, TABLE.c.entry == after, head == begins)
-        return self._put(key, TABLE.insert().from_select(TABLE.columns.keys(), found))
+        predecessor = row.where(self._mine, TABLE.c.entry == after, head == begins)
+        return self._put(key, TABLE.insert().from_select(TABLE.columns.keys(), predecessor))
 
     def _put(self, key: str, insert: sa.Insert) -> bool:
         try:
@@ -298,16 +298,16 @@ def _unsafe_mariadb(connection: sa.Connection) -> str:
         return "the server is MySQL; only MariaDB is supported as the store of a decision log"
     names = ("innodb_flush_log_at_trx_commit", "log_bin", "sync_binlog", "wsrep_on")
     query = f"SHOW GLOBAL VARIABLES WHERE Variable_name IN {names}"
-    found = {str(key): str(value) for key, value in connection.exec_driver_sql(query)}
-    if found.get("wsrep_on") == "ON":
+    variables = {str(key): str(value) for key, value in connection.exec_driver_sql(query)}
+    if variables.get("wsrep_on") == "ON":
         return "Galera answers reads on other nodes before they have all entries: use a server without Galera"
     unsafe = ""
-    if found["innodb_flush_log_at_trx_commit"] not in _SYNCED:
+    if variables["innodb_flush_log_at_trx_commit"] not in _SYNCED:
         unsafe = "innodb_flush_log_at_trx_commit"
-    elif found["log_bin"] == "ON" and found["sync_binlog"] != "1":  # what it lacks after a crash is rolled back
+    elif variables["log_bin"] == "ON" and variables["sync_binlog"] != "1":  # what it lacks after a crash is rolled back
         unsafe = "sync_binlog"
     return unsafe and (
-        f"the server's {unsafe} is {found[unsafe]}, so a crash of its machine could take back a decision that was "
+        f"the server's {unsafe} is {variables[unsafe]}, so a crash of its machine could take back a decision that was "
         f"already acted on. Run SET GLOBAL {unsafe} = 1, and set it in the server's configuration file"
     )
 

@@ -86,8 +86,8 @@ def put_behind(store: LogStore, key: str, data: bytes, after: str, begins: bytes
     at_once = getattr(store, "put_behind", None)
     if at_once is not None:
         return bool(at_once(key, data, after, begins))
-    found = store.get(after)
-    return found is not None and found.startswith(begins) and store.put_if_absent(key, data)
+    predecessor = store.get(after)
+    return predecessor is not None and predecessor.startswith(begins) and store.put_if_absent(key, data)
 
 
 class MemoryStore:

@@ -88,17 +88,17 @@ class LogView:
     @property
     def decisions(self) -> list[tuple[Decide, Completed | None]]:
         """The decisions that are not void, oldest first, each with its COMPLETED."""
-        found: list[tuple[Decide, Completed | None]] = []
+        pairs: list[tuple[Decide, Completed | None]] = []
         for entry in self.entries:
             if isinstance(entry, Decide):
-                found.append((entry, None))
+                pairs.append((entry, None))
             elif isinstance(entry, Replace):
-                found[-1:] = [(_replaced(decision, entry), None) for decision, _ in found[-1:]]
+                pairs[-1:] = [(_replaced(decision, entry), None) for decision, _ in pairs[-1:]]
             elif isinstance(entry, Completed):
-                found[-1:] = [(decision, entry) for decision, _ in found[-1:]]
+                pairs[-1:] = [(decision, entry) for decision, _ in pairs[-1:]]
             elif isinstance(entry, Void):
-                del found[-1:]
-        return found
+                del pairs[-1:]
+        return pairs
 
     def permit(self) -> CommitPermit | None:
         """Return the permit for the decision that waits to be finished."""

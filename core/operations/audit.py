@@ -412,8 +412,8 @@ def audit(
             check_stopped(before, log.view, place.title)
             foreign = judged.foreign
         lines = [_of_upserts(line, judged, newest.keys(), upserted, shown=not unmarked_upserts) for line in lines]
-        found = judged.comparison
-        return Audit(sink, place.title, lines, foreign, reread.left_out, found if found.findings else None, waiting)
+        rows = judged.comparison if judged.comparison.findings else None
+        return Audit(sink, place.title, lines, foreign, reread.left_out, rows, waiting)
     bad = {line.epoch for line in lines if not line.proven and line.verdict is not EpochVerdict.UNPROVEN}
     rows = None
     if foreign or (bad and origin.is_known):
@@ -483,20 +483,20 @@ def _of_upserts(
 
 def _held(log: Log, before: LogView, sink: str, reread: Reread, place: Place) -> Held:
     """Read the target to its end, and then the log once more."""
-    found = tally(reread)
+    counts = tally(reread)
     after = log.view
     check_overlap(before, after)
     if reread.unmarked is ALL_EPOCHS:
         check_stopped(before, after, place.title)
-    return grouped(found, reread, Expected.of(before, sink), Expected.of(after, sink))
+    return grouped(counts, reread, Expected.of(before, sink), Expected.of(after, sink))
 
 
 def _of_epochs(lines: Sequence[AuditLine], epochs: range, sink: str, view: LogView) -> list[AuditLine]:
     """Return the lines of these epochs: those that have none of their own are judged with all others that have none."""
-    found = [line for line in lines if line.epoch in epochs] or [line for line in lines if line.epoch is None]
-    if not found or epochs.start > max((epoch.epoch for epoch in view.proofs.epochs), default=-1):
+    chosen = [line for line in lines if line.epoch in epochs] or [line for line in lines if line.epoch is None]
+    if not chosen or epochs.start > max((epoch.epoch for epoch in view.proofs.epochs), default=-1):
         raise ConfigurationError(f"sink {sink} has written nothing in these epochs")
-    return found
+    return chosen
 
 
 class _Input:
@@ -530,13 +530,13 @@ class _Input:
 
     def newest(self, epochs: Iterable[int], key: Sequence[str]) -> NewestRows:
         """Return the newest row of each key that these epochs read."""
-        found = NewestRows(key)
+        rows = NewestRows(key)
         for number in epochs:
             for partition, batch in self._pieces(number):
                 if missing := [name for name in key if name not in batch.schema.names]:
                     raise RefusedError(f"the source's rows have no column {missing[0]!r}", Refusal.NEEDS_MAPPING)
-                found.add(number, partition, batch.schema.names, shown([batch]))
-        return found
+                rows.add(number, partition, batch.schema.names, shown([batch]))
+        return rows
 
     def rows(self, epochs: Collection[int | None]) -> Iterator[dict[str, Any]]:
         for epoch in epochs:
@@ -547,8 +547,8 @@ class _Input:
         written = expected.epochs.get(line.epoch) if line.epoch is not None else None
         if not self.is_known or written is None or not written.hash:
             return line
-        found = RowHash()
+        digest = RowHash()
         for batch in self._batches(line.epoch):
-            found.add(batch)
-        same = (found.rows, found.proof().hash) == (written.rows, written.hash)
+            digest.add(batch)
+        same = (digest.rows, digest.proof().hash) == (written.rows, written.hash)
         return msgspec.structs.replace(line, source=EpochVerdict.PROVEN if same else EpochVerdict.DIFFERS)

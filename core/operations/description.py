@@ -81,16 +81,18 @@ def sink_findings(sinks: Sequence[Any], policy: CommitPolicy, *, heals: bool = F
         policy: Its policy.
         heals: Whether the query can compute a decided epoch again, to write only what was lost of it.
     """
-    found = []
+    findings = []
     for sink in sinks:
         kind = type(sink.sink if isinstance(sink, DirectlyWritten) else sink).__name__
-        found.append(part_finding("sink", of_sink(sink.name, sink.guarantee), sink.name, f"exactly-once ({kind})"))
+        findings.append(part_finding("sink", of_sink(sink.name, sink.guarantee), sink.name, f"exactly-once ({kind})"))
     if policy.on_lost is OnLost.SKIP:
         told = "skip: rows that can no longer be committed are left out, with an audit record"
-        found.append(warning("on_lost", told, "use 'fail', and decide case by case (onceward txn commit --skip-lost)"))
+        findings.append(
+            warning("on_lost", told, "use 'fail', and decide case by case (onceward txn commit --skip-lost)")
+        )
     if policy.on_lost is OnLost.REPLAY:
-        found.append(ok("on_lost", f"replay: {_replayed(sinks, heals=heals)}"))
-    return found
+        findings.append(ok("on_lost", f"replay: {_replayed(sinks, heals=heals)}"))
+    return findings
 
 
 def _replayed(sinks: Sequence[Any], *, heals: bool) -> str:
@@ -117,15 +119,17 @@ def _hashes(sink: Any) -> bool:
 
 def shared_names(one: Described, every: Sequence[Described]) -> list[Finding]:
     """Check whether another query of the same program has the same checkpoint, decision log or pipeline name."""
-    found = []
+    findings = []
     for what in ("checkpoint", "store", "pipeline"):
         value = getattr(one, what)
         same = [other.name for other in every if other is not one and getattr(other, what) == value]
         apart = what == "store" and local_folder(value or "") is None  # by the pipelines' names
         if value is not None and same and not apart:
             told = f"{what} {value} is also that of {', '.join(same)}"
-            found.append(failed("names", told, f"give each query a {what} of its own: otherwise they fence each other"))
-    return found
+            findings.append(
+                failed("names", told, f"give each query a {what} of its own: otherwise they fence each other")
+            )
+    return findings
 
 
 def described_pipeline(pipeline: Pipeline) -> Described:

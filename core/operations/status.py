@@ -230,20 +230,20 @@ def assess(
     ends += [done.at for _, done in view.decisions if done is not None]
     past = [at for at in ends if not _is_ahead(at, now)]
     facts = _Facts(view, noted, now, max(past, default=None), _pace(noted))
-    found = _moved(facts) or _waiting(facts, expires_in, expiring, lost, answered) or _ended(facts) or _given_up(facts)
-    found = found or _restarting(facts) or _failed(facts)
-    found = found or _unanswered(facts) or _unclear(facts) or _silent(facts) or _running(facts)
-    error = found.error or facts.error()
+    status = _moved(facts) or _waiting(facts, expires_in, expiring, lost, answered) or _ended(facts) or _given_up(facts)
+    status = status or _restarting(facts) or _failed(facts)
+    status = status or _unanswered(facts) or _unclear(facts) or _silent(facts) or _running(facts)
+    error = status.error or facts.error()
     return msgspec.structs.replace(
-        found,
+        status,
         pipeline=pipeline,
         store=store,
         epoch=view.decided if view.decided >= 0 else None,
         pace=facts.pace,
         error=error,
         error_at=facts.time_of(error),
-        exit_code=found.exit_code if found.exit_code is not None else facts.exit_code(),
-        systems=() if found.state.is_well else found.systems or _targets(facts),
+        exit_code=status.exit_code if status.exit_code is not None else facts.exit_code(),
+        systems=() if status.state.is_well else status.systems or _targets(facts),
     )
 
 

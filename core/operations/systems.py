@@ -28,9 +28,9 @@ def open_target(system: str, at: str, settings: Mapping[str, str] | None = None)
         ConfigurationError: There is no such connector, or an extra is not installed.
         RefusedError: Transactions of this kind of system are found through the pipeline's own sinks alone.
     """
-    found = _connector(system, at, settings)
-    with needing(found.extra):
-        return found.target()
+    connector = _connector(system, at, settings)
+    with needing(connector.extra):
+        return connector.target()
 
 
 def open_place(name: str, at: str = "", settings: Mapping[str, str] | None = None) -> Place:
@@ -46,11 +46,11 @@ def open_place(name: str, at: str = "", settings: Mapping[str, str] | None = Non
         ConfigurationError: There is no such connector, nothing can be read back from it, or an extra is not installed.
     """
     system, _, place = name.partition(":")
-    found = _connector(system, at, settings)
-    if found.place_form and not place:
-        raise ConfigurationError(f"{system!r} is not a place: give {system}:{found.place_form}")
-    with needing(found.extra):
-        return found.place(place)
+    connector = _connector(system, at, settings)
+    if connector.place_form and not place:
+        raise ConfigurationError(f"{system!r} is not a place: give {system}:{connector.place_form}")
+    with needing(connector.extra):
+        return connector.place(place)
 
 
 def _connector(name: str, at: str, settings: Mapping[str, str] | None) -> Connector:

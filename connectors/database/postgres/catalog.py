@@ -118,9 +118,9 @@ def read_table(connection: Session, name: TableName) -> PgTable | None:
     """
     parameters = {"table": name.quoted}
     with connection.pipeline():
-        found = connection.execute(_FIND, parameters)
+        result = connection.execute(_FIND, parameters)
         columns = connection.execute(_COLUMNS, parameters)
-    row = found.fetchone()
+    row = result.fetchone()
     if row is None:
         return None
     column_rows = columns.fetchall()
@@ -328,8 +328,8 @@ def _resolve(oid: int, modifier: int, types: dict[int, Any]) -> tuple[PgType, bo
     """Return the type behind `oid`, and whether a domain on the way forbids null."""
     _, name, kind, category, element, base, base_modifier, not_null = types[oid]
     if kind == "d":
-        found, inner_not_null = _resolve(base, base_modifier, types)
-        return replace(found, oid=oid), not_null or inner_not_null
+        inner, inner_not_null = _resolve(base, base_modifier, types)
+        return replace(inner, oid=oid), not_null or inner_not_null
     if category == "A" and element:
         return PgType(oid, name, modifier, element=_resolve(element, modifier, types)[0]), False
     return PgType(oid, name, modifier, enum=kind == "e"), False

@@ -100,8 +100,8 @@ class GidTransactions:
                     lent.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
                     # A COPY stays open for as long as the rows take to arrive: that is not a slow statement.
                     lent.execute(_LIMITS, [_milliseconds(access)])
-                    found = lent.execute(compiled(question), of._asdict())
-                return found.fetchone()
+                    result = lent.execute(compiled(question), of._asdict())
+                return result.fetchone()
         except exc.DBAPIError as error:
             if code(error) not in NO_SUCH_TABLE:
                 raise

@@ -120,7 +120,7 @@ class CopyLoader(Loader):
 
         Attempts without rows are left out.
         """
-        found: list[tuple[str, Movement, StagedPart]] = []
+        movements: list[tuple[str, Movement, StagedPart]] = []
         for order, row in enumerate(staged):
             if row.stage:
                 how = read_movement(row)
@@ -128,10 +128,12 @@ class CopyLoader(Loader):
                     raise ChangedError(
                         f"{row.stage!r} of {row.name} is no staging table: somebody changed its staged row"
                     )
-                found.append((row.stage, msgspec.structs.replace(how, id=0), StagedPart(how.id, order, row.row_count)))
+                movements.append(
+                    (row.stage, msgspec.structs.replace(how, id=0), StagedPart(how.id, order, row.row_count))
+                )
         return [
             (TableName(self.target.ledger_schema, stage), movement, [part for *_, part in group])
-            for (stage, movement), group in groupby(found, key=itemgetter(0, 1))
+            for (stage, movement), group in groupby(movements, key=itemgetter(0, 1))
         ]
 
 
@@ -181,16 +183,16 @@ class CopyWriting(HeldWriting):
     def lock_and_read(self, schema: pa.Schema) -> PgTable:
         """Lock the target's table and read it; create it first if that was requested."""
         with self.limited():
-            found = lock_and_read(self.connection, self.target.table)
-        if found is None and self.target.create_table:
+            table = lock_and_read(self.connection, self.target.table)
+        if table is None and self.target.create_table:
             self.undo()
             create_table(self.target, schema)
             self.open()
             with self.limited():
-                found = lock_and_read(self.connection, self.target.table)
-        if found is None:
+                table = lock_and_read(self.connection, self.target.table)
+        if table is None:
             raise no_such_table(self.target.table)
-        return found
+        return table
 
     def explain(self, error: OncewardError, cause: exc.SQLAlchemyError, what: str) -> OncewardError:
         state, driver_error = code(cause), cause_of(cause)
@@ -248,17 +250,17 @@ class StagingWriting(CopyWriting):
             checks = read_checks(lent, self.table)
             checks += partition_checks(self.target, lent, self.table, self._other_session)
             self.stage = stage_name(self.target, self.context.sink, self.table, checks, self.context.epoch)
-            found = read_table(lent, self.stage)
-        if found is not None:
-            return found
+            table = read_table(lent, self.stage)
+        if table is not None:
+            return table
         # On another connection: in this one, the others would wait for the end of this transaction.
         with reading(self.target, "cannot create a staging table") as other:
             create_stage(other, self.target, self.stage, self.table, checks)
         with session(self.connection) as lent:
-            found = read_table(lent, self.stage)
-        if found is None:
+            table = read_table(lent, self.stage)
+        if table is None:
             raise ConfigurationError(f"the staging table {self.stage} was dropped while it was created")
-        return found
+        return table
 
     @contextmanager
     def _other_session(self) -> Iterator[Session]:
@@ -331,8 +333,8 @@ class StagingWriting(CopyWriting):
             return beside is not None
         with session(self.connection) as lent:
             question = (TableName(self.table.schema, self.table.name).quoted, [name.quoted for name in beside])
-            found = lent.execute(_REFERS, question).fetchone()
-        return found is None
+            reference = lent.execute(_REFERS, question).fetchone()
+        return reference is None
 
     def _try_rows(self) -> None:
         """Merge the rows into the target and take that back, or into a temporary table like it; see ../pieces.py."""

@@ -224,8 +224,8 @@ def savepoints(place: str) -> list[FoundSavepoint]:
     if not names:
         raise ConfigurationError(f"{storage.root}: there is no such folder, or it is empty")
     own = _look(storage.root)
-    found = [own] if own is not None else [_look(inside(storage.root, name)) for name in sorted(names)]
-    return [one for one in found if one is not None]
+    candidates = [own] if own is not None else [_look(inside(storage.root, name)) for name in sorted(names)]
+    return [one for one in candidates if one is not None]
 
 
 def savepoint_at(place: str) -> FoundSavepoint:
@@ -237,10 +237,10 @@ def savepoint_at(place: str) -> FoundSavepoint:
     Raises:
         ConfigurationError: That is no savepoint.
     """
-    found = _look(place)
-    if found is None:
+    savepoint = _look(place)
+    if savepoint is None:
         raise ConfigurationError(f"{CheckpointStorage(place).root} is not a savepoint")
-    return found
+    return savepoint
 
 
 def delete_savepoint(place: str) -> None:
@@ -253,8 +253,8 @@ def delete_savepoint(place: str) -> None:
         ConfigurationError: The folder is not a savepoint, or holds other files.
         StateError: Something could not be deleted.
     """
-    found, storage = savepoint_at(place), CheckpointStorage(place)
-    pipeline, others = found.pipeline, sorted(path for path in storage.walk() if not _OWN.match(path))
+    savepoint, storage = savepoint_at(place), CheckpointStorage(place)
+    pipeline, others = savepoint.pipeline, sorted(path for path in storage.walk() if not _OWN.match(path))
     if others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         raise ConfigurationError(

@@ -120,11 +120,11 @@ def plan_restore(
     """
     if rewind is not None and not rewind.strip():
         raise ConfigurationError("rewind is empty: say why the pipeline goes back")
-    found = savepoint_at(place)
-    if found.kind == "engine":
+    savepoint = savepoint_at(place)
+    if savepoint.kind == "engine":
         raise ConfigurationError(
-            f"{found.place} is a savepoint of the embedded engine: its program restores it, with "
-            f"pipeline.run(restore={found.place!r})"
+            f"{savepoint.place} is a savepoint of the embedded engine: its program restores it, with "
+            f"pipeline.run(restore={savepoint.place!r})"
         )
     saved = Savepoint.load(place)
     if pipeline not in {None, saved.manifest.pipeline}:
@@ -284,12 +284,12 @@ def _current(saved: Savepoint, target: LogAt) -> LogAt | None:
                 return LogAt(here, None, LogView())
             if place == here:
                 place = saved.restored_to or saved.claimed_by
-            found = target if place == target.place else _look(place, m.pipeline)
-            view = found.view if found is not None else LogView()
-            if found is None or not view.log or (view.log != m.log and place != saved.restored_to):
+            current = target if place == target.place else _look(place, m.pipeline)
+            view = current.view if current is not None else LogView()
+            if current is None or not view.log or (view.log != m.log and place != saved.restored_to):
                 break
             if not view.moved:
-                return found
+                return current
             place = view.moved
     in_one_store = m.store is not None and target.view.log == m.log
     return target if in_one_store else None

@@ -127,11 +127,11 @@ class KeyEncoder:
         codes = np.empty(batch.num_rows, np.int32)
         types: list[tuple[pa.DataType, ...]] = []
         for shape, at in by_shape(batch):
-            found = self._distinct(shape)
-            codes[at] = found.codes.to_numpy() + len(values)
-            values += found.values
-            encoded += found.encoded
-            types += found.types
+            distinct = self._distinct(shape)
+            codes[at] = distinct.codes.to_numpy() + len(values)
+            values += distinct.values
+            encoded += distinct.encoded
+            types += distinct.types
         return _merged(values, encoded, pa.array(codes), types)
 
     def _distinct(self, batch: pa.RecordBatch) -> Distinct:
@@ -184,8 +184,8 @@ def _merged(
     numbers: dict[bytes, int] = {}
     of_each = pa.array([numbers.setdefault(data, len(numbers)) for data in encoded], pa.int32())
     first = dict(zip(reversed(encoded), reversed(values), strict=True))
-    found = [first[data] for data in numbers]
-    return Distinct(found, list(numbers), of_each if codes is None else of_each.take(codes), types)
+    keys = [first[data] for data in numbers]
+    return Distinct(keys, list(numbers), of_each if codes is None else of_each.take(codes), types)
 
 
 def _encoded(key: Any) -> bytes:

@@ -248,13 +248,13 @@ class _LocalFiles:
             raise ConfigurationError(f"{error.filename} is a file, not a folder") from None
 
     def walk(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        files: dict[str, Any] = {}
         for folder, _, names in os.walk(self._root):
             for path in (Path(folder, name) for name in names):
                 with suppress(FileNotFoundError):  # deleted meanwhile
                     stat = path.stat()
-                    found[path.relative_to(self._root).as_posix()] = (stat.st_size, stat.st_mtime_ns, stat.st_ino)
-        return found
+                    files[path.relative_to(self._root).as_posix()] = (stat.st_size, stat.st_mtime_ns, stat.st_ino)
+        return files
 
     def delete(self, path: str) -> None:
         (self._root / path).unlink(missing_ok=True)

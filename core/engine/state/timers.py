@@ -138,8 +138,8 @@ class Timers:
         assert self._overflow is not None  # noqa: S101 - there are some in it
         assert self._bound is not None  # noqa: S101
         self._write_changes()
-        found = self._overflow.first(to_bytes(self._bound), ROOM // 2 + 1)
-        loaded, after = found[: ROOM // 2], found[ROOM // 2 :]
+        timers = self._overflow.first(to_bytes(self._bound), ROOM // 2 + 1)
+        loaded, after = timers[: ROOM // 2], timers[ROOM // 2 :]
         self._overflow.change(dict.fromkeys(loaded, False))
         self._stored -= len(loaded)
         self._heap = [from_bytes(data) for data in loaded]  # in order, so it is a heap
