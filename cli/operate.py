@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from onceward.core.errors import ConfigurationError, LogDamagedError, StoreError
+from onceward.core.errors import (
+    CommitPendingError,
+    ConfigurationError,
+    LogDamagedError,
+    OncewardError,
+    SinkError,
+    StoreError,
+)
 from onceward.core.kit.secrets import without_logins
 from onceward.core.log.writer import check_owner
 from onceward.core.names import check_pipeline_name
@@ -185,7 +193,12 @@ def commit(
         show.would(f"commit epoch {plan.epoch} of {log.pipeline}{_without(plan, skip_lost)}; {show.FENCES}")
         return
     typer.echo(f"committing epoch {decision.epoch} of {log.pipeline}, as its newest writer …", err=True)
-    done = commit_decided(log, decision, transactions, skip_lost=skip_lost)
+    try:
+        done = commit_decided(log, decision, transactions, skip_lost=skip_lost)
+    except (SinkError, CommitPendingError):
+        with suppress(OncewardError):
+            show.rest(survey([log], search.targets(), log.pipeline, must_answer=False).transactions, decision.epoch)
+        raise
     if done is None:
         _finished(decision.epoch)
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -13,7 +14,7 @@ from onceward.core.checkpoint.recovery import TransactionStatus
 from onceward.core.kit.secrets import without_logins
 from onceward.core.kit.times import duration
 from onceward.core.operations.findings import Finding, Health
-from onceward.core.transaction import ANY_EPOCH
+from onceward.core.transaction import ANY_EPOCH, Observation
 from onceward.operations import PipelineState
 
 from .words import advice
@@ -126,6 +127,27 @@ def moved(log: Log) -> None:
     )
 
 
+def rest(found: Sequence[FoundTransaction], epoch: int) -> None:
+    """Print on standard error what of an epoch is committed, what still waits, and how long there is."""
+    mine = [one for one in found if one.committable.epoch == epoch and one.status is TransactionStatus.DECIDED]
+    done = [one for one in mine if one.state is Observation.COMMITTED]
+    left = [one for one in mine if one.state is not Observation.COMMITTED]
+    times = [one.expires_in for one in left if one.expires_in is not None]
+    unknown = any(one.state is Observation.NO_ANSWER for one in left)
+    some = "what the targets that answer hold of it does not expire" if unknown else "nothing of it expires"
+    when = f"the first of it expires in {duration(min(times))}" if times else some
+    told = [f"committed: {_shares(done)}"] * bool(done) + [f"waits: {_shares(left)}; {when}"] * bool(left)
+    if told:
+        console(stderr=True).print(f"of epoch {epoch}, {'; '.join(told)}")
+
+
+def _shares(found: Sequence[FoundTransaction]) -> str:
+    rows = Counter[str]()
+    for one in found:
+        rows[one.committable.sink] += one.committable.rows
+    return ", ".join(f"{sink} {count} rows" for sink, count in sorted(rows.items()))
+
+
 def status(one: AdvisedStatus) -> None:
     """Print the state of a pipeline, and what to do."""
     out = console()
@@ -156,9 +178,9 @@ def history(told: ShownHistory, *, as_json: bool) -> None:
         out.print(f"epoch {one.epoch}: {rows} in {one.transactions} transactions")
         out.print(f"  decided {one.decided}, {completed}")
     out.print("the log keeps the newest epochs only" if listed else "the log holds no decided epoch")
-    for one in listed:
-        for folder in [*one.retained, *([one.checkpoint] if one.checkpoint else [])]:
-            out.print(f"checkpoint {folder}")
+    folders = [folder for one in listed for folder in (*one.retained, one.checkpoint) if folder]
+    for folder in dict.fromkeys(folders):  # one that is retained is named by each epoch since
+        out.print(f"checkpoint {folder}")
     for given in told.given_up:
         what = f"{given.action} {given.transaction}".rstrip()  # without a name: all of it
         out.print(f"{what} of epoch {given.epoch}, {given.at}")

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from onceward import FileSink, operations
 from onceward.cli.main import app
 from onceward.core.checkpoint.recovery import TransactionStatus
-from onceward.core.errors import ConfigurationError, DataLossError, SqlError
+from onceward.core.errors import ConfigurationError, DataLossError, SinkError, SqlError
 from onceward.core.operations.discovery import log_folders
 from onceward.core.transaction import Observation
 
@@ -69,6 +69,14 @@ def test_a_decision_that_waits_is_surveyed_and_committed(tmp_path: Path) -> None
     assert done == operations.CommittedEpoch(epoch=0, committed=2 * SUBTASKS, given_up=0)
     assert rows_in(tmp_path / "orders-files") == [0, 1, 2, 3]
     assert [epoch.completed is None for epoch in operations.history(log).epochs] == [False]
+
+
+def test_a_commit_that_reaches_some_targets_says_what_is_left(tmp_path: Path) -> None:
+    Driver(tmp_path, "orders").finish(0, dies=True)
+    where = ["--store", str(tmp_path / "orders"), "--at", f"sql=sqlite:///{tmp_path / 'orders.db'}"]
+    done = CliRunner().invoke(app, ["txn", "commit", *where, "--yes"])
+    assert isinstance(done.exception, SinkError)
+    assert "of epoch 0, waits: files 4 rows, table 4 rows; nothing of it expires" in done.stderr.replace("\n", " ")
 
 
 def test_the_program_of_the_page_works(
