@@ -346,7 +346,7 @@ def test_epochs_without_a_proof_are_said_to_have_none(make_job: Callable[..., Jo
     found = job.audits(code=UNPROVEN)
     assert [audit["epochs"][0]["verdict"] for audit in found.values()] == ["unproven", "unproven"]
     told = job.verify(str(job.folder), "--target", f"topic=kafka:{job.copies}", code=UNPROVEN)
-    assert "no hash of its rows was recorded" in told
+    assert "no hash of the rows was recorded" in told
     assert "give --source and --key" not in told  # a topic keeps all rows of a key
     told = job.verify(str(job.folder), "--target", f"table=postgres:{job.table}", code=UNPROVEN)
     assert "give --source and --key" in told

@@ -226,6 +226,21 @@ def test_older_epochs_are_judged_by_their_sum(writer: LogWriter) -> None:
     )
 
 
+def test_rows_of_old_upserts_that_later_ones_overwrote_are_not_missing(writer: LogWriter) -> None:
+    """Of older epochs, the ledger has the number of rows that they wrote; more of them cannot be in the table."""
+    for epoch in range(300):
+        decided(writer, epoch, msgspec.structs.replace(committable(epoch, epoch), proof=None))
+    view = read(writer.store)
+    assert min(Expected.of(view, "s").epochs) > 5
+    marks = {f"m{epoch}": epoch for epoch in range(300)}
+    overwritten = reread(("m0", (0,)), ("m299", (299,)), counts={0: 2, 1: 1}, epochs=marks)
+    lines, _ = lines_of(view, overwritten)
+    assert {line.verdict for line in lines} == {EpochVerdict.UNPROVEN}
+    added = reread(("m0", (0,)), ("m0", (1,)), counts={0: 1, 1: 1}, epochs=marks)
+    lines, _ = lines_of(view, added)
+    assert [line.epoch for line in lines if line.verdict is EpochVerdict.DIFFERS] == [0]
+
+
 def test_a_target_that_forgot_who_wrote_what_is_proven_as_a_whole(writer: LogWriter) -> None:
     for epoch in range(3):
         decided(writer, epoch, committable(epoch, epoch))

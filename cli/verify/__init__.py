@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from onceward.operations import Audit, AuditLine, Comparison, Log, Place
 
 EXIT_DIFFERS, EXIT_UNPROVEN = 1, 3
+_SHOWN: Final = 20
+"""How many epochs that differ are shown one by one."""
 _ATTEMPTS: Final = 3
 """How often a target is read that does not show which epoch wrote a row, if an epoch is committed meanwhile."""
 _STYLE: Final = {EpochVerdict.PROVEN: "green", EpochVerdict.DIFFERS: "red", EpochVerdict.UNPROVEN: "yellow"}
@@ -198,15 +200,33 @@ def _show(found: Sequence[Audit | Unread], *, as_json: bool) -> None:
             keys = [line.keys for line in proven if line.keys is not None]
             shown = f"the newest rows of {sum(keys)} keys" if keys else f"{rows} rows"
             out.print(f"  proven: {_epochs(proven)}, {shown}", style=_STYLE[EpochVerdict.PROVEN])
-        for line in one.lines:
-            if not line.proven:
-                out.print(f"  {_words(line)}", style=_STYLE[EpochVerdict.DIFFERS if line.differs else line.verdict])
+        for text in _differing(one):
+            out.print(f"  {text}", style=_STYLE[EpochVerdict.DIFFERS])
+        for text in _unproven(one):
+            out.print(f"  {text}", style=_STYLE[EpochVerdict.UNPROVEN])
         if one.foreign:
             out.print(f"  {one.foreign} rows that no epoch wrote", style=_STYLE[EpochVerdict.DIFFERS])
         for note in _notes(one):
             out.print(f"  {note}")
         if one.rows is not None:
             _show_rows(one.rows, as_json=False)
+
+
+def _differing(one: Audit) -> Iterator[str]:
+    """Yield the epochs that differ, not more than a person reads."""
+    differing = [line for line in one.lines if line.differs]
+    yield from map(_words, differing[:_SHOWN])
+    if rest := differing[_SHOWN:]:
+        yield f"… and {len(rest)} more that differ: {_epochs(rest)}"
+
+
+def _unproven(one: Audit) -> Iterator[str]:
+    """Yield what is known of the epochs that are not proven and do not differ, those with a number together."""
+    lines = [line for line in one.lines if not line.proven and not line.differs]
+    yield from (_words(line) for line in lines if line.epoch is None)
+    if numbered := [line for line in lines if line.epoch is not None]:
+        rows = sum(line.found for line in numbered)
+        yield f"{_epochs(numbered)}: no hash of the rows was recorded; the target shows {rows} rows"
 
 
 def _notes(one: Audit) -> Iterator[str]:
@@ -247,7 +267,7 @@ def _words(line: AuditLine) -> str:
     if line.verdict is EpochVerdict.PROVEN:
         return f"{what}: the target holds what was written, but the source's rows give something else"
     if line.verdict is EpochVerdict.UNPROVEN:
-        return f"{what}: no hash of its rows was recorded; the target shows {line.found} rows of it"
+        return f"{what}: no hash of the rows was recorded; the target shows {line.found} rows"
     if line.ledger is not None:
         return (
             f"{what}: {line.written} rows were written, by the decision log, and {line.ledger} by the target's ledger"
