@@ -111,6 +111,13 @@ def test_a_waiting_commit_shows_the_rows_and_seconds_that_are_left() -> None:
     )
 
 
+def test_a_waiting_commit_shows_what_has_failed_since() -> None:
+    noted = written(130, what="failure", error="before") + written(60, what="failure", error="no table sums")
+    told = judged(log(120, decided=True), sorted(noted, key=lambda one: one.at))
+    assert told.what.endswith("538 rows; the last failure: no table sums")
+    assert told.advice == "correct what has failed; then start the pipeline again, or commit it now"
+
+
 def test_rows_that_no_target_ends_are_not_said_to_expire() -> None:
     told = judged(log(120, decided=True, sinks=("topic", "table")), written(130), expires_in=702, expiring=538)
     assert told.what.endswith("1076 rows, 538 of which expire in 11:42 min")

@@ -328,7 +328,11 @@ def _waiting(
     elif noted is not None:
         expires_in = noted
         what += f", some of which expire in {duration(noted)} at most" if noted else ", some of which may have expired"
+    error = facts.error(decision.at)
     advice = "start the pipeline again, or commit it now"
+    if error:
+        what += f"; the last failure: {error}"
+        advice = f"correct what has failed; then {advice}"
     if lost:
         parts = ", ".join(f"{count} of sink {sink}" for sink, count in sorted(lost.items()))
         what += f"; transactions that a target has ended without a commit: {parts}"
