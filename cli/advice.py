@@ -85,17 +85,25 @@ def _command(told: PipelineStatus, url: str, targets: Sequence[str]) -> tuple[st
     if told.pipeline and local_folder(url) is None:
         words += ["--pipeline", told.pipeline]
     if name == _DOCTOR:  # which finds more if it can ask, and cannot import the pipeline's sinks
-        given = _without_sinks(targets)
-        where, fill_in = _where([one for one in told.systems if one.address], needed=False)
-        if given and not told.source:
-            where, fill_in = [given], ""
+        given = [] if told.source else _without_sinks(targets)
+        named = [one for one in told.systems if one.address]
+        where, fill_in = _where(_not_given(named, given), needed=False)
     else:
-        where, fill_in = ([list(targets)], "") if targets else _where(told.systems)
+        given = list(targets)
+        all_given = "--sinks" in given
+        where, fill_in = _where([] if all_given else _not_given(told.systems, given), needed=not given)
+    where = [[*given, *each] for each in where]
     command = "; ".join(shlex.join([*words, *each, *more]) for each in where)
     shown = without_logins(command)
     if shown != command:
         fill_in = "; ".join([f"replace {HIDDEN} with the password, which is not shown", *filter(None, [fill_in])])
     return shown, without_logins(fill_in)
+
+
+def _not_given(systems: Sequence[NotedSystem], words: Sequence[str]) -> list[NotedSystem]:
+    """Return the systems that the options do not name; if they name any, those of which the address is known."""
+    given = {word.partition("=")[0] for word in words}
+    return [one for one in systems if one.system not in given and (one.address or not given)]
 
 
 def _without_sinks(words: Sequence[str]) -> list[str]:

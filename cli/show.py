@@ -134,7 +134,7 @@ def rest(found: Sequence[FoundTransaction], epoch: int) -> None:
     left = [one for one in mine if one.state is not Observation.COMMITTED]
     times = [one.expires_in for one in left if one.expires_in is not None]
     unknown = any(one.state is Observation.NO_ANSWER for one in left)
-    some = "what the targets that answer hold of it does not expire" if unknown else "nothing of it expires"
+    some = "how long it has is not known, because a target does not answer" if unknown else "nothing of it expires"
     when = f"the first of it expires in {duration(min(times))}" if times else some
     told = [f"committed: {_shares(done)}"] * bool(done) + [f"waits: {_shares(left)}; {when}"] * bool(left)
     if told:

@@ -179,6 +179,16 @@ def test_of_a_source_that_does_not_answer_its_own_system_is_asked() -> None:
     assert advised(unnamed, "/data/orders", []).command == "onceward doctor --store /data/orders"
 
 
+def test_a_target_that_was_not_given_is_added_from_the_notes() -> None:
+    noted = {"a": KAFKA, "b": {"system": "sql", "address": "mariadb://o@db/shop", "missing": "the password"}, "c": {}}
+    told = judged(log(120, decided=True, sinks=("a", "b", "c")), written(500, what="start", targets=noted))
+    shown = advised(told, "/data/orders", ["--at", "kafka=other:9092"])
+    assert shown.command == f"{COMMIT} --at kafka=other:9092 --at sql=mariadb://o@db/shop --yes"
+    assert shown.fill_in == "for sink b add the password"
+    sinks = advised(told, "/data/orders", ["--sinks", "jobs:SINKS"])
+    assert (sinks.command, sinks.fill_in) == (f"{COMMIT} --sinks jobs:SINKS --yes", "")
+
+
 def test_two_systems_of_one_kind_are_asked_by_two_commands() -> None:
     told = waiting({"a": KAFKA, "b": KAFKA | {"address": "other:9092"}}, "a", "b")
     assert told.command == f"{COMMIT} --at kafka=broker:9092 --yes; {COMMIT} --at kafka=other:9092 --yes"
