@@ -14,6 +14,7 @@ from onceward._lazy import LazyNames
 if TYPE_CHECKING:
     from onceward.core.connector import GROUP as GROUP
     from onceward.core.connector import Connector as Connector
+    from onceward.core.connector import SystemAddress as SystemAddress
     from onceward.core.connector import connector_of as connector_of
     from onceward.core.connector import connectors as connectors
     from onceward.core.operations.findings import Finding as Finding
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 _TABLE: Final = {  # by the extra that they need
     "": {
-        ".core.connector": "Connector GROUP connector_of connectors",
+        ".core.connector": "Connector GROUP SystemAddress connector_of connectors",
         ".core.operations.findings": "Finding Health failed ok skipped warning",
         ".core.operations.targets": "Target",
         ".core.place": "Place",
