@@ -261,7 +261,7 @@ class UpsertsIntoMariaDb(Upserts):
     """The same into a table that does not show which epoch wrote a row; its key has two columns."""
 
     columns = (
-        "id bigint, word varchar(20) COLLATE utf8mb4_nopad_bin, price decimal(10, 2), yes tinyint(1), data blob, "
+        "id bigint, word varchar(20) COLLATE utf8mb4_nopad_bin, price decimal(10, 2), yes tinyint(1), at timestamp(6), "
         "day date, PRIMARY KEY (id, word)"
     )
 
@@ -276,7 +276,7 @@ class UpsertsIntoMariaDb(Upserts):
 
     def order(self, number: int) -> dict[str, Any]:
         row = super().order(number)
-        return {"id": row["id"], "word": f"Wörd {row['id']}", "price": row["price"], "yes": number % 3 == 0}
+        return row | {"word": f"Wörd {row['id']}", "yes": number % 3 == 0}
 
     def audit(self, *arguments: str, code: int = 0) -> dict[str, Any]:
         source = ("--source", f"kafka:{self.orders}", "--key", "id,word")
@@ -303,7 +303,7 @@ def test_upserts_into_mariadb_are_proven_by_the_newest_row_of_each_key_and_the_l
         job.change(f"UPDATE {job.table} SET price = price + 1 WHERE id = 3")
         job.change(f"DELETE FROM {job.table} WHERE id = 103")
         job.change(
-            f"INSERT INTO {job.table} SELECT id + 1000, word, price, yes, data, day FROM {job.table} WHERE id = 104"
+            f"INSERT INTO {job.table} SELECT id + 1000, word, price, yes, at, day FROM {job.table} WHERE id = 104"
         )
         found = job.audit(code=1)
         assert (found["verdict"], found["foreign"]) == ("differs", 1)

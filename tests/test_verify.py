@@ -25,6 +25,7 @@ from onceward.cli.main import app
 from onceward.cli.words import message
 from onceward.connectors.database.connector import PostgresConnector
 from onceward.connectors.database.postgres.reread import PostgresTable
+from onceward.connectors.database.reread import OtherTable
 from onceward.connectors.files import text
 from onceward.core.checkpoint import Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
@@ -712,6 +713,15 @@ def sides(messages: list[bytes], rows: list[dict[str, Any]], schema: pa.Schema, 
             return reread
 
     return compare_places(source, Table("a table", None), key=names.get("key"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["2026-11-22T10:00:07Z", "2026-11-22T11:00:07.000+01:00", "2026-11-22 10:00:07"])
+def test_a_time_with_a_zone_is_compared_with_that_of_a_table_without_one(text: str) -> None:
+    """As Spark's to_json writes it, and as MariaDB and SQLite have it."""
+    schema = pa.schema({"at": pa.timestamp("us")})
+    batch = pa.record_batch({"at": [text, None]})
+    shown_rows = OtherTable("a table", None).as_hashed(batch, schema)  # type: ignore[arg-type]
+    assert shown_rows.to_pylist() == [{"at": datetime(2026, 11, 22, 10, 0, 7)}, {"at": None}]  # noqa: DTZ001
 
 
 X = pa.schema({"id": pa.int64(), "x": pa.int64()})

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from onceward.core.errors import SchemaError, SqlError, text_of
 from onceward.core.kit.pieces import PIECE_BYTES
-from onceward.core.place import Place
+from onceward.core.place import Place, fitted
 from onceward.core.proof import ALL_EPOCHS, NUMBER, Reread, RereadPiece
 
 from .conversions import read_back
@@ -48,6 +48,23 @@ class OtherTable(Place):
     def reread(self, scope: Scope | None, columns: Sequence[str]) -> Reread:
         """Read the rows, which do not show their epochs, and the ledger."""
         return reread(self._target, scope, columns)
+
+    def as_hashed(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+        """Return rows in the table's types; a time with a zone, as JSON has it, is stored as UTC."""
+        plain = {field.name for field in schema if field.type == pa.timestamp("us")}
+        columns = [
+            _in_utc(c) if name in plain else c for name, c in zip(batch.schema.names, batch.columns, strict=True)
+        ]
+        return fitted(pa.RecordBatch.from_arrays(columns, names=batch.schema.names), schema)
+
+
+def _in_utc(array: pa.Array) -> pa.Array:
+    if not pa.types.is_string(array.type):
+        return array
+    try:
+        return array.cast(pa.timestamp("us", "UTC")).cast(pa.timestamp("us"))
+    except pa.ArrowInvalid:  # without a zone
+        return array
 
 
 def reread(target: DatabaseTarget, scope: Scope | None = None, columns: Sequence[str] = ()) -> Reread:
