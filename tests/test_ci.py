@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -21,12 +22,38 @@ OLDER = "spark35 SPARK35=integration/test_spark_older.py"
 OF_AN_EARLIER_RUN = '{"integration/test_ui.py::test_x": true}'
 
 
-def run(folder: Path, failing: str) -> tuple[int, list[str]]:
-    programs = {".ci/run": (ROOT / ".ci" / "run").read_text(), "bin/make": MAKE, "scripts/with-docker.sh": "#!/bin/sh"}
-    for name, text in programs.items():
+TOOLS = ("promtool", "chromium")
+USED = [
+    "bash",
+    "sh",
+    "env",
+    "dirname",
+    "basename",
+    "rm",
+    "timeout",
+    "mktemp",
+    "tee",
+    "cp",
+    "grep",
+    "cut",
+    "tail",
+    "sleep",
+    "true",
+    "cat",
+]
+"""What `.ci/run` itself calls."""
+
+
+def prepare(folder: Path, programs: dict[str, str]) -> None:
+    scripts = {".ci/run": (ROOT / ".ci" / "run").read_text(), "bin/make": MAKE, "scripts/with-docker.sh": "#!/bin/sh"}
+    for name, text in (scripts | programs).items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
         (folder / name).chmod(0o700)
+
+
+def run(folder: Path, failing: str) -> tuple[int, list[str]]:
+    prepare(folder, {f"bin/{tool}": "#!/bin/sh" for tool in TOOLS})  # nothing is installed
     path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "FAILING": failing}
     done = subprocess.run([folder / ".ci" / "run"], env=environment, check=False, timeout=60)
@@ -60,3 +87,22 @@ def test_what_fails_twice_has_failed(tmp_path: Path, failing: str, last: str) ->
     status, made = run(tmp_path, failing)
     assert status != 0
     assert made[-1].startswith(last)
+
+
+APT = """#!/bin/sh
+case "$*" in *"install"*prometheus*) cp bin/make bin/promtool ;; esac
+"""
+
+
+def test_what_cannot_be_installed_is_said_and_the_rest_goes_on(tmp_path: Path) -> None:
+    prepare(tmp_path, {"bin/apt-get": APT})
+    for program in USED:
+        (tmp_path / "bin" / program).symlink_to(str(shutil.which(program)))
+    environment = {"PATH": str(tmp_path / "bin"), "FAILING": "", "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [tmp_path / ".ci" / "run"], env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "bin" / "promtool").exists()
+    said = [line for line in done.stdout.splitlines() if line.startswith("==")]
+    assert said == ["== chromium cannot be installed: the tests of the page in a browser are skipped"]
