@@ -14,8 +14,10 @@ from typer.testing import CliRunner
 from onceward import FileSink, KafkaSink, PostgresSink, SqlAlchemySink
 from onceward.cli.advice import AdvisedStatus, advised
 from onceward.cli.main import app
+from onceward.connectors.files.connector import FilesConnector
 from onceward.core import FileBackend, RestartStrategy
 from onceward.core.checkpoint import CommitPolicy, Coordinator
+from onceward.core.connector import address_to_note
 from onceward.core.errors import OncewardError
 from onceward.core.log import DirectoryStore, EpochInput, LogView, LogWriter, MemoryStore
 from onceward.core.log.notes import Note, note
@@ -116,6 +118,7 @@ def test_a_waiting_commit_shows_what_has_failed_since() -> None:
     told = judged(log(120, decided=True), sorted(noted, key=lambda one: one.at))
     assert told.what.endswith("538 rows; the last failure: no table sums")
     assert told.advice == "correct what has failed; then start the pipeline again, or commit it now"
+    assert "before" not in judged(log(120, decided=True), noted[:1]).what
 
 
 def test_rows_that_no_target_ends_are_not_said_to_expire() -> None:
@@ -256,6 +259,14 @@ def test_a_start_notes_where_its_sinks_write_and_no_secret(tmp_path: Path, at_: 
     assert set(address.split()) == set(noted["a"]["address"].split())
     assert noted["a"]["system"] == system
     assert bool(noted["a"]["missing"]) == ("sqlite" not in at_)
+
+
+def test_a_connector_that_fails_only_loses_the_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(part: Any) -> None:
+        raise RuntimeError(part)
+
+    monkeypatch.setattr(FilesConnector, "address_of", fail)
+    assert address_to_note(FileSink("files", tmp_path)) == {}
 
 
 def test_without_an_answer_of_the_target_the_time_that_is_left_is_known_at_most() -> None:

@@ -33,6 +33,8 @@ from onceward.core.errors import ConfigurationError, SchemaError
 from onceward.core.log import DirectoryStore, EpochInput
 from onceward.core.operations import audit as audit_module
 from onceward.core.operations.audit import Expected
+from onceward.core.operations.comparison import Record
+from onceward.core.operations.newest import NewestRows
 from onceward.core.operations.refusals import Refusal, RefusedError
 from onceward.core.operations.rows import compare_places, mapped, records, shown
 from onceward.core.proof import NUMBER, UUID, Reread, RereadPiece
@@ -621,7 +623,19 @@ def test_an_upserted_row_that_was_changed_by_hand_is_named(
     assert found.verdict == "differs"
     assert named(found) == named_rows
     assert [line.epoch for line in found.lines if line.differs] == epochs
-    assert [line.proven for line in job.audited(range(1)).lines] == [True]
+    first = job.audited(range(1))
+    assert [line.proven for line in first.lines] == [True]
+    assert named(first) == {one for one in named_rows if not epochs}  # of other epochs, a row that nobody wrote alone
+
+
+@pytest.mark.parametrize("older", [True, False])
+def test_a_row_of_a_key_that_no_epoch_read_is_that_of_an_older_epoch_if_there_is_one(older: bool) -> None:
+    newest = NewestRows(["id"])
+    newest.add(5, 0, ["id", "word"], [{"id": 1, "word": "a"}])
+    found = [("", Record({"id": number, "word": "a"}, "here")) for number in (1, 2)]
+    judged = newest.compare("t", found, lambda _: None, lambda _: not older)
+    assert (judged.right[5], judged.older, judged.foreign) == (1, int(older), int(not older))
+    assert len(judged.comparison.findings) == int(not older)
 
 
 def test_a_ledger_with_other_numbers_differs_without_a_source(tmp_path: Path) -> None:
