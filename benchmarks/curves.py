@@ -343,26 +343,26 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--page", action="store_true", help="only the page and its pictures")
     parser.add_argument("--quick", action="store_true", help="only the first point of each curve; saves nothing")
-    given = parser.parse_args()
-    if given.page:
+    arguments = parser.parse_args()
+    if arguments.page:
         page()
         return
     with bench() as lab:
-        if not given.quick:
+        if not arguments.quick:
             partitions(lab, 4, 8)  # a JVM compiles what it has run often; before, it is slow
-        for name in given.curves or CURVES:
+        for name in arguments.curves or CURVES:
             curve = CURVES[name]
             points: dict[str, Ways] = {}
-            for value in curve.values[: 1 if given.quick else None]:
-                points[str(value)] = curve.measure(lab, value, given.repeats)
+            for value in curve.values[: 1 if arguments.quick else None]:
+                points[str(value)] = curve.measure(lab, value, arguments.repeats)
                 print(name, value, points[str(value)], flush=True)
-            if given.quick:
+            if arguments.quick:
                 continue
             results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
             results[name] = {
                 "machine": machine(),
                 "date": f"{datetime.now(UTC):%Y-%m-%d}",
-                "repeats": 1 if name == "memory" else given.repeats,
+                "repeats": 1 if name == "memory" else arguments.repeats,
                 "points": points,
             }
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")

@@ -321,17 +321,17 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=KEYS)
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--megabytes", type=int, nargs="+", default=[10, 100, 1000])
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     memory = psutil.virtual_memory().total / 2**30
     print(f"{os.cpu_count()} cores, {memory:.0f} GiB, Python {platform.python_version()}, {platform.system()}")
-    if given.what == "throughput":
-        throughput(given.rows, given.repeats)
-    elif given.what == "sums":
-        sums(given.rows, given.repeats, given.keys)
-    elif given.what == "slow":
-        slow(given.seconds)
+    if arguments.what == "throughput":
+        throughput(arguments.rows, arguments.repeats)
+    elif arguments.what == "sums":
+        sums(arguments.rows, arguments.repeats, arguments.keys)
+    elif arguments.what == "slow":
+        slow(arguments.seconds)
     else:
-        snapshots(given.megabytes)
+        snapshots(arguments.megabytes)
 
 
 if __name__ == "__main__":

@@ -90,27 +90,29 @@ def main() -> None:
     parser.add_argument("quix", nargs="?", help="a Python that has quixstreams; without it, onceward runs alone")
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--repeats", type=int, default=3)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     memory = psutil.virtual_memory().total / 2**30
     print(f"{os.cpu_count()} cores, {memory:.0f} GiB, Python {platform.python_version()}, {platform.system()}")
     jobs = {
         "onceward": (sys.executable, "engine_job.py"),
         "onceward, batches": (sys.executable, "engine_job_batches.py"),
     }
-    if given.quix is not None:
-        jobs[PEER] = (given.quix, "engine_job_quix.py")
+    if arguments.quix is not None:
+        jobs[PEER] = (arguments.quix, "engine_job_quix.py")
     with tempfile.TemporaryDirectory(prefix="onceward-bench-") as folder, dev_services(Path(folder) / "s") as services:
         servers = services.bootstrap_servers
-        source = topic(servers, given.rows)
+        source = topic(servers, arguments.rows)
         results: dict[str, list[tuple[float, float]]] = {name: [] for name in jobs}
-        for number in range(given.repeats + 1):
+        for number in range(arguments.repeats + 1):
             for name, (python, script) in jobs.items():
-                seconds = once(python, script, servers, source, given.rows)
+                seconds = once(python, script, servers, source, arguments.rows)
                 print(f"{name:18} {seconds[0]:7.2f} s first to last, {seconds[1]:7.2f} s in all", flush=True)
                 if number:  # the first time is to warm up
                     results[name].append(seconds)
     for name, runs in results.items():
-        print(f"{name:18} {given.rows / statistics.median(whole for _, whole in runs):10,.0f} rows/s, start included")
+        print(
+            f"{name:18} {arguments.rows / statistics.median(whole for _, whole in runs):10,.0f} rows/s, start included"
+        )
     for name in (name for name in jobs if PEER in jobs and name != PEER):
         for which, text in ((0, "first to last result"), (1, "start included")):
             ratios = [b[which] / a[which] for a, b in zip(results[name], results[PEER], strict=True)]

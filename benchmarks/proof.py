@@ -94,8 +94,8 @@ def main() -> None:
                 [one.seconds / other.seconds for one, other in pairs],
                 [one.cpu / other.cpu for one, other in pairs],
             ]
-            told = " | ".join(f"{median(each):.3f} ({min(each):.3f} to {max(each):.3f})" for each in ratios)
-            lines.append(f"| {label} | {told} |")
+            text = " | ".join(f"{median(each):.3f} ({min(each):.3f} to {max(each):.3f})" for each in ratios)
+            lines.append(f"| {label} | {text} |")
             print(lines[-1], flush=True)
     facts = {"machine": machine(), "rows": f"{rows:,} of {SIZE} bytes", "repeats": arguments.repeats}
     show("Proofs", lines, {**facts, "the hash of a row alone": f"{hash_alone():.0f} ns"})

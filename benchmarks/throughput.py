@@ -128,8 +128,8 @@ def report(title: str, found: dict[str, list[Run]], rows: int, repeats: int) -> 
             [other.seconds / own.seconds for own, other in pairs],
             [own.clients / other.clients for own, other in pairs],
         ]
-        told = " | ".join(f"{median(each):.2f} ({min(each):.2f} to {max(each):.2f})" for each in ratios)
-        lines.append(f"| {name} | {speed:,.0f} | {cpu:.1f} | {clients:.1f} | {told} |")
+        text = " | ".join(f"{median(each):.2f} ({min(each):.2f} to {max(each):.2f})" for each in ratios)
+        lines.append(f"| {name} | {speed:,.0f} | {cpu:.1f} | {clients:.1f} | {text} |")
     show(title, lines, {"machine": machine(), "rows": f"{rows:,} of {SIZE} bytes", "repeats": repeats})
 
 

@@ -68,9 +68,9 @@ def up(
         _fetch_kafka(say)
     with say.status("starting …"):
         services.start()
-    made = [*_create_topics(services, topics), *_create_tables(services, tables)]
+    lines = [*_create_topics(services, topics), *_create_tables(services, tables)]
     _show(services, as_json=as_json)
-    for what in () if as_json else made:
+    for what in () if as_json else lines:
         typer.echo(what)
 
 
@@ -152,15 +152,15 @@ def _create_tables(services: DevServices, tables: list[str]) -> Iterator[str]:
     with needing("postgres"):
         import psycopg  # noqa: PLC0415
     with psycopg.connect(services.dsn) as connection:
-        said: list[str | None] = []
-        connection.add_notice_handler(lambda notice: said.append(notice.message_primary))
+        notices: list[str | None] = []
+        connection.add_notice_handler(lambda notice: notices.append(notice.message_primary))
         for table in tables:
-            said.clear()
+            notices.clear()
             try:
                 connection.execute(f"CREATE TABLE IF NOT EXISTS {table}".encode())  # the user's own SQL
             except psycopg.Error as error:
                 raise ConfigurationError(f"PostgreSQL refuses --table {table!r}: {text_of(error)}") from None
-            yield f"table {table.partition('(')[0].strip()}: {'is there' if said else 'created'}"
+            yield f"table {table.partition('(')[0].strip()}: {'is there' if notices else 'created'}"
 
 
 def _fetch_kafka(say: Console) -> None:

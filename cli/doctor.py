@@ -263,12 +263,12 @@ def _starts(view: LogView) -> Finding:
     starts = [entry for entry in since if isinstance(entry, Start)]
     if not starts:
         return ok(_STARTS, "none since the newest decision")
-    told = f"{len(starts)} since the newest decision, the newest at {starts[0].at}"
+    text = f"{len(starts)} since the newest decision, the newest at {starts[0].at}"
     if len({start.writer_id for start in starts}) < _MANY_STARTS:
-        return ok(_STARTS, told)
+        return ok(_STARTS, text)
     return warning(
         _STARTS,
-        f"{told}, and nothing was decided in between",
+        f"{text}, and nothing was decided in between",
         "either the pipeline fails repeatedly, or two jobs run under one name and log and fence each other: run "
         "it only once at a time",
     )
@@ -283,12 +283,12 @@ def _decided(log: Log, targets: Sequence[Target]) -> Finding:
         return skipped(name, str(error))
     lost = [one for one in transactions if action(one.status, one.state) is Action.LOST]
     if lost:
-        told = f"{len(lost)} of epoch {lost[0].committable.epoch} were ended otherwise, for example {lost[0].name}"
-        return failed(name, told, f"{advice(lost[0].advice)}. Leave names that begin with `onceward:` alone")
+        text = f"{len(lost)} of epoch {lost[0].committable.epoch} were ended otherwise, for example {lost[0].name}"
+        return failed(name, text, f"{advice(lost[0].advice)}. Leave names that begin with `onceward:` alone")
     if skipped_ever:
         newest = skipped_ever[-1]
-        told = f"{len(skipped_ever)} were given up, the newest at {newest.at} by {newest.who}"
-        return warning(name, told, "see `onceward checkpoints`")
+        text = f"{len(skipped_ever)} were given up, the newest at {newest.at} by {newest.who}"
+        return warning(name, text, "see `onceward checkpoints`")
     return ok(name, "none waits for its commit" if log.view.undone is None else "wait for their commit")
 
 

@@ -63,8 +63,8 @@ class Explanation(msgspec.Struct, frozen=True):
     def show(self) -> None:
         """Print the guarantee, the counts of findings and each finding on the terminal."""
         counts = [(health, sum(one.health is health for one in self.findings)) for health in Health]
-        told = ", ".join(f"{count} {health}" for health, count in counts if count)
-        show.console().print(f"{self.name}: {self.guarantee} ({told})", style="bold")
+        counts_text = ", ".join(f"{count} {health}" for health, count in counts if count)
+        show.console().print(f"{self.name}: {self.guarantee} ({counts_text})", style="bold")
         show.findings(self.findings)
 
 
@@ -79,8 +79,8 @@ def explain(query: DataStreamWriter | Pipeline, *, look: bool = True) -> Explana
         ConfigurationError: It is neither, or a setting is wrong.
     """
     with explaining():
-        [told] = together([query], look=look)
-    return told
+        [explanation] = together([query], look=look)
+    return explanation
 
 
 @contextmanager
@@ -137,9 +137,9 @@ def _check_parts(one: Described) -> Iterator[Finding]:
     sinks = [sink.sink if isinstance(sink, DirectlyWritten) else sink for sink in one.sinks]
     kinds = {part: connector_of(part) for part in (*sinks, *one.sources)}
     for kind in dict.fromkeys(each for each in kinds.values() if each is not None):
-        mine = [sink for sink in sinks if kinds[sink] is kind]
+        own = [sink for sink in sinks if kinds[sink] is kind]
         sources = [source for source in one.sources if kinds[source] is kind]
-        check = partial(kind.check_parts, mine, sources, one.pipeline)
+        check = partial(kind.check_parts, own, sources, one.pipeline)
         yield from findings_of(kind.extra or kind.name, check, is_extra=bool(kind.extra))
 
 
@@ -151,12 +151,12 @@ def _timeouts(one: Described) -> Iterator[Finding]:
         if seconds is None:
             continue
         if seconds < _SHORT_SECONDS:
-            told = f"{seconds:g} s: if the driver is away for longer after a decision, the target loses the rows"
-            yield warning(name, told, "make it longer than any outage that decided rows must survive", sink.name)
+            text = f"{seconds:g} s: if the driver is away for longer after a decision, the target loses the rows"
+            yield warning(name, text, "make it longer than any outage that decided rows must survive", sink.name)
         elif retried >= seconds:
-            told = f"{seconds:g} s, and commit_timeout is {retried:g} s"
+            text = f"{seconds:g} s, and commit_timeout is {retried:g} s"
             advice = "make commit_timeout shorter, so that an outage is reported before rows are lost"
-            yield warning(name, told, advice, sink.name)
+            yield warning(name, text, advice, sink.name)
         else:
             yield ok(name, f"{seconds:g} s: the longest outage after a decision that the rows survive", sink.name)
 
@@ -214,9 +214,9 @@ def _returned(place: str, name: str, *, is_file: bool) -> list[Any]:
         runpy.run_path(place, run_name="__main__")
         return []
     what = runpy.run_path(place)[name] if is_file else getattr(importlib.import_module(place), name)
-    made = what() if callable(what) else what
-    made = list(made) if isinstance(made, list | tuple) else [made]
-    return [one for one in made if one is not None and not isinstance(one, NotStarted)]
+    result = what() if callable(what) else what
+    result = list(result) if isinstance(result, list | tuple) else [result]
+    return [one for one in result if one is not None and not isinstance(one, NotStarted)]
 
 
 @contextmanager

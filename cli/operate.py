@@ -239,18 +239,18 @@ def abort(
         raise ConfigurationError("--orphaned needs the names of the transactions: without their log, none is proven")
     log = None if orphaned and not search.store else search.log(writing=yes)
     found = search.found([log] if log is not None else [])
-    meant = abortable(found, transactions or [], orphaned=orphaned)
-    if not meant:
+    chosen = abortable(found, transactions or [], orphaned=orphaned)
+    if not chosen:
         typer.echo("nothing to abort")
         return
     if log is not None:
         show.age(log)
     if not yes:
-        show.table(meant)
-        show.would(f"abort {len(meant)}; {show.ORPHANS if orphaned else show.FENCES}")
+        show.table(chosen)
+        show.would(f"abort {len(chosen)}; {show.ORPHANS if orphaned else show.FENCES}")
         return
-    done = abort_orphaned(meant) if orphaned or log is None else abort_undecided(log, meant)
-    typer.echo(f"aborted {len(meant) - len(done.left)} of {len(meant)}")
+    done = abort_orphaned(chosen) if orphaned or log is None else abort_undecided(log, chosen)
+    typer.echo(f"aborted {len(chosen) - len(done.left)} of {len(chosen)}")
     for one in done.left:
         typer.echo(f"not aborted: {one.transaction.name}: {one.why}; see `txn list`", err=True)
     raise typer.Exit(int(bool(done.left)))

@@ -75,11 +75,11 @@ class Access:
     def __post_init__(self) -> None:
         self.addresses = _by_system("--at", "=", self.at)
         self._settings = _by_system("--set", ":", self.set_)
-        for name, given in self.addresses.items():
-            if len(given) > 1:
+        for name, address in self.addresses.items():
+            if len(address) > 1:
                 raise ConfigurationError(f"--at {name}=…: given twice; one address is asked at a time")
-            if not connectors()[name].address_form or not given[0]:
-                raise ConfigurationError(f"--at {name}={given[0]}: {_address_of(name)}")
+            if not connectors()[name].address_form or not address[0]:
+                raise ConfigurationError(f"--at {name}={address[0]}: {_address_of(name)}")
         for name in self._settings:
             if name not in self.addresses:
                 raise ConfigurationError(f"--set {name}:… needs --at {name}={connectors()[name].address_form}")

@@ -64,11 +64,11 @@ def run(
     """
     from onceward.core import RestartStrategy  # noqa: PLC0415 - the embedded engine
 
-    given = pairs("--setting", setting)
-    if given and restart is None:
+    settings = pairs("--setting", setting)
+    if settings and restart is None:
         raise ConfigurationError("--setting needs --restart: a strategy whose setting it is")
     if restart is not None:
-        strategy = RestartStrategy.of(restart, given)
+        strategy = RestartStrategy.of(restart, settings)
     else:
         strategy = RestartStrategy.load(config) or RestartStrategy.exponential_delay()
     raise typer.Exit(Supervisor(command, strategy).run())

@@ -61,8 +61,8 @@ def create(
             end = " and end" if stop or drain else ""
             show.would(f"ask the running pipeline {log.pipeline} to make a savepoint{end}")
             return
-        made = request_savepoint(log, folder, stop=stop, drain=drain, timeout=timeout)
-        typer.echo(f"savepoint {made}")
+        savepoint = request_savepoint(log, folder, stop=stop, drain=drain, timeout=timeout)
+        typer.echo(f"savepoint {savepoint}")
         return
     if stop or drain:
         raise ConfigurationError(
@@ -79,10 +79,11 @@ def _create(folder: str, checkpoint: str, store: str | None, pipeline: str | Non
         what = f"{plan.checkpoint} with epoch {plan.epoch} of {plan.pipeline}"
         show.would(f"copy {what} to {plan.place}; {show.FENCES}")
         return
-    made = create_savepoint(checkpoint, folder, store=store, pipeline=pipeline, retire=retire)
+    savepoint = create_savepoint(checkpoint, folder, store=store, pipeline=pipeline, retire=retire)
     ended = ". The query can no longer be started from its old checkpoint: restore it there" if retire else ""
     show.console().print(
-        f"savepoint of epoch {made.epoch} of {made.pipeline}: {len(made.files)} files, {made.size} bytes{ended}"
+        f"savepoint of epoch {savepoint.epoch} of {savepoint.pipeline}: {len(savepoint.files)} files, "
+        f"{savepoint.size} bytes{ended}"
     )
 
 
@@ -101,9 +102,9 @@ def list_(
     for one in savepoints_:
         out.print(one.place, style="bold")
         epoch = f", epoch {one.epoch}, {one.size} bytes" if one.epoch is not None else ""
-        made = f", made {one.made}" if one.made else ""
+        date = f", made {one.made}" if one.made else ""
         retired = ", the pipeline moves with it" if one.retired else ""
-        out.print(f"  {one.kind}: pipeline {one.pipeline or '?'}{epoch}{made}{retired}")
+        out.print(f"  {one.kind}: pipeline {one.pipeline or '?'}{epoch}{date}{retired}")
         for more in (f"restored to {one.restored_to}" if one.restored_to else "", one.problem):
             if more:
                 out.print(f"  {more}")

@@ -91,5 +91,5 @@ def _status_of(watched: Watched, search: Search) -> AdvisedStatus:
             unreadable(log.pipeline, watched.shown.store, watched.shown.error), watched.url, search.target_words
         )
     waits = search.has_targets and log.view.undone is not None
-    told = pipeline_status(log, search.found([log]) if waits else ())
-    return advised(told, watched.url, search.target_words)
+    status = pipeline_status(log, search.found([log]) if waits else ())
+    return advised(status, watched.url, search.target_words)

@@ -310,13 +310,13 @@ class Predecessor(_Conversation):
 
     def _is_alive(self) -> bool:
         """Return whether the request has changed lately: one that a dead successor left behind does not."""
-        asked, now = self._request(self.start), self._clock()
-        if asked is not None and self._seen is not None and asked.id == self._seen.id:
-            if asked.beat != self._seen.beat:
+        request, now = self._request(self.start), self._clock()
+        if request is not None and self._seen is not None and request.id == self._seen.id:
+            if request.beat != self._seen.beat:
                 self._changed = now
-        elif asked is not None:
+        elif request is not None:
             self._changed = None
-        self._seen = asked or self._seen  # it is away for a moment when it changes
+        self._seen = request or self._seen  # it is away for a moment when it changes
         return self._changed is not None and now - self._changed < SILENT_SECONDS
 
     def _say(self, state: HandoverState | None) -> None:

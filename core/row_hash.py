@@ -197,11 +197,11 @@ def _bytes(key: int, array: pa.Array) -> tuple[Words, Words]:
     for size in np.flatnonzero(np.bincount(sizes)):
         if size == _DONE:
             continue
-        mine = sizes == size
-        if mine.all():
+        matches = sizes == size
+        if matches.all():
             sums += _sums(text, int(lengths.max()))
         else:
-            sums[:, mine] += _sums(text.filter(pa.array(mine)), int(lengths[mine].max()))
+            sums[:, matches] += _sums(text.filter(pa.array(matches)), int(lengths[matches].max()))
     sums ^= np.uint64(key)
     return _mixed(sums[0]), _mixed(sums[1])
 

@@ -138,9 +138,9 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
                 altered it.
         """
         name = parse_transaction_name(self.transaction)
-        mine = (self.pipeline, self.sink, self.log, self.generation, self.epoch, self.subtask, self.attempt)
+        fields = (self.pipeline, self.sink, self.log, self.generation, self.epoch, self.subtask, self.attempt)
         # Names become paths, ids and statements in targets, so a name must say what the fields say.
-        if name is None or mine != (*name.scope, name.start, name.epoch, name.subtask, name.attempt):
+        if name is None or fields != (*name.scope, name.start, name.epoch, name.subtask, name.attempt):
             raise self._altered(
                 f"{self.transaction!r} is not the name of this transaction, which is of subtask {self.subtask}, "
                 f"attempt {self.attempt}, under generation {self.generation} of decision log {self.log!r}"

@@ -176,8 +176,8 @@ def run_all(contestant: type[Contestant], servers: Servers, scratch: Path, argum
     needs = frozenset(endpoint.needs for endpoint in (contestant.inputs, *outputs_of(contestant())))
     recorded = {(run.contestant, run.fault, run.seed) for run in read_runs(RESULTS)} if arguments.resume else set()
     for fault in planned(needs, arguments.kills):
-        wanted = not arguments.faults or fault.name in arguments.faults
-        if not wanted or (contestant.name, fault.name, fault.seed) in recorded:
+        is_chosen = not arguments.faults or fault.name in arguments.faults
+        if not is_chosen or (contestant.name, fault.name, fault.seed) in recorded:
             continue
         folder = scratch / f"{contestant.name}-{fault.id}"
         folder.mkdir()

@@ -26,14 +26,14 @@ def jars(name: str, coordinates: Sequence[str]) -> Path:
     """Return the folder of these artefacts and all that they need, which is fetched once."""
     folder = CACHE / name
     done = folder / "coordinates"
-    wanted = "\n".join(coordinates)
-    if not (done.exists() and done.read_text() == wanted):
+    text = "\n".join(coordinates)
+    if not (done.exists() and done.read_text() == text):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         dependencies = "".join(DEPENDENCY.format(*coordinate.split(":")) for coordinate in coordinates)
         (folder / "pom.xml").write_text(POM.format(name=name, dependencies=dependencies))
         run("mvn", "--batch-mode", "--quiet", "--file", folder / "pom.xml", COPY, f"-DoutputDirectory={folder}")
-        done.write_text(wanted)
+        done.write_text(text)
     return folder
 
 

@@ -255,9 +255,9 @@ def _fault_names(runs: Sequence[Run]) -> list[str]:
 def _by_fault(runs: Sequence[Run], about: About) -> list[str]:
     cells: list[str] = []
     for fault in _fault_names(runs):
-        mine = [run for run in runs if run.contestant == about.name and run.fault == fault]
-        bad = sum(not all(output.exact for output in run.outputs) for run in mine)
-        cells.append(f"{bad} of {len(mine)}" if mine else "")
+        own = [run for run in runs if run.contestant == about.name and run.fault == fault]
+        bad = sum(not all(output.exact for output in run.outputs) for run in own)
+        cells.append(f"{bad} of {len(own)}" if own else "")
     return cells
 
 

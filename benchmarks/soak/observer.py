@@ -181,9 +181,9 @@ class Observer:
         return None if None in ends else ends[0] - ends[1]
 
     def _end(self, isolation: IsolationLevel) -> Any:
-        asked = {TopicPartition(TARGET, number): OffsetSpec.latest() for number in range(PARTITIONS)}
+        specs = {TopicPartition(TARGET, number): OffsetSpec.latest() for number in range(PARTITIONS)}
         with suppress(confluent_kafka.KafkaException):
-            offsets = self._admin.list_offsets(asked, isolation_level=isolation, request_timeout=3)
+            offsets = self._admin.list_offsets(specs, isolation_level=isolation, request_timeout=3)
             return sum(future.result(5).offset for future in offsets.values())
         return None
 

@@ -253,8 +253,8 @@ def _said(log: BinaryIO) -> Iterator[str]:
 def _sample(story: Story, stopped: threading.Event) -> None:
     """Count the visible rows until the end; a target that is down keeps its last count."""
     rows, addresses = dict.fromkeys(TARGETS, 0), story.addresses
-    asked = {"group.id": "onceward-demo-sampler", "isolation.level": "read_committed", "enable.auto.commit": False}
-    consumer = confluent_kafka.Consumer({"bootstrap.servers": addresses.bootstrap_servers, "log_level": 0, **asked})
+    config = {"group.id": "onceward-demo-sampler", "isolation.level": "read_committed", "enable.auto.commit": False}
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": addresses.bootstrap_servers, "log_level": 0, **config})
     consumer.assign([confluent_kafka.TopicPartition(name, n, 0) for name in _TOPICS for n in range(PARTITIONS)])
     while not stopped.is_set():
         until = time.monotonic() + _SAMPLE_SECONDS

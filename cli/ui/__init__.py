@@ -47,8 +47,8 @@ def ui(
     logs = watch.look()
     if watch.errors and not logs:
         raise ConfigurationError("; ".join(watch.errors))
-    for told in watch.errors:
-        typer.echo(f"warning: {told}", err=True)
+    for error in watch.errors:
+        typer.echo(f"warning: {error}", err=True)
     listening = _listen(host, port)
     names = {host.lower(), socket.gethostname().lower()} if not _is_loopback(host) else None
     shown = f"[{host}]" if ":" in host else host

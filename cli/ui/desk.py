@@ -243,9 +243,9 @@ class Desk:
             raise ConfigurationError("no transaction was named; nothing was done")
         with self._acting:
             log = open_log(watched.url, watched.log.pipeline, writing=True)
-            meant = abortable(self._search_of(watched).found([log]), order.transactions, orphaned=False)
-            left = [one.transaction.name for one in abort_undecided(log, meant).left]
-        return f"Aborted {len(meant) - len(left)} of {len(meant)}" + (
+            chosen = abortable(self._search_of(watched).found([log]), order.transactions, orphaned=False)
+            left = [one.transaction.name for one in abort_undecided(log, chosen).left]
+        return f"Aborted {len(chosen) - len(left)} of {len(chosen)}" + (
             f"; not aborted: {', '.join(left)}" if left else ""
         )
 

@@ -104,9 +104,9 @@ class Guard:
         site = request.headers.get("sec-fetch-site", "none")
         if (origin is not None and urlsplit(origin).netloc != host) or site in {"cross-site", "same-site"}:
             return _error(403, "pages of other sites may not send requests here")
-        given = request.headers.get(TOKEN, "")
+        token = request.headers.get(TOKEN, "")
         if request.scope["path"].startswith("/api/") and not secrets.compare_digest(
-            given.encode(), self._token.encode()
+            token.encode(), self._token.encode()
         ):
             return _error(401, "the token is missing or wrong: `onceward ui` prints it when it starts")
         return None

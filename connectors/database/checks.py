@@ -127,24 +127,24 @@ def _locks(connection: sa.Connection) -> Finding:
     name = "max_locks_per_transaction"
     room, held = connection.exec_driver_sql(_LOCKS).one()
     table, partitions, needed = connection.exec_driver_sql(_PARTITIONS).one_or_none() or ("", 0, 0)
-    seen = f"room for about {room} locks, {held} are held"
+    text = f"room for about {room} locks, {held} are held"
     advice = "raise it and restart the server, or write the rows of an epoch into fewer partitions"
     if needed * _FEW > room:
-        many = f"{seen}; one transaction that writes to all {partitions - 1} partitions of {table} takes {needed}"
+        many = f"{text}; one transaction that writes to all {partitions - 1} partitions of {table} takes {needed}"
         return warning(name, many, advice)
-    return warning(name, seen, advice) if held * 2 > room else ok(name, seen)
+    return warning(name, text, advice) if held * 2 > room else ok(name, text)
 
 
 def _standbys(connection: sa.Connection) -> Finding:
     name = "standbys"
     connected, asynchronous, names = connection.exec_driver_sql(_STANDBYS).one()
     if connected and (not names or asynchronous == connected):
-        told = f"{asynchronous} of {connected} replicate asynchronously (synchronous_standby_names {names!r})"
+        text = f"{asynchronous} of {connected} replicate asynchronously (synchronous_standby_names {names!r})"
         advice = (
             "if one is promoted, it may lack commits that were acknowledged. Set synchronous_standby_names, with a "
             "quorum from which the failover chooses the new primary"
         )
-        return warning(name, told, advice)
+        return warning(name, text, advice)
     return ok(
         name, f"{connected} connected; {asynchronous} replicate asynchronously" if connected else "none connected"
     )

@@ -195,10 +195,10 @@ def create(target: DatabaseTarget, tables: Sequence[sa.Table], what: str) -> Non
 
 def creation(target: DatabaseTarget, tables: Sequence[sa.Table]) -> list[ExecutableDDLElement]:
     """Return statements that create tables of one schema; each does nothing if another process was faster."""
-    made: list[ExecutableDDLElement] = []
+    statements: list[ExecutableDDLElement] = []
     if target.url.backend == "postgresql" and tables[0].schema is not None:
-        made.append(CreateSchema(tables[0].schema, if_not_exists=True))
+        statements.append(CreateSchema(tables[0].schema, if_not_exists=True))
     for table in tables:
-        made.append(CreateTable(table, if_not_exists=True))
-        made += [CreateIndex(index, if_not_exists=True) for index in table.indexes]
-    return made
+        statements.append(CreateTable(table, if_not_exists=True))
+        statements += [CreateIndex(index, if_not_exists=True) for index in table.indexes]
+    return statements

@@ -149,8 +149,8 @@ def words(error: exc.SQLAlchemyError) -> str:
     cause, known = cause_of(error), code(error)
     if isinstance(known, str):
         return f"{_postgres_words(cause)} (SQLSTATE {known})"
-    said = cause.args[1] if isinstance(known, int) and _driver(cause) != "sqlite3" and len(cause.args) > 1 else cause
-    line = " ".join(str(said).split()) or type(cause).__name__
+    text = cause.args[1] if isinstance(known, int) and _driver(cause) != "sqlite3" and len(cause.args) > 1 else cause
+    line = " ".join(str(text).split()) or type(cause).__name__
     return line if known is None else f"{line} (code {known})"
 
 
@@ -181,10 +181,10 @@ def refusal(target: DatabaseTarget) -> type[SqlError]:
 
 def translate(error: exc.SQLAlchemyError, what: str, target: DatabaseTarget) -> SinkError:
     """Return onceward's error for an error of SQLAlchemy: RetryableSinkError if it may pass by itself."""
-    said = f"{what} ({target.url}): {target.url.redact(words(error))}"
+    text = f"{what} ({target.url}): {target.url.redact(words(error))}"
     if may_pass(error):
-        return RetryableSinkError(said)
-    refused, known = refusal(target)(said), code(error)
+        return RetryableSinkError(text)
+    refused, known = refusal(target)(text), code(error)
     refused.remedy, refused.of_rows = remedy(known, cause_of(error)), are_rows_to_blame(known)
     refused.refuses_rows = _refuses_rows(error)
     return refused

@@ -125,12 +125,12 @@ class LedgerFacts:
         return Observation.ABORTED, "neither prepared, nor staged, nor in the ledger"
 
     def commit_outcome(self, committable: Committable, words: str = "") -> CommitOutcome:
-        seen, why = self.observe(committable)
-        return commit_outcome(seen, f"{words}; {why}" if words else why)
+        observation, why = self.observe(committable)
+        return commit_outcome(observation, f"{words}; {why}" if words else why)
 
     def abort_outcome(self, committable: Committable, words: str = "") -> AbortOutcome:
-        seen, why = self.observe(committable)
-        return abort_outcome(seen, f"{words}; {why}" if words else why)
+        observation, why = self.observe(committable)
+        return abort_outcome(observation, f"{words}; {why}" if words else why)
 
 
 def facts(target: DatabaseTarget, connection: sa.Connection, committables: Sequence[Committable]) -> LedgerFacts:
@@ -162,12 +162,12 @@ def _facts(
     if committed.issuperset(c.transaction for c in committables):
         return LedgerFacts(behind, committed=frozenset(committed))
     # (3) After the rows: a prune between the two queries is seen, and turns a proof into "unknown".
-    mine = _of(tables.logs, committables[0].pipeline, committables[0].sink)
-    query_logs = sa.select(tables.logs.c.log, tables.logs.c.pruned).where(*mine)
+    own = _of(tables.logs, committables[0].pipeline, committables[0].sink)
+    query_logs = sa.select(tables.logs.c.log, tables.logs.c.pruned).where(*own)
     logs = {row.log: row.pruned for row in connection.execute(query_logs)}
     # Last, because a rewind sets rows aside and takes back the note of pruning in one transaction.
-    mine = [*_of(tables.ledger, committables[0].pipeline, committables[0].sink), tables.ledger.c.rewound == 1]
-    newest = sa.select(tables.ledger.c.log, sa.func.max(tables.ledger.c.writer).label("newest")).where(*mine)
+    own = [*_of(tables.ledger, committables[0].pipeline, committables[0].sink), tables.ledger.c.rewound == 1]
+    newest = sa.select(tables.ledger.c.log, sa.func.max(tables.ledger.c.writer).label("newest")).where(*own)
     set_aside = {row.log: row.newest for row in connection.execute(newest.group_by(tables.ledger.c.log))}
     return LedgerFacts(behind, logs, frozenset(committed), set_aside)
 
@@ -235,8 +235,8 @@ def sinks_of(target: DatabaseTarget, connection: sa.Connection, pipeline: str, l
     if not exists(target, connection):
         return []
     logs = tables_of(target).logs
-    mine = logs.c.pipeline == pipeline if log is None else sa.and_(logs.c.pipeline == pipeline, logs.c.log == log)
-    query = sa.select(logs.c.sink).distinct().where(mine)
+    own = logs.c.pipeline == pipeline if log is None else sa.and_(logs.c.pipeline == pipeline, logs.c.log == log)
+    query = sa.select(logs.c.sink).distinct().where(own)
     return list(connection.scalars(query.order_by(logs.c.sink)))
 
 
@@ -320,10 +320,10 @@ def prune(target: DatabaseTarget, scope: Scope, below: int) -> None:
     """
     logs, table = tables_of(target).logs, tables_of(target).ledger
     with transaction(target, "cannot prune") as connection:
-        mine, done = _mine(logs, scope), logs.c.pruned >= below - 1
+        own, done = _mine(logs, scope), logs.c.pruned >= below - 1
         # (3) The update also locks the row, so two prunings follow each other.
         noted = connection.execute(
-            logs.update().where(*mine).values(pruned=sa.case((done, logs.c.pruned), else_=below - 1))
+            logs.update().where(*own).values(pruned=sa.case((done, logs.c.pruned), else_=below - 1))
         )
         # (4) The newest of each kind stays.
         newest = [
@@ -386,8 +386,8 @@ def _reached(target: DatabaseTarget, connection: sa.Connection, scope: Scope, re
     """
     ledger = tables_of(target).ledger
     others = ledger.alias()
-    mine, same = ([*_mine(of, scope), of.c.rewound == rewound] for of in (ledger, others))
+    own, same = ([*_mine(of, scope), of.c.rewound == rewound] for of in (ledger, others))
     count = sa.select(sa.func.count()).where(*same, others.c.epoch == ledger.c.epoch).scalar_subquery()
-    query = sa.select(ledger.c.writer, ledger.c.epoch, count).where(*mine)
+    query = sa.select(ledger.c.writer, ledger.c.epoch, count).where(*own)
     row = connection.execute(query.order_by(ledger.c.writer.desc(), ledger.c.epoch.desc()).limit(1)).first()
     return Reached(*NOTHING) if row is None else Reached(*row)

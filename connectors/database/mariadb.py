@@ -219,8 +219,8 @@ class MariaDb(RowDialect):
         from .mariadb_session import Cursor  # noqa: PLC0415 - an extra
 
         arguments = {"connect_timeout": _CONNECT_SECONDS, "read_timeout": answer, "write_timeout": answer}
-        given = {key: value for key, value in arguments.items() if key not in access.url.parsed.query}
-        connect = {**given, "cursorclass": Cursor, "charset": CHARSET}
+        own = {key: value for key, value in arguments.items() if key not in access.url.parsed.query}
+        connect = {**own, "cursorclass": Cursor, "charset": CHARSET}
         return {"isolation_level": "READ COMMITTED", "pool_pre_ping": True, "connect_args": connect}
 
     def prepare_engine(self, engine: sa.Engine, access: DatabaseAccess) -> None:

@@ -187,7 +187,9 @@ def ensure(target: DatabaseTarget) -> None:
         if error.retryable:
             raise
         dialect = engine_of(target).dialect
-        sql = "; ".join(" ".join(str(made.compile(dialect=dialect)).split()) for made in creation(target, tables))
+        sql = "; ".join(
+            " ".join(str(statement.compile(dialect=dialect)).split()) for statement in creation(target, tables)
+        )
         raise ConfigurationError(
             f"the ledger tables ({', '.join(map(str, tables))}) are missing and this role may not create them: "
             f"{error}. Let their owner run this, then GRANT SELECT, INSERT, UPDATE, DELETE on them (on PostgreSQL also "

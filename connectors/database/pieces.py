@@ -78,12 +78,12 @@ class PieceLoader(Loader):
 
     def _insert_pieces(self, connection: sa.Connection, row: Any) -> None:
         pieces, how = tables_of(self.target).pieces, read_movement(row)
-        mine, moved, digest = pieces.c.name == row.name, 0, hashlib.sha256()
-        for number in connection.scalars(sa.select(pieces.c.number).where(mine).order_by(pieces.c.number)).all():
+        own, moved, digest = pieces.c.name == row.name, 0, hashlib.sha256()
+        for number in connection.scalars(sa.select(pieces.c.number).where(own).order_by(pieces.c.number)).all():
             described = describe(self.target, how.target, connection)
             if described is None:
                 raise SchemaError(f"table {how.target} no longer exists")
-            query = sa.select(pieces.c.data).where(mine, pieces.c.number == number)
+            query = sa.select(pieces.c.data).where(own, pieces.c.number == number)
             data = connection.scalar(query) or b""
             digest.update(data)
             try:
@@ -159,7 +159,7 @@ class PieceWriting(Writing):
 
     def _stage(self, *, whole: bool) -> None:
         staged, pieces = tables_of(self.target).staged, tables_of(self.target).pieces
-        mine = staged.c.name == str(self.name)
+        own = staged.c.name == str(self.name)
         rows = self.rows if whole else 0
         tried = rows if self._tries_in_table else sum(batch.num_rows for batch in self._waiting)
         what, in_table = f"cannot stage rows of table {self.target.table}", self._tries_in_table
@@ -177,13 +177,13 @@ class PieceWriting(Writing):
                 how = {"stage": "", "movement": self._movement()}
                 head = {**identity_row(self.name, rows), "whole": int(whole), **how}
                 connection.execute(staged.insert(), [head])
-            elif connection.scalar(sa.select(staged.c.whole).where(mine).with_for_update()) is None:
+            elif connection.scalar(sa.select(staged.c.whole).where(own).with_for_update()) is None:
                 raise SqlError(
                     "the rows staged so far were removed: a later start of the pipeline has swept this attempt"
                 )
             elif whole:
-                said = {"row_count": rows, "whole": 1, "movement": self._movement()}
-                connection.execute(staged.update().where(mine).values(said))
+                values = {"row_count": rows, "whole": 1, "movement": self._movement()}
+                connection.execute(staged.update().where(own).values(values))
             for number, data in enumerate(encoded, self._pieces):
                 connection.execute(pieces.insert(), [{"name": str(self.name), "number": number, "data": data}])
         self._pieces += max(1, len(encoded))

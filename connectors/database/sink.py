@@ -261,9 +261,9 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         of = tables_of(self.target).staged.c
         columns = (of.name, of.row_count, of.stage, of.movement)
         query = sa.select(*columns).where(of.pipeline == pipeline, of.sink == sink).order_by(of.name)
-        for text, *said in ask(self.target, connection, lambda: connection.execute(query).all(), ()):
+        for text, *fields in ask(self.target, connection, lambda: connection.execute(query).all(), ()):
             if (name := own_name(text, pipeline, sink)) is not None:
-                committables.append(Committable.named(STAGED, name, rows=said[0], handle=staged_handle(*said)))
+                committables.append(Committable.named(STAGED, name, rows=fields[0], handle=staged_handle(*fields)))
         return committables
 
     def open_names(self) -> set[Scope]:

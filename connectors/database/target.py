@@ -190,8 +190,8 @@ class Url:
 
     def libpq(self) -> dict[str, Any]:
         """Return the URL as libpq's parameters, secrets included."""
-        _, given = self.parsed.get_dialect()().create_connect_args(self.parsed)  # which knows several hosts
-        return {key: ",".join(value) if isinstance(value, tuple) else value for key, value in given.items()}
+        _, options = self.parsed.get_dialect()().create_connect_args(self.parsed)  # which knows several hosts
+        return {key: ",".join(value) if isinstance(value, tuple) else value for key, value in options.items()}
 
     @property
     def backend(self) -> str:

@@ -103,15 +103,15 @@ def batches_with_blocks(read: Callable[[int], Iterable[pa.RecordBatch]]) -> Iter
     Raises:
         pyarrow.ArrowInvalid: As in with_blocks.
     """
-    given = 0
+    count = 0
     for block in BLOCKS:
         at = 0
         try:
             for batch in read(block):
                 at += batch.num_rows
-                new = min(at - given, batch.num_rows)
+                new = min(at - count, batch.num_rows)
                 if new > 0:
-                    given = at
+                    count = at
                     yield batch.slice(batch.num_rows - new)
         except pa.ArrowInvalid:
             if block == BLOCKS[-1]:

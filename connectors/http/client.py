@@ -122,14 +122,14 @@ def with_authentication(
         )
     if (username is None) is not (password is None):
         raise ConfigurationError("only one of username and password is given: give both or neither")
-    given = tuple(headers.items())
+    pairs = tuple(headers.items())
     if token is not None:
-        return (*given, ("Authorization", f"Bearer {token}"))
+        return (*pairs, ("Authorization", f"Bearer {token}"))
     if username is not None:
         if ":" in username:
             raise ConfigurationError("username contains a colon, which Basic authentication does not allow")
-        return (*given, ("Authorization", "Basic " + base64.b64encode(f"{username}:{password}".encode()).decode()))
-    return given
+        return (*pairs, ("Authorization", "Basic " + base64.b64encode(f"{username}:{password}".encode()).decode()))
+    return pairs
 
 
 def _basic_password(authorization: str) -> str:
@@ -256,10 +256,10 @@ class HttpClient:
             SinkError: It can never be sent.
         """
         url, shown = self._settings.url, self._settings.shown
-        given = httpx.Headers({"User-Agent": "onceward"})
-        given.update(self._settings.headers)
-        given.update(headers)
-        request = httpx.Request(method, url, headers=given, content=content)
+        headers_ = httpx.Headers({"User-Agent": "onceward"})
+        headers_.update(self._settings.headers)
+        headers_.update(headers)
+        request = httpx.Request(method, url, headers=headers_, content=content)
         request.url = _Url(url)
         request.extensions["timeout"] = self._client.timeout.as_dict()
         try:

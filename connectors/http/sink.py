@@ -168,8 +168,10 @@ class HttpSink(WriteAheadLogSink):
         """
         headers = {name: value for name, value in options.items() if name.lower().startswith(_HEADER)}
         rest = {name: value for name, value in options.items() if name not in headers}
-        given = {name[len(_HEADER) :]: value for name, value in headers.items()}
-        return cls(headers=given, **arguments(cls, rest, defaults={"name": "http"}, also=(f"{_HEADER}*", *OF_FORMATS)))
+        headers_ = {name[len(_HEADER) :]: value for name, value in headers.items()}
+        return cls(
+            headers=headers_, **arguments(cls, rest, defaults={"name": "http"}, also=(f"{_HEADER}*", *OF_FORMATS))
+        )
 
     def __repr__(self) -> str:
         names = [name for name, _ in self.settings.headers]
@@ -236,10 +238,10 @@ class HttpSink(WriteAheadLogSink):
         error = judge(answer.status, self.retry_statuses)
         if error is None:
             return
-        said = f"{self.settings.shown} answers {answer.status} to a delivery"
-        said += f" ({answer.text})" if answer.text else ""
+        text = f"{self.settings.shown} answers {answer.status} to a delivery"
+        text += f" ({answer.text})" if answer.text else ""
         if answer.retry_after is not None:
-            said += f", and wants to be asked again in {answer.retry_after:g} s"
+            text += f", and wants to be asked again in {answer.retry_after:g} s"
         if error is not RetryableSinkError:
-            said += ". No later rows were sent; it is sent again at the next start, under the same key"
-        raise error(said, sink=self.name, transaction=str(delivery))
+            text += ". No later rows were sent; it is sent again at the next start, under the same key"
+        raise error(text, sink=self.name, transaction=str(delivery))

@@ -279,11 +279,11 @@ class Cluster:
         Raises:
             ConfigurationError: librdkafka refuses a setting.
         """
-        asked: Any = admin_of(self._settings).client.describe_topics(
+        future: Any = admin_of(self._settings).client.describe_topics(
             TopicCollection([topic]), include_authorized_operations=True, request_timeout=ASK_SECONDS
         )
         try:
-            operations = asked[topic].result().authorized_operations
+            operations = future[topic].result().authorized_operations
         except KafkaException:
             return True
         return not operations or AclOperation.WRITE in operations

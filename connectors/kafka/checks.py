@@ -122,10 +122,10 @@ def _config(admin: AdminClient, kind: Any, name: str) -> dict[str, str | None]:
 
 
 def _described(admin: AdminClient, topic: str, *, rights: bool = False) -> Any:
-    asked = admin.describe_topics(
+    futures = admin.describe_topics(
         TopicCollection([topic]), include_authorized_operations=rights, request_timeout=_ANSWER_SECONDS
     )
-    return asked[topic].result()
+    return futures[topic].result()
 
 
 def _timeout(facts: Mapping[str, str | None]) -> Finding:
@@ -182,15 +182,17 @@ def _open(settings: KafkaSettings, facts: Mapping[str, str | None]) -> Finding:
     client = cluster_of(settings).transactions
     try:
         ids = client.list_transactions(["Ongoing"], prefix=f"{FORMAT}:")
-        handles = [seen.open.handle for seen in client.describe(ids).values() if seen.open is not None]
+        handles = [
+            description.open.handle for description in client.describe(ids).values() if description.open is not None
+        ]
     except KafkaError as error:
         return skipped(name, str(error))
     oldest = max((time.time() - handle.started_ms / 1000 for handle in handles), default=0.0)
-    told = f"{len(handles)}, the oldest {oldest:.0f} s old" if handles else "0"
+    text = f"{len(handles)}, the oldest {oldest:.0f} s old" if handles else "0"
     if oldest > int(facts.get("transaction.max.timeout.ms") or 0) / 2000:
         advice = "they block readers until they expire. Restart their pipelines, or see `onceward txn list`"
-        return warning(name, told, advice)
-    return ok(name, told)
+        return warning(name, text, advice)
+    return ok(name, text)
 
 
 _ON_TOPIC: Final = {
@@ -225,15 +227,15 @@ def check_replication(admin: AdminClient, topic: str) -> list[Finding]:
     replicas = min(len(partition.replicas) for partition in described.partitions)
     in_sync = int(config.get("min.insync.replicas") or 1)
     unclean = config.get("unclean.leader.election.enable") == "true"
-    told = f"replicas {replicas}, min.insync.replicas {in_sync}, unclean.leader.election.enable {str(unclean).lower()}"
+    text = f"replicas {replicas}, min.insync.replicas {in_sync}, unclean.leader.election.enable {str(unclean).lower()}"
     if replicas >= _SAFE_REPLICAS and in_sync >= _SAFE_IN_SYNC and not unclean:
-        return [ok(check, told, topic)]
+        return [ok(check, text, topic)]
     advice = (
         f"losing a broker can lose committed records. In production, use {_SAFE_REPLICAS} replicas, "
         f"min.insync.replicas {_SAFE_IN_SYNC} and no unclean leader election; writers wait for all replicas in sync "
         "(acks=all)"
     )
-    return [warning(check, told, advice, topic)]
+    return [warning(check, text, advice, topic)]
 
 
 def _consumers(settings: KafkaSettings, topics: Sequence[str]) -> list[Finding]:
@@ -272,16 +274,16 @@ def _readers(check: str, topic: str, readers: Sequence[str], ahead: Sequence[str
             topic,
         )
     if readers:
-        told = f"{', '.join(readers)}; brokers do not report isolation.level, which must be read_committed in each"
-        return skipped(check, told, topic)
+        text = f"{', '.join(readers)}; brokers do not report isolation.level, which must be read_committed in each"
+        return skipped(check, text, topic)
     return ok(check, "no consumer group has stored offsets; each needs isolation.level=read_committed", topic)
 
 
 def _positions(admin: Admin, group: str, topics: set[str]) -> Offsets:
-    asked = [ConsumerGroupTopicPartitions(group)]
+    groups = [ConsumerGroupTopicPartitions(group)]
 
     def positions(client: AdminClient) -> Any:
-        answers = client.list_consumer_group_offsets(asked, request_timeout=GROUP_SECONDS, require_stable=False)
+        answers = client.list_consumer_group_offsets(groups, request_timeout=GROUP_SECONDS, require_stable=False)
         return answers[group].result()
 
     stored = admin.ask_coordinator(positions).topic_partitions
@@ -290,9 +292,9 @@ def _positions(admin: Admin, group: str, topics: set[str]) -> Offsets:
 
 def _cluster(admin: AdminClient) -> Finding:
     check = "cluster permissions"
-    asked = admin.describe_cluster(include_authorized_operations=True, request_timeout=_ANSWER_SECONDS)
+    future = admin.describe_cluster(include_authorized_operations=True, request_timeout=_ANSWER_SECONDS)
     try:
-        described: Any = asked.result()
+        described: Any = future.result()
     except KafkaException as error:
         return failed(check, str(error.args[0].str()), "check address, network and security settings")
     if AclOperation.ALTER not in described.authorized_operations:

@@ -166,7 +166,7 @@ class Inspector:
         return [self._inspection(t, description) for t, description in pairs]
 
     def _inspection(self, transaction: Prepared, description: Description) -> Inspection:
-        seen = judge(transaction.handle, description)
+        observation = judge(transaction.handle, description)
         deleted = self._deleted.get(transaction, frozenset())
         inside = judge_partitions(transaction, self._producers, deleted)
         if inside in (Inside.OPEN, Inside.GONE):
@@ -176,11 +176,11 @@ class Inspector:
             self._ended_since.setdefault(transaction, time.monotonic())
         silent = sorted(p for p in transaction.partitions if self._producers.get(p) is None and p[0] not in deleted)
         return Inspection(
-            seen=seen,
+            seen=observation,
             behind=behind,
             inside=inside,
             complete=not description.state.startswith("Prepare"),
-            code=description.code if seen is Observation.NO_ANSWER else Code.NONE,
+            code=description.code if observation is Observation.NO_ANSWER else Code.NONE,
             timeout_ms=description.timeout_ms,
             silent=silent,
             deleted=deleted,
@@ -188,7 +188,7 @@ class Inspector:
 
     def _find_deleted(self, found: Sequence[tuple[Prepared, Observation]]) -> None:
         """Look for deleted topics among those whose partitions are silent or no longer have the transaction open."""
-        doubtful = {t: {p[0] for p in t.partitions if self._is_doubtful(t, seen, p)} for t, seen in found}
+        doubtful = {t: {p[0] for p in t.partitions if self._is_doubtful(t, observation, p)} for t, observation in found}
         asked = set().union(*doubtful.values())
         ids = self._client.topic_ids(asked, everywhere=True) if asked else {}
         for transaction, topics in doubtful.items():
@@ -205,8 +205,8 @@ class Inspector:
             return False
         was, now = dict(transaction.topic_ids).get(topic), ids[topic]
         # (3) A topic of this name that was created again has another id, and none of the transaction's rows.
-        told = [self._producers.get(p) for p in transaction.partitions if p[0] == topic]
-        nowhere = all(open_ is not None and transaction.producer not in open_ for open_ in told)
+        producers = [self._producers.get(p) for p in transaction.partitions if p[0] == topic]
+        nowhere = all(open_ is not None and transaction.producer not in open_ for open_ in producers)
         return now is None or (was not in (None, now) and nowhere)
 
     def prove_lost(self, transactions: Collection[Prepared]) -> None:
@@ -307,12 +307,12 @@ def _overdue(
     """Return the transactions that have used half of their timeout: they wait no longer for silent partitions."""
     transactions: list[Prepared] = []
     for timeout_ms in {one.timeout_ms for one in stuck.values()}:
-        mine = {t.handle.transactional_id: t for t, one in stuck.items() if one.timeout_ms == timeout_ms}
+        ids = {t.handle.transactional_id: t for t, one in stuck.items() if one.timeout_ms == timeout_ms}
         # (2) The coordinator's own clock decides; no clock of another machine takes part.
-        late = client.running_longer(mine, timeout_ms // 2)
+        late = client.running_longer(ids, timeout_ms // 2)
         if late is None:
-            late = set(mine) if waited >= WAIT_IF_AGELESS else set()
-        transactions += [mine[name] for name in sorted(late)]
+            late = set(ids) if waited >= WAIT_IF_AGELESS else set()
+        transactions += [ids[name] for name in sorted(late)]
     for transaction in transactions:
         name, partitions = transaction.handle.transactional_id, _names(stuck[transaction])
         _log.warning("%s is committed without waiting any longer for %s, which does not answer", name, partitions)

@@ -198,8 +198,8 @@ class TransactionCoordinatorClient:
         answers = self._list_once(["Ongoing"], prefix, self._seconds, milliseconds)
         if any(answer.code == Code.UNSUPPORTED_VERSION for answer in answers):
             return None
-        told = [row for answer in answers if not answer.code for row in answer.response.transaction_states]
-        return {row.transactional_id for row in told} & set(ids)
+        rows = [row for answer in answers if not answer.code for row in answer.response.transaction_states]
+        return {row.transactional_id for row in rows} & set(ids)
 
     def topic_ids(self, topics: Collection[str], *, everywhere: bool = False) -> dict[str, str | None]:
         """Return the id of each topic, None for one that does not exist; topics whose id is unknown are missing.
@@ -335,10 +335,10 @@ class TransactionCoordinatorClient:
 
         def ask(waiting: Sequence[Handle], retries: Retries) -> dict[Handle, int]:
             nodes, failed = self._find({handle.transactional_id for handle in waiting}, retries.left)
-            asked = [handle for handle in waiting if handle.transactional_id in nodes]
-            sent = [(nodes[handle.transactional_id], requests[handle]) for handle in asked]
+            requested = [handle for handle in waiting if handle.transactional_id in nodes]
+            sent = [(nodes[handle.transactional_id], requests[handle]) for handle in requested]
             answers = self._wire.exchange(sent, seconds=retries.left)
-            codes = {handle: answer.result for handle, answer in zip(asked, answers, strict=True)}
+            codes = {handle: answer.result for handle, answer in zip(requested, answers, strict=True)}
             # (2) The next try looks these up again.
             self._forget_moved({handle.transactional_id: code for handle, code in codes.items()})
             return {h: codes[h] if h in codes else failed[h.transactional_id] for h in waiting}
@@ -381,15 +381,15 @@ class TransactionCoordinatorClient:
         groups = _grouped(nodes)
         sent: list[tuple[int | None, Any]]
         sent = [(node, DescribeTransactionsRequest(transactional_ids=group)) for node, group in groups.items()]
-        asked = sorted(topics) if self._topics is not None else []
-        if asked:
-            sent.append((wire.ANY_NODE, wire.metadata_request(asked)))
+        topic_names = sorted(topics) if self._topics is not None else []
+        if topic_names:
+            sent.append((wire.ANY_NODE, wire.metadata_request(topic_names)))
         began = time.monotonic()
         answers = self._wire.exchange(sent, seconds=retries.left)
-        if asked:
+        if topic_names:
             # Only what is fresh: followers answer, too, with what they have copied so far (measured on Kafka 4.3).
-            told = self._wire.topics_in(answers.pop())
-            self._topics = told if time.monotonic() - began < FRESH_SECONDS else wire.Topics({}, {})
+            answer_topics = self._wire.topics_in(answers.pop())
+            self._topics = answer_topics if time.monotonic() - began < FRESH_SECONDS else wire.Topics({}, {})
         for group, answer in zip(groups.values(), answers, strict=True):
             if answer.code:
                 descriptions |= {name: Description(answer.code) for name in group}

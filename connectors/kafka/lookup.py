@@ -68,19 +68,19 @@ class Lookup:
 
     def held(self, partitions: Iterable[Partition], position: Mapping[Partition, int]) -> dict[Partition, HeldOffsets]:
         """Return first and last offsets of partitions; the end behind open transactions where a position needs it."""
-        wanted = sorted(partitions)
-        earliest, stable = self.offsets(dict.fromkeys(wanted, EARLIEST), dict.fromkeys(wanted, LATEST))
-        beyond = {p: LATEST for p in wanted if self._committed and position.get(p, 0) > stable[p]}
+        ordered = sorted(partitions)
+        earliest, stable = self.offsets(dict.fromkeys(ordered, EARLIEST), dict.fromkeys(ordered, LATEST))
+        beyond = {p: LATEST for p in ordered if self._committed and position.get(p, 0) > stable[p]}
         uncommitted = Lookup(self._settings, committed=False, retry_seconds=self._retry_seconds)
         [ends] = uncommitted.offsets(beyond) if beyond else [{}]
-        return {p: HeldOffsets(earliest[p], stable[p], max(stable[p], ends.get(p, 0))) for p in wanted}
+        return {p: HeldOffsets(earliest[p], stable[p], max(stable[p], ends.get(p, 0))) for p in ordered}
 
     def offsets(self, *questions: Mapping[Partition, int]) -> list[Offsets]:
         """Return the offsets of EARLIEST and LATEST now, for all questions at once; other numbers stay as they are."""
         spec: Any = OffsetSpec
         specs = {EARLIEST: spec.earliest(), LATEST: spec.latest()}
-        asked = [{p: specs[o] for p, o in question.items() if o in specs} for question in questions]
-        answers = self._listed(asked)
+        specs_ = [{p: specs[o] for p, o in question.items() if o in specs} for question in questions]
+        answers = self._listed(specs_)
         return [{**question, **answer} for question, answer in zip(questions, answers, strict=True)]
 
     def at_times(self, milliseconds: Mapping[Partition, int]) -> Offsets:

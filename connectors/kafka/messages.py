@@ -290,14 +290,14 @@ def check_columns(schema: pa.Schema, topic: str | None, sink: str) -> None:
         raise SchemaError(f"column value is missing: give {_BYTES}", sink=sink)
     if topic is None and "topic" not in schema.names:
         raise SchemaError("column topic is missing, and the sink has no topic: give one of them", sink=sink)
-    wanted = {
+    types = {
         "value": (_is_bytes, _BYTES),
         "key": (_is_bytes, _BYTES),
         "topic": (_is_string, "string"),
         "partition": (pa.types.is_int32, "int"),
         "headers": (_is_headers, "array<struct<key: string, value: binary>>"),
     }
-    for name, (fits, words) in wanted.items():
+    for name, (fits, words) in types.items():
         if name not in schema.names or (name == "topic" and topic is not None):
             continue
         if schema.names.count(name) > 1:
@@ -311,8 +311,8 @@ def ignored_columns(schema: pa.Schema) -> str:
     ignored = [name for name in schema.names if name not in COLUMNS]
     if not ignored:
         return ""
-    meant = {name: name.lower() for name in ignored if name.lower() in COLUMNS}
-    case = "".join(f". Names must match in case: rename {name} to {right}" for name, right in meant.items())
+    names = {name: name.lower() for name in ignored if name.lower() in COLUMNS}
+    case = "".join(f". Names must match in case: rename {name} to {right}" for name, right in names.items())
     return (
         f"columns {', '.join(ignored)} are not written: a message has the columns {', '.join(COLUMNS)}, and its "
         f"timestamp is the time of writing{case}. Leave them out with select, or put them into value or headers"

@@ -63,8 +63,8 @@ def lingering(client: TransactionCoordinatorClient, scope: Scope, topics: Collec
 def lingering_elsewhere(client: TransactionCoordinatorClient, pipeline: str, log: str) -> list[Committable]:
     """Return the open transactions of exactly this pipeline and log, under any sink's name."""
     scopes = _scopes(client, f"{FORMAT}:{pipeline}:", ["Ongoing"])
-    mine = [name for name, scope in scopes.items() if (scope.pipeline, scope.log) == (pipeline, log)]
-    return _committables(client, _open(client.describe(mine).values()))
+    own = [name for name, scope in scopes.items() if (scope.pipeline, scope.log) == (pipeline, log)]
+    return _committables(client, _open(client.describe(own).values()))
 
 
 def open_names(client: TransactionCoordinatorClient) -> set[Scope]:
@@ -99,8 +99,8 @@ def _left_out(
     producers = client.describe_producers(client.partitions_of(topics), retry_seconds=0 if topics is None else None)
     for handle in aborted:
         for epoch in (handle.producer_epoch, handle.producer_epoch - 1):
-            mine = (handle.producer_id, epoch)
-            where = frozenset(at for at, open_ in producers.items() if open_ is not None and mine in open_)
+            identity = (handle.producer_id, epoch)
+            where = frozenset(at for at, open_ in producers.items() if open_ is not None and identity in open_)
             if where:
                 yield Prepared(handle._replace(producer_epoch=epoch), where)
 

@@ -70,8 +70,10 @@ def from_json(value: Any, what: str = "offsets") -> Offsets:
     Raises:
         ConfigurationError: It has another shape.
     """
-    given = _shaped(value, dict[_Topic, dict[int, int]], what, '{"topic": {"0": 123}}')
-    return {Partition(topic, number): offset for topic, numbers in given.items() for number, offset in numbers.items()}
+    offsets = _shaped(value, dict[_Topic, dict[int, int]], what, '{"topic": {"0": 123}}')
+    return {
+        Partition(topic, number): offset for topic, numbers in offsets.items() for number, offset in numbers.items()
+    }
 
 
 def assignment_from_json(value: Any) -> tuple[Partition, ...]:
@@ -82,8 +84,8 @@ def assignment_from_json(value: Any) -> tuple[Partition, ...]:
     """
     if isinstance(value, Mapping):  # a collection of any kind will do
         value = {topic: list(found) if isinstance(found, Collection) else found for topic, found in value.items()}
-    given = _shaped(value, dict[_Topic, list[_Number]], "assign", '{"topic": [0, 1]}')
-    found = {Partition(topic, number) for topic, numbers in given.items() for number in numbers}
+    numbers_by_topic = _shaped(value, dict[_Topic, list[_Number]], "assign", '{"topic": [0, 1]}')
+    found = {Partition(topic, number) for topic, numbers in numbers_by_topic.items() for number in numbers}
     if not found:
         raise ConfigurationError("assign names no partition")
     return tuple(sorted(found))
@@ -183,12 +185,12 @@ def spread(given: Bound, partitions: Iterable[Partition], what: str) -> dict[Par
     Raises:
         ConfigurationError: Some partitions are not named, or named ones do not exist. As in Spark, all must be given.
     """
-    wanted = set(partitions)
+    own = set(partitions)
     listed = dict(given.offsets if isinstance(given, AtOffsets) else given.of)
     default = given.default if isinstance(given, AtOffsets) else given.milliseconds
     if default is not None:
-        return {partition: listed.get(partition, default) for partition in sorted(wanted)}
-    missing, foreign = (", ".join(map(str, sorted(some))) for some in (wanted - listed.keys(), listed.keys() - wanted))
+        return {partition: listed.get(partition, default) for partition in sorted(own)}
+    missing, foreign = (", ".join(map(str, sorted(some))) for some in (own - listed.keys(), listed.keys() - own))
     if missing or foreign:
         words = [f"not given: {missing}"] if missing else []
         words += [f"not subscribed or not there: {foreign}"] if foreign else []
@@ -198,7 +200,7 @@ def spread(given: Bound, partitions: Iterable[Partition], what: str) -> dict[Par
             else "Use -2 for earliest, -1 for latest"
         )
         raise ConfigurationError(f"{what} must name each partition that is read ({'; '.join(words)}). {advice}")
-    return {partition: listed[partition] for partition in sorted(wanted)}
+    return {partition: listed[partition] for partition in sorted(own)}
 
 
 class HeldOffsets(NamedTuple):
@@ -253,10 +255,10 @@ def losses(
     """
     texts = []
     for partition in sorted({*position, *held}):
-        there, wanted = held.get(partition), position.get(partition, 0)
-        other = partition.topic in anew and wanted > 0
-        if other or there is None or wanted < there.earliest or wanted > max(there.stable, there.end):
-            texts.append(Loss(partition, wanted, there, other))
+        there, offset = held.get(partition), position.get(partition, 0)
+        other = partition.topic in anew and offset > 0
+        if other or there is None or offset < there.earliest or offset > max(there.stable, there.end):
+            texts.append(Loss(partition, offset, there, other))
     return texts
 
 
@@ -294,11 +296,11 @@ def reach(
         stop = there.stable if until is None else min(there.stable, until[partition])
         end[partition] = max(start[partition], stop)
     end = end if limit is None else limited(start, end, limit)
-    for partition, wanted in position.items():
+    for partition, offset in position.items():
         # Offsets have no place for a topic's id, so only an end before the start says that reading starts over (see
         # `ranges`). The rest follows in the next step.
-        if partition.topic in anew and start.get(partition, wanted) < wanted:
-            end[partition] = min(end[partition], wanted - 1)
+        if partition.topic in anew and start.get(partition, offset) < offset:
+            end[partition] = min(end[partition], offset - 1)
     return end
 
 
@@ -326,8 +328,8 @@ def ranges(start: Mapping[Partition, int], end: Mapping[Partition, int]) -> list
     """
     parts = []
     for partition in sorted(end):
-        stop, wanted = end[partition], start.get(partition, 0)
-        parts.append((partition, wanted if wanted <= stop else 0, stop))
+        stop, first = end[partition], start.get(partition, 0)
+        parts.append((partition, first if first <= stop else 0, stop))
     return [(partition, begins, stop) for partition, begins, stop in parts if begins < stop]
 
 

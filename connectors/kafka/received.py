@@ -169,8 +169,8 @@ class ArrayClient(librdkafka.BatchConsumer):
         wrong = messages["message"]["err"] != 0
         events: list[Event] = []
         if wrong.any():
-            told = zip(addresses[wrong].tolist(), messages["message"][wrong], strict=True)
-            events = [self._event(address, message) for address, message in told]
+            errors = zip(addresses[wrong].tolist(), messages["message"][wrong], strict=True)
+            events = [self._event(address, message) for address, message in errors]
             addresses, messages = addresses[~wrong], messages[~wrong]
         sizes = (messages["message"]["key_len"] + messages["message"]["len"]).astype(np.int64)
         batches = [self._batch(addresses[a:b], messages[a:b]) for a, b in cuts(sizes, size)]

@@ -193,9 +193,9 @@ def offsets_in(value: Any, topic: str) -> dict[str, int]:
     if isinstance(value, str) and value.startswith(("[", "{")):
         value = msgspec.json.decode(value)
     if isinstance(value, dict):
-        mine = value.get(topic)
-        if isinstance(mine, dict) and all(isinstance(offset, int) for offset in mine.values()):
-            return mine
+        numbers = value.get(topic)
+        if isinstance(numbers, dict) and all(isinstance(offset, int) for offset in numbers.values()):
+            return numbers
         value = list(value.values())
     offsets: dict[str, int] = {}
     for part in value if isinstance(value, list) else ():

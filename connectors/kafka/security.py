@@ -71,8 +71,8 @@ def tls_context(values: Mapping[str, str]) -> ssl.SSLContext:
             context.set_ciphers(suites)
         _identify(context, values)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        given = ", ".join(sorted(name for name in values if name.startswith("ssl.")))
-        raise ConfigurationError(f"the TLS settings ({given}) cannot be used: {text_of(error)}") from error
+        names = ", ".join(sorted(name for name in values if name.startswith("ssl.")))
+        raise ConfigurationError(f"the TLS settings ({names}) cannot be used: {text_of(error)}") from error
     return context
 
 

@@ -175,9 +175,9 @@ class KafkaSettings:
 
     def without(self, *names: str) -> KafkaSettings:
         """Return the same settings without some."""
-        made = object.__new__(KafkaSettings)
-        made._values = {name: value for name, value in self._values.items() if name not in names}
-        return made
+        settings = object.__new__(KafkaSettings)
+        settings._values = {name: value for name, value in self._values.items() if name not in names}
+        return settings
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, KafkaSettings) and self._values == other._values

@@ -111,8 +111,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         check_types(KafkaSink, locals())
         super().__init__(name, select=select, where=where)
         settings = KafkaSettings(bootstrap_servers, config)
-        if transaction_timeout is None and (given := settings.get("transaction.timeout.ms")) is not None:
-            transaction_timeout = _seconds(given)
+        if transaction_timeout is None and (timeout := settings.get("transaction.timeout.ms")) is not None:
+            transaction_timeout = _seconds(timeout)
         if transaction_timeout is not None and not 1 <= transaction_timeout < math.inf:
             raise ConfigurationError(
                 f"transaction_timeout must be at least 1 s, and finite, not {transaction_timeout} s", sink=name
@@ -144,8 +144,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         """
         config, rest = split_options(options)
         also = (*CONNECTION_OPTIONS, *OF_FORMATS)
-        given = arguments(cls, rest, defaults={"name": "kafka"}, omit=("bootstrap_servers",), also=also)
-        return cls(config=config, **given)
+        values = arguments(cls, rest, defaults={"name": "kafka"}, omit=("bootstrap_servers",), also=also)
+        return cls(config=config, **values)
 
     def __repr__(self) -> str:
         return without_logins(f"KafkaSink({self.name!r}, topic={self.topic!r}, {self.settings})")
@@ -311,8 +311,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
 
     def inspect_many(self, committables: Sequence[Committable]) -> list[Observation]:
         transactions = [Prepared.of(committable) for committable in committables]
-        seen = iter(commits.look_at(self._bounded, [t for t in transactions if t is not None]))
-        return [Observation.PREPARED if transaction is None else next(seen) for transaction in transactions]
+        inspections = iter(commits.look_at(self._bounded, [t for t in transactions if t is not None]))
+        return [Observation.PREPARED if transaction is None else next(inspections) for transaction in transactions]
 
     def lingering(self, scope: Scope) -> Iterable[Committable]:
         return ownership.lingering(self._client, scope, [self.topic] if self.topic is not None else None)

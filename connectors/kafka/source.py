@@ -123,8 +123,8 @@ class KafkaSource(ResettableSource):
         self.selection = Selection.of(None if topics is None else list(topics), pattern, assign)
         self.starting: Bound = bound(starting, "starting")
         self.ending: Bound | None = check_end(bound(ending, "ending")) if ending is not None else None
-        given = {name: value for name, value in (config or {}).items() if value is not None}
-        self.settings = KafkaSettings(bootstrap_servers, {ISOLATION: isolation or COMMITTED, **given})
+        own_config = {name: value for name, value in (config or {}).items() if value is not None}
+        self.settings = KafkaSettings(bootstrap_servers, {ISOLATION: isolation or COMMITTED, **own_config})
         self._committed = str(self.settings[ISOLATION]).lower() == COMMITTED
         self.include_headers = include_headers
         self.fail_on_data_loss = fail_on_data_loss
@@ -280,18 +280,18 @@ class KafkaSource(ResettableSource):
         wrong = positions.beyond(offsets, held)
         if not wrong:
             return offsets
-        told = ", ".join(f"{p} ends at offset {held[p].end}, and {offset} was given" for p, offset in wrong.items())
+        ends = ", ".join(f"{p} ends at offset {held[p].end}, and {offset} was given" for p, offset in wrong.items())
         if self.fail_on_data_loss:
             raise ConfigurationError(
-                f"{what} is beyond the end of a partition: {told}. Give an offset that is not, or -1 (latest). With "
+                f"{what} is beyond the end of a partition: {ends}. Give an offset that is not, or -1 (latest). With "
                 "failOnDataLoss=false (fail_on_data_loss=False) the end is taken instead"
             )
-        _log.warning("%s is beyond the end of a partition: %s. The end is taken (failOnDataLoss=false)", what, told)
+        _log.warning("%s is beyond the end of a partition: %s. The end is taken (failOnDataLoss=false)", what, ends)
         return {**offsets, **{partition: held[partition].stable for partition in wrong}}
 
     def _own(self, offsets: Offsets, ids: Mapping[str, str] | None = None) -> Position:
-        mine = {partition: offset for partition, offset in offsets.items() if self._is_own(partition)}
-        return self._position(mine, ids or {})
+        own = {partition: offset for partition, offset in offsets.items() if self._is_own(partition)}
+        return self._position(own, ids or {})
 
     def _position(self, offsets: Offsets, ids: Mapping[str, str]) -> Position:
         """Return a position. The engine's has the topics' ids, for which Spark's offsets have no place."""
@@ -334,14 +334,14 @@ class KafkaSource(ResettableSource):
     def _report_unselected(self, partitions: list[Partition]) -> None:
         if not partitions:
             return
-        told = f"this query has read {', '.join(map(str, sorted(partitions)))}, which its options no longer select"
+        text = f"this query has read {', '.join(map(str, sorted(partitions)))}, which its options no longer select"
         if self.fail_on_data_loss:
             raise ConfigurationError(
-                f"{told}: records that it has not read yet would be left out. Nothing was skipped. Select them again "
+                f"{text}: records that it has not read yet would be left out. Nothing was skipped. Select them again "
                 "by subscribe, subscribePattern or assign; or, to leave them out on purpose, set failOnDataLoss=false "
                 "(fail_on_data_loss=False) until the first epoch is completed"
             )
-        _log.warning("%s: they are left out, as failOnDataLoss=false allows", told)
+        _log.warning("%s: they are left out, as failOnDataLoss=false allows", text)
 
     def _report(self, losses: list[str]) -> None:
         if losses and self.fail_on_data_loss:

@@ -248,12 +248,12 @@ def judge_partitions(
     prepared: Prepared, producers: Mapping[Partition, OpenProducers | None], deleted: Collection[str] = ()
 ) -> Inside:
     """Return whether the partitions of a transaction have it open."""
-    told = [producers.get(partition) for partition in prepared.partitions if partition[0] not in deleted]
-    if not told:
+    answers = [producers.get(partition) for partition in prepared.partitions if partition[0] not in deleted]
+    if not answers:
         return Inside.GONE
-    mine = [prepared.producer in open_ for open_ in told if open_ is not None]
-    if None in told:
-        return Inside.SILENT if all(mine) else Inside.NO_WORD
-    if all(mine):
+    is_open = [prepared.producer in open_ for open_ in answers if open_ is not None]
+    if None in answers:
+        return Inside.SILENT if all(is_open) else Inside.NO_WORD
+    if all(is_open):
         return Inside.OPEN
-    return Inside.MIXED if any(mine) else Inside.ENDED
+    return Inside.MIXED if any(is_open) else Inside.ENDED

@@ -198,8 +198,8 @@ class Wire:
     def broker_config(self, node: int, *, seconds: float) -> WireAnswer:
         """Return a broker's configuration; the response is a dictionary of texts."""
         resource = DescribeConfigsRequest.DescribeConfigsResource
-        asked = resource(resource_type=BROKER_RESOURCE, resource_name=str(node), configuration_keys=None)
-        [answer] = self.exchange([(node, DescribeConfigsRequest(resources=[asked]))], seconds=seconds)
+        resources = resource(resource_type=BROKER_RESOURCE, resource_name=str(node), configuration_keys=None)
+        [answer] = self.exchange([(node, DescribeConfigsRequest(resources=[resources]))], seconds=seconds)
         if answer.code:
             return answer
         [result] = answer.response.results
@@ -234,8 +234,8 @@ class Wire:
 
 def metadata_request(topics: Sequence[str] | None) -> Any:
     """Return the request for the metadata of these topics, or of all (None); it creates none."""
-    wanted = None if topics is None else [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
-    return MetadataRequest(topics=wanted, allow_auto_topic_creation=False, max_version=12)
+    names = None if topics is None else [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
+    return MetadataRequest(topics=names, allow_auto_topic_creation=False, max_version=12)
 
 
 def _ids_in(answer: WireAnswer) -> dict[str, str | None]:

@@ -27,8 +27,8 @@ def start_if_asked() -> None:
 
     Several names have a comma in between. A mistake is logged, and fails nothing.
     """
-    asked = {(variable, name.strip()) for variable in _KNOWN for name in os.environ.get(variable, "").split(",")}
-    for variable, name in sorted(asked - _asked):
+    names = {(variable, name.strip()) for variable in _KNOWN for name in os.environ.get(variable, "").split(",")}
+    for variable, name in sorted(names - _asked):
         _asked.add((variable, name))
         start = _KNOWN[variable].get(name)
         try:

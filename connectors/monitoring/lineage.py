@@ -50,8 +50,8 @@ def openlineage(client: Any = None, namespace: str | None = None) -> None:
         raise MissingExtraError(advice, name=error.name) from error
     key = 0 if client is None else id(client)
     if key not in _lineages:
-        made = client if client is not None else OpenLineageClient()
-        lineage = _Lineage(made, namespace or os.environ.get(NAMESPACE, "default"))
+        sender = client if client is not None else OpenLineageClient()
+        lineage = _Lineage(sender, namespace or os.environ.get(NAMESPACE, "default"))
         _lineages[key] = client, lineage
         observe(lineage)
 

@@ -205,9 +205,9 @@ def _provider_of_environment() -> Any:
         raise ConfigurationError(
             "OpenTelemetry has no MeterProvider: install opentelemetry-sdk, or give metrics.opentelemetry(provider)"
         ) from error
-    wanted = os.environ.get("OTEL_METRICS_EXPORTER", "otlp")
+    exporter = os.environ.get("OTEL_METRICS_EXPORTER", "otlp")
     readers = []
-    for name in (part.strip() for part in wanted.split(",") if part.strip() != "none"):
+    for name in (part.strip() for part in exporter.split(",") if part.strip() != "none"):
         exporters = {point.name: point for point in entry_points(group="opentelemetry_metrics_exporter")}
         point = exporters.get(f"{name}_proto_{_protocol()}") or exporters.get(name)
         if point is None:
@@ -222,5 +222,5 @@ def _provider_of_environment() -> Any:
 def _protocol() -> str:
     """Return the protocol of OTLP, as the entry points of its exporters are called."""
     variables = ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-    given = next((os.environ[name] for name in variables if name in os.environ), "grpc")
-    return "http" if given.startswith("http") else given
+    protocol = next((os.environ[name] for name in variables if name in os.environ), "grpc")
+    return "http" if protocol.startswith("http") else protocol

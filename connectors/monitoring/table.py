@@ -359,6 +359,6 @@ def _completed(event: EpochCompleted) -> Iterator[MetricSample]:
     for sink in event.sinks:
         yield MetricSample(TRANSACTIONS, sum(c.sink == sink for c in event.committables), (pipeline, sink))
     for sink in sorted({written.sink for written in event.written}):
-        mine = [written for written in event.written if written.sink == sink]
-        yield MetricSample(WRITE, max(written.write for written in mine), (pipeline, sink))
-        yield MetricSample(PREPARE, max(written.prepare for written in mine), (pipeline, sink))
+        own = [written for written in event.written if written.sink == sink]
+        yield MetricSample(WRITE, max(written.write for written in own), (pipeline, sink))
+        yield MetricSample(PREPARE, max(written.prepare for written in own), (pipeline, sink))

@@ -144,7 +144,7 @@ def connect(settings: RedisSettings) -> redis.Redis:
     Raises:
         ConfigurationError: An option of the URL is not valid.
     """
-    given = {
+    options_ = {
         "username": settings.username,
         "password": settings.password,
         "socket_timeout": settings.timeout,
@@ -152,7 +152,7 @@ def connect(settings: RedisSettings) -> redis.Redis:
     }
     try:
         found: dict[str, Any] = parse_url(settings.url)  # type: ignore[no-untyped-call]
-        options = {**given, **found, **_FORCED, "retry": Retry(NoBackoff(), 0)}
+        options = {**options_, **found, **_FORCED, "retry": Retry(NoBackoff(), 0)}
         for name in ("socket_timeout", "socket_connect_timeout"):
             check_seconds(f"option {name} of url", options[name])
         if "ssl_min_version" in options:

@@ -43,8 +43,8 @@ class RedisConnector(Connector):
         from .checks import check_server  # noqa: PLC0415 - an extra
         from .sink import RedisSink  # noqa: PLC0415
 
-        asked = {(sink.settings, sink.durable, sink.replicas) for sink in sinks if isinstance(sink, RedisSink)}
-        for settings, durable, replicas in asked:
+        targets = {(sink.settings, sink.durable, sink.replicas) for sink in sinks if isinstance(sink, RedisSink)}
+        for settings, durable, replicas in targets:
             for finding in check_server(settings, durable=durable, replicas=replicas):
                 yield finding.of(settings.shown)
 

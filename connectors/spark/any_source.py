@@ -159,10 +159,10 @@ def batches_of(source: ResettableSource, partition: InputPartition) -> Iterator[
     The JVM takes a batch in one piece of memory, so none is larger than PIECE_BYTES, whatever the source's pieces are.
     """
     show_if_asked()
-    wanted = arrow_schema(spark_schema(source))
+    schema = arrow_schema(spark_schema(source))
     for split in partition.value or ():
         for piece in read_split(source, split):
-            yield from pieces(_as_spark_takes(piece.batch, wanted))
+            yield from pieces(_as_spark_takes(piece.batch, schema))
 
 
 def spark_schema(source: ResettableSource) -> StructType:

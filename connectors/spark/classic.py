@@ -53,15 +53,15 @@ class ClassicSession:
 
     def is_active(self, query: str) -> bool:
         """Return whether the session has the query."""
-        seen = next((one for one in self.spark.streams.active if str(one.id) == query), None)
-        if seen is not None:
-            self._seen[query] = seen
-        return seen is not None
+        query_ = next((one for one in self.spark.streams.active if str(one.id) == query), None)
+        if query_ is not None:
+            self._seen[query] = query_
+        return query_ is not None
 
     def failure(self, query: str) -> BaseException | None:
         """Ask the query, which Spark lists only while it runs."""
-        seen = self._seen.pop(query, None)
-        return seen.exception() if seen is not None else None
+        query_ = self._seen.pop(query, None)
+        return query_.exception() if query_ is not None else None
 
     def stop(self, query: str) -> None:
         """Stop it, if it is still there."""

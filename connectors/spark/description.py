@@ -111,23 +111,23 @@ def _sources(query: PlannedQuery, one: Described) -> list[Finding]:
 
 def _read(source: StreamingSource) -> str:
     """Return what a source reads; empty if nobody says so."""
-    made = registered_source(source.format)
-    if made is not None:
-        return made.reads
+    source_object = registered_source(source.format)
+    if source_object is not None:
+        return source_object.reads
     return next((source.options[name] for name in _READ if name in source.options), "")
 
 
 def _source(source: StreamingSource, one: Described, session: SparkSession) -> Finding:
     name = source.format.rpartition(".")[2]
-    made = registered_source(source.format)
+    source_object = registered_source(source.format)
     if name == "onceward-kafka":
-        made = stream_source(source.options)
-    if made is not None:
-        one.sources.append(made)
-        name = type(made).__name__
-        if getattr(made, "fail_on_data_loss", True) is False:
+        source_object = stream_source(source.options)
+    if source_object is not None:
+        one.sources.append(source_object)
+        name = type(source_object).__name__
+        if getattr(source_object, "fail_on_data_loss", True) is False:
             return _loses(name)
-        return part_finding("source", of_source(name, made), name, _AGAIN)
+        return part_finding("source", of_source(name, source_object), name, _AGAIN)
     return _built_in(source, name, session)
 
 
@@ -139,8 +139,8 @@ def _built_in(source: StreamingSource, name: str, session: SparkSession) -> Find
         advice = "use Kafka or files; a socket is for experiments"
         return warning("source", f"at-most-once: {_LOST}", advice, name, Guarantee.AT_MOST_ONCE)
     if name.lower() in _FILES and (ignored := _ignored(source, session)):
-        told = f"at-most-once: {ignored} is true, so files that cannot be read are left out"
-        return warning("source", told, f"leave {ignored} at false", name, Guarantee.AT_MOST_ONCE)
+        weakness = f"at-most-once: {ignored} is true, so files that cannot be read are left out"
+        return warning("source", weakness, f"leave {ignored} at false", name, Guarantee.AT_MOST_ONCE)
     if name.lower() in _SOURCES:
         return ok("source", _SOURCES[name.lower()], name)
     return skipped("source", "not known here. It must deliver the same rows when a batch is replayed", name)
@@ -150,9 +150,9 @@ def _ignored(source: StreamingSource, session: SparkSession) -> str | None:
     """Return the setting by which missing or damaged files are left out; None if none is set."""
     for name in ("ignoreMissingFiles", "ignoreCorruptFiles"):
         setting = f"spark.sql.files.{name}"
-        given = source.options.get(name.lower())
-        if (given if given is not None else session.conf.get(setting, "false") or "").lower() == "true":
-            return name if given is not None else setting
+        value = source.options.get(name.lower())
+        if (value if value is not None else session.conf.get(setting, "false") or "").lower() == "true":
+            return name if value is not None else setting
     return None
 
 
@@ -160,10 +160,10 @@ def _spark_kafka(source: StreamingSource) -> Finding:
     if source.options.get("failondataloss", "true").lower() == "false":
         return _loses("kafka")
     if source.options.get("kafka.isolation.level") != "read_committed":
-        told = "at-least-once: Spark's Kafka source reads uncommitted records, unless it is configured otherwise"
+        weakness = "at-least-once: Spark's Kafka source reads uncommitted records, unless it is configured otherwise"
         return warning(
             "source",
-            f"{told}; those of a producer's aborted transaction are processed, and a replay may differ",
+            f"{weakness}; those of a producer's aborted transaction are processed, and a replay may differ",
             "option('kafka.isolation.level', 'read_committed')",
             "kafka",
             Guarantee.AT_LEAST_ONCE,
@@ -172,8 +172,8 @@ def _spark_kafka(source: StreamingSource) -> Finding:
 
 
 def _loses(name: str) -> Finding:
-    told = "at-most-once: failOnDataLoss is false, so records that Kafka has deleted are left out"
-    return warning("source", told, "leave failOnDataLoss at true", name, Guarantee.AT_MOST_ONCE)
+    weakness = "at-most-once: failOnDataLoss is false, so records that Kafka has deleted are left out"
+    return warning("source", weakness, "leave failOnDataLoss at true", name, Guarantee.AT_MOST_ONCE)
 
 
 def _unstable(query: PlannedQuery, sinks: Sequence[Any]) -> list[Finding]:
@@ -189,33 +189,33 @@ def _unstable(query: PlannedQuery, sinks: Sequence[Any]) -> list[Finding]:
     again = again if sinks else _other_sink(query.format).guarantee is not None
     findings = [_unstable_finding(one, where, again=again) for where, one in every if one.cause is not Cause.PYTHON]
     if functions:
-        told = f"Python functions cannot be analyzed, and are assumed to be deterministic: {', '.join(functions)}. "
-        findings.append(skipped(_UNSTABLE, f"{told}Declare others with asNondeterministic()", "query"))
+        text = f"Python functions cannot be analyzed, and are assumed to be deterministic: {', '.join(functions)}. "
+        findings.append(skipped(_UNSTABLE, f"{text}Declare others with asNondeterministic()", "query"))
     return findings or [ok(_UNSTABLE, "every expression has the same value when a batch is computed again")]
 
 
 def _unstable_finding(one: Unstable, where: str, *, again: bool) -> Finding:
-    told, left = f"{one.expression}: {one.cause}", None
+    text, left = f"{one.expression}: {one.cause}", None
     if again:
-        told += ". The rows of a failed attempt stay in the target in addition to those of the next one, which differ"
+        text += ". The rows of a failed attempt stay in the target in addition to those of the next one, which differ"
         left = Guarantee.AT_LEAST_ONCE
     elif one.kept:
-        told += (
+        text += (
             ". State depends on it: a batch that is replayed after its decision is not written again, but its state is "
             "computed again, and goes on from other values than those that were written"
         )
         left = Guarantee.AT_LEAST_ONCE if one.cause in (Cause.RANDOM, Cause.CLOCK, Cause.DECLARED) else None
     else:
-        told += ". Each record still takes effect once: rows of a failed attempt never become visible"
-    return warning(_UNSTABLE, told, _ADVICE[one.cause], where, left)
+        text += ". Each record still takes effect once: rows of a failed attempt never become visible"
+    return warning(_UNSTABLE, text, _ADVICE[one.cause], where, left)
 
 
 def _other_sink(name: str) -> Finding:
-    told = _OTHER_FORMATS.get(name, "not a sink of onceward")
-    if told.startswith("exactly"):
-        return ok("sink", told, name)
+    text = _OTHER_FORMATS.get(name, "not a sink of onceward")
+    if text.startswith("exactly"):
+        return ok("sink", text, name)
     advice = "write through exactly_once(…), or a format of onceward"
-    return warning("sink", told, advice, name, Guarantee.AT_LEAST_ONCE)
+    return warning("sink", text, advice, name, Guarantee.AT_LEAST_ONCE)
 
 
 def _mode(query: PlannedQuery, sinks: Sequence[Any]) -> list[Finding]:
@@ -225,11 +225,11 @@ def _mode(query: PlannedQuery, sinks: Sequence[Any]) -> list[Finding]:
         advice = "remove the option: offsets must be logged before a batch is written"
         findings.append(failed("progress", "asyncProgressTrackingEnabled: refused at the start", advice))
     if query.trigger in ("RealTimeTrigger", "ContinuousTrigger") and sinks:
-        told = f"{query.trigger}: refused at the start"
-        findings.append(failed("trigger", told, "use processingTime or availableNow"))
+        text = f"{query.trigger}: refused at the start"
+        findings.append(failed("trigger", text, "use processingTime or availableNow"))
     if of_format and query.output_mode == "update":
-        told = "update: Spark refuses it for formats in Python"
-        findings.append(failed("output mode", told, "use exactly_once(…), which can write it"))
+        text = "update: Spark refuses it for formats in Python"
+        findings.append(failed("output mode", text, "use exactly_once(…), which can write it"))
     elif query.output_mode == "complete":
         findings += [_complete(sink) for sink in sinks]
     return findings or [ok("output mode", query.output_mode)]
@@ -246,16 +246,16 @@ def _complete(sink: Any) -> Finding:
 def _checkpoint(query: PlannedQuery, one: Described) -> list[Finding]:
     name = []
     if one.sinks and one.pipeline is None:
-        told = (
+        text = (
             "none: the query's id is used instead, so a deleted checkpoint is not noticed, and rows are written again"
         )
-        name = [warning("pipeline name", told, "give option('pipeline', …)")]
+        name = [warning("pipeline name", text, "give option('pipeline', …)")]
     if query.checkpoint is None:
         if one.sinks:
-            told = "none: Spark makes a temporary one, and onceward refuses the query's first epoch"
-            return [*name, failed("checkpoint", told, "give checkpoint=…")]
-        told = "none: Spark makes a temporary one, so a restarted driver reads its input again"
-        return [warning("checkpoint", told, "give checkpoint=…", guarantee=Guarantee.AT_LEAST_ONCE)]
+            text = "none: Spark makes a temporary one, and onceward refuses the query's first epoch"
+            return [*name, failed("checkpoint", text, "give checkpoint=…")]
+        text = "none: Spark makes a temporary one, so a restarted driver reads its input again"
+        return [warning("checkpoint", text, "give checkpoint=…", guarantee=Guarantee.AT_LEAST_ONCE)]
     folder = local_folder(one.store) if one.store is not None else None
     if one.sinks and folder is not None and not folder[1]:
         try:

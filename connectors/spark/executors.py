@@ -215,12 +215,12 @@ def problem_of(answers: Iterable[Answer]) -> OncewardError | None:
             hosts.setdefault((answer.problem, answer.sink), set()).add(answer.host)
     if not hosts:
         return None
-    told = "; ".join(f"on {', '.join(sorted(where))}: {why}" for (why, _), where in hosts.items())
+    problems = "; ".join(f"on {', '.join(sorted(where))}: {why}" for (why, _), where in hosts.items())
     [(_, sink), *_] = hosts
     if all(of for _, of in hosts):
-        why = f"executors cannot reach the target, which answers the driver ({told}). Nothing was written"
+        why = f"executors cannot reach the target, which answers the driver ({problems}). Nothing was written"
         return RetryableSinkError(why, sink=sink)
-    return ConfigurationError(f"the executors cannot run this query ({told}). {_ADVICE}")
+    return ConfigurationError(f"the executors cannot run this query ({problems}). {_ADVICE}")
 
 
 def reason_of(error: BaseException, patterns: Iterable[re.Pattern[str]] = _OF_SPARK) -> str | None:
@@ -328,8 +328,8 @@ def obstacle(python: str) -> str:
     if answer.returncode != 0:
         reason = (answer.stderr.strip().splitlines() or ["no answer"])[-1]
         return f"{program} cannot run onceward ({reason})"
-    theirs, mine = answer.stdout.strip(), ".".join(map(str, sys.version_info[:2]))
-    return "" if theirs == mine else f"{program} is Python {theirs}, and the driver is Python {mine}"
+    theirs, ours = answer.stdout.strip(), ".".join(map(str, sys.version_info[:2]))
+    return "" if theirs == ours else f"{program} is Python {theirs}, and the driver is Python {ours}"
 
 
 def warn_of_python(spark: SparkSession) -> None:

@@ -416,7 +416,7 @@ def _check_batch(frame: Any, what: str) -> None:
     if hasattr(frame, "isStreaming") and hasattr(frame, "mapInArrow"):
         if not frame.isStreaming:
             return
-        given = "a streaming DataFrame, which is written by a query of its own"
+        kind = "a streaming DataFrame, which is written by a query of its own"
     else:
-        given = type(frame).__name__
-    raise ConfigurationError(f"{what}; given: {given}")
+        kind = type(frame).__name__
+    raise ConfigurationError(f"{what}; given: {kind}")

@@ -89,8 +89,8 @@ class SinkFormat(DataSource):
                 check_complete_mode(sink)
         self._refuse_options(_OF_BATCHES, "streaming query", "a batch write")
         options, publisher = FormatOptions.parse(self.options), publisher_from_options(self.options)
-        made: StreamWriter = _writers().StreamWriter(sink, options, publisher)
-        return made
+        writer: StreamWriter = _writers().StreamWriter(sink, options, publisher)
+        return writer
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         if overwrite:
@@ -98,8 +98,8 @@ class SinkFormat(DataSource):
         if publisher_from_options(self.options) is not None:
             raise ConfigurationError("options offsets.… belong to a streaming query: a batch has no offsets")
         self._refuse_options(_OF_STREAMS, "batch write", "a streaming query")
-        made: BatchWriter = _writers().BatchWriter(self._sink(schema), FormatOptions.parse(self.options))
-        return made
+        writer_: BatchWriter = _writers().BatchWriter(self._sink(schema), FormatOptions.parse(self.options))
+        return writer_
 
     def _noting(self) -> AbstractContextManager[None]:
         """Note what is raised beside the query's decision log, if its options say where that is."""
@@ -192,8 +192,8 @@ def format_of(connector: type[Connector]) -> type[SinkFormat]:
         module, _, name = connector.spark_format.partition(":")
         kind: type[SinkFormat] = getattr(import_module(module), name)
         return kind
-    made = {"format_name": f"onceward-{connector.name}", "connector": connector, "__module__": __name__}
-    return type(f"{connector.name.title()}Format", (SinkFormat,), made)
+    members = {"format_name": f"onceward-{connector.name}", "connector": connector, "__module__": __name__}
+    return type(f"{connector.name.title()}Format", (SinkFormat,), members)
 
 
 def formats() -> list[type[SinkFormat]]:

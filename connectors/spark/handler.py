@@ -651,14 +651,14 @@ class EpochHandler(HandlerSettings):
             return
         amounts = [written for ack in acks for written in ack.written]
         refused = sum(written.rows for written in amounts if written.sink == dead.sink.name)
-        told: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for why, rows in (item for ack in acks for item in ack.refused.items()):
-            told[why] = told.get(why, 0) + rows
+            counts[why] = counts.get(why, 0) + rows
         limit = dead.exceeded(refused, sum(written.rows for written in amounts) - refused)
         if limit:
-            raise over_limit(coordinator.context(dead.sink.name, batch, subtask=-1), refused, limit, told)
+            raise over_limit(coordinator.context(dead.sink.name, batch, subtask=-1), refused, limit, counts)
         if refused:
-            words = "; ".join(f"{rows} times {why}" for why, rows in told.items())
+            words = "; ".join(f"{rows} times {why}" for why, rows in counts.items())
             _log.warning("epoch %s: %s refused rows go to sink %s: %s", batch, refused, dead.sink.name, words)
 
     def _heal(self, frame: DataFrame, coordinator: Coordinator, batch: int, about: EpochInput) -> None:
@@ -759,10 +759,10 @@ class EpochHandler(HandlerSettings):
     ) -> tuple[list[Acknowledgement], bool]:
         letters = self._letters(coordinator, batch, written=letters_written, tasks=tasks)
         contexts = [coordinator.context(sink.name, batch, subtask=-1) for sink in sinks]
-        given, names = with_plain_names(projected(frame, sinks, source=letters is not None))
+        rows_frame, names = with_plain_names(projected(frame, sinks, source=letters is not None))
         with self._giving_up(coordinator):
             task = partial(write_and_tell, sinks, contexts, names=names, only=only, letters=letters)
-            rows = self._acknowledged(given, task)
+            rows = self._acknowledged(rows_frame, task)
         self._note_size(max((row[SIZE_COLUMN] for row in rows if row[SIZE_COLUMN] is not None), default=None))
         # An attempt that Spark gave up may have prepared something, of which no acknowledgement tells.
         lost = self._speculates or self._session.failed({row[STAGE_COLUMN] for row in rows})

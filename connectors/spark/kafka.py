@@ -126,21 +126,21 @@ def _source(
     if wrong := [name for name in refused if name.lower() in rest]:
         raise ConfigurationError(f"options {', '.join(wrong)} are not for {where} queries")
     special = {name: rest.pop(name.lower(), None) for name in (*SELECTIONS, *STARTS, *ONLY_BATCH, STRATEGY)}
-    given = {name: text for name, text in special.items() if text is not None}
-    if empty := [name for name, text in given.items() if not text.strip()]:
+    arguments_ = {name: text for name, text in special.items() if text is not None}
+    if empty := [name for name, text in arguments_.items() if not text.strip()]:
         raise ConfigurationError(f"option {empty[0]} is empty: give it a value, or leave it out")
     also = (*CONNECTION_OPTIONS, *SELECTIONS, *STARTS, *ONLY_BATCH, STRATEGY)
     plain = arguments(KafkaSource, rest, aliases={TIMEOUT: "timeout"}, omit=ELSEWHERE, also=also)
     if "timeout" in plain:
         plain["timeout"] /= 1000
     if ending is not None:
-        plain["ending"] = _bound(given, ONLY_BATCH, ending)
-    subscribe = given.get("subscribe")
+        plain["ending"] = _bound(arguments_, ONLY_BATCH, ending)
+    subscribe = arguments_.get("subscribe")
     return KafkaSource(
         topics=None if subscribe is None else [name.strip() for name in subscribe.split(",") if name.strip()],
-        pattern=given.get("subscribePattern"),
-        assign=given.get("assign"),
-        starting=_bound(given, STARTS, starting),
+        pattern=arguments_.get("subscribePattern"),
+        assign=arguments_.get("assign"),
+        starting=_bound(arguments_, STARTS, starting),
         config=config,
         **plain,
     )
@@ -241,16 +241,16 @@ def publisher_from_options(options: Mapping[str, str]) -> OnComplete | None:
     Raises:
         ConfigurationError: One is missing, unknown or refused.
     """
-    given = {name.lower()[len(PUBLISHING) :]: value for name, value in options.items() if is_ours(name)}
-    if not given:
+    config = {name.lower()[len(PUBLISHING) :]: value for name, value in options.items() if is_ours(name)}
+    if not config:
         return None
-    kafka, rest = split_options(given)
+    kafka, rest = split_options(config)
     group = kafka.get(GROUP.removeprefix(PREFIX))
     if rest or not group or "bootstrap.servers" not in kafka:
         raise ConfigurationError(
             "to publish the source's offsets to a consumer group give option('offsets.kafka.group.id', …) and "
             "option('offsets.kafka.bootstrap.servers', …) of the source's cluster; further options are Kafka's "
-            f"settings with 'offsets.kafka.' in front. Got {', '.join(PUBLISHING + name for name in sorted(given))}"
+            f"settings with 'offsets.kafka.' in front. Got {', '.join(PUBLISHING + name for name in sorted(config))}"
         )
     return partial(publish, (KafkaSettings(config=kafka), group))
 
@@ -267,15 +267,15 @@ def watched_sources(sources: Sequence[StreamingSource]) -> dict[str, ResettableS
     """
     found: dict[str, ResettableSource] = {}
     for number, source in enumerate(sources):
-        made = registered_source(source.format)
+        source_object = registered_source(source.format)
         if source.format in (FORMAT, _SPARKS_OWN):
             chosen = {name.lower() for name in SELECTIONS}
             options = {name: text for name, text in source.options.items() if name in chosen or is_setting(name)}
             with suppress(OncewardError, ImportError):
-                made = stream_source(options)
-        if made is not None:
-            name = type(made).__name__ if source.format != _SPARKS_OWN else _SPARKS_OWN
-            found[f"{name}#{number}"] = made
+                source_object = stream_source(options)
+        if source_object is not None:
+            name = type(source_object).__name__ if source.format != _SPARKS_OWN else _SPARKS_OWN
+            found[f"{name}#{number}"] = source_object
     return titles(found)
 
 

@@ -78,12 +78,12 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
             ConfigurationError: A value is not usable.
         """
         own = {name: text for name, text in options.items() if plain(name) in _OWN}
-        given = arguments(cls, own, aliases=_ALIASES)
-        if "pipeline" in given:
-            check_pipeline_name(given["pipeline"])
-        if "checkpoint" in given and not urlsplit(given["checkpoint"]).scheme:
-            given["checkpoint"] = str(Path(given["checkpoint"]).absolute())  # as Spark takes it
-        parsed = cls(**given)
+        values = arguments(cls, own, aliases=_ALIASES)
+        if "pipeline" in values:
+            check_pipeline_name(values["pipeline"])
+        if "checkpoint" in values and not urlsplit(values["checkpoint"]).scheme:
+            values["checkpoint"] = str(Path(values["checkpoint"]).absolute())  # as Spark takes it
+        parsed = cls(**values)
         parsed.policy()
         return parsed
 
@@ -140,9 +140,9 @@ def check_complete_mode(sink: Sink) -> None:
     Raises:
         ConfigurationError: The sink refuses it.
     """
-    asked = sink.sink if isinstance(sink, DirectlyWritten) else sink
-    if isinstance(asked, ValidatesCompleteMode):
-        asked.validate_complete_mode()
+    driven = sink.sink if isinstance(sink, DirectlyWritten) else sink
+    if isinstance(driven, ValidatesCompleteMode):
+        driven.validate_complete_mode()
 
 
 def open_log(

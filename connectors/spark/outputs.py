@@ -62,9 +62,9 @@ class Output:
 
     def __post_init__(self) -> None:
         if not isinstance(self.sink, TwoPhaseCommitSink | DirectSink):
-            given = f"the class {self.sink.__name__}" if isinstance(self.sink, type) else type(self.sink).__name__
+            kind = f"the class {self.sink.__name__}" if isinstance(self.sink, type) else type(self.sink).__name__
             raise ConfigurationError(
-                f"Output takes a sink, a TwoPhaseCommitSink or a DirectSink, and then a function; given first: {given}"
+                f"Output takes a sink, a TwoPhaseCommitSink or a DirectSink, and then a function; given first: {kind}"
             )
         if self.transform is not None and not callable(self.transform):
             raise ConfigurationError(
@@ -131,8 +131,8 @@ class Transformations:
             ConfigurationError: One does not return a DataFrame that can be written as a batch.
             SchemaError: Spark cannot compute one.
         """
-        given = [one for one in outputs if isinstance(one, Output)]
-        functions = {one.sink.name: one.transform for one in given if one.transform is not None}
+        own = [one for one in outputs if isinstance(one, Output)]
+        functions = {one.sink.name: one.transform for one in own if one.transform is not None}
         if not functions:
             return cls(persist=persist)
         empty = df.sparkSession.createDataFrame([], df.schema)

@@ -165,8 +165,8 @@ def sweep_failed_runs(sink: TwoPhaseCommitSink[Any], policy: CommitPolicy) -> No
 def _sweep(mark: Path, sink: TwoPhaseCommitSink[Any], policy: CommitPolicy) -> None:
     with sole(mark) as there:
         failed = msgspec.json.decode(mark.read_bytes(), type=FailedRun) if there else None
-        mine = failed is not None and failed.target and (failed.sink, failed.target) == (sink.name, target_of(sink))
-        store = DirectoryStore(mark.parent) if mine else None
+        is_own = failed is not None and failed.target and (failed.sink, failed.target) == (sink.name, target_of(sink))
+        store = DirectoryStore(mark.parent) if is_own else None
         if failed is None or store is None or read(store).undone is not None:
             return
         age, swept = time.time() - mark.stat().st_mtime, mark.with_name(_SWEPT)

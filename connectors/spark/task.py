@@ -78,13 +78,13 @@ def write_partition(
         letters: Where refused rows go; None if they fail the epoch.
     """
     here = place()
-    mine = [msgspec.structs.replace(c, subtask=here.subtask, attempt=here.attempt) for c in contexts]
-    epochs = [SubtaskEpoch(sink, context) for sink, context in zip(sinks, mine, strict=True)]
+    own_contexts = [msgspec.structs.replace(c, subtask=here.subtask, attempt=here.attempt) for c in contexts]
+    epochs = [SubtaskEpoch(sink, context) for sink, context in zip(sinks, own_contexts, strict=True)]
     shared = share_batches(sinks)
     writing = [
         (number, epoch)
         for number, epoch in enumerate(epochs)
-        if only is None or (wanted := only[number]) is None or here.subtask in wanted
+        if only is None or (subtasks := only[number]) is None or here.subtask in subtasks
     ]
     try:
         if letters is not None:
@@ -106,7 +106,7 @@ def write_partition(
                 error.add_note(f"besides, sink {epoch.context.sink} did not roll back: {text_of(besides)}")
         raise
     return Acknowledgement(
-        epoch=mine[0].epoch,
+        epoch=own_contexts[0].epoch,
         subtask=here.subtask,
         attempt=here.attempt,
         sinks=tuple(sink.name for sink in sinks),
@@ -275,8 +275,8 @@ def in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
 @functools.lru_cache(64)
 def _in_utc(schema: pa.Schema) -> pa.Schema | None:
     """Return the schema in UTC; None if it is that already."""
-    made = pa.schema([field.with_type(with_leaves(field.type, _zone_in_utc)) for field in schema], schema.metadata)
-    return None if made == schema else made
+    schema_ = pa.schema([field.with_type(with_leaves(field.type, _zone_in_utc)) for field in schema], schema.metadata)
+    return None if schema_ == schema else schema_
 
 
 def _zone_in_utc(kind: pa.DataType) -> pa.DataType:

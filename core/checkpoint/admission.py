@@ -207,9 +207,9 @@ def gather(
         subtasks.add(ack.subtask)
     committables = [c for ack in sorted(acknowledgements, key=lambda ack: ack.subtask) for c in ack.committables]
     committables.sort(key=lambda c: c.epoch)
-    mine = (writer.pipeline, writer.token.log, writer.token.start)
+    identity = (writer.pipeline, writer.token.log, writer.token.start)
     for c in committables:
-        if (c.pipeline, c.log, c.generation) != mine or c.epoch not in epochs or c.sink not in sinks:
+        if (c.pipeline, c.log, c.generation) != identity or c.epoch not in epochs or c.sink not in sinks:
             raise refuse(f"committable {c.transaction} was not written for this epoch by this writer")
     if len({c.identity() for c in committables}) != len(committables):
         raise refuse("two subtasks acknowledged the same transaction")
@@ -229,9 +229,9 @@ def check_age(
     `age` is in seconds since the epoch began.
     """
     for sink in sinks.values():
-        mine = [c for c in committables if c.sink == sink.name]
+        own = [c for c in committables if c.sink == sink.name]
         timeout = sink.transaction_timeout
-        if not mine or timeout is None or age <= timeout / 4:
+        if not own or timeout is None or age <= timeout / 4:
             continue
         _log.warning(
             "epoch %s is %.0f s old; sink %s's timeout is %.0f s",
@@ -241,8 +241,10 @@ def check_age(
             timeout,
             extra={"pipeline": pipeline, "sink": sink.name, "epoch": epoch},
         )
-        seen = answers.of_each(sink, "inspect_many", mine, sink.inspect_many(mine), Observation)
-        gone = [c for c, state in seen if state in (Observation.ABORTED, Observation.EXPIRED, Observation.ABSENT)]
+        observations = answers.of_each(sink, "inspect_many", own, sink.inspect_many(own), Observation)
+        gone = [
+            c for c, state in observations if state in (Observation.ABORTED, Observation.EXPIRED, Observation.ABSENT)
+        ]
         if gone:
             error = DataLossError(
                 f"{len(gone)} transactions ended before they were decided, after {age:.0f} s (timeout {timeout:.0f} "

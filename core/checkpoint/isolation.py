@@ -226,8 +226,8 @@ class Isolation:
     def _check_limit(self, error: OncewardError) -> None:
         count = len(self.refused) + self._excluding
         if self._most is not None and count > self._most:
-            told = reasons(self._sink, {0: error})
-            raise over_limit(self._context, count, self._limit or f"{self._most} rows", told)
+            counts = reasons(self._sink, {0: error})
+            raise over_limit(self._context, count, self._limit or f"{self._most} rows", counts)
 
     def _rows(self, begin: int, end: int) -> Iterator[pa.RecordBatch]:
         number = bisect_right(self._starts, begin) - 1

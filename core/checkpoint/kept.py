@@ -121,23 +121,23 @@ def _check_kept(
     """
     view, ledger = writer.view, answers.ledger(sink)
     done = _newest_completed(view) if ledger.records_transactions else None
-    mine = [c for c in done.committables if c.sink == sink.name] if done is not None else []
-    seen = answers.of_each(sink, "inspect_many", mine, sink.inspect_many(mine), Observation) if mine else []
-    if why := forgotten(view, sink.name, remembered, told_apart=bool(mine)):
-        if remembered is None or remembered.lost or all(at is not Observation.PREPARED for _, at in seen):
+    own = [c for c in done.committables if c.sink == sink.name] if done is not None else []
+    observations = answers.of_each(sink, "inspect_many", own, sink.inspect_many(own), Observation) if own else []
+    if why := forgotten(view, sink.name, remembered, told_apart=bool(own)):
+        if remembered is None or remembered.lost or all(at is not Observation.PREPARED for _, at in observations):
             _go_on_without(writer, sink, why)
             return False
         check_newest(writer)
         ledger.claim(writer.scope(sink.name))  # it follows the first epoch's prepare, so nothing older is missing
-    if done is None or not mine:
+    if done is None or not own:
         return False
-    if not starting and any(at is Observation.NO_ANSWER for _, at in seen):
+    if not starting and any(at is Observation.NO_ANSWER for _, at in observations):
         raise RetryableSinkError("it does not say whether it still has what was committed", sink=sink.name)
     failures: Failures = [
-        (c, CommitOutcome(CommitStatus.LOST, TAKEN_BACK)) for c, at in seen if at is Observation.ABORTED
+        (c, CommitOutcome(CommitStatus.LOST, TAKEN_BACK)) for c, at in observations if at is Observation.ABORTED
     ]
     # (Invariant 3) What is decided is finished, also a second time: the target went back to before that commit.
-    again = [c for c, at in seen if at is Observation.PREPARED]
+    again = [c for c, at in observations if at is Observation.PREPARED]
     failures += _committed_again(sink, again, starting=starting)
     if failures:
         resolve(done, failures, writer)

@@ -94,8 +94,8 @@ def resolve(decision: Decide, failures: Failures, writer: LogWriter) -> None:
         raise _data_loss(decision, failures, waits=waits)
     # (Invariant 8) Each loss leaves an audit record of its own.
     for committable, outcome in failures:
-        seen = f"{outcome.status}: {outcome.detail}; {committable.rows} rows"
-        why = f"{policy.skipped_why}; {seen}" if policy.skipped_why else seen
+        text = f"{outcome.status}: {outcome.detail}; {committable.rows} rows"
+        why = f"{policy.skipped_why}; {text}" if policy.skipped_why else text
         _log.error(
             "skipping lost transaction %s of epoch %s: %s",
             committable.transaction,

@@ -251,17 +251,17 @@ def _check_kept(sink: TwoPhaseCommitSink[Any], writer: LogWriter, *, rewinding: 
 
 def _abandoned(sink: TwoPhaseCommitSink[Any], writer: LogWriter, names: Collection[str]) -> Iterable[Committable]:
     committables = sink.lingering_elsewhere(writer.pipeline, writer.token.log)
-    mine = [
+    own = [
         c for c in committables if c.sink not in names and (c.pipeline, c.log) == (writer.pipeline, writer.token.log)
     ]
-    for committable in mine:
+    for committable in own:
         _log.warning(
             "%s is of sink %s, which this pipeline no longer has",
             committable.transaction,
             committable.sink,
             extra=about(committable),
         )
-    return mine
+    return own
 
 
 def _abort(sink: TwoPhaseCommitSink[Any], committable: Committable, errors: list[Exception]) -> bool:

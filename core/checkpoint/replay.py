@@ -84,21 +84,21 @@ def _inspected(share: Share, committables: Sequence[Committable]) -> list[tuple[
         return []
     sink = share.sink
     try:
-        seen = answers.of_each(sink, "inspect_many", committables, sink.inspect_many(committables), Observation)
+        observations = answers.of_each(sink, "inspect_many", committables, sink.inspect_many(committables), Observation)
     except ExternalError as error:
         share.detail = str(error)
         raise _Waits from error
-    if any(state is Observation.NO_ANSWER for _, state in seen):
+    if any(state is Observation.NO_ANSWER for _, state in observations):
         share.detail = "the target does not say what became of its transactions"
         raise _Waits
-    return seen
+    return observations
 
 
 def _not_ended(share: Share) -> list[Committable]:
-    seen = _inspected(share, share.pending)
-    if any(state not in _HELD | LOST_STATES for _, state in seen):
+    observations = _inspected(share, share.pending)
+    if any(state not in _HELD | LOST_STATES for _, state in observations):
         raise _Refused
-    return [c for c, state in seen if state in _HELD]
+    return [c for c, state in observations if state in _HELD]
 
 
 def _abort(share: Share, committables: Sequence[Committable]) -> None:

@@ -62,10 +62,10 @@ class Share:
         self.seconds = 0.0
         self.detail = ""
         self.unseen = self.accepted = False
-        mine = [c for c in permit.committables(sink.name) if c.transaction not in writer.view.skipped]
-        mine.sort(key=lambda c: c.epoch)
-        self.committables = tuple(mine)
-        self._epochs = [list(epoch) for _, epoch in groupby(mine, key=lambda c: c.epoch)]
+        own = [c for c in permit.committables(sink.name) if c.transaction not in writer.view.skipped]
+        own.sort(key=lambda c: c.epoch)
+        self.committables = tuple(own)
+        self._epochs = [list(epoch) for _, epoch in groupby(own, key=lambda c: c.epoch)]
         claimed, claims = sink.name in writer.view.claimed, sink.name in permit.decision.sinks
         self.owns = claimed or claims
         self._to_claim = None if claimed or not claims else writer.scope(sink.name)
@@ -107,7 +107,9 @@ class Share:
         if not pending:
             return
         try:
-            seen = answers.of_each(self.sink, "inspect_many", pending, self.sink.inspect_many(pending), Observation)
+            observations = answers.of_each(
+                self.sink, "inspect_many", pending, self.sink.inspect_many(pending), Observation
+            )
         except FencedError:
             raise
         except Exception as error:  # noqa: BLE001 - what is wrong with a sink's own code, the commit raises again
@@ -116,15 +118,15 @@ class Share:
                 self.unseen = True
                 self.error = None if error.retryable else error
             return
-        if any(at is Observation.NO_ANSWER for _, at in seen):
+        if any(at is Observation.NO_ANSWER for _, at in observations):
             self.unseen, self.detail = True, "the target does not answer"
-        lost = [(c, at) for c, at in seen if at in LOST_STATES]
+        lost = [(c, at) for c, at in observations if at in LOST_STATES]
         if lost:
             self.failures += [(c, CommitOutcome(CommitStatus.LOST, f"the target shows it {at}")) for c, at in lost]
             names = {c.transaction for c, _ in lost}
             remaining = ([c for c in epoch if c.transaction not in names] for epoch in self._epochs)
             self._epochs = [epoch for epoch in remaining if epoch]
-        if any(at is Observation.COMMITTED for _, at in seen):
+        if any(at is Observation.COMMITTED for _, at in observations):
             self._show()
 
     def ask(self) -> None:

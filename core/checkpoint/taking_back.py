@@ -61,10 +61,10 @@ def end_taken_back(decision: Decide, sinks: Mapping[str, TwoPhaseCommitSink[Any]
             return
         if not policy.commits.pause(attempt, deadline - policy.monotonic()):
             break
-    told = "; ".join(f"{name}: {why}" for name, why in waiting.items() if why)
+    reasons = "; ".join(f"{name}: {why}" for name, why in waiting.items() if why)
     raise CommitPendingError(
         f"epoch {decision.epoch} was decided, and the rewind takes it back, but not every target has ended its part "
-        f"({told}). Bring the target back and start again: until then nothing new is written",
+        f"({reasons}). Bring the target back and start again: until then nothing new is written",
         pipeline=writer.pipeline,
         epoch=decision.epoch,
     )
@@ -73,16 +73,16 @@ def end_taken_back(decision: Decide, sinks: Mapping[str, TwoPhaseCommitSink[Any]
 def _end(sink: TwoPhaseCommitSink[Any], committables: Sequence[Committable]) -> str:
     """End one sink's part; return why it has to be repeated, or nothing."""
     try:
-        seen = answers.of_each(sink, "inspect_many", committables, sink.inspect_many(committables), Observation)
-        if any(state is Observation.NO_ANSWER for _, state in seen):
+        observations = answers.of_each(sink, "inspect_many", committables, sink.inspect_many(committables), Observation)
+        if any(state is Observation.NO_ANSWER for _, state in observations):
             return _NO_ANSWER
-        for committable in (c for c, state in seen if state not in _ENDED):
+        for committable in (c for c, state in observations if state not in _ENDED):
             crash_point(Step.ABORT_BEFORE)
             outcome = answers.one(sink, "abort", sink.abort(committable), AbortOutcome, epoch=committable.epoch)
             crash_point(Step.ABORT_AFTER)
             if outcome.status in (AbortStatus.RETRY_LATER, AbortStatus.UNKNOWN):
                 return outcome.detail or outcome.status
-        return _settle(sink, [c for c, state in seen if state is Observation.COMMITTED])
+        return _settle(sink, [c for c, state in observations if state is Observation.COMMITTED])
     except ExternalError as error:
         return str(error)
 

@@ -61,7 +61,7 @@ def aggregation(
     """Return the function of `Stream.aggregate`, with the keyed state that its totals need, or refuse its arguments."""
     if keys is None:
         raise ConfigurationError("aggregate needs keys: call key_by first")
-    wanted = {}
+    values = {}
     for name, total in totals.items():
         if not isinstance(total, tuple) or len(total) != 2 or total[1] not in FUNCTIONS:  # noqa: PLR2004 - a pair
             known = ", ".join(FUNCTIONS)
@@ -70,13 +70,13 @@ def aggregation(
             raise ConfigurationError(f"aggregate: {name!r} is the {total[1]} of '*'; only rows as a whole are counted")
         if name in keys.columns:
             raise ConfigurationError(f"aggregate: {name!r} is a column of the key; give the total another name")
-        wanted[name] = AggregateValue(*total)
-    if not wanted:
+        values[name] = AggregateValue(*total)
+    if not values:
         raise ConfigurationError("aggregate needs at least one total")
     # The state's name says what is in it: a restore refuses to read it as something else.
-    states = {_state(_parts(wanted.values())): ValueState[Any](None, ttl=checked_ttl("aggregate", ttl))}
+    states = {_state(_parts(values.values())): ValueState[Any](None, ttl=checked_ttl("aggregate", ttl))}
     with_state: type[Aggregation] = type("Aggregation", (Aggregation,), states)
-    return with_state(wanted)
+    return with_state(values)
 
 
 def _parts(totals: Iterable[AggregateValue]) -> list[AggregateValue]:
@@ -152,14 +152,14 @@ class AggregateLogic(ProcessLogic):
         """Aggregate a batch by key: the parts, in the order of the codes, and the number of each key's first row."""
         rows = pc.subtract(pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), batch.num_rows)), 1)
         columns = {"key": codes.cast(pa.int64()), "row": rows}
-        wanted: list[Any] = [("row", "min")]
+        aggregates: list[Any] = [("row", "min")]
         for part in self._parts:
             if part.column == "*":
-                wanted.append(([], "count_all"))
+                aggregates.append(([], "count_all"))
             else:
                 columns[str(part)] = _prepared(part, batch.column(part.column))
-                wanted.append((str(part), part.function))
-        grouped = pa.table(columns).group_by("key", use_threads=False).aggregate(wanted)
+                aggregates.append((str(part), part.function))
+        grouped = pa.table(columns).group_by("key", use_threads=False).aggregate(aggregates)
         in_order = grouped.column("key").combine_chunks().equals(rows.slice(0, grouped.num_rows))
         return grouped if in_order else grouped.sort_by("key")
 
@@ -196,13 +196,13 @@ class AggregateLogic(ProcessLogic):
         if missing:
             raise ConfigurationError(f"aggregate names columns {missing}; the rows have {schema.names}")
         types = {part: _type_of(part, schema, typed.get(part, pa.null())) for part in self._parts}
-        mine = [f"{part} {type_}" for part, type_ in types.items()]
+        own = [f"{part} {type_}" for part, type_ in types.items()]
         if before is None or any(types[part] != type_ for part, type_ in typed.items()):
             raise ConfigurationError(
-                f"operator {self._guarded.task.uid} has state of {known.get()[0]}; these rows make it {mine}: give the "
+                f"operator {self._guarded.task.uid} has state of {known.get()[0]}; these rows make it {own}: give the "
                 "column the type that it had (schema= of the operator before), or begin without this state"
             )
-        known.set([mine])
+        known.set([own])
         self._schema, self._types = schema, types
 
     def _known_types(self, of_state: Sequence[Sequence[str]]) -> dict[AggregateValue, pa.DataType] | None:

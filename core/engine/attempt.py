@@ -185,20 +185,20 @@ class Attempt(ABC):
     def _make_tasks(self, world: TaskWorld) -> dict[TaskId, Task]:
         inputs, outputs = self._connect()
         aligned = self._config.mode == "exactly-once"
-        made: dict[TaskId, Task] = {}
+        tasks: dict[TaskId, Task] = {}
         try:
             for operator in self._graph.operators:
                 for id_ in operator.tasks():
                     gate = None
                     if operator.inputs:
                         gate = Gate(inputs[id_], aligned=aligned, clock=self.monotonic, choose=self.world.choose)
-                    made[id_] = Task(id_, self._logic(operator, id_), gate, outputs[id_], world)
+                    tasks[id_] = Task(id_, self._logic(operator, id_), gate, outputs[id_], world)
         except BaseException:
-            for built in made.values():
+            for built in tasks.values():
                 with suppress(Exception):
                     built.logic.close()
             raise
-        return made
+        return tasks
 
     def _connect(self) -> tuple[dict[TaskId, list[Channel]], dict[TaskId, list[TaskOutput]]]:
         inputs: defaultdict[TaskId, list[Channel]] = defaultdict(list)

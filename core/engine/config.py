@@ -263,8 +263,8 @@ def _settings(table: str, path: str | Path | None) -> dict[str, Any]:
     """Return the settings of a table: those of the file, overridden by those of the environment."""
     values = _file(path).get(table, {}) if path is not None else {}
     prefix = f"ONCEWARD_{table.upper()}_"
-    given = os.environ.items()
-    return values | {name[len(prefix) :].lower(): value for name, value in given if name.startswith(prefix)}
+    variables = os.environ.items()
+    return values | {name[len(prefix) :].lower(): value for name, value in variables if name.startswith(prefix)}
 
 
 def _refuse_unknown(table: str, given: Collection[str], known: Collection[str]) -> None:

@@ -162,16 +162,16 @@ class ProcessLogic(Logic):
         records = records_of(batch)
         distinct = self._distinct(self._keys, batch) if self._keys is not None and self._scope is not None else None
         codes = distinct.codes.to_pylist() if distinct is not None else records
-        made: list[Record] = []
+        outputs: list[Record] = []
         done = 0
         for some, of_some in zip(chunks(records), chunks(codes), strict=True):
-            self._process(some, of_some, distinct, made)
+            self._process(some, of_some, distinct, outputs)
             done += len(some)
             if enough():
                 break
         if self._scope is not None:
             self._scope.leave()
-        return done, self._guarded.batch(made)
+        return done, self._guarded.batch(outputs)
 
     def _process(
         self, records: Sequence[Record], codes: Sequence[Any], found: Distinct | None, made: list[Record]
@@ -199,18 +199,18 @@ class ProcessLogic(Logic):
 
     def timers(self, now: float, enough: Callable[[], bool]) -> Sequence[pa.RecordBatch] | None:
         scope = self._scope
-        made: list[Record] = []
+        outputs: list[Record] = []
         if scope is None:
             return None
         for number in range(_TIMERS_AT_ONCE):
             at = scope.enter_due(now)
             if at is None:
-                return self._guarded.batch(made) if number else None
-            made += self._guarded.listed({"timer": at, "key": scope.key}, self._function.on_timer, at, self._context)
+                return self._guarded.batch(outputs) if number else None
+            outputs += self._guarded.listed({"timer": at, "key": scope.key}, self._function.on_timer, at, self._context)
             scope.leave()
             if enough():
                 break
-        return self._guarded.batch(made)
+        return self._guarded.batch(outputs)
 
     @property
     def timers_set(self) -> int | None:
@@ -231,13 +231,13 @@ class ProcessLogic(Logic):
         batches: list[pa.RecordBatch] = []
         if self._scope is None or type(self._function).on_end is ProcessFunction.on_end:
             return batches
-        made: list[Record] = []
+        outputs: list[Record] = []
         for key in self._scope.each_key():
-            made += self._guarded.listed({"end of": key}, self._function.on_end, key, self._context)
-            if len(made) >= _TIMERS_AT_ONCE:
-                batches += self._guarded.batch(made)
-                made = []
-        return batches + self._guarded.batch(made)
+            outputs += self._guarded.listed({"end of": key}, self._function.on_end, key, self._context)
+            if len(outputs) >= _TIMERS_AT_ONCE:
+                batches += self._guarded.batch(outputs)
+                outputs = []
+        return batches + self._guarded.batch(outputs)
 
     def before_barrier(self, barrier: Barrier) -> Sequence[pa.RecordBatch]:
         at = f"snapshot {barrier.checkpoint}"

@@ -148,9 +148,9 @@ class Job:
         Raises:
             CheckpointFailedError: It was not made; the run goes on, or has failed.
         """
-        made = str(self._ask(CheckpointKind.DRAIN if drain else CheckpointKind.SUSPEND, folder, timeout))
+        savepoint = str(self._ask(CheckpointKind.DRAIN if drain else CheckpointKind.SUSPEND, folder, timeout))
         self.wait(timeout)
-        return made
+        return savepoint
 
     @property
     def checkpoints(self) -> list[CheckpointRecord]:

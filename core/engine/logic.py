@@ -84,7 +84,7 @@ class Logic:
     ) -> tuple[int, Sequence[pa.RecordBatch]]:
         """Handle the first rows of a batch, one at least, until `enough`; return their number and the results."""
         parts = [batch] if self.reads_mixed else cut_by_shape(batch)
-        return batch.num_rows, [made for part in parts for made in self.rows(part)]
+        return batch.num_rows, [output for part in parts for output in self.rows(part)]
 
     def timers(self, now: float, enough: Callable[[], bool]) -> Sequence[pa.RecordBatch] | None:  # noqa: ARG002 - for subclasses
         """Handle timers that are due until it is enough, at least one; None if none is due."""
@@ -217,10 +217,10 @@ class BatchLogic(Logic):
         return [self._guarded.call(batch.schema.names, self._made, batch)]
 
     def _made(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        made = self._function(batch)
-        if not isinstance(made, pa.RecordBatch):
-            raise TypeError(f"map_batches must return a pyarrow.RecordBatch, not {type(made).__name__}")
-        return made if self._schema is None else made.cast(self._schema)
+        output = self._function(batch)
+        if not isinstance(output, pa.RecordBatch):
+            raise TypeError(f"map_batches must return a pyarrow.RecordBatch, not {type(output).__name__}")
+        return output if self._schema is None else output.cast(self._schema)
 
 
 class RowFilter:

@@ -87,11 +87,13 @@ def ask(store: LogStore, kind: CheckpointKind, target: str, *, timeout: float) -
 
 
 def _wait(store: LogStore, request: Request, start: int, until: float) -> str:
-    mine, asked = msgspec.json.encode(request), False
+    text, is_written = msgspec.json.encode(request), False
     while True:
-        asked = asked or store.put_if_absent(_key(_REQUEST, start), mine)  # else the run takes another command's first
+        is_written = is_written or store.put_if_absent(
+            _key(_REQUEST, start), text
+        )  # else the run takes another command's first
         late, restarted = time.monotonic() >= until, read(store).start != start
-        untaken = not asked or store.get(_key(_REQUEST, start)) == mine
+        untaken = not is_written or store.get(_key(_REQUEST, start)) == text
         data = store.get(_key(_ANSWER, start))
         answer = decoded(data, RequestAnswer, LogDamagedError, "the answer of the run") if data is not None else None
         if answer is not None and answer.id == request.id:

@@ -241,11 +241,11 @@ class Task:
         rows, most = batch.num_rows, self.pace.up_to(output.rows for output in self.outputs)
         part = batch if rows <= most else batch.slice(0, even_part(rows, most))
         began = self._world.monotonic()
-        done, made = self.logic.some_rows(part, self._enough())
+        done, outputs = self.logic.some_rows(part, self._enough())
         seconds = self._world.monotonic() - began
         self._rest = batch.slice(done) if done < rows else None
-        self._emit(made)
-        self.pace.measured(done, seconds, sum(batch.num_rows for batch in made), left_off=done < part.num_rows)
+        self._emit(outputs)
+        self.pace.measured(done, seconds, sum(batch.num_rows for batch in outputs), left_off=done < part.num_rows)
         channels = self.gate.channels if self.gate is not None else ()
         for channel in channels:
             channel.most_rows = -(-self.pace.up_to(output.rows for output in self.outputs) // len(channels))

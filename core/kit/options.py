@@ -76,13 +76,13 @@ def arguments(
         raise ConfigurationError(
             f"unknown options {unknown}: {_meant(unknown, every)}{make.__name__} takes {', '.join(every)}"
         )
-    given = distinct(options, lambda name: known[documented[plain(name)]].name)
+    spellings = distinct(options, lambda name: known[documented[plain(name)]].name)
     needed = {p.name: option for option, p in reversed(known.items()) if p.default is p.empty}
-    missing = sorted(needed[argument] for argument in needed.keys() - given.keys() - (defaults or {}).keys())
+    missing = sorted(needed[argument] for argument in needed.keys() - spellings.keys() - (defaults or {}).keys())
     if missing:
         raise ConfigurationError(f"{make.__name__} needs the options {missing}")
     values = dict(defaults or {})
-    for argument, name in given.items():
+    for argument, name in spellings.items():
         option = documented[plain(name)]
         values[argument] = as_value(option, known[option].annotation, options[name])
     return values
@@ -92,8 +92,8 @@ def _meant(unknown: Iterable[str], known: Iterable[str]) -> str:
     """Return a question that names the known options that are spelled like unknown ones; "" if there are none."""
     spellings = {plain(option): option for option in known}
     close = [get_close_matches(plain(option), spellings, n=1) for option in unknown]
-    meant = dict.fromkeys(spellings[name] for names in close for name in names)
-    return f"did you mean {', '.join(meant)}? " if meant else ""
+    spellings_ = dict.fromkeys(spellings[name] for names in close for name in names)
+    return f"did you mean {', '.join(spellings_)}? " if spellings_ else ""
 
 
 def plain(option: str) -> str:

@@ -129,11 +129,11 @@ def cast(
         refusal: Makes the error for a column of `rows` whose values the schema's type cannot hold.
     """
     columns = []
-    for field, given, column in zip(schema, rows.schema, rows.columns, strict=True):
+    for field, own, column in zip(schema, rows.schema, rows.columns, strict=True):
         try:
             columns.append(column if column.type == field.type else column.cast(field.type))
         except pa.ArrowException as error:
-            raise refusal(given, error) from error
+            raise refusal(own, error) from error
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 

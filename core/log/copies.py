@@ -26,9 +26,9 @@ def entries_of(store: LogStore, view: LogView) -> Iterable[tuple[str, bytes]]:
         EpochConflictError: An entry is gone, so a writer is at work.
         StoreError: The store did not answer.
     """
-    wanted = {key_of(entry.position) for entry in view.entries if not isinstance(entry, Moved)}
-    wanted |= {key for key in store.list_keys() if position_of(key) is None and position_of_record(key) is not None}
-    for key in sorted(wanted):
+    keys = {key_of(entry.position) for entry in view.entries if not isinstance(entry, Moved)}
+    keys |= {key for key in store.list_keys() if position_of(key) is None and position_of_record(key) is not None}
+    for key in sorted(keys):
         data = store.get(key)
         if data is None:
             raise EpochConflictError(

@@ -132,9 +132,9 @@ class SqlStore:
                 TABLE.metadata.create_all(connection)
         except (StoreError, exc.IntegrityError) as error:
             if not self._has_table():  # another process may have made it meanwhile
-                made = " ".join(str(CreateTable(TABLE).compile(self._engine)).split())
+                statement = " ".join(str(CreateTable(TABLE).compile(self._engine)).split())
                 raise StoreError(
-                    f"{text_of(error)}. Let its administrator run this, and grant {RIGHTS} on the table: {made}"
+                    f"{text_of(error)}. Let its administrator run this, and grant {RIGHTS} on the table: {statement}"
                 ) from None
         with self._connected("look into") as connection:
             self._refuse(_unfit(connection))
@@ -230,9 +230,9 @@ class SqlStore:
         except exc.IntegrityError:
             raise
         except exc.SQLAlchemyError as error:
-            said = error.orig if isinstance(error, exc.StatementError) else None
+            cause = error.orig if isinstance(error, exc.StatementError) else None
             # Without the cause and the statement: SQLAlchemy's error holds the statement's parameters.
-            raise StoreError(f"cannot {what} {self.describe()}: {' '.join(str(said or error).split())}") from None
+            raise StoreError(f"cannot {what} {self.describe()}: {' '.join(str(cause or error).split())}") from None
 
 
 def _prepare_nothing(connection: Any, _: object) -> None:

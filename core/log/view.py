@@ -211,8 +211,8 @@ def _decide(view: LogView, entry: Decide) -> LogView:
             f"entry {entry.position} decides epoch {entry.epoch} while epoch {open_.epoch} is not completed"
         )
     # (Invariant 9) A decision names no transaction of another pipeline or log.
-    mine = (entry.pipeline, entry.log)
-    strange = next((c.transaction for c in entry.committables if (c.pipeline, c.log) != mine), None)
+    identity = (entry.pipeline, entry.log)
+    strange = next((c.transaction for c in entry.committables if (c.pipeline, c.log) != identity), None)
     if strange is not None:
         raise LogDamagedError(f"entry {entry.position} decides {strange!r}, a transaction of another decision log")
     pruned = entry.follows is not None and view.decided == NONE  # the decision that it follows may be

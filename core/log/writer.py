@@ -326,8 +326,8 @@ class LogWriter:
     def still_newest(self) -> bool:
         """Return whether no other writer has started since (reads the tail); raises as `look`."""
         self.view = self._read()
-        mine = (self.token.log, self.token.writer_id, self.token.start)
-        return (self.view.log, self.view.writer_id, self.view.start) == mine
+        identity = (self.token.log, self.token.writer_id, self.token.start)
+        return (self.view.log, self.view.writer_id, self.view.start) == identity
 
     def _keep_records(self) -> None:
         """Audit records outlive their entries. What is in a view counts; a void entry leaves none."""

@@ -194,9 +194,9 @@ def tally(reread: Reread) -> dict[str, Wrote]:
         of_rows = np.array([numbers[mark] for mark in piece.marks])
         hashes = row_hashes(piece.rows) if piece.rows.num_columns else np.zeros((2, len(of_rows)), np.uint64)
         for mark, number in numbers.items():
-            mine = of_rows == number
-            rows[mark] += int(mine.sum())
-            sums[mark] += hashes[:, mine].sum(axis=1, dtype=np.uint64)
+            matches = of_rows == number
+            rows[mark] += int(matches.sum())
+            sums[mark] += hashes[:, matches].sum(axis=1, dtype=np.uint64)
     return {mark: Wrote(count, hexadecimal(sums[mark])) for mark, count in rows.items()}
 
 
@@ -265,8 +265,8 @@ def judge(expected: Expected, held: Held, unmarked: Collection[int] = ()) -> tup
     for number in expected.epochs:
         everything = everything.plus(held.epochs.get(number, Wrote()))
     apart = expected.without(unmarked)
-    told = [(number, written, held.epochs.get(number, Wrote())) for number, written in apart.epochs.items()]
-    lines = [*held.differing, *(_line(*one) for one in told)]
+    amounts = [(number, written, held.epochs.get(number, Wrote())) for number, written in apart.epochs.items()]
+    lines = [*held.differing, *(_line(*one) for one in amounts)]
     rest = apart.older if apart.older is not None else Wrote(hash="")
     if rest.rows or held.older.rows:
         lines.insert(0, _line(None, rest, held.older))
@@ -418,8 +418,8 @@ def audit(
     bad = {line.epoch for line in lines if not line.proven and line.verdict is not EpochVerdict.UNPROVEN}
     rows = None
     if foreign or (bad and origin.is_known):
-        told = {FOREIGN, *bad} if origin.is_known else {FOREIGN}
-        present = records(place.reread(scope, columns), {mark for mark, group in held.groups.items() if group in told})
+        signs = {FOREIGN, *bad} if origin.is_known else {FOREIGN}
+        present = records(place.reread(scope, columns), {mark for mark, group in held.groups.items() if group in signs})
         rows = compare(place.title, origin.rows(bad), present, key)
     by_key = place.holds_upserts and bool(expected.upserted(lines) or unmarked_upserts)
     return Audit(sink, place.title, lines, foreign, reread.left_out, rows, waiting, by_key)
@@ -523,8 +523,8 @@ class _Input:
             for batch in self._source.of_epoch(one):
                 named = batch.num_rows and "partition" in batch.schema.names
                 partition = batch.column("partition")[0].as_py() if named else 0
-                for made in mapped([batch], self._place, self._schema, self._mapping):
-                    yield partition, made
+                for piece in mapped([batch], self._place, self._schema, self._mapping):
+                    yield partition, piece
 
     def _batches(self, epoch: int | None) -> Iterator[pa.RecordBatch]:
         yield from (batch for _, batch in self._pieces(epoch))

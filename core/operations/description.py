@@ -86,9 +86,9 @@ def sink_findings(sinks: Sequence[Any], policy: CommitPolicy, *, heals: bool = F
         kind = type(sink.sink if isinstance(sink, DirectlyWritten) else sink).__name__
         findings.append(part_finding("sink", of_sink(sink.name, sink.guarantee), sink.name, f"exactly-once ({kind})"))
     if policy.on_lost is OnLost.SKIP:
-        told = "skip: rows that can no longer be committed are left out, with an audit record"
+        text = "skip: rows that can no longer be committed are left out, with an audit record"
         findings.append(
-            warning("on_lost", told, "use 'fail', and decide case by case (onceward txn commit --skip-lost)")
+            warning("on_lost", text, "use 'fail', and decide case by case (onceward txn commit --skip-lost)")
         )
     if policy.on_lost is OnLost.REPLAY:
         findings.append(ok("on_lost", f"replay: {_replayed(sinks, heals=heals)}"))
@@ -125,9 +125,9 @@ def shared_names(one: Described, every: Sequence[Described]) -> list[Finding]:
         same = [other.name for other in every if other is not one and getattr(other, what) == value]
         apart = what == "store" and local_folder(value or "") is None  # by the pipelines' names
         if value is not None and same and not apart:
-            told = f"{what} {value} is also that of {', '.join(same)}"
+            text = f"{what} {value} is also that of {', '.join(same)}"
             findings.append(
-                failed("names", told, f"give each query a {what} of its own: otherwise they fence each other")
+                failed("names", text, f"give each query a {what} of its own: otherwise they fence each other")
             )
     return findings
 
@@ -166,16 +166,16 @@ def _store(store: LogStore) -> list[Finding]:
         return []
     if not isinstance(store, MemoryStore):
         return [ok("decision log", store.describe())]
-    told = "in memory: a new process does not know what was decided, and reads its input again"
-    return [warning("decision log", told, "give the pipeline a store", guarantee=Guarantee.AT_LEAST_ONCE)]
+    text = "in memory: a new process does not know what was decided, and reads its input again"
+    return [warning("decision log", text, "give the pipeline a store", guarantee=Guarantee.AT_LEAST_ONCE)]
 
 
 def _checkpoints(pipeline: Pipeline) -> Finding:
     config, backend = pipeline.setup.config, pipeline.setup.backend
     bounded = all(operator.what.bounded for operator in pipeline.graph.of_kind("source"))
     if config.interval is None and not bounded:
-        told = "none is made: without an interval, the only one is at the end of the input, and a source never ends"
-        return failed("checkpoints", f"{told}, so no rows become visible", "CheckpointConfig(interval=1.0)")
+        text = "none is made: without an interval, the only one is at the end of the input, and a source never ends"
+        return failed("checkpoints", f"{text}, so no rows become visible", "CheckpointConfig(interval=1.0)")
     often = "at the end of the input" if config.interval is None else f"every {config.interval:g} s"
     storage = getattr(backend, "storage", None)
     where = "in the decision log" if isinstance(backend, MemoryBackend) else f"in {storage.root if storage else '?'}"

@@ -344,14 +344,14 @@ def _check_known(decided: Sequence[FoundTransaction], sinks: Mapping[str, TwoPha
         if all(one.state is Observation.NO_ANSWER for one in decided if one.committable.sink == name)
     }
     for name, sink in sinks.items():
-        mine = [one for one in decided if one.committable.sink == name]
+        own = [one for one in decided if one.committable.sink == name]
         can_tell = type(sink).inspect_many is not TwoPhaseCommitSink.inspect_many
         if name in silent and len(silent) < len(sinks):
             continue  # it stays decided; what expires in the others must not wait for it
         # One transaction that is known there is enough: the others may be committed and pruned.
-        if can_tell and all(not one.listed and one.state in UNPROVEN for one in mine):
+        if can_tell and all(not one.listed and one.state in UNPROVEN for one in own):
             raise ConfigurationError(
-                f"the target given for sink {name} does not have the decided transaction {mine[0].name}, or did not "
+                f"the target given for sink {name} does not have the decided transaction {own[0].name}, or did not "
                 "answer. Check that it is the right target; if it is, start the pipeline. Nothing was done"
             )
 
@@ -376,8 +376,8 @@ def abort_undecided(
     writer = LogWriter(log.store, log.pipeline, (policy or CommitPolicy()))
     writer.start("txn abort")
     # (2) By name and handle: the name alone may be in use again.
-    meant = {one.committable.identity() for one in transactions}
-    swept = sweep(writer, [target.sink(sink) for sink, target in targets], only=meant)
+    identities = {one.committable.identity() for one in transactions}
+    swept = sweep(writer, [target.sink(sink) for sink, target in targets], only=identities)
     # (1) The sweep of a writer that was fenced aborts nothing, which is not the same as nothing to abort.
     if not swept.aborted and not writer.still_newest():
         raise FencedError("another writer has started meanwhile; nothing was aborted", pipeline=log.pipeline)
@@ -397,8 +397,8 @@ def abort_orphaned(transactions: Sequence[FoundTransaction]) -> Aborted:
         SinkError: A target did not answer.
     """
     # (3) No log can be fenced here: that these are nobody's is the operator's word, so each must be named.
-    meant = abortable(transactions, [one.name for one in transactions], orphaned=True)
-    ended = [(one, one.target.sink(one.committable.sink).abort(one.committable)) for one in meant if one.target]
+    orphans = abortable(transactions, [one.name for one in transactions], orphaned=True)
+    ended = [(one, one.target.sink(one.committable.sink).abort(one.committable)) for one in orphans if one.target]
     return Aborted(
         tuple(one for one, outcome in ended if outcome.done),
         tuple(NotAborted(one, f"{out.status}, {out.detail}") for one, out in ended if not out.done),

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 def marked_records(reread: Reread) -> Iterator[tuple[str, Record]]:
     """Return a target's rows with their positions, and the marks of the transactions that wrote them."""
     for piece in reread.pieces:
-        told = zip(_rows(piece.rows, len(piece.marks)), piece.marks, piece.positions, strict=True)
-        yield from ((mark, Record(_shown(row), place)) for row, mark, place in told)
+        marked = zip(_rows(piece.rows, len(piece.marks)), piece.marks, piece.positions, strict=True)
+        yield from ((mark, Record(_shown(row), place)) for row, mark, place in marked)
 
 
 def records(reread: Reread, marks: Collection[str] | None = None) -> Iterator[Record]:
@@ -85,8 +85,8 @@ def mapped(
     """
     for batch in batches:
         try:
-            made = function(batch) if function is not None else _from_json(batch, place, schema)
-            yield place.as_hashed(made, schema)
+            result = function(batch) if function is not None else _from_json(batch, place, schema)
+            yield place.as_hashed(result, schema)
         except (pa.ArrowException, ArithmeticError, LookupError, ValueError, TypeError) as error:
             raise RefusedError(
                 f"the source's rows do not fit {place.title} ({text_of(error)})", Refusal.NEEDS_MAPPING

@@ -199,7 +199,7 @@ def survey(
         StoreError: A store did not answer.
     """
     known = {log.pipeline for log in logs} | ({pipeline} if pipeline is not None else set())
-    seen: dict[tuple[str, ...], FoundTransaction] = {}
+    transactions: dict[tuple[str, ...], FoundTransaction] = {}
     unanswered: dict[str, str] = {}
     for target in targets:
         try:
@@ -215,11 +215,11 @@ def survey(
             unanswered[target.title] = str(error)
             continue
         for one in listed_here:
-            seen.setdefault((one.committable.pipeline, *one.committable.identity()), one)
+            transactions.setdefault((one.committable.pipeline, *one.committable.identity()), one)
     views = _newest([(log.pipeline, log.view) for log in logs if pipeline in (None, log.pipeline)])
-    listed = {_name(one.committable) for one in seen.values()}
+    listed = {_name(one.committable) for one in transactions.values()}
     waiting = [one for _, view in views for one in _waiting(view, targets, listed, unanswered)]
-    return Survey(tuple(_with_expiry([_judged(one, views) for one in [*seen.values(), *waiting]])), unanswered)
+    return Survey(tuple(_with_expiry([_judged(one, views) for one in [*transactions.values(), *waiting]])), unanswered)
 
 
 def _with_expiry(found: Sequence[FoundTransaction]) -> list[FoundTransaction]:

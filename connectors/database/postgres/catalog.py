@@ -173,8 +173,8 @@ def check_writable(connection: Session, target: DatabaseTarget, path: CommitPath
         raise ConfigurationError(f"{target.table} is a temporary table, which no other session sees")
     if table.persistence == "u":
         _log.warning("table %s is unlogged: a crash of the server empties it", target.table)
-    wanted = ["INSERT", *(["SELECT", "UPDATE"] if target.key else []), *(["DELETE"] if target.change else [])]
-    refused = connection.execute(_PRIVILEGES, {"oid": table.oid, "wanted": wanted}).fetchall()
+    privileges = ["INSERT", *(["SELECT", "UPDATE"] if target.key else []), *(["DELETE"] if target.change else [])]
+    refused = connection.execute(_PRIVILEGES, {"oid": table.oid, "wanted": privileges}).fetchall()
     if refused:
         missing = ", ".join(row[0] for row in refused)
         raise ConfigurationError(f"the role may not {missing} on table {target.table}: GRANT {missing} ON it")
@@ -232,8 +232,8 @@ def check_own_tables(connection: Session, schema: str, tables: Sequence[str]) ->
     """
     refused = connection.execute(_OWN_PRIVILEGES, {"schema": schema, "tables": list(tables)}).fetchall()
     if refused:
-        told = ", ".join(f"{privilege} on {schema}.{table}" for privilege, table in refused)
-        raise ConfigurationError(f"the role may not {told}: GRANT it, or let the role own onceward's tables")
+        privileges = ", ".join(f"{privilege} on {schema}.{table}" for privilege, table in refused)
+        raise ConfigurationError(f"the role may not {privileges}: GRANT it, or let the role own onceward's tables")
 
 
 _UNIQUE: Final = """

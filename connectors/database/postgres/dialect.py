@@ -114,8 +114,8 @@ class GidTransactions:
                 lent.execute(compiled(insert, tuple(row)), row)
                 answer = lent.execute(f"PREPARE TRANSACTION '{name}'".encode())
             if answer.statusmessage != "PREPARE TRANSACTION":
-                said = answer.statusmessage
-                raise PostgresError(f"PREPARE TRANSACTION answered {said!r}: the transaction had failed")
+                status = answer.statusmessage
+                raise PostgresError(f"PREPARE TRANSACTION answered {status!r}: the transaction had failed")
         connection.close()  # the session has nothing more to do with what it prepared
 
     def end(self, connection: sa.Connection, command: str, name: TransactionName) -> tuple[TwoPhaseAnswer, str]:
@@ -166,12 +166,12 @@ class PostgreSql(Dialect):
         Two settings cannot be chosen: the encoding, because Arrow's text is UTF-8, and is sent as it is; and statements
         that the server prepares, because they fail when a table changes, and behind poolers.
         """
-        given = access.url.libpq()
+        options = access.url.libpq()
         settings = {
             **_DEFAULTS,
             "connect_timeout": min(_CONNECT_SECONDS, math.ceil(access.answer_within)),
-            **({"target_session_attrs": "primary"} if "," in str(given.get("host", "")) else {}),
-            **given,
+            **({"target_session_attrs": "primary"} if "," in str(options.get("host", "")) else {}),
+            **options,
             "client_encoding": "UTF8",
             "prepare_threshold": None,
         }

@@ -143,14 +143,14 @@ class _Ledger:
 def _read_ledger(lent: Session, target: DatabaseTarget, scope: Scope, into: _Ledger) -> None:
     schema = target.ledger_schema or ""
     ledger, logs = (TableName(schema, name).quoted_beside_parameters for name in ("ledger", "logs"))
-    mine = "WHERE pipeline = %(pipeline)s AND sink = %(sink)s AND log = %(log)s"
-    query = f"SELECT xmin::text, epoch, row_count, rewound FROM {ledger} {mine}"
+    condition = "WHERE pipeline = %(pipeline)s AND sink = %(sink)s AND log = %(log)s"
+    query = f"SELECT xmin::text, epoch, row_count, rewound FROM {ledger} {condition}"
     for xmin, epoch, rows, rewound in lent.execute(query.encode(), scope._asdict()):
         into.epochs[xmin] = epoch
         into.rows[epoch] += rows
         if rewound:
             into.rewound.add(epoch)
-    pruned = lent.execute(f"SELECT max(pruned) FROM {logs} {mine}".encode(), scope._asdict()).fetchone()
+    pruned = lent.execute(f"SELECT max(pruned) FROM {logs} {condition}".encode(), scope._asdict()).fetchone()
     into.complete = pruned == (-1,) and not into.rewound
 
 

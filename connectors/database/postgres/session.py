@@ -140,13 +140,13 @@ class Answering(psycopg.Connection[tuple[Any, ...]]):
 
     def _in_time(self, gen: PQGen[T]) -> PQGen[T]:
         try:
-            wanted = next(gen)
+            event = next(gen)
             while True:
-                ready = yield wanted
+                ready = yield event
                 if time.monotonic() > _limit.until:
                     self.pgconn.finish()
                     raise psycopg.OperationalError("the server did not answer in time; the connection is closed")
-                wanted = gen.send(ready)
+                event = gen.send(ready)
         except StopIteration as done:
             answer: T = done.value
             return answer

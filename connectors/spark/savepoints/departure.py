@@ -44,10 +44,10 @@ class Departure(NamedTuple):
             m: Manifest of the savepoint, which names the checkpoint that it was made of.
             into: The new checkpoint.
         """
-        left, place, seen = None, m.checkpoint, set[str]()
+        left, place, visited = None, m.checkpoint, set[str]()
         try:
-            while place and place not in seen:
-                seen.add(place)
+            while place and place not in visited:
+                visited.add(place)
                 there = CheckpointStorage(place)
                 if there.root == into.root or not _holds_query(there, m.query):
                     break  # the first: an earlier restore into this folder was interrupted, or is repeated

@@ -204,10 +204,12 @@ def _of_engine(storage: CheckpointStorage) -> FoundSavepoint | None:
     data = storage.read_if_there(METADATA)
     if not is_metadata(data):  # a Spark checkpoint has a file of that name too
         return None
-    made = decode_metadata(data, storage.at(METADATA))
-    size = sum(ref.size for ref in made.files)
-    told = FoundSavepoint(place=storage.root, kind="engine", pipeline=made.pipeline, epoch=made.checkpoint, size=size)
-    return told if made.savepoint else None
+    metadata = decode_metadata(data, storage.at(METADATA))
+    size = sum(ref.size for ref in metadata.files)
+    savepoint = FoundSavepoint(
+        place=storage.root, kind="engine", pipeline=metadata.pipeline, epoch=metadata.checkpoint, size=size
+    )
+    return savepoint if metadata.savepoint else None
 
 
 def savepoints(place: str) -> list[FoundSavepoint]:

@@ -89,14 +89,14 @@ class RestorePlan:
     def describe(self) -> str:
         """Return the plan as one sentence, for people."""
         m = self.saved.manifest
-        said = f"restore epoch {m.epoch} of pipeline {m.pipeline} to {self.checkpoint.root}"
+        text = f"restore epoch {m.epoch} of pipeline {m.pipeline} to {self.checkpoint.root}"
         if self.back is not None:
-            said += f"; epochs from {m.epoch + 1} on are written again"
+            text += f"; epochs from {m.epoch + 1} on are written again"
         if self.current is not None and self.current.store is not None and self.current.place != self.place:
-            said += f"; the query can no longer be started from {self.current.place}"
+            text += f"; the query can no longer be started from {self.current.place}"
         elif self.departure is not None and self.departure.left is not None:
-            said += f"; the query can no longer be started from {self.departure.left.root}"
-        return said
+            text += f"; the query can no longer be started from {self.departure.left.root}"
+        return text
 
 
 def plan_restore(
@@ -277,9 +277,9 @@ def _current(saved: Savepoint, target: LogAt) -> LogAt | None:
     """Return the log that the pipeline uses now, wherever it has moved to; None if it cannot be found."""
     m, here = saved.manifest, saved.storage.root
     for start in (m.place, here if m.retired else saved.restored_to):
-        place, seen = start, set[str]()
-        while place and place not in seen:
-            seen.add(place)
+        place, visited = start, set[str]()
+        while place and place not in visited:
+            visited.add(place)
             if place == here and not saved.restored_to and saved.claimed_by in {"", target.place}:
                 return LogAt(here, None, LogView())
             if place == here:

@@ -240,9 +240,9 @@ class KeyedState(State):
 
     def bound(self, scope: KeyScope) -> Self:
         """Return this state in one subtask's table."""
-        mine = copy.copy(self)
-        mine._scope = scope  # noqa: SLF001 - of the same class
-        return mine
+        copy_ = copy.copy(self)
+        copy_._scope = scope  # noqa: SLF001 - of the same class
+        return copy_
 
     def _place(self) -> tuple[KeyScope, bytes]:
         scope = self._scope
@@ -479,9 +479,9 @@ class OperatorState(State, Generic[T]):
 
     def bound(self, items: list[T]) -> OperatorState[T]:
         """Return this state in one subtask."""
-        mine = copy.copy(self)
-        mine.items = items
-        return mine
+        copy_ = copy.copy(self)
+        copy_.items = items
+        return copy_
 
     def get(self) -> list[T]:
         """Return the items."""

@@ -189,9 +189,9 @@ class RocksTable(KeyedTable):
         self._copy.close()
 
     def _make_overflow(self) -> Overflow:
-        made = RocksOverflow(self._copy.folder / f"overflow-{len(self._overflows)}")
-        self._overflows.append(made)
-        return made
+        overflow = RocksOverflow(self._copy.folder / f"overflow-{len(self._overflows)}")
+        self._overflows.append(overflow)
+        return overflow
 
     def _write_rows(self, frozen: Path, storage: CheckpointStorage, path: str) -> tuple[KeyedHandle, int]:
         with _reading(frozen) as db:
