@@ -54,7 +54,7 @@ def postgres(services: DevServices, _: int) -> PostgresSink:
     return PostgresSink("table", dsn=services.dsn, table=table, commit="prepared")
 
 
-def measured(
+def measure_commit(
     folder: Path, sink: TwoPhaseCommitSink[Any], transactions: int, partitions: int, epochs: int
 ) -> tuple[list[float], list[float], int]:
     """Measure the milliseconds of a prepare and of a commit, and the bytes of the newest decision."""
@@ -100,7 +100,7 @@ def main() -> None:
         for label, make in (("Kafka", kafka), ("PostgreSQL, prepared", postgres)):
             for transactions, partitions in SHAPES if make is kafka else ((1, 1), (4, 1), (16, 1)):
                 sink = make(services, partitions)
-                prepares, commits, size = measured(Path(name), sink, transactions, partitions, arguments.epochs)
+                prepares, commits, size = measure_commit(Path(name), sink, transactions, partitions, arguments.epochs)
                 lines.append(
                     f"| {label} | {transactions} | {partitions if make is kafka else ''} "
                     f"| {statistics.median(prepares):.1f} | {statistics.median(commits):.1f} | {size:,} |"

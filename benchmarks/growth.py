@@ -175,7 +175,7 @@ def of_process(running: dict[str, Line]) -> dict[str, float]:
     }
 
 
-def measured(running: dict[str, Line], epochs: int, count: Callable[[], dict[str, float]]) -> dict[str, list[float]]:
+def measure_all(running: dict[str, Line], epochs: int, count: Callable[[], dict[str, float]]) -> dict[str, list[float]]:
     """Measure each quantity at each point."""
     series: dict[str, list[float]] = {}
     for epoch in range(epochs):
@@ -200,13 +200,13 @@ def on_services(epochs: int) -> dict[str, list[float]]:
         dev_services(Path(folder) / "s") as services,
         lines(services, Path(folder)) as running,
     ):
-        return measured(running, epochs, lambda: counts(services, running))
+        return measure_all(running, epochs, lambda: counts(services, running))
 
 
 def in_memory(epochs: int) -> dict[str, list[float]]:
     """Make one pipeline without services."""
     running = {"memory": Line("memory", MemoryStore(), MemorySink("memory"))}
-    return measured(running, epochs, lambda: of_process(running))
+    return measure_all(running, epochs, lambda: of_process(running))
 
 
 def plot(found: dict[str, list[float]], path: str) -> None:

@@ -40,7 +40,7 @@ WAYS = {
 }
 
 
-def written(sink: KafkaSink, batches: Iterable[pa.RecordBatch]) -> tuple[float, float]:
+def measure_write(sink: KafkaSink, batches: Iterable[pa.RecordBatch]) -> tuple[float, float]:
     """Return the CPU seconds and seconds of one transaction, up to pre-commit."""
     unique = uuid.uuid4().hex[:8]
     context = WriteContext(pipeline=f"p-{unique}", sink="out", log=unique, generation=0, epoch=0, subtask=0)
@@ -75,7 +75,7 @@ def main() -> None:
                     "out", bootstrap_servers=services.bootstrap_servers, topic=topic, config=config, proof=proof
                 )
                 with patch.object(librdkafka, "usable", lambda _, arrays=arrays: arrays):
-                    taken = written(sink, batches)
+                    taken = measure_write(sink, batches)
                 if repeat >= 0:
                     results[way].append(taken)
     lines = ["| way | CPU s per million rows | rows/s |", "|---|---|---|"]

@@ -92,7 +92,7 @@ def read(form: str, servers: str, topic: str) -> dict[str, Any]:
     return {"rows": rows, "seconds": seconds, "jvm": peaks.largest("jvm"), "python": peaks.largest("python")}
 
 
-def measured(form: str, servers: str, topic: str) -> dict[str, Any]:
+def measure_read(form: str, servers: str, topic: str) -> dict[str, Any]:
     """Read the topic in a new process; if that fails, return the last line of its errors instead."""
     environment = {"PYSPARK_PYTHON": sys.executable, **os.environ}
     command = [sys.executable, __file__, "--read", form, servers, topic]
@@ -178,7 +178,7 @@ def main() -> None:
             for _ in range(arguments.repeats):
                 peer: dict[str, Any] = {}
                 for form in arguments.formats:
-                    result = measured(form, services.bootstrap_servers, topic)
+                    result = measure_read(form, services.bootstrap_servers, topic)
                     peer = result if form == SPARKS else peer
                     lines.append(line_of(form, size, rows, result, peer))
                     print(lines[-1], file=sys.stderr, flush=True)

@@ -52,7 +52,7 @@ class ShownHistory(History, frozen=True, kw_only=True):
     status: AdvisedStatus
 
 
-def advised(told: PipelineStatus, url: str, targets: Sequence[str]) -> AdvisedStatus:
+def with_advice(told: PipelineStatus, url: str, targets: Sequence[str]) -> AdvisedStatus:
     """Return a status with the command to use.
 
     Args:

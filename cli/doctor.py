@@ -12,7 +12,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from onceward.core.checkpoint.kept import forgotten
+from onceward.core.checkpoint.kept import describe_loss
 from onceward.core.checkpoint.recovery import Action, action
 from onceward.core.connector import connectors
 from onceward.core.errors import (
@@ -350,6 +350,6 @@ def _owned(sink: TwoPhaseCommitSink[Any], scope: Scope, view: LogView | None, se
         )
     except OncewardError as error:
         return skipped(_OWNERSHIP, str(error), sink.name)
-    if view is not None and (why := forgotten(view, sink.name, remembered)):
+    if view is not None and (why := describe_loss(view, sink.name, remembered)):
         return failed(_OWNERSHIP, why, "the pipeline's next start is refused: bring back what is missing", sink.name)
     return ok(_OWNERSHIP, "no other decision log has this name", sink.name)

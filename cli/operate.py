@@ -38,7 +38,7 @@ from onceward.operations import (
 from onceward.operations import repair_log as repair
 
 from . import show
-from .advice import ShownHistory, advised
+from .advice import ShownHistory, with_advice
 from .options import Access, AsJson, Pipeline, Yes, address_forms, load_sinks, targets_of, with_group
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ def checkpoints(search: Search, *, as_json: AsJson = False) -> None:
     log = one_log(search.store, search.pipeline)
     search.pipeline = log.pipeline
     transactions = search.found([log]) if search.has_targets else ()
-    status = advised(pipeline_status(log, transactions), (search.store or [""])[0], search.target_words)
+    status = with_advice(pipeline_status(log, transactions), (search.store or [""])[0], search.target_words)
     show.history(ShownHistory(**msgspec.structs.asdict(history(log, transactions)), status=status), as_json=as_json)
     search.end()
 

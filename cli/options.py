@@ -155,14 +155,14 @@ def load_sinks(reference: str) -> Target:
     Raises:
         ConfigurationError: There is no such thing, it is none, or its import fails.
     """
-    found = imported("--sinks", reference, called=True)
+    found = import_object("--sinks", reference, called=True)
     sinks = [found] if isinstance(found, Sink) else found
     if not isinstance(sinks, list | tuple) or not all(isinstance(sink, Sink) for sink in sinks):
         raise ConfigurationError(f"{reference} is neither a sink nor a list of sinks: {type(found).__name__}")
     return sinks_target(sinks, f"sinks of {reference}")
 
 
-def imported(option: str, reference: str, *, called: bool = False) -> Any:
+def import_object(option: str, reference: str, *, called: bool = False) -> Any:
     """Import the `module:name` of an option, from the current folder first, and if `called`, call it if possible.
 
     Raises:

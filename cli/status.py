@@ -11,7 +11,7 @@ from onceward.core.operations.status import unreadable
 from onceward.operations import PipelineState, pipeline_status
 
 from . import show
-from .advice import AdvisedStatus, advised
+from .advice import AdvisedStatus, with_advice
 from .operate import Search  # noqa: TC001 - typer reads it
 from .options import AsJson, with_group
 from .ui.desk import Watch
@@ -43,7 +43,7 @@ def status(search: Search, *, as_json: AsJson = False, as_metrics: AsMetrics = F
         raise ConfigurationError(f"there is no decision log in {', '.join(search.store)}")
     statuses = [_status_of(one, search) for one in watched]
     words = search.target_words
-    statuses += [advised(unreadable("", store, error), store, words) for store, error in watch.unreadable.items()]
+    statuses += [with_advice(unreadable("", store, error), store, words) for store, error in watch.unreadable.items()]
     statuses.sort(key=lambda one: (one.state.need, one.pipeline))
     if as_metrics:
         typer.echo("\n".join(_metrics(statuses)))
@@ -87,9 +87,9 @@ def _labels(labels: Mapping[str, str]) -> str:
 def _status_of(watched: Watched, search: Search) -> AdvisedStatus:
     log = watched.log
     if watched.shown.error:
-        return advised(
+        return with_advice(
             unreadable(log.pipeline, watched.shown.store, watched.shown.error), watched.url, search.target_words
         )
     waits = search.has_targets and log.view.undone is not None
     status = pipeline_status(log, search.found([log]) if waits else ())
-    return advised(status, watched.url, search.target_words)
+    return with_advice(status, watched.url, search.target_words)

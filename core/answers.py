@@ -54,7 +54,7 @@ def ledger(sink: TwoPhaseCommitSink[Any]) -> Ledger:
     return one(sink, "ledger", sink.ledger(), Ledger)
 
 
-def prepared(sink: TwoPhaseCommitSink[Any], answer: object, epoch: int) -> Committable:
+def checked_answer(sink: TwoPhaseCommitSink[Any], answer: object, epoch: int) -> Committable:
     """Return the answer of `pre_commit`; raise LifecycleError if it cannot be stored in the decision log."""
     if not isinstance(answer, Committable):
         what = f"{_shown(answer)}, not a Committable; end it with `return context.committable(…)`"

@@ -28,7 +28,7 @@ from .errors import ConfigurationError, FencedError, LogDamagedError, StoreError
 from .kit.options import check_type
 from .log import read
 from .log.entries import key_of
-from .sealed import decoded
+from .sealed import decode_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -131,13 +131,13 @@ class _Conversation:
     def _request(self, start: int) -> HandoverRequest | None:
         data = self._store.get(_key(_REQUEST, start))
         with suppress(LogDamagedError):
-            return None if data is None else decoded(data, HandoverRequest, LogDamagedError, "a request")
+            return None if data is None else decode_json(data, HandoverRequest, LogDamagedError, "a request")
         return _UNREADABLE
 
     def _answer(self, start: int) -> HandoverAnswer | None:
         data = self._store.get(_key(_ANSWER, start))
         with suppress(LogDamagedError):
-            return None if data is None else decoded(data, HandoverAnswer, LogDamagedError, "an answer")
+            return None if data is None else decode_json(data, HandoverAnswer, LogDamagedError, "an answer")
         return None
 
     def _replace(self, kind: str, start: int, content: HandoverRequest | HandoverAnswer) -> bool:

@@ -69,10 +69,10 @@ class Place(ABC):
 
     def as_hashed(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         """Return rows as a sink hashes them when it writes them here, if the rows here have this schema."""
-        return fitted(batch, schema)
+        return fit_columns(batch, schema)
 
 
-def fitted(
+def fit_columns(
     batch: pa.RecordBatch, schema: pa.Schema, casts: Mapping[str, Callable[[pa.Array], pa.Array]] | None = None
 ) -> pa.RecordBatch:
     """Return the columns of a batch that the schema names, converted to the schema's types.

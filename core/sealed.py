@@ -41,7 +41,7 @@ def unseal(name: str, data: bytes, what: str) -> bytes | None:
     return body if data == seal(name, body) else None
 
 
-def opened(name: str, data: bytes, kind: type[T], error: type[OncewardError], what: str, *, advice: str = "") -> T:
+def unseal_as(name: str, data: bytes, kind: type[T], error: type[OncewardError], what: str, *, advice: str = "") -> T:
     """Unseal the data and decode its body to this type.
 
     Raises:
@@ -51,10 +51,10 @@ def opened(name: str, data: bytes, kind: type[T], error: type[OncewardError], wh
     body = unseal(name, data, what)
     if body is None:
         raise error(f"{what} is damaged: its checksum does not match its {len(data)} bytes{advice}")
-    return decoded(body, kind, error, what)
+    return decode_json(body, kind, error, what)
 
 
-def decoded(data: str | bytes, kind: type[T], error: type[OncewardError], what: str) -> T:
+def decode_json(data: str | bytes, kind: type[T], error: type[OncewardError], what: str) -> T:
     """Decode JSON to this type; raise an `error` with the subject `what` if it has another form."""
     try:
         return msgspec.json.decode(data, type=kind)

@@ -11,7 +11,7 @@ from .errors import LogDamagedError, text_of
 from .names import Progress, Scope, TransactionName, parse_transaction_name
 from .outcome import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Observation, abort_outcome, commit_outcome
 from .proof import NO_ROWS, Proof, Wrote
-from .sealed import decoded
+from .sealed import decode_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -128,7 +128,7 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             LogDamagedError: Not a committable.
         """
-        return decoded(text, cls, LogDamagedError, "a committable")
+        return decode_json(text, cls, LogDamagedError, "a committable")
 
     def read_name(self) -> TransactionName:
         """Parse and check the transaction's name, which `WriteContext.transaction_name` or a listing gave it.
@@ -201,7 +201,7 @@ class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def from_json(cls, text: str | bytes) -> Acknowledgement:
         """Read the text that to_json wrote; raise LogDamagedError if it is not an acknowledgement."""
-        return decoded(text, cls, LogDamagedError, "an acknowledgement")
+        return decode_json(text, cls, LogDamagedError, "an acknowledgement")
 
 
 class WriteContext(msgspec.Struct, frozen=True, kw_only=True):

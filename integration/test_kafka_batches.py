@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from onceward.connectors.kafka import librdkafka, received
-from onceward.connectors.kafka.consumer import borrowed
+from onceward.connectors.kafka.consumer import lend_consumer
 from onceward.connectors.kafka.messages import SLICE
 from onceward.connectors.kafka.positions import Partition
 from onceward.connectors.kafka.producer import TransactionalProducer
@@ -234,7 +234,7 @@ def test_this_machine_reads_by_arrays_but_for_headers(kafka, topic):
     name = topic()
     source = KafkaSource(bootstrap_servers=kafka.bootstrap_servers, topics=[name])
     for headers, kind in ((False, received.ArrayClient), (True, received.ObjectClient)):
-        with borrowed(source.settings, name, "", include_headers=headers) as consumer:
+        with lend_consumer(source.settings, name, "", include_headers=headers) as consumer:
             assert isinstance(consumer._client, kind)
 
 
@@ -251,7 +251,7 @@ def test_the_end_of_an_earlier_range_is_forgotten_when_its_partition_is_read_aga
         time.sleep(0.05)  # ten times as long as the broker waits before it says that there is no more
         return found
 
-    with borrowed(source.settings, name, "", include_headers=headers) as consumer:
+    with lend_consumer(source.settings, name, "", include_headers=headers) as consumer:
         assert read(consumer, end - 3) == list(range(end - 3, end))
         [event] = consumer._client.receive(1, 1, 5).events
         assert (event.error.code(), event.offset) == (confluent_kafka.KafkaError._PARTITION_EOF, end)

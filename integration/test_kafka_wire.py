@@ -171,7 +171,7 @@ def test_topics_have_ids_and_those_that_do_not_exist_have_none(client, topic, ev
     assert client.topic_ids([one, two, "nowhere"], everywhere=everywhere) == ids
 
 
-def test_of_topics_that_no_broker_tells_about_nothing_is_known():
+def test_topics_of_which_no_broker_answers_have_no_known_id():
     client = TransactionCoordinatorClient(Wire({"bootstrap_servers": "127.0.0.1:1"}), retry_seconds=1.0)
     assert client.topic_ids(["t"]) == client.topic_ids(["t"], everywhere=True) == {}
     assert client.running_longer(["id"], 0) == set()

@@ -51,7 +51,7 @@ SIZES = [(12, 20), pytest.param(100, 10, marks=pytest.mark.nightly), pytest.para
     [*SIZES, pytest.param(230, 10, marks=pytest.mark.nightly)],  # more than 2 GiB in one column
 )
 @pytest.mark.parametrize("commit", ["prepared", "staging"])
-def test_of_postgres(postgres: PostgresServer, commit: str, rows: int, megabytes: int):
+def test_large_rows_reach_postgres_in_bounded_memory(postgres: PostgresServer, commit: str, rows: int, megabytes: int):
     """A fetch of 10,000 rows held 2 GiB and more, and then failed; COPY took 8.4 GB."""
     with fresh_database(postgres) as database:
         database.run("CREATE TABLE large (id bigint, value bytea)")
@@ -59,27 +59,29 @@ def test_of_postgres(postgres: PostgresServer, commit: str, rows: int, megabytes
 
 
 @pytest.mark.parametrize(("rows", "megabytes"), SIZES)
-def test_of_kafka(kafka: KafkaServer, topic: Callable[..., str], rows: int, megabytes: int):
+def test_large_rows_reach_kafka_in_bounded_memory(
+    kafka: KafkaServer, topic: Callable[..., str], rows: int, megabytes: int
+):
     name = topic(1, max_message_bytes="100000000")
     answer = _measured("kafka", kafka.bootstrap_servers, name, rows, megabytes)
     _check(answer, rows, megabytes, reads=False)  # what a consumer's fetches take is librdkafka's
 
 
 @pytest.mark.parametrize(("rows", "megabytes"), SIZES)
-def test_of_sqlite(tmp_path: Path, rows: int, megabytes: int):
+def test_large_rows_reach_sqlite_in_bounded_memory(tmp_path: Path, rows: int, megabytes: int):
     _check(_measured("sqlite", str(tmp_path / "db"), "large", rows, megabytes), rows, megabytes)
 
 
 @pytest.mark.parametrize(("rows", "megabytes"), SIZES)
 @pytest.mark.parametrize("format_", ["parquet", "arrow"])
-def test_of_files(tmp_path: Path, format_: str, rows: int, megabytes: int):
+def test_large_rows_reach_files_in_bounded_memory(tmp_path: Path, format_: str, rows: int, megabytes: int):
     answer = _measured(format_, str(tmp_path / "out"), "", rows, megabytes)
     assert answer["outcome"] == "committed"
     assert answer["written"] < 150 + 6 * megabytes
 
 
 @pytest.mark.parametrize(("rows", "megabytes"), SIZES)
-def test_of_http(tmp_path: Path, rows: int, megabytes: int):
+def test_large_rows_reach_a_server_in_bounded_memory(tmp_path: Path, rows: int, megabytes: int):
     """A request was bounded by its number of rows alone."""
     inbox = Inbox()
     with inbox.up():
@@ -90,7 +92,7 @@ def test_of_http(tmp_path: Path, rows: int, megabytes: int):
 
 
 @pytest.mark.parametrize(("rows", "megabytes"), SIZES)
-def test_of_redis(tmp_path: Path, rows: int, megabytes: int):
+def test_large_rows_reach_redis_in_bounded_memory(tmp_path: Path, rows: int, megabytes: int):
     with running_valkey() as valkey:
         answer = _measured("redis", valkey.url, str(tmp_path / "log"), rows, megabytes)
         assert valkey.client().xlen("large") == rows
@@ -99,7 +101,9 @@ def test_of_redis(tmp_path: Path, rows: int, megabytes: int):
 
 
 @pytest.mark.parametrize(("rows", "megabytes"), SIZES)
-def test_of_the_engine(postgres: PostgresServer, tmp_path: Path, rows: int, megabytes: int):
+def test_large_rows_pass_through_the_engine_in_bounded_memory(
+    postgres: PostgresServer, tmp_path: Path, rows: int, megabytes: int
+):
     """From a file through keyed state into a table."""
     with fresh_database(postgres) as database:
         database.run("CREATE TABLE large (id bigint, value bytea)")

@@ -120,7 +120,7 @@ def test_an_option_never_becomes_an_object(spark: SparkSession, tmp_path: Path, 
     read_stream(spark, SequenceSource([{"id": 1}]))
     forged = base64.b64encode(pickle.dumps(Trap(tmp_path / "sprung"))).decode()
     if name == "its own":
-        name = any_source.registered(spark, SequenceSource([{"id": 1}]))
+        name = any_source.register_format(spark, SequenceSource([{"id": 1}]))
     for reader in (spark.read, spark.readStream):
         with pytest.raises((PySparkException, Py4JJavaError)):
             reader.format(name).option("source", forged).load()

@@ -50,7 +50,9 @@ def fill(kafka: KafkaServer, topic: str, partitions: int, numbers: range) -> Non
 
 
 @pytest.mark.parametrize(("writers", "tasks"), [("auto", 2), (3, 3), (None, 8)])
-def test_so_many_tasks_write_an_epoch(spark: SparkSession, tmp_path: Path, dsn: str, writers: Any, tasks: int) -> None:
+def test_the_argument_writers_limits_the_tasks_that_write_an_epoch(
+    spark: SparkSession, tmp_path: Path, dsn: str, writers: Any, tasks: int
+) -> None:
     make_table(dsn)
     feed = Feed(tmp_path)
     feed.add(80)

@@ -25,7 +25,7 @@ from onceward.core.errors import ConfigurationError, DataLossError, RetryableSin
 from onceward.core.folders import file_errors, sole, sync_folder
 from onceward.core.kit.options import check_types
 from onceward.core.kit.pieces import PIECE_BYTES, pieces, size_of
-from onceward.core.kit.rows import decoded, is_view, with_leaves
+from onceward.core.kit.rows import is_view, with_leaves, without_dictionary
 from onceward.core.names import file_name
 from onceward.core.row_hash import RowHash, covers, proof_of
 from onceward.core.sink import Guarantee
@@ -340,7 +340,7 @@ def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield batch
         return
     for piece in pieces(batch):
-        columns = [decoded(column) for column in piece.columns]
+        columns = [without_dictionary(column) for column in piece.columns]
         columns = [column.cast(with_leaves(column.type, _plain)) for column in columns]
         yield pa.RecordBatch.from_arrays(columns, names=piece.schema.names)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import pyarrow as pa
 
 from onceward.core.errors import ConfigurationError, SourceError
-from onceward.core.kit.pieces import PIECE_BYTES, joined
+from onceward.core.kit.pieces import PIECE_BYTES, join_batches
 from onceward.core.source import LiveSource, Piece, Position, ResettableSource, Source, Split
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class SequenceSource(ResettableSource):
             to = min(split.end, at + step)
             rows = pa.array(range(unit + at * self._units, unit + to * self._units, self._units), pa.int64())
             done = at
-            for batch in joined(self._table.take(rows).to_batches()):
+            for batch in join_batches(self._table.take(rows).to_batches()):
                 done += batch.num_rows
                 yield Piece(batch, done)
 

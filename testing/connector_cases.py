@@ -26,7 +26,7 @@ from onceward.core.checkpoint.recovery import TransactionStatus
 from onceward.core.connector import Connector, connector_of, connectors
 from onceward.core.errors import ConfigurationError, ExternalError, OncewardError
 from onceward.core.names import Scope
-from onceward.core.operations.audit import EpochVerdict, Expected, grouped, judge, tally
+from onceward.core.operations.audit import EpochVerdict, Expected, group_by_epoch, judge, tally
 from onceward.core.operations.findings import Finding, Health
 from onceward.core.operations.logs import Log
 from onceward.core.operations.resolve import abort_undecided, commit_decided
@@ -318,7 +318,7 @@ def _audited(case: SinkCase, place: Place) -> tuple[Sequence[Line], int]:
     assert columns, "the committables have no proof of their rows: give context.committable(proof=…), made by a RowHash"
     reread = place.reread(Scope(case.pipeline, case.sink.name, view.log), columns)
     found = tally(reread)
-    return judge(expected, grouped(found, reread, expected, expected), reread.unmarked)
+    return judge(expected, group_by_epoch(found, reread, expected, expected), reread.unmarked)
 
 
 def _failed(findings: Any) -> list[Finding]:

@@ -88,7 +88,7 @@ def cache_home() -> Path:
     return base.expanduser().absolute()
 
 
-def emptied(folder: Path, maker: str, names: Collection[str]) -> Path:
+def make_empty_folder(folder: Path, maker: str, names: Collection[str]) -> Path:
     """Make a folder for a program's own files, or empty it if the same program made it.
 
     A folder is the program's if this function marked it when it was new or empty. Only files and folders of the given
@@ -127,7 +127,7 @@ def emptied(folder: Path, maker: str, names: Collection[str]) -> Path:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def lock_file(path: Path) -> Iterator[None]:
     """Hold a lock on the file during the block, so that only one process at a time runs it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as handle:

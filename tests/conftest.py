@@ -18,7 +18,7 @@ SLOW: Final = (
     "test_the_skeleton_passes_the_conformance_suite",
     "test_rows_that_are_in_memory_only_do_not_survive_sigkill",
     "test_every_record_takes_effect_exactly_once",
-    "test_the_simulator_catches",
+    "test_the_simulator_catches_each_mutant",
     "test_in_at_least_once_mode_nothing_is_lost",
     "test_a_decision_of_any_size_fits",
     "test_62_and_65_a_process_killed",

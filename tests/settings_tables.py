@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 import onceward
-from onceward.core.kit.options import spelled
+from onceward.core.kit.options import as_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -85,7 +85,7 @@ def table(name: str) -> str:
 
 def options(name: str) -> dict[str, str]:
     """The option for each argument, by what the table says."""
-    given = {p.name: OPTIONS[name].get(p.name, spelled(p.name)) for p in _parameters(name)}
+    given = {p.name: OPTIONS[name].get(p.name, as_option(p.name)) for p in _parameters(name)}
     return {argument: option for argument, option in given.items() if option}
 
 

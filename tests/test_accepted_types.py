@@ -19,8 +19,8 @@ from onceward.connectors.database.plan import split_changes, without_change
 from onceward.connectors.database.postgres.catalog import PgType
 from onceward.connectors.database.postgres.conversions import conversion as postgres_conversion
 from onceward.connectors.files.sink import FileSink
-from onceward.connectors.kafka.messages import MessageArray, Rows, check_columns, hashed
-from onceward.connectors.redis.forms import KeyTemplate, check_form, written
+from onceward.connectors.kafka.messages import MessageArray, Rows, check_columns, hashed_columns
+from onceward.connectors.redis.forms import KeyTemplate, check_form, to_entries
 from onceward.core.errors import SchemaError
 from onceward.core.kit.rows import check_columns as check_json
 from onceward.core.kit.rows import has_nulls, json_rows
@@ -86,7 +86,9 @@ each_type = pytest.mark.parametrize("array", ARRAYS, ids=lambda array: str(array
 @pytest.mark.slow
 @each_type
 @pytest.mark.parametrize("partition_by", [(), ("value",)])
-def test_of_files(tmp_path: Path, array: pa.Array, partition_by: tuple[str, ...]):
+def test_a_type_that_the_file_sink_accepts_can_be_written(
+    tmp_path: Path, array: pa.Array, partition_by: tuple[str, ...]
+):
     for format_ in ("parquet", "csv", "jsonl", "arrow"):
         _write_files(tmp_path / format_, array, format_, partition_by)
 
@@ -105,7 +107,7 @@ def _write_files(folder: Path, array: pa.Array, format_: FileFormat, partition_b
 
 @each_type
 @pytest.mark.parametrize("column", ["key", "value", "topic", "headers"])
-def test_of_kafka(array: pa.Array, column: str):
+def test_a_type_that_the_kafka_sink_accepts_can_be_written(array: pa.Array, column: str):
     filled = twice(array)
     columns = {"value": pa.array(["v", "w"]), "topic": pa.array(["t", "t"]), column: filled}
     if column == "headers":
@@ -119,23 +121,23 @@ def test_of_kafka(array: pa.Array, column: str):
     except SchemaError:
         return
     assert len(Rows(batch, topic)) == len(MessageArray(batch, topic)) == 2
-    RowHash().add(hashed(batch, own_topic=topic is None))
+    RowHash().add(hashed_columns(batch, own_topic=topic is None))
 
 
 @each_type
 @pytest.mark.parametrize("key", ["k:{value}", "k:{n}"])
-def test_of_redis(array: pa.Array, key: str):
+def test_a_type_that_the_redis_sink_accepts_can_be_written(array: pa.Array, key: str):
     batch = pa.record_batch({"value": twice(array), "n": [1, 2]})
     for form in ("hash", "list", "stream"):
         try:
             check_form("redis", form, KeyTemplate(key), batch.schema, 1)
         except SchemaError:
             continue
-        assert len(written("redis", form, KeyTemplate(key), batch)) == 2
+        assert len(to_entries("redis", form, KeyTemplate(key), batch)) == 2
 
 
 @each_type
-def test_of_http(array: pa.Array):
+def test_a_type_that_the_http_sink_accepts_can_be_written(array: pa.Array):
     batch = pa.record_batch({"value": array})
     try:
         check_json("http", batch.schema)
@@ -146,7 +148,7 @@ def test_of_http(array: pa.Array):
 
 @each_type
 @pytest.mark.parametrize("listed", [False, True])
-def test_of_postgres(array: pa.Array, listed: bool):
+def test_a_type_that_the_postgres_sink_accepts_can_be_written(array: pa.Array, listed: bool):
     if int(pa.__version__.split(".")[0]) < 25 and "values=string_view" in str(array.type):
         pytest.skip("pgpq ends the process at such a dictionary of an older pyarrow, which Spark never makes")
     if listed:
@@ -182,7 +184,7 @@ COLUMNS: Final = (
 
 @each_type
 @pytest.mark.parametrize("backend", ["mariadb", "sqlite"])
-def test_of_databases_that_take_rows_as_python_values(array: pa.Array, backend: str):
+def test_a_type_that_a_sink_of_python_values_accepts_can_be_written(array: pa.Array, backend: str):
     for column in COLUMNS:
         with suppress(UnfitError):
             step = database_conversion(array.type, column, backend)
@@ -194,7 +196,7 @@ def test_of_databases_that_take_rows_as_python_values(array: pa.Array, backend: 
 
 
 @each_type
-def test_of_a_change_column(array: pa.Array):
+def test_a_type_that_a_change_column_accepts_can_be_read(array: pa.Array):
     batch = pa.record_batch({"value": [1, 2], "change": twice(array)})
     try:
         without_change(batch.schema, "change")

@@ -60,7 +60,7 @@ def run(folder: Path, failing: str) -> tuple[int, list[str]]:
     return done.returncode, (folder / "made").read_text().splitlines()
 
 
-def test_it_does_what_readme_says(tmp_path: Path) -> None:
+def test_ci_runs_docs_tests_pages_and_an_older_pyspark_in_this_order(tmp_path: Path) -> None:
     assert run(tmp_path, "") == (0, ["docs", "test", "pages", OLDER])
 
 

@@ -435,7 +435,7 @@ def test_a_sink_that_is_wrong_about_what_has_no_trace_is_told_what_is_wrong(
         getattr(SinkConformance(), name)(SinkCase(sink_under_test_of(kind)))
 
 
-def test_lost_is_a_proof_which_a_sink_must_let_the_suite_try() -> None:
+def test_a_sink_that_answers_lost_must_let_the_conformance_suite_take_transactions_away() -> None:
     """Whether the target would remember a commit cannot be seen from a transaction that was never there."""
     unproven = replace(sink_under_test_of(Claiming), take_away=None)
     with pytest.raises(AssertionError, match=r"That is a proof.*give SinkUnderTest\.take_away"):

@@ -12,7 +12,7 @@ import pytest
 from onceward.core.checkpoint import share
 from onceward.core.checkpoint.coordinator import Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
-from onceward.core.engine.completion import unexpected
+from onceward.core.engine.completion import as_own_error
 from onceward.core.errors import LifecycleError
 from onceward.core.log import EpochInput
 from onceward.core.transaction import Acknowledgement, CommitOutcome, CommitStatus, Committable, WriteContext
@@ -158,7 +158,7 @@ def test_an_exception_in_a_commit_names_the_sink():
     sink.answers = [ValueError("on fire")]
     with pytest.raises(ValueError, match="on fire") as caught:
         run(sink)
-    assert str(unexpected("commit", caught.value)) == (
+    assert str(as_own_error("commit", caught.value)) == (
         "commit: ValueError: on fire (raised by sink a in a commit; its epoch stays decided)"
     )
 

@@ -619,7 +619,9 @@ class TestCommitting:
 
     @pytest.mark.parametrize("status", [LOST, UNKNOWN, CommitStatus.FENCED])
     @pytest.mark.parametrize("epoch", [0, 2])
-    def test_data_loss_is_loud(self, status: CommitStatus, epoch: int):
+    def test_a_decided_transaction_that_is_lost_fails_the_commit_and_the_next_start(
+        self, status: CommitStatus, epoch: int
+    ):
         """Invariant 8. Epoch 2: after the writer's START was pruned, too."""
         bench = Bench()
         coordinator = bench.opened()

@@ -641,7 +641,9 @@ class TestPutsInDoubt:
             writer.bar()
 
     @pytest.mark.parametrize("fault", [not_written, answer_lost])
-    def test_a_bar_in_doubt_can_be_tried_again_and_leaves_no_gap(self, fault: Callable[[Callable[[], bool]], bool]):
+    def test_an_entry_that_bars_the_decision_can_be_put_again_after_a_doubt_and_leaves_no_gap(
+        self, fault: Callable[[Callable[[], bool]], bool]
+    ):
         store = MemoryStore()
         writer = writer_on(store, tries=0)
         writer.start()

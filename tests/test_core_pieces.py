@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onceward.core.checkpoint.subtask import SubtaskEpoch
-from onceward.core.kit.pieces import PIECE_BYTES, joined, pieces, size_of
+from onceward.core.kit.pieces import PIECE_BYTES, join_batches, pieces, size_of
 
 from .engine_kit import Target, TargetSink, Transaction
 from .sink_kit import context
@@ -67,5 +67,5 @@ def test_a_sink_gets_no_more_bytes_at_once_than_a_piece_has():
 @given(sizes=st.lists(st.integers(0, 5), max_size=6))
 def test_joined_batches_hold_the_same_rows(sizes: list[int]) -> None:
     batches = [pa.record_batch({"n": pa.array([size] * size, pa.int64())}) for size in sizes]
-    found = [n for batch in joined(batches) for n in batch["n"].to_pylist()]
+    found = [n for batch in join_batches(batches) for n in batch["n"].to_pylist()]
     assert found == [size for size in sizes for _ in range(size)]

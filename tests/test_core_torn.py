@@ -488,7 +488,7 @@ class TestRewind:
         assert case.table.with_state(ABORTED) == case.of(case.table, named)
         assert case.kafka.with_state(COMMITTED) == case.of(case.kafka, named)
 
-    def test_it_waits_for_a_target_that_does_not_answer(self):
+    def test_a_rewind_waits_for_a_target_that_does_not_answer(self):
         case = Case()
         case.decided()
         case.table.away = True

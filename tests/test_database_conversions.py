@@ -292,7 +292,7 @@ def test_a_uuid_becomes_its_sixteen_bytes(kind: pa.DataType) -> None:
     assert encode_uuids(texts).to_pylist() == [ID.bytes, None, ID.bytes, ID.bytes]
 
 
-def test_no_uuids_become_no_bytes() -> None:
+def test_an_empty_column_and_a_column_of_nulls_can_be_encoded_as_uuids() -> None:
     assert encode_uuids(pa.array([], pa.string())).to_pylist() == []
     assert encode_uuids(pa.array([None, None], pa.string())).to_pylist() == [None, None]
 

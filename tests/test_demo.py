@@ -10,7 +10,7 @@ import pytest
 from onceward.cli.demo.run import MADE, SAID, TARGETS, VICTIMS, _said, expected, generate, judge, plan
 from onceward.core.errors import ConfigurationError
 from onceward.core.operations.comparison import Mismatch, Record
-from onceward.testing.machine import emptied
+from onceward.testing.machine import make_empty_folder
 from onceward.testing.pipeline.faults import FAULTS
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def test_a_folder_that_no_demo_made_is_refused_with_all_that_is_in_it(tmp_path: 
     (home / there).parent.mkdir(parents=True)
     (home / there).write_text("years of work")
     with pytest.raises(ConfigurationError, match=r"so nothing was deleted\. Give --home a folder that is new"):
-        emptied(home, "onceward demo", MADE)
+        make_empty_folder(home, "onceward demo", MADE)
     assert files_of(home) == {there: "years of work"}
 
 
@@ -119,11 +119,11 @@ def test_a_folder_that_a_demo_made_is_emptied_but_only_of_what_demos_make(tmp_pa
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "thesis.tex").write_text("years of work")
-    home = emptied(tmp_path / "runs" / "home", "onceward demo", MADE)
+    home = make_empty_folder(tmp_path / "runs" / "home", "onceward demo", MADE)
     (home / "services" / "kafka").mkdir(parents=True)
     (home / "checkpoints").symlink_to(outside)
     (home / "driver.log").write_text("of the last demo")
-    emptied(home, "onceward demo", MADE)
+    make_empty_folder(home, "onceward demo", MADE)
     assert files_of(tmp_path) == {
         "outside/thesis.tex": "years of work",
         "runs/home/.made-by-onceward": "onceward demo\n",
@@ -132,11 +132,11 @@ def test_a_folder_that_a_demo_made_is_emptied_but_only_of_what_demos_make(tmp_pa
     (home / "thesis.tex").write_text("years of work")
     for program in ("onceward demo", "the soak test"):
         with pytest.raises(ConfigurationError, match="did not make"):
-            emptied(home, program, MADE)
+            make_empty_folder(home, program, MADE)
     assert (home / "thesis.tex").read_text() == "years of work"
 
 
 def test_a_file_is_no_home(tmp_path: Path):
     (tmp_path / "notes").write_text("years of work")
     with pytest.raises(ConfigurationError, match="is a file, not a folder"):
-        emptied(tmp_path / "notes", "onceward demo", MADE)
+        make_empty_folder(tmp_path / "notes", "onceward demo", MADE)

@@ -48,7 +48,7 @@ def write_log(folder: Path) -> None:
     writer.decide(0, [], sinks=[], epoch_input=EpochInput())
 
 
-def test_it_works_without_any_extra() -> None:
+def test_doctor_works_without_any_extra() -> None:
     told = doctor("--json", "--at", f"kafka={NO_BROKER}", "--at", "postgres=host=127.0.0.1", without=EXTRAS)
     assert "Traceback" not in told.stderr
     assert told.returncode == 1

@@ -300,7 +300,7 @@ def test_a_column_that_no_record_has_is_a_mistake_until_it_was_seen():
         logic.rows(pa.RecordBatch.from_pydict({"k": [1]}))
 
 
-def test_it_runs_as_process_does():
+def test_an_aggregate_is_frozen_restored_and_closed_by_the_code_of_process_functions():
     """One machinery: freezing, restoring, confirming and closing are those of row-wise functions."""
     assert issubclass(AggregateLogic, ProcessLogic)
     assert {"rows", "some_rows", "open", "__init__"} >= vars(AggregateLogic).keys() & vars(ProcessLogic).keys() - {

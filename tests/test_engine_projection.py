@@ -104,7 +104,7 @@ def test_answers_that_are_larger_than_their_rows_are_computed_few_rows_at_a_time
     assert max(sizes) < 20_000_000
 
 
-def test_of_no_rows_the_columns_are_known():
+def test_the_columns_of_a_select_are_known_without_rows():
     batch = pa.record_batch({"n": pa.array([1], pa.int64())})
     found = projected(batch, ["n + 1 AS m"], "n > 5")
     assert (found.num_rows, found.schema) == (0, pa.schema({"m": pa.int64()}))
@@ -173,7 +173,7 @@ def test_an_expression_that_fails_at_a_row_is_named():
         projected(pa.record_batch({"s": ["1", "no"]}), ["cast(s AS int) AS n"])
 
 
-def test_files_are_out_of_reach(tmp_path: Path):
+def test_a_select_of_a_sink_cannot_read_files(tmp_path: Path):
     (tmp_path / "secret.csv").write_text("a\n1\n")
     with pytest.raises(OncewardError, match=r"disabled|not allowed|Permission|subquery"):
         projected(pa.record_batch({"n": [1]}), [f"(SELECT a FROM read_csv('{tmp_path}/secret.csv')) AS a"])

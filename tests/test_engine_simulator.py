@@ -577,7 +577,7 @@ def mutated(mutant: Callable[[pytest.MonkeyPatch], None]) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
-def test_the_simulator_catches(mutant: Callable[[pytest.MonkeyPatch], None]):
+def test_the_simulator_catches_each_mutant(mutant: Callable[[pytest.MonkeyPatch], None]):
     with mutated(mutant):
         for seed in [CATCHES[mutant.__name__], *CATCHING, *range(MUTANT_RUNS)]:
             try:

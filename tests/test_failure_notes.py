@@ -257,7 +257,7 @@ class TestStates:
     def test_a_note_that_somebody_else_wrote_does_no_harm(self, fields: dict[str, Any]) -> None:
         assert judged(log(900), written(5, what="life", **fields)).state is PipelineState.FAILED
 
-    def test_lives_are_counted_once_whatever_was_noted_of_each(self) -> None:
+    def test_each_process_of_a_pipeline_is_counted_once_whatever_it_has_noted(self) -> None:
         """Of each life there may be any of: a start, epochs after it, a failure, the end of its process."""
         for seed in range(300):
             self.check_lives(seed)

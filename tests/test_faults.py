@@ -99,7 +99,7 @@ def test_a_call_that_no_network_repeats_is_not_made_twice_and_counts_as_left():
     assert (faults.struck, faults.left()) == ([], [duplicate("begin")])
 
 
-def test_a_star_counts_all_calls():
+def test_a_fault_of_any_call_counts_the_calls_of_all_methods():
     faults = Faults(fail("*", nth=2))
     assert [made(faults, name)[1] == "answer" for name in "xyx"] == [True, False, True]
 
@@ -183,7 +183,7 @@ def test_faults_strike_the_calls_of_a_sinks_ledger():
         (FaultyLiveSource, LiveSource),
     ],
 )
-def test_all_of_a_contract_reaches_what_is_wrapped(wrapper: type, contract: type):
+def test_a_faulty_wrapper_passes_on_every_method_of_the_contract(wrapper: type, contract: type):
     inherited = {name for name in dir(contract) if name[0] != "_"} - vars(wrapper).keys()
     assert inherited == set()
 

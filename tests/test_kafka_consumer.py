@@ -211,7 +211,7 @@ def test_a_kept_consumer_belongs_to_the_topics_that_it_has_read(monkeypatch: pyt
 
 
 def test_a_record_that_is_not_passed_on_is_an_error(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(consumer, "joined", lambda batches: batches[:1])
+    monkeypatch.setattr(consumer, "join_batches", lambda batches: batches[:1])
     with pytest.raises(SourceError, match="delivered 3 records up to offset 2, and 2 were passed on"):
         read(monkeypatch, records(MINE, 0, 1), records(MINE, 2), end=3)
 

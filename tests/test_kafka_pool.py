@@ -127,7 +127,7 @@ def test_without_a_session_each_start_gets_names_that_say_it(cluster: Cluster, s
         assert {found.start for found in map(parse_pooled_name, names) if found is not None} == {writer}
 
 
-def test_names_of_a_session_say_no_start(cluster: Cluster):
+def test_transactional_ids_of_a_run_with_many_starts_do_not_contain_the_start(cluster: Cluster):
     name = parse_pooled_name(run(a_pool(), cluster, context(7, 0)))
     assert name is not None
     assert name.start is None

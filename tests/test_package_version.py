@@ -60,7 +60,7 @@ def checkout(tmp_path: Path) -> Path:
     return tree
 
 
-def test_it_is_that_of_the_installed_package() -> None:
+def test_the_version_of_the_module_is_that_of_the_installed_package() -> None:
     assert onceward.__version__ == metadata.version("onceward")
 
 

@@ -16,7 +16,15 @@ from onceward.connectors.kafka.reread import OUTSIDE, _headers, offsets_in
 from onceward.core.errors import ConfigurationError
 from onceward.core.log import EpochInput, LogView, LogWriter, Rewound, read
 from onceward.core.log.entries import Decide, Start, decode, encode
-from onceward.core.operations.audit import AuditLine, EpochVerdict, Expected, check_overlap, grouped, judge, tally
+from onceward.core.operations.audit import (
+    AuditLine,
+    EpochVerdict,
+    Expected,
+    check_overlap,
+    group_by_epoch,
+    judge,
+    tally,
+)
 from onceward.core.proof import HISTORY_BYTES, NO_ROWS, Proof, Proofs, Reread, RereadPiece, Wrote, total, without
 from onceward.core.row_hash import RowHash
 from onceward.core.transaction import Committable
@@ -181,7 +189,7 @@ def reread(
 
 def lines_of(view: LogView, held: Reread, later: LogView | None = None) -> tuple[list[AuditLine], int]:
     expected = Expected.of(view, "s")
-    found = grouped(tally(held), held, expected, Expected.of(later or view, "s"))
+    found = group_by_epoch(tally(held), held, expected, Expected.of(later or view, "s"))
     return judge(expected, found, held.unmarked)
 
 

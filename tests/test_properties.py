@@ -23,8 +23,8 @@ from onceward.connectors.kafka import reread
 from onceward.connectors.kafka.positions import (
     Partition,
     assignment_from_json,
-    bound,
     from_json,
+    parse_bound,
     to_json,
 )
 from onceward.connectors.kafka.settings import KafkaSettings, split_options
@@ -307,7 +307,7 @@ class TestGarbage:
         assert found is None or (file_name(str(found)) if parse is parse_file_name else str(found)) == text
 
     @pytest.mark.parametrize("parse", [parse_transaction_name, parse_pooled_name])
-    def test_names_with_numbers_that_nobody_counts_to(self, parse: Callable[[str], Any]):
+    def test_names_with_numbers_of_thousands_of_digits_are_not_ours(self, parse: Callable[[str], Any]):
         """Kafka takes ids of up to 32,767 characters, and anybody may choose one; Python reads 4,300 digits."""
         many = "9" * 5000
         assert parse(f"onceward:1:p:s:0123abcd:{many}:{many}:0:0:0123abcd") is None
@@ -322,7 +322,7 @@ class TestGarbage:
     def test_positions(self, value: Any):
         for read in (from_json, assignment_from_json):
             ours(read, value)
-        ours(bound, value, "startingOffsets")
+        ours(parse_bound, value, "startingOffsets")
         for option in ("startingOffsetsByTimestamp", "startingTimestamp"):
             text = value if isinstance(value, str) else "x"
             ours(stream_source, {"kafka.bootstrap.servers": "b:1", "subscribe": "t", option: text})

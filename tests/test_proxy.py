@@ -77,7 +77,7 @@ def is_silent(client: socket.socket) -> bool:
     return False
 
 
-def test_it_forwards_both_ways(proxy: Proxy, echo: Echo) -> None:
+def test_the_proxy_forwards_both_ways(proxy: Proxy, echo: Echo) -> None:
     with connected(proxy) as client:
         client.sendall(b"one\n")
         assert answer(client) == b"one\n"

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from onceward.connectors.redis.client import RedisFacts, check_facts, connect
-from onceward.connectors.redis.forms import KeyTemplate, WrittenEntry, check_form, hashed, written
+from onceward.connectors.redis.forms import KeyTemplate, WrittenEntry, check_form, hashed_columns, to_entries
 from onceward.connectors.redis.sink import RedisSink
 from onceward.core.errors import ConfigurationError, SchemaError, SinkError
 from onceward.core.names import Scope
@@ -157,7 +157,7 @@ def test_options_of_the_url_cannot_change_how_answers_are_read(tmp_path: Path):
 
 def test_what_was_written_under_another_key_is_an_error_and_no_traceback():
     with pytest.raises(SinkError, match="no column 'm'"):
-        written("s", "hash", KeyTemplate("{m}"), rows(n=[1]))
+        to_entries("s", "hash", KeyTemplate("{m}"), rows(n=[1]))
 
 
 def test_a_server_that_is_not_there_hides_no_segment(tmp_path: Path):
@@ -223,11 +223,11 @@ def test_values_are_text_and_nulls_have_no_field():
     }
     words = [word for pair in fields.items() for word in pair]
     key = KeyTemplate("{{x}}:{text}:{n}")
-    assert written("s", "hash", key, batch) == [WrittenEntry("{x}:grün:1".encode(), words, [b"none"])]
-    assert written("s", "stream", key, batch)[0].words == [b"*", *words]
-    assert written("s", "stream", key, batch, 7)[0].words == [b"MAXLEN", b"~", b"7", b"*", *words]
-    assert written("s", "hash", KeyTemplate("k:{small}"), batch)[0].key == b"k:0.00000000"
-    assert written("s", "list", KeyTemplate("l"), rows(n=[1], m=["a"])) == [
+    assert to_entries("s", "hash", key, batch) == [WrittenEntry("{x}:grün:1".encode(), words, [b"none"])]
+    assert to_entries("s", "stream", key, batch)[0].words == [b"*", *words]
+    assert to_entries("s", "stream", key, batch, 7)[0].words == [b"MAXLEN", b"~", b"7", b"*", *words]
+    assert to_entries("s", "hash", KeyTemplate("k:{small}"), batch)[0].key == b"k:0.00000000"
+    assert to_entries("s", "list", KeyTemplate("l"), rows(n=[1], m=["a"])) == [
         WrittenEntry(b"l", [b'{"n":1,"m":"a"}'], [])
     ]
 
@@ -244,7 +244,7 @@ def test_values_are_text_and_nulls_have_no_field():
 )
 def test_a_row_that_cannot_be_written_is_an_error(form: str, key: str, batch: pa.RecordBatch, says: str):
     with pytest.raises(SinkError, match=says):
-        written("s", form, KeyTemplate(key), batch)
+        to_entries("s", form, KeyTemplate(key), batch)
 
 
 @pytest.mark.parametrize(
@@ -291,4 +291,4 @@ def test_what_is_only_slow_or_asked_for_is_a_warning():
 
 
 def test_no_rows_have_no_hash():
-    assert hashed("stream", KeyTemplate("a"), rows(n=[1]).slice(0, 0)).num_rows == 0
+    assert hashed_columns("stream", KeyTemplate("a"), rows(n=[1]).slice(0, 0)).num_rows == 0

@@ -270,7 +270,7 @@ def test_a_text_hides_logins_and_nothing_else(text: str, expected: str) -> None:
     assert ConfigurationError(text).message == expected
 
 
-def test_an_error_may_be_the_message_of_another_one() -> None:
+def test_an_error_that_is_given_as_the_message_of_another_one_hides_its_logins_too() -> None:
     assert ConfigurationError(ValueError("password=x")).message == "password=***"  # type: ignore[arg-type]
 
 

@@ -26,7 +26,7 @@ def test_no_law_is_broken_in_thousands_of_runs(runs: int):
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_the_simulator_catches(name: str):
+def test_the_simulator_catches_each_mutant(name: str):
     assert first_catch(name, WITHIN) is not None, f"{MUTANTS[name].error} Not caught in {WITHIN} runs"
 
 

@@ -23,7 +23,7 @@ from onceward.connectors.kafka.positions import (
     AtTime,
     HeldOffsets,
     Partition,
-    bound,
+    parse_bound,
     spread,
 )
 from onceward.connectors.kafka.received import to_batch
@@ -176,12 +176,12 @@ def test_sparks_order_of_starting_points_is_time_then_times_then_offsets():
 
 def test_a_time_without_zone_is_refused():
     with pytest.raises(ConfigurationError, match="zone"):
-        bound(datetime(2026, 1, 1), "starting")  # noqa: DTZ001
-    assert bound(datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC), "starting") == AtTime(milliseconds=1000)
+        parse_bound(datetime(2026, 1, 1), "starting")  # noqa: DTZ001
+    assert parse_bound(datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC), "starting") == AtTime(milliseconds=1000)
 
 
 def test_offsets_must_name_every_partition():
-    given = bound({"a": {"0": 1, "5": 2}}, "starting")
+    given = parse_bound({"a": {"0": 1, "5": 2}}, "starting")
     with pytest.raises(ConfigurationError, match=r"not given: a-1; not subscribed or not there: a-5"):
         spread(given, [Partition("a", 0), Partition("a", 1)], "startingOffsets")
 
@@ -282,7 +282,7 @@ def test_a_broker_may_not_have_heard_of_a_partition_yet(monkeypatch: pytest.Monk
         def list_topics(self, **_: Any) -> None:
             """Nothing is looked up."""
 
-    monkeypatch.setattr(admin, "made", lambda *_, **__: Client())
+    monkeypatch.setattr(admin, "make_client", lambda *_, **__: Client())
     monkeypatch.setattr(admin, "PAUSE_SECONDS", 0)
     lookup = Lookup(KafkaSettings(f"b:{times}"), committed=True, retry_seconds=5)
     if times == 1:

@@ -13,10 +13,10 @@ from onceward.connectors.kafka.positions import (
     cut,
     from_json,
     in_share,
-    limited,
     losses,
     ranges,
     reach,
+    step_towards,
     to_json,
 )
 from onceward.core.source import Split
@@ -132,12 +132,12 @@ def test_until_bounds_what_is_read_and_leaves_later_partitions_alone():
 
 
 def test_a_limit_is_shared_in_proportion_to_the_backlog():
-    end = limited({A: 0, B: 0, C: 100}, {A: 9000, B: 1000, C: 100}, 1000)
+    end = step_towards({A: 0, B: 0, C: 100}, {A: 9000, B: 1000, C: 100}, 1000)
     assert end == {A: 900, B: 100, C: 100}
 
 
 def test_a_small_backlog_does_not_starve():
-    assert limited({A: 0, B: 0}, {A: 1_000_000, B: 3}, 100) == {A: 99, B: 1}
+    assert step_towards({A: 0, B: 0}, {A: 1_000_000, B: 3}, 100) == {A: 99, B: 1}
 
 
 @pytest.mark.parametrize("seed", range(25))

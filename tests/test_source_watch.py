@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onceward import FileSource, KafkaSource
-from onceward.cli.advice import advised
+from onceward.cli.advice import with_advice
 from onceward.connectors.spark.kafka import watched_sources
 from onceward.connectors.spark.plan import StreamingSource
 from onceward.connectors.spark.query_watch import QueryWatch
@@ -180,7 +180,7 @@ class TestState:
             "KafkaSource (topic orders at b:9092)",
             "no broker answers at b:9092",
         )
-        assert advised(told, "/data/orders", []).command == "onceward doctor --store /data/orders"
+        assert with_advice(told, "/data/orders", []).command == "onceward doctor --store /data/orders"
 
     @pytest.mark.parametrize(
         "after",
@@ -264,7 +264,7 @@ class TestQueryWatch:
         handler._query_ended()
         assert sum(one.what == "failure" for one in notes(store.path, 10)) == 1
 
-    def test_the_end_is_told_once_even_if_the_process_ends_first(self) -> None:
+    def test_the_end_of_a_query_is_reported_once(self) -> None:
         active, ended = [True], []
         watch = QueryWatch(lambda: active[0], lambda: None, lambda: ended.append(1))
         assert not watch.look_once()  # not begun

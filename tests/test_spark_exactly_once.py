@@ -415,7 +415,7 @@ org.apache.spark.SparkException"""
     [
         (ValueError("one\ntwo"), "ValueError: one"),
         (RuntimeError(_WORKER), "KafkaError: no broker"),
-        (KeyboardInterrupt(), "KeyboardInterrupt: "),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
     ],
 )
 def test_the_reason_of_a_failure_is_one_line(error: BaseException, told: str):

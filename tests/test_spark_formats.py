@@ -163,7 +163,7 @@ class TestTheOutputModeComplete:
             check_complete_mode(wrapped(FileSink("out", tmp_path)))
 
     @pytest.mark.parametrize("wrapped", [lambda sink: sink, lambda sink: FaultyDirectSink(sink, Faults())])
-    def test_so_is_a_direct_sink(self, wrapped: Any):
+    def test_a_direct_sink_that_would_add_each_result_again_is_refused(self, wrapped: Any):
         for sink in (wrapped(Adds("adds")), DirectlyWritten(wrapped(Adds("adds")))):
             with pytest.raises(ConfigurationError, match="it adds rows"):
                 check_complete_mode(sink)

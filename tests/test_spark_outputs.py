@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onceward.connectors.spark.outputs import Output, Transformations, checked_persist, merged, sinks_of
+from onceward.connectors.spark.outputs import Output, Transformations, checked_persist, merge_acknowledgements, sinks_of
 from onceward.core import events
 from onceward.core.checkpoint import OnLost
 from onceward.core.errors import ConfigurationError
@@ -129,7 +129,7 @@ def test_acknowledgements_of_several_jobs_are_one_for_each_subtask() -> None:
         return Acknowledgement(epoch=4, subtask=subtask, attempt=attempt, sinks=(sink,), retried=attempt > 0)
 
     sinks: Any = [SparkSink("a", "a"), SparkSink("b", "b")]
-    one, two = merged([ack(0, "a"), ack(1, "a", attempt=2), ack(0, "b")], sinks)
+    one, two = merge_acknowledgements([ack(0, "a"), ack(1, "a", attempt=2), ack(0, "b")], sinks)
     assert (one.subtask, one.sinks, one.retried) == (0, ("a", "b"), False)
     assert (two.subtask, two.sinks, two.retried, two.attempt) == (1, ("a", "b"), True, 2)
 

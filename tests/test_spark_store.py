@@ -60,7 +60,7 @@ def test_a_log_on_a_local_disk_is_refused_by_the_executors_of_a_cluster(
 
 
 @pytest.mark.parametrize("master", ["local", "local[2]", "local[2,4]", "local-cluster[2,1,1024]", None])
-def test_it_is_taken_where_all_is_on_one_machine(
+def test_a_decision_log_on_a_local_disk_is_taken_where_all_is_on_one_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, master: str | None
 ) -> None:
     written(tmp_path, monkeypatch, master, pipeline="days", runKey="monday", store=str(tmp_path / "log"))

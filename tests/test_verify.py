@@ -36,7 +36,7 @@ from onceward.core.operations.audit import Expected
 from onceward.core.operations.comparison import Record
 from onceward.core.operations.newest import NewestRows
 from onceward.core.operations.refusals import Refusal, RefusedError
-from onceward.core.operations.rows import compare_places, mapped, records, shown
+from onceward.core.operations.rows import compare_places, map_rows, records, shown
 from onceward.core.proof import NUMBER, UUID, Reread, RereadPiece
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import Acknowledgement
@@ -338,7 +338,7 @@ def test_a_message_that_is_no_json_object_is_told_with_one_hint(value: bytes) ->
     batch = pa.record_batch({"value": [value]})
     place = PostgresConnector("host=x").place("orders")
     with pytest.raises(ConfigurationError, match="not a JSON object") as refused:
-        list(mapped([batch], place, pa.schema([("id", pa.int64())]), None))
+        list(map_rows([batch], place, pa.schema([("id", pa.int64())]), None))
     assert message(refused.value).count("--map") == 1
 
 

@@ -30,8 +30,8 @@ from onceward import (
     exactly_once,
     read_stream,
 )
-from onceward.connectors.kafka.admin import made
-from onceward.connectors.kafka.positions import AtTime, Partition, bound
+from onceward.connectors.kafka.admin import make_client
+from onceward.connectors.kafka.positions import AtTime, Partition, parse_bound
 from onceward.connectors.spark.kafka import checked_source
 from onceward.connectors.spark.options import open_log
 from onceward.connectors.spark.query import checked_folder
@@ -225,12 +225,12 @@ def test_a_time_that_kafka_takes_for_something_else_is_refused(time: int) -> Non
 
 def test_an_offset_that_no_partition_can_have_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="offsets are 0 to"):
-        bound({"t": {"0": 2**63}}, "startingOffsets")
+        parse_bound({"t": {"0": 2**63}}, "startingOffsets")
 
 
 def test_a_setting_that_librdkafka_does_not_know_is_told_with_whose_names_count() -> None:
     with pytest.raises(ConfigurationError, match=r'"buffer.memory"\. They have librdkafka\'s names') as refused:
-        made(Producer, {"buffer.memory": "1"})
+        make_client(Producer, {"buffer.memory": "1"})
     assert "docs/" not in str(refused.value)
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from onceward.core.operations.comparison import Mismatch
-from onceward.testing.machine import locked
+from onceward.testing.machine import lock_file
 from onceward.testing.pipeline.case import Case
 from onceward.testing.pipeline.endpoints import UnreadableError
 from onceward.testing.pipeline.servers import Servers
@@ -127,7 +127,7 @@ def run_one(contestant: type[Contestant], fault: PlannedFault, servers: Servers,
 
 def record(run: Run) -> None:
     """Keep a run, in the place of an older one of the same fault and seed."""
-    with locked(CACHE / "results.lock"):
+    with lock_file(CACHE / "results.lock"):
         key = (run.contestant, run.fault, run.seed)
         others = [one for one in read_runs(RESULTS) if (one.contestant, one.fault, one.seed) != key]
         write_runs(RESULTS, [*others, run])

@@ -17,7 +17,7 @@ import psycopg
 from benchmarks.common import machine
 
 from onceward import __version__
-from onceward.testing.machine import emptied
+from onceward.testing.machine import make_empty_folder
 from onceward.testing.pipeline.driver import DriverStart, DriverSupervisor
 from onceward.testing.pipeline.endpoints import (
     KAFKA,
@@ -178,7 +178,7 @@ def main() -> int:
     parser.add_argument("--note", help="what else the machine did meanwhile, for the page")
     arguments = parser.parse_args()
     home = arguments.home.absolute()
-    emptied(home, "the soak test", MADE)
+    make_empty_folder(home, "the soak test", MADE)
     report = Report(
         facts={
             "date": time.strftime("%Y-%m-%d"),

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onceward.core.operations.comparison import Mismatch
-from onceward.testing.machine import emptied
+from onceward.testing.machine import make_empty_folder
 from onceward.testing.pipeline.endpoints import Addresses
 from onceward.testing.services import dev_services
 from onceward.testing.services.jars import PEER_JARS, ensure_jars
@@ -45,7 +45,7 @@ def demo(*, orders: int, users: int, kills: int, seed: int, home: Path, picture:
         ConfigurationError: The folder `home` holds something that no demo made.
     """
     console = Console()
-    emptied(home, "onceward demo", MADE)
+    make_empty_folder(home, "onceward demo", MADE)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that whoever ends the demo leaves no process behind
     console.print("setting up: jars, a Kafka broker, a PostgreSQL server …")
     ensure_jars(PEER_JARS)

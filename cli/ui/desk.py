@@ -23,7 +23,7 @@ from onceward.core.operations.discovery import Unsynced, log_folders
 from onceward.operations import Log, PipelineState, abort_undecided, abortable, commit_decided, open_log
 
 from .. import show
-from ..advice import advised
+from ..advice import with_advice
 from ..words import message
 from .changes import Changes, Update
 from .model import SEARCH_EVERY, ListedPipeline, ShownPipeline, Watched
@@ -180,7 +180,7 @@ class Desk:
         pipelines: list[ListedPipeline] = []
         self._shown = {}
         for one in self._watch.look():
-            status = advised(one.status(now), one.url, self._search.target_words)
+            status = with_advice(one.status(now), one.url, self._search.target_words)
             if status.state is PipelineState.RUNNING:  # the page shows the times, which are not sent again as they pass
                 status = msgspec.structs.replace(status, what="")
             shown = self._shown[one.shown.id] = msgspec.structs.replace(one.shown, status=status)

@@ -8,7 +8,7 @@ from onceward.core.connector import connectors
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.extras import needing
 
-from ..options import imported, place_forms
+from ..options import import_object, place_forms
 
 if TYPE_CHECKING:
     from onceward.core.operations.rows import RowMapping
@@ -46,7 +46,7 @@ def place_of(text: str, access: Access) -> Place:
 
 def load_function(reference: str) -> RowMapping:
     """Import the function from a source's rows to a target's: of record batches."""
-    function = imported("--map", reference)
+    function = import_object("--map", reference)
     if not callable(function):
         raise ConfigurationError(f"{reference} is not a function")
     return function  # type: ignore[no-any-return]

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
-from onceward.core.kit.rows import decoded
+from onceward.core.kit.rows import without_dictionary
 
 Check: TypeAlias = Callable[[pa.Array], None]
 """A function that raises ValueError for a value that the column's type allows and its declaration does not."""
@@ -91,7 +91,7 @@ class Conversion:
         """
         if isinstance(array, pa.ExtensionArray):
             array = array.storage
-        array = decoded(array)
+        array = without_dictionary(array)
         converted = array if array.type == self.wire else pc.cast(array, self.wire, safe=True)
         for check in self.checks:
             check(converted)

@@ -26,7 +26,7 @@ import sqlalchemy as sa
 
 from onceward.core.errors import OncewardError, SchemaError, SqlError, text_of
 from onceward.core.kit.pieces import pieces, size_of
-from onceward.core.kit.rows import decoded as decoded_array
+from onceward.core.kit.rows import without_dictionary as decoded_array
 from onceward.core.transaction import Committable, WriteContext
 
 from . import ledger
@@ -87,7 +87,7 @@ class PieceLoader(Loader):
             data = connection.scalar(query) or b""
             digest.update(data)
             try:
-                batches = decoded(data)
+                batches = decode_piece(data)
             except (pa.ArrowException, OSError) as error:
                 raise ChangedError(f"piece {number} staged under {row.name} is damaged: {text_of(error)}") from error
             for batch in batches:
@@ -249,7 +249,7 @@ def _encoded(batches: list[pa.RecordBatch], most: int) -> Iterator[bytes]:
         yield from _encoded(part, most)
 
 
-def decoded(data: bytes) -> list[pa.RecordBatch]:
+def decode_piece(data: bytes) -> list[pa.RecordBatch]:
     """Return the batches of a piece, after a check: Arrow trusts the offsets that it reads."""
     with pa.ipc.open_stream(data) as stream:
         batches = list(stream)

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from onceward.core.errors import SchemaError, refusing_rows, text_of
 from onceward.core.kit.pieces import pieces
-from onceward.core.kit.rows import decoded, has_nulls
+from onceward.core.kit.rows import has_nulls, without_dictionary
 from onceward.core.row_hash import RowHash
 
 from .conversions import Conversion, UnfitError, as_read_back, conversion, is_text, no_blank_at_the_end, read_back
@@ -174,7 +174,7 @@ def split_changes(batch: pa.RecordBatch, change: str) -> tuple[pa.RecordBatch, p
     Raises:
         SchemaError: A value of the change column is unknown.
     """
-    values = pc.utf8_lower(decoded(batch.column(change)).cast(pa.large_string()))
+    values = pc.utf8_lower(without_dictionary(batch.column(change)).cast(pa.large_string()))
     known = pc.is_in(values, value_set=pa.array(_CHANGES, pa.large_string()))
     if not pc.all(known, min_count=0).as_py():
         strange = values.filter(pc.invert(known))[0].as_py()
@@ -187,7 +187,7 @@ def split_changes(batch: pa.RecordBatch, change: str) -> tuple[pa.RecordBatch, p
     return rows.filter(kept), deletes.filter(kept)
 
 
-def converted(
+def convert_columns(
     batch: pa.RecordBatch, steps: Sequence[Callable[[pa.Array], pa.Array]], required: Collection[str] = ()
 ) -> list[pa.Array]:
     """Return a batch's columns, each after its step, and check that those in `required` have no nulls.
@@ -227,7 +227,7 @@ class Plan:
         Raises:
             SchemaError: A value does not fit; the message names the column.
         """
-        return converted(batch, [step.prepare for step in self.conversions], self.required)
+        return convert_columns(batch, [step.prepare for step in self.conversions], self.required)
 
     def new_hash(self) -> RowHash | None:
         """Return a sum of the hashes of rows, which is still empty; None if no column can be compared."""

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from onceward.core.errors import SchemaError
-from onceward.core.kit.rows import decoded
+from onceward.core.kit.rows import without_dictionary
 
 from .formats import is_binary
 
@@ -96,7 +96,7 @@ def _taken(rows: pa.RecordBatch, numbers: list[int]) -> pa.RecordBatch:
 
 def folder_texts(column: pa.Array) -> pa.Array:
     """Return the name of each value's folder, without that of the column."""
-    plain = decoded(column)
+    plain = without_dictionary(column)
     try:
         coded = plain.dictionary_encode(null_encoding="encode")
     except pa.ArrowNotImplementedError:  # views and small decimals (pyarrow 26)

@@ -22,9 +22,9 @@ import pyarrow.parquet
 
 from onceward.core.errors import ConfigurationError, text_of
 from onceward.core.kit.pieces import PIECE_BYTES
-from onceward.core.kit.rows import decoded
+from onceward.core.kit.rows import without_dictionary
 from onceward.core.names import parse_file_name
-from onceward.core.place import Place, fitted
+from onceward.core.place import Place, fit_columns
 from onceward.core.proof import JSON_LINE, PARTITION, Reread, RereadPiece
 from onceward.core.row_hash import covers
 
@@ -41,7 +41,7 @@ _ROWS_AT_ONCE: Final = 10_000
 _FINISHED: Final = re.compile(rf"(.+)-\d+\.(?:{'|'.join(FORMATS)})")
 
 
-def hashed(batch: pa.RecordBatch, format_: str, partition_by: Sequence[str] = ()) -> pa.RecordBatch:
+def hashed_columns(batch: pa.RecordBatch, format_: str, partition_by: Sequence[str] = ()) -> pa.RecordBatch:
     """Return the columns of written rows that are hashed, as the target holds them.
 
     Args:
@@ -62,7 +62,7 @@ def hashed(batch: pa.RecordBatch, format_: str, partition_by: Sequence[str] = ()
 
 def csv_texts(column: pa.Array) -> pa.Array:
     """Return each value as the text that Arrow's CSV writer makes of it."""
-    column = decoded(column)
+    column = without_dictionary(column)
     return column if pa.types.is_large_string(column.type) else column.cast(pa.string())
 
 
@@ -103,7 +103,7 @@ class WrittenFolder(Place):
         """Return rows as lines of JSON where files hold such, and the values of partitions as their folders' names."""
         if JSON_LINE in schema.names and JSON_LINE not in batch.schema.names:
             batch = as_lines(batch, [name for name in schema.names if name in batch.schema.names])
-        return fitted(batch, schema, {PARTITION: folder_texts})
+        return fit_columns(batch, schema, {PARTITION: folder_texts})
 
 
 def reread(folder: str, scope: Scope | None, columns: Sequence[str] = ()) -> Reread:

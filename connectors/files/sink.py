@@ -65,7 +65,7 @@ from .formats import (
     hidden,
 )
 from .partitions import check_partitions, encoded, parts
-from .reread import hashed
+from .reread import hashed_columns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -197,7 +197,7 @@ class FileSink(FolderSink[Files]):
             for partition, rows in parts(batch, self.partition_by):
                 transaction.write(partition, rows)
             if transaction.hash is not None:
-                transaction.hash.add(hashed(batch, self.format, self.partition_by))
+                transaction.hash.add(hashed_columns(batch, self.format, self.partition_by))
         except SchemaError as error:
             why = f"{error.message}; the epoch's rows are not written"
             raise refusing_rows(SchemaError(why, sink=self.name)) from None

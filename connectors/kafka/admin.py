@@ -48,7 +48,7 @@ MOVING: Final = frozenset({Code.COORDINATOR_LOAD_IN_PROGRESS, Code.COORDINATOR_N
 """Answers while a group's coordinator moves, as after a broker's restart: asked again."""
 
 
-def made(client: Callable[..., T], config: Mapping[str, Any], **more: Any) -> T:
+def make_client(client: Callable[..., T], config: Mapping[str, Any], **more: Any) -> T:
     """Make a client of confluent-kafka.
 
     Raises:
@@ -94,7 +94,7 @@ class Admin:
     def __init__(self, settings: KafkaSettings) -> None:
         self.complaints = Complaints()
         self._config = {"log_level": 0, **settings.for_librdkafka(), "error_cb": self.complaints}
-        self.client: Any = made(AdminClient, self._config)
+        self.client: Any = make_client(AdminClient, self._config)
         self.answered = False
         self._servers = settings["bootstrap.servers"]
 
@@ -155,7 +155,7 @@ class Admin:
         except KafkaException as fault:
             if fault.args[0].name() != "_TIMED_OUT":
                 raise
-        self.client = made(AdminClient, self._config)
+        self.client = make_client(AdminClient, self._config)
         return question(self.client)
 
     def _why(self, fault: Any) -> tuple[str, bool]:

@@ -31,11 +31,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from onceward.core.errors import SourceError
-from onceward.core.kit.pieces import PIECE_BYTES, joined
+from onceward.core.kit.pieces import PIECE_BYTES, join_batches
 from onceward.core.kit.processwide import PerProcess
 
 from . import librdkafka
-from .admin import made, passes
+from .admin import make_client, passes
 from .positions import Partition
 from .received import ArrayClient, ObjectClient
 
@@ -119,8 +119,8 @@ class RangeConsumer:
         """Make a client that asks for `fetch_bytes` bytes at once; None: for as many as the settings say."""
         config = self._config if fetch_bytes is None else {**self._config, FETCH_SIZES[0]: fetch_bytes}
         if self._include_headers or not librdkafka.usable(config):
-            return made(ObjectClient, config, include_headers=self._include_headers)
-        return made(ArrayClient, config)
+            return make_client(ObjectClient, config, include_headers=self._include_headers)
+        return make_client(ArrayClient, config)
 
     def _widen(self, partition: Partition, offset: int) -> None:
         """Continue from this offset with larger responses."""
@@ -276,7 +276,7 @@ class _Range:
 
     def ready(self) -> Iterator[pa.RecordBatch]:
         """Yield the records that wait."""
-        batches, self._waiting = joined(self._waiting), []
+        batches, self._waiting = join_batches(self._waiting), []
         self.rows = self._bytes = 0
         for batch in batches:
             self._given += len(batch)
@@ -324,7 +324,9 @@ _idle_of: Final[PerProcess[tuple[KafkaSettings, bool], deque[RangeConsumer]]] = 
 
 
 @contextmanager
-def borrowed(settings: KafkaSettings, topic: str, topic_id: str, *, include_headers: bool) -> Iterator[RangeConsumer]:
+def lend_consumer(
+    settings: KafkaSettings, topic: str, topic_id: str, *, include_headers: bool
+) -> Iterator[RangeConsumer]:
     """Lend a consumer for one range: an idle one of this process, or a new one. After a fault it is not used again.
 
     Args:

@@ -144,7 +144,7 @@ FROM_LATEST: Final = AtOffsets(default=LATEST)
 _BY_NAME: Final = {"earliest": AtOffsets(default=EARLIEST), "latest": FROM_LATEST}
 
 
-def bound(value: Any, what: str) -> Bound:
+def parse_bound(value: Any, what: str) -> Bound:
     """Make a bound from "earliest", "latest", `{"topic": {"0": 123}}` (or JSON text of it), or a datetime with zone.
 
     Raises:
@@ -295,7 +295,7 @@ def reach(
             continue
         stop = there.stable if until is None else min(there.stable, until[partition])
         end[partition] = max(start[partition], stop)
-    end = end if limit is None else limited(start, end, limit)
+    end = end if limit is None else step_towards(start, end, limit)
     for partition, offset in position.items():
         # Offsets have no place for a topic's id, so only an end before the start says that reading starts over (see
         # `ranges`). The rest follows in the next step.
@@ -304,7 +304,7 @@ def reach(
     return end
 
 
-def limited(start: Mapping[Partition, int], end: Mapping[Partition, int], limit: int) -> Offsets:
+def step_towards(start: Mapping[Partition, int], end: Mapping[Partition, int], limit: int) -> Offsets:
     """Go from `start` at most about `limit` offsets towards `end`: each partition in proportion to its backlog.
 
     A partition with a backlog moves by one at least, so that small ones do not starve. As Spark's own source does

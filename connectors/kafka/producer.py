@@ -17,7 +17,7 @@ from confluent_kafka import KafkaException, Producer
 from onceward.core.errors import KafkaError, refusing_rows
 
 from . import librdkafka
-from .admin import made
+from .admin import make_client
 from .errors import advice, client_error, refuses_message
 from .messages import MessageArray, QueueFull, Rows
 
@@ -217,9 +217,9 @@ def _made(settings: KafkaSettings, name: str, timeout_ms: int, more: dict[str, A
     config: dict[str, Any] = {**TUNED, **queue_bound(given), **more, **given, **FIXED}
     config |= {"transactional.id": name, "transaction.timeout.ms": timeout_ms}
     if librdkafka.usable(config):
-        return made(librdkafka.BatchProducer, config, on_failure=failures, logger=_client_log)
+        return make_client(librdkafka.BatchProducer, config, on_failure=failures, logger=_client_log)
     config["on_delivery"] = lambda error, message: failures(error, message.topic(), message.partition())
-    return made(Producer, config, logger=_client_log)
+    return make_client(Producer, config, logger=_client_log)
 
 
 def queue_bound(given: Mapping[str, Any]) -> dict[str, int]:

@@ -21,7 +21,7 @@ from onceward.core.source import read_split
 
 from .admin import cluster_of
 from .errors import Code, code_name
-from .messages import hashed
+from .messages import hashed_columns
 from .positions import Partition
 from .source import KafkaSource
 from .transaction import mark_of
@@ -80,7 +80,7 @@ class Topic(Place):
 
     def as_hashed(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:  # noqa: ARG002
         """Return key, value and headers."""
-        return hashed(batch, own_topic=False)
+        return hashed_columns(batch, own_topic=False)
 
 
 def reread(servers: str, config: Mapping[str, Any], topic: str) -> Reread:
@@ -127,7 +127,7 @@ def _pieces(servers: str, config: Mapping[str, Any], topic: str) -> Iterator[Rer
             offsets = piece.batch.column("offset").to_pylist()
             of_rows = [marks[bisect_right(firsts, offset) - 1] for offset in offsets]
             positions = [f"{partition}@{offset}" for offset in offsets]
-            yield RereadPiece(hashed(piece.batch, own_topic=False), of_rows, positions)
+            yield RereadPiece(hashed_columns(piece.batch, own_topic=False), of_rows, positions)
 
 
 def _spans(cluster: Cluster, partition: Partition, start: int, end: int) -> tuple[list[int], list[str]]:

@@ -26,7 +26,7 @@ from . import commits, ownership
 from .admin import check_reachable, cluster_of
 from .errors import Code, Retries, kafka_error
 from .lookup import Lookup
-from .messages import check_columns, hashed, ignored_columns
+from .messages import check_columns, hashed_columns, ignored_columns
 from .pool import pool_of
 from .positions import LATEST, Partition
 from .producer import check_settings
@@ -269,7 +269,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 transaction.topics.update(rows.topics)
             transaction.producer.write(rows)
             if transaction.hash is not None:
-                transaction.hash.add(hashed(piece, own_topic=self.topic is None))
+                transaction.hash.add(hashed_columns(piece, own_topic=self.topic is None))
 
     def pre_commit(self, transaction: KafkaTransaction) -> Committable:
         """Wait for the brokers' acknowledgements, ask for the handle, and release the producer."""

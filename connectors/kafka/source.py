@@ -12,12 +12,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
 from onceward.core.errors import ConfigurationError, SourceError
-from onceward.core.kit.options import check_choice, check_types, spelled
+from onceward.core.kit.options import as_option, check_choice, check_types
 from onceward.core.source import Piece, Position, ResettableSource
 
 from . import positions
 from .admin import publish_offsets
-from .consumer import Gone, RangeConsumer, borrowed
+from .consumer import Gone, RangeConsumer, lend_consumer
 from .lookup import Found, Lookup, Selection, find, resolve
 from .positions import (
     FROM_LATEST,
@@ -26,10 +26,10 @@ from .positions import (
     Offsets,
     Partition,
     TopicSplit,
-    bound,
     check_end,
     from_json,
     in_share,
+    parse_bound,
     to_json,
 )
 from .received import check_timestamps, schema
@@ -121,8 +121,8 @@ class KafkaSource(ResettableSource):
     ) -> None:
         check_types(KafkaSource, locals())
         self.selection = Selection.of(None if topics is None else list(topics), pattern, assign)
-        self.starting: Bound = bound(starting, "starting")
-        self.ending: Bound | None = check_end(bound(ending, "ending")) if ending is not None else None
+        self.starting: Bound = parse_bound(starting, "starting")
+        self.ending: Bound | None = check_end(parse_bound(ending, "ending")) if ending is not None else None
         own_config = {name: value for name, value in (config or {}).items() if value is not None}
         self.settings = KafkaSettings(bootstrap_servers, {ISOLATION: isolation or COMMITTED, **own_config})
         self._committed = str(self.settings[ISOLATION]).lower() == COMMITTED
@@ -224,7 +224,9 @@ class KafkaSource(ResettableSource):
         is_there = partial(self._is_there, partition, topic_id)
         while at < split.end:
             why = None
-            with borrowed(self.settings, partition.topic, topic_id, include_headers=self.include_headers) as consumer:
+            with lend_consumer(
+                self.settings, partition.topic, topic_id, include_headers=self.include_headers
+            ) as consumer:
                 try:
                     for batch in consumer.read(partition, at, split.end, retry_seconds=self.timeout, is_there=is_there):
                         if self.invalid_timestamps == "error":
@@ -363,6 +365,6 @@ def _check_numbers(source: KafkaSource) -> None:
     for name in limits:
         value = getattr(source, name)
         if value is not None and value < 1:
-            raise ConfigurationError(f"{name} ({spelled(name)}) must be 1 or more, not {value}")
+            raise ConfigurationError(f"{name} ({as_option(name)}) must be 1 or more, not {value}")
     if not 0 < source.timeout < math.inf:
         raise ConfigurationError(f"timeout must be more than 0 s, not {source.timeout}")

@@ -168,7 +168,7 @@ def check_form(sink: str, form: str, key: KeyTemplate, schema: pa.Schema, rows_p
         )
 
 
-def written(
+def to_entries(
     sink: str, form: str, key: KeyTemplate, rows: pa.RecordBatch, maxlen: int | None = None
 ) -> list[WrittenEntry]:
     """Return rows in the form in which they are written.
@@ -200,7 +200,7 @@ def check_sizes(sink: str, form: str, key: KeyTemplate, batch: pa.RecordBatch, s
         return
     facts = read_facts(settings)
     request = min(facts.longest_request, _LONGEST_ENTRY) if form == "stream" else facts.longest_request
-    for row in (row for piece in large for row in written(sink, form, key, piece)):
+    for row in (row for piece in large for row in to_entries(sink, form, key, piece)):
         sizes = [len(word) for word in (row.key, *row.words)]
         for what, size, most, setting in (
             ("a value", max(sizes), facts.longest_value, "proto-max-bulk-len"),
@@ -223,13 +223,13 @@ def _row(form: str, key: KeyTemplate, row: dict[str, Any], maxlen: int | None) -
     return WrittenEntry(key.of(row), [*trimmed, b"*", *fields], [])
 
 
-def hashed(form: str, key: KeyTemplate, batch: pa.RecordBatch, sink: str = "any") -> pa.RecordBatch:
+def hashed_columns(form: str, key: KeyTemplate, batch: pa.RecordBatch, sink: str = "any") -> pa.RecordBatch:
     """Return the hashed columns of rows that are written into streams or lists.
 
     Raises:
         SinkError: A row has no key, or a value has no text.
     """
-    rows = written(sink, form, key, batch)
+    rows = to_entries(sink, form, key, batch)
     if form == "list":
         return _batch((row.key, {JSON_LINE.encode(): row.words[0]}) for row in rows)
     return _batch((row.key, dict(zip(row.words[1::2], row.words[2::2], strict=True))) for row in rows)
@@ -238,7 +238,7 @@ def hashed(form: str, key: KeyTemplate, batch: pa.RecordBatch, sink: str = "any"
 def as_written(batch: pa.RecordBatch, key: str, schema: pa.Schema) -> pa.RecordBatch:
     """Return the hashed columns of a source's rows, if the rows of the target have this schema."""
     form = "list" if JSON_LINE in schema.names else "stream"
-    return hashed(form, KeyTemplate(key), batch.select([name for name in batch.schema.names if name != KEY]))
+    return hashed_columns(form, KeyTemplate(key), batch.select([name for name in batch.schema.names if name != KEY]))
 
 
 def _batch(rows: Iterable[tuple[bytes, Mapping[bytes, bytes]]]) -> pa.RecordBatch:

@@ -26,8 +26,8 @@ from .forms import (
     KeyTemplate,
     check_form,
     check_sizes,
-    hashed,
-    written,
+    hashed_columns,
+    to_entries,
 )
 from .script import ACCEPT, CHOICES, CLAIM, EXPIRE, PRUNE, RELEASE, Loss, change_marker, deliver, marker_key
 
@@ -161,13 +161,13 @@ class RedisSink(WriteAheadLogSink):
         """Append a batch, if it can be written: after the decision it would be too late to refuse it."""
         check_form(self.name, self.form, self.key, batch.schema, self.rows_per_send)
         if transaction.hash is None:  # else each row is written to be hashed
-            written(self.name, self.form, self.key, batch)
+            to_entries(self.name, self.form, self.key, batch)
         check_sizes(self.name, self.form, self.key, batch, self.settings)
         super().write(transaction, batch)
 
     def hashed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return keys and entries of streams, or elements of lists."""
-        return hashed(self.form, self.key, batch, self.name)
+        return hashed_columns(self.form, self.key, batch, self.name)
 
     def send(self, rows: pa.RecordBatch, delivery: Delivery) -> None:
         """Write rows and marker. A server that has lost its marker is an error, or with durable=False a warning."""
@@ -177,7 +177,7 @@ class RedisSink(WriteAheadLogSink):
         loss: Loss = "loud"
         if not self.durable:  # only a server that evicts keys loses a marker and keeps the rows
             loss = "again" if delivery.again and read_facts(self.settings).evicts else "first"
-        entries = written(self.name, self.form, self.key, rows, self.maxlen)
+        entries = to_entries(self.name, self.form, self.key, rows, self.maxlen)
         deliver(self.settings, name, delivery.first, self.form, entries, loss, self.replicas)
 
     def ledger(self) -> RedisLedger:

@@ -259,14 +259,14 @@ def read_stream(spark: SparkSession, source: ResettableSource, *, max_rows: int 
     if not is_connect(spark):  # the server does so, where the source is read
         source.validate()
         spark_schema(source)  # in the error of a Python data source it would be deep in Spark's own output
-    reader: Any = spark.readStream.format(registered(spark, source))
+    reader: Any = spark.readStream.format(register_format(spark, source))
     if max_rows is not None:
         reader = reader.option(_ROWS, str(max_rows))
     frame: DataFrame = reader.load()
     return frame
 
 
-def registered(spark: SparkSession, source: ResettableSource) -> str:
+def register_format(spark: SparkSession, source: ResettableSource) -> str:
     """Register a format that reads the source, and return its name.
 
     Raises:

@@ -42,7 +42,7 @@ from onceward.core.kit.options import check_type, plain
 from .options import check_log, noting_failed_start
 from .plan import StreamingSource
 from .processes import observe_if_asked
-from .query import ASYNC, REAL_TIME, local_path, read_text, refused, remembering_last
+from .query import ASYNC, REAL_TIME, local_path, read_text, refusal_of, remembering_last
 from .session import QueryRun
 from .starting import check_start
 
@@ -119,7 +119,7 @@ def _start(
     checkpoint = _checkpoint(writer)
     proto = writer._write_proto  # noqa: SLF001 - a writer has no public way to ask for its settings
     if proto.WhichOneof("trigger") == "real_time_batch_duration":
-        raise refused(REAL_TIME)
+        raise refusal_of(REAL_TIME)
     query = StartedQuery(settings, schemas, checkpoint, proto.output_mode.lower() == "complete")
     DataStreamWriter.foreachBatch(writer, _Sent(_pickled(query)))
     return DataStreamWriter.start(writer)
@@ -129,7 +129,7 @@ def _checkpoint(writer: DataStreamWriter) -> str:
     """Return where Spark will put the checkpoint, and set it, so that it is the same on the server."""
     options = {plain(name): text for name, text in writer._write_proto.options.items()}  # noqa: SLF001
     if options.get("asyncprogresstrackingenabled", "false").lower() == "true":
-        raise refused(ASYNC)
+        raise refusal_of(ASYNC)
     location = options.get("checkpointlocation")
     if location is None:
         parent = writer._session.conf.get("spark.sql.streaming.checkpointLocation", None)  # noqa: SLF001

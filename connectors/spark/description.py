@@ -17,7 +17,7 @@ from .any_source import registered_source
 from .formats import formats
 from .kafka import stream_source
 from .options import FormatOptions, check_complete_mode, check_store
-from .plan import Cause, planned, streaming_sources, unstable, unstable_for, unstable_output
+from .plan import Cause, read_plan, streaming_sources, unstable, unstable_for, unstable_output
 from .query import local_path
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def described_query(writer: Any) -> Described:
     Raises:
         ConfigurationError: The writer's format has wrong options.
     """
-    query = planned(writer)
+    query = read_plan(writer)
     one = Described(name=query.options.get("queryname", "query"), checkpoint=query.checkpoint)
     _read_sinks(query, one)
     one.name = one.pipeline or one.name

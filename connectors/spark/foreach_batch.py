@@ -27,7 +27,16 @@ from onceward.sinks import Sink
 from .executors import executors_of, warn_of_python
 from .handler import EpochHandler, check_pipeline, check_settings, dead_letters_of, driven_sinks
 from .kafka import watched_sources, with_publication
-from .outputs import DEFAULT_PERSIST, AnySink, Output, Persist, Transformations, applied, checked_persist, sinks_of
+from .outputs import (
+    DEFAULT_PERSIST,
+    AnySink,
+    Output,
+    Persist,
+    Transformations,
+    apply_function,
+    checked_persist,
+    sinks_of,
+)
 from .parallelism import Writers, checked_writers, row_size
 from .plan import is_micro_batch, plan_only_writes, sources_in
 from .query import called_for, query_session
@@ -145,7 +154,7 @@ class ForeachBatch:
             for output in self._outputs:
                 function, name = output.transform, output.sink.name
                 if id(function) not in frames:
-                    frames[id(function)] = batch if function is None else applied(function, name, batch)
+                    frames[id(function)] = batch if function is None else apply_function(function, name, batch)
                 epoch.write(frames[id(function)], output.sink)
 
     def epoch(self, batch: DataFrame, batch_id: int) -> EpochWriter:

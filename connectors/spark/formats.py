@@ -23,7 +23,7 @@ from .data_sources import DataSource, need_available
 from .executors import warn_of_python
 from .kafka import is_ours, publisher_from_options
 from .options import COMMON, FormatOptions, check_complete_mode, noting_failed_start
-from .query import ASYNC, refused
+from .query import ASYNC, refusal_of
 from .task import arrow_schema
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class SinkFormat(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's name
         tracking = self.options.get("asyncProgressTrackingEnabled", "false")
         if tracking.lower() == "true":
-            raise refused(ASYNC)
+            raise refusal_of(ASYNC)
         with self._noting():
             sink = self._sink(schema)
             if overwrite:  # output mode complete

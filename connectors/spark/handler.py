@@ -71,7 +71,17 @@ from .options import (
     noting_failed_start,
     open_log,
 )
-from .outputs import DEFAULT_PERSIST, AnySink, Jobs, Output, Persist, Transformations, checked_persist, merged, sinks_of
+from .outputs import (
+    DEFAULT_PERSIST,
+    AnySink,
+    Jobs,
+    Output,
+    Persist,
+    Transformations,
+    checked_persist,
+    merge_acknowledgements,
+    sinks_of,
+)
 from .parallelism import TOO_LARGE, Writers, checked_writers, driver_limit, row_size, writers_of
 from .plan import handlers, only_writes, streaming_sources
 from .query import checked_folder, epoch_input, reason
@@ -84,8 +94,8 @@ from .task import (
     ACK_SCHEMA,
     SIZE_COLUMN,
     STAGE_COLUMN,
-    collected,
-    projected,
+    collect_rows,
+    project_sinks,
     schema_for,
     share_batches,
     with_plain_names,
@@ -733,7 +743,7 @@ class EpochHandler(HandlerSettings):
         try:
             if limit != math.inf:
                 frame = frame.where(f"if({self.row_size} <= {limit}, true, raise_error('{TOO_LARGE}'))")
-            return collected(projected(frame, self.sinks, source=self.dead_letters is not None))
+            return collect_rows(project_sinks(frame, self.sinks, source=self.dead_letters is not None))
         except pa.ArrowInvalid:
             pass
         except spark_errors() as error:
@@ -759,7 +769,7 @@ class EpochHandler(HandlerSettings):
     ) -> tuple[list[Acknowledgement], bool]:
         letters = self._letters(coordinator, batch, written=letters_written, tasks=tasks)
         contexts = [coordinator.context(sink.name, batch, subtask=-1) for sink in sinks]
-        rows_frame, names = with_plain_names(projected(frame, sinks, source=letters is not None))
+        rows_frame, names = with_plain_names(project_sinks(frame, sinks, source=letters is not None))
         with self._giving_up(coordinator):
             task = partial(write_and_tell, sinks, contexts, names=names, only=only, letters=letters)
             rows = self._acknowledged(rows_frame, task)
@@ -807,7 +817,7 @@ class EpochHandler(HandlerSettings):
                     limited, coordinator, batch, part, subtasks, letters_written=letters_written
                 )
                 acks, lost = acks + written, lost or left
-        return merged(acks, everywhere), lost
+        return merge_acknowledgements(acks, everywhere), lost
 
     @contextlib.contextmanager
     def _giving_up(self, coordinator: Coordinator, unless_decided: int | None = None) -> Iterator[None]:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from onceward.connectors.kafka.positions import LATEST, AtOffsets, AtTime, bound, from_json, to_json
+from onceward.connectors.kafka.positions import LATEST, AtOffsets, AtTime, from_json, parse_bound, to_json
 from onceward.connectors.kafka.settings import CONNECTION_OPTIONS, PREFIX, KafkaSettings, split_options
 from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.core.kit.options import arguments, distinct
@@ -163,7 +163,7 @@ def _bound(given: Mapping[str, str], names: tuple[str, ...], default: str) -> Bo
     if several in given:
         times = from_json(given[several], f"option {several}")
         return AtTime(of=tuple(sorted(times.items())), or_latest=strategy == "latest")
-    return bound(given.get(offsets, default), f"option {offsets}")
+    return parse_bound(given.get(offsets, default), f"option {offsets}")
 
 
 def publish(groups: Sequence[Group | None] | Group, epoch: int, about: EpochInput) -> None:

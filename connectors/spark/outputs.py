@@ -136,7 +136,7 @@ class Transformations:
         if not functions:
             return cls(persist=persist)
         empty = df.sparkSession.createDataFrame([], df.schema)
-        frames = {name: applied(function, name, empty) for name, function in functions.items()}
+        frames = {name: apply_function(function, name, empty) for name, function in functions.items()}
         return cls(functions, persist, {name: _columns(frame, name) for name, frame in frames.items()}, frames)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -169,7 +169,7 @@ class Transformations:
         function = self.functions.get(name)
         if function is None:
             return batch
-        frame = applied(function, name, batch)
+        frame = apply_function(function, name, batch)
         if name in self.schemas:
             _check_columns(name, self.schemas[name], _columns(frame, name))
         return frame
@@ -192,7 +192,9 @@ def sinks_of(outputs: Iterable[Any]) -> list[Any]:
     return [one.sink if isinstance(one, Output) else one for one in outputs]
 
 
-def merged(acks: Iterable[Acknowledgement], sinks: Sequence[TwoPhaseCommitSink[Any]]) -> list[Acknowledgement]:
+def merge_acknowledgements(
+    acks: Iterable[Acknowledgement], sinks: Sequence[TwoPhaseCommitSink[Any]]
+) -> list[Acknowledgement]:
     """Return one acknowledgement for each subtask of the epoch, from those of several finished jobs.
 
     A job with fewer partitions than another one has nothing to write in the subtasks that it lacks. (2)
@@ -218,7 +220,7 @@ def merged(acks: Iterable[Acknowledgement], sinks: Sequence[TwoPhaseCommitSink[A
     ]
 
 
-def applied(function: Callable[[DataFrame], DataFrame], sink: str, batch: DataFrame) -> DataFrame:
+def apply_function(function: Callable[[DataFrame], DataFrame], sink: str, batch: DataFrame) -> DataFrame:
     """Return what the function of an Output makes of a micro-batch.
 
     Raises:

@@ -91,7 +91,7 @@ class PlannedQuery:
         return self.options.get("checkpointlocation") or of_session
 
 
-def planned(writer: DataStreamWriter) -> PlannedQuery:
+def read_plan(writer: DataStreamWriter) -> PlannedQuery:
     """Read a writer's settings out of Spark's fields, for there is no public way to ask.
 
     Raises:
@@ -126,7 +126,7 @@ def _pairs(scala_map: Any) -> Iterator[tuple[str, str]]:
         yield str(pair._1()), str(pair._2())  # noqa: SLF001 - a Scala tuple
 
 
-def analyzed(df: DataFrame) -> Any:
+def analyzed_plan(df: DataFrame) -> Any:
     """Return the analyzed logical plan of a DataFrame of a classic session."""
     return df._jdf.queryExecution().analyzed()  # noqa: SLF001 - no public way to ask
 
@@ -145,7 +145,7 @@ def node_names(df: DataFrame) -> list[str]:
     if is_connect(df):
         names: list[str] = connect().node_names(df)
         return names
-    return [node.nodeName() for node in nodes(analyzed(df))]
+    return [node.nodeName() for node in nodes(analyzed_plan(df))]
 
 
 def streaming_sources(df: DataFrame) -> list[StreamingSource]:
@@ -153,7 +153,7 @@ def streaming_sources(df: DataFrame) -> list[StreamingSource]:
     if is_connect(df):
         sources: list[StreamingSource] = connect().streaming_sources(df)
         return sources
-    return sources_in(analyzed(df)) if hasattr(df, "_jdf") else []
+    return sources_in(analyzed_plan(df)) if hasattr(df, "_jdf") else []
 
 
 def sources_in(plan: Any) -> list[StreamingSource]:
@@ -191,7 +191,7 @@ def only_writes(df: DataFrame) -> bool:
         return all(name in _CHEAP for name in connect().node_names(df, "Optimized"))
     if not hasattr(df, "_jdf"):
         return False
-    return plan_only_writes(analyzed(df), cast("Any", df.sparkSession)._jvm)  # noqa: SLF001 - no public way to ask
+    return plan_only_writes(analyzed_plan(df), cast("Any", df.sparkSession)._jvm)  # noqa: SLF001 - no public way to ask
 
 
 def plan_only_writes(plan: Any, jvm: Any) -> bool:
@@ -202,7 +202,7 @@ def plan_only_writes(plan: Any, jvm: Any) -> bool:
 
 def is_micro_batch(df: DataFrame) -> bool:
     """Return whether a DataFrame is a micro-batch as Spark passes it to a foreachBatch function, and nothing more."""
-    return str(analyzed(df).nodeName()) == "LogicalRDD"
+    return str(analyzed_plan(df).nodeName()) == "LogicalRDD"
 
 
 _STATEFUL: Final = frozenset(
@@ -229,7 +229,7 @@ _PYTHON: Final = ("PythonUDF", "PythonUDAF", "PythonUDTF")
 def unstable(df: DataFrame) -> list[Unstable]:
     """Return the parts of a streaming query that may give another result when it computes a batch again."""
     parts: list[Unstable] = []
-    waiting = [(analyzed(df), False)]
+    waiting = [(analyzed_plan(df), False)]
     while waiting:
         node, kept = waiting.pop()
         chosen = _chosen_rows(node) if node.isStreaming() else None
@@ -244,14 +244,14 @@ def unstable_for(df: DataFrame, sink: Sink) -> list[Unstable]:
     """Return the expressions of a sink's `select` and `where` that may give another result when computed again."""
     frames = [df.selectExpr(*sink.select)] if sink.select is not None else []
     frames += [df.where(sink.where)] if sink.where is not None else []
-    pairs = [pair for frame in frames for pair in _unstable_in(analyzed(frame), pinned=False)]
+    pairs = [pair for frame in frames for pair in _unstable_in(analyzed_plan(frame), pinned=False)]
     return [Unstable(text, cause, kept=False) for text, cause in dict.fromkeys(pairs)]
 
 
 def unstable_output(df: DataFrame) -> list[Unstable]:
     """List what may come out differently when the transformation of an Output is computed again."""
     parts: list[Unstable] = []
-    for node in nodes(analyzed(df)):
+    for node in nodes(analyzed_plan(df)):
         chosen = _chosen_rows(node)
         parts += [Unstable(*chosen, kept=False)] if chosen is not None else []
         parts += [Unstable(text, cause, kept=False) for text, cause in _unstable_in(node, pinned=False)]

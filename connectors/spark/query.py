@@ -114,7 +114,7 @@ def current_run(spark: SparkSession, last: QueryRun | None = None) -> QueryRun:
     running = stream._jsq.streamingQuery()  # noqa: SLF001 - no public way to ask
     for part in (running, running.trigger()):
         if (mode := _REFUSED.get(part.getClass().getSimpleName())) is not None:
-            raise refused(mode)
+            raise refusal_of(mode)
     checkpoint = running.resolvedCheckpointRoot()
     if _TEMPORARY.search(checkpoint) is not None:
         raise ConfigurationError(
@@ -125,7 +125,7 @@ def current_run(spark: SparkSession, last: QueryRun | None = None) -> QueryRun:
     return QueryRun(query, run, checkpoint, complete)
 
 
-def refused(mode: str) -> ConfigurationError:
+def refusal_of(mode: str) -> ConfigurationError:
     """Return the error for a mode in which a batch may begin before Spark has logged the one before it."""
     return ConfigurationError(
         f"{mode} cannot be exactly once with onceward: an epoch is a micro-batch that ends before the next one begins, "

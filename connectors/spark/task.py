@@ -153,7 +153,7 @@ def write_and_tell(
     yield pa.RecordBatch.from_pydict(columns)
 
 
-def projected(frame: DataFrame, sinks: Sequence[Sink], *, source: bool = False) -> DataFrame:
+def project_sinks(frame: DataFrame, sinks: Sequence[Sink], *, source: bool = False) -> DataFrame:
     """Return the frame whose batches executors distribute to the sinks.
 
     Args:
@@ -183,7 +183,7 @@ def _with_nulls(row: Any) -> StructType:
     return StructType([StructField(field.name, field.dataType, metadata=field.metadata) for field in row])
 
 
-def collected(frame: DataFrame) -> pa.Table:
+def collect_rows(frame: DataFrame) -> pa.Table:
     """Collect a frame's rows, whose columns have different names."""
     if hasattr(frame, "toArrow"):
         return frame.toArrow()
@@ -242,7 +242,7 @@ def schema_for(frame: DataFrame, sink: Sink) -> pa.Schema:
     if share_batches([sink]):
         return arrow_schema(frame.schema)
     try:
-        chosen = projected(frame, [sink])
+        chosen = project_sinks(frame, [sink])
         kind: Any = chosen.schema[0].dataType
     except AnalysisException as error:
         why = text_of(error).strip().splitlines()[0].partition(" SQLSTATE")[0]

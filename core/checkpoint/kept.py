@@ -123,7 +123,7 @@ def _check_kept(
     done = _newest_completed(view) if ledger.records_transactions else None
     own = [c for c in done.committables if c.sink == sink.name] if done is not None else []
     observations = answers.of_each(sink, "inspect_many", own, sink.inspect_many(own), Observation) if own else []
-    if why := forgotten(view, sink.name, remembered, told_apart=bool(own)):
+    if why := describe_loss(view, sink.name, remembered, told_apart=bool(own)):
         if remembered is None or remembered.lost or all(at is not Observation.PREPARED for _, at in observations):
             _go_on_without(writer, sink, why)
             return False
@@ -186,7 +186,7 @@ def _newest_completed(view: LogView) -> Decide | None:
     return None
 
 
-def forgotten(view: LogView, sink: str, remembered: Remembered | None, *, told_apart: bool = False) -> str:
+def describe_loss(view: LogView, sink: str, remembered: Remembered | None, *, told_apart: bool = False) -> str:
     """Return a sentence on what a sink's target has lost, judging by what it remembers of this log; empty if nothing.
 
     With `told_apart`, the target is asked for each transaction of the sink's newest epoch.

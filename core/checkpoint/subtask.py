@@ -81,7 +81,7 @@ class SubtaskEpoch:
         self._require_open()
         crash_point(Step.PRE_COMMIT_BEFORE)
         began = time.monotonic()
-        committable = answers.prepared(self.sink, self.sink.pre_commit(self._transaction), self.context.epoch)
+        committable = answers.checked_answer(self.sink, self.sink.pre_commit(self._transaction), self.context.epoch)
         # (Invariant 2) The decision will name what is checked here, so it must be of this epoch and writer.
         self._check(committable)
         self._state = _State.PREPARED

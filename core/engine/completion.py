@@ -69,7 +69,7 @@ class Completer:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a sink does, the decision may stand
             if self._coordinator.view.awaited == barrier.checkpoint:
                 return NotCompleted(_voided(barrier.checkpoint), in_doubt=True)
-            return NotCompleted(unexpected("commit", error), in_doubt=True)
+            return NotCompleted(as_own_error("commit", error), in_doubt=True)
         self._since = pending.triggered
         tell(EpochBegan(metadata.pipeline, wall_clock(self._coordinator.policy.monotonic() - self._since)))
         prove(reference, metadata.log, barrier.checkpoint)
@@ -94,7 +94,7 @@ class Completer:
         try:
             coordinator.commit(lost.decision.epoch, [ack], lost.decision.input, age=age)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a sink does, the replacement may stand
-            return NotCompleted(unexpected("commit", error), in_doubt=True)
+            return NotCompleted(as_own_error("commit", error), in_doubt=True)
         return CompletedCheckpoint(lost.decision.epoch)
 
     def drop_state(self, why: str) -> None:
@@ -188,7 +188,7 @@ def _voided(checkpoint: int) -> OncewardError:
     )
 
 
-def unexpected(what: str, error: BaseException) -> OncewardError:
+def as_own_error(what: str, error: BaseException) -> OncewardError:
     """Return the error itself if it is this library's, else an OperatorError that it has caused."""
     if isinstance(error, OncewardError):
         return error

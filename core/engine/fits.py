@@ -14,7 +14,7 @@ import pyarrow as pa
 from ..errors import ConfigurationError, OncewardError
 from .aggregate import Aggregation, check_types, types_of_totals
 from .functions import kinds_of
-from .state.key_types import merged, named, refusal, type_name
+from .state.key_types import merge_types, refusal, type_name, types_by_name
 from .state.keyed import unpack
 from .state.ttl import without_times
 
@@ -74,14 +74,14 @@ def _differ(layout: str, other: str) -> bool:
 
 def _check_types(operator: Operator, record: OperatorRecord, where: str) -> None:
     """Refuse keyed state that would not be found under the keys, or not be read with the types, that rows have now."""
-    known = merged(state.key_types for state in record.subtasks)
+    known = merge_types(state.key_types for state in record.subtasks)
     if operator.keys is None or not known:  # of an earlier version, or no row has come yet
         return
     columns, fixed = operator.keys.columns, types_before(operator)
     now = [[type_name(fixed[column])] if column in fixed else [] for column in columns]
     other = any(type_ and type_ not in before for before, types in zip(known, now, strict=False) for type_ in types)
     if record.keys != list(columns) or other:
-        raise refusal(operator.uid, where, named(record.keys, known), named(columns, now))
+        raise refusal(operator.uid, where, types_by_name(record.keys, known), types_by_name(columns, now))
     if isinstance(operator.what, Aggregation):
         items = [item for state in record.subtasks for item in state.lists["types"].items]
         check_types(operator.what, operator.uid, where, [unpack(item) for item in dict.fromkeys(items)], fixed)

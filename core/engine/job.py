@@ -24,7 +24,7 @@ from ..log import LogWriter, MemoryStore, RunWriters
 from ..log.notes import note_end, note_failure
 from ..source_watch import SourceWatch, titles, watching
 from .channels import CheckpointKind
-from .completion import unexpected
+from .completion import as_own_error
 from .origin import Restore
 from .requests import POLL_SECONDS, serve
 from .start import check_start, start
@@ -314,7 +314,7 @@ class Job:
                 self._restore = Restore(allow_non_restored=self._restore.allow_non_restored)
             attempt = ThreadedAttempt(started)
         except Exception as error:  # noqa: BLE001 - whatever it is, the restart strategy decides
-            return unexpected("the pipeline could not be started", error)
+            return as_own_error("the pipeline could not be started", error)
         self.restored = started.restored
         with self._lock:
             self._attempt = attempt

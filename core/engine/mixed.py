@@ -25,7 +25,7 @@ MOST_SHAPES: Final = 100
 _MARK: Final = {b"onceward.records": b"mixed"}
 
 
-def mixed(shapes: Sequence[pa.RecordBatch], numbers: Sequence[int]) -> pa.RecordBatch:
+def mix_records(shapes: Sequence[pa.RecordBatch], numbers: Sequence[int]) -> pa.RecordBatch:
     """Make one batch of the records of several, in the order in which `numbers` names their batches."""
     kinds = np.array(numbers, np.int8)
     offsets = np.empty(len(kinds), np.int32)

@@ -17,7 +17,7 @@ from ..handover import check_take_over
 from ..kit.advice import warn
 from ..kit.options import check_type
 from ..log import LogStore, MemoryStore, open_store
-from ..log.store import UnopenedStore, unopened
+from ..log.store import UnopenedStore, unopened_store
 from ..names import check_pipeline_name
 from ..policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST, AnyOnLost
 from ..sink import DirectSink, TwoPhaseCommitSink
@@ -203,7 +203,7 @@ def _store(store: LogStore | str | os.PathLike[str] | None) -> LogStore:
     if store is None:
         return MemoryStore()
     if isinstance(store, str | os.PathLike):
-        return unopened(store)
+        return unopened_store(store)
     if not isinstance(store, LogStore):
         raise ConfigurationError(f"store must be a folder, a URL or a LogStore, not {type(store).__name__}")
     return store

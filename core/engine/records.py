@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from .mixed import MOST_SHAPES, cut_by_shape, mixed
+from .mixed import MOST_SHAPES, cut_by_shape, mix_records
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -101,7 +101,7 @@ class _Groups:
         if len(shapes) < 2:  # noqa: PLR2004 - nothing is mixed
             yield from shapes
             return
-        batch = mixed(shapes, self._numbers)
+        batch = mix_records(shapes, self._numbers)
         changes = sum(left != right for left, right in pairwise(self._numbers))
         if changes * _LONG_RUN < len(self._numbers):
             yield from cut_by_shape(batch)

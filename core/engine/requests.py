@@ -16,7 +16,7 @@ import msgspec
 from ..errors import CheckpointFailedError, ConfigurationError, LogDamagedError, OncewardError, StoreError
 from ..log import read
 from ..log.entries import key_of
-from ..sealed import decoded
+from ..sealed import decode_json
 from .channels import CheckpointKind
 from .reference import Decided
 
@@ -95,7 +95,9 @@ def _wait(store: LogStore, request: Request, start: int, until: float) -> str:
         late, restarted = time.monotonic() >= until, read(store).start != start
         untaken = not is_written or store.get(_key(_REQUEST, start)) == text
         data = store.get(_key(_ANSWER, start))
-        answer = decoded(data, RequestAnswer, LogDamagedError, "the answer of the run") if data is not None else None
+        answer = (
+            decode_json(data, RequestAnswer, LogDamagedError, "the answer of the run") if data is not None else None
+        )
         if answer is not None and answer.id == request.id:
             store.delete(_key(_ANSWER, start))
             if answer.error:
@@ -123,7 +125,7 @@ def serve(store: LogStore, start: int, make: Callable[[CheckpointKind, str], str
     if data is None:
         return
     store.delete(_key(_REQUEST, start))
-    request = decoded(data, Request, LogDamagedError, "a request for a savepoint")
+    request = decode_json(data, Request, LogDamagedError, "a request for a savepoint")
     if request.kind not in CheckpointKind.__members__:
         raise LogDamagedError(f"a request in {store.describe()} asks for {request.kind!r}, which is not known")
     try:

@@ -32,7 +32,7 @@ from .pace import MOST_ROWS
 from .reference import Reference, inline, prove_newest, resolve
 from .retained import Retained
 from .state.handles import Metadata, SubtaskState
-from .state.key_types import merged
+from .state.key_types import merge_types
 from .state.keys import groups_of
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ def _assigned(operator: Operator, subtask: int, record: OperatorRecord, groups: 
         positions=[state.position for state in states if state.position is not None] or None,
         keyed=tuple(handle for handle in keyed if handle.first < groups_.stop and groups_.start < handle.end),
         lists={name: _items(states, name, how, subtask, operator.parallelism) for name, how in names.items()},
-        key_types=merged(state.key_types for state in states),
+        key_types=merge_types(state.key_types for state in states),
         layouts=record.kinds,
     )
 

@@ -14,7 +14,7 @@ from ..errors import CheckpointFailedError
 from .attempt import Attempt
 from .channels import CheckpointKind, TaskId
 from .checkpoints import deadline
-from .completion import unexpected
+from .completion import as_own_error
 from .events import Event, Failed, Requested, Stopping, Tick
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class ThreadedAttempt(Attempt):
             for thread in (*writers, *workers.values()):
                 thread.start()
         except RuntimeError as error:  # the system gives no more threads
-            self._handle(Failed(unexpected("a thread could not be started", error)))
+            self._handle(Failed(as_own_error("a thread could not be started", error)))
             for task, thread in workers.items():
                 if thread.ident is None:
                     self._close(self.tasks[task])
@@ -118,7 +118,7 @@ class ThreadedAttempt(Attempt):
         try:
             self.handle(event)
         except Exception as error:  # noqa: BLE001 - see above
-            self.handle(Failed(unexpected("the coordinator failed", error)))
+            self.handle(Failed(as_own_error("the coordinator failed", error)))
 
     def _end(self, writers: list[threading.Thread], workers: list[threading.Thread]) -> None:
         self._stopping.set()
@@ -166,7 +166,7 @@ class ThreadedAttempt(Attempt):
 
     def _failed(self, task: TaskId, error: BaseException) -> None:
         _log.info("task %s failed", task, exc_info=error)
-        self.tell(Failed(unexpected(f"operator {task.uid}, subtask {task.subtask}", error)))
+        self.tell(Failed(as_own_error(f"operator {task.uid}, subtask {task.subtask}", error)))
 
     def _longest_wait(self, task: Task) -> float:
         at = task.wake_at()

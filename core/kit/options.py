@@ -120,7 +120,7 @@ def option_names(
         p.name: p for p in parameters if p.name not in {"select", "where", *omit} and not _is_mapping(p.annotation)
     }
     other = {option: taken[name] for option, name in (aliases or {}).items()}
-    return other | {spelled(name): p for name, p in taken.items() if p not in other.values()}
+    return other | {as_option(name): p for name, p in taken.items() if p not in other.values()}
 
 
 def as_value(option: str, annotation: Any, text: str) -> Any:
@@ -144,7 +144,7 @@ def as_value(option: str, annotation: Any, text: str) -> Any:
         raise ConfigurationError(f"option {option} is not {' or '.join(map(_described, kinds))}") from None
 
 
-def spelled(argument: str) -> str:
+def as_option(argument: str) -> str:
     """Spell an argument as an option: `rowsPerSend` for `rows_per_send`."""
     first, *others = argument.split("_")
     return first + "".join(map(str.capitalize, others))

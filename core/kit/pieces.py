@@ -37,7 +37,7 @@ def pieces(batch: pa.RecordBatch, limit: int | None = None) -> Iterator[pa.Recor
     yield from pieces(batch.slice(half), limit)
 
 
-def joined(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
+def join_batches(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
     """Copy batches into one: or into several, where a column of one would exceed the 2 GiB of its offsets."""
     if len(batches) <= 1:
         return list(batches)

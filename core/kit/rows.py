@@ -156,7 +156,7 @@ def with_leaves(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType])
     return change(kind)
 
 
-def decoded(array: pa.Array) -> pa.Array:
+def without_dictionary(array: pa.Array) -> pa.Array:
     """Return an array without its dictionary, if it has one: texts and bytes behind views become large ones."""
     if not pa.types.is_dictionary(array.type):
         return array
@@ -185,7 +185,7 @@ def without_null_values(array: pa.Array) -> pa.Array:
 
 def has_nulls(array: pa.Array) -> bool:
     """Return whether a value is null; of a dictionary, which may hold a null among its values, `null_count` is 0."""
-    return bool(decoded(array).null_count)
+    return bool(without_dictionary(array).null_count)
 
 
 def json_rows(sink: str, rows: pa.RecordBatch) -> list[str]:

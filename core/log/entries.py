@@ -14,7 +14,7 @@ import msgspec
 from ..errors import LogDamagedError
 from ..names import Reached
 from ..proof import Proofs
-from ..sealed import opened, seal
+from ..sealed import seal, unseal_as
 from ..transaction import Committable
 
 _FORMAT = "onceward-log"
@@ -181,7 +181,7 @@ def decode(data: bytes, position: int) -> Entry:
         NewerFormatError: A newer version of the library wrote it.
     """
     what = f"entry {position} of the decision log"
-    entry: Entry = opened(_FORMAT, data, Entry, LogDamagedError, what, advice=_ADVICE)  # type: ignore[arg-type]  # a union
+    entry: Entry = unseal_as(_FORMAT, data, Entry, LogDamagedError, what, advice=_ADVICE)  # type: ignore[arg-type]  # a union
     if entry.position != position:
         raise LogDamagedError(f"{what} says that it is entry {entry.position}")
     return entry

@@ -228,7 +228,7 @@ def open_store(url: str | os.PathLike[str], *, pipeline: str = "default", existi
     """
     url = os.fspath(url)
     if EXPLAINING.get() and not existing:
-        return unopened(url)
+        return unopened_store(url)
     _check_given(url)
     local = local_folder(url)
     if local is not None:
@@ -244,7 +244,7 @@ def open_store(url: str | os.PathLike[str], *, pipeline: str = "default", existi
     return ObjectStore(filesystem, f"{prefix.rstrip('/')}/{pipeline}", probe=not existing)
 
 
-def unopened(url: str | os.PathLike[str]) -> UnopenedStore:
+def unopened_store(url: str | os.PathLike[str]) -> UnopenedStore:
     """Return what stands for a store until it is opened.
 
     Raises:

@@ -21,7 +21,7 @@ from ..row_hash import RowHash, hexadecimal, row_hashes
 from .comparison import compare, key_names
 from .newest import NewestRows
 from .refusals import Refusal, RefusedError
-from .rows import mapped, marked_records, records, shown
+from .rows import map_rows, marked_records, records, shown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -214,7 +214,7 @@ class Held(NamedTuple):
     """Older epochs of which the target itself knows that it holds more or fewer rows than they wrote."""
 
 
-def grouped(found: Mapping[str, Wrote], reread: Reread, expected: Expected, later: Expected) -> Held:
+def group_by_epoch(found: Mapping[str, Wrote], reread: Reread, expected: Expected, later: Expected) -> Held:
     """Sort the rows of a target by epochs.
 
     Args:
@@ -489,7 +489,7 @@ def _held(log: Log, before: LogView, sink: str, reread: Reread, place: Place) ->
     check_overlap(before, after)
     if reread.unmarked is ALL_EPOCHS:
         check_stopped(before, after, place.title)
-    return grouped(counts, reread, Expected.of(before, sink), Expected.of(after, sink))
+    return group_by_epoch(counts, reread, Expected.of(before, sink), Expected.of(after, sink))
 
 
 def _of_epochs(lines: Sequence[AuditLine], epochs: range, sink: str, view: LogView) -> list[AuditLine]:
@@ -523,7 +523,7 @@ class _Input:
             for batch in self._source.of_epoch(one):
                 named = batch.num_rows and "partition" in batch.schema.names
                 partition = batch.column("partition")[0].as_py() if named else 0
-                for piece in mapped([batch], self._place, self._schema, self._mapping):
+                for piece in map_rows([batch], self._place, self._schema, self._mapping):
                     yield partition, piece
 
     def _batches(self, epoch: int | None) -> Iterator[pa.RecordBatch]:

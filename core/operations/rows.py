@@ -69,7 +69,7 @@ def _value(scalar: pa.Scalar) -> Any:
         return str(scalar.cast(pa.string()))
 
 
-def mapped(
+def map_rows(
     batches: Iterable[pa.RecordBatch], place: Place, schema: pa.Schema, function: RowMapping | None
 ) -> Iterator[pa.RecordBatch]:
     """Convert a source's rows to those that must be in a target, with the columns and types of its own rows.
@@ -184,7 +184,7 @@ def compare_places(
     present = list(records(reread))
     rows: list[dict[str, Any]] = []
     columns: set[str] = set()
-    for batch in mapped(source.batches(), target, reread.schema, mapping):
+    for batch in map_rows(source.batches(), target, reread.schema, mapping):
         made = list(shown([batch]))
         rows += made
         columns.update(batch.schema.names, *made)

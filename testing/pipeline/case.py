@@ -29,7 +29,7 @@ from .driver import DriverStart, DriverSupervisor, arguments_of
 from .endpoints import KAFKA, POSTGRES, Addresses, Endpoint, UnreadableError
 from .faults import NothingToHitError, NotReachedError, PlannedFault, Scene
 from .servers import empty_kafka, new_database
-from .spec import ReferenceRun, counted, from_function
+from .spec import ReferenceRun, count_rows, from_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -148,7 +148,7 @@ class Case:
         return ""
 
     def _other_inputs(self) -> str:
-        if self._reference is None or counted(self._rows_in()) == self._reference.inputs:
+        if self._reference is None or count_rows(self._rows_in()) == self._reference.inputs:
             return ""
         return f"other rows went into {self._name} than in the run without faults: is row() random?"
 
@@ -164,7 +164,7 @@ class Case:
         if problem:
             return None, f"the run without faults, with which the others are compared, failed: {problem}"
         outputs = [[record.row for record in endpoint.read(self.addresses)] for endpoint in self._outputs]
-        return ReferenceRun(counted(self._rows_in()), list(outputs)), ""
+        return ReferenceRun(count_rows(self._rows_in()), list(outputs)), ""
 
     def _begin(self) -> tuple[Sequence[Row], str]:
         """Feed the first rows and wait for output; return the other rows, and a problem if there is one."""

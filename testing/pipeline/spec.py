@@ -107,7 +107,7 @@ class ReferenceRun(NamedTuple):
     outputs: list[Sequence[Row]]
 
 
-def counted(records: Sequence[Record]) -> Counter[str]:
+def count_rows(records: Sequence[Record]) -> Counter[str]:
     """Count how often each row is there."""
     return Counter(text_of(record.row) for record in records)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.programs import find_java, run_program
 
-from ..machine import DevServiceError, cache_home, locked
+from ..machine import DevServiceError, cache_home, lock_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,7 +85,7 @@ def ensure_jars(lock: Path) -> Path:
     """
     folder = jars_folder(lock)
     if not jars_present(lock):
-        with locked(folder.with_suffix(".fetching")):
+        with lock_file(folder.with_suffix(".fetching")):
             if not jars_present(lock):
                 _fetch(lock, folder)
     return folder

@@ -18,7 +18,7 @@ import psutil
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.programs import as_user
 
-from ..machine import DevServiceError, end_of, locked
+from ..machine import DevServiceError, end_of, lock_file
 from . import guard
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ class Service(ABC):
             )
 
     def _locked(self) -> AbstractContextManager[None]:
-        return locked(self.folder / "lock")
+        return lock_file(self.folder / "lock")
 
     def _launch(self, command: list[str | Path]) -> None:
         with self.log.open("ab") as output:

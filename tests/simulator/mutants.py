@@ -39,7 +39,7 @@ from onceward.core.checkpoint import (
     sweep,
 )
 from onceward.core.checkpoint.healing import Lost
-from onceward.core.checkpoint.kept import forgotten
+from onceward.core.checkpoint.kept import describe_loss
 from onceward.core.checkpoint.losses import settle
 from onceward.core.checkpoint.share import Share
 from onceward.core.errors import DecisionInDoubtError, EpochConflictError
@@ -195,7 +195,7 @@ _REFERRING: dict[str, Any] = {"sinks": ("staged", "prepared"), "style": "batch",
 
 
 def _without_a_count(view: LogView, sink: str, known: Any, **how: Any) -> str:
-    return forgotten(view, sink, known and known._replace(transactions=None), **how)
+    return describe_loss(view, sink, known and known._replace(transactions=None), **how)
 
 
 class CommitsFirst(Coordinator):
@@ -1004,7 +1004,7 @@ MUTANTS: dict[str, Mutant] = {
     "transactions of an older epoch are not counted": Mutant(
         "A standby with one of an older epoch's two commits passes: only the newest epoch's are asked for one by one.",
         _laws("8", "4"),
-        patches=((kept, "forgotten", _without_a_count),),
+        patches=((kept, "describe_loss", _without_a_count),),
         narrow=with_kinds(
             K.FAIL_OVER, K.CRASH, sinks=("prepared",), style="batch", subtasks=2, records=3, steps=(2, 0, 0, 1)
         ),

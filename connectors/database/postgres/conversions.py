@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from pgpq import encoders
 from pgpq import schema as pgpq_schema
 
-from onceward.core.kit.rows import decoded
+from onceward.core.kit.rows import without_dictionary
 
 from ..conversions import (
     BITS,
@@ -91,7 +91,7 @@ def conversion(arrow: pa.DataType, target: PgType) -> CopyConversion:
         UnfitError: There is none.
     """
     if pa.types.is_dictionary(arrow):
-        return _after(decoded, conversion(arrow.value_type, target))
+        return _after(without_dictionary, conversion(arrow.value_type, target))
     if pa.types.is_null(arrow):
         return CopyConversion(pa.binary(), lambda array: pa.nulls(len(array), pa.binary()))
     if target.element is not None:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from onceward.core.errors import SchemaError
 from onceward.core.kit.pieces import PIECE_BYTES
-from onceward.core.place import Place, fitted
+from onceward.core.place import Place, fit_columns
 from onceward.core.proof import NUMBER, UUID, Reread, RereadPiece
 
 from ..engines import autocommitting
@@ -84,7 +84,7 @@ class PostgresTable(Place):
 
     def as_hashed(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         """Return rows in the table's types, UUIDs as bytes."""
-        return fitted(batch, schema, {UUID: _uuids})
+        return fit_columns(batch, schema, {UUID: _uuids})
 
 
 def _uuids(array: pa.Array) -> pa.Array:

@@ -26,7 +26,7 @@ from onceward.core.kit.pieces import pieces
 from onceward.core.row_hash import RowHash
 
 from ..dialect import RowWriter
-from ..plan import check_same, converted, match
+from ..plan import check_same, convert_columns, match
 from ..target import TableName, quoted
 from .conversions import CopyConversion, conversion
 
@@ -212,7 +212,7 @@ class CopyWriter(RowWriter):
                     self._send(piece.slice(start, _ROWS_AT_ONCE))
 
     def _send(self, rows: pa.RecordBatch) -> None:
-        columns = converted(rows, [step.convert for step in self._conversions])
+        columns = convert_columns(rows, [step.convert for step in self._conversions])
         piece = pa.RecordBatch.from_arrays(columns, schema=self._wire)
         self._copy.write(self._encode(piece))
         if self.hash is not None:

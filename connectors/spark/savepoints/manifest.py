@@ -30,7 +30,7 @@ from onceward.core.errors import (
     text_of,
 )
 from onceward.core.names import Progress
-from onceward.core.sealed import opened, seal
+from onceward.core.sealed import seal, unseal_as
 
 BEGUN: Final = "begun"
 MANIFEST: Final = "manifest"
@@ -111,7 +111,7 @@ class Savepoint:
         data = storage.read_if_there(MANIFEST)
         if data:
             what = f"the savepoint's manifest {storage.at(MANIFEST)}"
-            return cls(storage, opened(_NAME, data, Manifest, StateDamagedError, what))
+            return cls(storage, unseal_as(_NAME, data, Manifest, StateDamagedError, what))
         if storage.read_if_there(BEGUN):
             raise ConfigurationError(
                 f"{storage.root} holds only a part of a savepoint: the copy was interrupted. Create it again, or "

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from ...errors import StateDamagedError
-from ...sealed import opened, seal
+from ...sealed import seal, unseal_as
 
 
 class FileRef(msgspec.Struct, frozen=True):
@@ -127,4 +127,4 @@ def is_metadata(data: bytes) -> bool:
 
 def decode_metadata(data: bytes, where: str) -> Metadata:
     """Read it back; a StateDamagedError if it is damaged, a NewerFormatError if a newer version wrote it."""
-    return opened(_FORMAT, data, Metadata, StateDamagedError, f"the checkpoint's metadata file {where}")
+    return unseal_as(_FORMAT, data, Metadata, StateDamagedError, f"the checkpoint's metadata file {where}")

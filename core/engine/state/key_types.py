@@ -41,7 +41,7 @@ def type_name(type_: pa.DataType) -> str:
     return next((name for name, kinds in _KINDS.items() if any(kind(type_) for kind in kinds)), str(type_))
 
 
-def merged(of_subtasks: Iterable[Sequence[Sequence[str]]]) -> list[list[str]]:
+def merge_types(of_subtasks: Iterable[Sequence[Sequence[str]]]) -> list[list[str]]:
     """Return the types, column by column, that any of these subtasks has stored; none if they have read no row."""
     columns: list[set[str]] = []
     for types in of_subtasks:
@@ -51,7 +51,7 @@ def merged(of_subtasks: Iterable[Sequence[Sequence[str]]]) -> list[list[str]]:
     return [sorted(known) for known in columns]
 
 
-def named(columns: Sequence[str], types: Sequence[Sequence[str]]) -> str:
+def types_by_name(columns: Sequence[str], types: Sequence[Sequence[str]]) -> str:
     """Return key columns with their types, for a message."""
     known = [*types, *([()] * (len(columns) - len(types)))]
     return ", ".join(
@@ -103,8 +103,10 @@ class KeyTypes:
             known = self._known[number]
             if name and name not in known:
                 if self._unproven[number]:
-                    before = named(self._columns, self.stored())
-                    raise refusal(self._uid, "the checkpoint", before, named(self._columns, [[each] for each in names]))
+                    before = types_by_name(self._columns, self.stored())
+                    raise refusal(
+                        self._uid, "the checkpoint", before, types_by_name(self._columns, [[each] for each in names])
+                    )
                 if known:
                     column, others = self._columns[number], " and ".join(known)
                     _log.warning(

@@ -22,7 +22,7 @@ from ...errors import MissingExtraError, StateError, text_of
 from .handles import FileRef, KeyedHandle
 from .keys import group_in, row_end, row_prefix
 from .storage import SHARED, CheckpointStorage, folder_in, inside
-from .store import Freezing, KeyedTable, Overflow, StateBackend, encode_cells, required, restored_cells
+from .store import Freezing, KeyedTable, Overflow, StateBackend, encode_cells, require_storage, restored_cells
 from .working import WorkingCopy, room
 
 try:
@@ -280,8 +280,8 @@ class RocksDBBackend(StateBackend):
         base: tuple[FileRef, ...] = ()
         try:
             if same:
-                _copy_out(restored[0], required(storage), copy.folder / "db")
-                base = restored[0].files if required(storage).root == self.storage.root else ()
+                _copy_out(restored[0], require_storage(storage), copy.folder / "db")
+                base = restored[0].files if require_storage(storage).root == self.storage.root else ()
             table = RocksTable(copy, groups, str(task), generation, base, incremental=self.incremental)
             for handle in () if same else restored:
                 for row, column, value in _cells_of(handle, storage, groups, copy.folder / "restored"):
@@ -294,7 +294,7 @@ class RocksDBBackend(StateBackend):
 
 def cells_of_rocksdb(handle: KeyedHandle, storage: CheckpointStorage | None, groups: range) -> Iterator[Cell]:
     """Yield the cells of a handle in RocksDB's form that belong to these groups, for any other backend."""
-    copy = WorkingCopy(None, required(storage).root)
+    copy = WorkingCopy(None, require_storage(storage).root)
     try:
         yield from _cells_of(handle, storage, groups, copy.folder / "restored")
     finally:
@@ -307,7 +307,7 @@ def _cells_of(handle: KeyedHandle, storage: CheckpointStorage | None, groups: ra
         yield from restored_cells(handle, storage, groups)
         return
     try:
-        _copy_out(handle, required(storage), folder)
+        _copy_out(handle, require_storage(storage), folder)
         with _reading(folder) as db:
             for group in _groups(handle):
                 yield from (cell for cell in _cells(db, row_prefix(group, "")[:2]) if group_in(cell[0]) in groups)

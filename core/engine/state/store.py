@@ -179,7 +179,7 @@ def decode_cells(data: bytes, where: str) -> Iterator[Cell]:
         at = end
 
 
-def required(storage: CheckpointStorage | None) -> CheckpointStorage:
+def require_storage(storage: CheckpointStorage | None) -> CheckpointStorage:
     """Return the storage of a handle's files; raise StateDamagedError if it is None."""
     if storage is None:
         raise StateDamagedError("a checkpoint with files of state needs the folder they are in")
@@ -189,6 +189,6 @@ def required(storage: CheckpointStorage | None) -> CheckpointStorage:
 def restored_cells(handle: KeyedHandle, storage: CheckpointStorage | None, groups: range) -> Iterator[Cell]:
     """Yield the cells of a handle in form "rows" that belong to these groups."""
     texts = [(handle.inline, "the state inside the decision")] if handle.inline else []
-    texts += [(required(storage).read(ref), ref.path) for ref in handle.files]
+    texts += [(require_storage(storage).read(ref), ref.path) for ref in handle.files]
     for data, where in texts:
         yield from (cell for cell in decode_cells(data, where) if group_in(cell[0]) in groups)
