@@ -54,12 +54,12 @@ def measure(repeats: int, many: int) -> dict[str, float]:
 
 def worse(figures: Mapping[str, float], earlier: list[Mapping[str, float]], tolerance: float) -> list[str]:
     """Return the figures that are worse than the median of earlier runs by more than the tolerance."""
-    figures_ = []
+    regressions = []
     for name, figure in figures.items():
         known = [one[name] for one in earlier if name in one]
         if known and figure > median(known) * tolerance:
-            figures_.append(f"{name}: {figure:.2f}, {median(known):.2f} before")
-    return figures_
+            regressions.append(f"{name}: {figure:.2f}, {median(known):.2f} before")
+    return regressions
 
 
 def main() -> int:

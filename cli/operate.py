@@ -78,10 +78,10 @@ class Search(Access):
         for log in logs:
             if log.view.moved:
                 show.moved(log)
-        survey_ = survey(logs, self.targets(), self.pipeline, must_answer=False)
-        self.unanswered.update(survey_.unanswered)
+        report = survey(logs, self.targets(), self.pipeline, must_answer=False)
+        self.unanswered.update(report.unanswered)
         show.unanswered(self.unanswered)
-        return survey_.transactions
+        return report.transactions
 
     def _readable(self) -> list[Log]:
         """Return the logs that can be read, and remember why others cannot.

@@ -14,6 +14,7 @@ import pytest
 import onceward
 
 ROOT = Path(__file__).parents[1]
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 
 
 def run(folder: Path, *command: str) -> str:
@@ -64,6 +65,7 @@ def test_the_version_of_the_module_is_that_of_the_installed_package() -> None:
     assert onceward.__version__ == metadata.version("onceward")
 
 
+@needs_git
 @pytest.mark.slow
 def test_two_commits_differ_and_a_tag_is_the_version(checkout: Path, tmp_path: Path) -> None:
     first = version(checkout)
@@ -81,6 +83,7 @@ def test_two_commits_differ_and_a_tag_is_the_version(checkout: Path, tmp_path: P
     assert version(checkout) == f"0.1.1.dev1+g{latest[:9]}"
 
 
+@needs_git
 @pytest.mark.slow
 def test_a_tree_without_git_has_the_version_that_came_with_it(checkout: Path, tmp_path: Path) -> None:
     git(checkout, "tag", "v0.1.0")
@@ -94,6 +97,7 @@ def test_a_tree_without_git_has_the_version_that_came_with_it(checkout: Path, tm
     assert version(checkout) == "0.3.0"
 
 
+@needs_git
 @pytest.mark.slow
 def test_a_wheel_knows_its_version_and_leaves_the_checkout_as_it_was(checkout: Path, tmp_path: Path) -> None:
     expected = version(checkout)

@@ -404,10 +404,10 @@ def _close(found: _Library, handle: int, queue: int, process: int, _callback: An
 
 def _reporter(found: _Library, on_failure: Callable[[Any, str, int], None]) -> Callable[..., None]:
     def report(_handle: int, message: Any, _opaque: int) -> None:
-        report_ = message.contents
-        if report_.err:
-            name = found.topic_name(report_.rkt).decode()
-            on_failure(confluent_kafka.KafkaError(report_.err), name, report_.partition)
+        record = message.contents
+        if record.err:
+            name = found.topic_name(record.rkt).decode()
+            on_failure(confluent_kafka.KafkaError(record.err), name, record.partition)
 
     return report
 

@@ -79,8 +79,8 @@ class Lookup:
         """Return the offsets of EARLIEST and LATEST now, for all questions at once; other numbers stay as they are."""
         spec: Any = OffsetSpec
         specs = {EARLIEST: spec.earliest(), LATEST: spec.latest()}
-        specs_ = [{p: specs[o] for p, o in question.items() if o in specs} for question in questions]
-        answers = self._listed(specs_)
+        requests = [{p: specs[o] for p, o in question.items() if o in specs} for question in questions]
+        answers = self._listed(requests)
         return [{**question, **answer} for question, answer in zip(questions, answers, strict=True)]
 
     def at_times(self, milliseconds: Mapping[Partition, int]) -> Offsets:

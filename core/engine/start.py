@@ -258,12 +258,12 @@ def assign(graph: Graph, metadata: Metadata | None) -> dict[TaskId, Assigned]:
 
 def _assigned(operator: Operator, subtask: int, record: OperatorRecord, groups: int) -> Assigned:
     states = record.subtasks
-    groups_ = groups_of(subtask, operator.parallelism, groups)
+    own = groups_of(subtask, operator.parallelism, groups)
     keyed = [state.keyed for state in states if state.keyed is not None]
     names = {name: handle.redistribute for state in states for name, handle in state.lists.items()}
     return Assigned(
         positions=[state.position for state in states if state.position is not None] or None,
-        keyed=tuple(handle for handle in keyed if handle.first < groups_.stop and groups_.start < handle.end),
+        keyed=tuple(handle for handle in keyed if handle.first < own.stop and own.start < handle.end),
         lists={name: _items(states, name, how, subtask, operator.parallelism) for name, how in names.items()},
         key_types=merge_types(state.key_types for state in states),
         layouts=record.kinds,

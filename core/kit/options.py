@@ -92,8 +92,8 @@ def _meant(unknown: Iterable[str], known: Iterable[str]) -> str:
     """Return a question that names the known options that are spelled like unknown ones; "" if there are none."""
     spellings = {plain(option): option for option in known}
     close = [get_close_matches(plain(option), spellings, n=1) for option in unknown]
-    spellings_ = dict.fromkeys(spellings[name] for names in close for name in names)
-    return f"did you mean {', '.join(spellings_)}? " if spellings_ else ""
+    suggestions = dict.fromkeys(spellings[name] for names in close for name in names)
+    return f"did you mean {', '.join(suggestions)}? " if suggestions else ""
 
 
 def plain(option: str) -> str:

@@ -240,9 +240,9 @@ class KeyedState(State):
 
     def bound(self, scope: KeyScope) -> Self:
         """Return this state in one subtask's table."""
-        copy_ = copy.copy(self)
-        copy_._scope = scope  # noqa: SLF001 - of the same class
-        return copy_
+        state = copy.copy(self)
+        state._scope = scope  # noqa: SLF001 - of the same class
+        return state
 
     def _place(self) -> tuple[KeyScope, bytes]:
         scope = self._scope
@@ -479,9 +479,9 @@ class OperatorState(State, Generic[T]):
 
     def bound(self, items: list[T]) -> OperatorState[T]:
         """Return this state in one subtask."""
-        copy_ = copy.copy(self)
-        copy_.items = items
-        return copy_
+        state = copy.copy(self)
+        state.items = items
+        return state
 
     def get(self) -> list[T]:
         """Return the items."""
