@@ -286,7 +286,7 @@ class MariaDb(RowDialect):
         return reflected.replace("``", "`")
 
     def refuses(self, connection: sa.Connection, table: sa.Table) -> str:
-        """Look for the names of tables without transactions in the table's triggers, and in the routines they call."""
+        """Return why the table is refused: a trigger, or a routine that it calls, names tables without transactions."""
         tables = _without_transactions(connection, table)
         if not tables:
             return ""

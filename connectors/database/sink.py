@@ -443,7 +443,7 @@ def loader_for(target: DatabaseTarget) -> Loader:
 
 
 def choose_path(requested: CommitPath, target: DatabaseTarget, facts: ServerFacts | None = None) -> CommitPath:
-    """Choose how rows wait for their decision.
+    """Choose how rows wait for their decision: as a prepared transaction, or staged.
 
     Args:
         requested: The user's choice.

@@ -90,7 +90,7 @@ class ClassicSession:
         return checkpoint_reader(self.spark)
 
     def failed(self, stages: Iterable[int]) -> bool:
-        """Ask Spark's status tracker."""
+        """Return whether attempts at these stages may have left something behind, by Spark's status tracker."""
         return any_stage_failed(self.spark, stages)
 
     def reports(self, error: BaseException) -> bool:

@@ -58,7 +58,7 @@ class TaskWorld(NamedTuple):
 
 
 class Task:
-    """One subtask."""
+    """The work of one subtask of one operator: it takes from its channels, runs the operator's logic, and passes on."""
 
     def __init__(
         self, id_: TaskId, logic: Logic, gate: Gate | None, outputs: Sequence[TaskOutput], world: TaskWorld

@@ -87,7 +87,7 @@ class PipelineState(StrEnum):
 
     @property
     def need(self) -> int:
-        """Position in a list whose first needs somebody most."""
+        """Rank of the state by how much it needs an operator: 0 is the most urgent."""
         return list(PipelineState).index(self)
 
 
