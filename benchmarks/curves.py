@@ -99,25 +99,25 @@ def sparks(lab: Bench, topic: str, per_trigger: int, into: str) -> Run:
     return timed(writer.option("checkpointLocation", lab.checkpoint()))
 
 
-def of_epochs(found: dict[str, list[Run]]) -> Ways:
+def of_epochs(runs_by_way: dict[str, list[Run]]) -> Ways:
     """Return the time and CPU time of an epoch."""
     return {
         way: {
             "ms an epoch": median([late(run) for run in runs]),
             "CPU s an epoch": median([run.cpu / len(run.batches) for run in runs]),
         }
-        for way, runs in found.items()
+        for way, runs in runs_by_way.items()
     }
 
 
-def of_rows(found: dict[str, list[Run]]) -> Ways:
+def of_rows(runs_by_way: dict[str, list[Run]]) -> Ways:
     """Return the rows per second, and the CPU time of a million."""
     return {
         way: {
             "rows/s": median([run.rows / run.seconds for run in runs]),
             "CPU s per million rows": median([run.cpu / run.rows * 1e6 for run in runs]),
         }
-        for way, runs in found.items()
+        for way, runs in runs_by_way.items()
     }
 
 

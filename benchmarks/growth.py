@@ -209,18 +209,18 @@ def in_memory(epochs: int) -> dict[str, list[float]]:
     return measure_all(running, epochs, lambda: of_process(running))
 
 
-def plot(found: dict[str, list[float]], path: str) -> None:
+def plot(series: dict[str, list[float]], path: str) -> None:
     """Draw every quantity over epochs, relative to its first value."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - of the extra `demo`
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     figure = Figure(figsize=(9, 11), layout="constrained")
     FigureCanvasAgg(figure)
-    shown = [what for what in found if what != "epochs"]
+    shown = [what for what in series if what != "epochs"]
     for axes, what in zip(figure.subplots(-(-len(shown) // 2), 2).flat, shown, strict=False):
-        axes.plot(found["epochs"], found[what])
+        axes.plot(series["epochs"], series[what])
         axes.set_title(what, fontsize=9, loc="left")
-        axes.set_ylim(0, max(1.0, 1.3 * max(found[what])))
+        axes.set_ylim(0, max(1.0, 1.3 * max(series[what])))
     figure.savefig(path, dpi=90)
 
 

@@ -88,11 +88,11 @@ def orders(lab: Bench, topic: str, partitions: int, rows: int) -> dict[str, Call
     return {AT_ONCE: at_once, "one after the other": both}
 
 
-def order_table(found: dict[str, list[Run]]) -> list[str]:
+def order_table(runs_by_way: dict[str, list[Run]]) -> list[str]:
     """Return the result of `orders` as Markdown."""
     lines = ["| commits | p50 ms | times both at the same time (median of the repeats) |", "|---|---|---|"]
-    for name, runs in found.items():
-        times = [p50(run) / p50(peer) for run, peer in zip(runs, found[AT_ONCE], strict=True)]
+    for name, runs in runs_by_way.items():
+        times = [p50(run) / p50(peer) for run, peer in zip(runs, runs_by_way[AT_ONCE], strict=True)]
         spread = f"{median(times):.3f} ({min(times):.3f} to {max(times):.3f})"
         lines.append(f"| {name} | {median([p50(run) for run in runs]):.0f} | {spread} |")
     return lines
@@ -103,16 +103,16 @@ def p50(run: Run) -> float:
     return median([float(batch) for batch in run.batches[WARM_UP:]])
 
 
-def table(found: dict[str, list[Run]]) -> list[str]:
+def table(runs_by_way: dict[str, list[Run]]) -> list[str]:
     """Return the result as Markdown."""
     lines = [
         "| way | p50 ms | p90 ms | over the floor, ms (p50, median of the repeats) | times Spark's sink | CPU s |",
         "|---|---|---|---|---|---|",
     ]
-    for name, runs in found.items():
+    for name, runs in runs_by_way.items():
         samples = sorted(batch for run in runs for batch in run.batches[WARM_UP:])
-        over = [p50(run) - p50(least) for run, least in zip(runs, found[FLOOR], strict=True)]
-        times = [p50(run) / p50(peer) for run, peer in zip(runs, found[SPARKS], strict=True)]
+        over = [p50(run) - p50(least) for run, least in zip(runs, runs_by_way[FLOOR], strict=True)]
+        times = [p50(run) / p50(peer) for run, peer in zip(runs, runs_by_way[SPARKS], strict=True)]
         cpu = median([run.cpu / len(run.batches) for run in runs])
         lines.append(
             f"| {name} | {median([p50(run) for run in runs]):.0f} | {samples[int(len(samples) * 0.9)]} "

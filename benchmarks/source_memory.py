@@ -141,14 +141,14 @@ def fill(servers: str, topic: str, backlog: Backlog) -> None:
         sys.exit("the broker did not take all records")
 
 
-def line_of(name: str, size: int, rows: int, found: dict[str, Any], peer: dict[str, Any]) -> str:
+def line_of(name: str, size: int, rows: int, result: dict[str, Any], peer: dict[str, Any]) -> str:
     """Return one row of the table."""
-    if "failed" in found or found["rows"] != rows:
-        words = found.get("failed", f"read {found.get('rows')} of {rows} rows")
+    if "failed" in result or result["rows"] != rows:
+        words = result.get("failed", f"read {result.get('rows')} of {rows} rows")
         return f"| {size:,} | {name} | {words} | | | |"
-    speed = f"{size * rows / MB / found['seconds']:,.0f}"
-    ratio = f"{peer['seconds'] / found['seconds']:.2f}" if "seconds" in peer else ""
-    return f"| {size:,} | {name} | {speed} | {ratio} | {found['jvm'] / MB:,.0f} | {found['python'] / MB:,.0f} |"
+    speed = f"{size * rows / MB / result['seconds']:,.0f}"
+    ratio = f"{peer['seconds'] / result['seconds']:.2f}" if "seconds" in peer else ""
+    return f"| {size:,} | {name} | {speed} | {ratio} | {result['jvm'] / MB:,.0f} | {result['python'] / MB:,.0f} |"
 
 
 def main() -> None:

@@ -113,13 +113,13 @@ def flink(copy: Callable[[str], Run], target: Callable[[], str]) -> Run:
     return copy(target())
 
 
-def report(title: str, found: dict[str, list[Run]], rows: int, repeats: int) -> None:
+def report(title: str, runs_by_way: dict[str, list[Run]], rows: int, repeats: int) -> None:
     """Format a table, and the ratios run by run."""
     columns = ("writer", "rows/s (median)", "CPU s per million rows", "of them without broker and database")
     columns += ("onceward's speed against it", "onceward's CPU without broker and database, against it")
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    ours = found["onceward"]
-    for name, runs in found.items():
+    ours = runs_by_way["onceward"]
+    for name, runs in runs_by_way.items():
         speed = median([run.rows / run.seconds for run in runs])
         cpu = median([run.cpu / run.rows * 1e6 for run in runs])
         clients = median([run.clients / run.rows * 1e6 for run in runs])

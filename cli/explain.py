@@ -220,15 +220,15 @@ def _returned(place: str, name: str, *, is_file: bool) -> list[Any]:
 
 
 @contextmanager
-def _intercepted(found: list[Any]) -> Iterator[None]:
-    """Replace starts and writes of Spark and the embedded engine in this block; collect their queries in `found`."""
+def _intercepted(writers: list[Any]) -> Iterator[None]:
+    """Replace starts and writes of Spark and the embedded engine in this block; collect their queries in `writers`."""
 
     def start(query: Any, *_: Any, **__: Any) -> Any:
-        found.append(query)
+        writers.append(query)
         return NotStarted()
 
     def run(pipeline: Any, **_: Any) -> None:
-        found.append(pipeline)
+        writers.append(pipeline)
         raise _Ended
 
     with ExitStack() as stack:

@@ -101,9 +101,9 @@ class Access:
         return map(self.system, self.addresses)
 
 
-def _by_system(option: str, mark: str, given: Iterable[str] | None) -> dict[str, list[str]]:
+def _by_system(option: str, mark: str, texts: Iterable[str] | None) -> dict[str, list[str]]:
     addresses: dict[str, list[str]] = {}
-    for text in given or ():
+    for text in texts or ():
         name, separator, rest = text.partition(mark)
         if not separator or name not in connectors():
             # Not the text itself: it may hold a password.

@@ -52,26 +52,26 @@ def status(search: Search, *, as_json: AsJson = False, as_metrics: AsMetrics = F
     raise typer.Exit(int(bool(search.unanswered) or not all(one.state.is_well for one in statuses)))
 
 
-def _print(found: Sequence[AdvisedStatus], *, as_json: bool) -> None:
+def _print(statuses: Sequence[AdvisedStatus], *, as_json: bool) -> None:
     """Print the state of each pipeline, a line with what is the matter, and what to do."""
     if as_json:
-        show.print_json(found)
+        show.print_json(statuses)
         return
-    for one in found:
+    for one in statuses:
         show.status(one)
 
 
-def _metrics(found: Sequence[AdvisedStatus]) -> Iterator[str]:
+def _metrics(statuses: Sequence[AdvisedStatus]) -> Iterator[str]:
     """Yield the states in Prometheus' text format: 1 for the state that a pipeline is in, 0 for each other one."""
     yield "# HELP onceward_pipeline_state Whether the pipeline is in this state (docs: operations)"
     yield "# TYPE onceward_pipeline_state gauge"
-    for one in found:
+    for one in statuses:
         for state in PipelineState:
             labels = {"pipeline": one.pipeline, "store": one.store, "state": str(state)}
             yield f"onceward_pipeline_state{{{_labels(labels)}}} {int(one.state is state)}"
     yield "# HELP onceward_pipeline_expires_in_seconds Seconds until a target ends transactions that wait for a commit"
     yield "# TYPE onceward_pipeline_expires_in_seconds gauge"
-    for one in found:
+    for one in statuses:
         if one.expires_in is not None:
             labels = {"pipeline": one.pipeline, "store": one.store}
             yield f"onceward_pipeline_expires_in_seconds{{{_labels(labels)}}} {one.expires_in}"

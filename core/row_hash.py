@@ -71,9 +71,9 @@ class RowHash:
         return Proof(hexadecimal(self._sums), tuple(sorted(self._columns)), mark)
 
 
-def proof_of(rows: int, found: RowHash | None) -> Proof | None:
+def proof_of(rows: int, digest: RowHash | None) -> Proof | None:
     """Return the proof of this number of rows; None unless all of them were hashed."""
-    return found.proof() if found is not None and found.rows == rows else None
+    return digest.proof() if digest is not None and digest.rows == rows else None
 
 
 def hexadecimal(sums: Words) -> str:

@@ -186,9 +186,9 @@ class XaTransactions:
         return TwoPhaseAnswer.DONE, ""
 
 
-def _of_replication(found: Mapping[str, str]) -> Iterator[str]:
+def _of_replication(variables: Mapping[str, str]) -> Iterator[str]:
     """Yield warnings of semi-synchronous replication that may acknowledge, or show, rows that no replica has."""
-    enabled, patience, point = (found.get(name, "") for name in _SEMI_SYNCHRONOUS)
+    enabled, patience, point = (variables.get(name, "") for name in _SEMI_SYNCHRONOUS)
     if not _on(enabled):
         return
     if int(patience or 0) < _FOR_EVER_MS:

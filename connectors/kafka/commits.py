@@ -186,9 +186,9 @@ class Inspector:
             deleted=deleted,
         )
 
-    def _find_deleted(self, found: Sequence[tuple[Prepared, Observation]]) -> None:
+    def _find_deleted(self, pairs: Sequence[tuple[Prepared, Observation]]) -> None:
         """Look for deleted topics among those whose partitions are silent or no longer have the transaction open."""
-        doubtful = {t: {p[0] for p in t.partitions if self._is_doubtful(t, observation, p)} for t, observation in found}
+        doubtful = {t: {p[0] for p in t.partitions if self._is_doubtful(t, observation, p)} for t, observation in pairs}
         asked = set().union(*doubtful.values())
         ids = self._client.topic_ids(asked, everywhere=True) if asked else {}
         for transaction, topics in doubtful.items():
@@ -196,9 +196,9 @@ class Inspector:
             if gone:
                 self._deleted[transaction] = self._deleted.get(transaction, frozenset()) | gone
 
-    def _is_doubtful(self, transaction: Prepared, seen: Observation, partition: Partition) -> bool:
+    def _is_doubtful(self, transaction: Prepared, observation: Observation, partition: Partition) -> bool:
         open_ = self._producers.get(partition)
-        return open_ is None or (seen is Observation.PREPARED and transaction.producer not in open_)
+        return open_ is None or (observation is Observation.PREPARED and transaction.producer not in open_)
 
     def _is_deleted(self, transaction: Prepared, topic: str, ids: Mapping[str, str | None]) -> bool:
         if topic not in ids:
@@ -280,24 +280,26 @@ def commit(client: TransactionCoordinatorClient, transactions: Sequence[Prepared
     return [outcomes[transaction] for transaction in transactions]
 
 
-def _outcome(inspector: Inspector, transaction: Prepared, found: Inspection, sent: int | None) -> CommitOutcome:
+def _outcome(inspector: Inspector, transaction: Prepared, inspection: Inspection, sent: int | None) -> CommitOutcome:
     """Return the outcome as of this inspection, RETRY_LATER while the commit is under way; write missing markers."""
     later = CommitStatus.RETRY_LATER
-    if found.seen is Observation.PREPARED:
-        at = datetime.fromtimestamp((transaction.handle.started_ms + found.timeout_ms) / 1000, UTC)
+    if inspection.seen is Observation.PREPARED:
+        at = datetime.fromtimestamp((transaction.handle.started_ms + inspection.timeout_ms) / 1000, UTC)
         when = f"at {at:%Y-%m-%d %H:%M:%S} UTC by its broker's clock"
         return CommitOutcome(
-            later, f"{_why_open(found, sent)}. Kafka aborts it {when} unless it is committed before that"
+            later, f"{_why_open(inspection, sent)}. Kafka aborts it {when} unless it is committed before that"
         )
-    if found.seen is not Observation.COMMITTED:
-        return commit_outcome(found.seen, _words(found, found.code or sent or Code.NONE))
-    if found.ended:
+    if inspection.seen is not Observation.COMMITTED:
+        return commit_outcome(inspection.seen, _words(inspection, inspection.code or sent or Code.NONE))
+    if inspection.ended:
         # (4) The coordinator shows it complete, and no partition has it open.
         status = CommitStatus.COMMITTED if sent == Code.NONE else CommitStatus.ALREADY_COMMITTED
-        return CommitOutcome(status, _lost_with(transaction, found.deleted))
-    if found.complete and found.inside in (Inside.OPEN, Inside.MIXED):
+        return CommitOutcome(status, _lost_with(transaction, inspection.deleted))
+    if inspection.complete and inspection.inside in (Inside.OPEN, Inside.MIXED):
         return CommitOutcome(later, _skipped(inspector.finish_partitions(transaction, commit=True)))
-    where = f"; the rows in {_names(found)} become visible when that partition answers" if found.silent else ""
+    where = (
+        f"; the rows in {_names(inspection)} become visible when that partition answers" if inspection.silent else ""
+    )
     return CommitOutcome(later, f"committed, and can no longer be lost{where}")
 
 
@@ -343,24 +345,24 @@ def abort(client: TransactionCoordinatorClient, transaction: Prepared) -> AbortO
     return outcome
 
 
-def _words(found: Inspection, code: int) -> str:
+def _words(inspection: Inspection, code: int) -> str:
     """Return the transaction's state in words, with the coordinator's error code if there is one."""
-    is_lost = found.seen in (Observation.ABORTED, Observation.EXPIRED)
-    words = BEHIND if found.behind and is_lost else WORDS[found.seen]
+    is_lost = inspection.seen in (Observation.ABORTED, Observation.EXPIRED)
+    words = BEHIND if inspection.behind and is_lost else WORDS[inspection.seen]
     return f"{words}; the coordinator answered {code_name(code)}" if code != Code.NONE else words
 
 
-def _why_open(found: Inspection, sent: int | None) -> str:
-    if found.stuck:
-        return f"open, but {_names(found)} does not answer; it is not waited for after half of the timeout"
-    if found.doubtful:
+def _why_open(inspection: Inspection, sent: int | None) -> str:
+    if inspection.stuck:
+        return f"open, but {_names(inspection)} does not answer; it is not waited for after half of the timeout"
+    if inspection.doubtful:
         return DOUBTFUL
-    return _words(found, sent or Code.NONE) if found.whole else f"open, but {found.inside.value}"
+    return _words(inspection, sent or Code.NONE) if inspection.whole else f"open, but {inspection.inside.value}"
 
 
-def _names(found: Inspection) -> str:
+def _names(inspection: Inspection) -> str:
     """Return the names of the first few silent partitions, and the number of the others."""
-    names = [f"{topic}-{number}" for topic, number in found.silent]
+    names = [f"{topic}-{number}" for topic, number in inspection.silent]
     rest = f" and {len(names) - FEW} more" if len(names) > FEW else ""
     return ", ".join(names[:FEW]) + rest
 

@@ -368,53 +368,53 @@ class BatchConsumer:
         self._close()
 
 
-def _new(found: _Library, kind: int, config: Mapping[str, Any], on_delivery: Any, on_log: Any) -> int:
+def _new(library: _Library, kind: int, config: Mapping[str, Any], on_delivery: Any, on_log: Any) -> int:
     text = ctypes.create_string_buffer(_TEXT_BYTES)
-    conf = found.conf_new()
+    conf = library.conf_new()
     for name, value in {**config, "log.queue": True}.items():
         given = str(value).lower() if isinstance(value, bool) else str(value)
-        if found.conf_set(conf, name.encode(), given.encode(), text, len(text)):
-            found.conf_destroy(conf)
+        if library.conf_set(conf, name.encode(), given.encode(), text, len(text)):
+            library.conf_destroy(conf)
             raise _exception(_INVALID_ARGUMENT, text.value.decode(errors="replace"))
     if on_delivery is not None:  # a producer
-        found.conf_set_dr_msg_cb(conf, on_delivery)
-        found.conf_set_error_cb(conf, _IGNORED)
-    found.conf_set_log_cb(conf, on_log)
-    handle: int | None = found.new(kind, conf, text, len(text))
+        library.conf_set_dr_msg_cb(conf, on_delivery)
+        library.conf_set_error_cb(conf, _IGNORED)
+    library.conf_set_log_cb(conf, on_log)
+    handle: int | None = library.new(kind, conf, text, len(text))
     if not handle:  # else `conf` is its own
-        found.conf_destroy(conf)
-        raise _exception(found.last_error(), text.value.decode(errors="replace"))
-    found.set_log_queue(handle, None)
+        library.conf_destroy(conf)
+        raise _exception(library.last_error(), text.value.decode(errors="replace"))
+    library.set_log_queue(handle, None)
     return handle
 
 
-def _destroy(found: _Library, handle: int, topics: dict[str, int], process: int, _callbacks: Any) -> None:
+def _destroy(library: _Library, handle: int, topics: dict[str, int], process: int, _callbacks: Any) -> None:
     if process != os.getpid():
         return
     for topic in topics.values():
-        found.topic_destroy(topic)
-    found.destroy(handle)
+        library.topic_destroy(topic)
+    library.destroy(handle)
 
 
-def _close(found: _Library, handle: int, queue: int, process: int, _callback: Any) -> None:
+def _close(library: _Library, handle: int, queue: int, process: int, _callback: Any) -> None:
     if process == os.getpid():
-        found.queue_destroy(queue)
-        found.destroy(handle)
+        library.queue_destroy(queue)
+        library.destroy(handle)
 
 
-def _reporter(found: _Library, on_failure: Callable[[Any, str, int], None]) -> Callable[..., None]:
+def _reporter(library: _Library, on_failure: Callable[[Any, str, int], None]) -> Callable[..., None]:
     def report(_handle: int, message: Any, _opaque: int) -> None:
         record = message.contents
         if record.err:
-            name = found.topic_name(record.rkt).decode()
+            name = library.topic_name(record.rkt).decode()
             on_failure(confluent_kafka.KafkaError(record.err), name, record.partition)
 
     return report
 
 
-def _log_writer(found: _Library, logger: logging.Logger) -> Callable[..., None]:
+def _log_writer(library: _Library, logger: logging.Logger) -> Callable[..., None]:
     def write(handle: int, level: int, facility: bytes, text: bytes) -> None:
-        words = (facility, found.name(handle), text)
+        words = (facility, library.name(handle), text)
         logger.log(_LEVELS[level], "%s [%s] %s", *(word.decode(errors="replace") for word in words))
 
     return write

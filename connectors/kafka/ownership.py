@@ -82,9 +82,9 @@ def _open(described: Iterable[Description]) -> list[Prepared]:
     return [description.open for description in described if description.open is not None]
 
 
-def _committables(client: TransactionCoordinatorClient, found: Collection[Prepared]) -> list[Committable]:
-    ids = client.topic_ids({topic for prepared in found for topic in prepared.topics})
-    committables = (listed_committable(prepared.with_ids(ids)) for prepared in found)
+def _committables(client: TransactionCoordinatorClient, transactions: Collection[Prepared]) -> list[Committable]:
+    ids = client.topic_ids({topic for prepared in transactions for topic in prepared.topics})
+    committables = (listed_committable(prepared.with_ids(ids)) for prepared in transactions)
     return [committable for committable in committables if committable is not None]
 
 

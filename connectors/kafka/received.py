@@ -189,8 +189,8 @@ class ArrayClient(librdkafka.BatchConsumer):
             kinds=pa.array(kinds),
         )
 
-    def _times(self, addresses: Words, found: npt.NDArray[np.void]) -> tuple[Numbers, npt.NDArray[np.int32]]:
-        times, kinds = found["time"], found["time_kind"]
+    def _times(self, addresses: Words, messages: npt.NDArray[np.void]) -> tuple[Numbers, npt.NDArray[np.int32]]:
+        times, kinds = messages["time"], messages["time_kind"]
         for at in (0, -1):
             if self.time(int(addresses[at])) != (times[at], kinds[at]):
                 pairs = [self.time(address) for address in addresses.tolist()]

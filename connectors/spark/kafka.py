@@ -146,24 +146,24 @@ def _source(
     )
 
 
-def _bound(given: Mapping[str, str], names: tuple[str, ...], default: str) -> Bound:
+def _bound(options: Mapping[str, str], names: tuple[str, ...], default: str) -> Bound:
     """Return a bound in Spark's order: one time for all, then times of partitions, then offsets."""
-    strategy = given.get(STRATEGY, "error").lower()
+    strategy = options.get(STRATEGY, "error").lower()
     if strategy not in {"error", "latest"}:
         raise ConfigurationError(f"option {STRATEGY} must be error or latest, not {strategy!r}")
     single, several, offsets = names
-    if single in given:
+    if single in options:
         try:
-            time_ms = int(given[single])
+            time_ms = int(options[single])
         except ValueError:
             raise ConfigurationError(
-                f"option {single} must be milliseconds since 1970, not {given[single]!r}"
+                f"option {single} must be milliseconds since 1970, not {options[single]!r}"
             ) from None
         return AtTime(milliseconds=time_ms, or_latest=strategy == "latest")
-    if several in given:
-        times = from_json(given[several], f"option {several}")
+    if several in options:
+        times = from_json(options[several], f"option {several}")
         return AtTime(of=tuple(sorted(times.items())), or_latest=strategy == "latest")
-    return parse_bound(given.get(offsets, default), f"option {offsets}")
+    return parse_bound(options.get(offsets, default), f"option {offsets}")
 
 
 def publish(groups: Sequence[Group | None] | Group, epoch: int, about: EpochInput) -> None:

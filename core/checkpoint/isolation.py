@@ -252,9 +252,9 @@ def _reason(sink: TwoPhaseCommitSink[Any], error: OncewardError) -> str:
     return f"sink {sink.name}: {error.message}"
 
 
-def over_limit(context: WriteContext, count: int, limit: str, told: Mapping[str, int]) -> DeadLetterLimitError:
+def over_limit(context: WriteContext, count: int, limit: str, counts: Mapping[str, int]) -> DeadLetterLimitError:
     """Return the error for too many refused rows."""
-    first = "; ".join(list(told)[:_TOLD])
+    first = "; ".join(list(counts)[:_TOLD])
     return DeadLetterLimitError(
         f"targets refuse more than {limit} of this epoch ({count} so far), so it is given up, and a restart writes it "
         f"again. {first}. Correct the query or the table, or raise max_dead_letters",

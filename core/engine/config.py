@@ -267,8 +267,8 @@ def _settings(table: str, path: str | Path | None) -> dict[str, Any]:
     return values | {name[len(prefix) :].lower(): value for name, value in variables if name.startswith(prefix)}
 
 
-def _refuse_unknown(table: str, given: Collection[str], known: Collection[str]) -> None:
-    unknown = sorted(set(given) - set(known))
+def _refuse_unknown(table: str, names: Collection[str], known: Collection[str]) -> None:
+    unknown = sorted(set(names) - set(known))
     if unknown:
         raise ConfigurationError(f"unknown settings in {table}: {', '.join(unknown)}. There are {', '.join(known)}")
 

@@ -174,18 +174,18 @@ class ProcessLogic(Logic):
         return done, self._guarded.batch(outputs)
 
     def _process(
-        self, records: Sequence[Record], codes: Sequence[Any], found: Distinct | None, made: list[Record]
+        self, records: Sequence[Record], codes: Sequence[Any], distinct: Distinct | None, outputs: list[Record]
     ) -> None:
         record, process, context = None, self._function.process, self._context
         try:
-            if found is None or self._scope is None:
+            if distinct is None or self._scope is None:
                 for record in records:
-                    made += process(record, context) or ()
+                    outputs += process(record, context) or ()
                 return
-            values, encoded, enter = found.values, found.encoded, self._scope.enter
+            values, encoded, enter = distinct.values, distinct.encoded, self._scope.enter
             for record, code in zip(records, codes, strict=True):
                 enter(values[code], encoded[code])
-                made += process(record, context) or ()
+                outputs += process(record, context) or ()
         except OncewardError:
             raise
         except Exception as error:

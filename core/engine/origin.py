@@ -161,9 +161,9 @@ def _asked_for(view: LogView, newest: Decided | None, path: str, restore: Restor
     return Origin(metadata, storage, reference, view.decided, goes_on=goes_on, restored=restored)
 
 
-def _check_made_here(found: Loaded, path: str, view: LogView, restore: Restore, pipeline: str) -> None:
+def _check_made_here(loaded: Loaded, path: str, view: LogView, restore: Restore, pipeline: str) -> None:
     """Refuse a checkpoint that this log did not decide: rows before it would be lost."""
-    metadata, proven = found.metadata, is_proven(path, found.metadata, found.sha256)
+    metadata, proven = loaded.metadata, is_proven(path, loaded.metadata, loaded.sha256)
     if metadata.log != view.log:
         if restore.import_from != metadata.pipeline:
             raise ConfigurationError(

@@ -150,7 +150,7 @@ def as_option(argument: str) -> str:
     return first + "".join(map(str.capitalize, others))
 
 
-def check_types(make: Callable[..., Any], given: Mapping[str, Any]) -> None:
+def check_types(make: Callable[..., Any], values: Mapping[str, Any]) -> None:
     """Refuse arguments whose types differ from the signature's.
 
     Only text, numbers, booleans and lists are checked, and of mappings that their keys are text. Empty text is refused
@@ -158,7 +158,7 @@ def check_types(make: Callable[..., Any], given: Mapping[str, Any]) -> None:
 
     Args:
         make: The class or function that takes the arguments.
-        given: The arguments by name, for example `locals()`.
+        values: The arguments by name, for example `locals()`.
 
     Raises:
         ConfigurationError: One has another type; the message names it, and does not repeat the value.
@@ -167,11 +167,11 @@ def check_types(make: Callable[..., Any], given: Mapping[str, Any]) -> None:
     for name, parameter in parameters.items():
         kinds = _choices(parameter.annotation)
         if all(kind in _PLAIN or get_origin(kind) is list for kind in kinds):
-            check_type(name, given[name], parameter.annotation)
-        elif _is_mapping(parameter.annotation) and not isinstance(given[name], tuple(_PLAIN & set(kinds))):
-            _check_mapping(name, given[name])
+            check_type(name, values[name], parameter.annotation)
+        elif _is_mapping(parameter.annotation) and not isinstance(values[name], tuple(_PLAIN & set(kinds))):
+            _check_mapping(name, values[name])
     for name, parameter in parameters.items():
-        value, may_lack = given[name], parameter.default is None
+        value, may_lack = values[name], parameter.default is None
         may_be_empty = not may_lack and parameter.default is not parameter.empty
         if _is_empty(value) and not may_be_empty:
             raise ConfigurationError(f"{name} is empty: give it a value{', or leave it out' if may_lack else ''}")
@@ -218,7 +218,7 @@ def check_choice(name: str, value: str, choices: Collection[str]) -> str:
     return value
 
 
-def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
+def pairs(option: str, texts: Sequence[str] | None) -> dict[str, str]:
     """Read NAME=VALUE pairs. Errors repeat no value: it may be a password.
 
     `@FILE` stands for the lines of a file: everybody on a machine can read the arguments of its processes.
@@ -227,7 +227,7 @@ def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
         ConfigurationError: One has no "=", or a file cannot be read.
     """
     values: dict[str, str] = {}
-    for number, one in enumerate(given or (), 1):
+    for number, one in enumerate(texts or (), 1):
         for pair in _lines(option, one[1:]) if one.startswith("@") else [one]:
             name, equals, value = pair.partition("=")
             if not equals:

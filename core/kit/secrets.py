@@ -93,17 +93,17 @@ def without_logins(text: str) -> str:
     return _IN_TEXT.sub(_shown, text) if "@" in text or _SETTING.search(text) else text
 
 
-def _shown(found: re.Match[str]) -> str:
-    if name := found["setting"] or found["entry"]:
+def _shown(match: re.Match[str]) -> str:
+    if name := match["setting"] or match["entry"]:
         return f"{name}{HIDDEN}"
-    if found["login"]:
+    if match["login"]:
         return f"{HIDDEN}@"
-    text, mark = found["address"] or found["quoted"] or "", found["mark"] or ""
+    text, mark = match["address"] or match["quoted"] or "", match["mark"] or ""
     is_url = _URL.match(text) is not None
     if is_url and not _may_hold_login(text.partition("://")[2]) and not _SETTING.search(text):
-        return found[0]
+        return match[0]
     is_address = is_url or (_may_hold_login(text) and ":" in text.split(maxsplit=1)[0][:-1])
-    return f"{mark}{shown_address(text) if is_address else without_logins(text)}{mark or found['end']}"
+    return f"{mark}{shown_address(text) if is_address else without_logins(text)}{mark or match['end']}"
 
 
 def redact(message: str, secrets: Iterable[str]) -> str:

@@ -214,11 +214,11 @@ class Held(NamedTuple):
     """Older epochs of which the target itself knows that it holds more or fewer rows than they wrote."""
 
 
-def group_by_epoch(found: Mapping[str, Wrote], reread: Reread, expected: Expected, later: Expected) -> Held:
+def group_by_epoch(amounts: Mapping[str, Wrote], reread: Reread, expected: Expected, later: Expected) -> Held:
     """Sort the rows of a target by epochs.
 
     Args:
-        found: By mark.
+        amounts: By mark.
         reread: Where that comes from.
         expected: By the log as it was before.
         later: By the log as it was afterwards: epochs that came in between are not judged.
@@ -233,7 +233,7 @@ def group_by_epoch(found: Mapping[str, Wrote], reread: Reread, expected: Expecte
     others = {OLDER: Wrote(), FOREIGN: Wrote()}
     groups: dict[str, int | str] = {}
     old = {epoch: 0 for epoch in reread.counts if epoch < oldest and epoch not in reread.unmarked}
-    for mark, written in found.items():
+    for mark, written in amounts.items():
         epoch = expected.marks.get(mark, later.marks.get(mark, reread.epochs.get(mark)))
         if epoch is None:
             group: int | str = FOREIGN if nothing_older or reread.is_foreign(mark) else OLDER
@@ -279,9 +279,11 @@ def judge(expected: Expected, held: Held, unmarked: Collection[int] = ()) -> tup
     return lines, held.foreign.rows
 
 
-def _line(epoch: int | None, written: Wrote, found: Wrote) -> AuditLine:
-    verdict = EpochVerdict.PROVEN if (written.rows, written.hash) == (found.rows, found.hash) else EpochVerdict.DIFFERS
-    return AuditLine(epoch, written.rows, found.rows, verdict if written.hash else EpochVerdict.UNPROVEN)
+def _line(epoch: int | None, written: Wrote, amount: Wrote) -> AuditLine:
+    verdict = (
+        EpochVerdict.PROVEN if (written.rows, written.hash) == (amount.rows, amount.hash) else EpochVerdict.DIFFERS
+    )
+    return AuditLine(epoch, written.rows, amount.rows, verdict if written.hash else EpochVerdict.UNPROVEN)
 
 
 def with_starts(epochs: Iterable[ProvenEpoch]) -> Iterator[ProvenEpoch]:

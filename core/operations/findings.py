@@ -69,6 +69,6 @@ def skipped(check: str, why: str, where: str = "") -> Finding:
     return Finding(check, Health.SKIPPED, why, where=where)
 
 
-def any_failed(found: Sequence[Finding]) -> bool:
+def any_failed(findings: Sequence[Finding]) -> bool:
     """Return whether something does not work."""
-    return any(finding.health is Health.FAILED for finding in found)
+    return any(finding.health is Health.FAILED for finding in findings)

@@ -241,14 +241,14 @@ def _note(decision: Decide, writer: LogWriter, sinks: Mapping[str, TwoPhaseCommi
     note(writer.store, "epoch", {**completed.facts(), "decided": decision.at})
 
 
-def _committing(found: Sequence[FoundTransaction]) -> Mapping[str, TwoPhaseCommitSink[Any]]:
+def _committing(transactions: Sequence[FoundTransaction]) -> Mapping[str, TwoPhaseCommitSink[Any]]:
     """Return the sinks by which decided transactions are committed, by name.
 
     Raises:
         ConfigurationError: As of commit_decided.
     """
-    _check_current(found)
-    decided = [one for one in found if one.status is TransactionStatus.DECIDED]
+    _check_current(transactions)
+    decided = [one for one in transactions if one.status is TransactionStatus.DECIDED]
     reached = [one for one in decided if one.target is not None]
     if decided and not reached:
         c = decided[0].committable
@@ -261,9 +261,9 @@ def _committing(found: Sequence[FoundTransaction]) -> Mapping[str, TwoPhaseCommi
     return {**sinks, **{name: _NotGiven(name, committable) for name, committable in not_given.items()}}
 
 
-def _check_current(found: Sequence[FoundTransaction]) -> None:
+def _check_current(transactions: Sequence[FoundTransaction]) -> None:
     """Refuse a log that is an outdated copy, if the targets prove it."""
-    for one in found:
+    for one in transactions:
         if one.status is TransactionStatus.OUTDATED_LOG:
             raise ConfigurationError(
                 f"the decision log given is an outdated copy: {one.name} was made under it later than its newest "
@@ -272,10 +272,10 @@ def _check_current(found: Sequence[FoundTransaction]) -> None:
             )
 
 
-def _sinks_of(found: Sequence[FoundTransaction]) -> Mapping[str, TwoPhaseCommitSink[Any]]:
+def _sinks_of(transactions: Sequence[FoundTransaction]) -> Mapping[str, TwoPhaseCommitSink[Any]]:
     """Return the sinks by which one pipeline's transactions are ended, by name."""
     targets: dict[str, Target] = {}
-    for one in found:
+    for one in transactions:
         c = one.committable
         if one.target is None:
             continue

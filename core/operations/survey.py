@@ -222,15 +222,15 @@ def survey(
     return Survey(tuple(_with_expiry([_judged(one, views) for one in [*transactions.values(), *waiting]])), unanswered)
 
 
-def _with_expiry(found: Sequence[FoundTransaction]) -> list[FoundTransaction]:
+def _with_expiry(transactions: Sequence[FoundTransaction]) -> list[FoundTransaction]:
     """Add when the targets end what is open, as far as they tell."""
-    held = [one for one in found if one.target is not None and one.held]
+    held = [one for one in transactions if one.target is not None and one.held]
     expires: dict[int, float | None] = {}
     for target in {id(one.target): one.target for one in held}.values():
         here = [one for one in held if one.target is target]
         assert target is not None  # noqa: S101 - as chosen
         expires |= zip(map(id, here), _expiries(target, [one.committable for one in here]), strict=True)
-    return [replace(one, expires=expires.get(id(one))) for one in found]
+    return [replace(one, expires=expires.get(id(one))) for one in transactions]
 
 
 def _expiries(target: Target, committables: Sequence[Committable]) -> Sequence[float | None]:
@@ -282,16 +282,16 @@ def _name(committable: Committable) -> tuple[str, ...]:
     return (committable.pipeline, committable.sink, committable.transaction)
 
 
-def _judged(seen: FoundTransaction, views: Sequence[tuple[str, LogView]]) -> FoundTransaction:
+def _judged(transaction: FoundTransaction, views: Sequence[tuple[str, LogView]]) -> FoundTransaction:
     """Return a transaction with its status by the log that made it, or else by another log of its pipeline."""
-    c = seen.committable
+    c = transaction.committable
     of_pipeline = [view for pipeline, view in views if pipeline == c.pipeline]
     view = next((view for view in of_pipeline if view.log == c.log), of_pipeline[0] if of_pipeline else None)
     status = status_of(c, view)
     decided = view.named(c) if view is not None and status is TransactionStatus.DECIDED else None
     given_up = decided is not None and view is not None and c.transaction in view.skipped
     # The decision's committable knows more than the listing's.
-    return replace(seen, committable=decided or c, status=status, given_up=given_up)
+    return replace(transaction, committable=decided or c, status=status, given_up=given_up)
 
 
 class Epoch(msgspec.Struct, frozen=True, kw_only=True):
