@@ -93,8 +93,10 @@ def test_a_transaction_in_which_nothing_was_written_needs_no_broker():
     assert sink.inspect_many([empty]) == [Observation.PREPARED]
 
 
-@pytest.mark.parametrize("name", ["KafkaSink", "KafkaSource"])
-@pytest.mark.parametrize("missing", ["kafka", "confluent_kafka"])
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [("KafkaSink", "kafka"), ("KafkaSink", "confluent_kafka"), ("KafkaSource", "confluent_kafka")],
+)
 def test_a_client_library_that_is_missing_is_named(name, missing):
     code = (
         f"import sys; sys.modules['{missing}'] = None\n"

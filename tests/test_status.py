@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from onceward import FileSink, KafkaSink, PostgresSink, SqlAlchemySink
-from onceward.cli.advice import AdvisedStatus, advised
+from onceward.cli.advice import AdvisedStatus, with_advice
 from onceward.cli.main import app
 from onceward.connectors.files.connector import FilesConnector
 from onceward.core import FileBackend, RestartStrategy
@@ -130,7 +130,7 @@ def test_rows_that_a_target_has_given_up_are_told_at_once() -> None:
     told = judged(log(5, decided=True), written(130), lost={"files": 1})
     assert (told.state, told.lost) == (PipelineState.WAITING, 1)
     assert told.what.endswith("; transactions that a target has ended without a commit: 1 of sink files")
-    assert advised(told, "/data/orders", []).command == "onceward txn list --store /data/orders --sinks MODULE:NAME"
+    assert with_advice(told, "/data/orders", []).command == "onceward txn list --store /data/orders --sinks MODULE:NAME"
 
 
 KAFKA = {"system": "kafka", "address": "broker:9092"}
@@ -142,7 +142,7 @@ def waiting(targets: Any, *sinks: str, kind: str = "own") -> AdvisedStatus:
     told = judged(
         log(120, decided=True, sinks=sinks or ("files",), kind=kind), written(500, what="start", targets=targets)
     )
-    return advised(told, "/data/orders", [])
+    return with_advice(told, "/data/orders", [])
 
 
 def test_the_command_names_the_targets_that_the_pipeline_noted() -> None:
@@ -158,16 +158,18 @@ def test_the_command_names_the_targets_that_the_pipeline_noted() -> None:
 def test_what_is_wrong_is_looked_for_where_the_sinks_write() -> None:
     noted = written(30, what="start", targets={"a": KAFKA | {"missing": "the login"}, "b": {}})
     told = judged(log(120), noted + written(20, what="failure", error="x"))
-    shown = advised(told, "/data/orders", [])
+    shown = with_advice(told, "/data/orders", [])
     assert shown.command == "onceward doctor --store /data/orders --at kafka=broker:9092"
     assert shown.fill_in == "for sink a add the login"
-    given = advised(told, "/data/orders", ["--at", "kafka=other:9092", "--sinks", "a:B"])  # which doctor does not take
+    given = with_advice(
+        told, "/data/orders", ["--at", "kafka=other:9092", "--sinks", "a:B"]
+    )  # which doctor does not take
     assert (given.command, given.fill_in) == ("onceward doctor --store /data/orders --at kafka=other:9092", "")
 
 
 def test_a_password_in_the_options_is_not_shown_but_asked_for() -> None:
     told = judged(log(120, decided=True), [])
-    shown = advised(told, "/data/orders", ["--at", f"postgres=postgresql://o:{SECRET}@db/shop"])
+    shown = with_advice(told, "/data/orders", ["--at", f"postgres=postgresql://o:{SECRET}@db/shop"])
     assert shown.command == f"{COMMIT} --at postgres=postgresql://o:***@db/shop --yes"
     assert shown.fill_in == "replace *** with the password, which is not shown"
 
@@ -176,19 +178,19 @@ def test_of_a_source_that_does_not_answer_its_own_system_is_asked() -> None:
     noted = written(900, what="start", targets={"a": KAFKA})
     source = {"source": "in (topic x)", "seconds": 20, "why": "no broker answers"}
     noted += written(5, what="source", **source, system=KAFKA | {"address": "other:9092"})
-    shown = advised(judged(log(120), noted), "/data/orders", ["--at", "kafka=broker:9092"])
+    shown = with_advice(judged(log(120), noted), "/data/orders", ["--at", "kafka=broker:9092"])
     assert shown.command == "onceward doctor --store /data/orders --at kafka=other:9092"
     unnamed = judged(log(120), written(5, what="source", **source))
-    assert advised(unnamed, "/data/orders", []).command == "onceward doctor --store /data/orders"
+    assert with_advice(unnamed, "/data/orders", []).command == "onceward doctor --store /data/orders"
 
 
 def test_a_target_that_was_not_given_is_added_from_the_notes() -> None:
     noted = {"a": KAFKA, "b": {"system": "sql", "address": "mariadb://o@db/shop", "missing": "the password"}, "c": {}}
     told = judged(log(120, decided=True, sinks=("a", "b", "c")), written(500, what="start", targets=noted))
-    shown = advised(told, "/data/orders", ["--at", "kafka=other:9092"])
+    shown = with_advice(told, "/data/orders", ["--at", "kafka=other:9092"])
     assert shown.command == f"{COMMIT} --at kafka=other:9092 --at sql=mariadb://o@db/shop --yes"
     assert shown.fill_in == "for sink b add the password"
-    sinks = advised(told, "/data/orders", ["--sinks", "jobs:SINKS"])
+    sinks = with_advice(told, "/data/orders", ["--sinks", "jobs:SINKS"])
     assert (sinks.command, sinks.fill_in) == (f"{COMMIT} --sinks jobs:SINKS --yes", "")
 
 
@@ -214,10 +216,10 @@ def test_what_must_be_filled_in_is_said_in_words() -> None:
 
 def test_without_notes_the_kind_of_the_transactions_says_what_to_fill_in() -> None:
     told = judged(log(120, decided=True, sinks=("a",), kind="kafka"), [])
-    shown = advised(told, "postgresql://db/logs", [])
+    shown = with_advice(told, "postgresql://db/logs", [])
     assert shown.command.endswith("--pipeline orders --at kafka=HOST:PORT --yes")
     assert shown.fill_in == "replace kafka=HOST:PORT with where sink a writes"
-    folder = advised(judged(log(120, decided=True), []), "postgresql://db/logs", [])
+    folder = with_advice(judged(log(120, decided=True), []), "postgresql://db/logs", [])
     assert folder.command.endswith("--pipeline orders --sinks MODULE:NAME --yes")
 
 
@@ -402,7 +404,7 @@ def test_a_run_of_the_engine_leaves_a_note_of_its_failure_and_of_its_end(tmp_pat
 
 def test_a_command_that_is_advised_shows_no_password_of_an_address() -> None:
     waiting = judged(log(120, decided=True), written(130))
-    command = advised(waiting, "/logs/orders", ["--at", "postgres=postgresql://u:Tulpe@db/shop"]).command
+    command = with_advice(waiting, "/logs/orders", ["--at", "postgres=postgresql://u:Tulpe@db/shop"]).command
     assert command.startswith("onceward txn commit --store /logs/orders --at postgres=postgresql://")
     assert "Tulpe" not in command
 

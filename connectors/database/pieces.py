@@ -211,7 +211,7 @@ class PieceWriting(Writing):
             for number in range(self._pieces):
                 data = connection.scalar(mine.where(pieces.c.number == number))
                 if data is not None:  # otherwise it was swept, which is found when the last piece is staged
-                    self._insert(connection, statement, decoded(data))
+                    self._insert(connection, statement, decode_piece(data))
             self._insert(connection, statement, self._waiting)
             trial.rollback()
 

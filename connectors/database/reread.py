@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from onceward.core.errors import SchemaError, SqlError, text_of
 from onceward.core.kit.pieces import PIECE_BYTES
-from onceward.core.place import Place, fitted
+from onceward.core.place import Place, fit_columns
 from onceward.core.proof import ALL_EPOCHS, NUMBER, Reread, RereadPiece
 
 from .conversions import read_back
@@ -55,7 +55,7 @@ class OtherTable(Place):
         columns = [
             _in_utc(c) if name in plain else c for name, c in zip(batch.schema.names, batch.columns, strict=True)
         ]
-        return fitted(pa.RecordBatch.from_arrays(columns, names=batch.schema.names), schema)
+        return fit_columns(pa.RecordBatch.from_arrays(columns, names=batch.schema.names), schema)
 
 
 def _in_utc(array: pa.Array) -> pa.Array:

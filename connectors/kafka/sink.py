@@ -23,6 +23,7 @@ from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, 
 from onceward.sinks import TwoPhaseCommitSink
 
 from . import commits, ownership
+from . import wire as _wire  # noqa: F401 - so that a missing kafka-python is told when the sink is imported
 from .admin import check_reachable, cluster_of
 from .errors import Code, Retries, kafka_error
 from .lookup import Lookup
