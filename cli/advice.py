@@ -52,17 +52,17 @@ class ShownHistory(History, frozen=True, kw_only=True):
     status: AdvisedStatus
 
 
-def with_advice(told: PipelineStatus, url: str, targets: Sequence[str]) -> AdvisedStatus:
+def with_advice(status: PipelineStatus, url: str, targets: Sequence[str]) -> AdvisedStatus:
     """Return a status with the command to use.
 
     Args:
-        told: The status.
+        status: The status.
         url: URL of the decision log's store.
         targets: Options of the command line that say where the targets are; empty if none were given.
     """
-    command, fill_in = _command(told, url, targets)
-    docs = f"{documentation()}/operations.md#{told.state}"
-    return AdvisedStatus(**msgspec.structs.asdict(told), command=command, fill_in=fill_in, docs=docs)
+    command, fill_in = _command(status, url, targets)
+    docs = f"{documentation()}/operations.md#{status.state}"
+    return AdvisedStatus(**msgspec.structs.asdict(status), command=command, fill_in=fill_in, docs=docs)
 
 
 @cache
@@ -73,26 +73,28 @@ def documentation() -> str:
     return urls.get("Documentation", "")
 
 
-def _command(told: PipelineStatus, url: str, targets: Sequence[str]) -> tuple[str, str]:
-    if told.state not in _COMMANDS:
+def _command(status: PipelineStatus, url: str, targets: Sequence[str]) -> tuple[str, str]:
+    if status.state not in _COMMANDS:
         return "", ""
-    name, more = _COMMANDS[told.state]
-    if told.lost:
+    name, more = _COMMANDS[status.state]
+    if status.lost:
         name, more = _LIST, ()
-    elif told.source:  # where rows come from, which holds none of the pipeline's transactions
+    elif status.source:  # where rows come from, which holds none of the pipeline's transactions
         name, more = _DOCTOR, ()
     words = ["onceward", *name.split(), "--store", url or "STORE"]
-    if told.pipeline and local_folder(url) is None:
-        words += ["--pipeline", told.pipeline]
+    if status.pipeline and local_folder(url) is None:
+        words += ["--pipeline", status.pipeline]
     if name == _DOCTOR:  # which finds more if it can ask, and cannot import the pipeline's sinks
-        given = [] if told.source else _without_sinks(targets)
-        named = [one for one in told.systems if one.address]
-        where, fill_in = _where(_not_given(named, given), needed=False)
+        words_of_targets = [] if status.source else _without_sinks(targets)
+        named = [one for one in status.systems if one.address]
+        where, fill_in = _where(_not_given(named, words_of_targets), needed=False)
     else:
-        given = list(targets)
-        all_given = "--sinks" in given
-        where, fill_in = _where([] if all_given else _not_given(told.systems, given), needed=not given)
-    where = [[*given, *each] for each in where]
+        words_of_targets = list(targets)
+        all_given = "--sinks" in words_of_targets
+        where, fill_in = _where(
+            [] if all_given else _not_given(status.systems, words_of_targets), needed=not words_of_targets
+        )
+    where = [[*words_of_targets, *each] for each in where]
     command = "; ".join(shlex.join([*words, *each, *more]) for each in where)
     shown = without_logins(command)
     if shown != command:
@@ -146,12 +148,12 @@ def _where(targets: Sequence[NotedSystem], *, needed: bool = True) -> tuple[list
         forms_of_all = f": {_forms()}" if placeholders == [_ADDRESS] else ""
         words.append(f"replace {placeholders[0]} with where {where}{forms_of_all}")
     if nowhere:
-        told = f"{_names(nowhere)} {'writes' if len(nowhere) == 1 else 'write'} somewhere that --at cannot name"
+        text = f"{_names(nowhere)} {'writes' if len(nowhere) == 1 else 'write'} somewhere that --at cannot name"
         if options:
-            words.append(f"{told}: the pipeline's next start takes care of it, or add --sinks {_SINKS}, its own sinks")
+            words.append(f"{text}: the pipeline's next start takes care of it, or add --sinks {_SINKS}, its own sinks")
         else:
             options = [["--sinks", _SINKS]]
-            words.append(f"replace {_SINKS} with the pipeline's own sinks, as Python imports them: {told}")
+            words.append(f"replace {_SINKS} with the pipeline's own sinks, as Python imports them: {text}")
     return options, "; ".join(words)
 
 

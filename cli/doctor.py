@@ -80,17 +80,17 @@ def run_checks(
     Raises:
         ConfigurationError: A place is not one, or is in a system whose address is not given.
     """
-    named: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for text in places:
         system, _, name = text.partition(":")
         check_place(text, access)
-        named.setdefault(system, []).append(name)
+        names.setdefault(system, []).append(name)
 
-    systems = {name: access.system(name) for name in {*access.addresses, *named}}
+    systems = {name: access.system(name) for name in {*access.addresses, *names}}
 
     def check(kind: type[Connector]) -> Iterable[Finding]:
         if kind.name in systems:
-            return systems[kind.name].check(named.get(kind.name, []), pipeline)
+            return systems[kind.name].check(names.get(kind.name, []), pipeline)
         form = kind.address_form
         return [skipped(kind.name, f"give --at {kind.name}={form} to check it")] if form else []
 

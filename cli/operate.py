@@ -238,8 +238,8 @@ def abort(
     if orphaned and not transactions:
         raise ConfigurationError("--orphaned needs the names of the transactions: without their log, none is proven")
     log = None if orphaned and not search.store else search.log(writing=yes)
-    found = search.found([log] if log is not None else [])
-    chosen = abortable(found, transactions or [], orphaned=orphaned)
+    candidates = search.found([log] if log is not None else [])
+    chosen = abortable(candidates, transactions or [], orphaned=orphaned)
     if not chosen:
         typer.echo("nothing to abort")
         return

@@ -155,10 +155,10 @@ def load_sinks(reference: str) -> Target:
     Raises:
         ConfigurationError: There is no such thing, it is none, or its import fails.
     """
-    found = import_object("--sinks", reference, called=True)
-    sinks = [found] if isinstance(found, Sink) else found
+    value = import_object("--sinks", reference, called=True)
+    sinks = [value] if isinstance(value, Sink) else value
     if not isinstance(sinks, list | tuple) or not all(isinstance(sink, Sink) for sink in sinks):
-        raise ConfigurationError(f"{reference} is neither a sink nor a list of sinks: {type(found).__name__}")
+        raise ConfigurationError(f"{reference} is neither a sink nor a list of sinks: {type(value).__name__}")
     return sinks_target(sinks, f"sinks of {reference}")
 
 

@@ -45,13 +45,13 @@ _STYLE = {
 }
 
 
-def table(found: Sequence[FoundTransaction], *, as_json: bool = False) -> None:
+def table(transactions: Sequence[FoundTransaction], *, as_json: bool = False) -> None:
     """Print a line for each transaction with its name, which is not cut, and its facts below."""
     if as_json:
-        print_json([fields(one) for one in found])
+        print_json([fields(one) for one in transactions])
         return
     out = console()
-    for one in found:
+    for one in transactions:
         c = one.committable
         known = [f"sink {c.sink} of {c.pipeline}"]
         known += [f"epoch {c.epoch}, subtask {c.subtask}"] if c.epoch != ANY_EPOCH else []
@@ -62,38 +62,38 @@ def table(found: Sequence[FoundTransaction], *, as_json: bool = False) -> None:
         out.print(f"  {one.status}", style=_STYLE[one.status], end="")
         out.print(f"; {where}; {', '.join(known)}")
         out.print(f"  → {advice(one.advice)}")
-    out.print(f"transactions: {len(found)}" if found else "no open, prepared or waiting transactions")
+    out.print(f"transactions: {len(transactions)}" if transactions else "no open, prepared or waiting transactions")
 
 
-def fields(found: FoundTransaction) -> dict[str, Any]:
+def fields(transaction: FoundTransaction) -> dict[str, Any]:
     """Return a transaction as `--json` shows it; null is a fact that the target does not know."""
-    c = found.committable
+    c = transaction.committable
     dated = c.epoch != ANY_EPOCH
     return {
         "pipeline": c.pipeline,
         "sink": c.sink,
         "transaction": c.transaction,
-        "target": found.target.title if found.target is not None else None,
-        "status": found.status,
-        "state": found.shown_state,
-        "held": found.held,
-        "expires_in": found.expires_in,
+        "target": transaction.target.title if transaction.target is not None else None,
+        "status": transaction.status,
+        "state": transaction.shown_state,
+        "held": transaction.held,
+        "expires_in": transaction.expires_in,
         "epoch": c.epoch if dated else None,
         "subtask": c.subtask if dated else None,
         "rows": c.rows or None,
-        "next": advice(found.advice),
+        "next": advice(transaction.advice),
         "committable": c,
     }
 
 
-def details(found: Sequence[FoundTransaction], *, as_json: bool) -> None:
+def details(transactions: Sequence[FoundTransaction], *, as_json: bool) -> None:
     """Print all facts about transactions, including the handle."""
-    told = [msgspec.to_builtins(fields(one)) for one in found]
+    items = [msgspec.to_builtins(fields(one)) for one in transactions]
     if as_json:
-        print_json(told)
+        print_json(items)
         return
     out = console()
-    for one in told:
+    for one in items:
         for name, value in one.items():
             shown = msgspec.json.encode(value).decode() if isinstance(value, dict) else value
             shown = duration(value) if name == "expires_in" and value is not None else shown
@@ -127,23 +127,25 @@ def moved(log: Log) -> None:
     )
 
 
-def rest(found: Sequence[FoundTransaction], epoch: int) -> None:
+def rest(transactions: Sequence[FoundTransaction], epoch: int) -> None:
     """Print on standard error what of an epoch is committed, what still waits, and how long there is."""
-    mine = [one for one in found if one.committable.epoch == epoch and one.status is TransactionStatus.DECIDED]
-    done = [one for one in mine if one.state is Observation.COMMITTED]
-    left = [one for one in mine if one.state is not Observation.COMMITTED]
+    decided = [
+        one for one in transactions if one.committable.epoch == epoch and one.status is TransactionStatus.DECIDED
+    ]
+    done = [one for one in decided if one.state is Observation.COMMITTED]
+    left = [one for one in decided if one.state is not Observation.COMMITTED]
     times = [one.expires_in for one in left if one.expires_in is not None]
     unknown = any(one.state is Observation.NO_ANSWER for one in left)
     some = "how long it has is not known, because a target does not answer" if unknown else "nothing of it expires"
     when = f"the first of it expires in {duration(min(times))}" if times else some
-    told = [f"committed: {_shares(done)}"] * bool(done) + [f"waits: {_shares(left)}; {when}"] * bool(left)
-    if told:
-        console(stderr=True).print(f"of epoch {epoch}, {'; '.join(told)}")
+    parts = [f"committed: {_shares(done)}"] * bool(done) + [f"waits: {_shares(left)}; {when}"] * bool(left)
+    if parts:
+        console(stderr=True).print(f"of epoch {epoch}, {'; '.join(parts)}")
 
 
-def _shares(found: Sequence[FoundTransaction]) -> str:
+def _shares(transactions: Sequence[FoundTransaction]) -> str:
     rows = Counter[str]()
-    for one in found:
+    for one in transactions:
         rows[one.committable.sink] += one.committable.rows
     return ", ".join(f"{sink} {count} rows" for sink, count in sorted(rows.items()))
 
@@ -162,13 +164,13 @@ def status(one: AdvisedStatus) -> None:
         out.print(f"    {one.docs}", style="dim")
 
 
-def history(told: ShownHistory, *, as_json: bool) -> None:
+def history(shown: ShownHistory, *, as_json: bool) -> None:
     """Print the state, epochs (two lines each: a table would cut the times), checkpoints, and what was given up."""
     if as_json:
-        print_json(told)
+        print_json(shown)
         return
-    status(told.status)
-    listed = told.epochs
+    status(shown.status)
+    listed = shown.epochs
     out = console()
     for one in listed:
         completed = f"completed {one.completed}" if one.completed else "waits for its commit"
@@ -181,7 +183,7 @@ def history(told: ShownHistory, *, as_json: bool) -> None:
     folders = [folder for one in listed for folder in (*one.retained, one.checkpoint) if folder]
     for folder in dict.fromkeys(folders):  # one that is retained is named by each epoch since
         out.print(f"checkpoint {folder}")
-    for given in told.given_up:
+    for given in shown.given_up:
         what = f"{given.action} {given.transaction}".rstrip()  # without a name: all of it
         out.print(f"{what} of epoch {given.epoch}, {given.at}")
         out.print(f"  by {given.who}: {given.why}")

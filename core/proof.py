@@ -117,14 +117,14 @@ class Proofs(msgspec.Struct, frozen=True, omit_defaults=True):
             begun: Where the decision's input began.
             ended: Where it ended.
         """
-        found: dict[tuple[int, str], list[Wrote]] = {}
+        groups: dict[tuple[int, str], list[Wrote]] = {}
         for epoch, sink, one in wrote:
-            found.setdefault((epoch, sink), []).append(one)
-        if not found:
+            groups.setdefault((epoch, sink), []).append(one)
+        if not groups:
             return self
         written: dict[int, dict[str, Wrote]] = {}
         totals = dict(self.total)
-        for (epoch, sink), parts in found.items():
+        for (epoch, sink), parts in groups.items():
             together = Wrote().plus(*parts)
             written.setdefault(epoch, {})[sink] = together
             totals[sink] = totals.get(sink, Wrote()).plus(msgspec.structs.replace(together, marks=()))

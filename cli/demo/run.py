@@ -275,9 +275,9 @@ def check(addresses: Addresses, totals: Mapping[str, Total]) -> list[Comparison]
     return [judge(target, endpoint.read(addresses), totals) for target, endpoint in TARGETS.items()]
 
 
-def judge(target: tuple[str, str], found: Iterable[Record], totals: Mapping[str, Total]) -> Comparison:
+def judge(target: tuple[str, str], records: Iterable[Record], totals: Mapping[str, Total]) -> Comparison:
     """Compare the rows in a target with the expected ones; the contrast has no running totals."""
     must = [msgspec.structs.asdict(total) for total in totals.values()]
     if "exactly once" not in target:
         must = [{name: row[name] for name in row if name != "total"} for row in must]
-    return compare(", ".join(target), must, found, "order_id")
+    return compare(", ".join(target), must, records, "order_id")

@@ -101,19 +101,19 @@ def verify(
     if epochs is not None and day is not None:
         raise ConfigurationError("give --epochs or --day, not both")
     log, wanted = open_log(store, pipeline), _range(epochs)
-    told: list[Audit | Unread] = []
+    audits: list[Audit | Unread] = []
     for sink, place in _targets(log, target, access):
         if day is not None and (wanted := epochs_of_day(log, sink, _date(day))) is None:
             console(stderr=True).print(f"{sink}: no epoch that is known of wrote rows on {_date(day)}")
             continue
         try:
-            told.append(_audit(log, sink, place, epochs=wanted, source=origin, mapping=function, key=columns))
+            audits.append(_audit(log, sink, place, epochs=wanted, source=origin, mapping=function, key=columns))
         except OncewardError as error:  # the other targets are read nevertheless
             if isinstance(error, ConfigurationError) and not _is_moving(error):
                 raise
-            told.append(Unread(sink, place.title, message(error), moving=_is_moving(error)))
-    _show(told, as_json=as_json)
-    raise typer.Exit(_exit_code(told))
+            audits.append(Unread(sink, place.title, message(error), moving=_is_moving(error)))
+    _show(audits, as_json=as_json)
+    raise typer.Exit(_exit_code(audits))
 
 
 class Unread(NamedTuple):
@@ -145,9 +145,9 @@ def _date(day: str) -> str:
     return (datetime.now(UTC) - timedelta(days=1)).date().isoformat() if day == "yesterday" else day
 
 
-def _exit_code(told: Sequence[Audit | Unread]) -> int:
-    failed = any(not one.moving if isinstance(one, Unread) else one.verdict is EpochVerdict.DIFFERS for one in told)
-    unproven = any(isinstance(one, Unread) or one.verdict is EpochVerdict.UNPROVEN for one in told)
+def _exit_code(audits: Sequence[Audit | Unread]) -> int:
+    failed = any(not one.moving if isinstance(one, Unread) else one.verdict is EpochVerdict.DIFFERS for one in audits)
+    unproven = any(isinstance(one, Unread) or one.verdict is EpochVerdict.UNPROVEN for one in audits)
     return EXIT_DIFFERS if failed else EXIT_UNPROVEN if unproven else 0
 
 
@@ -165,10 +165,10 @@ def _range(text: str | None) -> range | None:
     return wanted
 
 
-def _targets(log: Log, given: Sequence[str], access: Access) -> list[tuple[str, Place]]:
+def _targets(log: Log, addresses: Sequence[str], access: Access) -> list[tuple[str, Place]]:
     known = sinks_in(log.view)
     targets = []
-    for text in given:
+    for text in addresses:
         sink, mark, place = text.partition("=")
         if not mark or ":" in sink:  # of the place: no sink's name has one
             if len(known) != 1:
@@ -182,13 +182,13 @@ def _targets(log: Log, given: Sequence[str], access: Access) -> list[tuple[str, 
     return targets
 
 
-def _show(found: Sequence[Audit | Unread], *, as_json: bool) -> None:
+def _show(audits: Sequence[Audit | Unread], *, as_json: bool) -> None:
     """Print each target: proven epochs in one line, others epoch by epoch, then the rows."""
     if as_json:
-        print_json([_plain(one) for one in found])
+        print_json([_plain(one) for one in audits])
         return
     out = console()
-    for one in found:
+    for one in audits:
         if isinstance(one, Unread):
             out.print(f"{one.sink} in {one.target}", style="bold")
             out.print(f"  not checked: {one.error}", style=_STYLE[EpochVerdict.UNPROVEN])
@@ -239,18 +239,18 @@ def _notes(one: Audit) -> Iterator[str]:
         yield f"not compared: {', '.join(one.left_out)}"
     unproven = [line.epoch for line in one.lines if line.verdict is EpochVerdict.UNPROVEN]
     if unproven:
-        told = "no hash is recorded by upserts, with proof=False, and of rows without a column that is compared. "
+        text = "no hash is recorded by upserts, with proof=False, and of rows without a column that is compared. "
         if one.by_key:
-            told += "Upserts are proven by the newest row of each key: give --source and --key. "
-        yield f"{told}Compare other rows themselves, without a decision log (--source, --target and --key)"
+            text += "Upserts are proven by the newest row of each key: give --source and --key. "
+        yield f"{text}Compare other rows themselves, without a decision log (--source, --target and --key)"
 
 
-def _show_rows(found: Comparison, *, as_json: bool) -> None:
+def _show_rows(comparison: Comparison, *, as_json: bool) -> None:
     """Print the rows that differ."""
     if as_json:
-        print_json(_rows(found))
+        print_json(_rows(comparison))
         return
-    for line in Verdict((found,)).lines():
+    for line in Verdict((comparison,)).lines():
         console().print(f"  {line}")
 
 
@@ -307,6 +307,11 @@ def _plain(one: Audit | Unread) -> dict[str, Any]:
     }
 
 
-def _rows(found: Comparison) -> dict[str, Any]:
-    findings = [msgspec.to_builtins(finding._asdict(), enc_hook=str) for finding in found.findings]
-    return {"output": found.output, "expected": found.expected, "found": found.found, "findings": findings}
+def _rows(comparison: Comparison) -> dict[str, Any]:
+    findings = [msgspec.to_builtins(finding._asdict(), enc_hook=str) for finding in comparison.findings]
+    return {
+        "output": comparison.output,
+        "expected": comparison.expected,
+        "found": comparison.found,
+        "findings": findings,
+    }

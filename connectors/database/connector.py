@@ -139,9 +139,9 @@ class PostgresConnector(DatabaseConnector):
     def _shown(cls, url: Url) -> tuple[str, bool]:
         from psycopg.conninfo import make_conninfo  # noqa: PLC0415 - an extra
 
-        given = url.libpq()
-        shown = {name: value for name, value in given.items() if not is_secret_name(name)}
-        return make_conninfo("", **shown), len(shown) == len(given)
+        parameters = url.libpq()
+        shown = {name: value for name, value in parameters.items() if not is_secret_name(name)}
+        return make_conninfo("", **shown), len(shown) == len(parameters)
 
     def a_sink(self, name: str, table: str = "any") -> DatabaseSink:
         """Return a PostgresSink."""

@@ -329,13 +329,13 @@ class MariaDb(RowDialect):
         A key over the first characters of a column counts as one over `column(3)`, because it takes different values
         for the same.
         """
-        found: dict[str, set[str]] = {}
+        indexes: dict[str, set[str]] = {}
         where = {"schema": table.schema, "table": table.name}
         for index, name, prefix, collation in connection.execute(_UNIQUES, where):
-            found.setdefault(index, set()).add(name if prefix is None else f"{name}({prefix})")
+            indexes.setdefault(index, set()).add(name if prefix is None else f"{name}({prefix})")
             if collation:
                 table.columns[name].type.collation = collation
-        return sorted({frozenset(columns) for columns in found.values()}, key=sorted)
+        return sorted({frozenset(columns) for columns in indexes.values()}, key=sorted)
 
     def check_key(self, uniques: Sequence[frozenset[str]], key: Sequence[str]) -> str:
         others = sorted(sorted(unique) for unique in set(uniques) - {frozenset(key)})

@@ -205,11 +205,11 @@ class PieceWriting(Writing):
         if self._plan is None:
             return
         pieces = tables_of(self.target).pieces
-        mine = sa.select(pieces.c.data).where(pieces.c.name == str(self.name))
+        query = sa.select(pieces.c.data).where(pieces.c.name == str(self.name))
         statement = self._plan.insert(self._dialect, self.target.key)
         with connection.begin_nested() as trial:
             for number in range(self._pieces):
-                data = connection.scalar(mine.where(pieces.c.number == number))
+                data = connection.scalar(query.where(pieces.c.number == number))
                 if data is not None:  # otherwise it was swept, which is found when the last piece is staged
                     self._insert(connection, statement, decode_piece(data))
             self._insert(connection, statement, self._waiting)

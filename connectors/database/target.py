@@ -168,7 +168,7 @@ class Url:
         except ImportError:
             raise MissingExtraError("dsn needs psycopg: pip install 'onceward[postgres]'", name="psycopg") from None
         try:
-            given = {key: str(value) for key, value in psycopg.conninfo.conninfo_to_dict(text).items()}
+            parameters = {key: str(value) for key, value in psycopg.conninfo.conninfo_to_dict(text).items()}
         except psycopg.Error:
             # libpq's message quotes pieces of the string, which may be pieces of a password
             raise ConfigurationError(
@@ -176,14 +176,14 @@ class Url:
                 f"'postgresql://user@host/db' (special characters in a URI's password percent-encoded){_hint(text)}"
             ) from None
         names = ("username", "password", "host", "database")
-        parts: dict[str, Any] = {name: given.pop(_LIBPQ.get(name, name), None) for name in names}
-        if not _PORTS.fullmatch(given.get("port", "")) or "@" in (parts["host"] or ""):
+        parts: dict[str, Any] = {name: parameters.pop(_LIBPQ.get(name, name), None) for name in names}
+        if not _PORTS.fullmatch(parameters.get("port", "")) or "@" in (parts["host"] or ""):
             raise ConfigurationError(f"dsn {AMBIGUOUS}")
-        if given.get("port", "").isdigit():
-            parts["port"] = int(given.pop("port"))
-        elif "port" in given:  # several hosts with ports of their own: in a URL of SQLAlchemy they are parameters
-            given["host"] = parts.pop("host")
-        url = URL.create(f"postgresql+{DRIVERS['postgresql']}", **parts, query=given)
+        if parameters.get("port", "").isdigit():
+            parts["port"] = int(parameters.pop("port"))
+        elif "port" in parameters:  # several hosts with ports of their own: in a URL of SQLAlchemy they are parameters
+            parameters["host"] = parts.pop("host")
+        url = URL.create(f"postgresql+{DRIVERS['postgresql']}", **parts, query=parameters)
         if is_ambiguous(text, login=_has_login(url)):
             raise ConfigurationError(f"dsn {AMBIGUOUS}")
         return cls.of(url)

@@ -50,14 +50,14 @@ def _tried(folder: Path, area: Path) -> Finding:
             return failed(_CHECK, f"{folder} has no {ability}: {text_of(error)}", "use a folder of another file system")
         if not able:
             return failed(_CHECK, f"{folder} has no {ability} that can be relied on", "use another file system")
-    found = f"{folder} has {', '.join(tries)}"
+    text = f"{folder} has {', '.join(tries)}"
     if (area / "ONCE").exists():
         return warning(
             _CHECK,
-            f"{found}, and ignores case",
+            f"{text}, and ignores case",
             "partitions of a FileSink whose values differ only in case are refused: make them alike with select",
         )
-    return ok(_CHECK, found)
+    return ok(_CHECK, text)
 
 
 def _creates_once(_: Path, area: Path) -> bool:

@@ -315,11 +315,11 @@ class FileSource(ResettableSource):
 
     def _dataset(self, name: str, block: int, schema: pa.Schema | None = None) -> Any:
         path = self.folder / name
-        named = {field.name: field for field in schema} if schema is not None else {}
-        folders = [_as_read(named[column]) for column in _folder_columns(name) if column in named]
+        fields = {field.name: field for field in schema} if schema is not None else {}
+        folders = [_as_read(fields[column]) for column in _folder_columns(name) if column in fields]
         texts = {field.name: field for field in folders}
         if self.format == "jsonl":
-            texts |= {column: _in_json(field) for column, field in named.items() if column not in texts}
+            texts |= {column: _in_json(field) for column, field in fields.items() if column not in texts}
         return pyarrow.dataset.dataset(
             str(path),
             schema=schema and pa.schema([texts.get(field.name, field) for field in schema]),

@@ -157,10 +157,10 @@ class Inspector:
 
     def inspect(self, transactions: Sequence[Prepared]) -> list[Inspection]:
         """Return the state of each transaction."""
-        asked = {partition for t in transactions for partition in t.partitions}
-        topics = {topic for topic, _ in asked}
+        partitions = {partition for t in transactions for partition in t.partitions}
+        topics = {topic for topic, _ in partitions}
         described = self._client.describe((t.handle.transactional_id for t in transactions), topics=topics)
-        self._producers = self._client.describe_producers(asked, retry_seconds=0) if asked else {}
+        self._producers = self._client.describe_producers(partitions, retry_seconds=0) if partitions else {}
         pairs = [(t, described[t.handle.transactional_id]) for t in transactions]
         self._find_deleted([(t, judge(t.handle, description)) for t, description in pairs])
         return [self._inspection(t, description) for t, description in pairs]
@@ -189,8 +189,8 @@ class Inspector:
     def _find_deleted(self, pairs: Sequence[tuple[Prepared, Observation]]) -> None:
         """Look for deleted topics among those whose partitions are silent or no longer have the transaction open."""
         doubtful = {t: {p[0] for p in t.partitions if self._is_doubtful(t, observation, p)} for t, observation in pairs}
-        asked = set().union(*doubtful.values())
-        ids = self._client.topic_ids(asked, everywhere=True) if asked else {}
+        named_topics = set().union(*doubtful.values())
+        ids = self._client.topic_ids(named_topics, everywhere=True) if named_topics else {}
         for transaction, topics in doubtful.items():
             gone = {topic for topic in topics if self._is_deleted(transaction, topic, ids)}
             if gone:

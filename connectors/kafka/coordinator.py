@@ -152,7 +152,7 @@ class TransactionCoordinatorClient:
         def ask(names: Sequence[str], retries: Retries) -> dict[str, Description]:
             return self._describe_once(names, topics, retries)
 
-        return self._repeat(ids, ask, lambda found: found.code, Description(Code.NO_ANSWER))
+        return self._repeat(ids, ask, lambda states: states.code, Description(Code.NO_ANSWER))
 
     def list_transactions(self, states: Collection[str] = (), *, prefix: str = "") -> list[str]:
         """Return all transactional ids that any broker knows, in these states (default: any).
@@ -170,7 +170,7 @@ class TransactionCoordinatorClient:
             return {prefix: [*self._list_once(states, prefix, retries.left), *self._unlisted(retries.left)]}
 
         unanswered: list[wire.WireAnswer] = []
-        answers = self._repeat([prefix], ask, lambda found: _worst(found).code, unanswered)[prefix]
+        answers = self._repeat([prefix], ask, lambda listing: _worst(listing).code, unanswered)[prefix]
         # (4) Whatever the others have listed.
         if (worst := _worst(answers)).code:
             raise kafka_error("cannot list transactions", worst.code, worst.detail or self._wire.last_fault)
@@ -226,7 +226,7 @@ class TransactionCoordinatorClient:
         return self._repeat(
             partitions,
             self._producers_once,
-            lambda found: Code.NO_ANSWER if found is None else Code.NONE,
+            lambda states: Code.NO_ANSWER if states is None else Code.NONE,
             None,
             seconds=retry_seconds,
         )

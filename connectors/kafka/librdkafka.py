@@ -192,11 +192,11 @@ class BatchProducer:
     def __init__(
         self, config: Mapping[str, Any], on_failure: Callable[[Any, str, int], None], logger: logging.Logger
     ) -> None:
-        self._library = found = cast("_Library", library())  # it is: see usable
-        callbacks = _ON_DELIVERY(_reporter(found, on_failure)), _ON_LOG(_log_writer(found, logger))
-        self._handle = _new(found, _PRODUCER, config, *callbacks)
+        self._library = lib = cast("_Library", library())  # it is: see usable
+        callbacks = _ON_DELIVERY(_reporter(lib, on_failure)), _ON_LOG(_log_writer(lib, logger))
+        self._handle = _new(lib, _PRODUCER, config, *callbacks)
         self._topics: dict[str, int] = {}
-        end = weakref.finalize(self, _destroy, found, self._handle, self._topics, os.getpid(), callbacks)
+        end = weakref.finalize(self, _destroy, lib, self._handle, self._topics, os.getpid(), callbacks)
         end.atexit = False  # a forked child would wait for threads that it does not have
 
     def init_transactions(self, seconds: float) -> None:
@@ -309,12 +309,12 @@ class BatchConsumer:
     """
 
     def __init__(self, config: Mapping[str, Any], logger: logging.Logger) -> None:
-        self._library = found = cast("_Library", library())  # it is: see usable
-        on_log = _ON_LOG(_log_writer(found, logger))
-        self._handle = _new(found, _CONSUMER, config, None, on_log)
-        found.poll_set_consumer(self._handle)
-        self._queue = found.queue_get_consumer(self._handle)
-        self._close = weakref.finalize(self, _close, found, self._handle, self._queue, os.getpid(), on_log)
+        self._library = lib = cast("_Library", library())  # it is: see usable
+        on_log = _ON_LOG(_log_writer(lib, logger))
+        self._handle = _new(lib, _CONSUMER, config, None, on_log)
+        lib.poll_set_consumer(self._handle)
+        self._queue = lib.queue_get_consumer(self._handle)
+        self._close = weakref.finalize(self, _close, lib, self._handle, self._queue, os.getpid(), on_log)
         self._close.atexit = False  # a forked child would wait for threads that it does not have
 
     def read_from(self, topic: str, partition: int, offset: int) -> None:
@@ -372,8 +372,8 @@ def _new(library: _Library, kind: int, config: Mapping[str, Any], on_delivery: A
     text = ctypes.create_string_buffer(_TEXT_BYTES)
     conf = library.conf_new()
     for name, value in {**config, "log.queue": True}.items():
-        given = str(value).lower() if isinstance(value, bool) else str(value)
-        if library.conf_set(conf, name.encode(), given.encode(), text, len(text)):
+        setting = str(value).lower() if isinstance(value, bool) else str(value)
+        if library.conf_set(conf, name.encode(), setting.encode(), text, len(text)):
             library.conf_destroy(conf)
             raise _exception(_INVALID_ARGUMENT, text.value.decode(errors="replace"))
     if on_delivery is not None:  # a producer

@@ -83,12 +83,15 @@ def assignment_from_json(value: Any) -> tuple[Partition, ...]:
         ConfigurationError: It has another shape, or names no partition.
     """
     if isinstance(value, Mapping):  # a collection of any kind will do
-        value = {topic: list(found) if isinstance(found, Collection) else found for topic, found in value.items()}
+        value = {
+            topic: list(partitions) if isinstance(partitions, Collection) else partitions
+            for topic, partitions in value.items()
+        }
     numbers_by_topic = _shaped(value, dict[_Topic, list[_Number]], "assign", '{"topic": [0, 1]}')
-    found = {Partition(topic, number) for topic, numbers in numbers_by_topic.items() for number in numbers}
-    if not found:
+    partitions = {Partition(topic, number) for topic, numbers in numbers_by_topic.items() for number in numbers}
+    if not partitions:
         raise ConfigurationError("assign names no partition")
-    return tuple(sorted(found))
+    return tuple(sorted(partitions))
 
 
 def _shaped(value: Any, kind: Any, what: str, shape: str) -> Any:
@@ -157,15 +160,15 @@ def parse_bound(value: Any, what: str) -> Bound:
             raise ConfigurationError(f"{what}: the time {value} has no zone; give datetime(…, tzinfo=UTC)")
         return AtTime(milliseconds=round(value.timestamp() * 1000))
     if isinstance(value, str) and not value.lstrip().startswith("{"):
-        if named := _BY_NAME.get(value.strip().lower()):
-            return named
+        if position := _BY_NAME.get(value.strip().lower()):
+            return position
         raise ConfigurationError(f"{what} must be earliest, latest or JSON of offsets, not {value!r}")
-    found = from_json(value, what)
-    if not found:
+    offsets = from_json(value, what)
+    if not offsets:
         raise ConfigurationError(f"{what} names no partition")
-    if not all(EARLIEST <= offset <= _MOST for offset in found.values()):
+    if not all(EARLIEST <= offset <= _MOST for offset in offsets.values()):
         raise ConfigurationError(f"{what}: offsets are 0 to {_MOST}, -1 (latest) or -2 (earliest)")
-    return AtOffsets(offsets=tuple(sorted(found.items())))
+    return AtOffsets(offsets=tuple(sorted(offsets.items())))
 
 
 def check_end(end: Bound) -> Bound:

@@ -213,8 +213,8 @@ def check_settings(settings: KafkaSettings, *, timeout_ms: int) -> None:
 
 
 def _made(settings: KafkaSettings, name: str, timeout_ms: int, more: dict[str, Any], failures: DeliveryFailures) -> Any:
-    given = settings.for_librdkafka()
-    config: dict[str, Any] = {**TUNED, **queue_bound(given), **more, **given, **FIXED}
+    merged = settings.for_librdkafka()
+    config: dict[str, Any] = {**TUNED, **queue_bound(merged), **more, **merged, **FIXED}
     config |= {"transactional.id": name, "transaction.timeout.ms": timeout_ms}
     if librdkafka.usable(config):
         return make_client(librdkafka.BatchProducer, config, on_failure=failures, logger=_client_log)

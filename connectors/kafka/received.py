@@ -116,8 +116,8 @@ class ObjectClient(Consumer):
         capped = len(messages) > more
         events: list[Event] = []
         if any(map(type(first).error, messages)):
-            told = [message for message in messages if message.error() is not None]
-            events = [Event(one.error(), one.topic(), one.partition(), one.offset()) for one in told]
+            errors = [message for message in messages if message.error() is not None]
+            events = [Event(one.error(), one.topic(), one.partition(), one.offset()) for one in errors]
             messages = [message for message in messages if message.error() is None]
         if not messages:
             return Received((), events, 0)

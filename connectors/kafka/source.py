@@ -318,10 +318,10 @@ class KafkaSource(ResettableSource):
     def _is_there(self, partition: Partition, topic_id: str = "") -> bool:
         """Return whether the brokers know the partition of the topic with this id; True if they do not answer."""
         try:
-            found, count = self._lookup(retry_seconds=0).partitions_of([partition.topic]).get(partition.topic, ("", 0))
+            offset, count = self._lookup(retry_seconds=0).partitions_of([partition.topic]).get(partition.topic, ("", 0))
         except SourceError:
             return True
-        return partition.number < count and (found or topic_id) == (topic_id or found)
+        return partition.number < count and (offset or topic_id) == (topic_id or offset)
 
     def _past_loss(self, partition: Partition, topic_id: str, at: int, end: int, why: str) -> int:
         here = self._lookup().held([partition], {partition: at})[partition] if self._is_there(partition) else None

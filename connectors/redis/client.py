@@ -151,8 +151,8 @@ def connect(settings: RedisSettings) -> redis.Redis:
         "socket_connect_timeout": settings.connect_timeout,
     }
     try:
-        found: dict[str, Any] = parse_url(settings.url)  # type: ignore[no-untyped-call]
-        options = {**options_, **found, **_FORCED, "retry": Retry(NoBackoff(), 0)}
+        parameters: dict[str, Any] = parse_url(settings.url)  # type: ignore[no-untyped-call]
+        options = {**options_, **parameters, **_FORCED, "retry": Retry(NoBackoff(), 0)}
         for name in ("socket_timeout", "socket_connect_timeout"):
             check_seconds(f"option {name} of url", options[name])
         if "ssl_min_version" in options:

@@ -81,9 +81,11 @@ def _read_sinks(query: PlannedQuery, one: Described) -> None:
         one.sinks, one.policy, one.pipeline = list(handler.all_sinks), handler.policy, handler.pipeline
         one.store = _in_checkpoint(one.checkpoint) if handler.store is None else store_url(handler.store)
     elif kind is not None:
-        given = {name: text for name, text in query.options.items() if not name.startswith("asyncprogresstracking")}
-        options = FormatOptions.parse(given)
-        one.sinks, one.policy, one.pipeline = [kind(given).own_sink()], options.policy(), options.pipeline
+        own_options = {
+            name: text for name, text in query.options.items() if not name.startswith("asyncprogresstracking")
+        }
+        options = FormatOptions.parse(own_options)
+        one.sinks, one.policy, one.pipeline = [kind(own_options).own_sink()], options.policy(), options.pipeline
         one.store = options.store or _in_checkpoint(options.checkpoint)
 
 

@@ -173,12 +173,12 @@ class AnyFormat(SinkFormat):
         if not module or not name.isidentifier():
             raise ConfigurationError(f"format onceward needs option sink: module:class, or one of {', '.join(kinds)}")
         try:
-            found = getattr(import_module(module), name)
+            imported = getattr(import_module(module), name)
         except Exception as error:
             raise ConfigurationError(f"option sink: cannot import {reference}: {text_of(error)}") from error
-        if not (isinstance(found, type) and issubclass(found, TwoPhaseCommitSink | DirectSink)):
+        if not (isinstance(imported, type) and issubclass(imported, TwoPhaseCommitSink | DirectSink)):
             raise ConfigurationError(f"option sink: {reference} is not a class of sinks")
-        return found
+        return imported
 
     def make_sink(self, options: Mapping[str, str]) -> TwoPhaseCommitSink[Any]:
         """Make the sink out of all options but `sink`."""

@@ -265,7 +265,7 @@ def watched_sources(sources: Sequence[StreamingSource]) -> dict[str, ResettableS
 
     Spark's own Kafka source is one of them, if its options suit librdkafka. It is not read here.
     """
-    found: dict[str, ResettableSource] = {}
+    by_name: dict[str, ResettableSource] = {}
     for number, source in enumerate(sources):
         source_object = registered_source(source.format)
         if source.format in (FORMAT, _SPARKS_OWN):
@@ -275,8 +275,8 @@ def watched_sources(sources: Sequence[StreamingSource]) -> dict[str, ResettableS
                 source_object = stream_source(options)
         if source_object is not None:
             name = type(source_object).__name__ if source.format != _SPARKS_OWN else _SPARKS_OWN
-            found[f"{name}#{number}"] = source_object
-    return titles(found)
+            by_name[f"{name}#{number}"] = source_object
+    return titles(by_name)
 
 
 def is_setting(option: str) -> bool:

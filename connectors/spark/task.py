@@ -300,8 +300,8 @@ def arrow_schema(schema: StructType) -> pa.Schema:
                 f"column {field.name} has type {field.dataType.simpleString()}, which Spark cannot pass to Python: "
                 "cast it, for example to a string"
             ) from None
-    found = pa.schema(fields)
-    return _in_utc(found) or found
+    arrow = pa.schema(fields)
+    return _in_utc(arrow) or arrow
 
 
 def _to_arrow(schema: StructType) -> pa.Schema:

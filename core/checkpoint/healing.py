@@ -51,9 +51,9 @@ class Lost(NamedTuple):
 
     def writes(self, sink: str) -> frozenset[int] | None:
         """Return which subtasks of a sink write again; None for all, because the sink lost all that it had."""
-        named = [c for c in self.decision.committables if c.sink == sink]
+        committables = [c for c in self.decision.committables if c.sink == sink]
         lost = [c for c in self.committables if c.sink == sink]
-        return None if len(lost) == len(named) else frozenset(c.subtask for c in lost)
+        return None if len(lost) == len(committables) else frozenset(c.subtask for c in lost)
 
 
 def check_same_rows(lost: Lost, again: Collection[Committable]) -> None:

@@ -59,12 +59,12 @@ def withdraw(decision: Decide, shares: Sequence[Share], writer: LogWriter) -> bo
         FencedError: A newer writer has started.
         StoreError: The log did not answer.
     """
-    mine = [share for share in shares if not isinstance(share.sink, DirectlyWritten)]
+    two_phase = [share for share in shares if not isinstance(share.sink, DirectlyWritten)]
     held: dict[str, list[Committable]] = {}
     try:
-        _of_each(mine, writer, lambda share: held.update({share.sink.name: _not_ended(share)}))  # 1
-        _of_each(mine, writer, lambda share: _abort(share, held[share.sink.name]))  # 2
-        _of_each(mine, writer, lambda share: _check_ended(share, held[share.sink.name]))  # 3
+        _of_each(two_phase, writer, lambda share: held.update({share.sink.name: _not_ended(share)}))  # 1
+        _of_each(two_phase, writer, lambda share: _abort(share, held[share.sink.name]))  # 2
+        _of_each(two_phase, writer, lambda share: _check_ended(share, held[share.sink.name]))  # 3
     except _Refused:
         return False
     except _Waits:

@@ -141,13 +141,13 @@ def _newest(view: LogView, newest: Decided | None, pipeline: str) -> Origin:
 
 def _asked_for(view: LogView, newest: Decided | None, path: str, restore: Restore, pipeline: str) -> Origin:
     try:
-        found = load(path)
+        saved = load(path)
     except StateDamagedError as error:
         raise ConfigurationError(f"restore={path!r}: {text_of(error)}; nothing was started") from error
-    metadata, sha256, storage = found
+    metadata, sha256, storage = saved
     goes_on = newest is not None and newest.checkpoint.sha256 == sha256
     if not goes_on:
-        _check_made_here(found, path, view, restore, pipeline)
+        _check_made_here(saved, path, view, restore, pipeline)
         if view.decided != NONE and restore.why is None:
             raise EpochConflictError(
                 f"checkpoint {metadata.checkpoint} in {path} is asked for, and this pipeline has decided epoch "

@@ -41,8 +41,8 @@ def show_if_asked() -> None:
     Raises:
         ConfigurationError: It is something else.
     """
-    asked, ours = os.environ.get("ONCEWARD_LOG") or "WARNING", logging.getLogger("onceward")
-    handlers = [*ours.handlers, *logging.getLogger().handlers]
+    asked, loggers = os.environ.get("ONCEWARD_LOG") or "WARNING", logging.getLogger("onceward")
+    handlers = [*loggers.handlers, *logging.getLogger().handlers]
     if any(not isinstance(handler, logging.NullHandler) for handler in handlers):
         return
     level, _, form = asked.partition(",")
@@ -50,5 +50,5 @@ def show_if_asked() -> None:
         raise ConfigurationError(f"ONCEWARD_LOG={asked} is not a level such as INFO, or INFO,json")
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if form else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    ours.addHandler(handler)
-    ours.setLevel(level.upper())
+    loggers.addHandler(handler)
+    loggers.setLevel(level.upper())

@@ -98,12 +98,12 @@ class ObjectFiles:
         with _as_os_error():
             self.filesystem.invalidate_cache(where)
             try:
-                found = self.filesystem.ls(where, detail=False)
+                listing = self.filesystem.ls(where, detail=False)
             except FileNotFoundError:
                 return []
             self.filesystem.invalidate_cache(where)  # a listing that is kept would hide later files from `open`
         plain = self.filesystem._strip_protocol(where)  # noqa: SLF001 - fsspec's way to a plain path
-        paths = (str(path).rstrip("/") for path in found)
+        paths = (str(path).rstrip("/") for path in listing)
         return [path.rpartition("/")[2] for path in paths if path not in {where, plain}]  # some list the folder itself
 
     def walk(self) -> dict[str, Any]:

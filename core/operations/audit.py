@@ -443,10 +443,10 @@ def _by_ledger(expected: Expected, held: Held, reread: Reread, *, apart: bool) -
         lines = [line for line in lines if _counted(line, reread).differs]
     if not apart or not expected.wrote_all(expected.ordered):
         others = expected.without(set(expected.epochs) - set(expected.ordered) if apart else expected.epochs).older
-        found = held.older.rows
-        too_many = not apart and others is not None and found > others.rows
+        counts = held.older.rows
+        too_many = not apart and others is not None and counts > others.rows
         verdict = EpochVerdict.DIFFERS if too_many else EpochVerdict.UNPROVEN
-        lines.insert(0, AuditLine(None, others.rows if others is not None else 0, found, verdict))
+        lines.insert(0, AuditLine(None, others.rows if others is not None else 0, counts, verdict))
     return lines
 
 
@@ -523,8 +523,8 @@ class _Input:
             return
         for one in self._epochs.get(epoch, ()):
             for batch in self._source.of_epoch(one):
-                named = batch.num_rows and "partition" in batch.schema.names
-                partition = batch.column("partition")[0].as_py() if named else 0
+                has_partitions = batch.num_rows and "partition" in batch.schema.names
+                partition = batch.column("partition")[0].as_py() if has_partitions else 0
                 for piece in map_rows([batch], self._place, self._schema, self._mapping):
                     yield partition, piece
 

@@ -121,7 +121,7 @@ class Comparison:
 
 
 def compare(
-    output: str, expected: Iterable[Row], found: Iterable[Record], key: str | Sequence[str] | None = None
+    output: str, expected: Iterable[Row], actual: Iterable[Record], key: str | Sequence[str] | None = None
 ) -> Comparison:
     """Compare an output with what must be in it.
 
@@ -130,13 +130,13 @@ def compare(
     Args:
         output: Its name.
         expected: The rows that must be in it, in any order.
-        found: What is in it.
+        actual: What is in it.
         key: Column or columns that identify a row: a row of another content then counts as wrong, and not also as
             missing.
     """
     names = key_names(key)
     wanted = _Side((row, "") for row in expected)
-    present = _Side(found)
+    present = _Side(actual)
     findings: list[Discrepancy] = []
     replaced: Counter[Any] = Counter()
     for digest, (row, positions) in present.copies.items():

@@ -80,7 +80,7 @@ class NewestRows:
     def compare(
         self,
         title: str,
-        found: Iterable[tuple[str, Record]],
+        records: Iterable[tuple[str, Record]],
         epoch_of: Callable[[str], int | None],
         is_foreign: Callable[[str], bool],
         judged: Collection[int] | None = None,
@@ -89,7 +89,7 @@ class NewestRows:
 
         Args:
             title: Of the table.
-            found: The table's rows, each with the mark of the transaction that wrote it last.
+            records: The table's rows, each with the mark of the transaction that wrote it last.
             epoch_of: The epoch of a mark; None: an older one, or none. A later one than those added has overwritten
                 the row.
             is_foreign: Whether no epoch wrote the rows of a mark.
@@ -99,13 +99,13 @@ class NewestRows:
         judged = self._epochs if judged is None else judged
         last = max(self._epochs, default=-1)
         wanted = {name: known for name, known in self._keys.items() if known.epoch in judged}
-        seen: Counter[tuple[str, ...]] = Counter()
+        counts: Counter[tuple[str, ...]] = Counter()
         overwritten: set[tuple[str, ...]] = set()
         findings: list[Discrepancy] = []
         bad: set[int] = set()
         right: Counter[int] = Counter()
         older = foreign = 0
-        for mark, record in found:
+        for mark, record in records:
             row = {name: value for name, value in record.row.items() if name in self._columns}
             name, epoch = self._name(row), epoch_of(mark)
             if epoch is not None and epoch > last:
@@ -120,16 +120,16 @@ class NewestRows:
                     findings.append(Discrepancy(Mismatch.WRONG, row, 1, (record.position,)))
                     bad.update({epoch} if epoch is not None and epoch in judged else ())
                 continue
-            seen[name] += 1
+            counts[name] += 1
             kind = None if row in known.rows.values() else Mismatch.WRONG
-            kind = Mismatch.DUPLICATED if kind is None and seen[name] > 1 else kind
+            kind = Mismatch.DUPLICATED if kind is None and counts[name] > 1 else kind
             if kind is not None:
                 findings.append(Discrepancy(kind, row, 1, (record.position,)))
                 bad.add(known.epoch)
             else:
                 right[known.epoch] += 1
-        missing = [known for name, known in wanted.items() if name not in seen and name not in overwritten]
+        missing = [known for name, known in wanted.items() if name not in counts and name not in overwritten]
         findings += [Discrepancy(Mismatch.MISSING, next(iter(known.rows.values())), 1, ()) for known in missing]
         bad |= {known.epoch for known in missing}
         expected = len(wanted.keys() - overwritten)
-        return Judgment(Comparison(title, expected, seen.total(), tuple(findings)), bad, right, older, foreign)
+        return Judgment(Comparison(title, expected, counts.total(), tuple(findings)), bad, right, older, foreign)

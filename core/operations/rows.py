@@ -185,9 +185,9 @@ def compare_places(
     rows: list[dict[str, Any]] = []
     columns: set[str] = set()
     for batch in map_rows(source.batches(), target, reread.schema, mapping):
-        made = list(shown([batch]))
-        rows += made
-        columns.update(batch.schema.names, *made)
+        converted_rows = list(shown([batch]))
+        rows += converted_rows
+        columns.update(batch.schema.names, *converted_rows)
     if present:
         columns &= {name for record in present for name in record.row}.union(reread.schema.names)
     if rows and present and (not columns or not columns.issuperset(names)):
@@ -197,5 +197,5 @@ def compare_places(
             Refusal.NEEDS_MAPPING,
         )
     both = [{name: value for name, value in row.items() if name in columns} for row in rows]
-    seen = [Record({name: value for name, value in r.row.items() if name in columns}, r.position) for r in present]
-    return compare(target.title, both, seen, names)
+    projected = [Record({name: value for name, value in r.row.items() if name in columns}, r.position) for r in present]
+    return compare(target.title, both, projected, names)

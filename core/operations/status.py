@@ -170,11 +170,11 @@ def pipeline_status(
     except OncewardError as error:
         return unreadable(log.pipeline, log.store.describe(), str(error))
     noted = notes(log.store.path, NOTES) if isinstance(log.store, DirectoryStore) else []
-    mine = [one for one in transactions if one.committable.pipeline == log.pipeline]
-    lost = Counter(one.committable.sink for one in mine if one.lost) if mine else None
+    own = [one for one in transactions if one.committable.pipeline == log.pipeline]
+    lost = Counter(one.committable.sink for one in own if one.lost) if own else None
     expires = [one.expires_in for one in epochs if one.completed is None]
-    expiring = sum(one.committable.rows for one in mine if one.expires_in is not None)
-    answered = {one.committable.sink for one in mine if one.state is not Observation.NO_ANSWER}
+    expiring = sum(one.committable.rows for one in own if one.expires_in is not None)
+    answered = {one.committable.sink for one in own if one.state is not Observation.NO_ANSWER}
     return assess(
         log.pipeline,
         log.store.describe(),
@@ -451,10 +451,10 @@ def _given_up(facts: _Facts) -> PipelineStatus | None:
     pause, age = _again(life), facts.age(life.at)
     if pause is not None and (age is None or age <= pause + OVERDUE_SECONDS):
         return None
-    told = "is not started again" if pause is None else "was not started again, though onceward run was to do it"
+    text = "is not started again" if pause is None else "was not started again, though onceward run was to do it"
     return _status(
         PipelineState.FAILED,
-        f"the last run failed, and {told}{facts.why()}",
+        f"the last run failed, and {text}{facts.why()}",
         advice="correct the cause, and start the pipeline again",
         since=life.at,
     )
@@ -501,14 +501,14 @@ def _ended(facts: _Facts) -> PipelineStatus | None:
 
 def _unanswered(facts: _Facts) -> PipelineStatus | None:
     """Report sources that have not answered since an epoch was completed; meanwhile their driver repeats its note."""
-    told: dict[str, Note] = {}
+    sources: dict[str, Note] = {}
     for one in facts.noted:
         if one.what in _PROGRESS or one.what == "start":
-            told.clear()
+            sources.clear()
         elif one.what == "source":
-            told[str(one.fields.get("source"))] = one
+            sources[str(one.fields.get("source"))] = one
     waits: list[tuple[float, str, str]] = []
-    for source, one in told.items():
+    for source, one in sources.items():
         seconds, why, age = one.fields.get("seconds"), one.fields.get("why"), facts.age(one.at)
         if not why or age is None or not isinstance(seconds, int | float) or not 0 <= seconds < _MOST_WAITED:
             continue
@@ -525,7 +525,7 @@ def _unanswered(facts: _Facts) -> PipelineStatus | None:
         since=since.isoformat(timespec="milliseconds"),
         error=waits[0][2],
         source=waits[0][1],
-        systems=tuple(_noted(name, "", told[name].fields.get("system"), is_source=True) for _, name, _ in waits),
+        systems=tuple(_noted(name, "", sources[name].fields.get("system"), is_source=True) for _, name, _ in waits),
     )
 
 

@@ -180,8 +180,8 @@ def check_writable(connection: Session, target: DatabaseTarget, path: CommitPath
         raise ConfigurationError(f"the role may not {missing} on table {target.table}: GRANT {missing} ON it")
     check_policies(table)
     check_key(connection, target)
-    found = connection.execute(_RULES, {"oid": table.oid, "upsert": bool(target.key)}).fetchall()
-    rules = [row[0] for row in found]
+    rows = connection.execute(_RULES, {"oid": table.oid, "upsert": bool(target.key)}).fetchall()
+    rules = [row[0] for row in rows]
     if rules and target.key:
         raise ConfigurationError(
             f"table {target.table} has rules {rules} on INSERT or UPDATE, with which PostgreSQL refuses ON CONFLICT, "

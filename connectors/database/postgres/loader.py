@@ -148,9 +148,9 @@ def _move(connection: sa.Connection, stage: TableName, movement: Movement, parts
         answers.nextset()
         types = answers.fetchall()
         answers.nextset()
-        (found,) = answers.fetchone() or (0,)
-        if found != expected:
-            raise ChangedError(f"staging table {stage.quoted} holds {found} rows of {expected}: somebody changed it")
+        (row,) = answers.fetchone() or (0,)
+        if row != expected:
+            raise ChangedError(f"staging table {stage.quoted} holds {row} rows of {expected}: somebody changed it")
         check_types(lent, movement, stage, types)
         for statement in merge_statements(lent, movement, parts, stage):
             lent.execute(statement.encode())

@@ -311,10 +311,12 @@ def _look(place: str, pipeline: str) -> LogAt | None:
 
 def _check_folder(saved: Savepoint, into: CheckpointStorage) -> None:
     """Refuse a folder that holds anything but a part of this savepoint."""
-    ours = {_path(ref): ref for ref in saved.manifest.files}
+    references = {_path(ref): ref for ref in saved.manifest.files}
     there = [path for path in into.walk() if not path.startswith(f"{IN_CHECKPOINT}/")]
     hidden = [path for path in there if path.rpartition("/")[2].startswith(".")]  # checksums, interrupted writes
-    others = [path for path in there if (not _holds(into, ours[path]) if path in ours else path not in hidden)]
+    others = [
+        path for path in there if (not _holds(into, references[path]) if path in references else path not in hidden)
+    ]
     if others:
         raise ConfigurationError(
             f"{into.root} is not empty: it holds {others[0]}{' and more' if len(others) > 1 else ''}. Give a new or an "
