@@ -93,6 +93,18 @@ class ConnectServer:
                     found.append(process)
         return found
 
+    def task_workers(self) -> list[psutil.Process]:
+        """The Python processes that run tasks: children of Spark's daemons of workers."""
+        assert self._process is not None
+        found = []
+        with suppress(psutil.Error):
+            for process in psutil.Process(self._process.pid).children(recursive=True):
+                with suppress(psutil.Error):
+                    parent = process.parent()
+                    if parent is not None and all("pyspark.daemon" in one.cmdline() for one in (process, parent)):
+                        found.append(process)
+        return found
+
     def wait(self) -> None:
         """Wait until the JVM has ended."""
         assert self._process is not None

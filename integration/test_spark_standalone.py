@@ -8,27 +8,24 @@ A Python data source's driver-side processes are not told the master; its tasks 
 from __future__ import annotations
 
 import contextlib
-import re
-import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 import pyarrow.dataset
-import pyspark
 import pytest
 
 from onceward.testing.pipeline.driver import DriverProcess, DriverStart
 
 from .spark_kit import Feed
+from .standalone_kit import StandaloneCluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
-HOME = Path(pyspark.__file__).parent
 DRIVER = """
 import sys
 from pyspark.errors import PySparkException
@@ -59,49 +56,20 @@ for run in (stream, batch):
 """
 
 
-@contextlib.contextmanager
-def daemon(name: str, log: Path, environment: dict[str, str], *arguments: str) -> Iterator[int]:
-    command = [str(HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1", *arguments]
-    with log.open("w") as output:
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
-    try:
-        yield process.pid
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-def said(log: Path, pattern: str) -> str:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        found = re.search(pattern, log.read_text())
-        if found is not None:
-            return found.group(0)
-        time.sleep(0.2)
-    raise AssertionError(f"{pattern} did not come: {log.read_text()[-2000:]}")
-
-
 @pytest.fixture(scope="module")
-def cluster(driver_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
-    """The master's URL, and the process id of the worker."""
-    folder = tmp_path_factory.mktemp("cluster")
-    environment = {**driver_environment, "SPARK_HOME": str(HOME), "SPARK_DAEMON_MEMORY": "256m"}
-    master, worker = folder / "master.log", folder / "worker.log"
-    with daemon("master.Master", master, environment, "--port", "0", "--webui-port", "0"):
-        url = said(master, r"spark://127.0.0.1:[1-9][0-9]*")
-        options = ("--cores", "1", "--memory", "512m", "--webui-port", "0", "--work-dir", str(folder / "work"))
-        with daemon("worker.Worker", worker, environment, *options, url) as pid:
-            said(worker, "Successfully registered with master")
-            yield url, pid
+def cluster(
+    driver_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[StandaloneCluster]:
+    with StandaloneCluster(tmp_path_factory.mktemp("cluster"), driver_environment).running() as running:
+        yield running
 
 
 def test_a_log_on_a_local_disk_is_refused_on_a_cluster_and_a_shared_one_is_not(
-    cluster: tuple[str, int], tmp_path: Path, driver_environment: dict[str, str]
+    cluster: StandaloneCluster, tmp_path: Path, driver_environment: dict[str, str]
 ) -> None:
     feed = Feed(tmp_path)
     feed.add()
-    url, worker = cluster
-    command = [sys.executable, "-c", DRIVER, url, str(tmp_path)]
+    command = [sys.executable, "-c", DRIVER, cluster.url, str(tmp_path)]
     log, started_by = tmp_path / "driver.log", set[int]()
     driver = DriverProcess(DriverStart(command, driver_environment, tmp_path, log))
     try:
@@ -115,7 +83,7 @@ def test_a_log_on_a_local_disk_is_refused_on_a_cluster_and_a_shared_one_is_not(
     printed = log.read_text()
     assert driver.exit_code == 0, printed[-3000:]
     assert [line for line in printed.splitlines() if "refused" in line] == ["stream refused", "batch refused"]
-    assert started_by == {worker}
+    assert started_by == {worker.pid for worker in cluster.workers}
     for folder in ("stream", "batch"):
         found = pyarrow.dataset.dataset(tmp_path / folder).to_table()["id"].to_pylist()
         assert sorted(found) == list(range(feed.rows))
