@@ -14,6 +14,11 @@ import pytest
 import onceward
 
 ROOT = Path(__file__).parents[1]
+ARCHIVAL = """\
+node: $Format:%H$
+node-date: $Format:%cI$
+describe-name: $Format:%(describe:tags=true,match=*[0-9]*)$
+"""
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 
 
@@ -51,8 +56,9 @@ def checkout(tmp_path: Path) -> Path:
     """A repository of two commits, with all that a version is made from, and an empty package."""
     tree = tmp_path / "checkout"
     (tree / "src" / "onceward").mkdir(parents=True)
-    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", ".git_archival.txt", ".gitattributes"):
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", ".gitattributes"):
         shutil.copy(ROOT / name, tree)
+    (tree / ".git_archival.txt").write_text(ARCHIVAL)  # in a tree out of an archive, this file is filled in
     (tree / "src" / "onceward" / "__init__.py").touch()
     git(tree, "init", "--quiet")
     git(tree, "add", "--all")
