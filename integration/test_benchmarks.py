@@ -24,13 +24,14 @@ COMMANDS = {
     "latency.py": ("--batches=7", "--partitions=2", "--rows=10", "--repeats=1"),
     "latency.py --order": ("--batches=7", "--partitions=2", "--rows=10", "--repeats=1"),
     "proof.py": FEW,
+    "restart.py": ("--rows=40", "--repeats=1", "--compiled"),
     "source.py": FEW,
     "source_memory.py": ("--megabytes=2", "--sizes", "10", "1000000"),
     "throughput.py": FEW,
 }
 BY_DAY = "growth.py --fakes"
-PROGRAMS_OF_OTHERS = {"engine_job.py", "engine_job_batches.py", "engine_job_quix.py"}
-"""What engine_peer.py starts."""
+PROGRAMS_OF_OTHERS = {"engine_job.py", "engine_job_batches.py", "engine_job_quix.py", "restart_job.py"}
+"""What engine_peer.py and restart.py start."""
 
 
 @pytest.mark.timeout(900)

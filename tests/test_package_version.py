@@ -48,7 +48,7 @@ def commit(checkout: Path) -> str:
 
 
 def version(tree: Path) -> str:
-    return run(tree, sys.executable, "-m", "hatchling", "version").splitlines()[-1]
+    return run(tree, sys.executable, "-B", "-m", "hatchling", "version").splitlines()[-1]
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_a_tree_without_git_has_the_version_that_came_with_it(checkout: Path, tm
 @pytest.mark.slow
 def test_a_wheel_knows_its_version_and_leaves_the_checkout_as_it_was(checkout: Path, tmp_path: Path) -> None:
     expected = version(checkout)
-    run(checkout, sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path))
+    run(checkout, sys.executable, "-B", "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path))
     assert git(checkout, "status", "--porcelain", "--ignored") == ""
     [wheel] = tmp_path.glob(f"onceward-{expected}-*.whl")
     words = "from onceward._version import __version__; from importlib.metadata import version; "
