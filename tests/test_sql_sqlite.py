@@ -568,6 +568,17 @@ def test_where_refused_rows_are_dead_letters_no_row_is_staged_that_the_table_its
     assert database.rows() == expected(0, 5) + before
 
 
+def test_rows_that_refer_to_rows_of_another_subtask_are_not_refused(database: Database) -> None:
+    database.run("CREATE TABLE trees (id INTEGER PRIMARY KEY, parent INTEGER REFERENCES trees (id))")
+    sink = database.sink(table="trees")
+    sink = sink.trying_rows([sink])
+    [child, root] = [pa.RecordBatch.from_pylist([row]) for row in ({"id": 2, "parent": 1}, {"id": 1, "parent": None})]
+    root = root.cast(child.schema)
+    committables = [write(sink, context(subtask=number), batch) for number, batch in enumerate((root, child))]
+    assert [sink.commit(one).status for one in committables] == [CommitStatus.COMMITTED] * 2
+    assert database.run("SELECT * FROM trees ORDER BY id") == [(1, None), (2, 1)]
+
+
 def test_rows_that_refer_to_rows_of_another_sink_of_the_epoch_are_not_refused(database: Database) -> None:
     database.run("CREATE TABLE parents (id INTEGER PRIMARY KEY)")
     database.run("CREATE TABLE children (id INTEGER REFERENCES Parents (id), word TEXT)")

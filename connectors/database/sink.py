@@ -165,13 +165,13 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         """Return the same sink, whose rows the database tries before they are staged; see dead_letters.TriesRows.
 
         Rows of an upsert are tried in a temporary table, since several subtasks that lock rows of the table in
-        different orders would deadlock; SQLite locks no rows. So are rows with a foreign key to a table of another sink
-        of the pipeline: what this sink writes is not visible before the commit.
+        different orders would deadlock; SQLite locks no rows. So are rows with a foreign key to a table of the
+        pipeline, the sink's own included: what another sink or subtask writes is not visible before the commit.
         """
-        others = tuple(one.target.table for one in sinks if one is not self and isinstance(one, DatabaseSink))
+        written = tuple(one.target.table for one in (self, *sinks) if isinstance(one, DatabaseSink))
         trying = copy(self)
         apart = self.target.key and dialect_for(self.target).locks_rows
-        trying.target = replace(self.target, tries_rows=True, tried_beside=None if apart else others)
+        trying.target = replace(self.target, tries_rows=True, tried_beside=None if apart else written)
         return trying
 
     def begin(self, context: WriteContext) -> Writing:

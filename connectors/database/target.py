@@ -263,8 +263,8 @@ class DatabaseTarget:
     tries_rows: bool = True
     """Whether rows are tried before they are staged, see pieces.py."""
     tried_beside: tuple[TableName, ...] | None = None
-    """Other tables of the pipeline, if rows to be staged are tried in the table itself, unless a foreign key refers to
-    one of these. None: they are tried in a temporary table like it."""
+    """The pipeline's tables, if rows to be staged are tried in the table itself, unless a foreign key refers to one of
+    these. None: they are tried in a temporary table like it."""
     proof: bool = False
     """Whether rows are hashed, so that they can be compared later."""
 
