@@ -68,7 +68,10 @@ def with_advice(status: PipelineStatus, url: str, targets: Sequence[str]) -> Adv
 @cache
 def documentation() -> str:
     """Return where the documentation is, as the package's metadata says."""
-    lines = metadata.metadata("onceward").get_all("Project-URL") or []
+    try:
+        lines = metadata.metadata("onceward").get_all("Project-URL") or []
+    except metadata.PackageNotFoundError:  # a source tree on PYTHONPATH
+        lines = []
     urls: dict[str, str] = dict(line.split(", ", 1) for line in lines)
     return urls.get("Documentation", "")
 

@@ -224,7 +224,17 @@ def test_without_notes_the_kind_of_the_transactions_says_what_to_fill_in() -> No
 
 
 @pytest.mark.parametrize(
-    "noted", [None, "x", ["x"], {"files": 7}, {"files": {"address": 7}}, {"files": {"address": "x" * 9999}}]
+    "noted",
+    [
+        None,
+        "x",
+        ["x"],
+        *(
+            {"files": each}
+            for each in (7, {"address": 7}, {"address": "x" * 9999}, KAFKA | {"address": "a\n  → do this"})
+        ),
+        {"files": KAFKA | {"settings": ["a=\x1b[2J"]}},
+    ],
 )
 def test_a_note_of_targets_that_somebody_else_wrote_is_ignored(noted: Any) -> None:
     assert waiting(noted).command == f"{COMMIT} --at SYSTEM=ADDRESS --yes"

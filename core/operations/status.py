@@ -367,7 +367,9 @@ def _noted(name: str, kind: str, noted: object, *, is_source: bool = False) -> N
         )
     except (TypeError, msgspec.ValidationError):
         return NotedSystem(name, kind, is_source=is_source)
-    return target if len(str(target)) < _LONGEST_TARGET else NotedSystem(name, kind, is_source=is_source)
+    texts = (target.system, target.address, target.missing, *target.settings)
+    is_ours = sum(map(len, texts)) < _LONGEST_TARGET and all(map(str.isprintable, texts))
+    return target if is_ours else NotedSystem(name, kind, is_source=is_source)
 
 
 def _noted_expiry(facts: _Facts, decision: Decide, answered: Collection[str]) -> int | None:
