@@ -127,12 +127,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneClus
 
 @pytest.fixture(scope="module")
 def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    server = S3Server(tmp_path_factory.mktemp("s3"))
-    try:
-        server.start()
+    with S3Server(tmp_path_factory.mktemp("s3")).running() as server:
         yield server
-    finally:
-        server.kill()
 
 
 def executors(scene: Scene) -> list[psutil.Process]:

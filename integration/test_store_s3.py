@@ -8,6 +8,7 @@ import subprocess
 import sysconfig
 import time
 import uuid
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,15 @@ class S3Server:
         self.process.kill()
         self.process.wait()
 
+    @contextmanager
+    def running(self) -> Iterator[S3Server]:
+        """Start, and kill at the end."""
+        try:
+            self.start()
+            yield self
+        finally:
+            self.kill()
+
     @property
     def options(self) -> dict[str, Any]:
         """What s3fs needs to reach it."""
@@ -87,12 +97,8 @@ class S3Server:
 
 @pytest.fixture(scope="module")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    server = S3Server(tmp_path_factory.mktemp("s3"))
-    try:
-        server.start()
+    with S3Server(tmp_path_factory.mktemp("s3")).running() as server:
         yield server
-    finally:
-        server.kill()
 
 
 @pytest.fixture
