@@ -1,6 +1,6 @@
 """Down-time: from the start of a driver's process to the first rows that readers see, after an earlier run has ended.
 
-    python benchmarks/restart.py [--rows 400] [--repeats 5] [--compiled]
+    python benchmarks/restart.py [--rows 400] [--repeats 5] [--only 0 1 2 3] [--compiled]
 
 Each way has a topic, a target topic and a checkpoint of its own. Before each restart some rows arrive. The driver
 (`restart_job.py`) is a new process with a new JVM, as after a deployment; it is killed after its first batch. Its time

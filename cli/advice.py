@@ -61,7 +61,8 @@ def with_advice(status: PipelineStatus, url: str, targets: Sequence[str]) -> Adv
         targets: Options of the command line that say where the targets are; empty if none were given.
     """
     command, fill_in = _command(status, url, targets)
-    docs = f"{documentation()}/operations.md#{status.state}"
+    place = documentation()
+    docs = f"{place}/operations.md#{status.state}" if place else ""
     return AdvisedStatus(**msgspec.structs.asdict(status), command=command, fill_in=fill_in, docs=docs)
 
 
@@ -73,7 +74,7 @@ def documentation() -> str:
     except metadata.PackageNotFoundError:  # a source tree on PYTHONPATH
         lines = []
     urls: dict[str, str] = dict(line.split(", ", 1) for line in lines)
-    return urls.get("Documentation", "")
+    return urls.get("Documentation", "").replace("/tree/", "/blob/")  # GitHub's address of a file
 
 
 def _command(status: PipelineStatus, url: str, targets: Sequence[str]) -> tuple[str, str]:
@@ -147,13 +148,17 @@ def _where(targets: Sequence[NotedSystem], *, needed: bool = True) -> tuple[list
         forms = dict.fromkeys(f"{kind.name}={kind.address_form}" for kind in kinds if kind and kind.address_form)
         placeholders = [*forms] if len(unknown) == 1 and forms else [_ADDRESS]
         options[0] += [word for form in placeholders for word in ("--at", form)]
-        where = f"{_names(unknown)} {'writes' if len(unknown) == 1 else 'write'}" if unknown else "the sinks write"
+        where = (
+            f"{_names(unknown)} {'writes' if len(unknown) == 1 else 'write'} to" if unknown else "the sinks write to"
+        )
         forms_of_all = f": {_forms()}" if placeholders == [_ADDRESS] else ""
-        words.append(f"replace {placeholders[0]} with where {where}{forms_of_all}")
+        words.append(f"replace {placeholders[0]} with the address that {where}{forms_of_all}")
     if nowhere:
         text = f"{_names(nowhere)} {'writes' if len(nowhere) == 1 else 'write'} somewhere that --at cannot name"
         if options:
-            words.append(f"{text}: the pipeline's next start takes care of it, or add --sinks {_SINKS}, its own sinks")
+            words.append(
+                f"{text}: start the pipeline, which handles it, or add --sinks {_SINKS}, the list of its sinks"
+            )
         else:
             options = [["--sinks", _SINKS]]
             words.append(f"replace {_SINKS} with the pipeline's own sinks, as Python imports them: {text}")

@@ -107,7 +107,9 @@ class Connector(ABC):
 
     @classmethod
     def address_of(cls, part: Sink | ResettableSource) -> SystemAddress | None:  # noqa: ARG003
-        """Return the system of a sink or source, if `--at` takes it and a sink's transactions are found there.
+        """Return the address of the system that a sink or source uses.
+
+        None if `--at` cannot name it, or does not find a sink's transactions there.
 
         The pipeline notes it beside its log, and `onceward status` puts it into the command to copy.
         """

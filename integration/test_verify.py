@@ -312,7 +312,7 @@ def test_upserts_into_mariadb_are_proven_by_the_newest_row_of_each_key_and_the_l
         assert [line["epoch"] for line in found["epochs"] if line["verdict"] == "differs"] == [1, 2]
         job.change("UPDATE onceward_ledger SET row_count = row_count + 1 WHERE epoch = 0 AND subtask = 0")
         told = job.verify(str(job.folder), "--target", f"table={job.place}", code=1)
-        assert "epoch 0: 10 rows were written, by the decision log, and 11 by the target's ledger" in told
+        assert "epoch 0: the decision log records 10 rows, and the target's ledger 11" in told
         job.look.close()
 
 

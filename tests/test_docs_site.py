@@ -171,21 +171,23 @@ def test_the_commands_that_add_bytecode_to_archives_leave_modules_that_python_ne
     [block] = [
         b for b in re.findall(r"```bash\n(.*?)```", (DOCS / "deployment.md").read_text(), re.DOTALL) if "-b" in b
     ]
-    place, commands = block.split("\n", 1)
-    assert place.startswith("cd ")
-    with zipfile.ZipFile(tmp_path / "some.zip", "w") as archive:
+    assert 'cd "$home/python/lib" &&' in block, "no other folder's archives"
+    (tmp_path / "python").mkdir()
+    lib = tmp_path / "python" / "lib"
+    lib.mkdir()
+    with zipfile.ZipFile(lib / "some.zip", "w") as archive:
         archive.writestr("package/__init__.py", "")
         archive.writestr("package/module.py", "")
-    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
-    subprocess.run(["bash", "-euc", commands], cwd=tmp_path, check=True, env={"PATH": path}, timeout=60)
-    assert [each.name for each in tmp_path.iterdir()] == ["some.zip"]
-    with zipfile.ZipFile(tmp_path / "some.zip", "a") as archive:
+    variables = {"PATH": "/usr/bin:/bin", "PYSPARK_PYTHON": sys.executable, "SPARK_HOME": str(tmp_path)}
+    subprocess.run(["bash", "-c", block], check=True, env=variables, timeout=60)
+    assert [each.name for each in lib.iterdir()] == ["some.zip"]
+    with zipfile.ZipFile(lib / "some.zip", "a") as archive:
         assert "package/module.pyc" in archive.namelist()
         archive.writestr("package/other.py", "")
     loaded = "import package.module as a, package.other as b; print(a.__file__[-3:], b.__file__[-3:])"
     done = subprocess.run(
         [sys.executable, "-c", loaded],
-        env={"PYTHONPATH": str(tmp_path / "some.zip")},
+        env={"PYTHONPATH": str(lib / "some.zip")},
         capture_output=True,
         text=True,
         check=True,

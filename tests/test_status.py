@@ -202,7 +202,9 @@ def test_two_systems_of_one_kind_are_asked_by_two_commands() -> None:
 def test_what_must_be_filled_in_is_said_in_words() -> None:
     unknown = waiting({}, "a")
     assert unknown.command == f"{COMMIT} --at SYSTEM=ADDRESS --yes"
-    assert unknown.fill_in.startswith("replace SYSTEM=ADDRESS with where sink a writes: kafka=HOST:PORT, postgres=DSN")
+    assert unknown.fill_in.startswith(
+        "replace SYSTEM=ADDRESS with the address that sink a writes to: kafka=HOST:PORT, postgres=DSN"
+    )
     assert "redis" not in unknown.fill_in  # whose transactions no address finds
     secret = waiting({"a": KAFKA | {"missing": "the login"}}, "a")
     assert (secret.command, secret.fill_in) == (f"{COMMIT} --at kafka=broker:9092 --yes", "for sink a add the login")
@@ -211,14 +213,14 @@ def test_what_must_be_filled_in_is_said_in_words() -> None:
     assert "sink a writes somewhere that --at cannot name" in folder.fill_in
     some = waiting({"a": {}, "b": KAFKA}, "a", "b")
     assert some.command == f"{COMMIT} --at kafka=broker:9092 --yes"
-    assert "sink a writes somewhere that --at cannot name: the pipeline's next start takes care of it" in some.fill_in
+    assert "sink a writes somewhere that --at cannot name: start the pipeline, which handles it" in some.fill_in
 
 
 def test_without_notes_the_kind_of_the_transactions_says_what_to_fill_in() -> None:
     told = judged(log(120, decided=True, sinks=("a",), kind="kafka"), [])
     shown = with_advice(told, "postgresql://db/logs", [])
     assert shown.command.endswith("--pipeline orders --at kafka=HOST:PORT --yes")
-    assert shown.fill_in == "replace kafka=HOST:PORT with where sink a writes"
+    assert shown.fill_in == "replace kafka=HOST:PORT with the address that sink a writes to"
     folder = with_advice(judged(log(120, decided=True), []), "postgresql://db/logs", [])
     assert folder.command.endswith("--pipeline orders --sinks MODULE:NAME --yes")
 
@@ -286,7 +288,7 @@ def test_without_an_answer_of_the_target_the_time_that_is_left_is_known_at_most(
     noted = written(500, what="start", timeouts={"files": 900.0, "another": 60.0})
     told = judged(log(120, decided=True), noted)
     assert (told.state, told.expires_in) == (PipelineState.WAITING, 780)
-    assert told.what.endswith("for its commit: 538 rows, some of which expire in 13:00 min at most")
+    assert told.what.endswith("for its commit: 538 rows, some of which expire in at most 13:00 min")
     answered = judged(log(120, decided=True), noted, expires_in=702, answered={"files"})
     assert answered.what.endswith("538 rows, which expire in 11:42 min")
     committed = judged(log(120, decided=True), noted, answered={"files"})  # it waits for another one

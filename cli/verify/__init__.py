@@ -51,11 +51,12 @@ def verify(
         list[str],
         typer.Option(
             metavar="[SINK=]PLACE",
-            help=f"Where a sink wrote to: {place_forms()}; repeatable. SINK may be left out if there is one.",
+            help=f"Where a sink wrote to: {place_forms()}; repeatable. SINK may be left out if there is only one sink.",
         ),
     ],
     source: Annotated[
-        str | None, typer.Option(metavar="PLACE", help="What the pipeline reads: to name the rows that differ.")
+        str | None,
+        typer.Option(metavar="PLACE", help="Topic that the pipeline reads; needed to name the rows that differ."),
     ] = None,
     mapping: Annotated[
         str | None,
@@ -92,8 +93,8 @@ def verify(
     if store is None:
         if origin is None or len(target) != 1 or epochs is not None or day is not None:
             raise ConfigurationError(
-                "without a decision log give --source, one --target, and no --epochs or --day; with one, its "
-                "checkpoint folder or store as the argument"
+                "without a decision log, give --source and exactly one --target, and neither --epochs nor --day; "
+                "or give the checkpoint folder or the store as the argument"
             )
         comparison = compare_places(origin, place_of(target[0], access), mapping=function, key=columns)
         _show_rows(comparison, as_json=as_json)
@@ -104,7 +105,7 @@ def verify(
     audits: list[Audit | Unread] = []
     for sink, place in _targets(log, target, access):
         if day is not None and (wanted := epochs_of_day(log, sink, _date(day))) is None:
-            console(stderr=True).print(f"{sink}: no epoch that is known of wrote rows on {_date(day)}")
+            console(stderr=True).print(f"{sink}: no known epoch wrote rows on {_date(day)}")
             continue
         try:
             audits.append(_audit(log, sink, place, epochs=wanted, source=origin, mapping=function, key=columns))
@@ -239,10 +240,10 @@ def _notes(one: Audit) -> Iterator[str]:
         yield f"not compared: {', '.join(one.left_out)}"
     unproven = [line.epoch for line in one.lines if line.verdict is EpochVerdict.UNPROVEN]
     if unproven:
-        text = "no hash is recorded by upserts, with proof=False, and of rows without a column that is compared. "
+        text = "no hash is recorded for upserts, with proof=False, or for rows none of whose columns is compared. "
         if one.by_key:
             text += "Upserts are proven by the newest row of each key: give --source and --key. "
-        yield f"{text}Compare other rows themselves, without a decision log (--source, --target and --key)"
+        yield f"{text}To compare the rows directly, leave the decision log out and give --source, --target and --key"
 
 
 def _show_rows(comparison: Comparison, *, as_json: bool) -> None:
@@ -269,9 +270,7 @@ def _words(line: AuditLine) -> str:
     if line.verdict is EpochVerdict.UNPROVEN:
         return f"{what}: no hash of the rows was recorded; the target shows {line.found} rows"
     if line.ledger is not None:
-        return (
-            f"{what}: {line.written} rows were written, by the decision log, and {line.ledger} by the target's ledger"
-        )
+        return f"{what}: the decision log records {line.written} rows, and the target's ledger {line.ledger}"
     if line.keys is not None:
         return f"{what}: {line.keys} keys have their newest row in it, but the table does not hold all of these rows"
     if line.written == line.found:

@@ -258,7 +258,7 @@ def _opener(packed: bytes, version: str, mark: str) -> Callable[[], Any]:
             there = import_module("onceward").__version__
         except ImportError as error:
             raise RuntimeError(
-                f"{mark}{sys.executable} there cannot import onceward, which is {version} on the driver ({error!r})"
+                f"{mark}{sys.executable} there cannot import onceward ({error!r}); the driver has version {version}"
             ) from None
         if there != version:
             raise RuntimeError(f"{mark}onceward is {version} on the driver and {there} there: install the same")

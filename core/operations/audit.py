@@ -46,7 +46,7 @@ class EpochVerdict(StrEnum):
     PROVEN = "proven"
     """The target holds exactly the rows that were written."""
     DIFFERS = "differs"
-    """It does not."""
+    """The target does not hold exactly the rows that were written."""
     UNPROVEN = "unproven"
     """It is not known what was written."""
 
@@ -86,7 +86,7 @@ class Expected:
     """What a decision log says of one sink.
 
     Attributes:
-        epochs: Completed epochs that it tells one by one.
+        epochs: Completed epochs that it lists individually.
         marks: Epoch of each mark, also of those that are decided and not completed.
         older: What all other epochs wrote together; None if that is not known.
         total: What all epochs wrote together; None if that is not known.
@@ -180,7 +180,7 @@ def check_stopped(before: LogView, after: LogView, place: str) -> None:
     if after.undone is not None or before.undone is not None or before.proofs.total != after.proofs.total:
         raise RefusedError(
             f"{place} does not show which epoch wrote a row, and an epoch was committed while it was read, or is "
-            "decided and not completed",
+            "decided and not completed. Stop the pipeline, or try again while it is idle",
             Refusal.NOT_STOPPED,
         )
 
@@ -205,9 +205,9 @@ class Held(NamedTuple):
 
     epochs: dict[int, Wrote]
     older: Wrote
-    """Of epochs that the log does not tell one by one."""
+    """Rows of epochs that the log does not list individually."""
     foreign: Wrote
-    """Of nobody that the pipeline knows."""
+    """Rows that no known epoch wrote."""
     groups: dict[str, int | str]
     """Of each mark its epoch, or OLDER or FOREIGN."""
     differing: list[AuditLine]

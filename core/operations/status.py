@@ -56,7 +56,7 @@ UNKNOWN_PACE_SECONDS: Final = 600.0
 OVERDUE_SECONDS: Final = 60.0
 """How much later than announced a driver may be started again."""
 AHEAD_SECONDS: Final = 60.0
-"""How far in the future a time may be: clocks of two machines differ a little. A later one says nothing of an age."""
+"""How far in the future a time may be: clocks of two machines differ a little. A later one gives no age."""
 NOTES: Final = 200
 """Number of notes of each kind that are looked at."""
 _MOST_WAITED: Final = 1e9
@@ -131,7 +131,7 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds until a target ends the first of the transactions that wait; at most so many, if no target was asked or
     it did not answer, as the pipeline noted their timeout when it started."""
     lost: int | None = None
-    """How many of the transactions that wait a target has ended without a commit; null if no target was asked."""
+    """Number of waiting transactions that a target has ended without a commit; null if no target was asked."""
     pace: float | None = None
     """Usual seconds between two epochs."""
     silent_epochs: int | None = None
@@ -327,7 +327,7 @@ def _waiting(
         what += f", {some}which expire in {duration(expires_in)}"
     elif noted is not None:
         expires_in = noted
-        what += f", some of which expire in {duration(noted)} at most" if noted else ", some of which may have expired"
+        what += f", some of which expire in at most {duration(noted)}" if noted else ", some of which may have expired"
     error = facts.error(decision.at)
     advice = "start the pipeline again, or commit it now"
     if error:
@@ -414,7 +414,7 @@ def _restarting(facts: _Facts) -> PipelineStatus | None:
 
 
 def _starts_in_vain(noted: Sequence[Note]) -> list[str]:
-    """Return the times of starts that were not followed by an epoch alone, but by a failure or by the next start.
+    """Return the times of starts that were followed by a failure or by another start, rather than only by epochs.
 
     A job that ends by itself is started often, and completes an epoch each time. A failure, or the end of a driver's
     process, that follows no start is a start that has failed too early to be noted. Of these, none counts once an epoch
@@ -453,7 +453,7 @@ def _given_up(facts: _Facts) -> PipelineStatus | None:
     pause, age = _again(life), facts.age(life.at)
     if pause is not None and (age is None or age <= pause + OVERDUE_SECONDS):
         return None
-    text = "is not started again" if pause is None else "was not started again, though onceward run was to do it"
+    text = "is not started again" if pause is None else "should have been started again by onceward run, but was not"
     return _status(
         PipelineState.FAILED,
         f"the last run failed, and {text}{facts.why()}",
