@@ -33,7 +33,7 @@ from onceward.core.errors import ConfigurationError, SchemaError
 from onceward.core.log import DirectoryStore, EpochInput
 from onceward.core.operations import audit as audit_module
 from onceward.core.operations.audit import Expected
-from onceward.core.operations.comparison import Record
+from onceward.core.operations.comparison import Record, compare
 from onceward.core.operations.newest import NewestRows
 from onceward.core.operations.refusals import Refusal, RefusedError
 from onceward.core.operations.rows import compare_places, map_rows, records, shown
@@ -638,6 +638,34 @@ def test_a_row_of_a_key_that_no_epoch_read_is_that_of_an_older_epoch_if_there_is
     assert len(judged.comparison.findings) == int(not older)
 
 
+@pytest.mark.parametrize(
+    ("columns", "keys", "damage", "verdict"),
+    [
+        ("id BLOB PRIMARY KEY", [b"\xff", b"b'\\xff'"], "", "proven"),
+        ("id BLOB PRIMARY KEY", [b"\xff", b"b'\\xff'"], "DELETE FROM orders WHERE id = x'ff'", "differs"),
+        ("id BLOB PRIMARY KEY", [b"\xff"], "UPDATE orders SET id = x'62275c78666627'", "differs"),
+        ("id DOUBLE PRIMARY KEY", [0.0, -0.0], "", "proven"),
+        ("id TEXT UNIQUE", ["None"], "INSERT INTO orders VALUES (NULL, 'new')", "differs"),
+        ("id TEXT PRIMARY KEY", ["a", "A"], "DELETE FROM orders WHERE id = 'a'", "differs"),
+    ],
+)
+def test_keys_are_told_apart_as_the_table_does(
+    tmp_path: Path, columns: str, keys: list[Any], damage: str, verdict: str
+) -> None:
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as database, database:
+        database.execute(f"CREATE TABLE orders ({columns}, word TEXT)")
+    rows = pa.RecordBatch.from_pydict({"id": keys, "word": ["new"] * len(keys)})
+    job = TableJob(tmp_path, key="id")
+    job.run(1, make=lambda *_: rows)
+    if damage:
+        job.change(damage)
+    source: Any = SimpleNamespace(title="a topic", of_epoch=lambda _: iter([rows]))
+    log, place = operations.open_log(str(job.folder)), operations.open_place("sql:orders", job.url)
+    audit = operations.audit(log, "table", place, source=source, mapping=lambda batch: batch, key="id")
+    assert audit.verdict == verdict
+    assert all(isinstance(one.row.get("id", ""), str | float) for one in (audit.rows.findings if audit.rows else ()))
+
+
 def test_a_ledger_with_other_numbers_differs_without_a_source(tmp_path: Path) -> None:
     job = UpsertJob(tmp_path)
     job.change("UPDATE onceward_ledger SET row_count = row_count + 1 WHERE epoch = 1 AND subtask = 0")
@@ -769,7 +797,15 @@ def test_a_double_is_compared_as_such() -> None:
 def test_bytes_that_are_no_text_differ_from_the_text_of_their_digits() -> None:
     rows = [shown_row] = list(shown([pa.record_batch({"value": pa.array([b"\xff"])})]))
     assert rows != list(shown([pa.record_batch({"value": pa.array([b"ff"])})]))
-    assert isinstance(shown_row["value"], str)
+    assert rows != list(shown([pa.record_batch({"value": pa.array([repr(shown_row["value"])])})]))
+
+
+def test_bytes_that_are_no_text_are_not_found_in_the_text_of_their_digits() -> None:
+    messages = pa.record_batch({"value": pa.array([b"\xff"])})
+    text = pa.record_batch({"value": pa.array([b"b'\\xff'"])})
+    [expected], [other] = shown([messages]), shown([text])
+    [missing, wrong] = compare("t", [expected], [Record(other, "here")]).findings
+    assert wrong.row == missing.row == {"value": "b'\\xff'"}
 
 
 def test_rows_without_a_column_are_counted() -> None:

@@ -56,8 +56,18 @@ def text_of(row: Row) -> str:
     return json.dumps(row, sort_keys=True, default=str, ensure_ascii=False)
 
 
-def _clipped(row: Row) -> Row:
-    """Return a row whose long values are cut, since all rows of an output are kept until they have been compared."""
+def _digest(row: Row) -> bytes:
+    text = json.dumps(row, sort_keys=True, default=_tagged, ensure_ascii=False)
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
+
+
+def _tagged(value: Any) -> Any:
+    """Return a value as JSON can have it; bytes under a name that no text has, since it is no valid Unicode."""
+    return {"\udcff": value.hex()} if isinstance(value, bytes) else str(value)
+
+
+def clipped(row: Row) -> Row:
+    """Return a row for people, with bytes as Python writes them, and long values cut: findings are kept in memory."""
     return {name: _clip(value) for name, value in row.items()}
 
 
@@ -65,6 +75,8 @@ def _clip(value: Any) -> Any:
     if isinstance(value, (str, bytes)) and len(value) > _LONGEST:
         text = value if isinstance(value, str) else str(value[:_LONGEST])
         return f"{text[:_LONGEST]}… ({len(value)} {'characters' if isinstance(value, str) else 'bytes'})"
+    if isinstance(value, bytes):
+        return repr(value)
     if isinstance(value, (dict, list)) and len(text := json.dumps(value, default=str)) > _LONGEST:
         return f"{text[:_LONGEST]}… ({len(text)} characters)"
     return value
@@ -84,9 +96,9 @@ class _Side:
         self.copies: dict[bytes, _Copies] = {}
         self.rows = 0
         for row, position in rows:
-            digest = hashlib.blake2b(text_of(row).encode(errors="surrogatepass"), digest_size=16).digest()
+            digest = _digest(row)
             if digest not in self.copies:
-                self.copies[digest] = _Copies(_clipped(row), [])
+                self.copies[digest] = _Copies(clipped(row), [])
             self.copies[digest].positions.append(position)
             self.rows += 1
 

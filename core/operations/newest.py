@@ -14,14 +14,17 @@ A key of several partitions has no order within an epoch: the newest row of each
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from .comparison import Comparison, Discrepancy, Mismatch
+from .comparison import Comparison, Discrepancy, Mismatch, clipped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
     from .comparison import Record, Row
+
+
+_Key: TypeAlias = tuple[Any, ...]
 
 
 class KeyRows(NamedTuple):
@@ -55,7 +58,7 @@ class NewestRows:
 
     def __init__(self, key: Sequence[str]) -> None:
         self._key = key
-        self._keys: dict[tuple[str, ...], KeyRows] = {}
+        self._keys: dict[_Key, KeyRows] = {}
         self._columns: set[str] = set(key)
         self._epochs: set[int] = set()
 
@@ -74,8 +77,9 @@ class NewestRows:
         """Return how many keys have their newest row in each epoch."""
         return Counter(known.epoch for known in self._keys.values())
 
-    def _name(self, row: Row) -> tuple[str, ...]:
-        return tuple(str(row.get(column)) for column in self._key)
+    def _name(self, row: Row) -> _Key:
+        """Return the key's values themselves: 0.0 and -0.0 are one key to a database, bytes and their text are two."""
+        return tuple(row.get(column) for column in self._key)
 
     def compare(
         self,
@@ -99,8 +103,8 @@ class NewestRows:
         judged = self._epochs if judged is None else judged
         last = max(self._epochs, default=-1)
         wanted = {name: known for name, known in self._keys.items() if known.epoch in judged}
-        counts: Counter[tuple[str, ...]] = Counter()
-        overwritten: set[tuple[str, ...]] = set()
+        counts: Counter[_Key] = Counter()
+        overwritten: set[_Key] = set()
         findings: list[Discrepancy] = []
         bad: set[int] = set()
         right: Counter[int] = Counter()
@@ -117,19 +121,21 @@ class NewestRows:
                 foreign += unknown
                 older += name not in self._keys and not unknown
                 if epoch in judged or unknown:
-                    findings.append(Discrepancy(Mismatch.WRONG, row, 1, (record.position,)))
+                    findings.append(Discrepancy(Mismatch.WRONG, clipped(row), 1, (record.position,)))
                     bad.update({epoch} if epoch is not None and epoch in judged else ())
                 continue
             counts[name] += 1
             kind = None if row in known.rows.values() else Mismatch.WRONG
             kind = Mismatch.DUPLICATED if kind is None and counts[name] > 1 else kind
             if kind is not None:
-                findings.append(Discrepancy(kind, row, 1, (record.position,)))
+                findings.append(Discrepancy(kind, clipped(row), 1, (record.position,)))
                 bad.add(known.epoch)
             else:
                 right[known.epoch] += 1
         missing = [known for name, known in wanted.items() if name not in counts and name not in overwritten]
-        findings += [Discrepancy(Mismatch.MISSING, next(iter(known.rows.values())), 1, ()) for known in missing]
+        findings += [
+            Discrepancy(Mismatch.MISSING, clipped(next(iter(known.rows.values()))), 1, ()) for known in missing
+        ]
         bad |= {known.epoch for known in missing}
         expected = len(wanted.keys() - overwritten)
         return Judgment(Comparison(title, expected, counts.total(), tuple(findings)), bad, right, older, foreign)

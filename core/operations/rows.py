@@ -159,7 +159,7 @@ def _text(value: Any) -> Any:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        return repr(value)  # never equal to a text of its digits
+        return value  # never equal to a text
 
 
 def compare_places(
