@@ -398,6 +398,45 @@ def test_a_run_of_the_engine_goes_on_if_its_successor_dies_before_it_starts(engi
     assert engine.target.counts("n") == Counter(range(100))
 
 
+class Failing(Slowly):
+    """Fails once when it is told to."""
+
+    def latest(self, position: Any, limit: int | None = None, until: Any = None) -> Any:
+        if self.state.pop("fails", None):
+            raise OSError("the source has gone away")
+        return super().latest(position, limit, until)
+
+
+def test_a_run_of_the_engine_that_fails_when_it_is_asked_goes_on_if_its_successor_has_gone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It must not take its own START, that of its restart, for the successor's."""
+    first = Failing(numbers(100, keys=5), batch_rows=10)
+    old = engine.start(first)
+    reach(first, old, 4)
+    is_asked, failed = Predecessor.is_asked, threading.Event()
+
+    def and_fail(self: Predecessor) -> bool:
+        asked = is_asked(self)
+        if asked and not failed.is_set():
+            first.state["fails"] = 1
+            while old.restarts == 0:
+                time.sleep(0.01)
+            failed.set()
+        return asked
+
+    monkeypatch.setattr(Predecessor, "is_asked", and_fail)
+    steps = Successor(DirectoryStore(engine.folder / "log"), 20.0).take(lambda: pytest.fail("it dies before"))
+    while not failed.is_set():
+        time.sleep(next(steps))
+    while old.state is not JobState.RUNNING:
+        assert not old.wait(0.01)
+    assert not old.wait(2 * LOOK_SECONDS)
+    first.let(10)
+    assert old.wait(20)
+    assert engine.target.counts("n") == Counter(range(100))
+
+
 class Speechless(Slowly):
     @property
     def reads(self) -> str:

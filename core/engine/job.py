@@ -185,7 +185,7 @@ class Job:
         """Make the savepoints that `onceward savepoint create` asks for, and make room for a newer driver."""
         while not self._closing.wait(POLL_SECONDS):
             started = self._started
-            if started is None or self.state is not JobState.RUNNING:
+            if started is None or self.state is not JobState.RUNNING or self._makes_room:
                 continue
             start = started.coordinator.writer.token.start
             try:
@@ -193,17 +193,24 @@ class Job:
                 if self._successor is None or self._successor.start != start:
                     self._successor = Predecessor(self._setup.store, start)
                 if self._successor.is_asked():
-                    self._make_room()
+                    self._make_room(started)
             except (StoreError, CheckpointFailedError) as error:
                 _log.debug("cannot look for requests: %s", error)
 
-    def _make_room(self) -> None:
-        """Stop the attempt after a checkpoint, and have the run wait for the driver that asks for the pipeline."""
-        self.checkpoint()
+    def _make_room(self, started: StartedAttempt) -> None:
+        """Stop the attempt after a checkpoint, and have the run wait for the driver that asks for the pipeline.
+
+        An attempt that has replaced this one meanwhile goes on: its START would be taken for that driver's.
+        """
         with self._lock:
-            if self._attempt is not None and not self._makes_room:
+            attempt = self._attempt if self._started is started and self.state is JobState.RUNNING else None
+        if attempt is None:
+            return
+        attempt.request(CheckpointKind.CHECKPOINT, None).result()
+        with self._lock:
+            if self._attempt is attempt:
                 self._makes_room = True
-                self._attempt.stop()
+                attempt.stop()
 
     def _is_taken_over(self) -> bool:
         """Wait for the START of the driver that has asked for the pipeline; return whether it has come."""
@@ -273,13 +280,13 @@ class Job:
                 return
             began = clock()
             error = self._one_attempt()
-            made_room, self._makes_room = self._makes_room, False
-            if error is None and made_room:
-                if self._is_taken_over():
-                    self.state = JobState.FINISHED
-                    return
-                if not self._cancel.is_set():
-                    continue
+            made_room = error is None and self._makes_room
+            if made_room and self._is_taken_over():
+                self.state = JobState.FINISHED
+                return
+            self._makes_room = False  # until here, the conversation is not the other thread's
+            if made_room and not self._cancel.is_set():
+                continue
             if error is None or self._cancel.is_set():
                 note_end(self._setup.store)
                 self.state = JobState.STOPPED if self._cancel.is_set() else JobState.FINISHED
@@ -321,9 +328,9 @@ class Job:
             if self._cancel.is_set():
                 attempt.stop()
         if started.again is None:
+            self._started = started
             self.state = JobState.RUNNING
             self._begun.set()
-            self._started = started
         try:
             failure = attempt.run()
         finally:
