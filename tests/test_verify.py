@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 import sqlite3
 import uuid
@@ -636,6 +637,17 @@ def test_a_row_of_a_key_that_no_epoch_read_is_that_of_an_older_epoch_if_there_is
     judged = newest.compare("t", found, lambda _: None, lambda _: not older)
     assert (judged.right[5], judged.older, judged.foreign) == (1, int(older), int(not older))
     assert len(judged.comparison.findings) == int(not older)
+
+
+def test_numbers_that_are_none_and_lists_are_found_in_keys_and_in_values() -> None:
+    def rows() -> list[dict[str, Any]]:
+        number = pa.array([math.nan, 1.0])
+        return list(shown([pa.record_batch({"id": number, "a": pa.array([[1], [2, 3]]), "x": number})]))
+
+    newest = NewestRows(["id", "a"])
+    newest.add(5, 0, ["id", "a", "x"], rows())
+    judged = newest.compare("t", [("", Record(row, "here")) for row in rows()], lambda _: 5, lambda _: False)
+    assert (judged.right[5], judged.comparison.findings) == (2, ())
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,13 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text(value: Any) -> Any:
+    """Return text for bytes that are text, and one object for each NaN, which Python finds equal only to itself."""
+    if isinstance(value, float) and math.isnan(value):
+        return math.nan
+    if isinstance(value, list):
+        return [_text(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _text(each) for name, each in value.items()}
     if not isinstance(value, bytes):
         return value
     try:
