@@ -75,8 +75,8 @@ class Guarantee(StrEnum):
 class Sink(ABC):
     """Base class of every sink: where an epoch's data goes.
 
-    Several threads may call one object at once, for different transactions: the subtasks of the embedded engine, and
-    commits. So what belongs to a transaction is kept in the transaction, which one thread at a time uses.
+    Several threads may call one object concurrently, for different transactions: the subtasks of the embedded engine,
+    and commits. So what belongs to a transaction is kept in the transaction, which one thread at a time uses.
 
     Args:
         name: Unique in its pipeline; part of every transaction's name, so it must not change between runs.

@@ -63,9 +63,9 @@ class Piece(NamedTuple):
 class Source(ABC):
     """The origin of a pipeline's data: record batches in one schema.
 
-    Several threads may call one object at once: the subtasks of the embedded engine, and what asks whether the system
-    behind it answers. What belongs to one reading is kept in the generator that reads. On Spark, each process has a
-    copy.
+    Several threads may call one object concurrently: the subtasks of the embedded engine, and what asks whether the
+    system behind it answers. What belongs to one reading is kept in the generator that reads. On Spark, each process
+    has a copy.
     """
 
     @property

@@ -120,7 +120,7 @@ class PageServer(uvicorn.Server):
             log_level="error",  # a warning for each malformed request would let anybody fill a log
             access_log=False,
             server_header=False,
-            backlog=CONNECTIONS,  # as many are accepted at once, before any of the others is dropped
+            backlog=CONNECTIONS,  # as many are accepted at a time, before any of the others is dropped
             h11_max_incomplete_event_size=HEADERS,
         )
         super().__init__(config)

@@ -172,7 +172,7 @@ def ask(target: DatabaseTarget, connection: sa.Connection, question: Callable[[]
 
 
 def ensure(target: DatabaseTarget) -> None:
-    """Create the tables if they are missing; any number of processes may do so at once.
+    """Create the tables if they are missing; any number of processes may do so concurrently.
 
     Raises:
         ConfigurationError: The database refuses; the message says what an administrator can run.

@@ -216,7 +216,7 @@ def check_described(target: DatabaseTarget, dialect: RowDialect, schema: pa.Sche
 
 
 def create_table(target: DatabaseTarget, schema: pa.Schema) -> None:
-    """Create the table, and on PostgreSQL its schema, unless it is there. Several processes may do so at once."""
+    """Create the table, and on PostgreSQL its schema, unless it is there. Several processes may do so concurrently."""
     create(target, [definition(target, schema)], f"cannot create table {target.table}")
 
 

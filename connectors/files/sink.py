@@ -8,7 +8,7 @@ Files are written and completed out of every reader's sight, and renamed after t
     <root>/<partition>/<transaction>-<n>.<format>                       finished
 
 1. The transaction's folder is renamed before anything else happens to it, which a file system does atomically: of a
-   commit and an abort at once, one finds nothing.
+   commit and an abort in parallel, one finds nothing.
 2. A file is renamed from pending to finished: no reader sees a part of it. Files of one transaction appear one after
    the other. The finished name says which transaction wrote it.
 3. Nothing but a commit takes files out of `.commit`, and it puts each under its finished name. So a file that is not

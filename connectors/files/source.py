@@ -61,7 +61,7 @@ def _csv_dataset(path: Path, block: int) -> pyarrow.dataset.CsvFileFormat:
 
     Args:
         path: The file.
-        block: How much is read at once, in bytes.
+        block: Size of one read, in bytes.
     """
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         header = next(csv.reader(file), [])

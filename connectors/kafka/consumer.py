@@ -116,7 +116,7 @@ class RangeConsumer:
         self._wide = self._narrow if size is None else None
 
     def _new_client(self, fetch_bytes: int | None) -> ArrayClient | ObjectClient:
-        """Make a client that asks for `fetch_bytes` bytes at once; None: for as many as the settings say."""
+        """Make a client that asks for `fetch_bytes` bytes per request; None: for as many as the settings say."""
         config = self._config if fetch_bytes is None else {**self._config, FETCH_SIZES[0]: fetch_bytes}
         if self._include_headers or not librdkafka.usable(config):
             return make_client(ObjectClient, config, include_headers=self._include_headers)
@@ -215,7 +215,7 @@ class RangeConsumer:
 class _Look:
     """The decompressed size of a narrow client's responses.
 
-    librdkafka queues all records of a response at once. So the records that arrive between two moments at which the
+    librdkafka queues all records of a response together. So the records that arrive between two moments at which the
     queue is empty belong to one or more complete responses.
     """
 

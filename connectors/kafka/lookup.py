@@ -76,7 +76,7 @@ class Lookup:
         return {p: HeldOffsets(earliest[p], stable[p], max(stable[p], ends.get(p, 0))) for p in ordered}
 
     def offsets(self, *questions: Mapping[Partition, int]) -> list[Offsets]:
-        """Return the offsets of EARLIEST and LATEST now, for all questions at once; other numbers stay as they are."""
+        """Return the offsets of EARLIEST and LATEST now, for all questions together; other numbers stay as they are."""
         spec: Any = OffsetSpec
         specs = {EARLIEST: spec.earliest(), LATEST: spec.latest()}
         requests = [{p: specs[o] for p, o in question.items() if o in specs} for question in questions]

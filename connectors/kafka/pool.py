@@ -32,11 +32,11 @@ kept from one START to the next. A sweeper that works while its own subtasks do 
 second case; it touches only what an older START made, and must read that in the name. So names without a session carry
 their START and are used under no other: a writer without session starts over.
 
-So a process needs two ids per subtask that it runs at once, in turns: one waits for its decision while the other is
-made ready. They are used over and over. What grows is the number of processes: each one makes ids of its own, one per
-subtask in its first epoch and a second one only if it lives on to a next. Spark replaces Python workers that were idle
-for a minute, so a query with a longer trigger makes one id per partition and micro-batch, which its coordinator forgets
-after transactional.id.expiration.ms (7 days): at most 10,080 per partition.
+So a process needs two ids per subtask that it runs concurrently, in turns: one waits for its decision while the other
+is made ready. They are used over and over. What grows is the number of processes: each one makes ids of its own, one
+per subtask in its first epoch and a second one only if it lives on to a next. Spark replaces Python workers that were
+idle for a minute, so a query with a longer trigger makes one id per partition and micro-batch, which its coordinator
+forgets after transactional.id.expiration.ms (7 days): at most 10,080 per partition.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ SLICE_SECONDS: Final = 0.5
 FULL_SECONDS: Final = 0.005
 """How long to wait while librdkafka's queue is full: reports, which would end the wait, come of failures only."""
 FEW_BROKERS: Final = 8
-"""Up to this many brokers a producer connects to all at once: ready in 7 ms instead of 60 to 510 ms (measured)."""
+"""Up to this many brokers a producer connects to concurrently: ready in 7 ms instead of 60 to 510 ms (measured)."""
 LOST: Final = "the transaction cannot go on"
 
 QUEUED_KILOBYTES: Final = 65_536

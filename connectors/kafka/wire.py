@@ -101,7 +101,7 @@ class Wire:
         """Why the newest request that got no answer got none."""
 
     def exchange(self, requests: Sequence[tuple[int | None, Any]], *, seconds: float) -> list[WireAnswer]:
-        """Send requests to nodes (None: any), all at once, and wait for the answers.
+        """Send requests to nodes (None: any), all concurrently, and wait for the answers.
 
         Requests to one node are pipelined: they arrive and are answered in order.
 

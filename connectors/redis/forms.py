@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 RESERVED: Final = f"{FORMAT}:"
 """How the keys of markers begin."""
 MOST_COLUMNS: Final = 1000
-"""A script can hand over some 8,000 words at once."""
+"""A script can hand over some 8,000 words in one request."""
 MOST_WORDS: Final = 1_000_000
 """A request has at most 1,048,576 words (proto-max-multibulk-len)."""
 _ALWAYS_TAKEN: Final = 1 << 17

@@ -67,7 +67,8 @@ class ForeachBatch:
     `df.writeStream.foreachBatch(ForeachBatch(orders, totals, pipeline="shop"))`. Inside a function of your own,
     `epoch` opens a block in which `write` takes the place of `df.write…save()`.
 
-    An object serves one query, and one epoch at a time. Threads of the function may call `EpochWriter.write` at once.
+    An object serves one query, and one epoch at a time. Threads of the function may call `EpochWriter.write`
+    concurrently.
 
     Args:
         sinks: All sinks that the function may write into. Each has a name that is unique in the pipeline. As

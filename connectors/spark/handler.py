@@ -140,8 +140,8 @@ def exactly_once(
 ) -> DataStreamWriter:
     """Write a streaming DataFrame into one or more sinks, so that each record takes effect exactly once in each.
 
-    Threads of a driver may describe and start several queries at once, each with a pipeline of its own, and their sinks
-    may be the same objects. The DataStreamWriter is for one thread, as all of Spark's.
+    Threads of a driver may describe and start several queries concurrently, each with a pipeline of its own, and their
+    sinks may be the same objects. The DataStreamWriter is for one thread, as all of Spark's.
 
     Args:
         df: A streaming DataFrame, of a classic session or of a Spark Connect session.

@@ -55,7 +55,7 @@ def check_kept(
 ) -> dict[str, OncewardError]:
     """Check that each target knows no other log, and still has what was committed, as far as it can tell.
 
-    All are asked at once, so that one that does not answer delays no other whose transactions may expire.
+    All are asked concurrently, so that one that does not answer delays no other whose transactions may expire.
 
     Args:
         writer: The newest writer.

@@ -213,8 +213,8 @@ class Pipeline:
     """A graph of sources, functions and sinks that runs in this process, checkpointed by barriers.
 
     One thread builds the graph. The methods that start, watch and end a run may be called from any thread, and of
-    several that call `start` or `run` at once, one starts it and the others get a ConfigurationError. Each subtask runs
-    in a thread of its own: plain functions, sinks and sources are shared by them, a ProcessFunction is not.
+    several that call `start` or `run` concurrently, one starts it and the others get a ConfigurationError. Each subtask
+    runs in a thread of its own: plain functions, sinks and sources are shared by them, a ProcessFunction is not.
 
     Args:
         name: Name of the pipeline, up to 64 letters, digits, `.`, `_` and `-`. It is part of every transaction's name,
@@ -226,8 +226,8 @@ class Pipeline:
         restart: What happens after a failure. Default: exponential-delay with periodic checkpoints, none without.
         max_parallelism: Number of key groups, 1 to 32,768. It cannot change while there is state.
         parallelism: Number of subtasks of operators that do not set their own.
-        max_batch_rows: Maximum number of rows that a function or a sink gets at once. Default: as many as it works off
-            in about 50 ms.
+        max_batch_rows: Maximum number of rows that a function or a sink gets in one piece. Default: as many as it works
+            off in about 50 ms.
         linger: Seconds for which a source waits for more rows before it passes on a batch with fewer rows than its
             readers work off in about 50 ms. Larger batches cost less, and each row may come so much later.
         on_lost: What to do when a decided transaction can no longer be committed: "fail"; "skip", which leaves an audit

@@ -79,7 +79,7 @@ class Setup(NamedTuple):
     restart: RestartStrategy
     world: EngineWorld
     most_rows: int = MOST_ROWS
-    """Maximum number of rows that a task works on at once."""
+    """Maximum number of rows that a task works on in one piece."""
     linger: float = 0.0
     """Seconds for which a source waits for more rows before it passes on a small batch."""
 

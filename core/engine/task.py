@@ -50,7 +50,7 @@ class TaskWorld(NamedTuple):
     storage: Callable[[Barrier], tuple[CheckpointStorage | None, str]]
     """Where a checkpoint's files go: storage and folder in it."""
     most_rows: int = MOST_ROWS
-    """Maximum number of rows that a task works on at once."""
+    """Maximum number of rows that a task works on in one piece."""
     linger: float = 0.0
     """Seconds for which a source waits for more rows before it passes on a small batch."""
     most: int | None = None

@@ -45,7 +45,7 @@ _SQL: Final = ("sqlite", "postgresql", "mariadb", "mysql")
 class LogStore(Protocol):
     """A flat folder of small values, for one pipeline. Keys have 20 characters: digits, or a letter and digits.
 
-    Several threads may call one object at once. Every method but `describe` raises StoreError if the store did not
+    Several threads may call one object concurrently. Every method but `describe` raises StoreError if the store did not
     answer. None waits for ever.
     """
 

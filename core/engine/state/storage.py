@@ -72,7 +72,7 @@ class CheckpointStorage:
         return FileRef(name or path.rpartition("/")[2], path, size, digest.hexdigest(), shared)
 
     def put_once(self, path: str, data: bytes) -> bool:
-        """Write a small file unless it is there; of two processes at once one does. Whether this call wrote it."""
+        """Write a small file unless it is there; of two processes, one does. Whether this call wrote it."""
         try:
             return self._files.put_once(path, data)
         except OSError as error:
