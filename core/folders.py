@@ -81,8 +81,8 @@ def open_regular(path: Path, flags: int) -> int:
 def put_once(path: Path, data: bytes) -> bool:
     """Write a whole file, durably, unless it is there; return whether this call wrote it.
 
-    Of two processes one wins: a hard link fails if its name exists. O_EXCL under the final name would be enough for that,
-    but exposes an empty file after a crash.
+    Of two processes one wins: a hard link fails if its name exists. O_EXCL under the final name would do that, too, but
+    exposes an empty file after a crash.
     """
     temporary = path.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
     try:
