@@ -1,5 +1,10 @@
 """Spark finds `format("onceward")` by this module's name."""
 
-from onceward.connectors.spark.formats import AnyFormat as DefaultSource
+from onceward.connectors.spark.lookup import FoundFormat
+
+
+class DefaultSource(FoundFormat):
+    """`format("onceward")`."""
+
 
 __all__ = ["DefaultSource"]

@@ -1,8 +1,12 @@
 """Spark finds `format("onceward-files")` by this module's name."""
 
-from onceward.connectors.spark.formats import format_of
-from onceward.core.connector import connectors
+from onceward.connectors.spark.lookup import FoundFormat
 
-DefaultSource = format_of(connectors()["files"])
+
+class DefaultSource(FoundFormat):
+    """`format("onceward-files")`."""
+
+    connector_name = "files"
+
 
 __all__ = ["DefaultSource"]

@@ -1,8 +1,12 @@
 """Spark finds `format("onceward-http")` by this module's name."""
 
-from onceward.connectors.spark.formats import format_of
-from onceward.core.connector import connectors
+from onceward.connectors.spark.lookup import FoundFormat
 
-DefaultSource = format_of(connectors()["http"])
+
+class DefaultSource(FoundFormat):
+    """`format("onceward-http")`."""
+
+    connector_name = "http"
+
 
 __all__ = ["DefaultSource"]

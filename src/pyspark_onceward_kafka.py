@@ -1,8 +1,12 @@
 """Spark finds `format("onceward-kafka")` by this module's name."""
 
-from onceward.connectors.spark.formats import format_of
-from onceward.core.connector import connectors
+from onceward.connectors.spark.lookup import FoundFormat
 
-DefaultSource = format_of(connectors()["kafka"])
+
+class DefaultSource(FoundFormat):
+    """`format("onceward-kafka")`."""
+
+    connector_name = "kafka"
+
 
 __all__ = ["DefaultSource"]

@@ -1,8 +1,12 @@
 """Spark finds `format("onceward-postgres")` by this module's name."""
 
-from onceward.connectors.spark.formats import format_of
-from onceward.core.connector import connectors
+from onceward.connectors.spark.lookup import FoundFormat
 
-DefaultSource = format_of(connectors()["postgres"])
+
+class DefaultSource(FoundFormat):
+    """`format("onceward-postgres")`."""
+
+    connector_name = "postgres"
+
 
 __all__ = ["DefaultSource"]

@@ -1,8 +1,12 @@
 """Spark finds `format("onceward-redis")` by this module's name."""
 
-from onceward.connectors.spark.formats import format_of
-from onceward.core.connector import connectors
+from onceward.connectors.spark.lookup import FoundFormat
 
-DefaultSource = format_of(connectors()["redis"])
+
+class DefaultSource(FoundFormat):
+    """`format("onceward-redis")`."""
+
+    connector_name = "redis"
+
 
 __all__ = ["DefaultSource"]

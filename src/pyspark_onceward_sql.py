@@ -1,8 +1,12 @@
 """Spark finds `format("onceward-sql")` by this module's name."""
 
-from onceward.connectors.spark.formats import format_of
-from onceward.core.connector import connectors
+from onceward.connectors.spark.lookup import FoundFormat
 
-DefaultSource = format_of(connectors()["sql"])
+
+class DefaultSource(FoundFormat):
+    """`format("onceward-sql")`."""
+
+    connector_name = "sql"
+
 
 __all__ = ["DefaultSource"]

@@ -6,6 +6,7 @@ import ctypes
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from onceward.connectors.kafka import received
 from onceward.connectors.kafka.librdkafka import Consumed
 from onceward.connectors.kafka.positions import Partition
-from onceward.connectors.kafka.received import _binary, _gathered, to_batch
+from onceward.connectors.kafka.received import FARTHEST_MS, PLAIN, _binary, _gathered, columns_batch, to_batch
 from onceward.core.errors import SourceError
 
 VALUES = st.lists(st.one_of(st.none(), st.binary(max_size=40), st.binary(min_size=9, max_size=15)), min_size=1)
@@ -76,3 +77,32 @@ def test_a_header_key_that_cannot_be_decoded_is_told_with_its_record():
     with pytest.raises(SourceError, match=r"offset 7 of a-0 has a header whose key is not UTF-8.*includeHeaders=false"):
         to_batch(Partition("a", 0), [_Undecodable()], include_headers=True)
     assert to_batch(Partition("a", 0), [_Undecodable()], include_headers=False).num_rows == 1
+
+
+NUMBERS = st.integers(-(2**63), 2**63 - 1)
+
+
+@given(st.lists(st.tuples(st.binary(max_size=3), NUMBERS, NUMBERS, st.integers(0, 2)), min_size=1))
+def test_columns_are_those_that_arrow_makes_of_python_values(rows: list[tuple[bytes, int, int, int]]) -> None:
+    values, offsets, times, kinds = zip(*rows, strict=True)
+    binary = pa.array(values, pa.binary())
+    made = columns_batch(
+        Partition("tøpic", 3),
+        keys=binary,
+        values=binary,
+        offsets=np.array(offsets),
+        times=np.array(times),
+        kinds=np.array(kinds, np.int32),
+    )
+    made.validate(full=True)
+    micros = [time * 1000 if abs(time) < FARTHEST_MS else None for time in times]
+    plain = {
+        "key": values,
+        "value": values,
+        "topic": ["tøpic"] * len(rows),
+        "partition": [3] * len(rows),
+        "offset": offsets,
+        "timestamp": micros,
+        "timestampType": [kind - 1 for kind in kinds],
+    }
+    assert made == pa.RecordBatch.from_pydict(plain, PLAIN)

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from confluent_kafka import Consumer, TopicPartition
 
 from onceward.core.errors import SourceError
+from onceward.core.kit.arrays import number_array, repeated_text
 from onceward.core.kit.pieces import pieces
 
 from . import librdkafka
@@ -184,9 +185,9 @@ class ArrayClient(librdkafka.BatchConsumer):
             Partition(topic or "", number),
             keys=_binary(messages["key"], messages["key_len"]),
             values=_binary(messages["payload"], messages["len"]),
-            offsets=pa.array(messages["offset"]),
-            times=pa.array(times),
-            kinds=pa.array(kinds),
+            offsets=messages["offset"],
+            times=times,
+            kinds=kinds,
         )
 
     def _times(self, addresses: Words, messages: npt.NDArray[np.void]) -> tuple[Numbers, npt.NDArray[np.int32]]:
@@ -290,9 +291,9 @@ def to_batch(partition: Partition, messages: Sequence[Any], *, include_headers: 
         partition,
         keys=pa.array(list(map(kind.key, messages)), pa.binary()),
         values=pa.array(list(map(kind.value, messages)), pa.binary()),
-        offsets=pa.array(list(map(kind.offset, messages)), pa.int64()),
-        times=pa.array(stamps[1::2], pa.int64()),
-        kinds=pa.array(stamps[::2], pa.int32()),
+        offsets=np.array(list(map(kind.offset, messages)), np.int64),
+        times=np.array(stamps[1::2], np.int64),
+        kinds=np.array(stamps[::2], np.int32),
     )
     if not include_headers:
         return batch
@@ -313,7 +314,13 @@ def _headers_of(partition: Partition, message: Any) -> list[tuple[str, bytes | N
 
 
 def columns_batch(
-    partition: Partition, *, keys: pa.Array, values: pa.Array, offsets: pa.Array, times: pa.Array, kinds: pa.Array
+    partition: Partition,
+    *,
+    keys: pa.Array,
+    values: pa.Array,
+    offsets: Numbers,
+    times: Numbers,
+    kinds: npt.NDArray[np.int32],
 ) -> pa.RecordBatch:
     """Make a record batch of columns.
 
@@ -321,26 +328,26 @@ def columns_batch(
         partition: Where all come from.
         keys: binary.
         values: binary.
-        offsets: int64.
-        times: int64, milliseconds since 1970.
-        kinds: int32, what a time means, as librdkafka counts.
+        offsets: The records' offsets.
+        times: Milliseconds since 1970.
+        kinds: What a time means, as librdkafka counts.
 
     A time that is later or earlier than Arrow's microseconds reach (292,000 years from 1970) is null, and no other is:
     see `check_timestamps`.
     """
-    reached = pc.and_(pc.less(times, FARTHEST_MS), pc.greater(times, -FARTHEST_MS))
-    if not pc.all(reached, min_count=0).as_py():
-        times = pc.if_else(reached, times, pa.scalar(None, pa.int64()))
-    stamps = times.cast(pa.timestamp("ms", tz="UTC")).cast(PLAIN.field("timestamp").type)
+    reached = (times < FARTHEST_MS) & (times > -FARTHEST_MS)
+    micros = number_array(np.where(reached, times, 0) * 1000)
+    if not reached.all():
+        micros = pc.if_else(pa.array(reached), micros, pa.scalar(None, pa.int64()))
     columns = [
         keys,
         values,
-        pa.repeat(pa.scalar(partition.topic, pa.string()), len(keys)),
-        pa.repeat(pa.scalar(partition.number, pa.int32()), len(keys)),
-        offsets,
-        stamps,
+        repeated_text(partition.topic, len(keys)),
+        number_array(np.full(len(keys), partition.number, np.int32)),
+        number_array(offsets),
+        micros.cast(PLAIN.field("timestamp").type),
         # Java counts none, create, append from -1; librdkafka from 0.
-        pc.subtract(kinds, pa.scalar(1, pa.int32())),
+        number_array(kinds - np.int32(1)),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=PLAIN)
 

@@ -724,16 +724,17 @@ class EpochHandler(HandlerSettings):
             tasks: Maximum number of tasks; None for one for each partition.
             limit: Bytes of the largest row that this process may get; None: tasks write.
         """
-        frame = frame if tasks is None else frame.coalesce(tasks)
+        limited = frame if tasks is None else frame.coalesce(tasks)
         if limit is not None:
             with self._giving_up(coordinator):
-                rows = self._gathered(frame, limit)
+                # In a run's first epoch, tasks wait for the clients of the source, of which each partition needs one.
+                rows = self._gathered(frame if self._row_bytes is None else limited, limit)
                 if rows is not None:
                     self._note_size(rows.nbytes / rows.num_rows if rows.num_rows else None)
                     contexts = [coordinator.context(sink.name, batch, subtask=0) for sink in self.sinks]
                     letters = self._letters(coordinator, batch, tasks=1)
                     return [write_partition(self.sinks, contexts, rows.to_batches(), letters=letters)], False
-        return self._write_by_tasks(frame, coordinator, batch, self.sinks, tasks=tasks)
+        return self._write_by_tasks(limited, coordinator, batch, self.sinks, tasks=tasks)
 
     def _gathered(self, frame: DataFrame, limit: float) -> pa.Table | None:
         """Return all rows in this process; None if one is larger than `limit` bytes, or pyspark cannot collect them.

@@ -11,11 +11,13 @@ import inspect
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.dead_letters import SOURCE
 from onceward.core.errors import ConfigurationError, SchemaError, text_of
+from onceward.core.kit.arrays import number_array, repeated_text
 from onceward.core.kit.logs import show_if_asked
 from onceward.core.kit.rows import with_leaves
 from onceward.core.transaction import Acknowledgement, WriteContext
@@ -146,9 +148,9 @@ def write_and_tell(
 
     ack = write_partition(sinks, contexts, counted(), only, letters)
     columns = {
-        ACK_COLUMN: pa.array([ack.to_json()]),
-        STAGE_COLUMN: pa.array([place().stage], pa.int32()),
-        SIZE_COLUMN: pa.array([size / rows if rows else None], pa.float64()),
+        ACK_COLUMN: repeated_text(ack.to_json(), 1),
+        STAGE_COLUMN: number_array(np.array([place().stage], np.int32)),
+        SIZE_COLUMN: number_array(np.array([size / rows])) if rows else pa.nulls(1, pa.float64()),
     }
     yield pa.RecordBatch.from_pydict(columns)
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -72,6 +71,8 @@ def _decoded_size(array: Any) -> int:
     if len(values) == 0:
         return int(array.indices.nbytes)
     if values.type in _VARIABLE:
+        import pyarrow.compute as pc  # noqa: PLC0415 - takes 20 ms, and few rows come here
+
         sizes = pc.binary_length(values).take(array.indices)
         return int(pc.sum(sizes.cast(pa.int64())).as_py() or 0) + 4 * len(array)
     return array_size(values) * len(array) // len(values)

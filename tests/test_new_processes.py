@@ -1,0 +1,67 @@
+"""What new Python processes of Spark import for onceward: a restart waits for each import, in several processes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from onceward.connectors.spark.formats import SinkFormat, formats
+
+ROOT = Path(__file__).parent.parent
+RECEIVE = """
+import numpy as np, pyarrow as pa
+from onceward.connectors.kafka.positions import Partition
+from onceward.connectors.kafka.received import columns_batch
+numbers = np.arange(3)
+keys = pa.Array.from_buffers(pa.binary(), 3, [None, pa.py_buffer(np.zeros(4, np.int32)), pa.py_buffer(b"")])
+print(columns_batch(
+    Partition("t", 1), keys=keys, values=keys, offsets=numbers, times=numbers, kinds=numbers.astype(np.int32)
+).num_rows)
+"""
+TELL = """
+import onceward.connectors.spark.task as task
+from onceward.core.transaction import Acknowledgement
+task.write_partition = lambda *_: Acknowledgement(
+    epoch=1, subtask=0, attempt=0, sinks=(), committables=(), retried=False, written=()
+)
+print(next(iter(task.write_and_tell([], [], [])))[task.ACK_COLUMN][0].as_py())
+"""
+
+
+def loaded(code: str, *modules: str) -> list[str]:
+    """Return which of the modules a new process loads that runs the code."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys; print(*(m for m in {modules!r} if m in sys.modules))"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+    )
+    return done.stdout.splitlines()[-1].split()
+
+
+def test_the_lookup_of_data_sources_imports_no_format() -> None:
+    modules = sorted(path.stem for path in (ROOT / "src").glob("pyspark_onceward*.py"))
+    heavy = ("pyarrow", "numpy", "onceward.connectors.spark.formats")
+    assert loaded(f"import {', '.join(modules)}", *heavy) == []
+
+
+@pytest.mark.parametrize("kind", formats(), ids=lambda kind: kind.name())
+def test_what_the_lookup_finds_makes_the_format(kind: type[SinkFormat]) -> None:
+    found = importlib.import_module(f"pyspark_{kind.name().replace('-', '_')}").DefaultSource
+    made = found({"a": "b"})
+    assert found.name() == kind.name()
+    assert type(made) is kind
+    assert made.options == {"a": "b"}
+
+
+@pytest.mark.parametrize("code", [RECEIVE, TELL], ids=["rows of Kafka", "an acknowledgement"])
+def test_a_worker_needs_no_pandas(code: str) -> None:
+    pytest.importorskip("pandas")
+    assert loaded(code, "pandas") == []
