@@ -45,6 +45,12 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 
 
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """Return all nodes of a file's syntax tree."""
+    return tuple(ast.walk(tree_of(path)))
+
+
 def dotted(path: Path) -> str:
     """Return a file's module, without `onceward.`."""
     return str(path.relative_to(ROOT)).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
@@ -65,9 +71,8 @@ def imports() -> tuple[Import, ...]:
 def _imports_of(module: str, path: Path) -> Iterator[Import]:
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     file = str(path.relative_to(ROOT))
-    tree = tree_of(path)
-    later = {id(node) for each in ast.walk(tree) if _runs_later(each) for node in ast.walk(each)}
-    for node in ast.walk(tree):
+    later = {id(node) for each in nodes_of(path) if _runs_later(each) for node in ast.walk(each)}
+    for node in nodes_of(path):
         if not isinstance(node, ast.ImportFrom):
             continue
         base = node.module or ""
@@ -140,8 +145,8 @@ def floors(package: str) -> int:
 
 def repeated_class_names() -> list[str]:
     """Return the names that more than one class of the product has."""
-    trees = (tree_of(path) for path in modules().values())
-    names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    everywhere = (node for path in modules().values() for node in nodes_of(path))
+    names = Counter(node.name for node in everywhere if isinstance(node, ast.ClassDef))
     return sorted(name for name, count in names.items() if count > 1)
 
 

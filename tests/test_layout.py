@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from . import layout
-from .layout import FOLDERS, ROOT, dotted, python_files, tree_of
+from .layout import FOLDERS, ROOT, dotted, nodes_of, python_files, tree_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -29,7 +29,7 @@ BUILD = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["b
 def absolute_imports(path: Path) -> list[tuple[int, str]]:
     """Absolute imports of a file: line and module."""
     found: list[tuple[int, str]] = []
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
@@ -60,9 +60,8 @@ def _linked(path: Path) -> bool:
 def test_no_message_names_a_page_of_the_documentation_which_a_wheel_does_not_contain() -> None:
     found = []
     for path in python_files(*FOLDERS):
-        tree = tree_of(path)
-        about = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
-        texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in about]
+        about = {id(node.value) for node in nodes_of(path) if isinstance(node, ast.Expr)}  # docstrings
+        texts = [node for node in nodes_of(path) if isinstance(node, ast.Constant) and id(node) not in about]
         found += [f"{path}:{node.lineno}" for node in texts if "docs/" in str(node.value)]
     assert not found
 
@@ -145,7 +144,7 @@ def test_packages_import_only_what_lies_below_them_and_by_full_names() -> None:
         if home == "connectors":
             continue
         depth = len(path.relative_to(ROOT).parts) - len(home.split("."))
-        nodes = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.ImportFrom)]
+        nodes = [node for node in nodes_of(path) if isinstance(node, ast.ImportFrom)]
         found += [f"{where}:{node.lineno} leaves {home} by a relative import" for node in nodes if node.level > depth]
         for line, module in absolute_imports(path):
             if module.startswith("onceward."):
