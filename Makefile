@@ -36,7 +36,8 @@ setup: ## Make .venv with the locked packages and this checkout (done by the oth
 	@scripts/setup.sh
 
 .PHONY: check
-check: lint types unit ## Lint, types, unit tests: about a minute and a half, no service needed
+check: lint ## Lint, types, unit tests: a minute and a half, no service needed
+	@$(MAKE) --no-print-directory types & types=$$!; $(MAKE) --no-print-directory unit; unit=$$?; wait $$types && exit $$unit
 
 .PHONY: lint
 lint: setup
@@ -103,7 +104,7 @@ spark35: java ## The tests of exactly_once, savepoints, explain and metrics on p
 	@$(PYTEST) $(SPARK35) $(SPARK35_WARNS) -k "not format" -m "not nightly" --numprocesses 2 --dist loadscope --no-loadscope-reorder --durations=10 $(ARGS)
 
 .PHONY: matrix
-matrix: java setup ## A slice of the tests on each version of pyspark and Python, ten minutes each (writes docs/support.md); ARGS="--only 4.1.4-3.12"
+matrix: java setup ## A slice of the tests on each version of pyspark and Python, two minutes each (writes docs/support.md); ARGS="--only 4.1.4-3.12"
 	@PYTHONPATH=src TMPDIR=$(SCRATCH) $(BIN)/python -m integration.matrix $(ARGS)
 
 .PHONY: containers

@@ -54,6 +54,12 @@ SLOW: Final = (
     "damaged_on_disk_is_detected",
     "test_epochs_that_come_in_while_the_target_is_read",
     "test_82_many_epochs_leave_nothing_behind",
+    "rocksdb]",
+    "test_what_did_not_change_is_not_sent_again",
+    "test_all_subtasks_read_by_the_schema_of_the_oldest_file",
+    "test_of_many_processes_exactly_one_wins_each_key",
+    "test_a_run_of_the_engine_goes_on_if_its_successor_dies",
+    "test_what_is_not_asked_for_is_not_loaded",
 )
 """Parts of tests' ids, the conformance suite's among them."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from contextlib import suppress
 from decimal import Decimal
+from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
 import pgpq
@@ -106,8 +107,12 @@ def _write_files(folder: Path, array: pa.Array, format_: FileFormat, partition_b
 
 
 @each_type
-@pytest.mark.parametrize("column", ["key", "value", "topic", "headers"])
-def test_a_type_that_the_kafka_sink_accepts_can_be_written(array: pa.Array, column: str):
+def test_a_type_that_the_kafka_sink_accepts_can_be_written(array: pa.Array):
+    for column in ("key", "value", "topic", "headers"):
+        _write_messages(array, column)
+
+
+def _write_messages(array: pa.Array, column: str) -> None:
     filled = twice(array)
     columns = {"value": pa.array(["v", "w"]), "topic": pa.array(["t", "t"]), column: filled}
     if column == "headers":
@@ -125,10 +130,9 @@ def test_a_type_that_the_kafka_sink_accepts_can_be_written(array: pa.Array, colu
 
 
 @each_type
-@pytest.mark.parametrize("key", ["k:{value}", "k:{n}"])
-def test_a_type_that_the_redis_sink_accepts_can_be_written(array: pa.Array, key: str):
+def test_a_type_that_the_redis_sink_accepts_can_be_written(array: pa.Array):
     batch = pa.record_batch({"value": twice(array), "n": [1, 2]})
-    for form in ("hash", "list", "stream"):
+    for key, form in product(("k:{value}", "k:{n}"), ("hash", "list", "stream")):
         try:
             check_form("redis", form, KeyTemplate(key), batch.schema, 1)
         except SchemaError:
@@ -147,16 +151,15 @@ def test_a_type_that_the_http_sink_accepts_can_be_written(array: pa.Array):
 
 
 @each_type
-@pytest.mark.parametrize("listed", [False, True])
-def test_a_type_that_the_postgres_sink_accepts_can_be_written(array: pa.Array, listed: bool):
+def test_a_type_that_the_postgres_sink_accepts_can_be_written(array: pa.Array):
     if int(pa.__version__.split(".")[0]) < 25 and "values=string_view" in str(array.type):
         pytest.skip("pgpq ends the process at such a dictionary of an older pyarrow, which Spark never makes")
-    if listed:
-        array = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), array)
+    listed = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), array)
     for name in NAMES:
-        kind = PgType(2, f"_{name}", element=PgType(1, name)) if listed else PgType(1, name)
-        with suppress(UnfitError):
-            _encode(array, postgres_conversion(array.type, kind))
+        kind = PgType(1, name)
+        for values, wanted in ((array, kind), (listed, PgType(2, f"_{name}", element=kind))):
+            with suppress(UnfitError):
+                _encode(values, postgres_conversion(values.type, wanted))
 
 
 def _encode(array: pa.Array, step: Any) -> None:
@@ -183,9 +186,8 @@ COLUMNS: Final = (
 
 
 @each_type
-@pytest.mark.parametrize("backend", ["mariadb", "sqlite"])
-def test_a_type_that_a_sink_of_python_values_accepts_can_be_written(array: pa.Array, backend: str):
-    for column in COLUMNS:
+def test_a_type_that_a_sink_of_python_values_accepts_can_be_written(array: pa.Array):
+    for backend, column in product(("mariadb", "sqlite"), COLUMNS):
         with suppress(UnfitError):
             step = database_conversion(array.type, column, backend)
             made = step.prepare(array)

@@ -12,16 +12,17 @@ import pytest
 from onceward.core import errors
 from onceward.core.errors import named_text_of, text_of
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from .layout import ROOT, nodes_of, python_files
 
-ROOT = Path(__file__).parents[1]
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
 FOLDERS = ("core", "connectors", "sinks", "sources", "cli", "testing", "src")
 
 
-def unguarded(text: str) -> Iterator[int]:
+def unguarded(nodes: Iterable[ast.AST]) -> Iterator[int]:
     """Yield the lines where a foreign error's own text goes into a string."""
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes:
         for name, types in bound(node):
             if types - own():
                 yield from shown(node, name)
@@ -30,12 +31,11 @@ def unguarded(text: str) -> Iterator[int]:
 @cache
 def own() -> set[str]:
     """Return the names of the classes of the product, whose errors are all raised with a text."""
-    trees = [ast.parse(path.read_text()) for path in files()]
-    return {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    return {node.name for path in files() for node in nodes_of(path) if isinstance(node, ast.ClassDef)}
 
 
 def files() -> list[Path]:
-    return [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+    return python_files(*FOLDERS)
 
 
 def bound(node: ast.AST) -> Iterator[tuple[str, set[str]]]:
@@ -79,7 +79,7 @@ def test_foreign_errors_are_shown_by_their_texts_or_names() -> None:
         f"{path.relative_to(ROOT)}:{line}: use text_of or named_text_of of core.errors"
         for path in files()
         if path != Path(errors.__file__).resolve()
-        for line in sorted({*unguarded(path.read_text())})
+        for line in sorted({*unguarded(nodes_of(path))})
     ]
     assert not problems, "\n".join(problems)
 
@@ -94,11 +94,15 @@ def test_foreign_errors_are_shown_by_their_texts_or_names() -> None:
 )
 def test_an_error_that_is_shown_as_it_is_is_found(wrong: str, right: str) -> None:
     around = "try:\n    pass\nexcept (SinkError, {}) as error:\n    said = {}"
-    assert [*unguarded(around.format("OSError", wrong))] == [4]
-    assert [*unguarded(around.format("StoreError", wrong))] == []
-    assert [*unguarded(around.format("OSError", right))] == []
-    assert [*unguarded(f"def said(error: Exception | None):\n    return {wrong}")] == [2]
-    assert [*unguarded(f"said = lambda error: {wrong}")] == [1]
+    assert found(around.format("OSError", wrong)) == [4]
+    assert found(around.format("StoreError", wrong)) == []
+    assert found(around.format("OSError", right)) == []
+    assert found(f"def said(error: Exception | None):\n    return {wrong}") == [2]
+    assert found(f"said = lambda error: {wrong}") == [1]
+
+
+def found(text: str) -> list[int]:
+    return [*unguarded(ast.walk(ast.parse(text)))]
 
 
 @pytest.mark.parametrize(
