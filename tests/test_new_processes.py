@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from onceward.connectors.spark.formats import SinkFormat, formats
+from onceward.core.errors import ConfigurationError
 
 ROOT = Path(__file__).parent.parent
 RECEIVE = """
@@ -61,7 +62,13 @@ def test_what_the_lookup_finds_makes_the_format(kind: type[SinkFormat]) -> None:
     assert made.options == {"a": "b"}
 
 
+def test_a_format_without_the_packages_metadata_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.import_module("pyspark_onceward_kafka").DefaultSource
+    monkeypatch.setattr("onceward.core.connector.connectors", dict)
+    with pytest.raises(ConfigurationError, match=r"onceward-kafka .* metadata is missing\. Install the wheel"):
+        found({})
+
+
 @pytest.mark.parametrize("code", [RECEIVE, TELL], ids=["rows of Kafka", "an acknowledgement"])
 def test_a_worker_needs_no_pandas(code: str) -> None:
-    pytest.importorskip("pandas")
     assert loaded(code, "pandas") == []

@@ -107,6 +107,29 @@ def test_few_rows_are_written_by_the_driver_from_the_second_batch_of_a_query_on(
     assert query.told == [(batch, batch) for batch in range(5)]
 
 
+class Coalesced(Frame):
+    """What few tasks read."""
+
+
+def test_all_tasks_read_the_first_epoch_of_a_run_and_few_the_others(query: Query, monkeypatch: pytest.MonkeyPatch):
+    """Each partition waits for a client of the source at first; how many rows come out is of no account."""
+    read_by: list[str] = []
+    to_arrow = Frame.toArrow
+
+    def told(frame: Frame) -> Any:
+        read_by.append(type(frame).__name__)
+        return to_arrow(frame)
+
+    monkeypatch.setattr(Frame, "toArrow", told)
+    monkeypatch.setattr(Frame, "coalesce", lambda frame, _: Coalesced(*frame.partitions))
+    query.run(0)
+    for batches in ((1, 2, 3), (4, 5)):
+        handler = query.driver(cheap=True)
+        for batch in batches:
+            query.run(batch, [], [], handler=handler)
+    assert read_by == ["Frame", "Coalesced", "Coalesced", "Frame", "Coalesced"]
+
+
 def test_rows_that_are_too_large_for_the_driver_are_written_by_tasks_until_the_run_ends(
     query: Query, monkeypatch: pytest.MonkeyPatch
 ):

@@ -446,6 +446,8 @@ class EpochHandler(HandlerSettings):
         """Of the decision log, as soon as it is known."""
         self._run_writers: RunWriters | None = None
         self._row_bytes: float | None = None
+        self._has_read = False
+        """Whether this run has written an epoch: its tasks then have clients of the source."""
         self._is_validated = False
         ends = self._session if isinstance(self._session, EndsQueries) else None
         self._between = BetweenEpochs(
@@ -612,6 +614,7 @@ class EpochHandler(HandlerSettings):
         if self._run != run:
             self._run_writers = self._run_writers if self._run is None else None  # of take_over
             self._coordinator, self._read_text, self._row_bytes = None, self._session.reader(), None
+            self._has_read = False
         about = epoch_input(self._read_text, run.checkpoint, run.query, batch)
         return self._coordinator or self._open(run, batch, about), about
 
@@ -727,8 +730,9 @@ class EpochHandler(HandlerSettings):
         limited = frame if tasks is None else frame.coalesce(tasks)
         if limit is not None:
             with self._giving_up(coordinator):
-                # In a run's first epoch, tasks wait for the clients of the source, of which each partition needs one.
-                rows = self._gathered(frame if self._row_bytes is None else limited, limit)
+                # At first each partition waits for a client of the source: in one task they would wait in turn.
+                rows = self._gathered(limited if self._has_read else frame, limit)
+                self._has_read = True
                 if rows is not None:
                     self._note_size(rows.nbytes / rows.num_rows if rows.num_rows else None)
                     contexts = [coordinator.context(sink.name, batch, subtask=0) for sink in self.sinks]

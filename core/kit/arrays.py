@@ -1,6 +1,7 @@
 """Arrow arrays that are made without `pa.array` and `pa.scalar`.
 
-Both import pandas where it is installed, to recognize its types: about 0.3 s in each new Python process (pyarrow 26).
+Both import pandas where it is installed, to recognize its types: in each new Python process that takes
+a quarter of a second (pyarrow 26).
 """
 
 from __future__ import annotations
