@@ -51,6 +51,6 @@ class FoundFormat(DataSource):
         if connector is None:
             raise ConfigurationError(
                 f"{cls.name()} is known here only by the name of its module, for the package's metadata is missing. "
-                "Install the wheel in the Python that Spark runs, or send the wheel: a folder of its source is not enough"
+                "Install or send the wheel to the Python that Spark runs: a folder of its source is not enough"
             )
         return format_of(connector)
