@@ -65,7 +65,7 @@ def test_what_the_lookup_finds_makes_the_format(kind: type[SinkFormat]) -> None:
 def test_a_format_without_the_packages_metadata_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.import_module("pyspark_onceward_kafka").DefaultSource
     monkeypatch.setattr("onceward.core.connector.connectors", dict)
-    with pytest.raises(ConfigurationError, match=r"onceward-kafka .* metadata is missing\. Install the wheel"):
+    with pytest.raises(ConfigurationError, match=r"onceward-kafka .* metadata is missing\. Install or send the wheel"):
         found({})
 
 
