@@ -12,9 +12,9 @@ ARGS ?=
 # tests wait, so there are twice as many processes as a small machine has cores.
 WORKERS ?= 4
 # What tests write lies in memory where there is room for it, since most of their time would be spent in fsync.
-# `make test-all` uses the disk, and runs what is marked "nightly", too.
+# `make test-all` uses the disk, and runs what is marked "nightly" and "by_ci", too; .ci/run the latter.
 SCRATCH ?= $(shell scripts/scratch.sh)
-SELECT ?= and not nightly
+SELECT ?= and not nightly and not by_ci
 LONG ?= tests integration
 # A Python that was started for a test need not compile what another one has compiled.
 export PYTHONDONTWRITEBYTECODE :=
@@ -60,7 +60,7 @@ java:
 	@scripts/prerequisites.sh java
 
 .PHONY: test
-test: java check checked long ## All but nightly tests, container tests and `make pages`: fifteen to twenty minutes on two cores
+test: java check checked long ## Lint, types, unit tests, a test of each kind on real services: twelve minutes on two cores
 
 .PHONY: checked
 checked:  # so that .ci/run need not check again where only a long test has failed
@@ -73,7 +73,7 @@ test-all: ## For nights: `make test` and `make pages` on the disk, with long sim
 
 # The slow unit tests need a processor and the others mostly wait, so they run side by side.
 .PHONY: long
-long: java setup ## The slow unit tests and the tests on real services; ARGS="-k word" selects
+long: java setup ## The slow unit tests and the tests on real services; ARGS="-k word" selects, SELECT= adds what others leave out
 	@echo "== long tests: $(LONG)"
 	@$(PYTEST) $(LONG) -m "(slow or integration) and not containers and not pages $(SELECT)" --numprocesses $(WORKERS) \
 	  --dist loadscope --no-loadscope-reorder --durations=40 $(ARGS)

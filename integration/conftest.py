@@ -8,23 +8,23 @@ from __future__ import annotations
 import os
 import sys
 import time
-import tomllib
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.conftest import pytest_collection_finish
-from xdist.scheduler import LoadScopeScheduling
 
 from onceward.testing.services import KafkaServer, PostgresServer
 from onceward.testing.services.jars import PEER_JARS, ensure_jars
 
+from . import scheduling
 from .class_archives import use_class_archives, with_warm_workers
 from .postgres_kit import folder_open_to_all, running_server
+from .scheduling import NIGHTLY, SECONDS, is_left_to_ci, scope_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,15 +35,13 @@ if TYPE_CHECKING:
     from onceward.testing.services import Service
 
     from .connect_kit import ConnectServer
+    from .scheduling import ByScope
 
 __all__ = ["pytest_collection_finish"]  # a hook, which also runs if only these tests do
 STARTED: pytest.StashKey[dict[Service, int | None]] = pytest.StashKey()
 """Services of the whole run, each with its process."""
 HERE = Path(__file__).parent
 SOURCE = HERE.parent / "src"
-DURATIONS: Final = tomllib.loads((HERE / "durations.toml").read_text())
-SECONDS: Final[dict[str, int]] = DURATIONS["seconds"]
-GROUPS: Final = {member: group for group, members in DURATIONS["together"].items() for member in members}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -55,8 +53,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_itemcollected(item: pytest.Item) -> None:
     if item.path.is_relative_to(HERE):
         item.add_marker("integration")
-    if item.nodeid in DURATIONS["nightly"]:
+    if item.nodeid in NIGHTLY:
         item.add_marker("nightly")
+    if is_left_to_ci(item.nodeid):
+        item.add_marker("by_ci")
 
 
 @pytest.hookimpl(trylast=True)
@@ -65,24 +65,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: -SECONDS.get(scope_of(item.nodeid), 0))
 
 
-def scope_of(test: str) -> str:
-    """What one worker runs without a break: a class, or the functions of a module, or of several; or a test alone.
-
-    A test runs alone if `durations.toml` names it, and each unit test does: they share no services.
-    """
-    if test in SECONDS or test.startswith("tests/"):
-        return test
-    return GROUPS.get(test) or GROUPS.get(test.partition("::")[0]) or test.rpartition("::")[0]
-
-
-class ByScope(LoadScopeScheduling):
-    def _split_scope(self, nodeid: str) -> str:
-        return scope_of(nodeid)
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByScope | None:
-    return ByScope(config, log) if config.option.dist == "loadscope" else None
+    return scheduling.pytest_xdist_make_scheduler(config, log)
 
 
 def _run(service: Service, config: pytest.Config) -> Iterator[Any]:

@@ -96,7 +96,7 @@ def python_without_onceward(folder: Path) -> Path:
             (packages / entry.name).symlink_to(entry)
     python = folder / "bin" / "python"
     for missing in ("onceward", "pyspark"):
-        assert subprocess.run([python, "-c", f"import {missing}"], capture_output=True, check=False).returncode != 0
+        assert subprocess.run([python, "-Ic", f"import {missing}"], capture_output=True, check=False).returncode != 0
     return python
 
 

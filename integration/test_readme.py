@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyspark
 import pytest
 
+import onceward
+
 from .kafka_kit import read_all
 
 if TYPE_CHECKING:
@@ -157,7 +159,8 @@ def programs(page: str) -> dict[str, str]:
 
 def build_wheel(folder: Path) -> Path:
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", folder, ROOT]
-    subprocess.run(command, check=True)
+    version = {"SETUPTOOLS_SCM_PRETEND_VERSION": onceward.__version__}  # another one, if a file has been edited since
+    subprocess.run(command, env={**os.environ, **version}, check=True)
     [wheel] = folder.glob("onceward-*.whl")
     return wheel
 

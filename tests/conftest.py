@@ -6,6 +6,7 @@ import gc
 from typing import TYPE_CHECKING, Final
 
 from hypothesis import settings
+from integration.scheduling import is_left_to_ci
 
 if TYPE_CHECKING:
     import pytest
@@ -72,6 +73,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(part in item.nodeid for part in SLOW):
             item.add_marker("slow")
+        if item.nodeid.startswith("tests/") and is_left_to_ci(item.nodeid):
+            item.add_marker("by_ci")
 
 
 def pytest_collection_finish() -> None:

@@ -21,6 +21,21 @@ class Coordinator:
         return "answer"
 
 
+class Stuck:
+    """A question that this client never gets an answer to, and any other one the n-th time that it is asked."""
+
+    def __init__(self, client: object, *, others: int = 1) -> None:
+        self.client, self.others, self.asked = client, others, 0
+
+    def __call__(self, client: object, _: float) -> str:
+        self.asked += 1
+        if client is not self.client:
+            self.others -= 1
+        if client is self.client or self.others > 0:
+            raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(TIMED_OUT))
+        return "answer"
+
+
 TIMED_OUT, FORBIDDEN = confluent_kafka.KafkaError._TIMED_OUT, confluent_kafka.KafkaError.GROUP_AUTHORIZATION_FAILED
 
 
@@ -38,3 +53,32 @@ def test_a_refusal_is_not_asked_about_again_and_nobody_asks_three_times(errors: 
     with pytest.raises(confluent_kafka.KafkaException):
         Admin(KafkaSettings("127.0.0.1:1")).ask_coordinator(coordinator)
     assert len(coordinator.clients) == len(errors)
+
+
+@pytest.fixture
+def answered(monkeypatch: pytest.MonkeyPatch) -> Admin:
+    """An Admin whose cluster has answered before."""
+    monkeypatch.setattr("onceward.connectors.kafka.admin.ATTEMPT_SECONDS", 0.01)
+    admin = Admin(KafkaSettings("127.0.0.1:1"))
+    admin.answered = True
+    return admin
+
+
+@pytest.mark.parametrize("others", [1, 2])
+def test_a_client_that_gets_no_answer_any_more_is_replaced_by_one_that_does(answered: Admin, others: int) -> None:
+    stuck = Stuck(answered.client, others=others)
+    assert answered.ask("look", stuck, 30.0) == "answer"
+    assert stuck.asked == 2 * others
+    assert answered.ask("look", stuck, 0.0) == "answer"
+
+
+def test_a_client_that_has_an_answer_after_a_new_one_had_none_is_kept(answered: Admin) -> None:
+    old, errors = answered.client, Coordinator(TIMED_OUT, TIMED_OUT)
+    assert answered.ask("look", lambda client, _: errors(client), 30.0) == "answer"
+    assert [client is old for client in errors.clients] == [True, False, True]
+    assert answered.client is old
+
+
+def test_a_broker_that_is_fenced_while_it_is_asked_is_asked_again(answered: Admin) -> None:
+    errors = Coordinator(confluent_kafka.KafkaError._DESTROY_BROKER)
+    assert answered.ask("look", lambda client, _: errors(client), 30.0) == "answer"

@@ -94,7 +94,7 @@ class Admin:
     def __init__(self, settings: KafkaSettings) -> None:
         self.complaints = Complaints()
         self._config = {"log_level": 0, **settings.for_librdkafka(), "error_cb": self.complaints}
-        self.client: Any = make_client(AdminClient, self._config)
+        self.client = self._new()
         self.answered = False
         self._servers = settings["bootstrap.servers"]
 
@@ -105,7 +105,10 @@ class Admin:
         seconds: float,
         error: type[ExternalError] = KafkaError,
     ) -> T:
-        """Ask until there is an answer, while the fault may pass.
+        """Ask until there is an answer, while the fault may pass; each second time by a new client.
+
+        A client whose broker was fenced while it was asked may get no answer any more, for minutes, while a new one
+        does (seen with librdkafka 2.16). The old one is asked again, too: it knows brokers that are not configured.
 
         Args:
             what: For messages: what cannot be done without an answer.
@@ -120,20 +123,21 @@ class Admin:
         self.client.poll(0)
         self.complaints.clear()
         give_up = time.monotonic() + (seconds if self.answered else min(seconds, REACH_SECONDS))
-        bound = FIRST_SECONDS
+        bound, client = FIRST_SECONDS, self.client
         while True:
             within = bound if self.answered else max(LEAST_SECONDS, give_up - time.monotonic())
             try:
-                answer = question(self.client, within)
+                answer = question(client, within)
             except KafkaException as fault:
-                _find_brokers(self.client)
-                why, lasting = self._why(fault.args[0])
+                _find_brokers(client)
+                why, lasting = self._why(client, fault.args[0])
                 if lasting or time.monotonic() >= give_up:
                     raised = error(f"cannot {what}: {why}")
                     raised.retryable = not lasting
                     raise raised from None
+                client = self._new() if client is self.client else self.client
             else:
-                self.answered = True
+                self.client, self.answered = client, True
                 return answer
             bound = min(ASK_SECONDS, 2 * bound)
             time.sleep(PAUSE_SECONDS)
@@ -155,12 +159,17 @@ class Admin:
         except KafkaException as fault:
             if fault.args[0].name() != "_TIMED_OUT":
                 raise
-        self.client = make_client(AdminClient, self._config)
-        return question(self.client)
+        client = self._new()
+        answer = question(client)
+        self.client = client
+        return answer
 
-    def _why(self, fault: Any) -> tuple[str, bool]:
+    def _new(self) -> Any:
+        return make_client(AdminClient, self._config)
+
+    def _why(self, client: Any, fault: Any) -> tuple[str, bool]:
         """Return why there is no answer, and whether asking again cannot help."""
-        self.client.poll(0)
+        client.poll(0)
         refusal, newest = self.complaints.refusal, self.complaints.newest
         if refusal is not None and not self.answered:
             code = code_name(REFUSALS[refusal.name()])
@@ -205,6 +214,7 @@ def passes(error: Any) -> bool:
         kinds._TIMED_OUT,  # noqa: SLF001
         kinds._RESOLVE,  # noqa: SLF001
         kinds._WAIT_CACHE,  # noqa: SLF001
+        kinds._DESTROY_BROKER,  # noqa: SLF001 - the broker was fenced while it was asked, and may be back soon
         kinds.LEADER_NOT_AVAILABLE,
         kinds.NOT_LEADER_FOR_PARTITION,
         kinds.REPLICA_NOT_AVAILABLE,

@@ -322,7 +322,7 @@ def obstacle(python: str) -> str:
     if program is None:
         return f"there is no {python}"
     one, other = Path(program), Path(sys.executable)
-    if one.parent == other.parent and one.resolve() == other.resolve():  # `python3` and `python` are links to one file
+    if one.parent.resolve() == other.parent.resolve() and one.resolve() == other.resolve():  # python3, a link to python
         return ""
     answer = subprocess.run([program, "-c", _PROBE], capture_output=True, text=True, check=False)  # noqa: S603 - the user's own Python
     if answer.returncode != 0:

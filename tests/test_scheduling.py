@@ -1,0 +1,58 @@
+"""Which of the long tests `make test` runs; and that such a run ends, also if a worker of it dies."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from integration.scheduling import NIGHTLY, is_left_to_ci
+
+from .scenarios import ROOT, SCENARIOS, collect
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .scenarios import Case
+
+TESTS = """
+import os, pathlib, time
+
+def test_one(): pass
+def test_two(): pass
+def test_three():
+    time.sleep(3)  # the others are done, and their worker has ended, when this one dies
+    dead = pathlib.Path("dead")
+    if not dead.exists():
+        dead.touch()
+        os.abort()
+"""
+
+
+def test_a_worker_that_replaces_one_that_died_runs_the_last_test_there_is(tmp_path: Path) -> None:
+    """It would wait for another test for ever (seen: a run of half an hour with a broker's client that aborted)."""
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_it.py").write_text(TESTS)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "integration.scheduling", "-p", "no:cacheprovider", "tests"]
+    done = subprocess.run(
+        [*command, "--dist", "loadscope", "--no-loadscope-reorder", "--numprocesses", "2"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "crashed while running 'tests/test_it.py::test_three'" in done.stdout
+    assert "1 failed, 3 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_each_scenario_has_a_test_that_make_test_runs() -> None:
+    """A parametrized test counts if one of its cases may run: what is left out is listed with its parameters."""
+    tests = collect()
+
+    def runs(case: Case) -> bool:
+        name = f"{case.file}::{case.name}"
+        return case.in_the_suite or not (is_left_to_ci(name) or name in NIGHTLY)
+
+    assert [scenario for scenario in SCENARIOS if not any(map(runs, tests.of(scenario)))] == []
