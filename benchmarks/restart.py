@@ -1,12 +1,13 @@
 """Down-time: from the start of a driver's process to the first rows that readers see, after an earlier run has ended.
 
-    python benchmarks/restart.py [--rows 400] [--repeats 5] [--only 0 1 2 3] [--compiled]
+    python benchmarks/restart.py [--rows 400] [--repeats 5] [--only 0 1 2 3 4] [--compiled]
 
 Each way has a topic, a target topic and a checkpoint of its own. Before each restart some rows arrive. The driver
 (`restart_job.py`) is a new process with a new JVM, as after a deployment; it is killed after its first batch. Its time
 is told from the start of the process to the last row that a read_committed consumer sees, and from the session being
 there to the end of the batch, each against Spark's own source and sink. With `--compiled`, the Python processes find
-bytecode, as docs/deployment.md advises.
+bytecode, as docs/deployment.md advises. The last way shows what any data source in Python costs: one of constant rows
+(`pyspark_constant.py`), written by Spark's own sink, in an environment without onceward.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ import shutil
 import statistics
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
+import venv
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,12 +38,14 @@ from onceward.testing.services.jars import PEER_JARS, ensure_jars
 
 HERE = Path(__file__).parent
 PARTITIONS = 4
+CONSTANT = "constant"
 SPARKS = "Spark's Kafka source, Spark's Kafka sink"
 WAYS = {
     SPARKS: ("kafka", "spark"),
     "KafkaSource, Spark's Kafka sink": ("onceward-kafka", "spark"),
     "Spark's Kafka source, KafkaSink": ("kafka", "onceward"),
     "KafkaSource, KafkaSink": ("onceward-kafka", "onceward"),
+    "a Python source of constant rows, Spark's Kafka sink": (CONSTANT, "spark"),
 }
 STEPS = ["imports", "session", "load", "writer", "start", "batch"]
 
@@ -68,7 +73,12 @@ class Way:
         self, servers: str, way: tuple[str, str], folder: Path, jars: str, environment: dict[str, str]
     ) -> None:
         self._servers, self._way, self._folder, self._jars = servers, way, folder, jars
-        self._environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, **environment}
+        self._environment = {**os.environ, **environment}
+        self._python = sys.executable
+        if way[0] == CONSTANT:
+            self._python = str(without_onceward(folder / "python"))
+            self._environment["PYTHONPATH"] = str(HERE)
+        self._environment["PYSPARK_PYTHON"] = self._python
         self._topic, self._target = f"in-{folder.name}", f"out-{folder.name}"
         admin = AdminClient({"bootstrap.servers": servers})
         for made in admin.create_topics([NewTopic(n, PARTITIONS, 1) for n in (self._topic, self._target)]).values():
@@ -88,7 +98,7 @@ class Way:
         began = time.time()
         with tempfile.TemporaryFile("w+") as errors:
             driver = subprocess.Popen(
-                [sys.executable, str(HERE / "restart_job.py"), *command],
+                [self._python, str(HERE / "restart_job.py"), *command],
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
@@ -132,6 +142,16 @@ def with_bytecode(folder: Path) -> dict[str, str]:
         shutil.make_archive(str(archive.with_suffix("")), "zip", unpacked)
         shutil.rmtree(unpacked)
     return {"SPARK_HOME": str(folder)}
+
+
+def without_onceward(folder: Path) -> Path:
+    """Make a virtual environment with the packages of this one, but for onceward, and return its Python."""
+    venv.create(folder, symlinks=True)
+    [packages] = folder.glob("lib/python*/site-packages")
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if "onceward" not in entry.name and entry.suffix != ".pth":
+            (packages / entry.name).symlink_to(entry)
+    return folder / "bin" / "python"
 
 
 def table(found: dict[str, list[Restart]]) -> list[str]:

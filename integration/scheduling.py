@@ -47,11 +47,11 @@ class ByScope(LoadScopeScheduling):
     def _reschedule(self, node: WorkerController) -> None:
         """Give the worker work, and tell it what follows, without which it does not begin its last test.
 
-        Each worker begins with two units of work, but one that comes later with one: if that is one test, and the
-        last one, worker and scheduler would wait for each other (pytest-xdist 3.8).
+        Each worker begins with two units of work, but one that comes later with one: if that is one test, and the last
+        one, or one that the dead worker had done, both would wait for each other (pytest-xdist 3.8).
         """
         super()._reschedule(node)
-        if self._pending_of(self.assigned_work[node]) < 2:
+        while not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
             super()._reschedule(node)
 
 

@@ -61,6 +61,7 @@ SLOW: Final = (
     "test_of_many_processes_exactly_one_wins_each_key",
     "test_a_run_of_the_engine_goes_on_if_its_successor_dies",
     "test_what_is_not_asked_for_is_not_loaded",
+    "test_a_worker_that_replaces_one_that_died_runs_the_last_test_there_is",
 )
 """Parts of tests' ids, the conformance suite's among them."""
 

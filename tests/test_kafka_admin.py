@@ -1,10 +1,15 @@
 """Admin without a broker: what is asked again, and by whom."""
 
+import gc
+import time
+from pathlib import Path
+
 import confluent_kafka
 import pytest
 
 from onceward.connectors.kafka.admin import Admin
 from onceward.connectors.kafka.settings import KafkaSettings
+from onceward.core.errors import ConfigurationError, KafkaError
 
 
 class Coordinator:
@@ -70,6 +75,46 @@ def test_a_client_that_gets_no_answer_any_more_is_replaced_by_one_that_does(answ
     assert answered.ask("look", stuck, 30.0) == "answer"
     assert stuck.asked == 2 * others
     assert answered.ask("look", stuck, 0.0) == "answer"
+
+
+def test_a_client_that_got_no_answer_is_replaced_in_the_next_call_if_there_was_no_time(answered: Admin) -> None:
+    stuck = Stuck(answered.client)
+    with pytest.raises(KafkaError, match="cannot look"):
+        answered.ask("look", stuck, 0.0)
+    assert answered.ask("look", stuck, 0.0) == "answer"
+
+
+def test_where_no_new_client_can_be_made_the_kept_one_is_asked_again(
+    answered: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = Coordinator(TIMED_OUT)
+
+    def refused(*_: object, **__: object) -> None:
+        raise ConfigurationError("no token")
+
+    monkeypatch.setattr("onceward.connectors.kafka.admin.make_client", refused)
+    assert answered.ask("look", lambda client, _: errors(client), 30.0) == "answer"
+    assert errors.clients == [answered.client, answered.client]
+
+
+def test_questions_without_an_answer_leave_no_clients_behind(answered: Admin) -> None:
+    """confluent-kafka keeps what is raised while another of its errors is handled, and with it the frames' clients."""
+
+    def question(_: object, __: float) -> str:
+        raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(TIMED_OUT))
+
+    def threads() -> int:
+        gc.collect()
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    before = threads()
+    for _ in range(6):
+        with pytest.raises(KafkaError):
+            answered.ask("look", question, 0.0)
+    deadline = time.monotonic() + 20
+    while threads() > before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert threads() <= before
 
 
 def test_a_client_that_has_an_answer_after_a_new_one_had_none_is_kept(answered: Admin) -> None:

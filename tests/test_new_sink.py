@@ -92,7 +92,8 @@ def test_the_sink_and_its_connector_are_a_package_whose_suites_pass(tmp_path: Pa
     assert "onceward-billing-sink" in shown.stdout
 
 
-def test_the_skeleton_is_the_example_under_another_name(tmp_path: Path) -> None:
+def test_the_skeleton_is_the_example_under_another_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "custom_sink", raising=False)  # another test may have imported the example
     for path in write_skeleton("custom_sink", tmp_path, connector=True):
         text = path.read_text().replace("CustomSink", "JsonLinesSink").replace("custom-sink", "json-lines")
         text = text.replace("CustomConnector", "JsonLinesConnector").replace("CustomRows", "JsonLinesRows")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
 from integration.scheduling import NIGHTLY, is_left_to_ci
 
 from .scenarios import ROOT, SCENARIOS, collect
@@ -16,11 +17,13 @@ if TYPE_CHECKING:
     from .scenarios import Case
 
 TESTS = """
-import os, pathlib, time
+import os, pathlib, pytest, time
 
-def test_one(): pass
-def test_two(): pass
-def test_three():
+@pytest.mark.parametrize("number", range({others}))
+def test_one(number):
+    time.sleep(0.2)
+
+def test_last():
     time.sleep(3)  # the others are done, and their worker has ended, when this one dies
     dead = pathlib.Path("dead")
     if not dead.exists():
@@ -29,10 +32,11 @@ def test_three():
 """
 
 
-def test_a_worker_that_replaces_one_that_died_runs_the_last_test_there_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("others", [2, 5, 6])
+def test_a_worker_that_replaces_one_that_died_runs_the_last_test_there_is(tmp_path: Path, others: int) -> None:
     """It would wait for another test for ever (seen: a run of half an hour with a broker's client that aborted)."""
     (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "test_it.py").write_text(TESTS)
+    (tmp_path / "tests" / "test_it.py").write_text(TESTS.format(others=others))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "integration.scheduling", "-p", "no:cacheprovider", "tests"]
     done = subprocess.run(
         [*command, "--dist", "loadscope", "--no-loadscope-reorder", "--numprocesses", "2"],
@@ -43,8 +47,8 @@ def test_a_worker_that_replaces_one_that_died_runs_the_last_test_there_is(tmp_pa
         timeout=120,
         check=False,
     )
-    assert "crashed while running 'tests/test_it.py::test_three'" in done.stdout
-    assert "1 failed, 3 passed" in done.stdout, done.stdout + done.stderr
+    assert "crashed while running 'tests/test_it.py::test_last'" in done.stdout
+    assert f"1 failed, {others + 1} passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_each_scenario_has_a_test_that_make_test_runs() -> None:

@@ -14,7 +14,7 @@ import confluent_kafka
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AclOperation, AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from onceward.core.errors import ConfigurationError, ExternalError, KafkaError, refusing_rows
+from onceward.core.errors import ConfigurationError, ExternalError, KafkaError, OncewardError, refusing_rows
 from onceward.core.kit.processwide import PerProcess
 
 from .errors import FORBIDDEN, Code, Retries, client_error, code_name, kafka_error
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .settings import KafkaSettings
 
 T = TypeVar("T")
+E = TypeVar("E", bound=ExternalError)
 ASK_SECONDS: Final = 10.0
 """Longest bound of one request."""
 REACH_SECONDS: Final = 9.0
@@ -96,6 +97,7 @@ class Admin:
         self._config = {"log_level": 0, **settings.for_librdkafka(), "error_cb": self.complaints}
         self.client = self._new()
         self.answered = False
+        self._doubted = False
         self._servers = settings["bootstrap.servers"]
 
     def ask(
@@ -105,7 +107,7 @@ class Admin:
         seconds: float,
         error: type[ExternalError] = KafkaError,
     ) -> T:
-        """Ask until there is an answer, while the fault may pass; each second time by a new client.
+        """Ask until there is an answer, while the fault may pass; each second time, also over calls, by a new client.
 
         A client whose broker was fenced while it was asked may get no answer any more, for minutes, while a new one
         does (seen with librdkafka 2.16). The old one is asked again, too: it knows brokers that are not configured.
@@ -123,22 +125,23 @@ class Admin:
         self.client.poll(0)
         self.complaints.clear()
         give_up = time.monotonic() + (seconds if self.answered else min(seconds, REACH_SECONDS))
-        bound, client = FIRST_SECONDS, self.client
+        bound = FIRST_SECONDS
         while True:
+            client = self._new_or_kept() if self._doubted else self.client
             within = bound if self.answered else max(LEAST_SECONDS, give_up - time.monotonic())
+            fault = None
             try:
                 answer = question(client, within)
-            except KafkaException as fault:
-                _find_brokers(client)
-                why, lasting = self._why(client, fault.args[0])
-                if lasting or time.monotonic() >= give_up:
-                    raised = error(f"cannot {what}: {why}")
-                    raised.retryable = not lasting
-                    raise raised from None
-                client = self._new() if client is self.client else self.client
-            else:
-                self.client, self.answered = client, True
+            except KafkaException as raised:
+                fault = raised.args[0]  # what is raised while this is handled would keep the client for ever
+            if fault is None:
+                self.client, self.answered, self._doubted = client, True, False
                 return answer
+            self._doubted = self.answered and client is self.client
+            _find_brokers(client)
+            why, lasting = self._why(client, fault)
+            if lasting or time.monotonic() >= give_up:
+                raise _failure(error(f"cannot {what}: {why}"), retryable=not lasting)
             bound = min(ASK_SECONDS, 2 * bound)
             time.sleep(PAUSE_SECONDS)
 
@@ -167,6 +170,12 @@ class Admin:
     def _new(self) -> Any:
         return make_client(AdminClient, self._config)
 
+    def _new_or_kept(self) -> Any:
+        """Return a new client; the kept one, if none can be made now (a token or a certificate is missing)."""
+        with suppress(OncewardError):
+            return self._new()
+        return self.client
+
     def _why(self, client: Any, fault: Any) -> tuple[str, bool]:
         """Return why there is no answer, and whether asking again cannot help."""
         client.poll(0)
@@ -192,6 +201,12 @@ def check_reachable(settings: KafkaSettings, *, seconds: float = REACH_SECONDS) 
         KafkaError: No broker answers within `seconds`, or this client is refused; the message says why.
     """
     Admin(settings).ask("reach Kafka", lambda client, _: client.list_topics(timeout=ATTEMPT_SECONDS), seconds)
+
+
+def _failure(error: E, *, retryable: bool) -> E:
+    """Mark an error; who raises it holds no name for it, which would keep its frames, and a client, alive."""
+    error.retryable = retryable
+    return error
 
 
 def _find_brokers(client: Any) -> None:

@@ -738,7 +738,9 @@ class EpochHandler(HandlerSettings):
                     contexts = [coordinator.context(sink.name, batch, subtask=0) for sink in self.sinks]
                     letters = self._letters(coordinator, batch, tasks=1)
                     return [write_partition(self.sinks, contexts, rows.to_batches(), letters=letters)], False
-        return self._write_by_tasks(limited, coordinator, batch, self.sinks, tasks=tasks)
+        written = self._write_by_tasks(limited, coordinator, batch, self.sinks, tasks=tasks)
+        self._has_read = True
+        return written
 
     def _gathered(self, frame: DataFrame, limit: float) -> pa.Table | None:
         """Return all rows in this process; None if one is larger than `limit` bytes, or pyspark cannot collect them.
