@@ -74,7 +74,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(part in item.nodeid for part in SLOW):
             item.add_marker("slow")
-        if item.nodeid.startswith("tests/") and is_left_to_ci(item.nodeid):
+        if item.nodeid.startswith("tests/") and item.get_closest_marker("slow") and is_left_to_ci(item.nodeid):
             item.add_marker("by_ci")
 
 
