@@ -78,10 +78,15 @@ class ConnectServer:
             grpc.channel_ready_future(channel).result(timeout=_READY_SECONDS)
 
     def session(self) -> SparkSession:
-        """A new session of a client."""
+        """A new session of a client, which is the active one.
+
+        pyspark keeps an older one as active that nobody stopped. If its server has been killed, functions that ask the
+        active session for a setting wait for that server for minutes (`is_debugging_enabled`, pyspark 4.2).
+        """
         from pyspark.sql.connect.session import SparkSession
 
         session: Any = SparkSession.builder.remote(self.url).create()
+        SparkSession._default_session = SparkSession._active_session.session = session
         return session
 
     def workers(self) -> list[psutil.Process]:

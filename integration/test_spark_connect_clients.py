@@ -19,6 +19,7 @@ from onceward import FileSink, ProgressListener, exactly_once
 
 from .connect_kit import ConnectServer, remote_functions, wait_until
 from .spark_kit import Feed, once
+from .test_readme import build_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -78,8 +79,7 @@ def client_only(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Python with the wheel and pyspark-client, and nothing else."""
     folder = tmp_path_factory.mktemp("client")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    subprocess.run([*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, ROOT], check=True)
-    [wheel] = folder.glob("onceward-*.whl")
+    wheel = build_wheel(folder)
     python = folder / "venv/bin/python"
     venv.create(folder / "venv", with_pip=False)
     lines = (ROOT / "requirements.lock").read_text().splitlines()
