@@ -62,6 +62,8 @@ SLOW: Final = (
     "test_a_run_of_the_engine_goes_on_if_its_successor_dies",
     "test_what_is_not_asked_for_is_not_loaded",
     "test_a_worker_that_replaces_one_that_died_runs_the_last_test_there_is",
+    "test_each_scenario_has_a_test_that_make_test_runs",
+    "test_questions_without_an_answer_leave_no_clients_behind",
 )
 """Parts of tests' ids, the conformance suite's among them."""
 

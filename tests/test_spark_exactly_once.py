@@ -111,23 +111,36 @@ class Coalesced(Frame):
     """What few tasks read."""
 
 
-def test_all_tasks_read_the_first_epoch_of_a_run_and_few_the_others(query: Query, monkeypatch: pytest.MonkeyPatch):
-    """Each partition waits for a client of the source at first; how many rows come out is of no account."""
-    read_by: list[str] = []
+@pytest.fixture
+def read_by(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """By which frames the driver has gathered epochs."""
+    told: list[str] = []
     to_arrow = Frame.toArrow
 
-    def told(frame: Frame) -> Any:
-        read_by.append(type(frame).__name__)
+    def tell(frame: Frame) -> Any:
+        told.append(type(frame).__name__)
         return to_arrow(frame)
 
-    monkeypatch.setattr(Frame, "toArrow", told)
+    monkeypatch.setattr(Frame, "toArrow", tell)
     monkeypatch.setattr(Frame, "coalesce", lambda frame, _: Coalesced(*frame.partitions))
+    return told
+
+
+def test_all_tasks_read_the_first_epoch_of_a_run_and_few_the_others(query: Query, read_by: list[str]):
+    """Each partition waits for a client of the source at first; how many rows come out is of no account."""
     query.run(0)
     for batches in ((1, 2, 3), (4, 5)):
         handler = query.driver(cheap=True)
         for batch in batches:
             query.run(batch, [], [], handler=handler)
     assert read_by == ["Frame", "Coalesced", "Coalesced", "Frame", "Coalesced"]
+
+
+def test_few_tasks_read_the_epoch_after_one_that_tasks_have_written(query: Query, read_by: list[str]):
+    handler = query.driver(cheap=True)
+    for batch in range(2):  # nothing counts the input of the query's very first one
+        query.run(batch, [], [], handler=handler)
+    assert read_by == ["Coalesced"]
 
 
 def test_rows_that_are_too_large_for_the_driver_are_written_by_tasks_until_the_run_ends(
