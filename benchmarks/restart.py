@@ -1,13 +1,13 @@
 """Down-time: from the start of a driver's process to the first rows that readers see, after an earlier run has ended.
 
-    python benchmarks/restart.py [--rows 400] [--repeats 5] [--only 0 1 2 3 4] [--compiled]
+    python benchmarks/restart.py [--rows 400] [--repeats 5] [--only 0 1 2 3 4] [--unpacked]
 
 Each way has a topic, a target topic and a checkpoint of its own. Before each restart some rows arrive. The driver
 (`restart_job.py`) is a new process with a new JVM, as after a deployment; it is killed after its first batch. Its time
 is told from the start of the process to the last row that a read_committed consumer sees, and from the session being
-there to the end of the batch, each against Spark's own source and sink. With `--compiled`, the Python processes find
-bytecode, as docs/deployment.md advises. The last way shows what any data source in Python costs: one of constant rows
-(`pyspark_constant.py`), written by Spark's own sink, in an environment without onceward.
+there to the end of the batch, each against Spark's own source and sink. With `--unpacked`, the Python processes import
+pyspark from folders with bytecode, as docs/deployment.md advises. The last way shows what any data source in Python
+costs: one of constant rows (`pyspark_constant.py`), written by Spark's own sink, in an environment without onceward.
 """
 
 from __future__ import annotations
@@ -124,23 +124,20 @@ class Way:
         return Restart(visible - began, steps, batch)
 
 
-def with_bytecode(folder: Path) -> dict[str, str]:
-    """Return the environment of a Spark whose archives of Python modules have bytecode: a copy, else made of links."""
+def unpacked(folder: Path) -> dict[str, str]:
+    """Return the environment of a Spark whose archives of Python modules are folders with bytecode; else a copy."""
     home = Path(pyspark.__file__).parent
     lib = folder / "python" / "lib"
-    shutil.copytree(home / "python" / "lib", lib)
+    lib.mkdir(parents=True)
+    for archive in (home / "python" / "lib").glob("*.zip"):
+        shutil.unpack_archive(archive, lib / archive.name)
+        compileall.compile_dir(
+            lib / archive.name, quiet=1, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
+        )
     for path in (*home.iterdir(), *(home / "python").iterdir()):
         link = folder / path.relative_to(home)
         if not link.exists():
             link.symlink_to(path)
-    for archive in lib.glob("*.zip"):
-        unpacked = lib / "unpacked"
-        shutil.unpack_archive(archive, unpacked)
-        compileall.compile_dir(
-            unpacked, quiet=1, legacy=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
-        )
-        shutil.make_archive(str(archive.with_suffix("")), "zip", unpacked)
-        shutil.rmtree(unpacked)
     return {"SPARK_HOME": str(folder)}
 
 
@@ -180,13 +177,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=400, help="of each restart")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--unpacked", action="store_true")
     parser.add_argument("--only", type=int, nargs="*", default=range(len(WAYS)), help="numbers of ways")
     arguments = parser.parse_args()
     names = [name for number, name in enumerate(WAYS) if number in {0, *arguments.only}]
     with tempfile.TemporaryDirectory(prefix="onceward-bench-") as home, dev_services(Path(home) / "s") as services:
         jars = ",".join(str(jar) for jar in ensure_jars(PEER_JARS).glob("*.jar"))
-        environment = with_bytecode(Path(home) / "spark") if arguments.compiled else {}
+        environment = unpacked(Path(home) / "spark") if arguments.unpacked else {}
         ways = {}
         for name in names:
             folder = Path(home) / str(len(ways))

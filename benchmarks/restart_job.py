@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 
+if sys.argv[2] == "onceward":  # at the top, as in a user's program; Spark's own sink needs no onceward
+    from onceward import KafkaSink, exactly_once
+
+
 def mark(step: str) -> None:
     """Say that a step has ended."""
     print("mark", step, time.time(), flush=True)
@@ -29,8 +33,6 @@ def writer(frame: DataFrame, sink: str, servers: str, target: str, folder: str) 
     if sink == "spark":
         spark = frame.writeStream.format("kafka").option("kafka.bootstrap.servers", servers).option("topic", target)
         return spark.option("checkpointLocation", f"{folder}/checkpoint")
-    from onceward import KafkaSink, exactly_once  # noqa: PLC0415 - Spark's own sink needs no onceward
-
     kafka = KafkaSink("out", bootstrap_servers=servers, topic=target)
     return exactly_once(frame, kafka, checkpoint=f"{folder}/checkpoint", pipeline=f"restart-{target}")
 
@@ -41,7 +43,7 @@ def first_batch(query: StreamingQuery) -> dict[str, int]:
         for progress in query.recentProgress:
             if progress.numInputRows:
                 return progress.durationMs
-        time.sleep(0.01)
+        time.sleep(0.05)  # a program would wait: what asks Spark all the time takes its processors
     raise SystemExit(str(query.exception()))
 
 

@@ -1,12 +1,11 @@
 """The protocol: decision log, transactions, coordination; and the embedded engine. No pyspark, Kafka or psycopg.
 
-The engine is imported when it is asked for, so that an executor's start stays fast.
+What is named here is imported when it is asked for, so that an executor's start stays fast.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from .log import open_store
+from .kit.lazy import importing
 
 if TYPE_CHECKING:
     from .engine.config import CheckpointConfig, CheckpointMode, RestartStrategy, Retention
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from .engine.state.keyed import ListState, MapState, OperatorState, ReducingState, ValueState
     from .engine.state.memory import FileBackend, MemoryBackend
     from .engine.state.rocksdb import RocksDBBackend
+    from .log import open_store
 
 __all__ = [
     "CheckpointConfig",
@@ -38,18 +38,13 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "config": "CheckpointConfig CheckpointMode RestartStrategy Retention",
-    "functions": "FunctionContext ProcessFunction",
-    "job": "JobState",
-    "pipeline": "Pipeline",
-    "state.keyed": "ListState MapState OperatorState ReducingState ValueState",
-    "state.memory": "FileBackend MemoryBackend",
-    "state.rocksdb": "RocksDBBackend",
+    ".engine.config": "CheckpointConfig CheckpointMode RestartStrategy Retention",
+    ".engine.functions": "FunctionContext ProcessFunction",
+    ".engine.job": "JobState",
+    ".engine.pipeline": "Pipeline",
+    ".engine.state.keyed": "ListState MapState OperatorState ReducingState ValueState",
+    ".engine.state.memory": "FileBackend MemoryBackend",
+    ".engine.state.rocksdb": "RocksDBBackend",
+    ".log": "open_store",
 }
-
-
-def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
-        if name in names.split():
-            return getattr(import_module(f".engine.{module}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = importing(__name__, _HOMES)

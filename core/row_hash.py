@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from .kit.pieces import pieces
 from .proof import Proof
@@ -154,6 +153,8 @@ def _plain(array: pa.Array) -> pa.Array | None:
 
 def _decimal_texts(array: pa.Array) -> pa.Array:
     """Return the shortest texts without exponent: 1.5 for 1.50."""
+    import pyarrow.compute as pc  # noqa: PLC0415 - a tenth of a second in each process that hashes nothing
+
     texts = array.cast(pa.string())
     if array.type.scale <= 0 or pc.any(pc.match_substring(texts, "E"), min_count=0).as_py():
         texts = pa.array([None if value is None else f"{value:f}" for value in array.to_pylist()], pa.string())
@@ -164,7 +165,7 @@ def _decimal_texts(array: pa.Array) -> pa.Array:
 def _add_column(hashes: Words, key: int, array: pa.Array) -> None:
     valid = None if array.null_count == 0 else array.is_valid().to_numpy(zero_copy_only=False)
     if pa.types.is_primitive(array.type):
-        words = pc.fill_null(array, 0).to_numpy(zero_copy_only=False)
+        words = array.fill_null(0).to_numpy(zero_copy_only=False)
         if pa.types.is_floating(array.type):
             words = np.where(np.isnan(words), _NAN, words.view(np.uint64))
         one = _mixed(words.view(np.uint64) ^ np.uint64(key))
@@ -208,6 +209,8 @@ def _bytes(key: int, array: pa.Array) -> tuple[Words, Words]:
 
 def _sums(text: pa.Array, longest: int) -> Words:
     """Return two sums over the words of each value; the zeros behind it add nothing."""
+    import pyarrow.compute as pc  # noqa: PLC0415
+
     count = (longest + 7) // 8
     if not count:
         return np.zeros((2, len(text)), np.uint64)

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from .connector import address_to_note
 from .events import SourceAnswers, SourceWaits, tell
 from .kit.times import duration
-from .log.notes import note_source
 from .source import Source
 
 if TYPE_CHECKING:
@@ -109,6 +108,8 @@ class SourceWatch:
             self._note(title, seconds, "")
 
     def _note(self, title: str, seconds: float, why: str) -> None:
+        from .log.notes import note_source  # noqa: PLC0415 - who only reads writes no notes
+
         store = self._store()
         if store is not None:
             note_source(store, title, seconds, why, address_to_note(self._sources[title]))

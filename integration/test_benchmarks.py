@@ -24,7 +24,7 @@ COMMANDS = {
     "latency.py": ("--batches=7", "--partitions=2", "--rows=10", "--repeats=1"),
     "latency.py --order": ("--batches=7", "--partitions=2", "--rows=10", "--repeats=1"),
     "proof.py": FEW,
-    "restart.py": ("--rows=40", "--repeats=1", "--compiled"),
+    "restart.py": ("--rows=40", "--repeats=1", "--unpacked"),
     "source.py": FEW,
     "source_memory.py": ("--megabytes=2", "--sizes", "10", "1000000"),
     "throughput.py": FEW,

@@ -7,6 +7,7 @@ class DefaultSource(FoundFormat):
     """`format("onceward-kafka")`."""
 
     connector_name = "kafka"
+    format_of_its_own = "onceward.connectors.spark.kafka_format:KafkaFormat"
 
 
 __all__ = ["DefaultSource"]

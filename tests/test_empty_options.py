@@ -52,7 +52,7 @@ GOOD: dict[str, dict[str, str]] = {
 
 
 def options_of(kind: type[SinkFormat]) -> list[str]:
-    sink = kind.connector.sink_class()
+    sink = kind.of_connector().sink_class()
     return list(dict.fromkeys([*OF_FORMATS, *option_names(sink, aliases=sink.option_aliases)]))
 
 

@@ -53,6 +53,22 @@ def test_the_lookup_of_data_sources_imports_no_format() -> None:
     assert loaded(f"import {', '.join(modules)}", *heavy) == []
 
 
+def test_what_reads_imports_nothing_that_only_writes() -> None:
+    options = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "topic"}
+    read = f"import pyspark_onceward_kafka; pyspark_onceward_kafka.DefaultSource({options}).streamReader(None)"
+    writing = (
+        "core.log",
+        "core.checkpoint",
+        "core.row_hash",
+        "sinks",
+        "connectors.spark.format_writing",
+        "connectors.kafka.sink",
+    )
+    others = ("pandas", "pyarrow.compute", "kafka", "urllib.request", "sqlalchemy")
+    assert loaded(read, *(f"onceward.{name}" for name in writing), *others) == []
+    assert loaded(read, "onceward.connectors.kafka.source") == ["onceward.connectors.kafka.source"]
+
+
 @pytest.mark.parametrize("kind", formats(), ids=lambda kind: kind.name())
 def test_what_the_lookup_finds_makes_the_format(kind: type[SinkFormat]) -> None:
     found = importlib.import_module(f"pyspark_{kind.name().replace('-', '_')}").DefaultSource
@@ -63,9 +79,9 @@ def test_what_the_lookup_finds_makes_the_format(kind: type[SinkFormat]) -> None:
 
 
 def test_a_format_without_the_packages_metadata_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = importlib.import_module("pyspark_onceward_kafka").DefaultSource
+    found = importlib.import_module("pyspark_onceward_postgres").DefaultSource
     monkeypatch.setattr("onceward.core.connector.connectors", dict)
-    with pytest.raises(ConfigurationError, match=r"onceward-kafka .* metadata is missing\. Install or send the wheel"):
+    with pytest.raises(ConfigurationError, match=r"-postgres .* metadata is missing\. Install or send the wheel"):
         found({})
 
 

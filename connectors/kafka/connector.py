@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from onceward.core.connector import Connector, SystemAddress
-from onceward.core.operations.targets import Target
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from onceward.core.operations.findings import Finding
+    from onceward.core.operations.targets import Target
     from onceward.core.sink import Sink
     from onceward.core.source import ResettableSource
     from onceward.core.transaction import Committable
@@ -31,6 +31,8 @@ class KafkaConnector(Connector):
 
     def target(self) -> Target:
         """List and end transactions of any pipeline: a handle has all that commit and abort need."""
+        from onceward.core.operations.targets import Target  # noqa: PLC0415 - what reads needs none of it
+
         from .admin import check_reachable, cluster_of  # noqa: PLC0415 - an extra
         from .ownership import open_names, sinks_of  # noqa: PLC0415
         from .settings import KafkaSettings  # noqa: PLC0415

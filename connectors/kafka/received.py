@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from confluent_kafka import Consumer, TopicPartition
 
 from onceward.core.errors import SourceError
@@ -336,16 +335,13 @@ def columns_batch(
     see `check_timestamps`.
     """
     reached = (times < FARTHEST_MS) & (times > -FARTHEST_MS)
-    micros = number_array(np.where(reached, times, 0) * 1000)
-    if not reached.all():
-        micros = pc.if_else(pa.array(reached), micros, pa.scalar(None, pa.int64()))
     columns = [
         keys,
         values,
         repeated_text(partition.topic, len(keys)),
         number_array(np.full(len(keys), partition.number, np.int32)),
         number_array(offsets),
-        micros.cast(PLAIN.field("timestamp").type),
+        number_array(np.where(reached, times, 0) * 1000, PLAIN.field("timestamp").type, reached),
         # Java counts none, create, append from -1; librdkafka from 0.
         number_array(kinds - np.int32(1)),
     ]
@@ -355,7 +351,7 @@ def columns_batch(
 def check_timestamps(batch: pa.RecordBatch, partition: Partition) -> None:
     """Raise SourceError for the first record whose timestamp the column cannot hold."""
     if batch.column("timestamp").null_count:
-        at = pc.index(batch.column("timestamp").is_null(), value=True).as_py()
+        at = int(np.argmax(batch.column("timestamp").is_null()))
         raise SourceError(
             f"the record at offset {batch.column('offset')[at]} of {partition} has a timestamp that no column can "
             "hold, more than 292,000 years from 1970: did its producer give nanoseconds as milliseconds? Set "

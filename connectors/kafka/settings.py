@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.secrets import HIDDEN, is_secret_name, shown_address, without_logins
 
-from .security import TokenSource, tls_context
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -196,6 +194,8 @@ class KafkaSettings:
         """Return the configuration of a client of confluent-kafka; librdkafka ignores settings of other clients."""
         config = {name: value for name, value in self._values.items() if name not in TOKENS}
         if self.mechanism == "OAUTHBEARER":
+            from .security import TokenSource  # noqa: PLC0415 - a client of HTTP, which most processes do without
+
             config["oauth_cb"] = TokenSource(self._values).for_librdkafka
         return {"client.id": "onceward", **config}
 
@@ -204,10 +204,14 @@ class KafkaSettings:
         config: dict[str, Any] = {"client_id": "onceward", "security_protocol": self.protocol}
         config |= {TRANSLATED[n]: _number(v, n) for n, v in self._values.items() if n in TRANSLATED}
         if self.protocol.endswith("SSL"):
+            from .security import tls_context  # noqa: PLC0415
+
             config["ssl_context"] = tls_context(self._values)
         if self.mechanism:
             config["sasl_mechanism"] = self.mechanism
         if self.mechanism == "OAUTHBEARER":
+            from .security import TokenSource  # noqa: PLC0415
+
             config["token_source"] = TokenSource(self._values)
         return config
 
@@ -228,6 +232,8 @@ class KafkaSettings:
                 f"{', '.join(MECHANISMS)}"
             )
         if self.mechanism == "OAUTHBEARER":
+            from .security import TokenSource  # noqa: PLC0415
+
             TokenSource(self._values)
         elif not {"sasl.username", "sasl.password"} <= self._values.keys():
             raise ConfigurationError(f"sasl.mechanism {self.mechanism} needs sasl.username and sasl.password")

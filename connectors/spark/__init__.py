@@ -3,8 +3,9 @@
 The names below are imported when they are asked for: savepoints are made and restored without pyspark.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from onceward.core.kit.lazy import importing
 
 if TYPE_CHECKING:
     from .any_source import read_stream
@@ -16,17 +17,10 @@ if TYPE_CHECKING:
 __all__ = ["ForeachBatch", "Output", "exactly_once", "format_of", "read_stream", "register"]
 
 _HOMES: Final = {
-    "ForeachBatch": ".foreach_batch",
-    "Output": ".outputs",
-    "exactly_once": ".handler",
-    "format_of": ".formats",
-    "read_stream": ".any_source",
-    "register": ".formats",
+    ".any_source": "read_stream",
+    ".foreach_batch": "ForeachBatch",
+    ".formats": "format_of register",
+    ".handler": "exactly_once",
+    ".outputs": "Output",
 }
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOMES[name], __name__), name)
-    return value
+__getattr__ = importing(__name__, _HOMES)

@@ -11,10 +11,6 @@ import pickle
 import secrets
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import pyarrow as pa
-from pyspark.errors import PySparkTypeError
-from pyspark.sql.types import StructType
-
 from onceward.core.errors import ConfigurationError, OncewardError, SourceError, text_of
 from onceward.core.kit.logs import show_if_asked
 from onceward.core.kit.options import check_type
@@ -24,15 +20,16 @@ from onceward.core.source import ResettableSource, read_split
 from onceward.core.source_watch import telling_of_wait
 
 from .data_sources import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition, need_available
+from .schemas import arrow_schema, spark_schema
 from .session import is_connect
-from .task import arrow_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructField
+    from pyspark.sql.types import StructType
 
     from onceward.core.source import Split
 
@@ -163,26 +160,6 @@ def batches_of(source: ResettableSource, partition: InputPartition) -> Iterator[
     for split in partition.value or ():
         for piece in read_split(source, split):
             yield from pieces(_as_spark_takes(piece.batch, schema))
-
-
-def spark_schema(source: ResettableSource) -> StructType:
-    """Return the schema that Spark gives to the rows of a source.
-
-    Raises:
-        ConfigurationError: Spark has no type for a column; the message names it.
-    """
-    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - needs a Spark installation
-
-    fields: list[StructField] = []
-    for field in source.schema:
-        try:
-            fields += from_arrow_schema(pa.schema([field]), prefer_timestamp_ntz=True)
-        except PySparkTypeError:
-            raise ConfigurationError(
-                f"column {field.name} of the source has type {field.type}, which Spark cannot read from Python: give "
-                "the source a schema with another type (a FileSource takes schema=…)"
-            ) from None
-    return StructType(fields)
 
 
 def _as_spark_takes(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:

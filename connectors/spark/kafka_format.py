@@ -6,20 +6,26 @@ from typing import TYPE_CHECKING
 
 from onceward.core.connector import connectors
 
-from .any_source import LIMITS, BeforeLimits, SourceBatchReader, spark_schema
+from .any_source import LIMITS, BeforeLimits, SourceBatchReader
 from .formats import SinkFormat
 from .kafka import FORMAT, KafkaStreamReader, batch_source, checked_source, stream_source
+from .schemas import spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
     from pyspark.sql.types import StructType
+
+    from onceward.core.connector import Connector
 
 
 class KafkaFormat(SinkFormat):
     """`format("onceward-kafka")`: read from and write to Kafka, exactly once; `kafka.*`, `topic`, `name`."""
 
     format_name = FORMAT
-    connector = connectors()["kafka"]
+
+    @classmethod
+    def of_connector(cls) -> type[Connector]:
+        return connectors()["kafka"]
 
     def schema(self) -> StructType:
         return spark_schema(checked_source(self.options))

@@ -6,6 +6,7 @@ every installed module named `pyspark_…`. Importing the formats there would ad
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from onceward.core.errors import ConfigurationError
@@ -21,9 +22,12 @@ class FoundFormat(DataSource):
 
     Attributes:
         connector_name: The connector's name; empty for the format `onceward`.
+        format_of_its_own: The format's class as `module:class`, if it is not made for the connector. Then nothing waits
+            until all connectors are loaded.
     """
 
     connector_name: ClassVar[str] = ""
+    format_of_its_own: ClassVar[str] = ""
 
     @classmethod
     def name(cls) -> str:
@@ -41,6 +45,10 @@ class FoundFormat(DataSource):
         Raises:
             ConfigurationError: No connector has that name where this runs.
         """
+        if cls.format_of_its_own:
+            module, _, name = cls.format_of_its_own.partition(":")
+            kind: type[SinkFormat] = getattr(import_module(module), name)
+            return kind
         from onceward.core.connector import connectors  # noqa: PLC0415 - see above
 
         from .formats import AnyFormat, format_of  # noqa: PLC0415

@@ -6,8 +6,6 @@ either, Spark computes a struct column for each sink, null where the row is not 
 
 from __future__ import annotations
 
-import functools
-import inspect
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import msgspec
@@ -19,11 +17,11 @@ from onceward.core.dead_letters import SOURCE
 from onceward.core.errors import ConfigurationError, SchemaError, text_of
 from onceward.core.kit.arrays import number_array, repeated_text
 from onceward.core.kit.logs import show_if_asked
-from onceward.core.kit.rows import with_leaves
 from onceward.core.transaction import Acknowledgement, WriteContext
 
 from .plan import node_names
 from .refusals import SOURCE_COLUMN, IsolatingPartition, source_of
+from .schemas import arrow_schema, in_utc
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -263,53 +261,3 @@ def _not_row_by_row(sink: Sink) -> ConfigurationError:
         "explode belong in the query",
         sink=sink.name,
     )
-
-
-def in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Convert timestamps to UTC: Spark uses the session's zone in a task, and UTC in the driver.
-
-    So keys, folders and texts that are made of an instant are the same whoever writes it, and in whatever session.
-    """
-    schema = _in_utc(batch.schema)
-    return batch if schema is None else batch.cast(schema)
-
-
-@functools.lru_cache(64)
-def _in_utc(schema: pa.Schema) -> pa.Schema | None:
-    """Return the schema in UTC; None if it is that already."""
-    schema_ = pa.schema([field.with_type(with_leaves(field.type, _zone_in_utc)) for field in schema], schema.metadata)
-    return None if schema_ == schema else schema_
-
-
-def _zone_in_utc(kind: pa.DataType) -> pa.DataType:
-    return pa.timestamp(kind.unit, "UTC") if pa.types.is_timestamp(kind) and kind.tz is not None else kind
-
-
-def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the schema that batches of a DataFrame have, with timestamps in UTC.
-
-    Raises:
-        SchemaError: Spark cannot hand a column to Python.
-    """
-    from pyspark.errors import PySparkTypeError  # noqa: PLC0415 - needs a Spark installation
-
-    fields = []
-    for field in schema:
-        try:
-            fields += _to_arrow(type(schema)([field]))
-        except PySparkTypeError:
-            raise SchemaError(
-                f"column {field.name} has type {field.dataType.simpleString()}, which Spark cannot pass to Python: "
-                "cast it, for example to a string"
-            ) from None
-    arrow = pa.schema(fields)
-    return _in_utc(arrow) or arrow
-
-
-def _to_arrow(schema: StructType) -> pa.Schema:
-    """Convert a schema. pyspark 4.2 needs the zone (an assertion fails without); before, there was no such argument."""
-    from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - imports pyarrow
-
-    if "timezone" in inspect.signature(to_arrow_schema).parameters:
-        return cast("pa.Schema", to_arrow_schema(schema, timezone="UTC"))
-    return cast("pa.Schema", to_arrow_schema(schema))

@@ -1,10 +1,18 @@
-"""Checkpoints: the coordinator of epochs, its policy, finishing decisions, sweeping."""
+"""Checkpoints: the coordinator of epochs, its policy, finishing decisions, sweeping.
 
-from ..policy import Backoff, CommitPolicy, OnLost
-from .admission import Admission
-from .commit import finish
-from .coordinator import Coordinator
-from .recovery import Swept, sweep
+What is named here is imported when it is asked for: a task needs the part that prepares alone.
+"""
+
+from typing import TYPE_CHECKING, Final
+
+from ..kit.lazy import importing
+
+if TYPE_CHECKING:
+    from ..policy import Backoff, CommitPolicy, OnLost
+    from .admission import Admission
+    from .commit import finish
+    from .coordinator import Coordinator
+    from .recovery import Swept, sweep
 
 __all__ = [
     "Admission",
@@ -16,3 +24,12 @@ __all__ = [
     "finish",
     "sweep",
 ]
+
+_HOMES: Final = {
+    "..policy": "Backoff CommitPolicy OnLost",
+    ".admission": "Admission",
+    ".commit": "finish",
+    ".coordinator": "Coordinator",
+    ".recovery": "Swept sweep",
+}
+__getattr__ = importing(__name__, _HOMES)

@@ -13,10 +13,19 @@ import numpy.typing as npt
 import pyarrow as pa
 
 
-def number_array(values: npt.NDArray[Any]) -> pa.Array:
-    """Return the numbers as an array of their own type; a copy only if they do not lie side by side."""
-    kind = pa.from_numpy_dtype(values.dtype)
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
+def number_array(
+    values: npt.NDArray[Any], kind: pa.DataType | None = None, valid: npt.NDArray[np.bool_] | None = None
+) -> pa.Array:
+    """Return the numbers as an array; a copy only if they do not lie side by side.
+
+    Args:
+        values: The numbers.
+        kind: A type whose values are such numbers; None: the type of the numbers.
+        valid: Where this is false, the value is null; None: none is.
+    """
+    nulls = None if valid is None or valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    buffers = [nulls, pa.py_buffer(np.ascontiguousarray(values))]
+    return pa.Array.from_buffers(kind or pa.from_numpy_dtype(values.dtype), len(values), buffers)
 
 
 def repeated_text(text: str, count: int) -> pa.Array:

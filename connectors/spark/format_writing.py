@@ -1,0 +1,153 @@
+"""Writing through a format: its sink, the checks of its options, and the writer that Spark calls."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard, cast
+
+from onceward.core.checkpoint.subtask import DirectlyWritten
+from onceward.core.errors import ConfigurationError, OncewardError
+from onceward.core.kit.options import option_names, plain
+from onceward.core.sink import DirectSink, Sink, TwoPhaseCommitSink
+
+from .kafka import is_ours, publisher_from_options
+from .options import COMMON, FormatOptions, check_complete_mode, noting_failed_start
+from .query import ASYNC, refusal_of
+from .schemas import arrow_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from contextlib import AbstractContextManager
+
+    from pyspark.sql.types import StructType
+
+    from .writer import BatchWriter, StreamWriter
+
+_OF_STREAMS: Final = frozenset({"rewind", "adopt", "checkpointlocation"})
+_OF_BATCHES: Final = frozenset({"runkey"})
+_validated: set[str] = set()
+"""What this driver process has validated already: it lives on across micro-batches."""
+
+
+class Writable(Protocol):
+    """What a format says of the sink that it writes into (formats.SinkFormat)."""
+
+    @property
+    def options(self) -> Mapping[str, str]: ...
+    @classmethod
+    def name(cls) -> str: ...
+    def sink_class(self) -> type[Sink]: ...
+    def make_sink(self, options: Mapping[str, str]) -> TwoPhaseCommitSink[Any]: ...
+
+
+def is_sink_class(found: object) -> TypeGuard[type[Sink]]:
+    """Return whether this is a class of sinks that a format can write into."""
+    return isinstance(found, type) and issubclass(found, TwoPhaseCommitSink | DirectSink)
+
+
+def two_phase(sink: Sink) -> TwoPhaseCommitSink[Any]:
+    """Return the sink with the calls of two-phase commit."""
+    return DirectlyWritten(sink) if isinstance(sink, DirectSink) else cast("TwoPhaseCommitSink[Any]", sink)
+
+
+def own_sink(format_: Writable) -> TwoPhaseCommitSink[Any]:
+    """Make a format's sink, which nobody has validated.
+
+    Raises:
+        ConfigurationError: An option is wrong, or the sink's extra is not installed.
+    """
+    return format_.make_sink(_own_options(format_))
+
+
+def stream_writer(format_: Writable, schema: StructType, *, overwrite: bool) -> StreamWriter:
+    """Make the writer of a streaming query.
+
+    Args:
+        format_: The format.
+        schema: That of the rows.
+        overwrite: Whether the query has output mode complete.
+
+    Raises:
+        ConfigurationError: An option is wrong, or the query cannot be written exactly once; the message says why.
+    """
+    tracking = format_.options.get("asyncProgressTrackingEnabled", "false")
+    if tracking.lower() == "true":
+        raise refusal_of(ASYNC)
+    with _noting(format_):
+        sink = _sink(format_, schema)
+        if overwrite:
+            check_complete_mode(sink)
+    _refuse_options(format_, _OF_BATCHES, "streaming query", "a batch write")
+    options, publisher = FormatOptions.parse(format_.options), publisher_from_options(format_.options)
+    writer: StreamWriter = _writers().StreamWriter(sink, options, publisher)
+    return writer
+
+
+def batch_writer(format_: Writable, schema: StructType, *, overwrite: bool) -> BatchWriter:
+    """Make the writer of a batch.
+
+    Args:
+        format_: The format.
+        schema: That of the rows.
+        overwrite: Whether the batch is to replace what is there.
+
+    Raises:
+        ConfigurationError: An option is wrong, or existing rows are to be replaced.
+    """
+    if overwrite:
+        raise ConfigurationError(f"{format_.name()} appends: use mode('append'), it cannot replace existing rows")
+    if publisher_from_options(format_.options) is not None:
+        raise ConfigurationError("options offsets.… belong to a streaming query: a batch has no offsets")
+    _refuse_options(format_, _OF_STREAMS, "batch write", "a streaming query")
+    writer: BatchWriter = _writers().BatchWriter(_sink(format_, schema), FormatOptions.parse(format_.options))
+    return writer
+
+
+def _noting(format_: Writable) -> AbstractContextManager[None]:
+    """Note what is raised beside the query's decision log, if its options say where that is."""
+    try:
+        options = FormatOptions.parse(format_.options)
+    except OncewardError:
+        return nullcontext()
+    return noting_failed_start(options.store, options.checkpoint, options.pipeline)
+
+
+def _refuse_options(format_: Writable, others: frozenset[str], here: str, there: str) -> None:
+    """Refuse the options of the other way of writing, which would have no effect."""
+    if wrong := sorted(option for option in format_.options if plain(option) in others):
+        raise ConfigurationError(
+            f"a {here} takes no option {' or '.join(wrong)}, which belongs to {there}: leave it out"
+        )
+
+
+def _own_options(format_: Writable) -> dict[str, str]:
+    options = format_.options.items()
+    return {key: value for key, value in options if _is_own(format_, plain(key)) and not is_ours(key)}
+
+
+def _is_own(format_: Writable, option: str) -> bool:
+    """Return whether the sink gets an option: Spark itself gives `path` to every format."""
+    if option == "path":
+        sink = format_.sink_class()
+        return option in map(plain, option_names(sink, aliases=sink.option_aliases))
+    return option not in COMMON or option == "name"
+
+
+def _sink(format_: Writable, schema: StructType) -> TwoPhaseCommitSink[Any]:
+    sink = own_sink(format_)
+    key = f"{schema.json()} {sorted(_own_options(format_).items())}"
+    if key not in _validated:
+        sink.validate(arrow_schema(schema))
+        _validated.add(key)
+    return sink
+
+
+def _writers() -> Any:
+    try:
+        from . import writer  # noqa: PLC0415 - not on every pyspark
+    except ImportError as error:
+        raise ConfigurationError(
+            "writing through a format needs pyspark 4.1 or newer (DataSourceStreamArrowWriter); on 4.0 use "
+            "exactly_once(df, sink), which writes the same"
+        ) from error
+    return writer
