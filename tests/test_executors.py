@@ -43,6 +43,15 @@ def test_an_interpreter_without_the_packages_is_named(bare: Path, monkeypatch: p
     assert obstacle("/nowhere/python") == "there is no /nowhere/python"
 
 
+@pytest.mark.parametrize("package", ["msgspec", "numpy", "pyarrow"])
+def test_an_interpreter_without_one_package_that_tasks_need_is_named(package: str, tmp_path: Path) -> None:
+    program = tmp_path / "python3"
+    without = f"import sys; sys.modules['{package}'] = None; $2"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{without}"\n')
+    program.chmod(0o700)
+    assert package in obstacle(str(program)).partition("cannot run onceward")[2]
+
+
 def test_a_warning_says_what_to_set(bare: Path, caplog: pytest.LogCaptureFixture) -> None:
     warn_of_python(session(str(bare)))
     [record] = caplog.records

@@ -52,7 +52,7 @@ _log = logging.getLogger("onceward.spark")
 DEFAULT_PYTHON: Final = "python3"
 """What Spark runs without PYSPARK_PYTHON."""
 PYTHON_ADVICE: Final = f"set PYSPARK_PYTHON={sys.executable} before the session starts"
-_PROBE: Final = "import sys, onceward.core, pyarrow; print('.'.join(map(str, sys.version_info[:2])))"
+_PROBE: Final = "import sys, onceward.core.log, numpy, pyarrow; print('.'.join(map(str, sys.version_info[:2])))"
 PROBE_SECONDS: Final = 15.0
 """For how long a start waits for the probe; a cluster may be busy, or still be starting executors."""
 PROBE_TASKS: Final = 16
