@@ -125,7 +125,7 @@ class Way:
 
 
 def unpacked(folder: Path) -> dict[str, str]:
-    """Return the environment of a Spark whose archives of Python modules are folders with bytecode; else a copy."""
+    """Return the environment of a Spark made of links, in which the archives of pyspark are folders with bytecode."""
     home = Path(pyspark.__file__).parent
     lib = folder / "python" / "lib"
     lib.mkdir(parents=True)

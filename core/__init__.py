@@ -3,9 +3,8 @@
 What is named here is imported when it is asked for, so that an executor's start stays fast.
 """
 
-from typing import TYPE_CHECKING, Final
-
-from .kit.lazy import importing
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from .engine.config import CheckpointConfig, CheckpointMode, RestartStrategy, Retention
@@ -47,4 +46,12 @@ _HOMES: Final = {
     ".engine.state.rocksdb": "RocksDBBackend",
     ".log": "open_store",
 }
-__getattr__ = importing(__name__, _HOMES)
+
+if not TYPE_CHECKING:  # so that type checkers find names that do not exist
+
+    def __getattr__(name: str) -> Any:
+        # Without kit.lazy: a thread that imports a part of this package at the same time would wait for this one.
+        for module, names in _HOMES.items():
+            if name in names.split():
+                return getattr(import_module(module, __name__), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

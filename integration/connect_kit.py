@@ -95,8 +95,9 @@ class ConnectServer:
         for process in psutil.process_iter():
             with suppress(psutil.Error):
                 if any(WORKER in part for part in process.cmdline()) and process.cwd() == str(self.folder):
-                    found.append(process)
-        return found
+                    found.append((process, process.ppid()))
+        # A worker that has forked to start another program has a child with its own command line until that begins.
+        return [process for process, parent in found if parent not in {other.pid for other, _ in found}]
 
     def task_workers(self) -> list[psutil.Process]:
         """The Python processes that run tasks: children of Spark's daemons of workers."""

@@ -83,6 +83,9 @@ def test_a_format_without_the_packages_metadata_says_so(monkeypatch: pytest.Monk
     monkeypatch.setattr("onceward.core.connector.connectors", dict)
     with pytest.raises(ConfigurationError, match=r"-postgres .* metadata is missing\. Install or send the wheel"):
         found({})
+    reads_without = importlib.import_module("pyspark_onceward_kafka").DefaultSource({"topic": "t"})
+    with pytest.raises(ConfigurationError, match=r"-kafka .* metadata is missing\. Install or send the wheel"):
+        reads_without.writer(None, overwrite=False)
 
 
 @pytest.mark.parametrize("code", [RECEIVE, TELL], ids=["rows of Kafka", "an acknowledgement"])

@@ -23,4 +23,10 @@ _HOMES: Final = {
     ".handler": "exactly_once",
     ".outputs": "Output",
 }
-__getattr__ = importing(__name__, _HOMES)
+
+if not TYPE_CHECKING:  # so that type checkers find names that do not exist
+    __getattr__ = importing(__name__, _HOMES)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onceward.core.connector import connectors
-
 from .any_source import LIMITS, BeforeLimits, SourceBatchReader
 from .formats import SinkFormat
 from .kafka import FORMAT, KafkaStreamReader, batch_source, checked_source, stream_source
+from .lookup import connector_of_format
 from .schemas import spark_schema
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ class KafkaFormat(SinkFormat):
 
     @classmethod
     def of_connector(cls) -> type[Connector]:
-        return connectors()["kafka"]
+        return connector_of_format("kafka")
 
     def schema(self) -> StructType:
         return spark_schema(checked_source(self.options))

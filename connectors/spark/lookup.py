@@ -14,6 +14,8 @@ from onceward.core.errors import ConfigurationError
 from .data_sources import DataSource
 
 if TYPE_CHECKING:
+    from onceward.core.connector import Connector
+
     from .formats import SinkFormat
 
 
@@ -49,16 +51,23 @@ class FoundFormat(DataSource):
             module, _, name = cls.format_of_its_own.partition(":")
             kind: type[SinkFormat] = getattr(import_module(module), name)
             return kind
-        from onceward.core.connector import connectors  # noqa: PLC0415 - see above
+        from .formats import AnyFormat, format_of  # noqa: PLC0415 - see above
 
-        from .formats import AnyFormat, format_of  # noqa: PLC0415
+        return format_of(connector_of_format(cls.connector_name)) if cls.connector_name else AnyFormat
 
-        if not cls.connector_name:
-            return AnyFormat
-        connector = connectors().get(cls.connector_name)
-        if connector is None:
-            raise ConfigurationError(
-                f"{cls.name()} is known here only by the name of its module, for the package's metadata is missing. "
-                "Install or send the wheel to the Python that Spark runs: a folder of its source is not enough"
-            )
-        return format_of(connector)
+
+def connector_of_format(name: str) -> type[Connector]:
+    """Return the connector of the format `onceward-<name>`.
+
+    Raises:
+        ConfigurationError: No connector has that name where this runs.
+    """
+    from onceward.core.connector import connectors  # noqa: PLC0415 - see above
+
+    connector = connectors().get(name)
+    if connector is None:
+        raise ConfigurationError(
+            f"onceward-{name} is known here only by the name of its module, for the package's metadata is missing. "
+            "Install or send the wheel to the Python that Spark runs: a folder of its source is not enough"
+        )
+    return connector

@@ -32,4 +32,10 @@ _HOMES: Final = {
     ".coordinator": "Coordinator",
     ".recovery": "Swept sweep",
 }
-__getattr__ = importing(__name__, _HOMES)
+
+if not TYPE_CHECKING:  # so that type checkers find names that do not exist
+    __getattr__ = importing(__name__, _HOMES)
+
+
+def __dir__() -> list[str]:
+    return __all__

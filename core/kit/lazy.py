@@ -21,7 +21,8 @@ def importing(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
 
     def attribute(name: str) -> Any:
         if name not in module_of:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            owner = sys.modules[package]
+            raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=owner)
         value = getattr(import_module(module_of[name], package), name)
         setattr(sys.modules[package], name, value)
         return value
