@@ -24,7 +24,7 @@ from onceward.testing.services.jars import PEER_JARS, ensure_jars
 from . import scheduling
 from .class_archives import use_class_archives, with_warm_workers
 from .postgres_kit import folder_open_to_all, running_server
-from .scheduling import NIGHTLY, SECONDS, is_left_to_ci, scope_of
+from .scheduling import NIGHTLY, SECONDS, is_left_to_ci, pytest_runtest_setup, scope_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .connect_kit import ConnectServer
     from .scheduling import ByScope
 
-__all__ = ["pytest_collection_finish"]  # a hook, which also runs if only these tests do
+__all__ = ["pytest_collection_finish", "pytest_runtest_setup"]  # hooks, which also run if only these tests do
 STARTED: pytest.StashKey[dict[Service, int | None]] = pytest.StashKey()
 """Services of the whole run, each with its process."""
 HERE = Path(__file__).parent

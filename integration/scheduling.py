@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
+import time
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
-    import pytest
     from xdist.remote import Producer
     from xdist.workermanage import WorkerController
 
@@ -21,6 +23,10 @@ SECONDS: Final[dict[str, int]] = _DURATIONS["seconds"]
 NIGHTLY: Final = frozenset(_DURATIONS["nightly"])
 _BY_CI: Final = re.compile("|".join(fnmatch.translate(f"{glob.replace('[', '[[]')}*") for glob in _DURATIONS["by_ci"]))
 _GROUPS: Final = {member: group for group, members in _DURATIONS["together"].items() for member in members}
+
+
+UNTIL: Final = "ONCEWARD_TESTS_UNTIL"
+"""Variable with seconds since 1970: no test begins later."""
 
 
 def is_left_to_ci(test: str) -> bool:
@@ -36,6 +42,13 @@ def scope_of(test: str) -> str:
     if test in SECONDS or test.startswith("tests/"):
         return test
     return _GROUPS.get(test) or _GROUPS.get(test.partition("::")[0]) or test.rpartition("::")[0]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Leave the test out if no time is left; one that runs already may end."""
+    if time.time() > float(os.environ.get(UNTIL, "inf")):
+        pytest.skip("no time was left for it")
 
 
 class ByScope(LoadScopeScheduling):

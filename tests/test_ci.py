@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAKE = """#!/bin/sh
-echo "$*" >> made
+echo "$*${SELECT:+ SELECT=$SELECT}${ONCEWARD_TESTS_UNTIL:+ timed}" >> made
 case " $FAILING " in *" $1 "*) exit 1 ;; esac
 """
+REST = "SELECT=and not nightly and by_ci"
+TIMED = f"long ARGS=-rs {REST} timed"
 OLDER = "spark35 SPARK35=integration/test_spark_older.py"
 OF_AN_EARLIER_RUN = '{"integration/test_ui.py::test_x": true}'
 
@@ -60,8 +62,8 @@ def run(folder: Path, failing: str) -> tuple[int, list[str]]:
     return done.returncode, (folder / "made").read_text().splitlines()
 
 
-def test_ci_runs_docs_tests_pages_and_an_older_pyspark_in_this_order(tmp_path: Path) -> None:
-    assert run(tmp_path, "") == (0, ["docs", "test", "pages", OLDER])
+def test_ci_runs_docs_tests_pages_an_older_pyspark_and_then_what_there_is_time_for(tmp_path: Path) -> None:
+    assert run(tmp_path, "") == (0, ["docs", "test", "pages", OLDER, TIMED])
 
 
 def test_what_fails_once_is_repeated_and_nothing_is_left_out(tmp_path: Path) -> None:
@@ -69,8 +71,17 @@ def test_what_fails_once_is_repeated_and_nothing_is_left_out(tmp_path: Path) -> 
     left = tmp_path / ".pytest_cache" / "v" / "cache" / "lastfailed"
     left.parent.mkdir(parents=True)
     left.write_text(OF_AN_EARLIER_RUN)
-    assert run(tmp_path, "test") == (0, ["docs", "test", "check", "long ARGS=--last-failed", "pages", OLDER])
+    assert run(tmp_path, "test") == (0, ["docs", "test", "check", "long ARGS=--last-failed", "pages", OLDER, TIMED])
     assert not left.exists()
+
+
+def test_what_fails_of_the_rest_is_repeated_whatever_the_time(tmp_path: Path) -> None:
+    status, made = run(tmp_path, "long")
+    assert status != 0
+    after = [
+        line for line in made[made.index(TIMED) :] if not line.startswith("check")
+    ]  # nothing writes .cache/checked
+    assert after == [TIMED, *[f"long ARGS=--last-failed {REST}"] * 2]
 
 
 @pytest.mark.parametrize(

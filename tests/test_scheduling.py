@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from integration.scheduling import NIGHTLY, is_left_to_ci
+from integration.scheduling import NIGHTLY, UNTIL, is_left_to_ci
 
 from .scenarios import ROOT, SCENARIOS, collect
 
@@ -30,6 +30,37 @@ def test_last():
         dead.touch()
         os.abort()
 """
+
+
+TIMED = """
+import os, pathlib, pytest, time
+
+@pytest.fixture(scope="module")
+def server():
+    pathlib.Path("started").touch()
+
+@pytest.mark.parametrize("number", range(4))
+def test_one(server, number):
+    os.environ["ONCEWARD_TESTS_UNTIL"] = str(time.time() - 1)
+"""
+
+
+@pytest.mark.parametrize(("until", "passed"), [("inf", 1), ("0", 0)])
+def test_no_test_begins_when_no_time_is_left(tmp_path: Path, until: str, passed: int) -> None:
+    (tmp_path / "test_it.py").write_text(TIMED)
+    (tmp_path / "conftest.py").write_text("from integration.scheduling import pytest_runtest_setup")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "test_it.py"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", UNTIL: until},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert f"SKIPPED [{4 - passed}] " in done.stdout
+    assert ": no time was left for it" in done.stdout
+    assert (tmp_path / "started").exists() == (passed > 0)
 
 
 @pytest.mark.parametrize("others", [2, 5, 6])
