@@ -64,6 +64,7 @@ SLOW: Final = (
     "test_a_worker_that_replaces_one_that_died_runs_the_last_test_there_is",
     "test_each_scenario_has_a_test_that_make_test_runs",
     "test_questions_without_an_answer_leave_no_clients_behind",
+    "test_threads_may_import_at_the_same_time",
 )
 """Parts of tests' ids, the conformance suite's among them."""
 

@@ -33,6 +33,28 @@ task.write_partition = lambda *_: Acknowledgement(
 print(next(iter(task.write_and_tell([], [], [])))[task.ACK_COLUMN][0].as_py())
 """
 
+AT_ONCE = """
+import sys, threading
+sys.setswitchinterval(1e-5)
+STATEMENTS = (
+    "from onceward.core.checkpoint import Coordinator",
+    "from onceward.core.checkpoint import finish, sweep",
+    "from onceward.core import open_store, Pipeline",
+    "from onceward.core.log import LogStore",
+    "from onceward import KafkaSink, exactly_once",
+    "import onceward.connectors.spark.kafka_format",
+    "from onceward.connectors.spark import format_of, read_stream",
+    "import onceward.core.checkpoint.recovery",
+)
+together = threading.Barrier(len(STATEMENTS))
+def run(statement):
+    together.wait()
+    exec(statement, {})
+threads = [threading.Thread(target=run, args=(each,)) for each in STATEMENTS]
+for each in threads: each.start()
+for each in threads: each.join()
+"""
+
 
 def loaded(code: str, *modules: str) -> list[str]:
     """Return which of the modules a new process loads that runs the code."""
@@ -91,3 +113,17 @@ def test_a_format_without_the_packages_metadata_says_so(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("code", [RECEIVE, TELL], ids=["rows of Kafka", "an acknowledgement"])
 def test_a_worker_needs_no_pandas(code: str) -> None:
     assert loaded(code, "pandas") == []
+
+
+def test_threads_may_import_at_the_same_time() -> None:
+    """A package that imports a part of itself can wait for a thread that imports this part, and that one for it."""
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", AT_ONCE],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+            env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        )
+        assert done.stderr == ""
