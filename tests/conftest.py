@@ -6,10 +6,12 @@ import gc
 from typing import TYPE_CHECKING, Final
 
 from hypothesis import settings
-from integration.scheduling import is_left_to_ci
+from integration.scheduling import is_left_to_ci, pytest_runtest_setup
 
 if TYPE_CHECKING:
     import pytest
+
+__all__ = ["pytest_runtest_setup"]  # a hook
 
 settings.register_profile("untimed", deadline=None)  # the machine may be busy
 settings.load_profile("untimed")

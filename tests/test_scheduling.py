@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from integration import scheduling
 from integration.scheduling import NIGHTLY, UNTIL, is_left_to_ci
 
 from .scenarios import ROOT, SCENARIOS, collect
@@ -61,6 +63,13 @@ def test_no_test_begins_when_no_time_is_left(tmp_path: Path, until: str, passed:
     assert f"SKIPPED [{4 - passed}] " in done.stdout
     assert ": no time was left for it" in done.stdout
     assert (tmp_path / "started").exists() == (passed > 0)
+
+
+@pytest.mark.parametrize("folder", ["tests", "integration"])
+def test_the_tests_of_both_folders_ask_whether_time_is_left(folder: str) -> None:
+    """A command that removes unused imports removes hooks, too."""
+    conftest = importlib.import_module(f"{folder}.conftest")
+    assert conftest.pytest_runtest_setup is scheduling.pytest_runtest_setup
 
 
 @pytest.mark.parametrize("others", [2, 5, 6])
