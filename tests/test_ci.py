@@ -75,6 +75,13 @@ def test_what_fails_once_is_repeated_and_nothing_is_left_out(tmp_path: Path) -> 
     assert not left.exists()
 
 
+def test_when_the_run_would_soon_be_killed_the_rest_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECONDS", "4000")  # where bash begins to count
+    assert run(tmp_path, "") == (0, ["docs", "test", "pages", OLDER])
+
+
 def test_what_fails_of_the_rest_is_repeated_whatever_the_time(tmp_path: Path) -> None:
     status, made = run(tmp_path, "long")
     assert status != 0
