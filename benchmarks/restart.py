@@ -180,6 +180,8 @@ def main() -> None:
     parser.add_argument("--unpacked", action="store_true")
     parser.add_argument("--only", type=int, nargs="*", default=range(len(WAYS)), help="numbers of ways")
     arguments = parser.parse_args()
+    if any(archive.is_dir() for archive in (Path(pyspark.__file__).parent / "python" / "lib").glob("*.zip")):
+        parser.error("pyspark is in folders here, not in the archives to compare them with: install it anew")
     names = [name for number, name in enumerate(WAYS) if number in {0, *arguments.only}]
     with tempfile.TemporaryDirectory(prefix="onceward-bench-") as home, dev_services(Path(home) / "s") as services:
         jars = ",".join(str(jar) for jar in ensure_jars(PEER_JARS).glob("*.jar"))
