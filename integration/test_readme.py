@@ -123,8 +123,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 
 def bash(page: str, package: str, wheel: Path) -> list[str]:
-    """The bash blocks of a page, with the wheel instead of the package."""
-    return [block[2].replace(package, f"'{wheel}[") for block in BLOCK.finditer(page) if block[1] == "bash"]
+    """The bash blocks of a page, with the wheel instead of the package; without those for a checkout."""
+    blocks = [block[2] for block in BLOCK.finditer(page) if block[1] == "bash" and not block[2].startswith("make ")]
+    return [block.replace(package, f"'{wheel}[") for block in blocks]
 
 
 @pytest.fixture

@@ -95,3 +95,16 @@ def test_every_logger_is_documented() -> None:
     used = {name for text in code for name in re.findall(r'getLogger\("(onceward\.[\w.]+)"\)', text)}
     rows = re.findall(r"^\| (`onceward\.[^|]*)\|", (ROOT / "docs" / "logging.md").read_text(), re.MULTILINE)
     assert {name for row in rows for name in re.findall(r"`([\w.]+)`", row)} == used
+
+
+def test_the_two_commands_of_a_fresh_clone_are_said_once_and_are_those_that_ci_runs() -> None:
+    commands = [
+        line.partition("#")[0].strip()
+        for block in re.findall(r"^```bash\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+        for line in block.splitlines()
+        if line.startswith("make ")
+    ]
+    assert commands == ["make demo", "make test"]
+    makefile = (ROOT / "Makefile").read_text()
+    assert all(re.search(rf"^{command.removeprefix('make ')}:", makefile, re.MULTILINE) for command in commands)
+    assert re.search(r"^within \d+ make test\b", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
