@@ -51,7 +51,7 @@ class AbortStatus(StrEnum):
     RETRY_LATER = "retry later"
     """No answer, or a temporary fault: ask again."""
     UNKNOWN = "unknown"
-    """The target cannot tell who won."""
+    """Nothing of it is left, and the target cannot tell how it ended: asking again will not help."""
 
 
 class AbortOutcome(msgspec.Struct, frozen=True):

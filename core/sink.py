@@ -195,7 +195,12 @@ class TwoPhaseCommitSink(Sink, Generic[Txn]):
 
     @abstractmethod
     def abort(self, committable: Committable) -> AbortOutcome:
-        """Abort exactly this transaction (not whatever its name holds now): idempotent, from any process."""
+        """Abort exactly this transaction (not whatever its name holds now): idempotent, from any process.
+
+        Every answer but RETRY_LATER is an end: nothing of the transaction is left to be committed, and nothing of it
+        can appear. If the target has no trace of it, and cannot tell whether it was committed, that is UNKNOWN. Also
+        called with a committable that the target has never seen.
+        """
 
     @abstractmethod
     def lingering(self, scope: Scope) -> Iterable[Committable]:

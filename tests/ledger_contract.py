@@ -202,9 +202,24 @@ class LedgerContract:
         finish(sink, 0, generation=12)
         sink.ledger_epochs = 100
         sink.ledger().completed(SCOPE, 200)
-        late = prepare(sink, 500, generation=9)
+        late = prepare(sink, 1, generation=9)
         assert sink.abort(late).status is AbortStatus.ABORTED
         assert sink.commit(late).status is CommitStatus.UNKNOWN
+
+    def test_what_a_rewind_takes_back_is_proven_lost_although_its_writer_had_committed_earlier_epochs(
+        self, sink: DatabaseSink
+    ):
+        """A running query writes all its epochs under one START, so the generation alone tells nothing."""
+        committed = [finish(sink, 0, generation=3), finish(sink, 1, generation=3)]
+        taken_back = [prepare(sink, 2, generation=3), prepare(sink, 1, generation=3)]
+        sink.ledger().release(SCOPE)
+        for _ in range(2):
+            assert [sink.abort(c).status for c in taken_back] == [AbortStatus.ABORTED] * 2
+            assert set(sink.inspect_many(taken_back)) == {Observation.ABORTED}
+        finish(sink, 0, generation=9)
+        sink.ledger().completed(SCOPE, 200_000)
+        assert set(sink.inspect_many(taken_back)) <= {Observation.ABORTED, Observation.UNKNOWN}
+        assert sink.inspect_many(committed) == [Observation.UNKNOWN, Observation.COMMITTED]
 
     # What sinks of other names left behind
 

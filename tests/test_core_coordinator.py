@@ -8,6 +8,7 @@ import time
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -224,10 +225,47 @@ class TestAdmission:
         with pytest.raises(EpochConflictError, match="give another reason"):
             bench.coordinator().open(rewind="wrong code", first_epoch=1, query="q", epoch_input=about(1))
         assert len(bench.store.entries) == starts  # told before anybody was fenced
-        for first, why in ((1, "still wrong"), (0, "still wrong")):
+        for first, why in ((1, "still wrong"), (0, "wrong from the beginning")):
             back = bench.coordinator()
             back.open(rewind=why, first_epoch=first, query="q", epoch_input=about(first))
             assert back.admit(first, about(first)) is Admission.NEW
+
+    @pytest.mark.parametrize("decided", [0, 1, 3])
+    def test_the_words_of_a_rewind_that_was_done_open_the_way_for_no_older_checkpoint(self, decided: int):
+        """The words stay in the command line, and the log is in a store of its own."""
+        bench = Bench()
+        for epoch in range(6):
+            bench.run(bench.opened(), epoch)
+        back = bench.coordinator()
+        back.open(rewind="x", first_epoch=4, query="q", epoch_input=about(4))
+        for epoch in range(4, 4 + decided):
+            bench.run(back, epoch)
+        starts = len(bench.store.entries)
+        for query in ("q", "of a checkpoint made anew"):
+            with pytest.raises(EpochConflictError, match=r"at epoch 4.*give another reason"):
+                bench.coordinator().open(rewind="x", first_epoch=2, query=query, epoch_input=about(2, query=query))
+        assert len(bench.store.entries) == starts
+        again = bench.coordinator()
+        again.open(rewind="y", first_epoch=2, query="q", epoch_input=about(2))
+        assert again.admit(2, about(2)) is Admission.NEW
+
+    def test_a_rewind_that_nothing_has_followed_may_be_repeated_with_a_checkpoint_made_anew(self):
+        bench = Bench()
+        bench.run(bench.opened(), 0)
+        for query in ("first", "second"):
+            back = bench.coordinator()
+            back.open(rewind="from the beginning", first_epoch=0, query=query, epoch_input=about(0, query=query))
+            assert back.admit(0, about(0, query=query)) is Admission.NEW
+
+    def test_reasons_are_remembered_whichever_query_gave_them(self):
+        bench = Bench()
+        for query, why in (("a", "x"), ("b", "y")):
+            back = bench.coordinator()
+            back.open(rewind=why, first_epoch=0, query=query, epoch_input=about(0, query=query))
+            back.commit(0, [acknowledgement()], about(0, query=query))
+        with pytest.raises(EpochConflictError, match="give another reason"):
+            bench.coordinator().open(rewind="x", first_epoch=0, query="c", epoch_input=about(0, query="c"))
+        bench.coordinator().open(rewind="x", first_epoch=1, query="b", epoch_input=about(1, query="b"))
 
     def test_a_repeated_command_line_never_goes_back_over_what_a_copy_of_the_checkpoint_decided(self):
         """A second job on a copy decides epoch 2; the first one offers its own, and its old rewind is no permission."""
@@ -413,6 +451,20 @@ class TestOpening:
         other.claim_error = None
         bench.opened(other)
         assert len(other.aborted) == 1
+
+    def test_a_target_that_did_not_answer_a_rewind_is_not_swept_until_it_has_forgotten(self):
+        bench = Bench()
+        first = bench.opened()
+        bench.run(first, 0)
+        bench.sink.open = [prepared(first.context("a", 1, subtask=0))]
+        release = bench.sink.release
+        bench.sink.release = Mock(side_effect=RetryableSinkError("no answer"))  # type: ignore[method-assign]
+        with pytest.raises(RetryableSinkError, match="no answer"):
+            bench.coordinator().open(rewind="wrong code", first_epoch=0, query="q")
+        assert not bench.sink.aborted
+        bench.sink.release = release  # type: ignore[method-assign]
+        bench.opened()
+        assert len(bench.sink.aborted) == 1
 
     def test_a_name_that_belongs_to_another_log_stops_the_start(self):
         bench = Bench()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,6 +14,7 @@ from onceward.core.checkpoint import Admission, Coordinator, OnLost
 from onceward.core.checkpoint.recovery import TransactionStatus, status_for_sweeper, status_of
 from onceward.core.errors import (
     CommitPendingError,
+    ConfigurationError,
     DataLossError,
     EpochConflictError,
     EpochTornError,
@@ -28,6 +30,7 @@ from onceward.core.operations.survey import history, survey
 from onceward.core.operations.targets import sinks_target
 from onceward.core.outcome import OUTCOMES
 from onceward.core.proof import Proof, total
+from onceward.core.steps import Step, hooked
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, Observation
 
 from .core_fakes import FakeSink, MemoryStore, acknowledgement, policy
@@ -507,6 +510,128 @@ class TestRewind:
         case.decided()
         case.coordinator().open(rewind="the next one again", first_epoch=1, query="q")
         assert len(case.table.with_state(COMMITTED)) == 1
+
+    def test_an_earlier_decision_that_is_voided_is_not_left_out(self):
+        case = Case()
+        named = case.decided()
+        case.table.truth[case.of(case.table, named)[0]] = ABORTED
+        with pytest.raises(EpochConflictError, match=r"epoch 0 was decided, and lost.*would leave it out"):
+            case.coordinator().open(rewind="the next one again", first_epoch=1, query="q")
+        assert case.opened().admit(0, ABOUT) is Admission.NEW
+
+    @pytest.mark.parametrize("seen", [Observation.UNKNOWN, Observation.ABSENT, PREPARED])
+    def test_a_transaction_that_left_no_trace_has_ended(self, seen: Observation):
+        """Rule U: a target that cannot tell how it ended would never give another answer."""
+        case = Case()
+        named = case.decided()
+
+        class Vague(Target):
+            def abort(self, committable: Committable) -> AbortOutcome:  # noqa: ARG002
+                return AbortOutcome(AbortStatus.UNKNOWN, "never heard of it")
+
+        case.table = Vague("table")
+        case.table.truth = dict.fromkeys(case.of(case.table, named), seen)
+        case.coordinator().open(rewind="emptied the table", first_epoch=0, query="q")
+        assert case.opened().admit(0, ABOUT) is Admission.NEW
+
+    def test_a_target_that_is_at_work_on_a_transaction_is_asked_again(self):
+        case = Case(subtasks=2)
+        named = case.decided()
+        busy = iter([False, True, True])
+
+        class Busy(Target):
+            def abort(self, committable: Committable) -> AbortOutcome:
+                if next(busy, False):
+                    return AbortOutcome(AbortStatus.RETRY_LATER, "busy")
+                return super().abort(committable)
+
+        case.table = Busy("table")
+        case.coordinator().open(rewind="emptied the table", first_epoch=0, query="q")
+        assert sorted(case.table.with_state(ABORTED)) == sorted(case.of(case.table, named))
+        assert next(busy, None) is None
+
+    @pytest.mark.parametrize("error", [None, SinkError("refused for good"), DataLossError("the server was emptied")])
+    def test_what_is_visible_in_part_is_completed_if_it_can_be(self, error: Exception | None):
+        """Its commit takes several steps and has begun: what is visible before a rewind stays, whole or as it is."""
+        case = Case()
+        case.decided()
+
+        class HalfMoved(Target):
+            def abort(self, committable: Committable) -> AbortOutcome:  # noqa: ARG002
+                return AbortOutcome(AbortStatus.COMMITTED, "it has begun")
+
+            def commit(self, committable: Committable) -> CommitOutcome:
+                if error is not None:
+                    raise error
+                return super().commit(committable)
+
+        case.table = HalfMoved("table")
+        case.coordinator().open(rewind="emptied the table", first_epoch=0, query="q")
+        assert len(case.table.with_state(COMMITTED)) == (error is None)
+        assert case.opened().admit(0, ABOUT) is Admission.NEW
+
+    @pytest.mark.parametrize("when", ["before", "meanwhile"])
+    @pytest.mark.parametrize("what", ["removed", "of another kind"])
+    def test_a_program_that_could_not_end_the_decision_is_refused_before_a_target_forgets(self, when: str, what: str):
+        """Rule V: a rewind that did not take place changes nothing, so the next start without it goes on."""
+        case = Case()
+
+        class OfAnotherKind(Target):
+            def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:  # noqa: ARG002
+                raise ConfigurationError("a committable of kind fake is not mine")
+
+        sinks = [case.kafka, *([OfAnotherKind("table")] if what == "of another kind" else [])]
+        back = Coordinator("p", case.store, sinks, policy())
+        words = "no longer has" if what == "removed" else "not mine"
+
+        others = iter([case.decided] if when == "meanwhile" else [])
+
+        def decide(step: Step) -> None:
+            if step is Step.START_BEFORE and (decide_now := next(others, None)) is not None:
+                decide_now()
+
+        if when == "before":
+            case.decided()
+        entries = len(case.store.entries)
+        with hooked(decide), pytest.raises((EpochConflictError, ConfigurationError), match=words):
+            back.open(rewind="emptied the table", first_epoch=0, query="q")
+        assert when == "meanwhile" or len(case.store.entries) == entries  # refused before anybody was fenced
+        assert "release" not in case.kafka.calls
+        assert read(case.store).rewind is None
+        case.opened()
+        assert len(case.table.with_state(COMMITTED)) == len(case.kafka.with_state(COMMITTED)) == 1
+
+    @pytest.mark.parametrize("put", [1, 2])
+    def test_a_start_that_dies_before_its_rewind_is_written_changes_nothing(self, put: int):
+        case = Case()
+        case.decided()
+        case.opened()
+        seen = count(1)
+
+        def die(step: Step) -> None:
+            if step is Step.LOG_PUT_BEFORE and next(seen) == put:
+                raise KeyboardInterrupt
+
+        with hooked(die), pytest.raises(KeyboardInterrupt):
+            case.coordinator().open(rewind="emptied the table", first_epoch=0, query="q")
+        assert "release" not in [*case.kafka.calls, *case.table.calls]
+        assert not case.opened().view.rewound
+
+    def test_targets_forget_after_the_rewind_is_written_whoever_starts_next(self):
+        case = Case()
+        case.decided()
+        case.opened()
+
+        def die(step: Step) -> None:
+            if step is Step.LOG_PUT_AFTER and read(case.store).rewound:
+                raise KeyboardInterrupt
+
+        with hooked(die), pytest.raises(KeyboardInterrupt):
+            case.coordinator().open(rewind="emptied the table", first_epoch=0, query="q")
+        assert "release" not in [*case.kafka.calls, *case.table.calls]
+        assert case.opened().admit(0, ABOUT) is Admission.NEW
+        assert "release" in case.kafka.calls
+        assert "release" in case.table.calls
 
 
 class TestOperators:

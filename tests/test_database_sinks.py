@@ -18,7 +18,7 @@ from onceward.connectors.database.postgres.dialect import PostgreSql
 from onceward.connectors.database.sink import PostgresSink, SqlAlchemySink, choose_path
 from onceward.connectors.database.target import CommitPath, TableName, Url, own_name
 from onceward.core.errors import ConfigurationError, RetryableSinkError
-from onceward.core.names import Scope, TransactionName
+from onceward.core.names import Progress, Scope, TransactionName
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation, WriteContext
 
 if TYPE_CHECKING:
@@ -425,9 +425,17 @@ def committable(**fields: Any) -> Committable:
         (LedgerFacts("", {"ffff0000": -1}, frozenset()), "unknown", "aborted", "absent"),
         (LedgerFacts("", {LOG: 7}, frozenset()), "unknown", "unknown", "unknown"),
         (LedgerFacts("", {LOG: 6}, frozenset()), "lost", "aborted", "aborted"),
-        (LedgerFacts("", {LOG: 6}, frozenset(), {LOG: 3}), "unknown", "unknown", "unknown"),
-        (LedgerFacts("", {LOG: 6}, frozenset(), {LOG: 2, "ffff0000": 99}), "lost", "aborted", "aborted"),
-        (LedgerFacts("", {LOG: 6}, frozenset({"name"}), {LOG: 3}), "already committed", "committed", "committed"),
+        (LedgerFacts("", {LOG: 6}, frozenset(), {LOG: Progress(3, 8)}), "unknown", "unknown", "unknown"),
+        (LedgerFacts("", {LOG: 6}, frozenset(), {LOG: Progress(4, 0)}), "unknown", "unknown", "unknown"),
+        (LedgerFacts("", {LOG: 6}, frozenset(), {LOG: Progress(3, 7)}), "lost", "aborted", "aborted"),
+        (LedgerFacts("", {LOG: 6}, frozenset(), {LOG: Progress(3, 6)}), "lost", "aborted", "aborted"),
+        (LedgerFacts("", {LOG: 6}, frozenset(), {"ffff0000": Progress(9, 9)}), "lost", "aborted", "aborted"),
+        (
+            LedgerFacts("", {LOG: 6}, frozenset({"name"}), {LOG: Progress(4, 0)}),
+            "already committed",
+            "committed",
+            "committed",
+        ),
     ],
 )
 def test_an_absent_row_proves_something_only_in_the_right_ledger(

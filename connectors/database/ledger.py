@@ -8,8 +8,8 @@ The tables (see own_tables.py):
 - `pipelines`: the decision log that owns a pipeline's sink in this database, written with the log's first decision.
 - `logs`: the decision logs whose writers have written here, noted before they wrote, and how far the ledger rows of
   each were pruned. Because of it, an absent row is a proof: this is the right database, and the row was not pruned. A
-  rewind begins the epochs anew: the generations of the rows that it set aside tell which transactions are from before
-  it, so the newest of those rows is never pruned either.
+  rewind begins the epochs anew: the newest of the rows that it set aside tells, by generation and epoch, how far the
+  log had come before it, so that row is never pruned either.
 - `staged`: rows that were staged and are not merged yet, see merging.py.
 
 What an answer about a transaction rests on:
@@ -20,7 +20,8 @@ What an answer about a transaction rests on:
 3. Pruning is noted before rows are deleted, in one transaction with it. Who reads rows first and notes afterwards
    can therefore see a note too many, and never one too few.
 4. The newest row stays, and so does the newest of those that a rewind set aside: an outdated copy of the log is
-   recognized by the one, a transaction from before the rewind by the other.
+   recognized by the one, a transaction that may have been pruned since a rewind by the other. What is newer than all
+   that was set aside was not committed before the rewind, so its absent row is a proof.
 5. One log owns the names. Claims race by inserting the same key, and the loser reads who has won.
 6. A server that may lag behind another one proves nothing by what it lacks.
 """
@@ -102,8 +103,8 @@ class LedgerFacts:
     been pruned. Empty if all transactions are committed."""
     committed: frozenset[str] = frozenset()
     """The transactions that are in the ledger."""
-    set_aside: Mapping[str, int] = field(default_factory=dict)
-    """Decision logs that were rewound, each with the newest generation of its ledger rows from before that."""
+    set_aside: Mapping[str, Progress] = field(default_factory=dict)
+    """Decision logs that were rewound, each with the newest of its ledger rows from before that."""
 
     def observe(self, committable: Committable) -> tuple[Observation, str]:
         """Return what the facts prove about one of the transactions, and why."""
@@ -119,8 +120,9 @@ class LedgerFacts:
             return Observation.ABSENT, "no writer of this decision log has written here: is it another database?"
         if committable.epoch <= pruned:
             return Observation.UNKNOWN, f"ledger rows of epochs up to {pruned} were pruned"
-        # A rewind begins the epochs anew, so only the generation tells a transaction from before it.
-        if committable.generation <= self.set_aside.get(committable.log, NOTHING.generation):
+        # (4) A rewind begins the epochs anew, so they tell nothing without the generation. Rows of the newest epoch
+        # that was set aside are never pruned.
+        if Progress(committable.generation, committable.epoch) < self.set_aside.get(committable.log, NOTHING):
             return Observation.UNKNOWN, "it is from before a rewind, and the ledger rows of that time may be pruned"
         return Observation.ABORTED, "neither prepared, nor staged, nor in the ledger"
 
@@ -166,9 +168,8 @@ def _facts(
     query_logs = sa.select(tables.logs.c.log, tables.logs.c.pruned).where(*own)
     logs = {row.log: row.pruned for row in connection.execute(query_logs)}
     # Last, because a rewind sets rows aside and takes back the note of pruning in one transaction.
-    own = [*_of(tables.ledger, committables[0].pipeline, committables[0].sink), tables.ledger.c.rewound == 1]
-    newest = sa.select(tables.ledger.c.log, sa.func.max(tables.ledger.c.writer).label("newest")).where(*own)
-    set_aside = {row.log: row.newest for row in connection.execute(newest.group_by(tables.ledger.c.log))}
+    scopes = {c.scope for c in committables}
+    set_aside = {scope.log: _reached(target, connection, scope, rewound=1).progress for scope in scopes}
     return LedgerFacts(behind, logs, frozenset(committed), set_aside)
 
 

@@ -136,26 +136,33 @@ def check_query(view: LogView, query: str | None, numbering: EpochNumbering) -> 
 def goes_back(view: LogView, wanted: Rewound | None, epoch_input: EpochInput | None) -> bool:
     """Return whether the rewind that is asked for is still to be done.
 
+    (Rule C) It is done once: its reason stays in the command line, where it must not open the way for whatever
+    checkpoint is offered later. So a reason that was used before is never permission for another rewind.
+
     Raises:
-        EpochConflictError: It was done, and the epoch that is offered does not follow.
+        EpochConflictError: A rewind with this reason was done, and the epoch that is offered does not follow.
     """
     if wanted is None:
         return False
     if epoch_input is not None and _is_replay(view, wanted.epoch, epoch_input):
         return False  # the newest decision's own epoch: the driver died before it logged it
     done = view.rewind
-    if done is None or done.query != wanted.query or wanted.why not in (done.why, *done.earlier):
+    if done is None or wanted.why not in (done.why, *done.earlier):
         return True
     if wanted.epoch == NONE or may_follow(view, wanted.epoch):
-        return False
-    if wanted.why != done.why or wanted.epoch >= done.epoch:  # what a restart with the same command line offers
-        raise EpochConflictError(
-            f"a rewind with this reason ({wanted.why!r}) was done before, and epochs up to {view.decided} were "
-            "decided since. To go back once more, give another reason",
-            pipeline=view.pipeline,
-            epoch=wanted.epoch,
-        )
-    return True
+        if wanted.query == done.query or (view.before is not None and wanted.query == view.before.query):
+            return False
+        if view.rewound and wanted.why == done.why:
+            return True  # nothing was decided since: it goes back to the same epoch with a checkpoint made anew
+    when = f" at epoch {done.epoch}" if wanted.why == done.why and done.epoch != NONE else ""
+    raise EpochConflictError(
+        f"a rewind with this reason ({wanted.why!r}) was done before{when}, and epoch {wanted.epoch} does not go on "
+        f"from there: the newest decided one is {view.decided}. A rewind is done once for each reason, which may have "
+        "stayed in the command line. Use the checkpoint that belongs to this pipeline; or, to go back once more on "
+        "purpose, give another reason",
+        pipeline=view.pipeline,
+        epoch=wanted.epoch,
+    )
 
 
 def go_back(writer: LogWriter, rewind: Rewound) -> None:
@@ -171,8 +178,8 @@ def go_back(writer: LogWriter, rewind: Rewound) -> None:
 
 
 def with_earlier(rewind: Rewound, before: Rewound | None) -> Rewound:
-    """Return the rewind, with the reasons of those that the query did before it."""
-    if before is None or before.query != rewind.query:
+    """Return the rewind, with the reasons of those that were done before it, by whatever query."""
+    if before is None:
         return rewind
     earlier = tuple(why for why in (*before.earlier, before.why) if why != rewind.why)
     return msgspec.structs.replace(rewind, earlier=earlier)

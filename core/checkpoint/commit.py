@@ -52,6 +52,7 @@ def finish(
     hold: Collection[str] = (),
     fresh: bool = False,
     heals: bool = False,
+    claims: bool = True,
 ) -> bool:
     """Commit what the decision names and put COMPLETED; idempotent.
 
@@ -63,6 +64,7 @@ def finish(
             has would no longer show that.
         fresh: Whether this process made the decision just now, so that the first round need not ask what is lost (2).
         heals: Whether the caller can write the lost part of an epoch again.
+        claims: Whether the sinks that took part claim their names; not if a rewind settles whose they are.
 
     Returns:
         Whether COMPLETED was put; not if the decision was voided, or has a share of a sink in `hold`.
@@ -77,7 +79,7 @@ def finish(
     """
     check_sinks(permit.decision, sinks)
     policy = writer.policy
-    shares = [Share(permit, sink, writer) for sink in by_urgency(sinks.values())]
+    shares = [Share(permit, sink, writer, claims=claims) for sink in by_urgency(sinks.values())]
     deadline = policy.monotonic() + policy.commit_timeout
     # A target that lost earlier commits keeps its share: after COMPLETED nothing would show that loss any more.
     held = [share for share in shares if share.waits and share.sink.name in hold]

@@ -52,12 +52,12 @@ from .admission import (
     goes_back,
     with_earlier,
 )
-from .commit import check_sinks, finish
+from .commit import finish
 from .healing import Lost, check_same_rows
 from .kept import check_kept
 from .numbering import CONSECUTIVE, EpochNumbering
 from .recovery import Swept, sweep
-from .taking_back import end_taken_back
+from .taking_back import check_can_end, end_taken_back
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -152,7 +152,9 @@ class Coordinator:
         before = self.writer.look() if query is not None or wanted is not None else None
         if before is not None:
             check_owner(before, self.pipeline, self.writer.store)
-            if not goes_back(before, wanted, epoch_input):
+            if goes_back(before, wanted, epoch_input):
+                check_can_end(before, self.sinks)  # (rule W) before anybody is fenced
+            else:
                 check_query(before, query, self.numbering)
         # Step 1 (START): from here on no older writer can decide.
         crash_point(Step.START_BEFORE)
@@ -160,19 +162,20 @@ class Coordinator:
         crash_point(Step.START_AFTER)
         back = goes_back(self.view, wanted, epoch_input)
         self.lost = self._torn = None
-        unowned = self._own_names(release=back or self.view.rewound)
+        # (Rule V) A rewind is checked, then written; only then do the targets forget, below.
+        finished = self._go_back(wanted) if back and wanted is not None else ()
+        unowned = self._own_names()
         # Step 2 (sweep): before anything is committed, so that readers of one target do not wait for another.
         # Step 3 (finish): a target that has lost something gets no commits until the policy has decided.
-        unswept = self._sweep_now(abandoned=True, rewinding=back, skip=unowned)
+        unswept = self._sweep_now(abandoned=True, skip=unowned)
         hold = {name for name, error in unowned.items() if isinstance(error, DataLossError)}
-        finished = self._go_back(wanted, hold) if back and wanted is not None else self._finish_decided(hold)
+        finished = finished or self._finish_decided(hold)
         if self.view.taken_back is not None:
-            check_sinks(self.view.taken_back, self.sinks)
             end_taken_back(self.view.taken_back, self.sinks, self.writer)
-        if unowned and finished:
+        if unowned and finished and not self.view.rewound:
             unowned, unasked = self._ask_again(unowned), unowned
             if unasked.keys() - unowned.keys():  # they were not swept, because they had not said whose they are
-                unswept = self._sweep_now(abandoned=True, rewinding=back, skip=unowned) or unswept
+                unswept = self._sweep_now(abandoned=True, skip=unowned) or unswept
         for error in (*unowned.values(), unswept):
             if error is not None:
                 raise error
@@ -417,15 +420,15 @@ class Coordinator:
     def _fields(self, epoch: int | None, **more: Any) -> dict[str, Any]:
         return {"pipeline": self.pipeline, "epoch": epoch, **more}
 
-    def _own_names(self, *, release: bool) -> dict[str, Exception]:
-        """Refuse names that are not this log's, or make the targets forget whose they were before a rewind.
+    def _own_names(self) -> dict[str, Exception]:
+        """Refuse names that are not this log's; after a rewind, make the targets forget whose they were.
 
         Returns:
             What each sink raised whose target did not answer, or has lost what was committed. It is not swept now: it
             may know more than this log, which then is an outdated copy that calls undecided what is decided; or the
             other way round. One that has lost something gets no commits either.
         """
-        if not release:
+        if not self.view.rewound:
             return {**check_kept(self.writer, self.sinks, starting=True)}
         unanswered: dict[str, Exception] = {}
         for sink in self.sinks.values():
@@ -435,16 +438,15 @@ class Coordinator:
                 unanswered[sink.name] = error
         return unanswered
 
-    def _go_back(self, wanted: Rewound, hold: Collection[str]) -> Sequence[Committable]:
-        """Put REWIND, and return what was finished before it: nothing that it covers is committed any more."""
+    def _go_back(self, wanted: Rewound) -> Sequence[Committable]:
+        """Put REWIND, and return what was finished before it: nothing that it covers is committed any more.
+
+        Until REWIND is durable, nothing has changed: whoever starts without it goes on as if nobody had asked for it.
+        """
+        check_can_end(self.view, self.sinks)
         undone = self.view.undone
-        finished: Sequence[Committable] = ()
-        if undone is not None and not self.numbering.takes_back(wanted, undone):
-            finished = self._finish_decided(hold)
-            if self._torn is not None:
-                raise self._torn
-        if undone is not None:
-            check_sinks(undone, self.sinks)
+        covered = undone is None or self.numbering.takes_back(wanted, undone)
+        finished = () if covered else self._finish_uncovered(wanted)
         _log.warning(
             "going back on purpose: the next epoch is %s (%s)",
             "any" if wanted.epoch == NONE else wanted.epoch,
@@ -452,6 +454,27 @@ class Coordinator:
             extra=self._fields(wanted.epoch),
         )
         self.writer.rewind(with_earlier(wanted, self.view.rewind))
+        return finished
+
+    def _finish_uncovered(self, wanted: Rewound) -> Sequence[Committable]:
+        """Finish a decision from before the epoch to which the pipeline goes back.
+
+        Whose the names are is settled by the rewind: so they are not claimed here, and if a target knows another log,
+        or a newer state of this one, nothing is swept before REWIND.
+        """
+        with suppress(EpochConflictError):
+            self._sweep_now(abandoned=True, skip=self._own_names())
+        finished = self._finish_decided((), claims=False)
+        if self._torn is not None:
+            raise self._torn
+        if NONE < self.view.awaited < wanted.epoch:
+            raise EpochConflictError(
+                f"epoch {self.view.awaited} was decided, and lost before any of it was visible, so it has to be "
+                f"written again, and the rewind to epoch {wanted.epoch} would leave it out. Start once without the "
+                "rewind, or go back to that epoch or an earlier one",
+                pipeline=self.pipeline,
+                epoch=wanted.epoch,
+            )
         return finished
 
     def _ask_again(self, unowned: dict[str, Exception]) -> dict[str, Exception]:
@@ -463,7 +486,7 @@ class Coordinator:
         return {**others, **check_kept(self.writer, {name: self.sinks[name] for name in silent}, starting=True)}
 
     def _sweep_now(
-        self, *, busy: bool = False, abandoned: bool = False, rewinding: bool = False, skip: Collection[str] = ()
+        self, *, busy: bool = False, abandoned: bool = False, skip: Collection[str] = ()
     ) -> Exception | None:
         """Sweep, and return what a sink raised, if one did.
 
@@ -471,9 +494,7 @@ class Coordinator:
         """
         self._swept, self._left_behind = self.policy.monotonic(), True
         try:
-            self._last_sweep = sweep(
-                self.writer, self.sinks.values(), busy=busy, abandoned=abandoned, rewinding=rewinding, skip=skip
-            )
+            self._last_sweep = sweep(self.writer, self.sinks.values(), busy=busy, abandoned=abandoned, skip=skip)
         except StoreError:
             raise
         except Exception as error:  # noqa: BLE001 - a sink's
@@ -517,14 +538,14 @@ class Coordinator:
         tell(completed)
         note_epoch(self.writer.store, completed)
 
-    def _finish_decided(self, hold: Collection[str]) -> Sequence[Committable]:
+    def _finish_decided(self, hold: Collection[str], *, claims: bool = True) -> Sequence[Committable]:
         permit = self.view.permit()
         if permit is None:
             return ()
         epoch = permit.decision.epoch
         _log.info("finishing epoch %s, decided by an earlier writer", epoch, extra=self._fields(epoch))
         try:
-            if not finish(permit, self.writer, self.sinks, hold=hold, heals=self.heals):
+            if not finish(permit, self.writer, self.sinks, hold=hold, heals=self.heals, claims=claims):
                 return ()
         except EpochTornError as torn:
             self._torn, self.lost = torn, Lost(permit.decision, tuple(torn.lost), permit.decision.subtasks)

@@ -181,7 +181,6 @@ def sweep(
     only: Collection[tuple[str, str, str]] | None = None,
     busy: bool = False,
     abandoned: bool = False,
-    rewinding: bool = False,
     skip: Collection[str] = (),
 ) -> Swept:
     """Abort what lingers; a sweeper that is fenced aborts nothing.
@@ -192,7 +191,6 @@ def sweep(
         only: Identities of the transactions that are meant; None: all.
         busy: Subtasks of this writer are at work: touch only what names an older writer.
         abandoned: Also what sinks have left behind that this pipeline had once.
-        rewinding: The pipeline goes back, so the targets are taken as they are.
         skip: Names of sinks that are left alone.
 
     Raises:
@@ -218,7 +216,7 @@ def sweep(
             if not listed:
                 continue
             # (2) A target that went back may show as prepared what a pruned decision named.
-            _check_kept(sink, writer, rewinding=rewinding or writer.view.rewound)
+            _check_kept(sink, writer)
         except Exception as error:  # noqa: BLE001 - whatever one sink raises, the others are swept
             errors.append(error)
             continue
@@ -244,8 +242,9 @@ def sweep(
     return Swept(tuple(aborted), tuple(reported), tuple(left))
 
 
-def _check_kept(sink: TwoPhaseCommitSink[Any], writer: LogWriter, *, rewinding: bool) -> None:
-    for error in check_kept(writer, {} if rewinding else {sink.name: sink}).values():
+def _check_kept(sink: TwoPhaseCommitSink[Any], writer: LogWriter) -> None:
+    # After a rewind, until the next decision, targets are taken as they are.
+    for error in check_kept(writer, {} if writer.view.rewound else {sink.name: sink}).values():
         raise error
 
 

@@ -51,7 +51,9 @@ class Share:
         owns: Whether the sink owns its names in its target once its share has ended.
     """
 
-    def __init__(self, permit: CommitPermit, sink: TwoPhaseCommitSink[Any], writer: LogWriter) -> None:
+    def __init__(
+        self, permit: CommitPermit, sink: TwoPhaseCommitSink[Any], writer: LogWriter, *, claims: bool = True
+    ) -> None:
         self.sink = sink
         self.expires = _expires(sink)
         self._clock = writer.policy.monotonic
@@ -66,7 +68,7 @@ class Share:
         own.sort(key=lambda c: c.epoch)
         self.committables = tuple(own)
         self._epochs = [list(epoch) for _, epoch in groupby(own, key=lambda c: c.epoch)]
-        claimed, claims = sink.name in writer.view.claimed, sink.name in permit.decision.sinks
+        claimed, claims = sink.name in writer.view.claimed, claims and sink.name in permit.decision.sinks
         self.owns = claimed or claims
         self._to_claim = None if claimed or not claims else writer.scope(sink.name)
 

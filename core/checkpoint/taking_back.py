@@ -4,51 +4,74 @@ A rewind that goes back to a decided epoch, or before it, writes its rows again.
 must never become visible beside them:
 
 1. REWIND comes first. From then on every reader of the log knows that the decision is taken back, so nobody commits it
-   any more, whichever writer starts next.
+   any more, whichever writer starts next. Before it, `check_can_end` refuses a program that could not end the decision.
 2. What is prepared is aborted by its exact handle. Repeating that does no harm, even by a writer that is fenced by now.
 3. What the target shows committed stays, as everything that was visible before the rewind. Its commit is repeated, in
-   case a partition of Kafka still waits for its marker.
-4. VOID is put when every target has said that nothing is left. Until then, no epoch can be decided.
+   case a partition of Kafka still waits for its marker, or only some of its rows are visible. What can no longer be
+   completed stays as it is.
+4. (Rule U) A transaction of which a target has no trace has ended, however it did: its decision named it because it was
+   prepared, so it cannot appear any more. Only a target that does not answer, or that is at work on a transaction, is
+   asked again. So the taking back ends as soon as every target answers.
+5. VOID is put when every target has said that nothing is left. Until then, no epoch can be decided.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from .. import answers
-from ..errors import CommitPendingError, ExternalError
+from ..errors import CommitPendingError, DataLossError, ExternalError
 from ..steps import Step, crash_point
 from ..transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Observation
+from .commit import check_sinks
 from .subtask import DirectlyWritten
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ..log import Decide, LogWriter
+    from ..log import Decide, LogView, LogWriter
     from ..sink import TwoPhaseCommitSink
     from ..transaction import Committable
 
+_log = logging.getLogger("onceward.commit")
 _ENDED: Final = frozenset({Observation.COMMITTED, Observation.ABORTED, Observation.EXPIRED})
 _NO_ANSWER: Final = "the target does not say what became of its transactions"
+
+
+def check_can_end(view: LogView, sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> None:
+    """Refuse a pipeline that could not end what a rewind takes back, before the rewind is written.
+
+    Raises:
+        EpochConflictError: A decision that waits names a sink that the pipeline no longer has.
+        ConfigurationError: A sink cannot read its transactions: it was of another kind then.
+    """
+    decision = view.undone or view.taken_back
+    if decision is None:
+        return
+    check_sinks(decision, sinks)
+    for name, committables in _two_phase(decision, sinks).items():
+        with suppress(ExternalError):  # a target that does not answer is waited for later
+            sinks[name].inspect_many(committables)
 
 
 def end_taken_back(decision: Decide, sinks: Mapping[str, TwoPhaseCommitSink[Any]], writer: LogWriter) -> None:
     """Abort what is prepared of a decision that was taken back, and put VOID.
 
     Raises:
+        EpochConflictError: The decision names a sink that the pipeline no longer has.
         CommitPendingError: A target did not answer in time; the next start goes on.
         FencedError: A newer writer has started, and does the same.
     """
+    check_sinks(decision, sinks)
     policy = writer.policy
     deadline = policy.monotonic() + policy.commit_timeout
     waiting: dict[str, str] = {}
-    left: dict[str, list[Committable]] = defaultdict(list)
-    for committable in decision.committables:
-        if not isinstance(sinks[committable.sink], DirectlyWritten):
-            left[committable.sink].append(committable)
+    left = _two_phase(decision, sinks)
 
     def end(name: str) -> None:
         waiting[name] = _end(sinks[name], left[name])
@@ -56,7 +79,7 @@ def end_taken_back(decision: Decide, sinks: Mapping[str, TwoPhaseCommitSink[Any]
     for attempt in count():
         policy.make_all([partial(end, name) for name in left if waiting.get(name, _NO_ANSWER)])
         if not any(waiting.values()):
-            # (4) Every target has said that nothing is left.
+            # (5) Every target has said that nothing is left.
             writer.void(decision.epoch, ["a rewind has taken it back"], covered=True)
             return
         if not policy.commits.pause(attempt, deadline - policy.monotonic()):
@@ -70,25 +93,45 @@ def end_taken_back(decision: Decide, sinks: Mapping[str, TwoPhaseCommitSink[Any]
     )
 
 
+def _two_phase(decision: Decide, sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> dict[str, list[Committable]]:
+    """Return the decision's transactions by sink, without those that were written directly."""
+    committables: dict[str, list[Committable]] = defaultdict(list)
+    for committable in decision.committables:
+        if not isinstance(sinks[committable.sink], DirectlyWritten):
+            committables[committable.sink].append(committable)
+    return committables
+
+
 def _end(sink: TwoPhaseCommitSink[Any], committables: Sequence[Committable]) -> str:
     """End one sink's part; return why it has to be repeated, or nothing."""
     try:
         observations = answers.of_each(sink, "inspect_many", committables, sink.inspect_many(committables), Observation)
         if any(state is Observation.NO_ANSWER for _, state in observations):
             return _NO_ANSWER
+        committed = [c for c, state in observations if state is Observation.COMMITTED]
         for committable in (c for c, state in observations if state not in _ENDED):
             crash_point(Step.ABORT_BEFORE)
             outcome = answers.one(sink, "abort", sink.abort(committable), AbortOutcome, epoch=committable.epoch)
             crash_point(Step.ABORT_AFTER)
-            if outcome.status in (AbortStatus.RETRY_LATER, AbortStatus.UNKNOWN):
+            # (4) UNKNOWN is an end: asking again would never give another answer.
+            if outcome.status is AbortStatus.RETRY_LATER:
                 return outcome.detail or outcome.status
-        return _settle(sink, [c for c, state in observations if state is Observation.COMMITTED])
+            if outcome.status is AbortStatus.COMMITTED:
+                committed.append(committable)
     except ExternalError as error:
         return str(error)
+    return _settle(sink, committed)
 
 
 def _settle(sink: TwoPhaseCommitSink[Any], committed: Sequence[Committable]) -> str:
+    """Repeat commits (3); return why that has to be repeated, or nothing."""
     if not committed:
         return ""
-    outcomes = answers.of_each(sink, "commit", committed, sink.commit_many(committed), CommitOutcome)
+    try:
+        outcomes = answers.of_each(sink, "commit", committed, sink.commit_many(committed), CommitOutcome)
+    except (ExternalError, DataLossError) as error:
+        if error.retryable:
+            return str(error)
+        _log.warning("sink %s cannot complete what was visible before a rewind, which stays: %s", sink.name, error)
+        return ""
     return next((o.detail or o.status for _, o in outcomes if o.status is CommitStatus.RETRY_LATER), "")

@@ -44,7 +44,7 @@ class EpochInput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rewound(msgspec.Struct, frozen=True, kw_only=True):
-    """Identity of a rewind. A rewind that is asked for again with the same query and reason has been done."""
+    """Identity of a rewind: its reason, which is never permission for another one; and where it went."""
 
     query: str
     """Identity of the query that went back."""
@@ -52,7 +52,7 @@ class Rewound(msgspec.Struct, frozen=True, kw_only=True):
     """First epoch after it; -1 for whichever the driver offered first."""
     why: str
     earlier: tuple[str, ...] = ()
-    """Reasons for which this query went back before: an older command line finds them done, too."""
+    """Reasons of the rewinds before it: an older command line finds them done, too."""
 
 
 class _Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="entry"):

@@ -537,7 +537,7 @@ class LogAudit:
             if txn.state == "committed" and txn.ended >= self.started and txn.epoch >= back.epoch:
                 raise Violation("rewind", f"a writer committed this before it went back over it: {txn}")
         self.taken_back, self.undone = self.undone or self.taken_back, None
-        if back.epoch >= self.rewinds.get((back.query, back.why), back.epoch + 1):
+        if (back.query, back.why) in self.rewinds:
             raise Violation("rewind", f"{back} is done a second time")
         self.rewinds[back.query, back.why] = back.epoch
         if by is not None:

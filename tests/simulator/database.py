@@ -4,6 +4,9 @@ What is nasty, all of it measured on the real one and compared again by integrat
 
 - COMMIT PREPARED takes whatever the name holds: a stale one commits the newer transaction of a name used twice.
 - While one session ends a prepared transaction, another one is told "busy", which says nothing about the outcome.
+  Somebody may be at work on it for as long as he likes.
+- Once a rewind has set ledger rows aside, an absent row is a proof only of what came after these (the real ledger's own
+  judgment, LedgerFacts).
 - "Does not exist" is said after a commit and after a rollback alike: only the ledger row knows.
 - Prepared rows keep their locks for ever: a retry that writes the same key fails by lock_timeout.
 - A restart ends open sessions; what is prepared or staged stays.
@@ -18,6 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from onceward.connectors.database.ledger import LedgerFacts
 from onceward.core.errors import PostgresError
 from onceward.core.names import NOTHING, Progress, parse_transaction_name
 
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from onceward.core.names import Scope
+    from onceward.core.transaction import Committable
 
     from .audit import Audit, Txn
     from .world import Process, World
@@ -58,6 +63,13 @@ class Held:
     txn: Txn
     scope: tuple[str, str, str]
     busy: bool = False
+    busy_until: int = -1
+    """Tick until which somebody else is at work on it."""
+
+
+def _before_a_rewind(scope: Scope) -> Scope:
+    """Whose ledger rows are, once a rewind has set them aside."""
+    return scope._replace(log=f"{scope.log} before a rewind")
 
 
 def keys_of(txn: Txn) -> str:
@@ -91,6 +103,8 @@ class Database:
     refuses_until: int = -1
     known: dict[str, Txn] = field(default_factory=dict)
     """Whatever was prepared or staged here."""
+    forgotten: dict[tuple[str, str, str], Progress] = field(default_factory=dict)
+    """What a vague target has set aside at a rewind: all that was here."""
     past: list[Past] = field(default_factory=list)
     """What a standby may have, oldest first."""
     promoted: int = 0
@@ -150,8 +164,19 @@ class Database:
 
     def set_aside(self, scope: Scope) -> None:
         """What is in the ledger no longer says how far the log has come."""
-        before = scope._replace(log=f"{scope.log} before a rewind")
+        names = [parse_transaction_name(gid) for gid in self.known]
+        here = [Progress(name.start + 1, 0) for name in names if name is not None and name.scope == scope]
+        self.forgotten[scope] = max(here, default=NOTHING)
+        before = _before_a_rewind(scope)
         self.ledger = {gid: before if whose == scope else whose for gid, whose in self.ledger.items()}
+
+    def facts(self, committable: Committable) -> LedgerFacts:
+        """What the ledger says of a transaction that is neither prepared nor staged; `committed` asks for the rows."""
+        gid, log = committable.transaction, committable.log
+        before = self.progress(_before_a_rewind(committable.scope))
+        if self.world.plan.config.vague:
+            before = max(before, self.forgotten.get(committable.scope, NOTHING))
+        return LedgerFacts("", {log: -1}, frozenset({gid} & self.ledger.keys()), {log: before})
 
     def transactions(self, scope: Scope, epoch: int) -> int:
         """How many transactions of an epoch the ledger knows."""
@@ -191,7 +216,7 @@ class Database:
         held = self.prepared.get(gid)
         if held is None:
             return MISSING
-        if held.busy:
+        if self._is_busy(held):
             return BUSY
         held.busy = held.txn.ending = True
         self._work([held], "ending")
@@ -236,7 +261,7 @@ class Database:
 
     def _take(self, gids: Sequence[str], *, commit: bool) -> list[str]:
         there = {gid: self.staged[gid] for gid in gids if gid in self.staged}
-        if any(held.busy for held in there.values()):
+        if any(self._is_busy(held) for held in there.values()):
             raise NoAnswerError("canceling statement due to lock timeout")
         for held in there.values():
             held.busy = held.txn.ending = True
@@ -281,6 +306,8 @@ class Database:
     def recover(self) -> None:
         """All is well again."""
         self.away_until = self.refuses_until = -1
+        for held in (*self.prepared.values(), *self.staged.values()):
+            held.busy_until = -1
 
     def restart(self) -> None:
         """The server restarts."""
@@ -313,6 +340,15 @@ class Database:
         self.staged = {gid: Held(*one) for gid, one in now.staged.items()}
         self.ledger, self.owners = dict(now.ledger), dict(now.owners)
         self.committed_rows = defaultdict(set, {target: set(rows) for target, rows in now.rows.items()})
+
+    def occupy(self, number: int) -> None:
+        """Somebody else's session is at work on a prepared transaction, or on staged rows, for a while."""
+        held = [one for where in (self.prepared, self.staged) for one in where.values() if one.txn.log]
+        if held:
+            held[number % len(held)].busy_until = self.world.trouble(number % 199)
+
+    def _is_busy(self, held: Held) -> bool:
+        return held.busy or self.world.tick < held.busy_until
 
     def rollback(self, number: int) -> None:
         """An operator rolls back some prepared transaction of the pipeline by hand."""

@@ -131,14 +131,20 @@ class DatabaseSink(Ledger):
         try:
             with self.database.connected():
                 held = {gid for gid, _ in self.database.list_held()}
-                return [self._seen(committable.transaction, held) for committable in committables]
+                return [self._seen(committable, held) for committable in committables]
         except NoAnswerError:
             raise PostgresError("no answer") from None
 
-    def _seen(self, gid: str, held: set[str]) -> Observation:
-        if gid in held:
+    def _seen(self, committable: Committable, held: set[str]) -> Observation:
+        if committable.transaction in held:
             return Observation.PREPARED
-        return Observation.COMMITTED if self.database.committed(gid) else Observation.ABORTED
+        self.database.committed(committable.transaction)  # the question, which may get no answer
+        return self.database.facts(committable).observe(committable)[0]
+
+    def _without(self, committable: Committable) -> AbortOutcome:
+        """What an abort proved that found nothing under the name."""
+        self.database.committed(committable.transaction)
+        return self.database.facts(committable).abort_outcome(committable)
 
     def ledger(self) -> Ledger:
         """The database remembers."""
@@ -198,10 +204,10 @@ class PreparedSink(DatabaseSink):
                     return CommitOutcome(CommitStatus.COMMITTED)
                 if answer == BUSY:
                     return CommitOutcome(CommitStatus.RETRY_LATER, BUSY)
-                known = self.database.committed(committable.transaction)
+                self.database.committed(committable.transaction)
+                return self.database.facts(committable).commit_outcome(committable, answer)
         except NoAnswerError:
             return CommitOutcome(CommitStatus.RETRY_LATER, "no answer")
-        return CommitOutcome(CommitStatus.ALREADY_COMMITTED if known else CommitStatus.LOST, answer)
 
     def abort(self, committable: Committable) -> AbortOutcome:
         """ROLLBACK PREPARED; if the name is gone, the ledger tells who won."""
@@ -212,10 +218,9 @@ class PreparedSink(DatabaseSink):
                     return AbortOutcome(AbortStatus.ABORTED)
                 if answer == BUSY:
                     return AbortOutcome(AbortStatus.RETRY_LATER, BUSY)
-                known = self.database.committed(committable.transaction)
+                return self._without(committable)
         except NoAnswerError:
             return AbortOutcome(AbortStatus.RETRY_LATER, "no answer")
-        return AbortOutcome(AbortStatus.COMMITTED if known else AbortStatus.ABORTED, answer)
 
 
 class StagedSink(DatabaseSink):
@@ -235,8 +240,8 @@ class StagedSink(DatabaseSink):
     def _outcome(self, committable: Committable, merged: list[str]) -> CommitOutcome:
         if committable.transaction in merged:
             return CommitOutcome(CommitStatus.COMMITTED)
-        known = self.database.committed(committable.transaction)
-        return CommitOutcome(CommitStatus.ALREADY_COMMITTED if known else CommitStatus.LOST)
+        self.database.committed(committable.transaction)
+        return self.database.facts(committable).commit_outcome(committable)
 
     def abort(self, committable: Committable) -> AbortOutcome:
         """Delete the staged rows; the ledger tells who won if there are none."""
@@ -244,7 +249,6 @@ class StagedSink(DatabaseSink):
             with self.database.connected():
                 if self.database.unstage(committable.transaction):
                     return AbortOutcome(AbortStatus.ABORTED)
-                known = self.database.committed(committable.transaction)
+                return self._without(committable)
         except NoAnswerError:
             return AbortOutcome(AbortStatus.RETRY_LATER, "no answer")
-        return AbortOutcome(AbortStatus.COMMITTED if known else AbortStatus.ABORTED)

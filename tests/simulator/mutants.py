@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -37,12 +37,13 @@ from onceward.core.checkpoint import (
     recovery,
     replay,
     sweep,
+    taking_back,
 )
 from onceward.core.checkpoint.healing import Lost
 from onceward.core.checkpoint.kept import describe_loss
 from onceward.core.checkpoint.losses import settle
 from onceward.core.checkpoint.share import Share
-from onceward.core.errors import DecisionInDoubtError, EpochConflictError
+from onceward.core.errors import DecisionInDoubtError, EpochConflictError, ExternalError
 from onceward.core.log import LogView, LogWriter, WriterToken, reader, writer
 from onceward.core.log import read as read_log
 from onceward.core.log.entries import decode
@@ -283,7 +284,7 @@ class AbandonsWithoutBar(Coordinator):
 class ClaimsNothing(Coordinator):
     """Does not ask the targets whether another log owns the names."""
 
-    def _own_names(self, *, release: bool) -> dict[str, Exception]:
+    def _own_names(self) -> dict[str, Exception]:
         return {}
 
 
@@ -315,10 +316,29 @@ def _withdraw_without_aborting(decision: Decide, shares: Sequence[Share], log: L
         return _REAL_WITHDRAW(decision, shares, log)
 
 
-def _go_back_after_finishing(self: Any, wanted: Any, hold: Any) -> Any:
-    finished = self._finish_decided(hold)
+def _go_back_after_finishing(self: Any, wanted: Any) -> Any:
+    finished = self._finish_decided(())
     self.writer.rewind(admission.with_earlier(wanted, self.view.rewind))
     return finished
+
+
+def _go_back_after_releasing(self: Any, wanted: Any) -> Any:
+    with suppress(ExternalError):
+        for sink in self.sinks.values():
+            sink.ledger().release(self.writer.scope(sink.name))
+    return _REAL_GO_BACK(self, wanted)
+
+
+_REAL_GO_BACK = Coordinator._go_back
+
+
+def _wait_for_what_left_no_trace(sink: Any, committables: Sequence[Committable]) -> str:
+    why = _REAL_END(sink, committables)
+    seen = [] if why else sink.inspect_many(committables)
+    return "how it ended is unknown" if Observation.UNKNOWN in seen else why
+
+
+_REAL_END = taking_back._end
 
 
 def _other_logs_of_the_sink(client: Any, scope: Scope) -> dict[str, set[str]]:
@@ -397,6 +417,15 @@ def _goes_back_to_later(view: LogView, wanted: Any, epoch_input: EpochInput | No
 
 
 _REAL_GOES_BACK = admission.goes_back
+
+
+def _goes_back_to_earlier(view: LogView, wanted: Any, epoch_input: EpochInput | None) -> bool:
+    try:
+        return _REAL_GOES_BACK(view, wanted, epoch_input)
+    except EpochConflictError:
+        if wanted.epoch >= view.rewind.epoch:  # type: ignore[union-attr]
+            raise
+        return True
 
 
 class KeepsItsCoordinator(EpochHandler):
@@ -916,6 +945,24 @@ MUTANTS: dict[str, Mutant] = {
         _laws("rewind"),
         patches=((coordinator, "goes_back", _goes_back_to_later),),
         narrow=crowded(K.REWIND, K.COPY, K.SWITCH, within=500, unique=False, records=4, on_lost="fail"),
+    ),
+    "a rewind to an earlier epoch": Mutant(
+        "The words of a rewind that was done are permission to go back further, with an older checkpoint.",
+        _laws("rewind"),
+        patches=((coordinator, "goes_back", _goes_back_to_earlier),),
+        narrow=crowded(K.REWIND, K.COPY, K.SWITCH, K.CRASH, within=400, unique=False, records=4),
+    ),
+    "targets forget before a rewind is written": Mutant(
+        "A rewind that did not take place leaves targets that know nothing of what was committed to them.",
+        _laws("8"),
+        patches=((Coordinator, "_go_back", _go_back_after_releasing),),
+        narrow=crowded(K.REWIND, K.CHANGE_SINKS, K.CRASH, K.THINK_BETTER, K.STORE_FAULT, within=300, unique=False),
+    ),
+    "what left no trace is asked for again": Mutant(
+        "A rewind waits for ever for a target that cannot tell how a transaction ended of which nothing is left.",
+        _laws("progress"),
+        patches=((taking_back, "_end", _wait_for_what_left_no_trace),),
+        narrow=crowded(K.REWIND, K.ROLLBACK, K.OCCUPY, K.CRASH, within=300, unique=False, vague=True),
     ),
     "a rewind that an older command line repeats": Mutant(
         "The log remembers the newest rewind only.",

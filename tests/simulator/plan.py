@@ -32,7 +32,7 @@ class Kind(StrEnum):
     TWIN = "twin"
     """A second driver of the same query starts while the first lives."""
     COPY = "copy"
-    """A driver starts on an older copy of the checkpoint."""
+    """A driver starts on an older copy of the checkpoint, sometimes with the command line's rewind."""
     IMPOSTOR = "impostor"
     """A driver starts with a fresh checkpoint, and a fresh log, under the old name."""
     FOREIGN = "foreign"
@@ -65,6 +65,10 @@ class Kind(StrEnum):
     """The store takes nothing for a while, or no large entries."""
     REWIND = "rewind"
     """A person goes back to an older checkpoint on purpose; the command line says so from now on."""
+    THINK_BETTER = "think better"
+    """A person drops a rewind if the start that asks for it fails before it has taken place, and starts as before."""
+    OCCUPY = "occupy"
+    """Somebody else's session is at work on a prepared transaction, which is busy for a while."""
     RENAME = "rename"
     """A person renames the sinks; the next start says so."""
     CHANGE_SINKS = "change sinks"
@@ -90,6 +94,7 @@ NO_EXCUSE = frozenset(
         Kind.REFUSE,
         Kind.DELETE_TOPIC,
         Kind.FAIL_OVER,
+        Kind.OCCUPY,
     }
 )
 """For a decided transaction that its timeout ends. Where these are a fault of its own target, that one says so."""
@@ -131,6 +136,8 @@ _WEIGHTS: dict[Kind, int] = {
     Kind.DELETE_TOPIC: 1,
     Kind.FULL_STORE: 2,
     Kind.REWIND: 3,
+    Kind.THINK_BETTER: 2,
+    Kind.OCCUPY: 2,
     Kind.RENAME: 2,
     Kind.CHANGE_SINKS: 2,
     Kind.RESTORE: 2,
@@ -161,6 +168,7 @@ class Config:
         tries: Repetitions of a put before a writer gives up.
         timeout: Ticks after which the broker aborts an open transaction.
         refers: Whether staged rows refer to prepared ones, by a foreign key.
+        vague: Whether the database cannot tell, after a rewind, how what it no longer holds from before it has ended.
         neighbour: Name of another pipeline that writes to the same targets at the same time; empty: none.
     """
 
@@ -178,6 +186,7 @@ class Config:
     tries: int = 2
     timeout: int = 600
     refers: bool = False
+    vague: bool = False
     neighbour: str = ""
 
 
@@ -197,7 +206,7 @@ class Plan:
 def make(seed: int) -> Plan:
     """Draw a plan. Seeds give very different runs: few or many disturbances, of few or many kinds."""
     rng = random.Random(seed)
-    config = replace(_config(rng), refers=seed % 2 == 1)
+    config = replace(_config(rng), refers=seed % 2 == 1, vague=seed % 3 == 0)
     kinds = list(_WEIGHTS)
     if rng.random() < 0.5:  # a run that does one sort of thing often finds other bugs than one that does all
         kinds = rng.sample(kinds, rng.randint(3, 6))

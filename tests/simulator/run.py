@@ -126,6 +126,10 @@ class Simulation:
         self.folder = self._add(Folder(self._root(), self.store))
         self.names = [f"{kind}-sink" for kind in self.config.sinks]
         self.rewind: str | None = None
+        self.before: tuple[Folder, str | None] | None = None
+        """Checkpoint and words of the command line from before a rewind that was not done when it was asked for."""
+        self.doubts = False
+        """Whether a rewind is dropped if the start that asks for it fails before it is done."""
         self.reasons = 0
         self.changed = False
         """Whether the sinks ever were others, or called otherwise."""
@@ -165,6 +169,8 @@ class Simulation:
             Kind.DELETE_TOPIC: self.broker.delete_topic,
             Kind.FULL_STORE: lambda arg: self.store.fill(arg % 199, (0, LARGE)[arg // 199 % 2]),
             Kind.REWIND: self._go_back,
+            Kind.THINK_BETTER: lambda _: setattr(self, "doubts", True),
+            Kind.OCCUPY: self.database.occupy,
             Kind.RENAME: self._rename,
             Kind.CHANGE_SINKS: self._change_sinks,
             Kind.RESTORE: self._restore,
@@ -206,6 +212,7 @@ class Simulation:
             self.finished = driver.finished
             self._judge_all()
             if not self.finished:
+                self._think_better()
                 self.world.nap(PAUSE)
 
     def _start_driver(
@@ -311,6 +318,8 @@ class Simulation:
         """A person does what the message says."""
         message = error.message if isinstance(error, EpochConflictError) else ""
         newest = self.store.audit.newest or self.store.audit.taken_back
+        if "no longer has" in message and self._think_better():
+            return True
         if newest is not None and ("no longer has" in message or "with the sinks as they were" in message):
             self.names = list(newest.sinks)
             return True
@@ -342,13 +351,19 @@ class Simulation:
         if others:
             self.world.kill(others[arg % len(others)].process)
 
-    def _twin(self, folder: Folder) -> None:
+    def _twin(self, folder: Folder, *, rewind: bool = True) -> None:
         if len(self.world.running("driver")) < MOST_DRIVERS and len(self.drivers) < 2 * STARTS:
             self.crowded = True
-            self._start_driver(folder, rewind=folder is self.folder)
+            self._start_driver(folder, rewind=rewind)
 
     def _copy(self, arg: int) -> None:
-        self._twin(self._add(self.folder.older(arg % 3, self._root())))
+        """The words of a rewind that was done may stand in its command line: they are no permission."""
+        older = self.folder.older(arg % 5, self._root())
+        self._twin(self._add(older), rewind=bool(arg & 16) and self._is_done())
+
+    def _is_done(self) -> bool:
+        """Whether the rewind of the command line is in the log."""
+        return self.rewind is not None and any(why == self.rewind for _, why in self.store.audit.rewinds)
 
     def _impostor(self, arg: int) -> None:
         """Only once the real pipeline owns its names: who comes first is the real one. Its sinks may be called else."""
@@ -378,6 +393,8 @@ class Simulation:
         """Who runs is stopped before, or fenced; where a table has a unique key its rows would be in the way."""
         if self.config.unique or not self.folder.commits or self.reasons >= MOST_REWINDS or self.starts >= STARTS:
             return
+        if self.rewind is None or self._is_done():
+            self.before = self.folder, self.rewind
         self._give_reason()
         self.folder = self._add(self.folder.older(1 + arg % 2, self._root()))
         if arg & 8:
@@ -385,6 +402,16 @@ class Simulation:
         else:
             for task in self.world.running("driver", "python"):
                 self.world.kill(task.process)
+
+    def _think_better(self) -> bool:
+        """After a start that failed, take the words back: what the log does not know cannot have changed anything."""
+        if not self.doubts or self.before is None or self._is_done() or self.drivers[-1][1].rewind != self.rewind:
+            return False
+        self.folder, self.rewind = self.before
+        self.before, self.doubts = None, False
+        for task in self.world.running("driver", "python"):
+            self.world.kill(task.process)
+        return True
 
     def _rename(self, _arg: int) -> None:
         """The next start says so."""
