@@ -262,6 +262,7 @@ class Coordinator:
             subtask=subtask,
             attempt=attempt,
             completed=self.view.completed,
+            heals=self.heals,
         )
 
     def commit(
