@@ -66,8 +66,8 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
     rows: int = 0
     proof: Proof | None = None
     """Hash of what of its rows can be read back from the target; None if it was not requested, or is not known."""
-    handed: str = ""
-    """Hash of all that the sink was handed: every column of every row (handed.py). Empty if it is not known.
+    handed: str | msgspec.UnsetType = msgspec.UNSET
+    """Hash of all that the sink was handed: every column of every row (handed.py). UNSET if it is not known.
 
     Only transactions that have it can be written again where some of their epoch is visible. SubtaskEpoch sets it.
     """

@@ -378,7 +378,7 @@ class TestHealing:
         coordinator = case.opened()
         coordinator.admit(0, ABOUT)
         [ack] = case.written(coordinator)
-        bare = [msgspec.structs.replace(c, handed="", proof=proof) for c in ack.committables]
+        bare = [msgspec.structs.replace(c, handed=msgspec.UNSET, proof=proof) for c in ack.committables]
         coordinator.writer.decide(0, bare, sinks=["table", "kafka"], epoch_input=ABOUT)
         case.kafka.truth[bare[1].transaction], case.table.truth[bare[0].transaction] = COMMITTED, ABORTED
         with pytest.raises(DataLossError, match="holds no hash of all that table was handed") as refused:
@@ -392,7 +392,7 @@ class TestHealing:
         coordinator = case.opened()
         coordinator.admit(0, ABOUT)
         [ack] = case.written(coordinator, ["table"])
-        bare = [msgspec.structs.replace(c, handed="") for c in ack.committables]
+        bare = [msgspec.structs.replace(c, handed=msgspec.UNSET) for c in ack.committables]
         with pytest.raises(DataLossError, match="with hash unknown"):
             coordinator.commit(0, [msgspec.structs.replace(ack, committables=tuple(bare))], ABOUT)
 

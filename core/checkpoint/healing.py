@@ -22,6 +22,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import UNSET
+
 from ..errors import DataLossError
 from ..proof import total
 
@@ -83,11 +85,11 @@ def check_same_rows(lost: Lost, again: Collection[Committable]) -> None:
 
 def is_proven(committable: Committable) -> bool:
     """Return whether the rows of a transaction can be compared with those that are written in its place."""
-    return bool(committable.handed) or not committable.rows
+    return committable.handed is not UNSET or not committable.rows
 
 
 def _handed(sink: str, committables: Collection[Committable]) -> tuple[int, str]:
     own = [c for c in committables if c.sink == sink]
     # (2) What was not hashed was not compared.
     known = all(is_proven(c) for c in own)
-    return sum(c.rows for c in own), total(c.handed for c in own if c.handed) if known else ""
+    return sum(c.rows for c in own), total(c.handed for c in own if c.handed is not UNSET) if known else ""

@@ -92,8 +92,8 @@ class SubtaskEpoch:
         committable = answers.checked_answer(self.sink, self.sink.pre_commit(self._transaction), self.context.epoch)
         # (Invariant 2) The decision will name what is checked here, so it must be of this epoch and writer.
         self._check(committable)
-        handed = "" if self._handed is None else self._handed.hash
-        committable = msgspec.structs.replace(committable, handed=handed)
+        if self._handed is not None:
+            committable = msgspec.structs.replace(committable, handed=self._handed.hash or msgspec.UNSET)
         self._state = _State.PREPARED
         self._prepare_seconds = time.monotonic() - began
         crash_point(Step.PRE_COMMIT_AFTER)
