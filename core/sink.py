@@ -149,6 +149,15 @@ class Sink(ABC):
 class TwoPhaseCommitSink(Sink, Generic[Txn]):
     """A sink whose target can prepare a transaction that outlives the process that wrote it."""
 
+    proof: bool = True
+    """Whether the rows are hashed as they are handed to the sink. Without that, what is lost of an epoch that is
+    visible elsewhere cannot be written again, because nothing shows that the rows are the same."""
+
+    @property
+    def ordered(self) -> bool:
+        """Whether the order of rows decides what the target holds, as in an upsert. Default: it does not."""
+        return False
+
     @property
     def guarantee(self) -> Guarantee:
         """Exactly once, unless a subclass says otherwise."""

@@ -65,7 +65,12 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
     """What the external system needs beyond the name (JSON values only), for example producer id and epoch."""
     rows: int = 0
     proof: Proof | None = None
-    """Hash of the rows that it wrote; None if it was not requested, or is not known."""
+    """Hash of what of its rows can be read back from the target; None if it was not requested, or is not known."""
+    handed: str | msgspec.UnsetType = msgspec.UNSET
+    """Hash of all that the sink was handed: every column of every row (handed.py). UNSET if it is not known.
+
+    Only transactions that have it can be written again where some of their epoch is visible. SubtaskEpoch sets it.
+    """
 
     def __hash__(self) -> int:  # the handle is a dict, which has none
         return hash((self.kind, self.log, self.sink, self.transaction, self.epoch, self.subtask, self.attempt))
@@ -221,6 +226,8 @@ class WriteContext(msgspec.Struct, frozen=True, kw_only=True):
 
     A name that this process used in that epoch or an older one, or in an older generation, may be used again.
     """
+    heals: bool = True
+    """Whether the driver can compute a decided epoch again, so that the rows are hashed as they are handed over."""
     session: str = ""
     """Identity of the driver's run, if each of its epochs has its own START; empty if a run has one START.
 

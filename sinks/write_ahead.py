@@ -106,7 +106,6 @@ class WriteAheadLogSink(FolderSink[Segment]):
     layout = _SegmentLayout
     remembers = False
     """Whether the target recognizes the identity of a delivery that it has accepted before."""
-    proof = True
 
     def __init__(
         self,
@@ -153,6 +152,11 @@ class WriteAheadLogSink(FolderSink[Segment]):
         return batch.select([field.name for field in batch.schema if covers(field.type)])
 
     @property
+    def rows_remain(self) -> bool:
+        """Whether the target keeps each row as it was delivered, so that their hash can be compared. Default: yes."""
+        return True
+
+    @property
     def guarantee(self) -> Guarantee:
         """Exactly-once if the target remembers identities, else at-least-once."""
         return Guarantee.EXACTLY_ONCE if self.remembers else Guarantee.AT_LEAST_ONCE
@@ -160,7 +164,7 @@ class WriteAheadLogSink(FolderSink[Segment]):
     @with_file_errors
     def begin(self, context: WriteContext) -> Segment:
         segment = Segment(self._place, context)
-        segment.hash = RowHash() if self.proof else None
+        segment.hash = RowHash() if self.proof and self.rows_remain else None
         return segment
 
     @with_file_errors

@@ -136,8 +136,9 @@ ABOUT = EpochInput(query="q", digest="d", start=[0], end=[10])
 
 def committable(coordinator: Coordinator, sink: str, subtask: int, rows: int) -> Committable:
     context = coordinator.context(sink, 0, subtask=subtask)
-    proof = Proof(total(f"{(subtask + 1) * row:016x}{row:016x}" for row in range(rows)))
-    return context.committable(kind="fake", transaction=str(context.transaction_name()), rows=rows, proof=proof)
+    hashed = total(f"{(subtask + 1) * row:016x}{row:016x}" for row in range(rows))
+    made = context.committable(kind="fake", transaction=str(context.transaction_name()), rows=rows)
+    return msgspec.structs.replace(made, handed=hashed)
 
 
 class TestOrder:
@@ -373,16 +374,30 @@ class TestHealing:
         assert sorted(case.table.with_state(COMMITTED)) == sorted([again.transaction, *others])
         assert case.table.truth[first] is ABORTED
 
-    def test_an_epoch_without_hashes_is_not_healed(self):
+    @pytest.mark.parametrize("proof", [None, Proof(total([]), ("id",))])
+    def test_a_hash_of_what_can_be_read_back_heals_nothing(self, proof: Proof | None):
+        """It leaves columns out, and older decisions hold no other one."""
         case = Case()
         coordinator = case.opened()
         coordinator.admit(0, ABOUT)
         [ack] = case.written(coordinator)
-        bare = [msgspec.structs.replace(c, proof=None) for c in ack.committables]
+        bare = [msgspec.structs.replace(c, handed=msgspec.UNSET, proof=proof) for c in ack.committables]
         coordinator.writer.decide(0, bare, sinks=["table", "kafka"], epoch_input=ABOUT)
         case.kafka.truth[bare[1].transaction], case.table.truth[bare[0].transaction] = COMMITTED, ABORTED
-        with pytest.raises(DataLossError, match="holds no hash of the rows of table"):
+        with pytest.raises(DataLossError, match="holds no hash of all that table was handed") as refused:
             case.opened()
+        # What was just refused is no choice.
+        assert "on_lost='replay'" not in str(refused.value)
+        assert "Choices: rewind='why'" in str(refused.value)
+
+    def test_rows_that_were_written_again_without_a_hash_are_refused(self):
+        case, _ = self.torn()
+        coordinator = case.opened()
+        coordinator.admit(0, ABOUT)
+        [ack] = case.written(coordinator, ["table"])
+        bare = [msgspec.structs.replace(c, handed=msgspec.UNSET) for c in ack.committables]
+        with pytest.raises(DataLossError, match="with hash unknown"):
+            coordinator.commit(0, [msgspec.structs.replace(ack, committables=tuple(bare))], ABOUT)
 
     def test_a_driver_that_cannot_compute_the_epoch_again_is_told_the_choices(self):
         case, _ = self.torn()

@@ -92,7 +92,7 @@ class Case:
         options.setdefault("checkpointing", CheckpointConfig(interval=0.02))
         p = pipeline(store=self.store, backend=self.backend, **options)
         second = Expiring(self.second, "second", self.forgets)
-        second.proves = self.proves
+        second.proof = self.proves
         stream = p.source(source or Trickle(ROWS, batch_rows=10), uid="in").key_by("k")
         summed = stream.process(function or RunningSum(), uid="sum", parallelism=2)
         summed.sink(Expiring(self.first, "first", lambda _: False))
@@ -235,7 +235,7 @@ def test_without_a_proof_nothing_is_computed_again() -> None:
     job = case.pipeline().start()
     assert job.wait(60)
     assert isinstance(job.error, DataLossError)
-    assert "holds no hash of the rows of second" in str(job.error)
+    assert "holds no hash of all that second was handed" in str(job.error)
 
 
 @pytest.mark.parametrize("backend", ["memory", "rocksdb"])

@@ -339,7 +339,7 @@ def test_an_explanation_is_shown_in_lines_that_can_be_copied(capsys: pytest.Capt
     ("settings", "words"),
     [
         ({}, "if some of it is visible, only what was lost"),
-        ({"key": "id"}, "only what was lost for topic; for table the query stops then"),
+        ({"key": "id"}, "if some of it is visible, only what was lost"),
         ({"proof": False}, "only what was lost for topic; for table the query stops then"),
     ],
 )

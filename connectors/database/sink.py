@@ -102,6 +102,11 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         """How rows wait: "prepared" or "staging"; None until commit="auto" has asked the server."""
         return None if self._path is CommitPath.AUTO else str(self._path)
 
+    @property
+    def ordered(self) -> bool:
+        """Whether of two rows with one key the later one stays."""
+        return bool(self.target.key)
+
     def __repr__(self) -> str:
         key = f", key={list(self.target.key)}" if self.target.key else ""
         what = f"{self.name!r}, table={str(self.target.table)!r}, mode={self.mode!r}{key}"
@@ -356,6 +361,7 @@ class PostgresSink(DatabaseSink):
         super().__init__(
             name, target, mode=mode, commit=commit, ledger_epochs=ledger_epochs, select=select, where=where
         )
+        self.proof = proof
 
 
 class SqlAlchemySink(DatabaseSink):
@@ -431,6 +437,7 @@ class SqlAlchemySink(DatabaseSink):
         super().__init__(
             name, target, mode=mode, commit=commit, ledger_epochs=ledger_epochs, select=select, where=where
         )
+        self.proof = proof
 
 
 def loader_for(target: DatabaseTarget) -> Loader:

@@ -102,8 +102,7 @@ class RedisSink(WriteAheadLogSink):
         where: str | None = None,
     ) -> None:
         check_types(RedisSink, locals())
-        kept = form != "hash" and maxlen is None
-        super().__init__(name, folder, rows_per_send=rows_per_send, proof=proof and kept, select=select, where=where)
+        super().__init__(name, folder, rows_per_send=rows_per_send, proof=proof, select=select, where=where)
         self.settings = RedisSettings(url, username, password, timeout, connect_timeout)
         self.form = check_choice("form", form, FORMS)
         if maxlen is not None and (form != "stream" or maxlen < 1):
@@ -126,6 +125,16 @@ class RedisSink(WriteAheadLogSink):
     def dataset(self) -> tuple[str, str] | None:
         server, _, database = self.settings.shown.partition("://")[2].partition("/")
         return f"redis://{server}", f"{database or 0}.{self.form}.{self.key.text}"
+
+    @property
+    def ordered(self) -> bool:
+        """Whether of two rows with one key the later one stays."""
+        return self.form == "hash"
+
+    @property
+    def rows_remain(self) -> bool:
+        """Whether all rows stay in the server."""
+        return self.form != "hash" and self.maxlen is None
 
     @property
     def guarantee(self) -> Guarantee:

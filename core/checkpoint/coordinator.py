@@ -265,6 +265,7 @@ class Coordinator:
             subtask=subtask,
             attempt=attempt,
             completed=self.view.completed,
+            heals=self.heals,
         )
 
     def commit(

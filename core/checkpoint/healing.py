@@ -1,13 +1,14 @@
 """Write again what was lost of a decided epoch, and nothing else.
 
 When some of a decided epoch is visible and some is proven lost, neither voiding the decision nor going on is right. But
-the epoch can be computed again from the same input, and the decision holds the number and the hash of the rows of each
-lost transaction. So:
+the epoch can be computed again from the same input, and the decision holds, for each lost transaction, the number and
+the hash of the rows that its sink was handed (handed.py; not its `proof`, which leaves out what cannot be read back
+from the target). So:
 
 1. Only the sinks and subtasks that lost something write; everybody else computes and writes nothing.
-2. What they wrote must be the same rows, by count and hash for each sink. The hash is the sum of a hash of each row, so
-   it does not matter how the rows are spread over the lost subtasks. If the rows differ, nothing is recorded, and what
-   was written is aborted.
+2. What they were handed must be the same rows, by count and hash for each sink. The hash is the sum of a hash of each
+   row, so it does not matter how the rows are spread over the lost subtasks. If the rows differ, nothing is recorded,
+   and what was written is aborted. A transaction without such a hash is not written again (losses.py).
 3. REPLACE makes the decision name the new transactions instead of the lost ones. It is an entry of the log like any
    other, so a fenced writer cannot put it, and whoever finds it commits the new ones.
 4. A crash before REPLACE leaves transactions that no decision names: the next START sweeps them and begins again.
@@ -21,8 +22,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import UNSET
+
 from ..errors import DataLossError
-from ..proof import Wrote
+from ..proof import total
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -63,22 +66,30 @@ def check_same_rows(lost: Lost, again: Collection[Committable]) -> None:
         DataLossError: They do not.
     """
     for sink in sorted(lost.sinks):
-        before = _wrote(sink, lost.committables)
-        after = _wrote(sink, again)
+        rows, before = _handed(sink, lost.committables)
+        rows_again, after = _handed(sink, again)
         # (2) Equal counts are not enough: other rows of the same number would tear the epoch silently.
-        if (before.rows, before.hash) != (after.rows, after.hash):
+        if not before or (rows, before) != (rows_again, after):
             raise DataLossError(
-                f"the rows that sink {sink} lost cannot be written again: the decision recorded {before.rows} rows "
-                f"with hash {before.hash}, and computing the epoch again gave {after.rows} rows with hash "
-                f"{after.hash or 'unknown'}. Nothing more was committed. Does the query depend on the time, on random "
+                f"the rows that sink {sink} lost cannot be written again: the decision recorded {rows} rows with hash "
+                f"{before or 'unknown'}, and computing the epoch again gave {rows_again} rows with hash "
+                f"{after or 'unknown'}. Nothing more was committed. Does the query depend on the time, on random "
                 "numbers, on the order of its input, on the number of subtasks or on a table that has changed? "
-                "Choices: make it compute the same rows and start again; on_lost='skip' continues without them and "
-                "leaves an audit record; rewind='why', with an older checkpoint, writes everything after it again",
+                "Choices: make it compute the same rows and start again; rewind='why', with an older checkpoint, "
+                "writes everything after it again; on_lost='skip' continues without them and leaves an audit record",
                 pipeline=lost.decision.pipeline,
                 sink=sink,
                 epoch=lost.decision.epoch,
             )
 
 
-def _wrote(sink: str, committables: Collection[Committable]) -> Wrote:
-    return Wrote().plus(*(c.wrote() for c in committables if c.sink == sink))
+def is_proven(committable: Committable) -> bool:
+    """Return whether the rows of a transaction can be compared with those that are written in its place."""
+    return committable.handed is not UNSET or not committable.rows
+
+
+def _handed(sink: str, committables: Collection[Committable]) -> tuple[int, str]:
+    own = [c for c in committables if c.sink == sink]
+    # (2) What was not hashed was not compared.
+    known = all(is_proven(c) for c in own)
+    return sum(c.rows for c in own), total(c.handed for c in own if c.handed is not UNSET) if known else ""

@@ -10,6 +10,7 @@ from ..errors import DataLossError, EpochTornError, FencedError
 from ..events import about
 from ..outcome import PROVEN_NOT_COMMITTED
 from ..policy import OnLost
+from .healing import is_proven
 from .replay import withdraw
 
 if TYPE_CHECKING:
@@ -126,11 +127,11 @@ def torn(decision: Decide, failures: Failures, *, heals: bool, obstacle: str = "
             "some of the epoch is visible already, and only a pipeline whose sources can be read again can compute the "
             "rest, when it starts"
         )
-    unproven = sorted({c.sink for c, _ in failures if not c.wrote().hash})
+    unproven = sorted({c.sink for c, _ in failures if not is_proven(c)})
     if not obstacle and unproven:
         obstacle = (
-            f"the decision holds no hash of the rows of {', '.join(unproven)} (proof=False, an upsert, or a sink that "
-            "makes none), so rows that are written again could not be compared"
+            f"the decision holds no hash of all that {', '.join(unproven)} was handed (proof=False, values that cannot "
+            "be hashed, or a decision of an older version), so rows that are written again could not be compared"
         )
     if obstacle:
         return _data_loss(decision, failures, waits=True, obstacle=obstacle)
@@ -155,14 +156,13 @@ def _data_loss(decision: Decide, failures: Failures, *, waits: bool, obstacle: s
         for c, outcome in failures[:5]
     )
     refused = f" Writing it again was refused: {obstacle}." if obstacle else ""
-    replay = (
-        "on_lost='replay' writes again what is proven not committed, if the source still has the rows"
-        if waits
-        else "rewind='why', with an older checkpoint, writes again what comes after it"
-    )
+    # What was just refused is no choice; and what is completed is not written again.
+    replay = ["on_lost='replay' writes again what is proven not committed, if the source still has the rows"]
+    choices = replay if waits and not obstacle else []
+    choices += ["rewind='why', with an older checkpoint, writes again what comes after it"]
     return DataLossError(
         f"{len(failures)} decided transactions with {rows} rows can no longer be committed: {listed}.{refused} "
-        f"Choices: {replay}; on_lost='skip' continues without them and leaves an audit record",
+        f"Choices: {'; '.join(choices)}; on_lost='skip' continues without them and leaves an audit record",
         pipeline=decision.pipeline,
         sink=failures[0][0].sink,
         epoch=decision.epoch,

@@ -1,18 +1,23 @@
 """Drive one sink through one epoch in one subtask: begin at the first row, write, pre-commit at the barrier.
 
 The executor's half of the protocol, shared by Spark and the embedded engine. An epoch without rows opens nothing and
-acknowledges "nothing written".
+acknowledges "nothing written". Every row that any sink gets passes here, so here the rows are hashed as they are handed
+over (handed.py), whatever the sink makes of them.
 """
 
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from .. import answers
 from ..errors import LifecycleError, OncewardError
+from ..handed import Handed
 from ..kit.pieces import pieces
 from ..sink import TwoPhaseCommitSink
 from ..steps import Step, crash_point
@@ -43,6 +48,8 @@ class SubtaskEpoch:
         self.context = context
         self._transaction: Any = None
         self._state = _State.NEW
+        ordered = context.subtask if sink.ordered else None
+        self._handed = Handed(ordered) if context.heals and sink.proof else None
         self._rows, self._write_seconds, self._prepare_seconds = 0, 0.0, 0.0
 
     @property
@@ -64,7 +71,8 @@ class SubtaskEpoch:
         crash_point(Step.WRITE_BEFORE)
         try:
             for piece in pieces(batch):  # so that no sink copies a whole batch of large rows
-                self.sink.write(self._transaction, piece)
+                with nullcontext() if self._handed is None else self._handed.add(piece):
+                    self.sink.write(self._transaction, piece)
         except OncewardError as error:
             error.pipeline, error.sink = error.pipeline or self.context.pipeline, error.sink or self.context.sink
             if error.epoch is None:
@@ -84,6 +92,8 @@ class SubtaskEpoch:
         committable = answers.checked_answer(self.sink, self.sink.pre_commit(self._transaction), self.context.epoch)
         # (Invariant 2) The decision will name what is checked here, so it must be of this epoch and writer.
         self._check(committable)
+        if self._handed is not None:
+            committable = msgspec.structs.replace(committable, handed=self._handed.hash or msgspec.UNSET)
         self._state = _State.PREPARED
         self._prepare_seconds = time.monotonic() - began
         crash_point(Step.PRE_COMMIT_AFTER)
@@ -132,6 +142,9 @@ class DirectlyWritten(TwoPhaseCommitSink[_Open]):
     Args:
         sink: The sink.
     """
+
+    proof = False
+    """Its rows are visible whatever happens, so nothing of them is ever lost and compared."""
 
     def __init__(self, sink: DirectSink[Any]) -> None:
         super().__init__(sink.name, select=sink.select, where=sink.where)

@@ -101,7 +101,7 @@ def _replayed(sinks: Sequence[Any], *, heals: bool) -> str:
     if not heals:
         return f"{whole}; if some of it is visible, the run stops"
     two_phase = [sink for sink in sinks if not isinstance(sink, DirectlyWritten)]
-    without = [sink.name for sink in two_phase if not _hashes(sink)]
+    without = [sink.name for sink in two_phase if not sink.proof]
     healed = [sink.name for sink in two_phase if sink.name not in without]
     if not without:
         return f"{whole}; if some of it is visible, only what was lost"
@@ -110,11 +110,6 @@ def _replayed(sinks: Sequence[Any], *, heals: bool) -> str:
         f"{whole}{parts}; for {', '.join(without)} the query stops then, because the decision log holds no hash of the "
         "rows to compare with"
     )
-
-
-def _hashes(sink: Any) -> bool:
-    """Return whether a sink records a hash of its rows; a database's says so in its target."""
-    return bool(getattr(sink, "proof", False) or getattr(getattr(sink, "target", None), "proof", False))
 
 
 def shared_names(one: Described, every: Sequence[Described]) -> list[Finding]:

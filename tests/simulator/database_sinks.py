@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from onceward.core.errors import PostgresError
 from onceward.core.ledger import Ledger
 from onceward.core.names import Remembered, other_log, outdated_log, parse_transaction_name
-from onceward.core.proof import Proof
 from onceward.core.sink import Guarantee
 from onceward.core.transaction import (
     AbortOutcome,
@@ -19,7 +20,7 @@ from onceward.core.transaction import (
     WriteContext,
 )
 
-from .audit import Txn, hash_of
+from .audit import Txn, hash_of, readable
 from .database import BUSY, DONE, Database, NoAnswerError, Session
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class DatabaseSink(Ledger):
     records_transactions = True
     guarantee = Guarantee.EXACTLY_ONCE
     select = where = None
+    proof = ordered = False  # rows are numbers, which the audit hashes
     kind = ""
 
     def __init__(self, name: str, world: World, audit: Audit, database: Database, *, unique: bool) -> None:
@@ -85,8 +87,10 @@ class DatabaseSink(Ledger):
         self.database.put_aside(session, str(name), where, "prepare" if self.kind == "prepared" else "stage")
         rows = len(session.txn.rows)
         handle = {"rows": rows} if self.kind == "staged" else {}  # no listing knows of it
-        proof = Proof(hash_of(session.txn.rows))
-        committable = context.committable(kind=self.kind, transaction=str(name), handle=handle, rows=rows, proof=proof)
+        committable = context.committable(
+            kind=self.kind, transaction=str(name), handle=handle, rows=rows, proof=readable(session.txn.rows)
+        )
+        committable = msgspec.structs.replace(committable, handed=hash_of(session.txn.rows))
         self.audit.on_prepared(committable.identity(), session.txn)
         return committable
 

@@ -32,6 +32,7 @@ from onceward.core.checkpoint import (
     admission,
     commit,
     coordinator,
+    healing,
     kept,
     losses,
     recovery,
@@ -48,6 +49,7 @@ from onceward.core.log import LogView, LogWriter, WriterToken, reader, writer
 from onceward.core.log import read as read_log
 from onceward.core.log.entries import decode
 from onceward.core.names import Scope, parse_pooled_name
+from onceward.core.proof import Wrote
 from onceward.core.transaction import (
     AbortOutcome,
     AbortStatus,
@@ -347,6 +349,12 @@ def _other_logs_of_the_sink(client: Any, scope: Scope) -> dict[str, set[str]]:
 
 def _commit_all_at_once(_: Any, active: Sequence[Share], policy: CommitPolicy) -> None:
     policy.make_all([share.ask for share in active if share.waits])
+
+
+def _read_back(sink: str, committables: Collection[Committable]) -> tuple[int, str]:
+    """Rows and hash of what can be read back from the target."""
+    wrote = Wrote().plus(*(c.wrote() for c in committables if c.sink == sink))
+    return wrote.rows, wrote.hash
 
 
 def _write_everything_again(self: Lost, sink: str) -> None:
@@ -844,6 +852,14 @@ MUTANTS: dict[str, Mutant] = {
         "Rows that are written again are not compared with those that were lost.",
         _laws("heal"),
         patches=((coordinator, "check_same_rows", lambda *_: None),),
+        narrow=with_kinds(
+            K.EXPIRE, K.ROLLBACK, K.CRASH, style="batch", subtasks=2, steps=(2, 2, 2, 2), on_lost="replay"
+        ),
+    ),
+    "what can be read back heals": Mutant(
+        "Rows that are written again are compared by a hash that leaves columns out.",
+        _laws("heal"),
+        patches=((healing, "_handed", _read_back),),
         narrow=with_kinds(
             K.EXPIRE, K.ROLLBACK, K.CRASH, style="batch", subtasks=2, steps=(2, 2, 2, 2), on_lost="replay"
         ),
