@@ -191,7 +191,7 @@ NOTHING: Final = Progress(-1, -1)
 
 
 class Reached(NamedTuple):
-    """The newest epoch that a sink has committed, as its target must know it."""
+    """The newest epoch that a sink has committed, as its target must know it: that of its transactions."""
 
     generation: int
     """Position of the START of the newest writer whose transactions it has."""

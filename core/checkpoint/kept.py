@@ -211,7 +211,8 @@ def describe_loss(view: LogView, sink: str, remembered: Remembered | None, *, to
             f"{TAKEN_BACK}"
         )
     known = f"ends at epoch {remembered.progress.epoch}" if remembered.progress != NOTHING else "is empty"
-    return f"what it knows of this pipeline and sink {known}. Epoch {reached.epoch} is missing: {TAKEN_BACK}"
+    missing = f"Epoch {reached.epoch}" if reached.epoch != NONE else "An epoch"
+    return f"what it knows of this pipeline and sink {known}. {missing} is missing: {TAKEN_BACK}"
 
 
 def _go_on_without(writer: LogWriter, sink: TwoPhaseCommitSink[Any], why: str) -> None:

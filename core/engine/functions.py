@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..errors import ConfigurationError, OncewardError, StateError
 from .logic import Frozen, Guarded, Logic, chunks
 from .mixed import records_of
+from .records import copied
 from .state.handles import ListHandle, SubtaskState
 from .state.key_types import KeyTypes
 from .state.keyed import NO_KEY, KeyedState, KeyScope, OperatorState, State, pack, unpack
@@ -48,7 +49,7 @@ class FunctionContext:
     @property
     def key(self) -> Any:
         """The key of the current record or timer; None outside of both."""
-        return self._scope.key if self._scope is not None else None
+        return copied(self._scope.key) if self._scope is not None else None
 
     def now(self) -> float:
         """Return the processing time: seconds since 1970."""
@@ -180,12 +181,12 @@ class ProcessLogic(Logic):
         try:
             if distinct is None or self._scope is None:
                 for record in records:
-                    outputs += process(record, context) or ()
+                    outputs += map(copied, process(record, context) or ())
                 return
             values, encoded, enter = distinct.values, distinct.encoded, self._scope.enter
             for record, code in zip(records, codes, strict=True):
                 enter(values[code], encoded[code])
-                outputs += process(record, context) or ()
+                outputs += map(copied, process(record, context) or ())
         except OncewardError:
             raise
         except Exception as error:
@@ -275,10 +276,10 @@ class ProcessLogic(Logic):
         keyed: list[KeyedState] = []
         for name, declared in states_of(self._function).items():
             if isinstance(declared, OperatorState):
-                bound[name] = declared.bound([unpack(item) for item in lists.get(name, ())])
+                bound[name] = declared.bound([unpack(item) for item in lists.get(name, ())], name)
                 setattr(self._function, name, bound[name])
             elif isinstance(declared, KeyedState) and self._scope is not None:
-                keyed.append(declared.bound(self._scope))
+                keyed.append(declared.bound(self._scope, name))
                 setattr(self._function, name, keyed[-1])
             else:
                 raise ConfigurationError(

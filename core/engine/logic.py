@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from ..errors import OncewardError, OperatorError, named_text_of
 from .mixed import cut_by_shape, is_mixed, records_of
-from .records import Record, batches
+from .records import Record, batches, copied
 from .state.handles import SubtaskState
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class Guarded:
         self, at: Any, function: Callable[P, Iterable[Record] | None], *args: P.args, **kwargs: P.kwargs
     ) -> list[Record]:
         """Call a function and return all records that it gives, which may be none."""
-        return self.call(at, lambda: list(function(*args, **kwargs) or ()))
+        return self.call(at, lambda: list(map(copied, function(*args, **kwargs) or ())))
 
     def failed(self, at: Any, error: Exception) -> OperatorError:
         shown = repr(at)
@@ -197,8 +197,8 @@ class RecordLogic(Logic):
     def _answer(self, record: Record) -> Any:
         answer = self._function(record)
         if self._kind == "flat_map":
-            return list(answer)
-        return bool(answer) if self._kind == "filter" else answer
+            return list(map(copied, answer))
+        return bool(answer) if self._kind == "filter" else copied(answer)
 
 
 class BatchLogic(Logic):

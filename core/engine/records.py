@@ -4,12 +4,17 @@ Arrow gives a column one type, and would make 3 beside 3.5 into 3.0, "a" beside 
 record lacks into a null. So only records of one shape share columns: the same fields, each with the same kind of value
 in all of them. None, and an empty list, fit with everything. Where the shape changes seldom, the next batch begins.
 Where it changes often, records of several shapes share a batch of another form (mixed.py).
+
+A record becomes part of a batch later than a function gives it, so it is copied where it is given: a function may give
+the same dict again, and change it meanwhile.
 """
 
 from __future__ import annotations
 
+import copy
 import reprlib
-from datetime import date, datetime, timedelta
+from collections.abc import Mapping
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -29,11 +34,42 @@ Shape: TypeAlias = Any
 _PLAIN: Final = frozenset({int, float, str, bool, bytes, date, timedelta})
 """Types whose values all have one shape."""
 _PLAIN_OR_NONE: Final = _PLAIN | {type(None)}
+_IMMUTABLE: Final = _PLAIN_OR_NONE | {datetime, time, Decimal}
 _LONG_RUN: Final = 100
 """Number of records of one shape in a row, on average, from which on each run becomes a batch."""
 _LISTS: Final = (list, tuple, set, frozenset)
 _NONE_FITS: Final = object()
 """No shape: of values that none fits."""
+
+
+def copied(value: Any) -> Any:
+    """Return a copy of a value, or of a record, and of all that is in it and can change.
+
+    What cannot be copied is returned itself: whoever converts it accepts or refuses it.
+    """
+    kind = value.__class__
+    if kind is dict:
+        same = value.copy()
+        for name, one in value.items():
+            if one.__class__ not in _IMMUTABLE:
+                same[name] = copied(one)
+        return same
+    if kind is list:
+        return [one if one.__class__ in _IMMUTABLE else copied(one) for one in value]
+    return value if kind in _IMMUTABLE else _copied(value)
+
+
+def _copied(value: Any) -> Any:
+    if value.__class__ is tuple:
+        return tuple(map(copied, value))
+    if isinstance(value, Mapping):  # of another kind: its own fields, whatever it answers for those that it lacks
+        return {name: copied(one) for name, one in value.items()}
+    if isinstance(value, memoryview):
+        return bytes(value)
+    try:
+        return copy.deepcopy(value)
+    except TypeError:
+        return value
 
 
 def batches(records: Sequence[Record], schema: pa.Schema | None) -> Iterator[pa.RecordBatch]:

@@ -94,6 +94,8 @@ class Decide(_Entry, frozen=True, kw_only=True, tag="DECIDE"):
     """What the epochs before wrote: their own decisions are pruned. None if an older version wrote this."""
     reached: dict[str, Reached] = {}
     """The newest commit of each sink in the epochs before, since the newest rewind; not there for one that had none."""
+    own_epochs: bool = False
+    """Whether `reached` has the transactions' own epochs. False if an older version wrote this: those of decisions."""
     subtasks: int = 0
     """How many subtasks acknowledged: what is lost is written again by as many. 0 if an older version wrote this."""
     datasets: dict[str, str] = {}

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..errors import EpochConflictError, LifecycleError, LogDamagedError
-from ..names import NOTHING, Progress, Reached
+from ..names import NOTHING, Progress
 from ..proof import Proofs
 from .entries import Completed, Decide, Entry, EpochInput, Moved, Replace, Resolved, Rewind, Rewound, Start, Void
+from .reached import newest_commits, reached_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from ..names import Reached
     from ..transaction import Committable
 
 NONE = -1
@@ -228,7 +230,7 @@ def _decide(view: LogView, entry: Decide) -> LogView:
         rewound=False,
         awaited=NONE,
         rewind=entry.rewind,
-        reached=entry.reached,
+        reached=reached_by(entry),
     )
 
 
@@ -288,17 +290,13 @@ def _complete(view: LogView, entry: Completed) -> LogView:
     # (Rule H) What was given up does not count as reached: the target need not have it.
     committed = [c for c in done.committables if c.transaction not in view.skipped]
     proofs = before.plus([(c.epoch, c.sink, c.wrote()) for c in committed], done.input.start, done.input.end)
-    reached = dict(view.reached)
-    for sink in {c.sink for c in committed}:
-        generations = [c.generation for c in committed if c.sink == sink]
-        reached[sink] = Reached(max(generations), done.epoch, len(generations))
     return replace(
         view,
         completed=entry.epoch,
         undone=None,
         floor=floor,
         claimed=claimed,
-        reached=reached,
+        reached={**view.reached, **newest_commits(committed)},
         finished=_progress(done),
         proofs=proofs,
     )

@@ -203,6 +203,7 @@ class LogWriter:
             rewind=self.view.rewind,
             proofs=self.view.proofs,
             reached=dict(self.view.reached),
+            own_epochs=True,
             subtasks=subtasks,
             datasets=dict(datasets or {}),
         )

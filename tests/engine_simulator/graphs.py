@@ -31,6 +31,7 @@ from onceward.sources import SequenceSource
 from ..engine_kit import Target, TargetSink
 from .functions import LONG, Counted, Counting, CountingForAWhile, InOrder, Record, Windows, shown
 from .interpreter import Interpreter
+from .ledgers import LedgerSink
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,7 +91,8 @@ class RandomGraph:
 
     def __init__(self, random: Random, target: Target, values: Sequence[Any], **options: Any) -> None:
         self._random = random
-        self._others = Random(random.random())
+        drawn = random.random()
+        self._others, self._sinks = Random(drawn), Random(f"sinks {drawn}")
         self.pipeline = Pipeline("simulated", store=MemoryStore(), **options)
         self._target, self._values = target, values
         if random.random() < 0.3:
@@ -105,6 +107,9 @@ class RandomGraph:
             branch = Branch(stream, ordered=False)
         if random.random() < 0.4:
             self._sink(self._then(branch, "map", lambda row: row if row["n"] % 5 else {}), "plain")
+        if self._sinks.random() < 0.5:  # a sink for which most epochs bring nothing
+            few = self._sinks.choice([1, 2, 4])
+            self._sink(self._then(branch, "filter", lambda row: row["n"] < few), "rare")
         branch = random.choice([self._aggregated, self._counted, self._windows])(branch)
         if random.random() < 0.5:
             branch = Branch(branch.stream.map(dict, parallelism=self._many()), ordered=False)
@@ -205,7 +210,9 @@ class RandomGraph:
         return Branch(stream, branch.ordered and by_key)
 
     def _sink(self, branch: Branch, name: str) -> None:
-        branch.stream.sink(TargetSink(self._target, name), parallelism=self._many())
+        keeps = self._sinks.choice([None, False, True])
+        sink = TargetSink(self._target, name) if keeps is None else LedgerSink(self._target, name, counts=keeps)
+        branch.stream.sink(sink, parallelism=self._many())
 
     def rescaled(self) -> Graph:
         """Return the same graph with other numbers of subtasks, and perhaps with or without a time to live."""

@@ -220,6 +220,8 @@ class Simulation:
                 while self.start() is None:  # sweeps what a zombie prepared late
                     pass
             self.check()
+        except OncewardError as error:
+            raise ViolationError(self.said("ends with", f"{type(error).__name__}: {error}")) from error
         finally:
             with suppress(FileNotFoundError):
                 fsspec.filesystem("memory").rm(self.folder_name.removeprefix("memory:/"), recursive=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import struct
+from collections.abc import Iterable, Mapping
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, Self, TypeVar, cast, get_args, overload
@@ -12,12 +13,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, Self, 
 import msgspec
 
 from ...errors import ConfigurationError
+from ..records import copied
 from . import keys
 from .timers import Timers
 from .ttl import AT_LEAST_PER_SNAPSHOT, CREATED_PER_SWEEP, TIME, WITH_TIMES, checked_ttl, has_times, without_times
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from .store import Freezing, KeyedTable
 
@@ -31,6 +33,7 @@ NO_KEY: Final = "a timer belongs to a key: key_by first, and set it while a reco
 _TIMERS: Final = "!timers"
 """The state that timers are in: so they are checkpointed and distributed as any other."""
 _TIME: Final = struct.Struct(">d")
+_ZERO, _NEGATIVE_ZERO = pack(0.0), pack(-0.0)
 
 
 class KeyScope:
@@ -238,16 +241,19 @@ class KeyedState(State):
     def stored_as(self) -> str:
         return self.layout if self.ttl is None else self.layout + WITH_TIMES
 
-    def bound(self, scope: KeyScope) -> Self:
-        """Return this state in one subtask's table."""
+    def bound(self, scope: KeyScope, name: str = "") -> Self:
+        """Return this state in one subtask's table; `name` is the attribute's: one object may be two of a class."""
         state = copy.copy(self)
-        state._scope = scope  # noqa: SLF001 - of the same class
+        state._scope, state.name = scope, name or self.name  # noqa: SLF001 - of the same class
         return state
 
     def _place(self) -> tuple[KeyScope, bytes]:
         scope = self._scope
         if scope is None:
-            raise ConfigurationError(f"state {self.name!r} can be used only by a function that runs in a pipeline")
+            raise ConfigurationError(
+                f"state {self.name!r} can be used only by a function that runs in a pipeline, whose class has it as an "
+                "attribute"
+            )
         return scope, scope.row(self.name)
 
     def _get(self, column: bytes = b"") -> bytes | None:
@@ -365,6 +371,10 @@ class ListState(ValueState[list[T]]):
         """Return the current key's items, oldest first."""
         return super().get() or []
 
+    def set(self, value: Iterable[T]) -> None:
+        """Replace the current key's items."""
+        super().set(_as_list(self, value))
+
     def append(self, value: T) -> None:
         """Add an item, without reading the others."""
         scope, row = self._place()
@@ -438,7 +448,7 @@ class MapState(KeyedState, Generic[K, T]):
     def get(self, key: K, default: T) -> T: ...
     def get(self, key: K, default: T | None = None) -> T | None:
         """Return an entry's value, or `default` if there is none."""
-        data = self._get(pack(key))
+        data = next((data for data in map(self._get, _columns(key)) if data is not None), None)
         if data is None:
             return default
         value: T = unpack(data)
@@ -446,12 +456,18 @@ class MapState(KeyedState, Generic[K, T]):
 
     def put(self, key: K, value: T) -> None:
         """Set an entry."""
-        self._put(pack(value), pack(key))
+        column, *older = _columns(key)
+        self._delete(older)
+        self._put(pack(value), column)
 
     def remove(self, key: K) -> None:
         """Remove an entry, if it is there."""
+        self._delete(_columns(key))
+
+    def _delete(self, columns: Iterable[bytes]) -> None:
         scope, row = self._place()
-        scope.table.delete(row, pack(key))
+        for column in columns:
+            scope.table.delete(row, column)
 
     def items(self) -> Iterator[tuple[K, T]]:
         """Yield the current key's entries, in the order of their keys' bytes."""
@@ -460,6 +476,19 @@ class MapState(KeyedState, Generic[K, T]):
             data = cell if self.ttl is None else self._fresh(scope, row, column, cell)
             if data is not None:
                 yield unpack(column), unpack(data)
+
+
+def _columns(key: Any) -> list[bytes]:
+    """Return the column of a map's entry, and those in which an older version kept the entry of an equal key."""
+    column = pack(keys.normal(key))
+    return [column, _NEGATIVE_ZERO] if column == _ZERO else [column]
+
+
+def _as_list(state: State, items: Any) -> list[Any]:
+    """Return the items as a list; a text would become its letters, and a dict its keys."""
+    if isinstance(items, str | bytes | bytearray | memoryview | Mapping) or not isinstance(items, Iterable):
+        raise TypeError(f"state {state.name!r} is a list: set takes a list of items, not {type(items).__name__}")
+    return list(items)
 
 
 class OperatorState(State, Generic[T]):
@@ -477,20 +506,21 @@ class OperatorState(State, Generic[T]):
         self.redistribute = redistribute
         self.items: list[T] = []
 
-    def bound(self, items: list[T]) -> OperatorState[T]:
-        """Return this state in one subtask."""
+    def bound(self, items: list[T], name: str) -> OperatorState[T]:
+        """Return this state in one subtask; `name` is the attribute's."""
         state = copy.copy(self)
-        state.items = items
+        state.items, state.name = items, name
         return state
 
     def get(self) -> list[T]:
-        """Return the items."""
-        return list(self.items)
+        """Return a copy of the items."""
+        items: list[T] = copied(self.items)
+        return items
 
-    def set(self, items: list[T]) -> None:
+    def set(self, items: Iterable[T]) -> None:
         """Replace all items."""
-        self.items = list(items)
+        self.items = copied(_as_list(self, items))
 
     def append(self, item: T) -> None:
         """Add an item at the end."""
-        self.items.append(item)
+        self.items.append(copied(item))

@@ -7,6 +7,7 @@ Flink", 2017).
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from functools import lru_cache
@@ -117,7 +118,7 @@ class KeyEncoder:
         if not columns:
             raise ConfigurationError("key_by needs the name of at least one column")
         self.columns = tuple(columns)
-        self._memos: Memo[tuple[pa.DataType, ...], Memo[Any, bytes]] = Memo(lambda _: Memo(_encoded))
+        self._memos: Memo[tuple[pa.DataType, ...], Memo[Any, bytes]] = Memo(lambda _: Memo(encode_key))
 
     def distinct(self, batch: pa.RecordBatch) -> Distinct:
         if not is_mixed(batch):
@@ -147,7 +148,8 @@ class KeyEncoder:
         types = tuple(column.type for column in columns)
         if codes is not None and all(map(_is_plain, types)):
             return Distinct(values, [*map(self._memos[types].__getitem__, values)], codes, [types])
-        return _merged(values, [*map(_encoded, values)], codes, [types])
+        values = [*map(normal, values)]
+        return _merged(values, [*map(encode_key, values)], codes, [types])
 
 
 def _dictionary(columns: Sequence[pa.Array]) -> tuple[list[Any], pa.Array]:
@@ -188,13 +190,15 @@ def _merged(
     return Distinct(keys, list(numbers), of_each if codes is None else of_each.take(codes), types)
 
 
-def _encoded(key: Any) -> bytes:
-    return encode_key(tuple(map(_normal, key)) if key.__class__ is tuple else _normal(key))
-
-
-def _normal(key: Any) -> Any:
-    """Return the key, with 0.0 in place of -0.0, which equals it."""
-    return 0.0 if key.__class__ is float and key == 0 else key
+def normal(key: Any) -> Any:
+    """Return the one form of a key's equals: 0.0 in place of -0.0, and one NaN; also inside of lists and structs."""
+    if isinstance(key, float):
+        return 0.0 if key == 0 else math.nan if math.isnan(key) else float(key)
+    if isinstance(key, list | tuple):
+        return type(key)(map(normal, key))
+    if isinstance(key, dict):
+        return {name: normal(value) for name, value in key.items()}
+    return key
 
 
 def check_parallelism(what: str, parallelism: int, max_parallelism: int) -> None:
