@@ -334,7 +334,7 @@ class FolderClaims(Ledger):
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.__folder = folder
 
     def check_claim(self, scope: Scope, newest: Progress = NOTHING) -> None:  # noqa: ARG002 - it does not know
         """Refuse names that another log owns, or a pipeline that another log has written here for another sink.
@@ -344,11 +344,11 @@ class FolderClaims(Ledger):
         """
         known = self.known(scope)
         if known not in (None, scope.log):
-            raise other_log(scope, str(known), str(self._folder))
+            raise other_log(scope, str(known), str(self.__folder))
         if known is None:
             for sink, log in self._of_pipeline(scope.pipeline).items():
                 if log != scope.log:
-                    raise other_log(scope, log, str(self._folder), sink=sink)
+                    raise other_log(scope, log, str(self.__folder), sink=sink)
 
     def claim(self, scope: Scope) -> None:
         """Make this log the owner of the names.
@@ -356,7 +356,7 @@ class FolderClaims(Ledger):
         Raises:
             EpochConflictError: Another one owns them.
         """
-        make_folder(self._folder)
+        make_folder(self.__folder)
         self.check_claim(scope)
         # (5) The loser reads who has won.
         if not put_once(self._path(scope), scope.log.encode()):
@@ -383,8 +383,8 @@ class FolderClaims(Ledger):
     def _of_pipeline(self, pipeline: str) -> dict[str, str]:
         """Return the log that has claimed the pipeline's name, for each sink."""
         head, end = f".{file_name(f'{pipeline}:')}", ".claim"
-        claims = sorted(self._folder.glob(f"{escape(head)}*{end}")) if self._folder.is_dir() else []
+        claims = sorted(self.__folder.glob(f"{escape(head)}*{end}")) if self.__folder.is_dir() else []
         return {path.name[len(head) : -len(end)]: _text(path) for path in claims}
 
     def _path(self, scope: Scope) -> Path:
-        return self._folder / f".{file_name(f'{scope.pipeline}:{scope.sink}')}.claim"
+        return self.__folder / f".{file_name(f'{scope.pipeline}:{scope.sink}')}.claim"
