@@ -39,6 +39,7 @@ from .killing import kill_everywhere
 from .line_kills import ROWS_OF_AN_EPOCH, kill_at_each_line
 from .sink_case import GOOD, SinkCase, SinkUnderTest, not_applicable
 from .source_cases import SourceConformance, SourceUnderTest
+from .target_cases import TargetCases
 from .trace_cases import TraceCases
 from .watch import time_limit
 from .wrappers import FaultySink, FaultyStore
@@ -87,7 +88,7 @@ def _refuses(what: str, remedy: str, *, match: str = "") -> Iterator[None]:
     assert match in refusal
 
 
-class SinkConformance(TraceCases):
+class SinkConformance(TraceCases, TargetCases):
     """Subclass it, and give the fixture `sink_under_test`."""
 
     @pytest.fixture

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from onceward.sinks import TwoPhaseCommitSink
 
 MOST_SECONDS: Final = 40
+RESTARTS: Final = 20
 RESTART_PAUSE: Final = 0.05
 T = TypeVar("T")
 ONLY_LATER: Final = (Step.ABORT_BEFORE, Step.ABORT_AFTER, "abort().before", "abort().after")
@@ -193,7 +194,7 @@ class _Killer:
             name,
             store=open_store(str(self._folder / "log" / name), pipeline=name),
             checkpointing=CheckpointConfig(interval=0.02),
-            restart=watch.restarts(RESTART_PAUSE),
+            restart=watch.restarts(RESTARTS, RESTART_PAUSE),
         )
         rows = SequenceSource(self._parts[self._part], units=2, batch_rows=4)
         pipeline.source(rows, parallelism=2).sink(sink, parallelism=2)

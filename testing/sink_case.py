@@ -33,6 +33,7 @@ from onceward.sources import SequenceSource
 
 from .faults import Faults, delay
 from .plugin import NOT_APPLICABLE
+from .proxy import Proxy  # noqa: TC001 - a dataclass field's type
 from .watch import Watch
 from .wrappers import FaultySink, FaultySource
 
@@ -91,6 +92,10 @@ class SinkUnderTest:
         take_away: Removes all visible rows from the target, as its readers or its retention may; what the sink itself
             remembers of its commits stays. Needed where `commit` answers LOST or FENCED.
         delete_prepared: Deletes the prepared rows of this transaction in the target, behind the sink's back.
+        proxy: The sink reaches its target through it (`onceward.testing.proxy`), so that the suite can refuse
+            connections, cut answers, delay and lose them.
+        break_target: Makes the target fail each request; with `mend_target`, for targets that no proxy can cut off.
+        mend_target: Makes the target work again.
         time_limit: Seconds that a case may take.
     """
 
@@ -107,6 +112,9 @@ class SinkUnderTest:
     secret: str = ""
     take_away: Callable[[], None] | None = None
     delete_prepared: Callable[[Committable], None] | None = None
+    proxy: Proxy | None = None
+    break_target: Callable[[], None] | None = None
+    mend_target: Callable[[], None] | None = None
     time_limit: float = 60.0
 
 

@@ -97,9 +97,10 @@ class Watch(Faults):
         why = "no fault of the environment explains that" if is_bug(error) else f"it did so {MOST_ALIKE} times"
         self.words = f"{call} raised {named_text_of(error)} at {place_of(error)}: {why}, so the case ended here"
 
-    def restarts(self, pause: float = 0.0) -> RestartStrategy:
-        """Return a strategy that restarts, after a pause in seconds, until the case is to end."""
-        return RestartStrategy("watched", lambda: lambda _failed_at, _ran_for: None if self.bug else pause)
+    def restarts(self, attempts: int = 1000, pause: float = 0.0) -> RestartStrategy:
+        """Return a strategy that restarts so many times, after a pause in seconds, unless the case is to end."""
+        fixed = RestartStrategy.fixed_delay(attempts, pause).begin()
+        return RestartStrategy("watched", lambda: lambda at, ran_for: None if self.bug else fixed(at, ran_for))
 
     def check(self) -> None:
         """Fail the test with the error that ended the case, if one did."""

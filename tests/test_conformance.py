@@ -16,6 +16,7 @@ import pytest
 
 from onceward import FileSink
 from onceward.core.errors import ConfigurationError, EpochConflictError, SchemaError, SinkError
+from onceward.core.folders import file_errors
 from onceward.core.ledger import Ledger
 from onceward.core.names import other_log, outdated_log, parse_transaction_name
 from onceward.core.steps import Step
@@ -133,7 +134,8 @@ class Letters(WriteAheadLogSink):
     remembers = True
 
     def send(self, rows: pa.RecordBatch, delivery: Any) -> None:
-        (Path(self.folder) / f"{delivery}.letter").write_text(json.dumps(rows["n"].to_pylist()))
+        with file_errors(self.name, Path(self.folder)):
+            (Path(self.folder) / f"{delivery}.letter").write_text(json.dumps(rows["n"].to_pylist()))
 
 
 class TestWriteAheadLogSink(SinkConformance):
