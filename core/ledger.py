@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from .kit.methods import refuse_idle_methods
+from .kit.methods import refuse_hidden_names, refuse_idle_methods
 
 if TYPE_CHECKING:
     from .names import Remembered, Scope
@@ -38,9 +38,10 @@ class Ledger:
     records_transactions: ClassVar[bool] = False
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Refuse a method that would do nothing when it is called."""
+        """Refuse a method that would do nothing when it is called, or that hides a private one of onceward's."""
         super().__init_subclass__(**arguments)
         refuse_idle_methods(cls, _CALLED)
+        refuse_hidden_names(cls)
 
     def check_claim(self, scope: Scope, newest: Progress) -> Remembered | None:
         """Refuse a decision log that would write again what the target holds. Called at each start; writes nothing.

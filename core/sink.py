@@ -22,7 +22,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, Self, TypeVar
 
 from .errors import ExternalError
-from .kit.methods import refuse_idle_methods
+from .kit.methods import refuse_hidden_names, refuse_idle_methods
 from .kit.options import OF_FORMATS, arguments, check_types
 from .ledger import Ledger
 from .names import check_sink_name
@@ -96,9 +96,10 @@ class Sink(ABC):
         self.where = where
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Refuse a method that would do nothing when it is called."""
+        """Refuse a method that would do nothing when it is called, or that hides a private one of onceward's."""
         super().__init_subclass__(**arguments)
         refuse_idle_methods(cls, _CALLED, _LISTED)
+        refuse_hidden_names(cls)
 
     if not TYPE_CHECKING:
 

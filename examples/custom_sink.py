@@ -18,7 +18,16 @@ from onceward import (
     TwoPhaseCommitSink,
     WriteContext,
 )
-from onceward.sinks import FolderClaims, RowHash, Scope, file_name, make_folder, parse_file_name, sync_folder
+from onceward.sinks import (
+    FolderClaims,
+    RowHash,
+    Scope,
+    file_name,
+    make_folder,
+    parse_file_name,
+    sync_folder,
+    with_file_errors,
+)
 
 
 @dataclass
@@ -40,18 +49,21 @@ class JsonLinesSink(TwoPhaseCommitSink[Transaction]):
 
     # On the executors
 
+    @with_file_errors
     def begin(self, context: WriteContext) -> Transaction:
         """Open a transaction under a name that is never used again, at the first row of an epoch."""
         make_folder(self.folder)
         name = str(context.transaction_name())
         return Transaction(context, name, self._file(name, "pending").open("x"))
 
+    @with_file_errors
     def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
         """Write rows inside it. Nothing may become visible."""
         lines = [json.dumps(row, default=str) for row in batch.to_pylist()]
         transaction.file.writelines(f"{line}\n" for line in lines)
         transaction.hash.add(pa.RecordBatch.from_pydict({"line": lines}))  # for `onceward verify`
 
+    @with_file_errors
     def pre_commit(self, transaction: Transaction) -> Committable:
         """Flush and prepare: from here on the rows survive this process and the target's restart."""
         transaction.file.flush()
@@ -68,6 +80,7 @@ class JsonLinesSink(TwoPhaseCommitSink[Transaction]):
 
     # On the driver or in any other process, possibly more than once
 
+    @with_file_errors
     def commit(self, committable: Committable) -> CommitOutcome:
         """Make the rows visible. If a commit and an abort race, one wins, and both learn which."""
         final, status = self._file(committable.transaction, "jsonl"), CommitStatus.COMMITTED
@@ -78,6 +91,7 @@ class JsonLinesSink(TwoPhaseCommitSink[Transaction]):
         sync_folder(self.folder)  # the new name must survive a power failure before anyone relies on it
         return CommitOutcome(status)
 
+    @with_file_errors
     def abort(self, committable: Committable) -> AbortOutcome:
         """End exactly this transaction without a trace, unless it is committed."""
         try:
@@ -87,6 +101,7 @@ class JsonLinesSink(TwoPhaseCommitSink[Transaction]):
             return AbortOutcome(AbortStatus.COMMITTED if final.exists() else AbortStatus.UNKNOWN)
         return AbortOutcome(AbortStatus.ABORTED)
 
+    @with_file_errors
     def lingering(self, scope: Scope) -> Iterator[Committable]:
         """List what is open or prepared under exactly these names: parse them, compare no prefix."""
         for path in self.folder.glob("_*.pending"):

@@ -29,7 +29,7 @@ from onceward.core.transaction import (
     WriteContext,
 )
 
-from .folders import FolderClaims
+from .folders import FolderClaims, with_file_errors
 from .write_ahead import Delivery, WriteAheadLogSink
 
 __all__ = [
@@ -62,4 +62,5 @@ __all__ = [
     "parse_file_name",
     "parse_transaction_name",
     "sync_folder",
+    "with_file_errors",
 ]

@@ -21,10 +21,11 @@ from __future__ import annotations
 
 import secrets
 from abc import abstractmethod
+from collections.abc import Generator
 from functools import wraps
 from glob import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Final, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Final, ParamSpec, Protocol, TypeVar, cast
 
 from onceward.core.errors import ConfigurationError, LogDamagedError, RetryableSinkError
 from onceward.core.folders import file_errors, make_folder, put_once, sync_folder
@@ -66,8 +67,10 @@ _Result = TypeVar("_Result")
 
 
 class _InFolder(Protocol):
-    name: str
-    folder: str
+    @property
+    def name(self) -> str: ...
+    @property
+    def folder(self) -> str | Path: ...
 
 
 _Self = TypeVar("_Self", bound=_InFolder)
@@ -76,12 +79,17 @@ _Self = TypeVar("_Self", bound=_InFolder)
 def with_file_errors(
     method: Callable[Concatenate[_Self, _Arguments], _Result],
 ) -> Callable[Concatenate[_Self, _Arguments], _Result]:
-    """Make a method of a FolderSink or its ledger raise the errors of a file system as RetryableSinkError."""
+    """Make a method of a sink with a `folder`, or of its ledger, raise errors of a file system as RetryableSinkError.
+
+    Those that stay until somebody changes something, such as a missing permission, become a SinkError. A method that
+    is a generator then returns a list.
+    """
 
     @wraps(method)
     def call(self: _Self, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         with file_errors(self.name, self.folder):
-            return method(self, *args, **kwargs)
+            answer = method(self, *args, **kwargs)
+            return cast("_Result", list(answer)) if isinstance(answer, Generator) else answer
 
     return call
 
@@ -334,7 +342,7 @@ class FolderClaims(Ledger):
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.__folder = folder
 
     def check_claim(self, scope: Scope, newest: Progress = NOTHING) -> None:  # noqa: ARG002 - it does not know
         """Refuse names that another log owns, or a pipeline that another log has written here for another sink.
@@ -342,13 +350,14 @@ class FolderClaims(Ledger):
         Raises:
             EpochConflictError: It does, or has.
         """
-        known = self.known(scope)
+        with file_errors(scope.sink, self.__folder):
+            known = self.known(scope)
+            others = {} if known is not None else self._of_pipeline(scope.pipeline)
         if known not in (None, scope.log):
-            raise other_log(scope, str(known), str(self._folder))
-        if known is None:
-            for sink, log in self._of_pipeline(scope.pipeline).items():
-                if log != scope.log:
-                    raise other_log(scope, log, str(self._folder), sink=sink)
+            raise other_log(scope, str(known), str(self.__folder))
+        for sink, log in others.items():
+            if log != scope.log:
+                raise other_log(scope, log, str(self.__folder), sink=sink)
 
     def claim(self, scope: Scope) -> None:
         """Make this log the owner of the names.
@@ -356,11 +365,13 @@ class FolderClaims(Ledger):
         Raises:
             EpochConflictError: Another one owns them.
         """
-        make_folder(self._folder)
+        with file_errors(scope.sink, self.__folder):
+            make_folder(self.__folder)
         self.check_claim(scope)
-        # (5) The loser reads who has won.
-        if not put_once(self._path(scope), scope.log.encode()):
-            self.check_claim(scope)
+        with file_errors(scope.sink, self.__folder):
+            won = put_once(self._path(scope), scope.log.encode())
+        if not won:
+            self.check_claim(scope)  # (5) The loser reads who has won.
 
     def known(self, scope: Scope) -> str | None:
         """Return the log that owns the names, if one has claimed them."""
@@ -374,17 +385,18 @@ class FolderClaims(Ledger):
 
     def release(self, scope: Scope, *, own: bool = False) -> None:
         """Forget other logs' claims on the pipeline; this one's too if the target itself has forgotten it."""
-        if own:
-            self._path(scope).unlink(missing_ok=True)
-        for sink, log in self._of_pipeline(scope.pipeline).items():
-            if log != scope.log:
-                self._path(scope._replace(sink=sink)).unlink(missing_ok=True)
+        with file_errors(scope.sink, self.__folder):
+            if own:
+                self._path(scope).unlink(missing_ok=True)
+            for sink, log in self._of_pipeline(scope.pipeline).items():
+                if log != scope.log:
+                    self._path(scope._replace(sink=sink)).unlink(missing_ok=True)
 
     def _of_pipeline(self, pipeline: str) -> dict[str, str]:
         """Return the log that has claimed the pipeline's name, for each sink."""
         head, end = f".{file_name(f'{pipeline}:')}", ".claim"
-        claims = sorted(self._folder.glob(f"{escape(head)}*{end}")) if self._folder.is_dir() else []
+        claims = sorted(self.__folder.glob(f"{escape(head)}*{end}")) if self.__folder.is_dir() else []
         return {path.name[len(head) : -len(end)]: _text(path) for path in claims}
 
     def _path(self, scope: Scope) -> Path:
-        return self._folder / f".{file_name(f'{scope.pipeline}:{scope.sink}')}.claim"
+        return self.__folder / f".{file_name(f'{scope.pipeline}:{scope.sink}')}.claim"

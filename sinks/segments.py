@@ -162,9 +162,13 @@ class Marks:
     def __init__(self, path: Path) -> None:
         self.sent, good = read_marks(path)
         self._file = path.open("r+b" if path.exists() else "xb")
-        self._file.truncate(good)
-        self._end = self._reserved = self._file.seek(good)
-        sync_folder(path.parent)  # before the first delivery: without its marks all would be repeated
+        try:
+            self._file.truncate(good)
+            self._end = self._reserved = self._file.seek(good)
+            sync_folder(path.parent)  # before the first delivery: without its marks all would be repeated
+        except OSError:
+            self.close()
+            raise
 
     def reserve(self) -> None:
         """Take room on the disk for the next mark."""

@@ -19,6 +19,7 @@ import contextlib
 import pickle
 import secrets
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
@@ -30,14 +31,17 @@ from onceward.core.errors import DataLossError, EpochConflictError, OncewardErro
 from onceward.core.log import MemoryStore
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation
-from onceward.sinks import TwoPhaseCommitSink
+from onceward.sinks import Guarantee, TwoPhaseCommitSink
 
 from .connector_cases import ConnectorConformance, ConnectorUnderTest, Refused
 from .faults import Faults, duplicate, fail, lose_answer
 from .killing import kill_everywhere
+from .line_kills import ROWS_OF_AN_EPOCH, kill_at_each_line
 from .sink_case import GOOD, SinkCase, SinkUnderTest, not_applicable
 from .source_cases import SourceConformance, SourceUnderTest
+from .target_cases import TargetCases
 from .trace_cases import TraceCases
+from .watch import time_limit
 from .wrappers import FaultySink, FaultyStore
 
 if TYPE_CHECKING:
@@ -66,6 +70,9 @@ KILLED_ROWS: Final = 200
 MANY_ROWS: Final = 900
 MOST_GROWN: Final = 3000
 PARTS: Final = 60
+MOST_LINES: Final = 400
+SHARE_OF_LINES: Final = 0.4
+"""Of a case's limit of time, for kills at lines; the rest is for the first and the last of them."""
 OVERDUE: Final = 10
 """A transaction that has not ended after so many of its timeouts never will."""
 
@@ -81,7 +88,7 @@ def _refuses(what: str, remedy: str, *, match: str = "") -> Iterator[None]:
     assert match in refusal
 
 
-class SinkConformance(TraceCases):
+class SinkConformance(TraceCases, TargetCases):
     """Subclass it, and give the fixture `sink_under_test`."""
 
     @pytest.fixture
@@ -93,6 +100,11 @@ class SinkConformance(TraceCases):
     def case(self, sink_under_test: SinkUnderTest) -> SinkCase:
         """Return a pipeline of its own for each test."""
         return SinkCase(sink_under_test)
+
+    @pytest.fixture(autouse=True)
+    def _in_time(self, sink_under_test: SinkUnderTest) -> Iterator[None]:
+        with time_limit(sink_under_test.time_limit, sink_under_test.make()):
+            yield
 
     # The protocol: what becomes visible when, who may commit and abort what, and in which order.
 
@@ -380,7 +392,7 @@ class SinkConformance(TraceCases):
         faults = Faults(*planned)
         # What comes at a start only comes more often if something is left to sweep each time.
         steps = [Step.PRE_COMMIT_AFTER] * len(planned) if call in AT_STARTS else []
-        case.run(steps, sink=FaultySink(case.sink, faults), pause=PAUSE)
+        case.run(steps, faults=faults, pause=PAUSE)
         assert not faults.left(), "these faults did not happen, so nothing was shown of them"
 
     def test_24_an_epoch_that_cannot_be_committed_holds_back_the_later_ones(self, case: SinkCase) -> None:
@@ -410,6 +422,29 @@ class SinkConformance(TraceCases):
         assert any("pre_commit()" in point for point in report.killed), "it was never killed at its own calls"
         assert len(report.missed) <= MOST_MISSED, f"it was killed at {report.killed} only, not at {report.missed}"
         case.assert_as_promised([n for part in numbers[: report.used] for n in part])
+
+    def test_09_to_15_and_88_a_process_killed_before_each_line_of_the_sink(
+        self, case: SinkCase, tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        if not case.sink_under_test.kill:
+            not_applicable("SinkUnderTest.kill is not set: the target is inside the process of the tests")
+        base, size = secrets.randbelow(1 << 40) * 100_000, ROWS_OF_AN_EPOCH
+        numbers = [list(range(base + part * size, base + (part + 1) * size)) for part in range(MOST_LINES)]
+        parts = [case.sink_under_test.rows(part) for part in numbers]
+        folder, seconds = tmp_path_factory.mktemp("killed"), case.sink_under_test.time_limit * SHARE_OF_LINES
+        report = kill_at_each_line(case.sink, case.pipeline, parts, folder, seconds)
+        assert not report.errors, report.errors[0]
+        seen = Counter(n for n in case.sink_under_test.read() if base <= n < base + MOST_LINES * size)
+        once = case.sink.guarantee is Guarantee.EXACTLY_ONCE
+        for epoch, part in zip(report.epochs, numbers, strict=False):
+            expected = Counter(part if epoch.decided else [])
+            shown = Counter({n: seen[n] for n in part if seen[n]})
+            missing, more = (expected - shown).total(), (shown - expected).total()
+            what = "was decided" if epoch.decided else "was not decided"
+            assert not missing, f"killed {epoch.where}: the epoch {what}, and {missing} of its {size} rows are missing"
+            too_often = more if once or not epoch.decided else 0
+            assert not too_often, f"killed {epoch.where}: the epoch {what}, and {more} of its rows are there too often"
+        assert len(report.epochs) > 2, "no line of the sink's own module was passed"  # noqa: PLR2004 - the clean runs
 
     def test_13_and_77_what_is_prepared_survives_a_restart_of_the_target(self, case: SinkCase) -> None:
         if case.sink_under_test.restart is None:

@@ -21,25 +21,29 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from onceward.core import CheckpointConfig, Pipeline, RestartStrategy, open_store
+from onceward.core import CheckpointConfig, Pipeline, open_store
 from onceward.core.errors import ConfigurationError, text_of
 from onceward.core.steps import Step, hooked, kill_at
 from onceward.sources import SequenceSource
 
 from .faults import Faults, die, die_after
+from .watch import Watch
 from .wrappers import FaultySink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from multiprocessing.connection import Connection
 
     import pyarrow as pa
 
     from onceward.sinks import TwoPhaseCommitSink
 
-MOST_SECONDS: Final = 120
+MOST_SECONDS: Final = 40
+RESTARTS: Final = 20
+RESTART_PAUSE: Final = 0.05
+T = TypeVar("T")
 ONLY_LATER: Final = (Step.ABORT_BEFORE, Step.ABORT_AFTER, "abort().before", "abort().after")
 """What a clean run does not pass, and one after a crash does."""
 UNPREDICTABLE: Final = frozenset({"validate", "discard"})
@@ -75,10 +79,19 @@ def kill_everywhere(sink: TwoPhaseCommitSink[Any], pipeline: str, parts: list[pa
     Raises:
         ConfigurationError: The sink does not get into another process.
     """
+    return in_a_new_process(sink, _Killer(sink, pipeline, parts, folder).all)
+
+
+def in_a_new_process(sink: TwoPhaseCommitSink[Any], work: Callable[[], T]) -> T:
+    """Return what `work` returns in a process that was started anew, so that it may fork itself safely.
+
+    Raises:
+        ConfigurationError: The sink does not get into another process.
+    """
     spawn = multiprocessing.get_context("spawn")
     try:
         with ProcessPoolExecutor(1, spawn, initializer=_import_from, initargs=(str(Path.cwd()),)) as pool:
-            return pool.submit(_Killer(sink, pipeline, parts, folder).all).result()
+            return pool.submit(work).result()
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ConfigurationError(
             f"sink {sink.name} cannot be pickled, so no other process can run it: {text_of(error)}"
@@ -88,6 +101,14 @@ def kill_everywhere(sink: TwoPhaseCommitSink[Any], pipeline: str, parts: list[pa
             f"sink {sink.name} cannot be run in another process: is its class importable by name? Standard error says "
             "why"
         ) from error
+
+
+def import_all(modules: Iterable[str]) -> None:
+    """Import what a fork has imported, so that the next ones need not."""
+    for module in modules:
+        if not module.startswith("__"):
+            with suppress(Exception):  # made at run time, or of an extra that is not there
+                importlib.import_module(module)
 
 
 def _import_from(folder: str) -> None:
@@ -101,9 +122,7 @@ class _Killer:
 
     def all(self) -> Report:
         points, modules = self._fork("") or ([], [])
-        for module in modules:
-            with suppress(Exception):  # made at run time, or of an extra that is not there
-                importlib.import_module(module)
+        import_all(modules)
         fresh = True
         for point in [*points, *ONLY_LATER]:
             if self._report.errors:
@@ -155,23 +174,27 @@ class _Killer:
             else:
                 hook = kill_at(point)
         try:
+            watch = Watch()
             with hooked(hook):
-                self._pipeline(FaultySink(self._sink, faults)).run()
+                try:
+                    self._pipeline(FaultySink(FaultySink(self._sink, watch), faults), watch).run()
+                finally:
+                    watch.check()
             calls = [name for name in dict.fromkeys(faults.calls) if name not in UNPREDICTABLE]
             points = [*dict.fromkeys(passed), *(f"{name}(){when}" for name in calls for when in (".before", ".after"))]
-            parent.send((points, [name for name in sys.modules if not name.startswith("__")]))
+            parent.send((points, list(sys.modules)))
         except BaseException:  # noqa: BLE001 - told to the parent
             parent.send(traceback.format_exc())
         finally:
             os._exit(0)  # whatever threads the sink has left
 
-    def _pipeline(self, sink: TwoPhaseCommitSink[Any]) -> Pipeline:
+    def _pipeline(self, sink: TwoPhaseCommitSink[Any], watch: Watch) -> Pipeline:
         name = f"{self._name}-{self._part}"
         pipeline = Pipeline(
             name,
             store=open_store(str(self._folder / "log" / name), pipeline=name),
             checkpointing=CheckpointConfig(interval=0.02),
-            restart=RestartStrategy.fixed_delay(attempts=20, delay=0.05),
+            restart=watch.restarts(RESTARTS, RESTART_PAUSE),
         )
         rows = SequenceSource(self._parts[self._part], units=2, batch_rows=4)
         pipeline.source(rows, parallelism=2).sink(sink, parallelism=2)

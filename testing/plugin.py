@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 NOT_APPLICABLE: Final = "not applicable: "
 
-_SUITES: Final = ("sink_case", "conformance", "connector_cases", "source_cases", "trace_cases")
+_SUITES: Final = ("sink_case", "conformance", "connector_cases", "source_cases", "target_cases", "trace_cases")
 pytest.register_assert_rewrite(*(f"onceward.testing.{name}" for name in _SUITES))
 
 

@@ -42,6 +42,8 @@ class Proxy:
         self.port = listen or free_port()
         self._connections: set[asyncio.Task[None]] = set()
         self._requests, self._answers = asyncio.Event(), asyncio.Event()
+        self._part: int | None = None
+        self._seconds = 0.0
         self._server: asyncio.Server | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
@@ -65,6 +67,18 @@ class Proxy:
         """Reset all connections, with the bytes that were not delivered, and refuse new ones."""
         self._do(self._refuse())
 
+    def truncate(self) -> None:
+        """Reset each connection in the middle of its next answer, of which half of the bytes are delivered."""
+        self._do(self._answer(part=2))
+
+    def drop_answers(self) -> None:
+        """Reset each connection when its next answer comes, of which nothing is delivered."""
+        self._do(self._answer(part=0))
+
+    def delay(self, seconds: float) -> None:
+        """Deliver each part of an answer so many seconds late."""
+        self._do(self._answer(seconds=seconds))
+
     def mend(self) -> None:
         """Accept connections again, and deliver the bytes that the open ones hold."""
         self._do(self._mend())
@@ -84,6 +98,9 @@ class Proxy:
         for gate, is_open in ((self._requests, requests), (self._answers, answers)):
             gate.set() if is_open else gate.clear()
 
+    async def _answer(self, *, part: int | None = None, seconds: float = 0) -> None:
+        self._part, self._seconds = part, seconds
+
     async def _refuse(self) -> None:
         if self._server is not None:
             for listener in self._server.sockets:
@@ -97,6 +114,7 @@ class Proxy:
 
     async def _mend(self) -> None:
         await self._open(requests=True, answers=True)
+        await self._answer()
         if self._server is None:
             self._server = await asyncio.start_server(self._connect, LOOPBACK, self.port)
 
@@ -123,6 +141,13 @@ class Proxy:
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, gate: asyncio.Event) -> None:
         while data := await source.read(_CHUNK):
             await gate.wait()
+            if gate is self._answers:
+                await asyncio.sleep(self._seconds)
+                if self._part is not None:
+                    sink.write(data[: len(data) // self._part] if self._part else b"")
+                    await sink.drain()
+                    await asyncio.sleep(_REST_SECONDS)  # a reset would overtake what is on its way
+                    raise ConnectionResetError
             sink.write(data)
             await sink.drain()
         await gate.wait()  # the end of a connection is a packet, too

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence  # noqa: TC003 - a dataclass field's type
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import pytest
 from onceward.core import CheckpointConfig, Pipeline, RestartStrategy
 from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.errors import OncewardError
 from onceward.core.log import EpochInput, LogStore, MemoryStore
 from onceward.core.names import Scope
 from onceward.core.steps import Step, hooked
@@ -31,9 +33,13 @@ from onceward.sources import SequenceSource
 
 from .faults import Faults, delay
 from .plugin import NOT_APPLICABLE
-from .wrappers import FaultySource
+from .proxy import Proxy  # noqa: TC001 - a dataclass field's type
+from .watch import Watch
+from .wrappers import FaultySink, FaultySource
 
 ROWS: Final = 40
+RUN_SECONDS: Final = 40.0
+STOP_SECONDS: Final = 5.0
 ALWAYS: Final = frozenset(
     {
         Step.START_AFTER,
@@ -86,6 +92,11 @@ class SinkUnderTest:
         take_away: Removes all visible rows from the target, as its readers or its retention may; what the sink itself
             remembers of its commits stays. Needed where `commit` answers LOST or FENCED.
         delete_prepared: Deletes the prepared rows of this transaction in the target, behind the sink's back.
+        proxy: The sink reaches its target through it (`onceward.testing.proxy`), so that the suite can refuse
+            connections, cut answers, delay and lose them.
+        break_target: Makes the target fail each request; with `mend_target`, for targets that no proxy can cut off.
+        mend_target: Makes the target work again.
+        time_limit: Seconds that a case may take.
     """
 
     make: Callable[[], TwoPhaseCommitSink[Any]]
@@ -101,6 +112,10 @@ class SinkUnderTest:
     secret: str = ""
     take_away: Callable[[], None] | None = None
     delete_prepared: Callable[[Committable], None] | None = None
+    proxy: Proxy | None = None
+    break_target: Callable[[], None] | None = None
+    mend_target: Callable[[], None] | None = None
+    time_limit: float = 60.0
 
 
 class SinkCase:
@@ -220,7 +235,7 @@ class SinkCase:
         self,
         steps: Sequence[Step],
         *,
-        sink: TwoPhaseCommitSink[Any] | None = None,
+        faults: Faults | None = None,
         store: LogStore | None = None,
         pause: float = 0,
     ) -> None:
@@ -228,7 +243,7 @@ class SinkCase:
 
         Args:
             steps: Where to fail.
-            sink: Instead of the case's own.
+            faults: Which calls of the sink go wrong.
             store: Of the decision log.
             pause: Seconds before each batch, so that there are several epochs.
         """
@@ -243,27 +258,43 @@ class SinkCase:
 
         numbers = list(range(self.first, self.first + ROWS))
         rows = SequenceSource(pa.Table.from_batches([self.sink_under_test.rows(numbers)]), units=2, batch_rows=4)
-        pipeline = fast_pipeline(self.pipeline + "-run", store)
+        watch = Watch()
+        pipeline = fast_pipeline(self.pipeline + "-run", store, watch.restarts())
         slow = Faults(delay("piece", pause, times=1000))
-        pipeline.source(FaultySource(rows, slow), parallelism=2).sink(sink or self.sink, parallelism=2)
+        sink = FaultySink(FaultySink(self.sink, watch), faults or Faults())
+        pipeline.source(FaultySource(rows, slow), parallelism=2).sink(sink, parallelism=2)
         with hooked(fails):
-            pipeline.start()
-            ended = pipeline.wait(120)
-            if not ended:
-                pipeline.stop()
+            ended = self._wait(pipeline, watch)
         assert ended, f"it did not come to its end; steps that were not reached: {left}"
         missed = [step for step in left if step in ALWAYS]
         assert not missed, f"these steps were never reached, so nothing was shown of them: {missed}"
         self.assert_as_promised(numbers)
 
+    @staticmethod
+    def _wait(pipeline: Pipeline, watch: Watch) -> bool:
+        """Run to the end, or until the watch or the time ends it; return whether the run has come to its end."""
+        deadline, ended = time.monotonic() + RUN_SECONDS, False
+        try:
+            pipeline.start()
+            while not ended and watch.bug is None and time.monotonic() < deadline:
+                ended = pipeline.wait(0.05)
+        except OncewardError:
+            watch.check()
+            raise
+        if not ended:
+            pipeline.stop()
+            pipeline.wait(STOP_SECONDS)
+        watch.check()
+        return ended
 
-def fast_pipeline(name: str, store: LogStore | None = None) -> Pipeline:
+
+def fast_pipeline(name: str, store: LogStore | None = None, restart: RestartStrategy | None = None) -> Pipeline:
     """Make an embedded pipeline with checkpoints all the time, which restarts at once after any failure."""
     return Pipeline(
         name,
         store=store or MemoryStore(),
         checkpointing=CheckpointConfig(interval=0.02, tolerable_failures=1000),
-        restart=RestartStrategy.fixed_delay(attempts=1000, delay=0),
+        restart=restart or RestartStrategy.fixed_delay(attempts=1000, delay=0),
     )
 
 

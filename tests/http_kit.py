@@ -134,7 +134,11 @@ class _Handler(BaseHTTPRequestHandler):
             super().handle()
 
     def _do(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        length = int(self.headers.get("Content-Length", 0))
+        body = self.rfile.read(length)
+        if len(body) < length:  # the client went away in the middle
+            self.close_connection = True
+            return
         headers = {name.lower(): value for name, value in self.headers.items()}
         plan = self.server.inbox.answer(Request(self.command, self.path, headers, body, self.client_address))
         self.server.inbox.hang.wait(30)

@@ -16,6 +16,7 @@ import pytest
 
 from onceward import FileSink
 from onceward.core.errors import ConfigurationError, EpochConflictError, SchemaError, SinkError
+from onceward.core.folders import file_errors
 from onceward.core.ledger import Ledger
 from onceward.core.names import other_log, outdated_log, parse_transaction_name
 from onceward.core.steps import Step
@@ -24,6 +25,7 @@ from onceward.sinks import WriteAheadLogSink
 from onceward.testing.conformance import SinkCase, SinkConformance, SinkUnderTest
 from onceward.testing.killing import kill_everywhere
 from onceward.testing.sink_case import numbered
+from onceward.testing.watch import is_bug, time_limit
 
 from .engine_kit import Target, TargetSink
 from .sink_kit import delete_files_of
@@ -132,7 +134,8 @@ class Letters(WriteAheadLogSink):
     remembers = True
 
     def send(self, rows: pa.RecordBatch, delivery: Any) -> None:
-        (Path(self.folder) / f"{delivery}.letter").write_text(json.dumps(rows["n"].to_pylist()))
+        with file_errors(self.name, Path(self.folder)):
+            (Path(self.folder) / f"{delivery}.letter").write_text(json.dumps(rows["n"].to_pylist()))
 
 
 class TestWriteAheadLogSink(SinkConformance):
@@ -473,6 +476,68 @@ def test_a_sink_that_no_other_process_can_run_is_told(
         monkeypatch.setitem(sys.modules, module, made)
     with pytest.raises(ConfigurationError, match=complaint):
         kill_everywhere(Local("files", tmp_path, format="jsonl"), "p", [], tmp_path)
+
+
+# Bugs, which no fault of the environment explains
+
+
+class PassesTooFew(Claiming):
+    def commit(self, committable: Committable) -> CommitOutcome:  # noqa: ARG002 - signature
+        return super().commit()  # type: ignore[call-arg]
+
+
+class IsAlwaysBusy(Claiming):
+    def commit(self, committable: Committable) -> CommitOutcome:  # noqa: ARG002 - signature
+        raise RuntimeError("connection 17 is busy")
+
+
+class Hangs(Claiming):
+    def commit(self, committable: Committable) -> CommitOutcome:
+        time.sleep(60)
+        return super().commit(committable)
+
+
+RUN = "test_09_to_15_a_failure_at_each_durable_step_duplicates_and_loses_nothing"
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (
+            PassesTooFew,
+            r"raised TypeError: .*missing 1 .* at test_conformance.py:\d+ \(commit\): no fault of the envir",
+        ),
+        (IsAlwaysBusy, r"raised RuntimeError: connection 17 is busy at test_conformance.py:.*: it did so 50 times"),
+    ],
+)
+def test_the_first_error_that_is_a_bug_ends_the_case_and_is_quoted(kind: type[Claiming], words: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(AssertionError, match=words) as caught:
+        getattr(SinkConformance(), RUN)(SinkCase(sink_under_test_of(kind)))
+    assert isinstance(caught.value.__cause__, TypeError | RuntimeError), "pytest shows its traceback"
+    assert time.monotonic() - began < 20
+
+
+def test_errors_that_an_environment_may_raise_are_no_bugs() -> None:
+    may_pass = [
+        OSError(),
+        ConnectionError(),
+        TimeoutError(),
+        RuntimeError("closed"),
+        SinkError("no"),
+        SchemaError("no"),
+    ]
+    assert not [error for error in [*may_pass, ConfigurationError("no"), msgspec.DecodeError()] if is_bug(error)]
+    bugs = [TypeError(), KeyError(), AttributeError(), ValueError(), NotImplementedError(), RecursionError()]
+    assert all(map(is_bug, bugs))
+
+
+def test_a_case_has_a_limit_of_time_and_says_what_the_sink_does() -> None:
+    case = SinkCase(sink_under_test_of(Hangs))
+    committable, here = case.prepare(), Path(__file__).name
+    words = rf"took more than 0.2 s. The sink is in commit at {here}:\d+"
+    with pytest.raises(pytest.fail.Exception, match=words), time_limit(0.2, case.sink):
+        case.commit(committable)
 
 
 def test_the_crash_test_reaches_every_step_but_those_of_a_write_ahead_log() -> None:

@@ -16,6 +16,7 @@ from onceward.core.engine.completion import as_own_error
 from onceward.core.errors import LifecycleError
 from onceward.core.log import EpochInput
 from onceward.core.transaction import Acknowledgement, CommitOutcome, CommitStatus, Committable, WriteContext
+from onceward.sinks import FolderClaims, WriteAheadLogSink
 
 from .core_fakes import FakeSink, MemoryStore, policy, prepared
 
@@ -141,6 +142,32 @@ def test_a_method_that_would_do_nothing_is_refused_where_the_class_is_defined():
         class Yields(FakeSink):
             def write(self, transaction: Any, batch: pa.RecordBatch) -> Any:
                 yield None
+
+
+@pytest.mark.parametrize("name", ["_send", "_path", "_mark", "_names", "_lost", "_commit", "_place"])
+def test_a_private_name_that_hides_one_of_a_base_class_is_refused_where_the_class_is_defined(name: str):
+    methods = {name: len, "send": len}
+    with pytest.raises(LifecycleError, match=rf"Hook\.{name} hides a private attribute of .*begin it with two under"):
+        type("Hook", (WriteAheadLogSink,), methods)
+    with pytest.raises(LifecycleError, match=r"Claims\._of_pipeline hides a private attribute of FolderClaims"):
+        type("Claims", (FolderClaims,), {"_of_pipeline": len})
+
+
+def test_private_names_of_a_users_own_classes_are_theirs():
+    class Hook(WriteAheadLogSink):
+        def __send(self) -> str:
+            return "mine"
+
+        def _post(self) -> str:
+            return self.__send()
+
+        def send(self, rows: pa.RecordBatch, delivery: Any) -> None: ...
+
+    class Other(Hook):
+        def _post(self) -> str:
+            return super()._post()
+
+    assert Other("hook", "folder")._post() == "mine"
 
 
 def test_a_sink_that_forgets_to_call_super_says_so():

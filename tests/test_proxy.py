@@ -6,6 +6,7 @@ import gc
 import socket
 import socketserver
 import threading
+import time
 from queue import Queue
 from typing import TYPE_CHECKING
 
@@ -103,6 +104,38 @@ def test_requests_arrive_and_their_answers_are_lost(proxy: Proxy, echo: Echo) ->
         proxy.refuse()
         with pytest.raises(ConnectionResetError):
             client.recv(1)
+
+
+def test_an_answer_is_cut_in_the_middle_and_later_ones_are_whole(proxy: Proxy, echo: Echo) -> None:
+    proxy.truncate()
+    with connected(proxy) as client:
+        client.sendall(b"12345\n")
+        assert client.recv(100) == b"123"
+        with pytest.raises(ConnectionResetError):
+            client.recv(1)
+    assert echo.arrived.get(timeout=SOON) == b"12345\n"
+    proxy.mend()
+    with connected(proxy) as client:
+        client.sendall(b"again\n")
+        assert answer(client) == b"again\n"
+
+
+def test_a_dropped_answer_resets_the_connection_after_the_request_has_arrived(proxy: Proxy, echo: Echo) -> None:
+    proxy.drop_answers()
+    with connected(proxy) as client:
+        client.sendall(b"done\n")
+        assert echo.arrived.get(timeout=SOON) == b"done\n"
+        with pytest.raises(ConnectionResetError):
+            client.recv(1)
+
+
+def test_answers_come_late(proxy: Proxy) -> None:
+    proxy.delay(0.3)
+    began = time.monotonic()
+    with connected(proxy) as client:
+        client.sendall(b"late\n")
+        assert answer(client) == b"late\n"
+    assert time.monotonic() - began >= 0.3
 
 
 def test_new_connections_are_refused_until_it_is_mended(proxy: Proxy) -> None:

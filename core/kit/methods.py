@@ -1,4 +1,4 @@
-"""Methods of subclasses that would do nothing when they are called."""
+"""Methods of subclasses that cannot be meant: they would do nothing when called, or hide a private method of a base."""
 
 from __future__ import annotations
 
@@ -30,3 +30,31 @@ def refuse_idle_methods(kind: type, called: Collection[str], listed: Collection[
                 "nothing. Make it a plain function that returns when its work is done"
                 f"{' (asyncio.run can help)' if is_async else ''}"
             )
+
+
+def refuse_hidden_names(kind: type) -> None:
+    """Refuse a class of a user whose attribute has the name of a private one of onceward's own base classes.
+
+    The base calls that name for its own purposes, and would call the subclass's.
+
+    Args:
+        kind: The class.
+
+    Raises:
+        LifecycleError: It does; the message names the attribute and the base class.
+    """
+    if _is_own(kind):
+        return
+    for name in vars(kind):
+        if not name.startswith("_") or name.endswith("__"):
+            continue
+        hidden = next((base for base in kind.__mro__[1:] if _is_own(base) and name in vars(base)), None)
+        if hidden is not None:
+            raise LifecycleError(
+                f"{kind.__qualname__}.{name} hides a private attribute of {hidden.__name__}, which calls it for its "
+                f"own purposes. Give it another name, or begin it with two underscores: _{name}"
+            )
+
+
+def _is_own(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "onceward"
