@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import lzma
 import math
 import os
+import re
 import time
+import zlib
 from collections import Counter
 from datetime import date
 from decimal import Decimal
@@ -126,7 +129,7 @@ def test_all_subtasks_read_by_the_schema_of_the_oldest_file(tmp_path: Path):
     with pytest.raises(SourceError, match=r"b\.csv"):
         rows(source, {}, {"b.csv": [1, 1, *_stat(tmp_path / "b.csv")]})
     with pytest.raises(ConfigurationError, match="holds no file yet"):
-        FileSource(tmp_path).validate()
+        FileSource(tmp_path, pattern="*.parquet").validate()
 
 
 def _stat(path: Path) -> tuple[int, int]:
@@ -145,6 +148,106 @@ def test_70_new_files_are_picked_up_oldest_first_and_hidden_ones_passed_over(tmp
     second = source.latest(first)
     assert rows(source, {}, second) == list(range(8))
     assert rows(source, first, second) == [5, 6, 7]
+
+
+@pytest.mark.parametrize("given", [None, pa.schema([("n", pa.int64())])])
+@pytest.mark.parametrize(
+    ("format_", "name"),
+    [
+        *[("jsonl", name) for name in ("part-00000-aa-c000.json", "x.ndjson", "X.JSONL", "2026")],
+        *[("csv", name) for name in ("X.CSV", "orders_2026", "x.txt")],
+        *[("parquet", name) for name in ("x.parq", "part-0.snappy.parquet", "orders", "X.PARQUET")],
+        *[("arrow", name) for name in ("x.feather", "orders", "x.ipc")],
+    ],
+)
+def test_every_file_is_read_whatever_its_suffix(tmp_path: Path, format_: FileFormat, name: str, given: Any):
+    put(tmp_path, "x", range(3), format_)
+    (tmp_path / f"x.{format_}").rename(tmp_path / "y").rename(tmp_path / name)
+    source = FileSource(tmp_path, format=format_, schema=given, bounded=True)
+    source.validate()
+    assert rows(source, {}, source.end()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("given", [None, pa.schema([("n", pa.int64())])])
+@pytest.mark.parametrize("format_", ["csv", "jsonl"])
+@pytest.mark.parametrize(
+    ("codec", "suffix"),
+    [("gzip", ".gz"), ("gzip", ".GZ"), ("gzip", ""), ("bz2", ".bz2"), ("zstd", ".zst"), ("zstd", ".zstd"), ("lz4", "")],
+)
+def test_compressed_text_is_read_whatever_its_suffix(
+    tmp_path: Path, format_: FileFormat, codec: str, suffix: str, given: Any
+):
+    put(tmp_path, "x", range(3), format_)
+    plain = tmp_path / f"x.{format_}"
+    with pa.CompressedOutputStream(str(tmp_path / f"y.{format_}{suffix}"), codec) as file:
+        file.write(plain.read_bytes())
+    plain.unlink()
+    source = FileSource(tmp_path, format=format_, schema=given, bounded=True)
+    source.validate()
+    assert rows(source, {}, source.end()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("given", [None, pa.schema([("n", pa.int64())])])
+@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("README.md", b"# What is here\n\nOrders.\n"),
+        ("x.zip", b"PK\x03\x04\x14\x00\x00\x00n\n1\n"),
+        ("x.snappy", b"\x00\x00\x00\x04\x00\x00\x00\x06\x04\x0cn\n1\n"),
+        ("x.deflate", zlib.compress(b"n\n1\n")),
+        ("x.xz", lzma.compress(b"n\n1\n")),
+        ("utf-16", "n\n1\n".encode("utf-16")),
+        ("x.tmp", b"n\n1\n"),
+        ("x.csv._COPYING_", b"n\n1\n"),
+        ("no header", b"1\n2\n"),
+    ],
+)
+def test_a_file_that_is_not_in_the_format_is_named(
+    tmp_path: Path, format_: FileFormat, name: str, content: bytes, given: Any
+):
+    put(tmp_path, "a", range(3), format_)
+    source = FileSource(tmp_path, format=format_, schema=given, bounded=True)
+    source.validate()
+    first = source.end()
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(SourceError, match=re.escape(str(tmp_path / name))):
+        source.latest(first)
+    source = FileSource(tmp_path, format=format_, schema=given, bounded=True, pattern=f"*.{format_}")
+    source.validate()
+    assert rows(source, {}, source.end()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_a_start_names_the_file_of_another_format(tmp_path: Path, format_: FileFormat):
+    put(tmp_path, "a", range(3), format_)
+    other = "csv" if format_ != "csv" else "parquet"
+    (tmp_path / f"b.{other}.gz").touch()
+    (tmp_path / f"b.{other}").touch()
+    with pytest.raises(ConfigurationError, match=rf"b\.{other} is called as a file in the format '{other}'.*pattern="):
+        FileSource(tmp_path, format=format_, schema=pa.schema([("n", pa.int64())])).validate()
+
+
+@pytest.mark.parametrize("pattern", ["2026/*", "*/a*"])
+def test_a_pattern_may_name_folders(tmp_path: Path, pattern: str):
+    for number, folder in enumerate(("2025", "2026")):
+        (tmp_path / folder).mkdir()
+        put(tmp_path / folder, "ba"[number], range(number, 3))
+    source = FileSource(tmp_path, pattern=pattern)
+    assert rows(source, {}, source.end()) == [1, 2]
+
+
+@pytest.mark.parametrize("pattern", ["", "/data/*"])
+def test_a_pattern_that_can_match_no_file_is_refused(tmp_path: Path, pattern: str):
+    with pytest.raises(ConfigurationError, match="pattern must match paths below the folder"):
+        FileSource(tmp_path, pattern=pattern)
+
+
+def test_a_csv_file_with_two_columns_of_one_name_is_refused(tmp_path: Path):
+    (tmp_path / "a.csv").write_text("n,n\n1,2\n")
+    source = FileSource(tmp_path, format="csv", schema=pa.schema([("n", pa.int64())]))
+    with pytest.raises(SourceError, match=r"a\.csv.*several columns are named \['n'\]"):
+        source.latest({})
 
 
 def test_70_the_rows_of_a_folder_that_is_called_like_a_file_are_read_once(tmp_path: Path):

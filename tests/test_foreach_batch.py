@@ -64,6 +64,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
     monkeypatch.setattr(foreach_batch, "query_session", lambda session, _: (session, None))
     monkeypatch.setattr(foreach_batch, "warn_of_python", lambda _: None)
     monkeypatch.setattr(foreach_batch, "plan_only_writes", lambda *_: False)
+    monkeypatch.setattr(foreach_batch, "plan_keeps_state", lambda _: False)
     monkeypatch.setattr(foreach_batch, "sources_in", lambda _: [])
     monkeypatch.setattr(Session, "_jvm", None, raising=False)
     return Shop(tmp_path)
@@ -100,6 +101,25 @@ def test_a_sink_that_is_written_twice_gets_both(shop: Shop) -> None:
         for rows in ([3], [4]):
             epoch.write(Batch(shop.spark, rows), shop.one)  # type: ignore[arg-type]
     assert shop.shown() == [[3, 4], []]
+
+
+def test_a_block_that_releases_what_it_writes_writes_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = [2]
+    monkeypatch.setattr(foreach_batch, "kept_parts", lambda _: kept[0])
+    batch = shop.batch(0, [1])
+
+    def write(kept_at_the_end: int) -> None:
+        kept[0] = 2
+        with shop.batches.epoch(batch, 0) as epoch:  # type: ignore[arg-type]
+            epoch.write(batch, shop.one)  # type: ignore[arg-type]
+            kept[0] = kept_at_the_end
+
+    with pytest.raises(ConfigurationError, match=r"unpersist\(\) was called before the end of the block"):
+        write(1)
+    assert shop.shown() == [[], []]
+    assert read(shop.store).newest is None
+    write(3)
+    assert shop.shown() == [[1], []]
 
 
 def test_a_refused_write_whose_error_is_caught_fails_the_epoch(shop: Shop) -> None:

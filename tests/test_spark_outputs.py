@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from onceward.connectors.spark import outputs
 from onceward.connectors.spark.outputs import Output, Transformations, checked_persist, merge_acknowledgements, sinks_of
 from onceward.core import events
 from onceward.core.checkpoint import OnLost
@@ -20,7 +21,7 @@ from .spark_kit import Frame, SparkSink, target_called
 from .test_spark_exactly_once import Query
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 
@@ -30,8 +31,12 @@ def query(tmp_path: Path) -> Query:
 
 
 def handler_of(query: Query, functions: dict[str, Callable[[Any], Any]], *names: str, **changes: Any) -> Any:
+    return _handler(query, Transformations(functions), *names, **changes)
+
+
+def _handler(query: Query, transformations: Transformations, *names: str, **changes: Any) -> Any:
     sinks = [SparkSink(f"{query.key}/{name}", name) for name in names]
-    return query.driver(sinks=sinks, outputs=Transformations(functions), **changes)
+    return query.driver(sinks=sinks, outputs=transformations, **changes)
 
 
 def shown(query: Query, name: str) -> list[int]:
@@ -54,13 +59,52 @@ def test_each_sink_gets_its_own_rows_in_one_decision(query: Query, monkeypatch: 
     assert frame.persisted[-1] == "released"
 
 
-def test_a_batch_that_one_job_reads_is_not_persisted(query: Query) -> None:
-    def double(_: Any) -> Frame:
-        return Frame([2], [4])
+@pytest.mark.parametrize(("reads", "kept"), [(1, False), (2, True), (None, True)])
+def test_a_batch_is_kept_until_its_end_unless_it_is_read_once(
+    query: Query, monkeypatch: pytest.MonkeyPatch, reads: int | None, kept: bool
+) -> None:
+    monkeypatch.setattr(outputs, "reads_of", lambda *_: reads)
+    result = Frame([2], [4])
+    seen: list[list[str]] = []
+
+    def double(batch: Any) -> Frame:
+        result.before = lambda: seen.append(list(batch.persisted))
+        return result
 
     frame = query.run(0, [1], [2], handler=handler_of(query, {"a": double, "b": double}, "a", "b"))
     assert shown(query, "a") == shown(query, "b") == [2, 4]
-    assert frame.persisted == []
+    assert [states[-1] != "released" for states in seen] == [kept]
+    assert frame.persisted[-1] == "released"
+
+
+def test_what_does_not_read_the_micro_batch_is_refused_unless_the_output_says_so(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outputs, "reads_of", lambda *_: 0)
+    functions = {"a": lambda _: Frame([2])}
+    with pytest.raises(ConfigurationError, match=r"does not read the micro-batch.*reads_batch=False"):
+        query.run(0, [1], handler=_handler(query, Transformations(functions, reading={"a"}), "a"))
+    assert read(query.store).newest is None
+    query.run(0, [1], handler=_handler(query, Transformations(functions), "a"))
+    assert shown(query, "a") == [2]
+
+
+@pytest.mark.parametrize("names", [("a",), ("raw", "a")])
+def test_a_query_that_keeps_state_runs_the_whole_batch_whatever_its_outputs_read(
+    query: Query, names: Sequence[str]
+) -> None:
+    transformations = Transformations({"a": lambda _: Frame()}, stateful=True)
+    frame = query.run(0, [1], [2], handler=_handler(query, transformations, *names))
+    assert frame.drained == (names == ("a",))
+    assert frame.persisted[-1] == "released"
+
+
+def test_a_query_that_keeps_state_runs_the_whole_batch_when_a_lost_output_alone_is_written_again() -> None:
+    transformations = Transformations({"a": lambda _: Frame()}, stateful=True)
+    frame: Any = Frame([1])
+    with transformations.jobs(frame, []) as jobs:
+        assert jobs == []
+    assert frame.drained == 1
 
 
 def test_an_epoch_whose_second_job_fails_is_given_up_whole_and_released(query: Query) -> None:
@@ -126,12 +170,15 @@ def test_an_epoch_that_lost_something_computes_and_writes_that_output_alone(quer
 
 def test_acknowledgements_of_several_jobs_are_one_for_each_subtask() -> None:
     def ack(subtask: int, sink: str, attempt: int = 0) -> Acknowledgement:
-        return Acknowledgement(epoch=4, subtask=subtask, attempt=attempt, sinks=(sink,), retried=attempt > 0)
+        return Acknowledgement(
+            epoch=4, subtask=subtask, attempt=attempt, sinks=(sink,), retried=attempt > 0, refused={"bad": 1, sink: 2}
+        )
 
     sinks: Any = [SparkSink("a", "a"), SparkSink("b", "b")]
     one, two = merge_acknowledgements([ack(0, "a"), ack(1, "a", attempt=2), ack(0, "b")], sinks)
     assert (one.subtask, one.sinks, one.retried) == (0, ("a", "b"), False)
     assert (two.subtask, two.sinks, two.retried, two.attempt) == (1, ("a", "b"), True, 2)
+    assert (one.refused, two.refused) == ({"bad": 2, "a": 2, "b": 2}, {"bad": 1, "a": 2})
 
 
 def test_what_is_no_output_is_refused() -> None:

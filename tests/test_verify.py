@@ -198,6 +198,37 @@ def test_a_file_that_was_copied_is_told_with_its_rows(tmp_path: Path, format_: s
     assert found[0]["positions"][0].startswith(f"copy.{format_}:")
 
 
+@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("name", ["part-00000", "more.{}.bak", "more.tmp", "COPY.{}X", "o.UPPER"])
+def test_a_copy_that_readers_of_the_folder_read_is_found_under_any_name(
+    tmp_path: Path, format_: str, name: str
+) -> None:
+    job = FileJob(tmp_path, format=format_)
+    job.run()
+    shutil.copy(job.file(2), job.out / name.format(format_))
+    told = job.told(code=1)
+    assert (wrong(told), told["foreign"], told["left_out"]) == ([], 5, [])
+
+
+@pytest.mark.parametrize("format_", ["csv", "jsonl"])
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst", ""])
+def test_a_compressed_copy_is_found(tmp_path: Path, format_: str, suffix: str) -> None:
+    job = FileJob(tmp_path, format=format_)
+    job.run()
+    codec = {".bz2": "bz2", ".zst": "zstd"}.get(suffix, "gzip")
+    with pa.CompressedOutputStream(str(job.out / f"copy.{format_}{suffix}"), codec) as file:
+        file.write(job.file(2).read_bytes())
+    told = job.told(code=1)
+    assert (wrong(told), told["foreign"], told["left_out"]) == ([], 5, [])
+
+
+def test_a_file_of_no_format_is_listed(tmp_path: Path) -> None:
+    job = FileJob(tmp_path)
+    job.run()
+    (job.out / "README.md").write_text("# Orders\n")
+    assert "README.md, which cannot be read" in job.told()["left_out"][0]
+
+
 def test_texts_that_are_not_utf8_are_compared_and_named(tmp_path: Path) -> None:
     """Spark's strings are bytes of any kind."""
     bad = pa.Array.from_buffers(pa.string(), 1, [None, *pa.array([b"\xff\xfe"]).buffers()[1:]])

@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from onceward.core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError, SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,12 +29,14 @@ _TABLES: Final = {
 
 
 _DATA: Final = {
-    "parquet": {".parquet"},
+    "parquet": {".parquet", ".parq", ".pq"},
     "csv": {".csv"},
     "jsonl": {".json", ".jsonl", ".ndjson"},
     "arrow": {".arrow", ".feather"},
 }
 """Extensions of data files by format; another may follow (`.csv.gz`)."""
+_UNFINISHED: Final = {"._copying_", ".crdownload", ".filepart", ".inprogress", ".part", ".partial", ".temp", ".tmp"}
+"""Extensions under which programs write files that they rename when they are complete."""
 
 
 def check_tables(folder: Path) -> None:
@@ -57,6 +59,47 @@ def check_tables(folder: Path) -> None:
             "tasks may have left others. Give another folder; or end that query, delete the files that are not listed, "
             f"and move {folder / SPARK} away"
         )
+
+
+def format_of(path: Path) -> str | None:
+    """Return the format that a file's content or its name shows; None if neither does.
+
+    Raises:
+        OSError: The file cannot be opened.
+    """
+    with path.open("rb") as file:
+        begin = file.read(6)
+    for magic, name in _MAGIC.items():
+        if begin.startswith(magic):
+            return name
+    suffixes = {suffix.lower() for suffix in path.suffixes[-2:]}
+    return next((name for name, known in _DATA.items() if name in _TEXTS and suffixes & known), None)
+
+
+_MAGIC: Final = {b"PAR1": "parquet", b"ARROW1": "arrow"}
+_TEXTS: Final = ("csv", "jsonl")
+
+
+def check_name(path: Path, format_: str) -> None:
+    """Refuse a file whose name says that its rows are none of a source's.
+
+    Raises:
+        SourceError: It is a file of another format, or one that is still being written.
+    """
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    others = {suffix: name for name, known in _DATA.items() if name != format_ for suffix in known}
+    if other := others.get(suffixes[-1] if suffixes else ""):
+        why = f"is called as a file in the format {other!r} is, and not as one in {format_!r}"
+    elif suffixes and suffixes[-1] in _UNFINISHED:
+        why = "is called as a file is that is still being written"
+    else:
+        return
+    raise SourceError(
+        f"{path} {why}: remove it, or leave such files out, for example with pattern={_EXAMPLES[format_]!r}"
+    )
+
+
+_EXAMPLES: Final = {"parquet": "*.parquet", "csv": "*.csv", "jsonl": "*.json*", "arrow": "*.arrow"}
 
 
 def check_partition_folders(folder: Path, columns: Sequence[str], format_: str) -> None:

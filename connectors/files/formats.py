@@ -188,11 +188,11 @@ class _OpenFile:
             raise
 
 
-def visible_files(folder: Path, *formats: str) -> Iterator[tuple[Path, Path]]:
-    """Yield the files of these formats that readers of a folder see, and their paths below it."""
+def visible_files(folder: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield the files that readers of a folder see, whatever their suffixes, and their paths below it."""
     for path in folder.rglob("*"):
         inside = path.relative_to(folder)
-        if path.suffix[1:] in formats and not any(part[0] in "_." for part in inside.parts) and path.is_file():
+        if not any(part[0] in "_." for part in inside.parts) and path.is_file():
             yield path, inside
 
 

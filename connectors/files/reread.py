@@ -1,7 +1,8 @@
 """Rows that are read back from the files of a folder, with the transaction that wrote each file.
 
 A finished file's name is that of its transaction, which says of which epoch it is. So a file that is missing, was
-altered or was copied shows in its epoch, and any other file holds rows that no epoch wrote.
+altered or was copied shows in its epoch, and any other file holds rows that no epoch wrote: under any name, because
+most readers take every file of a folder, and compressed, as they do.
 
 What is hashed of a row is what its file gives back: of Parquet and Arrow files each column, as its type allows; of CSV,
 which knows no types, the text of each cell (as bytes: a text of Spark need not be UTF-8); of JSON lines the line. A
@@ -10,6 +11,7 @@ column that became folders is the text that its folder has.
 
 from __future__ import annotations
 
+import io
 import re
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,9 +30,10 @@ from onceward.core.place import Place, fit_columns
 from onceward.core.proof import JSON_LINE, PARTITION, Reread, RereadPiece
 from onceward.core.row_hash import covers
 
+from .foreign import format_of
 from .formats import FORMATS, as_lines, visible_files
 from .partitions import folder_texts
-from .text import CSV_NULLS, batches_with_blocks, with_blocks
+from .text import CSV_NULLS, batches_with_blocks, open_text, with_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -73,6 +76,7 @@ class _File(NamedTuple):
         path: Where it is.
         shown: Its path below the folder.
         mark: Its transaction, as in the names of files; if it is none of a sink's, its path.
+        format: One of FORMATS.
         folders: Columns that became folders, and their texts.
         schema: Of what is hashed.
     """
@@ -80,6 +84,7 @@ class _File(NamedTuple):
     path: Path
     shown: str
     mark: str
+    format: str
     folders: dict[str, str]
     schema: pa.Schema
 
@@ -122,9 +127,11 @@ def reread(folder: str, scope: Scope | None, columns: Sequence[str] = ()) -> Rer
         raise ConfigurationError(f"{folder} is not a folder: give the sink's folder")
     left_out: list[str] = []
     files: list[_File] = []
-    for path, inside in sorted(visible_files(root, *FORMATS)):
+    visible = sorted(visible_files(root))
+    own = next((path.suffix[1:] for path, _ in visible if _FINISHED.fullmatch(path.name)), "")
+    for path, inside in visible:
         with _noted(inside, left_out):
-            files.append(_described(path, inside, columns, left_out))
+            files.append(_described(path, inside, own, columns, left_out))
     names = {file.mark: parse_file_name(file.mark) for file in files}
     epochs = {mark: name.epoch for mark, name in names.items() if name is not None and name.scope == scope}
     fields = {field.name: field for file in files for field in file.schema}
@@ -141,25 +148,29 @@ def _noted(file: object, left_out: list[str]) -> Iterator[None]:
         left_out.append(f"{file}, which cannot be read ({text_of(error)})")
 
 
-def _described(path: Path, inside: Path, columns: Sequence[str], left_out: list[str]) -> _File:
+def _described(path: Path, inside: Path, own: str, columns: Sequence[str], left_out: list[str]) -> _File:
+    """Describe a file; the folder's own format is that of a text whose name does not tell it."""
     finished = _FINISHED.fullmatch(path.name)
+    format_ = path.suffix[1:] if finished else format_of(path) or own
+    if format_ not in _READERS:
+        raise pa.ArrowInvalid("of which format it is can be seen neither by its name nor by its content")
     texts = [part.partition("=") for part in inside.parts[:-1]]
     folders = {unquote(name): text for name, equals, text in texts if equals}
     folders = {name: text for name, text in folders.items() if not columns or name in columns}
-    schema = _READERS[path.suffix[1:]](path)[0]
+    schema = _READERS[format_](path)[0]
     fields = [field for field in schema if covers(field.type) and (not columns or field.name in columns)]
     others = [f"{field.name} ({field.type})" for field in schema if field not in fields]
     left_out.extend(words for words in others if words not in left_out)
     parts = [pa.field(name, pa.string(), metadata={PARTITION: ""}) for name in folders]
     mark = str(inside) if finished is None else finished[1]
-    return _File(path, str(inside), mark, folders, pa.schema([*fields, *parts]))
+    return _File(path, str(inside), mark, format_, folders, pa.schema([*fields, *parts]))
 
 
 def _pieces(files: Sequence[_File], left_out: list[str]) -> Iterator[RereadPiece]:
     for file in files:
         at = 0
         with _noted(file.shown, left_out):
-            for batch in _READERS[file.path.suffix[1:]](file.path)[1]:
+            for batch in _READERS[file.format](file.path)[1]:
                 count = batch.num_rows
                 folders = [pa.repeat(text, count) for text in file.folders.values()]
                 cells = [batch.column(name) for name in file.schema.names[: len(file.schema) - len(folders)]]
@@ -185,7 +196,7 @@ def _csv(path: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     def opened(block: int, names: Sequence[str] = ()) -> pyarrow.csv.CSVStreamingReader:
         types = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.binary()), **CSV_NULLS)
         blocks = pyarrow.csv.ReadOptions(block_size=block)
-        return pyarrow.csv.open_csv(path, read_options=blocks, parse_options=_PARSED, convert_options=types)
+        return pyarrow.csv.open_csv(open_text(path), read_options=blocks, parse_options=_PARSED, convert_options=types)
 
     names = with_blocks(opened).schema.names
     schema = pa.schema([(name, pa.string()) for name in names])
@@ -194,7 +205,7 @@ def _csv(path: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
 
 def _json_lines(path: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     def batches() -> Iterator[pa.RecordBatch]:
-        with path.open("rb") as file:
+        with io.BufferedReader(open_text(path)) as file:
             while lines := _lines(file):
                 texts = pa.array([line.removesuffix(b"\n") for line in lines], pa.binary())
                 yield pa.RecordBatch.from_arrays([texts], names=[JSON_LINE])

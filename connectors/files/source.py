@@ -2,7 +2,8 @@
 
 A unit is a file; a split is a range of its rows. A file must be complete when it appears (written under another name
 and renamed, as FileSink does) and not change afterwards: its size and modification time are kept with the position, and
-a file that was replaced is an error. Names that begin with "_" or "." are ignored.
+a file that was replaced is an error. Names that begin with "_" or "." are ignored. Every other file is read, whatever
+its suffix, or it is an error that names it: a file that was left out silently would be lost rows.
 
 A schema that was given says what is read: columns of the files, and of folders such as `country=de`. Without one, no
 column is left out silently: a file with columns that the oldest one does not have is an error, and so are such folders.
@@ -11,7 +12,6 @@ column is left out silently: a file with columns that the oldest one does not ha
 from __future__ import annotations
 
 import copy
-import csv
 import zlib
 from contextlib import suppress
 from pathlib import Path
@@ -28,7 +28,7 @@ from onceward.core.kit.options import check_choice, check_types
 from onceward.core.kit.rows import with_leaves
 from onceward.core.source import Piece, Position, ResettableSource, Split
 
-from .foreign import check_tables
+from .foreign import check_name, check_tables
 from .formats import (
     FORMATS,
     FileFormat,
@@ -36,11 +36,11 @@ from .formats import (
     types_in,
     visible_files,
 )
-from .text import CSV_NULLS, batches_with_blocks, with_blocks
+from .text import CSV_NULLS, batches_with_blocks, csv_header, open_text, with_blocks
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _LARGE_ROW: Final = 64 << 10
 """Average bytes of a file's rows from which on they are read in small batches, one after another."""
@@ -54,32 +54,9 @@ _ONE_BY_ONE: Final[dict[str, Any]] = {
 """How pyarrow.dataset scans files of small and of large rows."""
 
 
-def _csv_dataset(path: Path, block: int) -> pyarrow.dataset.CsvFileFormat:
-    """Return the format with which pyarrow.dataset reads a file as FileSink wrote it.
-
-    An empty line is a null if the file has one column, and otherwise no row.
-
-    Args:
-        path: The file.
-        block: Size of one read, in bytes.
-    """
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        header = next(csv.reader(file), [])
-    return pyarrow.dataset.CsvFileFormat(
-        parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=len(header) != 1),
-        convert_options=pyarrow.csv.ConvertOptions(**CSV_NULLS),
-        read_options=pyarrow.csv.ReadOptions(block_size=block),
-    )
-
-
 _TEXTS: Final = ("csv", "jsonl")
-_DATASETS: Final[dict[str, Callable[[Path, int], Any]]] = {
-    "parquet": lambda *_: "parquet",
-    "csv": _csv_dataset,
-    "jsonl": lambda _, block: pyarrow.dataset.JsonFileFormat(read_options=pyarrow.json.ReadOptions(block_size=block)),
-    "arrow": lambda *_: "ipc",
-}
-"""What pyarrow.dataset calls each format, of a file and the size of a block."""
+_DATASETS: Final = {"parquet": "parquet", "arrow": "ipc"}
+"""What pyarrow.dataset calls the formats that it reads. It skips compressed files of text, or takes them for text."""
 
 
 class FileSource(ResettableSource):
@@ -91,6 +68,9 @@ class FileSource(ResettableSource):
         schema: Arrow schema of the rows. It may name columns of folders such as `country=de`, and leave columns out.
             Default: that of the oldest file, with inferred types if it is text.
         bounded: End when all files that exist at the start have been read. Otherwise the source waits for more.
+        pattern: Shell pattern of the files to read, such as "*.csv" or "2026/*.csv"; the end of a file's path must
+            match it. By default every file is read whose name does not begin with "_" or ".", and a file that is not in
+            `format` is an error.
 
     Raises:
         ConfigurationError: A setting is wrong.
@@ -103,6 +83,7 @@ class FileSource(ResettableSource):
         format: FileFormat = "parquet",  # noqa: A002 - as pyarrow and pandas call it
         schema: pa.Schema | None = None,
         bounded: bool = False,
+        pattern: str = "*",
     ) -> None:
         check_types(FileSource, locals())
         if schema is not None and not isinstance(schema, pa.Schema):
@@ -112,6 +93,9 @@ class FileSource(ResettableSource):
         self._schema = schema
         self._inferred = schema is None
         self._bounded = bounded
+        if not pattern or pattern.startswith("/"):
+            raise ConfigurationError(f"pattern must match paths below the folder, such as '*.csv': {pattern!r}")
+        self._pattern = pattern
         self._share = (0, 1)
 
     @property
@@ -147,6 +131,11 @@ class FileSource(ResettableSource):
         if not self.folder.is_dir():
             raise ConfigurationError(f"{self.folder} is not a folder: create it, or correct the path")
         check_tables(self.folder)
+        for name in self._files():
+            try:
+                check_name(self.folder / name, self.format)
+            except SourceError as error:
+                raise ConfigurationError(str(error)) from error
         _ = self.schema  # all subtasks read by one
 
     def start(self) -> Position:
@@ -198,7 +187,7 @@ class FileSource(ResettableSource):
                 if first < last:
                     yield Piece(self._as_said(batch.slice(first, last - first)), at - batch.num_rows + last)
         except (OSError, pa.ArrowException) as error:
-            raise SourceError(f"cannot read {self.folder / name}: {text_of(error)}") from error
+            raise self._unreadable(name, error) from error
         if at < split.end:
             raise SourceError(f"{self.folder / name} has {at} rows now; {split.end} were there")
 
@@ -223,8 +212,8 @@ class FileSource(ResettableSource):
     def _files(self) -> dict[str, os.stat_result]:
         """Return the files of this share, by their path in the folder."""
         files: dict[str, os.stat_result] = {}
-        for path, inside in visible_files(self.folder, self.format):
-            if self._is_own(str(inside)):
+        for path, inside in visible_files(self.folder):
+            if inside.match(self._pattern) and self._is_own(str(inside)):
                 with suppress(FileNotFoundError):
                     files[str(inside)] = path.stat()
         return files
@@ -250,14 +239,26 @@ class FileSource(ResettableSource):
             raise SourceError(f"the name of file {path!r} is not UTF-8: rename the file, or remove it") from None
 
     def _count(self, name: str) -> int:
-        """Count the rows of a file; raise SourceError if it has a column that would be lost."""
+        """Count the rows of a file.
+
+        Raises:
+            SourceError: It is not in the format, or has columns that would be lost, or none of those that are read.
+        """
+        check_name(self.folder / name, self.format)
+        known = {path for field in self.schema for path in _paths(field.type, field.name)}
         if self._inferred:
             paths = [path for field in self._own_schema(name) for path in _paths(field.type, field.name)]
-            known = {path for field in self.schema for path in _paths(field.type, field.name)}
             if more := sorted({*paths, *_folder_columns(name)} - known):
                 raise SourceError(
                     f"{self.folder / name} has columns {more}, which the oldest file does not have: give schema=… "
                     "with the columns to read"
+                )
+        elif self.format != "jsonl" and (wanted := known - {*_folder_columns(name)}):  # JSON leaves out what is null
+            own = self._own_schema(name).names
+            if wanted.isdisjoint(own):
+                raise SourceError(
+                    f"{self.folder / name} has columns {own}, and none that schema=… names: every row would be null. "
+                    "Correct the file or the schema, or leave the file out with pattern=…"
                 )
         try:
             return with_blocks(lambda block: self._count_rows(name, block))
@@ -267,36 +268,73 @@ class FileSource(ResettableSource):
                     f"{self.folder / name} has fields that the beginning of the oldest file does not have: give "
                     "schema=… with the columns to read"
                 ) from error
-            raise SourceError(f"cannot read {self.folder / name}: {text_of(error)}") from error
+            raise self._unreadable(name, error) from error
 
     def _count_rows(self, name: str, block: int) -> int:
         if self.format == "jsonl":
-            return sum(batch.num_rows for batch in self._batches(name, block, _AHEAD))
-        return int(self._dataset(name, block, self._schema).count_rows())
+            return sum(batch.num_rows for batch in self._text(name, block))
+        if self.format == "csv":
+            first = self._open_csv(name, block).schema.names[0]
+            return sum(batch.num_rows for batch in self._open_csv(name, block, pa.schema([(first, pa.binary())])))
+        return int(self._dataset(name, self._schema).count_rows())
 
     def _batches(self, name: str, block: int, scan: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows. JSON lines are read without pyarrow.dataset (26.0): it reads an unfinished line as nulls."""
-        dataset = self._dataset(name, block, self._schema)
-        if self.format != "jsonl":
-            yield from dataset.to_batches(**scan)
-            return
-        folders = pyarrow.dataset.get_partition_keys(next(dataset.get_fragments()).partition_expression)
-        known = pyarrow.json.ParseOptions(
-            explicit_schema=pa.schema([field for field in dataset.schema if field.name not in folders]),
-            unexpected_field_behavior="error" if self._inferred else "ignore",
-        )
-        options = pyarrow.json.ReadOptions(block_size=block)
-        with pyarrow.json.open_json(self.folder / name, read_options=options, parse_options=known) as batches:
+        if self.format in _TEXTS:
+            yield from self._text(name, block)
+        else:
+            yield from self._dataset(name, self._schema).to_batches(**scan)
+
+    def _text(self, name: str, block: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a file of text, with the columns of its folders."""
+        schema = self._as_text(name)
+        folders = self._folders(name, schema)
+        own = None if schema is None else pa.schema([field for field in schema if field.name not in folders])
+        with self._open(name, block, own) as batches:
             for batch in batches:
+                fields = batch.schema if schema is None else schema
                 yield pa.RecordBatch.from_arrays(
                     [
                         pa.repeat(pa.scalar(folders[field.name], field.type), batch.num_rows)
                         if field.name in folders
                         else batch.column(field.name)
-                        for field in dataset.schema
+                        for field in fields
                     ],
-                    schema=dataset.schema,
+                    schema=fields,
                 )
+
+    def _open(self, name: str, block: int, schema: pa.Schema | None = None) -> Any:
+        return (self._open_csv if self.format == "csv" else self._open_json)(name, block, schema)
+
+    def _open_json(self, name: str, block: int, schema: pa.Schema | None = None) -> Any:
+        strict = self._inferred and schema is not None
+        return pyarrow.json.open_json(
+            open_text(self.folder / name),
+            read_options=pyarrow.json.ReadOptions(block_size=block),
+            parse_options=pyarrow.json.ParseOptions(
+                explicit_schema=schema,
+                unexpected_field_behavior="error" if strict else "infer" if schema is None else "ignore",
+            ),
+        )
+
+    def _open_csv(self, name: str, block: int, schema: pa.Schema | None = None) -> Any:
+        """Open a file as FileSink wrote it: an empty line is a null if there is one column, and otherwise no row."""
+        path = self.folder / name
+        header = csv_header(path)
+        columns = header if schema is None else schema.names
+        if twice := sorted({column for column in columns if header.count(column) > 1}):
+            raise pa.ArrowInvalid(f"several columns are named {twice}")
+        known = None if schema is None else {field.name: field.type for field in schema}
+        return pyarrow.csv.open_csv(
+            open_text(path),
+            read_options=pyarrow.csv.ReadOptions(block_size=block),
+            parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=len(header) != 1),
+            convert_options=pyarrow.csv.ConvertOptions(
+                column_types=known,
+                include_columns=None if known is None else list(known),
+                include_missing_columns=True,
+                **CSV_NULLS,
+            ),
+        )
 
     def _check_count(self, name: str, rows: int) -> None:
         """Raise SourceError if a file that was read in part has another number of rows than it had then."""
@@ -307,24 +345,47 @@ class FileSource(ResettableSource):
             )
 
     def _own_schema(self, name: str) -> pa.Schema:
-        """Return the schema of one file's rows."""
+        """Return the schema of one file's rows, without the columns of its folders."""
         try:
-            return with_blocks(lambda block: self._dataset(name, block).schema)
+            if self.format in _TEXTS:
+                return with_blocks(lambda block: self._open(name, block).schema)
+            return self._dataset(name).schema
         except (OSError, pa.ArrowException) as error:
-            raise SourceError(f"cannot read {self.folder / name}: {text_of(error)}") from error
+            raise self._unreadable(name, error) from error
 
-    def _dataset(self, name: str, block: int, schema: pa.Schema | None = None) -> Any:
-        path = self.folder / name
+    def _unreadable(self, name: str, error: Exception) -> SourceError:
+        return SourceError(
+            f"cannot read {self.folder / name} as {self.format}: {text_of(error)}. Remove the file, or leave it out "
+            "with pattern=…"
+        )
+
+    def _folders(self, name: str, schema: pa.Schema | None) -> dict[str, Any]:
+        """Return the values of the columns that the file's folders name, as far as the schema has them."""
+        partitioning = pyarrow.dataset.partitioning(self._folder_fields(name, schema), flavor="hive")
+        return dict(pyarrow.dataset.get_partition_keys(partitioning.parse(name)))
+
+    def _folder_fields(self, name: str, schema: pa.Schema | None) -> pa.Schema:
         fields = {field.name: field for field in schema} if schema is not None else {}
-        folders = [_as_read(fields[column]) for column in _folder_columns(name) if column in fields]
+        return pa.schema([_as_read(fields[column]) for column in _folder_columns(name) if column in fields])
+
+    def _as_text(self, name: str) -> pa.Schema | None:
+        """Return the schema by which a file of text is read, if there is one."""
+        if self._schema is None:
+            return None
+        folders = self._folder_fields(name, self._schema)
+        own = _in_json if self.format == "jsonl" else (lambda field: field)
+        return pa.schema(
+            [folders.field(field.name) if field.name in folders.names else own(field) for field in self._schema]
+        )
+
+    def _dataset(self, name: str, schema: pa.Schema | None = None) -> Any:
+        folders = self._folder_fields(name, schema)
         texts = {field.name: field for field in folders}
-        if self.format == "jsonl":
-            texts |= {column: _in_json(field) for column, field in fields.items() if column not in texts}
         return pyarrow.dataset.dataset(
-            str(path),
+            str(self.folder / name),
             schema=schema and pa.schema([texts.get(field.name, field) for field in schema]),
-            format=_DATASETS[self.format](path, block),
-            partitioning=pyarrow.dataset.partitioning(pa.schema(folders), flavor="hive"),
+            format=_DATASETS[self.format],
+            partitioning=pyarrow.dataset.partitioning(folders, flavor="hive"),
             partition_base_dir=str(self.folder),
         )
 

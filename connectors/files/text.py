@@ -1,11 +1,14 @@
 """Files of text: CSV with a header as FileSink writes it, and what is read block by block.
 
 Texts of CSV are in quotes, and a null is an empty cell without them. A row must fit into a block, so larger blocks are
-tried if it does not.
+tried if it does not. Compressed files are recognized by their first bytes, because Arrow's readers disagree about the
+suffixes (26.0: `.json.zst` is read by one of them, `.csv.GZ` by none).
 """
 
 from __future__ import annotations
 
+import csv
+import io
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 
 import pyarrow as pa
@@ -17,6 +20,7 @@ from onceward.core.kit.rows import has_nulls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
 
 _Result = TypeVar("_Result")
 
@@ -28,6 +32,40 @@ CSV_NULLS: Final[dict[str, Any]] = {
     "quoted_strings_can_be_null": False,
 }
 """How Arrow tells nulls from texts without characters."""
+_CODECS: Final = {
+    b"\x1f\x8b": "gzip",
+    b"BZh91AY&SY": "bz2",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x04\x22\x4d\x18": "lz4",
+}
+"""Arrow's names of compressions, by the bytes with which such a file begins."""
+_BINARY: Final = (b"PK\x03\x04", b"\xfd7zXZ", b"x\x9c", b"x\xda", b"x\x01", b"PAR1", b"ARROW1")
+"""How files begin that are none of text: ZIP, XZ, zlib, Parquet, Arrow."""
+
+
+def open_text(path: Path) -> Any:
+    """Open a file of text as a stream of bytes, decompressed if it begins as a compressed file does.
+
+    Raises:
+        OSError: It cannot be opened.
+        pyarrow.ArrowInvalid: It holds no text, or is compressed as Arrow cannot read it.
+    """
+    file = pa.OSFile(str(path))
+    begin = file.read(10)
+    file.seek(0)
+    begin = b"BZh9" + begin[4:] if begin[:3] == b"BZh" else begin  # the fourth byte is the level
+    for magic, codec in _CODECS.items():
+        if begin.startswith(magic):
+            return pa.CompressedInputStream(file, codec)
+    if b"\0" in begin[:4] or begin.startswith(_BINARY):
+        raise pa.ArrowInvalid("it is no text in UTF-8, and not compressed with gzip, bzip2, Zstandard or LZ4 frames")
+    return file
+
+
+def csv_header(path: Path) -> list[str]:
+    """Return the names of a CSV file's columns; none if it is empty."""
+    with io.TextIOWrapper(open_text(path), encoding="utf-8-sig", errors="replace", newline="") as file:
+        return next(csv.reader(file), [])
 
 
 class CsvWriter:

@@ -399,6 +399,14 @@ def streaming_sources(df: DataFrame) -> list[StreamingSource]:
     return [_source(read) for read in _reads(plan) if read.is_streaming]
 
 
+def reads_of(frame: Any, batch: Any) -> int:
+    """Return how often the description of a DataFrame names a micro-batch; a view's name hides it."""
+    identifier = getattr(batch._plan, "_relation_id", None)  # noqa: SLF001 - no public way to ask
+    if identifier is None:
+        return 0
+    return int(frame._plan.to_proto(frame._session.client).SerializeToString().count(identifier.encode()))  # noqa: SLF001
+
+
 def _source(read: Any) -> StreamingSource:
     source = read.data_source
     options = {name.lower(): value for name, value in source.options.items()}

@@ -38,7 +38,7 @@ from .outputs import (
     sinks_of,
 )
 from .parallelism import Writers, checked_writers, row_size
-from .plan import is_micro_batch, plan_only_writes, sources_in
+from .plan import is_micro_batch, kept_parts, plan_keeps_state, plan_only_writes, sources_in
 from .query import called_for, query_session
 from .session import is_connect, session_of
 from .task import schema_for
@@ -155,7 +155,11 @@ class ForeachBatch:
             for output in self._outputs:
                 function, name = output.transform, output.sink.name
                 if id(function) not in frames:
-                    frames[id(function)] = batch if function is None else apply_function(function, name, batch)
+                    frames[id(function)] = (
+                        batch
+                        if function is None
+                        else apply_function(function, name, batch, must_read=output.reads_batch)
+                    )
                 epoch.write(frames[id(function)], output.sink)
 
     def epoch(self, batch: DataFrame, batch_id: int) -> EpochWriter:
@@ -181,7 +185,7 @@ class EpochWriter:
     def __init__(self, pipeline: _Batches, batch: DataFrame, batch_id: int) -> None:
         self._pipeline, self._batch, self._number = pipeline, batch, batch_id
         self._handler: EpochHandler | None = None
-        self._writes = _Writes(persist=pipeline.persist)
+        self._writes = _Writes(pipeline.persist)
         self._refused: Exception | None = None
         self._lock = threading.Lock()
 
@@ -192,12 +196,16 @@ class EpochWriter:
         May be called in other threads, as long as the block waits for them.
 
         Args:
-            df: A DataFrame that is not streaming. Whatever it is computed from, it is computed when the block ends.
+            df: A DataFrame that is not streaming. It is computed when the block ends, so what it needs must last
+            until then: call `unpersist()` after the block.
             sink: One of the sinks that the ForeachBatch was given.
 
         Raises:
             ConfigurationError: The block is not open, the DataFrame is streaming, or the sink is not one of these.
             SchemaError: The sink was given other columns in the same epoch, or Spark cannot pass a column to Python.
+
+        The end of the block raises ConfigurationError if a DataFrame was persisted when it was given, and is not any
+        more.
         """
         if self._handler is None:
             raise self._error(
@@ -221,9 +229,10 @@ class EpochWriter:
                 "each query"
             )
         # A function may open the block again after a failure: what it described before must not be written twice.
-        self._writes, self._refused = _Writes(persist=self._pipeline.persist), None
+        self._writes, self._refused = _Writes(self._pipeline.persist), None
         try:
             self._handler = self._pipeline.begin(self._batch, self._number)
+            self._writes.stateful = self._pipeline.stateful
         except BaseException:
             self._pipeline.lock.release()
             raise
@@ -276,7 +285,7 @@ class _Batches:
     def __post_init__(self) -> None:
         self._run = ""
         self._handler: EpochHandler | None = None
-        self._cheap = False
+        self._cheap = self.stateful = False
         self._validated: dict[str, pa.Schema] = {}
 
     def driven_by(self, sink: Any) -> TwoPhaseCommitSink[Any]:
@@ -332,6 +341,7 @@ class _Batches:
         spark, plan = query_session(session, query)
         warn_of_python(spark)
         read = sources_in(plan)
+        self.stateful = plan_keeps_state(plan)
         self._cheap = plan_only_writes(plan, cast("Any", spark)._jvm)  # noqa: SLF001 - no public way to ask
         sinks = list(self.driven.values())
         return self.make(
@@ -350,6 +360,7 @@ class _Batches:
         if handler.dead_letters is not None:
             schemas.append((handler.dead_letters.sink, schema_for_letters(handler.dead_letters.sink)))
         try:
+            writes.check_kept()
             for sink, schema in schemas:
                 if self._validated.get(sink.name) != schema:
                     sink.validate(schema)
@@ -380,8 +391,10 @@ class _Writes:
 
     def __init__(self, persist: Persist) -> None:
         self.persist = persist
+        self.stateful = False
         self.frames: dict[str, DataFrame] = {}
         self.schemas: dict[str, pa.Schema] = {}
+        self._kept: list[tuple[str, DataFrame, int]] = []
 
     def add(self, sink: str, frame: DataFrame, schema: pa.Schema) -> None:
         """Add rows for a sink.
@@ -389,6 +402,7 @@ class _Writes:
         Raises:
             SchemaError: It has been given rows with other columns.
         """
+        self._kept.append((sink, frame, kept_parts(frame)))
         before = self.frames.get(sink)
         if before is None:
             self.frames[sink], self.schemas[sink] = frame, schema
@@ -401,16 +415,31 @@ class _Writes:
             )
         self.frames[sink] = before.unionByName(frame)
 
+    def check_kept(self) -> None:
+        """Check that what was persisted when it was given to `add` still is, because the rows are computed only now.
+
+        Raises:
+            ConfigurationError: The block has released it: two writes would compute it again, and may get other values.
+        """
+        for sink, frame, parts in self._kept:
+            if kept_parts(frame) < parts:
+                raise ConfigurationError(
+                    "a DataFrame that it writes was persisted, and unpersist() was called before the end of the block. "
+                    "The block's writes are made at its end, so they would compute it again, each for itself. Call "
+                    "unpersist() after the block",
+                    sink=sink,
+                )
+
     @contextmanager
     def jobs(self, batch: DataFrame, sinks: Sequence[TwoPhaseCommitSink[Any]]) -> Iterator[list[OutputJob]]:
         """Yield what each job writes, and where, see `Transformations.jobs`. Sinks that got nothing have no job."""
         written = [sink for sink in sinks if sink.name in self.frames]
-        if not written:  # a stateful query must run the batch all the same
+        if not written and not self.stateful:  # its sources, as any epoch
             batch.write.format("noop").mode("overwrite").save()
         # One function for each DataFrame, so that sinks that get the same one share a job.
         functions = {id(frame): partial(_same, frame) for frame in self.frames.values()}
         by_sink = {name: functions[id(frame)] for name, frame in self.frames.items()}
-        with Transformations(by_sink, self.persist).jobs(batch, written) as jobs:
+        with Transformations(by_sink, self.persist, stateful=self.stateful).jobs(batch, written) as jobs:
             yield jobs
 
 

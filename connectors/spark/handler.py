@@ -170,7 +170,7 @@ def exactly_once(
             sink until now.
         rewind: Why the pipeline goes back to an older state on purpose. The decision log records the reason, and the
             rewind is done once: a query that is started again with the same reason continues.
-        persist: Where Spark keeps the rows of a micro-batch until it is committed, if several outputs read them:
+        persist: Where Spark keeps the rows of a micro-batch until it is committed, if they are read more than once:
             "DISK_ONLY" (the executors' disks, no memory), or "MEMORY_AND_DISK" (in the executors' storage memory as far
             as there is room, the rest on disk). Without an Output that has a function nothing is kept.
         dead_letter: Sink for the rows that other sinks refuse for their values, in the same epoch. It gets the refused

@@ -10,15 +10,25 @@ mix two attempts, whatever a transformation computes:
 3. An epoch that was decided before a crash is committed as it was written. The transformations are not computed again,
    unless the target has lost rows; then count and hash of the rows must be those of the decision.
 
-A micro-batch that several jobs read is persisted, so that it is computed once and all of them see the same values. If
-an executor is lost with the partitions that it holds, these are computed again. Then a query that computes other values
-each time may give two sinks different values of one row; each sink still gets the row once.
+A micro-batch that is read more than once, by several jobs or by one, is persisted, so that it is computed once and all
+see the same values. If an executor is lost with the partitions that it holds, these are computed again. Then a query
+that computes other values each time may give two sinks different values of one row; each sink still gets the row once.
+
+Functions are user code, and may lead elsewhere than to the micro-batch:
+
+4. The call that describes the query must leave nothing behind that a later call could take for its micro-batch. It runs
+   in a clone of the session, as Spark's own calls do, and what it persisted is released. What it keeps in members of
+   its own cannot be undone, so
+5. the plan of each result must read the micro-batch, unless the Output says that it need not.
+6. A query that keeps state runs each micro-batch as a whole, whatever the outputs read of it: its state store would
+   lack the version of a partition that no job computed, on every later start.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, get_args
 
@@ -26,11 +36,15 @@ from pyspark import StorageLevel
 from pyspark.errors import AnalysisException
 
 from onceward.core.errors import ConfigurationError, SchemaError, text_of
+from onceward.core.kit.options import check_type
 from onceward.core.transaction import Acknowledgement
 from onceward.sinks import DirectSink, TwoPhaseCommitSink
 
+from .plan import keeps_state, reads_of
+from .session import is_connect
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from pyspark.sql import DataFrame
@@ -52,6 +66,8 @@ class Output:
             to write: an aggregate, a join with a table, rows exploded or deduplicated. It is called on the driver: once
             with an empty DataFrame when the query is described, and then in each attempt of a micro-batch. It should
             only describe the DataFrame, because an action in it is a job more. None: the sink gets the micro-batch.
+        reads_batch: Whether the result must read the micro-batch, as its plan shows. Set it to False for a function
+            that returns something else on purpose: rows that it collected or made, or another table's.
 
     Raises:
         ConfigurationError: `sink` is not a sink, or `transform` is not a function.
@@ -59,6 +75,7 @@ class Output:
 
     sink: AnySink
     transform: Callable[[DataFrame], DataFrame] | None = None
+    reads_batch: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.sink, TwoPhaseCommitSink | DirectSink):
@@ -70,6 +87,7 @@ class Output:
             raise ConfigurationError(
                 f"transform must be a function of a DataFrame, not {type(self.transform).__name__}", sink=self.sink.name
             )
+        check_type("reads_batch", self.reads_batch, bool)
 
 
 class OutputJob(NamedTuple):
@@ -104,12 +122,16 @@ class Transformations:
     Attributes:
         functions: The transformation of each sink that has one.
         persist: Name of Spark's storage level.
+        reading: The sinks whose functions must return something that reads the micro-batch.
+        stateful: Whether the query keeps state.
         schemas: For each of these sinks, the columns of the result for an empty micro-batch.
         frames: The results for an empty micro-batch; only filled while `explain` describes the query.
     """
 
     functions: Mapping[str, Callable[[DataFrame], DataFrame]] = field(default_factory=dict)
     persist: Persist = DEFAULT_PERSIST
+    reading: Collection[str] = ()
+    stateful: bool = False
     schemas: Mapping[str, StructType] = field(default_factory=dict)
     frames: Mapping[str, DataFrame] = field(default_factory=dict)
 
@@ -135,9 +157,14 @@ class Transformations:
         functions = {one.sink.name: one.transform for one in own if one.transform is not None}
         if not functions:
             return cls(persist=persist)
-        empty = df.sparkSession.createDataFrame([], df.schema)
-        frames = {name: apply_function(function, name, empty) for name, function in functions.items()}
-        return cls(functions, persist, {name: _columns(frame, name) for name, frame in frames.items()}, frames)
+        reading = {one.sink.name for one in own if one.reads_batch}
+        with describing(df) as empty:
+            frames = {
+                name: apply_function(function, name, empty, must_read=name in reading)
+                for name, function in functions.items()
+            }
+            schemas = {name: _columns(frame, name) for name, frame in frames.items()}
+        return cls(functions, persist, reading, keeps_state(df), schemas, frames)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "frames": {}}  # of the session in which the query was described
@@ -155,24 +182,74 @@ class Transformations:
         groups: dict[int, list[TwoPhaseCommitSink[Any]]] = {}
         for sink in sinks:
             groups.setdefault(id(self.functions.get(sink.name)), []).append(sink)
-        kept = len(groups) > 1
-        if kept:
-            batch.persist(getattr(StorageLevel, self.persist))
+        with self._keeping(batch, sure=len(groups) > 1 or self.stateful, maybe=bool(self.functions)) as kept:
+            jobs = [OutputJob(self._frame(batch, group), group) for group in groups.values()]
+            kept.described(job.frame for job in jobs)
+            yield jobs
+            if self.stateful and not any(job.frame is batch for job in jobs):  # (6)
+                batch.write.format("noop").mode("overwrite").save()
+
+    @contextlib.contextmanager
+    def _keeping(self, batch: DataFrame, *, sure: bool, maybe: bool) -> Iterator[_KeptBatch]:
+        kept = _KeptBatch(batch, getattr(StorageLevel, self.persist), sure)
         try:
-            yield [OutputJob(self._frame(batch, group), group) for group in groups.values()]
+            if sure or maybe:  # before the functions are called: an action in one of them computes the batch
+                kept.keep()
+            yield kept
         finally:
-            if kept:
-                _release(batch)
+            kept.release()
 
     def _frame(self, batch: DataFrame, group: Sequence[TwoPhaseCommitSink[Any]]) -> DataFrame:
         name = group[0].name
         function = self.functions.get(name)
         if function is None:
             return batch
-        frame = apply_function(function, name, batch)
+        frame = apply_function(function, name, batch, must_read=name in self.reading)
         if name in self.schemas:
             _check_columns(name, self.schemas[name], _columns(frame, name))
         return frame
+
+
+class _KeptBatch:
+    """A micro-batch that is persisted while it is needed.
+
+    Args:
+        batch: The micro-batch.
+        level: Where it is kept.
+        sure: Whether it is known to be read more than once.
+    """
+
+    def __init__(self, batch: DataFrame, level: StorageLevel, sure: bool) -> None:
+        self._batch, self._level, self._sure = batch, level, sure
+        self._is_kept = False
+        self._before = _persisted(batch)
+
+    def keep(self) -> None:
+        self._batch.persist(self._level)
+        self._is_kept = True
+
+    def described(self, frames: Iterable[DataFrame]) -> None:
+        """Go on keeping the batch if the frames read it more than once, or if an action has computed it already."""
+        if not self._is_kept:
+            return
+        reads = [1 if frame is self._batch else reads_of(frame, self._batch) for frame in frames]
+        if not self._sure and reads == [1] and self._before == _persisted(self._batch):
+            self.release()
+        elif hasattr(self._batch, "_jdf") and self._batch.storageLevel == StorageLevel.NONE:
+            self.keep()  # a function has released what it took for its own
+
+    def release(self) -> None:
+        if self._is_kept:
+            self._is_kept = False
+            _release(self._batch)
+
+
+def _persisted(batch: DataFrame) -> set[int]:
+    """Return the ids of what is persisted and computed in part at least; none where there is no JVM to ask."""
+    if not hasattr(batch, "_jdf"):
+        return set()
+    context: Any = batch.sparkSession.sparkContext
+    return set(context._jsc.getPersistentRDDs().keySet())  # noqa: SLF001 - no public way to ask
 
 
 def checked_persist(persist: Any) -> Persist:
@@ -215,16 +292,27 @@ def merge_acknowledgements(
             committables=tuple(committable for part in parts for committable in part.committables),
             retried=any(part.retried for part in parts),
             written=tuple(written for part in parts for written in part.written),
+            refused=_sum_of(part.refused for part in parts),
         )
         for subtask, parts in sorted(subtasks.items())
     ]
 
 
-def apply_function(function: Callable[[DataFrame], DataFrame], sink: str, batch: DataFrame) -> DataFrame:
+def _sum_of(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for one in counts:
+        total.update(one)
+    return dict(total)
+
+
+def apply_function(
+    function: Callable[[DataFrame], DataFrame], sink: str, batch: DataFrame, *, must_read: bool = True
+) -> DataFrame:
     """Return what the function of an Output makes of a micro-batch.
 
     Raises:
-        ConfigurationError: It does not return a DataFrame that can be written as a batch.
+        ConfigurationError: It does not return a DataFrame that can be written as a batch, or one that does not read
+            this micro-batch, and must.
         SchemaError: Spark cannot compute it.
     """
     try:
@@ -242,8 +330,37 @@ def apply_function(function: Callable[[DataFrame], DataFrame], sink: str, batch:
             "join streams in the query, before exactly_once",
             sink=sink,
         )
+    if must_read and reads_of(frame, batch) == 0:  # (5)
+        raise ConfigurationError(
+            "the function of its Output returned a DataFrame that does not read the micro-batch, so rows would be "
+            "missing. A view of the micro-batch belongs to batch.sparkSession: query it there, and not in the "
+            "program's session; and return a DataFrame of each call, not one that was kept from another. If the "
+            "result is meant to come from elsewhere, say so: Output(sink, function, reads_batch=False)",
+            sink=sink,
+        )
     result: DataFrame = frame
     return result
+
+
+@contextlib.contextmanager
+def describing(df: DataFrame) -> Iterator[DataFrame]:
+    """Yield an empty micro-batch of a query, in a clone of its session that is then given up.
+
+    Spark passes each micro-batch to its function in such a clone, too. (4)
+    """
+    if is_connect(df):
+        yield df.sparkSession.createDataFrame([], df.schema)
+        return
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - needs a Spark installation
+
+    context, session = df.sparkSession.sparkContext, df.sparkSession._jsparkSession  # noqa: SLF001 - no public way
+    clone = SparkSession(context, session.cloneSession())
+    empty = clone.createDataFrame(context.emptyRDD(), df.schema)
+    try:
+        yield empty
+    finally:
+        # Clones share what is persisted: also release what was made of the empty DataFrame.
+        session.sharedState().cacheManager().uncacheQuery(empty._jdf, True)  # noqa: SLF001
 
 
 def _columns(frame: DataFrame, sink: str) -> StructType:

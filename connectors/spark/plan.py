@@ -202,7 +202,63 @@ def plan_only_writes(plan: Any, jvm: Any) -> bool:
 
 def is_micro_batch(df: DataFrame) -> bool:
     """Return whether a DataFrame is a micro-batch as Spark passes it to a foreachBatch function, and nothing more."""
-    return str(analyzed_plan(df).nodeName()) == "LogicalRDD"
+    return str(analyzed_plan(df).nodeName()) == _BATCH
+
+
+def reads_of(frame: DataFrame, batch: DataFrame) -> int | None:
+    """Return how often a DataFrame reads a micro-batch, as far as its plan shows it.
+
+    Args:
+        frame: What a function made of the batch.
+        batch: The batch.
+
+    Returns:
+        0 if it does not read it; 2 or more if Spark may compute the batch more than once; None if nobody can say,
+        because Spark Connect shows no view's plan.
+    """
+    if is_connect(frame):
+        named: int = connect().reads_of(frame, batch)
+        return named or None
+    if not hasattr(frame, "_jdf"):
+        return None
+    rdds = {leaf.rdd().id() for leaf in _leaves(batch) if leaf.nodeName() == _BATCH}
+    leaves = list(_leaves(frame))
+    # A common table expression that is read twice may be computed twice.
+    expressions = sum(leaf.nodeName() == "CTERelationRef" for leaf in leaves)
+    reads = sum(leaf.nodeName() == _BATCH and leaf.rdd().id() in rdds for leaf in leaves)
+    return reads and reads + expressions
+
+
+_BATCH: Final = "LogicalRDD"
+"""Node of a plan that reads rows which Spark has planned already, such as those of a micro-batch."""
+
+
+def _leaves(frame: DataFrame) -> Iterator[Any]:
+    plan = analyzed_plan(frame)
+    for part in (plan, *_items(plan.subqueriesAll())):
+        yield from _items(part.collectLeaves())
+
+
+def kept_parts(frame: DataFrame) -> int:
+    """Return how many parts of a DataFrame Spark reads from what is persisted now; 0 without a JVM."""
+    if is_connect(frame) or not hasattr(frame, "_jdf"):
+        return 0
+    again = frame.select("*")  # a DataFrame looks only once which of its parts are persisted
+    plan = again._jdf.queryExecution().withCachedData()  # noqa: SLF001
+    parts = (leaf for part in (plan, *_items(plan.subqueriesAll())) for leaf in _items(part.collectLeaves()))
+    return sum(leaf.nodeName().startswith("InMemoryRelation") for leaf in parts)
+
+
+def keeps_state(df: DataFrame) -> bool:
+    """Return whether a streaming query keeps state, so that every micro-batch must be run as a whole."""
+    if is_connect(df):
+        return any(name == "Join" or _named_stateful(name) for name in connect().node_names(df))
+    return hasattr(df, "_jdf") and plan_keeps_state(analyzed_plan(df))
+
+
+def plan_keeps_state(plan: Any) -> bool:
+    """Return the same for an analyzed plan, see `keeps_state`."""
+    return any(_is_stateful(node) for node in nodes(plan))
 
 
 _STATEFUL: Final = frozenset(
@@ -214,8 +270,6 @@ _STATEFUL: Final = frozenset(
         "FlatMapGroupsWithState",
         "FlatMapGroupsInPandasWithState",
         "GlobalLimit",
-        "TransformWithState",
-        "TransformWithStateInPySpark",
     }
 )
 """Nodes of a logical plan that keep state, if what they read is a stream; and a join of two streams."""
@@ -261,7 +315,11 @@ def unstable_output(df: DataFrame) -> list[Unstable]:
 def _is_stateful(node: Any) -> bool:
     children = _items(node.children())
     streams = [child for child in children if child.isStreaming()]
-    return (node.nodeName() in _STATEFUL and bool(streams)) or (node.nodeName() == "Join" and len(streams) > 1)
+    return (_named_stateful(node.nodeName()) and bool(streams)) or (node.nodeName() == "Join" and len(streams) > 1)
+
+
+def _named_stateful(name: str) -> bool:
+    return name in _STATEFUL or name.startswith("TransformWithState")
 
 
 def _chosen_rows(node: Any) -> tuple[str, Cause] | None:

@@ -1,0 +1,290 @@
+"""What functions of an Output and of a ForeachBatch may do with a micro-batch, on a real Spark."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.dataset
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import functions as sf
+
+from onceward import FileSink, ForeachBatch, Output, exactly_once
+from onceward.core.errors import ConfigurationError, SchemaError
+
+from .spark_kit import Feed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.spark]
+Function = Any
+"""A function of an Output: from a DataFrame to a DataFrame."""
+
+
+class Job:
+    """Feed → folders of Parquet files."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark, self.folder, self.feed = spark, folder, Feed(folder)
+        self.pipeline = f"functions-{uuid.uuid4().hex[:8]}"
+        self.feed.add()
+
+    def sink(self, name: str) -> FileSink:
+        return FileSink(name, self.folder / name)
+
+    def marked(self) -> DataFrame:
+        """Rows with a value that is another one in each computation."""
+        mark = sf.udf(lambda _: uuid.uuid4().hex, "string").asNondeterministic()
+        return self.feed.stream(self.spark).withColumn("mark", mark("id"))
+
+    def run(self, *outputs: Any, frame: DataFrame | None = None, mode: str = "append") -> None:
+        frame = self.feed.stream(self.spark) if frame is None else frame
+        writer = exactly_once(frame, *outputs, checkpoint=str(self.folder / "checkpoint"), pipeline=self.pipeline)
+        query = writer.outputMode(mode).trigger(availableNow=True).start()
+        try:
+            query.awaitTermination()
+        finally:
+            query.stop()
+
+    def run_batches(self, body: Callable[[DataFrame, Any], None], handler: ForeachBatch, frame: DataFrame) -> None:
+        def write(batch: DataFrame, number: int) -> None:
+            with handler.epoch(batch, number) as epoch:
+                body(batch, epoch)
+
+        query = (
+            frame.writeStream.foreachBatch(write)
+            .option("checkpointLocation", str(self.folder / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        try:
+            query.awaitTermination()
+        finally:
+            query.stop()
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        folder = self.folder / name
+        return pyarrow.dataset.dataset(folder).to_table().to_pylist() if any(folder.glob("*.parquet")) else []
+
+    def marks(self, *names: str) -> dict[int, set[str]]:
+        marks: dict[int, set[str]] = {}
+        for name in names:
+            for row in self.rows(name):
+                marks.setdefault(row["id"], set()).add(row["mark"])
+        return marks
+
+    def keeps_nothing(self) -> bool:
+        """Whether Spark has forgotten everything that was persisted."""
+        session: Any = self.spark
+        return bool(session._jsparkSession.sharedState().cacheManager().isEmpty())
+
+
+@pytest.fixture
+def job(spark: SparkSession, tmp_path: Path) -> Job:
+    return Job(spark, tmp_path)
+
+
+def test_a_view_of_the_batch_is_not_looked_for_in_the_programs_session(job: Job) -> None:
+    """Plain foreachBatch raises TABLE_OR_VIEW_NOT_FOUND."""
+
+    def by_program(batch: DataFrame) -> DataFrame:
+        batch.createOrReplaceTempView("updates")
+        return job.spark.sql("SELECT word, count(*) AS rows FROM updates GROUP BY word")
+
+    with pytest.raises(SchemaError, match="updates"):
+        job.run(Output(job.sink("counts"), by_program))
+    assert not job.spark.catalog.tableExists("updates")
+    job.spark.range(1).selectExpr("'old' AS word").createOrReplaceTempView("updates")
+    try:
+        with pytest.raises(ConfigurationError, match=r"does not read the micro-batch.*batch\.sparkSession"):
+            job.run(job.sink("all"), Output(job.sink("counts"), by_program))
+        assert job.spark.table("updates").collect()[0].word == "old"
+    finally:
+        job.spark.catalog.dropTempView("updates")
+    assert job.rows("all") == []
+
+
+def by_view(batch: DataFrame) -> DataFrame:
+    batch.createOrReplaceTempView("updates")
+    return batch.sparkSession.sql("SELECT id FROM updates")
+
+
+def by_subquery(batch: DataFrame) -> DataFrame:
+    batch.createOrReplaceTempView("updates")
+    return batch.sparkSession.sql("SELECT id FROM range(1000) WHERE id IN (SELECT id FROM updates)")
+
+
+def by_table_expression(batch: DataFrame) -> DataFrame:
+    batch.createOrReplaceTempView("updates")
+    return batch.sparkSession.sql("WITH u AS (SELECT id FROM updates) SELECT id FROM u UNION SELECT id FROM u")
+
+
+def by_cache(batch: DataFrame) -> DataFrame:
+    return batch.select("id").persist()
+
+
+@pytest.mark.parametrize("function", [by_view, by_subquery, by_table_expression, by_cache])
+def test_what_reads_the_batch_in_any_way_is_written(job: Job, function: Function) -> None:
+    job.feed.add()
+    job.run(Output(job.sink("rows"), function))
+    assert sorted(row["id"] for row in job.rows("rows")) == list(range(job.feed.rows))
+    job.spark.catalog.clearCache()
+
+
+def test_a_result_of_another_call_is_refused(job: Job) -> None:
+    kept: list[DataFrame] = []
+
+    def once(batch: DataFrame) -> DataFrame:
+        if not kept:
+            kept.append(batch.groupBy("word").count())
+        return kept[0]
+
+    with pytest.raises(StreamingQueryException, match="does not read the micro-batch"):
+        job.run(job.sink("all"), Output(job.sink("counts"), once))
+    assert (job.rows("all"), job.rows("counts")) == ([], [])
+
+
+def test_what_is_made_elsewhere_is_written_if_the_output_says_so(job: Job) -> None:
+    def collected(batch: DataFrame) -> DataFrame:
+        return batch.sparkSession.createDataFrame([(batch.count(),)], "rows long")
+
+    with pytest.raises(ConfigurationError, match="reads_batch=False"):
+        job.run(Output(job.sink("counts"), collected))
+    job.run(Output(job.sink("counts"), collected, reads_batch=False))
+    assert job.rows("counts") == [{"rows": 20}]
+
+
+def test_the_call_that_describes_leaves_nothing_persisted(job: Job) -> None:
+    def caching(batch: DataFrame) -> DataFrame:
+        batch.persist()
+        batch.sparkSession.conf.set("onceward.test.described", "yes")
+        return batch.select("id").persist().groupBy("id").count()
+
+    assert job.keeps_nothing()
+    exactly_once(
+        job.feed.stream(job.spark),
+        Output(job.sink("rows"), caching),
+        checkpoint=str(job.folder / "checkpoint"),
+        pipeline=job.pipeline,
+    )
+    assert job.keeps_nothing()
+    assert job.spark.conf.get("onceward.test.described", None) is None
+
+
+def twice(batch: DataFrame) -> DataFrame:
+    return batch.union(batch)
+
+
+def joined(batch: DataFrame) -> DataFrame:
+    return batch.join(batch.select("id", sf.col("mark").alias("other")), "id").where("mark = other")
+
+
+def counted_first(batch: DataFrame) -> DataFrame:
+    newest = batch.agg(sf.max("mark")).collect()[0][0]
+    return batch.where(sf.col("mark") <= sf.lit(newest))
+
+
+def released(batch: DataFrame) -> DataFrame:
+    batch.persist()
+    batch.count()
+    batch.unpersist()
+    return batch.union(batch)
+
+
+@pytest.mark.parametrize("function", [twice, joined, counted_first, released])
+@pytest.mark.parametrize("others", [(), ("plain",)])
+def test_a_function_that_reads_the_batch_twice_sees_one_value_of_each_row(
+    job: Job, function: Function, others: tuple[str, ...]
+) -> None:
+    job.run(Output(job.sink("rows"), function), *map(job.sink, others), frame=job.marked())
+    marks = job.marks("rows", *others)
+    assert len(marks) == job.feed.rows
+    assert all(len(values) == 1 for values in marks.values()), marks
+    assert job.keeps_nothing()
+
+
+def test_a_block_that_writes_two_frames_into_one_sink_sees_one_value_of_each_row(job: Job) -> None:
+    sink = job.sink("rows")
+
+    def write(batch: DataFrame, epoch: Any) -> None:
+        epoch.write(batch, sink)
+        epoch.write(batch.where("id >= 0"), sink)
+
+    job.run_batches(write, ForeachBatch(sink, pipeline=job.pipeline), job.marked())
+    assert len(job.rows("rows")) == 2 * job.feed.rows
+    assert all(len(values) == 1 for values in job.marks("rows").values())
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_block_that_releases_what_it_writes_is_refused(job: Job, late: bool) -> None:
+    one, two = job.sink("one"), job.sink("two")
+    handler = ForeachBatch(one, two, pipeline=job.pipeline)
+    mark = sf.udf(lambda _: uuid.uuid4().hex, "string").asNondeterministic()
+    kept: list[DataFrame] = []
+
+    def write(batch: DataFrame, number: int) -> None:
+        with handler.epoch(batch, number) as epoch:
+            kept.append(batch.withColumn("mark", mark("id")).persist())
+            epoch.write(kept[-1].where("id >= 0"), one)
+            epoch.write(kept[-1].select("*"), two)
+            if not late:
+                kept[-1].unpersist()
+        kept[-1].unpersist()
+
+    query = (
+        job.feed.stream(job.spark)
+        .writeStream.foreachBatch(write)
+        .option("checkpointLocation", str(job.folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    if not late:
+        with pytest.raises(StreamingQueryException, match=r"unpersist\(\) was called before the end of the block"):
+            query.awaitTermination()
+        assert job.rows("one") == job.rows("two") == []
+        return
+    query.awaitTermination()
+    marks = job.marks("one", "two")
+    assert len(marks) == job.feed.rows
+    assert all(len(values) == 1 for values in marks.values())
+
+
+def nothing(batch: DataFrame) -> DataFrame:
+    return batch.where(sf.lit(False))
+
+
+def one_row(batch: DataFrame) -> DataFrame:
+    return batch.limit(1)
+
+
+@pytest.mark.parametrize("function", [nothing, one_row])
+@pytest.mark.parametrize("by_block", [False, True])
+def test_a_query_that_keeps_state_goes_on_after_an_epoch_of_which_its_output_read_nothing(
+    job: Job, function: Function, by_block: bool
+) -> None:
+    """Else the state store lacks a version of the partitions that no job computed."""
+    for turn in range(3):
+        counts = job.feed.stream(job.spark).groupBy("word").count()
+        own = function if turn == 1 else lambda batch: batch
+        if by_block:
+            handler = ForeachBatch(Output(job.sink("counts"), own), pipeline=job.pipeline)
+            query = (
+                counts.writeStream.outputMode("update")
+                .foreachBatch(handler)
+                .option("checkpointLocation", str(job.folder / "checkpoint"))
+                .trigger(availableNow=True)
+                .start()
+            )
+            query.awaitTermination()
+        else:
+            job.run(Output(job.sink("counts"), own), frame=counts, mode="update")
+        job.feed.add()
+    newest: dict[str, int] = {}
+    for row in job.rows("counts"):
+        newest[row["word"]] = max(newest.get(row["word"], 0), row["count"])
+    assert sum(newest.values()) == 60
