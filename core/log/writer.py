@@ -181,6 +181,7 @@ class LogWriter:
         follows: int | None = None,
         subtasks: int = 0,
         datasets: Mapping[str, str] | None = None,
+        targets: Mapping[str, Any] | None = None,
     ) -> CommitPermit:
         """Make the decision durable.
 
@@ -205,6 +206,7 @@ class LogWriter:
             reached=dict(self.view.reached),
             subtasks=subtasks,
             datasets=dict(datasets or {}),
+            targets=dict(targets or {}),
         )
         self._append(decision)
         crash_point(Step.DECIDE_AFTER)
