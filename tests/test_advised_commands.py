@@ -48,18 +48,29 @@ texts = st.one_of(
     st.sampled_from((*CODE, "broker:9092", "host=db user=o", "mariadb://o@db/shop", "evil:9092", "sums")),
 )
 values = st.sampled_from((None, 7, -1.0, "x", [], {}, ["x"], {"x": None}, "x" * 3000))
-plain = st.sampled_from(("broker:9092", "host=db user=o", "mariadb://o@db/shop"))
-systems = st.fixed_dictionaries(
-    {
-        "system": st.sampled_from(("kafka", "postgres", "sql", "redis", "files", "x")),
-        "address": plain | texts,
-        "settings": st.just([]) | st.lists(st.sampled_from((*CODE, "ledger_schema=own")) | texts, max_size=2),
-        "missing": st.just("") | texts,
-        "place": st.just("sums") | texts,
-    }
+as_written = st.sampled_from(
+    [
+        {"system": system, "address": address, "settings": [], "missing": "", "place": "sums"}
+        for system, address in (
+            ("kafka", "broker:9092"),
+            ("postgres", "host=db user=o"),
+            ("sql", "mariadb://o@db/shop"),
+        )
+    ]
 )
-systems = systems | values  # of any kind
-targets = values | st.fixed_dictionaries({}, optional={"a": systems, "b": systems, "c; id": systems})
+altered = st.fixed_dictionaries(
+    {},
+    optional={
+        "system": st.sampled_from(("kafka", "postgres", "redis", "files", "x")),
+        "address": texts,
+        "settings": st.lists(st.sampled_from((*CODE, "ledger_schema=own")) | texts, min_size=1, max_size=2),
+        "missing": texts,
+        "place": texts,
+    },
+)
+systems = st.builds(lambda good, worse: {**good, **worse}, as_written, altered)
+of_any_kind = values | systems
+targets = st.fixed_dictionaries({"a": systems}, optional={"b": of_any_kind, "c; id": systems}) | values
 given_targets = st.sampled_from(
     ((), ("--at", "kafka=mine:9092"), ("--at", "postgres=postgresql://o:pw@db/shop"), ("--sinks", "jobs:SINKS"))
 )
@@ -142,7 +153,7 @@ def allowed(words: Sequence[str], decided: Any, own: Sequence[str]) -> None:
 
 
 @settings(max_examples=300)
-@given(states, st.tuples(targets, targets, systems), texts, given_targets)
+@given(states, st.tuples(targets, targets, of_any_kind), texts, given_targets)
 def test_nothing_of_a_note_or_an_entry_becomes_a_part_of_a_command(
     state: str, written: tuple[Any, Any, Any], text: str, own: Sequence[str]
 ) -> None:
