@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
-CODE = ("oauth_cb=os:system", "plugin.library.paths=/tmp/evil", "ssl.engine.location=/tmp/evil", "ledger_schema=$(id)")
+CODE = ("oauth_cb=os:system", "plugin.library.paths=/tmp/evil", "ssl.engine.location=/tmp/evil", "ledger_schema=own")
 PATTERNS = (
     "a:b@", "p:q@;id;'", "password=", "passwd='x", "://", "x://u:p@", "'", '"', "`id`", "$(id)", "${IFS}", ";", "|",
     "&", "\n", "\r", "\t", "\0", "\x1b[2J", "\u202e", " ", "--yes", "--set", "kafka:oauth_cb=os:system", "-", "~", "#",
@@ -48,6 +48,7 @@ texts = st.one_of(
     st.sampled_from((*CODE, "broker:9092", "host=db user=o", "mariadb://o@db/shop", "evil:9092", "sums")),
 )
 values = st.sampled_from((None, 7, -1.0, "x", [], {}, ["x"], {"x": None}, "x" * 3000))
+DATABASE = {"system": "postgres", "address": "host=db user=o", "settings": [], "missing": "", "place": "sums"}
 as_written = st.sampled_from(
     [
         {"system": system, "address": address, "settings": [], "missing": "", "place": "sums"}
@@ -63,7 +64,9 @@ altered = st.fixed_dictionaries(
     optional={
         "system": st.sampled_from(("kafka", "postgres", "redis", "files", "x")),
         "address": texts,
-        "settings": st.lists(st.sampled_from((*CODE, "ledger_schema=own")) | texts, min_size=1, max_size=2),
+        "settings": st.lists(
+            st.sampled_from(CODE) | st.builds("ledger_schema={}".format, texts), min_size=1, max_size=2
+        ),
         "missing": texts,
         "place": texts,
     },
@@ -152,6 +155,7 @@ def allowed(words: Sequence[str], decided: Any, own: Sequence[str]) -> None:
                 assert option == "--yes"
 
 
+@example("waiting", ({}, {"a": DATABASE | {"settings": ["ledger_schema=$(id)"]}}, {}), "", ())
 @settings(max_examples=300)
 @given(states, st.tuples(targets, targets, of_any_kind), texts, given_targets)
 def test_nothing_of_a_note_or_an_entry_becomes_a_part_of_a_command(
