@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -14,6 +17,8 @@ from typer.testing import CliRunner
 from onceward import FileSink, KafkaSink, PostgresSink, SqlAlchemySink
 from onceward.cli.advice import AdvisedStatus, with_advice
 from onceward.cli.main import app
+from onceward.cli.operate import Search
+from onceward.cli.ui.desk import Desk
 from onceward.connectors.files.connector import FilesConnector
 from onceward.core import FileBackend, RestartStrategy
 from onceward.core.checkpoint import CommitPolicy, Coordinator
@@ -21,6 +26,7 @@ from onceward.core.connector import address_to_note, noted_address
 from onceward.core.errors import OncewardError
 from onceward.core.log import DirectoryStore, EpochInput, LogView, LogWriter, MemoryStore
 from onceward.core.log.notes import Note, note
+from onceward.core.operations.discovery import find_logs
 from onceward.core.operations.logs import open_log
 from onceward.core.operations.status import (
     PipelineState,
@@ -485,3 +491,86 @@ def test_states_are_metrics_too_and_an_error_has_its_time(tmp_path: Path) -> Non
         if one.labels["store"] == told["store"]
     }
     assert samples == {("onceward_pipeline_state", str(state)): float(state == "failed") for state in PipelineState}
+
+
+def altered(folder: Path, change: Any) -> None:
+    """Change each decision of a log in a folder, and give it a right checksum."""
+    for file in folder.iterdir():
+        if file.name.isdigit() and (entry := json.loads(file.read_bytes().partition(b"\n")[2]))["entry"] == "DECIDE":
+            change(entry)
+            body = json.dumps(entry).encode()
+            file.write_bytes(f"onceward-log/1 {sha256(body).hexdigest()}\n".encode() + body + b"\n")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda entry: entry["state"].update(checkpoint={"folder": {}}),
+        lambda entry: entry["state"].update(checkpoint=7),
+        lambda entry: entry.update(targets={"files": 7}, at="x" * 9999, sinks=[""], datasets={"": ""}),
+        lambda entry: entry.update(input={"query": "", "end": {"": [None]}}, follows=2**70),
+        lambda entry: entry.update(committables=7),
+    ],
+)
+def test_one_odd_entry_hides_no_other_pipeline(tmp_path: Path, change: Any) -> None:
+    folder = Folder(tmp_path)
+    folder.finish(0)
+    folder.run_engine()
+    altered(folder.checkpoints / "totals" / "log", change)
+    result = CliRunner().invoke(app, ["status", "--store", str(folder.checkpoints)])
+    assert result.exit_code in {0, 1}, result.output
+    assert "orders: running" in result.stdout
+    assert "totals" in result.stdout
+    assert Desk(folder.watch(), Search()).state() is not None
+
+
+@pytest.mark.parametrize(
+    "noted",
+    [
+        {"what": "life", "fields": {"code": 1, "again": 10**400}},
+        {"what": "life", "fields": {"code": 10**30, "again": float("inf")}},
+        {"what": "source", "fields": {"source": {}, "seconds": 10**400, "why": ["x"], "system": 7}},
+        {"what": "start", "fields": {"timeouts": {"files": 10**400}, "targets": [7]}},
+        {"what": "failure", "at": "9" * 5000, "fields": {"error": {"x": [1]}}},
+        {"what": "epoch", "at": "-1", "fields": {"epoch": 10**400}},
+    ],
+)
+def test_one_odd_note_hides_no_pipeline(tmp_path: Path, noted: Any) -> None:
+    folder = Folder(tmp_path)
+    folder.finish(0)
+    folder.run_engine()
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    with (folder.checkpoints / "totals" / "log" / ".history").open("a") as file:
+        file.write(json.dumps({"at": now, **noted}) + "\n")
+    result = CliRunner().invoke(app, ["status", "--store", str(folder.checkpoints)])
+    assert result.exit_code in {0, 1}, result.output
+    assert "orders: running" in result.stdout
+    assert "totals" in result.stdout
+    assert Desk(folder.watch(), Search()).state() is not None
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE])
+def test_a_folder_that_cannot_be_searched_is_told_and_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    folder = Folder(tmp_path)
+    folder.finish(0)
+    folder.run_engine()
+    (folder.checkpoints / "lost+found").mkdir()
+    scan = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if "totals" in str(path) or "lost+found" in str(path):
+            raise OSError(number, os.strerror(number), str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    result = CliRunner().invoke(app, ["status", "--store", str(folder.checkpoints), "--json"])
+    told = [(one["state"], one["store"]) for one in json.loads(result.stdout)]
+    totals = str(folder.checkpoints / "totals")
+    assert (told[0], [state for state, _ in told]) == (("unreadable", totals), ["unreadable", "running"])
+    assert result.exit_code == 1
+    assert os.strerror(number) in find_logs(str(folder.checkpoints)).errors[totals]
+    watch = folder.watch()
+    watch.look()
+    assert list(watch.unreadable) == [totals]

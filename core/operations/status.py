@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from ..connector import noted_address
-from ..errors import OncewardError
+from ..errors import OncewardError, named_text_of
 from ..kit.times import duration
 from ..log import DirectoryStore
 from ..log.notes import notes
@@ -172,20 +172,21 @@ def pipeline_status(
         transactions: Those that a survey of the targets has found; they say when those of the waiting decision expire.
         now: The time; by default that of this machine.
     """
+    where = log.store.describe()
     try:
         view = log.view
         epochs = history(log, transactions).epochs
-    except OncewardError as error:
-        return unreadable(log.pipeline, log.store.describe(), str(error))
+    except Exception as error:  # noqa: BLE001 - whatever others wrote into the log, it hides no other pipeline
+        return unreadable(log.pipeline, where, _text_of(error))
     noted = notes(log.store.path, NOTES) if isinstance(log.store, DirectoryStore) else []
     own = [one for one in transactions if one.committable.pipeline == log.pipeline]
     lost = Counter(one.committable.sink for one in own if one.lost) if own else None
     expires = [one.expires_in for one in epochs if one.completed is None]
     expiring = sum(one.committable.rows for one in own if one.expires_in is not None)
     answered = {one.committable.sink for one in own if one.state is not Observation.NO_ANSWER}
-    return assess(
+    return judged(
         log.pipeline,
-        log.store.describe(),
+        where,
         view,
         noted,
         now or datetime.now(UTC),
@@ -194,6 +195,20 @@ def pipeline_status(
         lost=lost,
         answered=answered,
     )
+
+
+def judged(
+    pipeline: str, where: str, view: LogView, noted: Sequence[Note], now: datetime, **asked: Any
+) -> PipelineStatus:
+    """Return what `assess` does, and the status of an unreadable pipeline if it cannot make sense of its input."""
+    try:
+        return assess(pipeline, where, view, noted, now, **asked)
+    except Exception as error:  # noqa: BLE001 - whatever others wrote beside the log, it hides no other pipeline
+        return unreadable(pipeline, where, _text_of(error))
+
+
+def _text_of(error: Exception) -> str:
+    return str(error) if isinstance(error, OncewardError) else named_text_of(error)
 
 
 def unreadable(pipeline: str, store: str, error: str) -> PipelineStatus:
