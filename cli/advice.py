@@ -31,6 +31,7 @@ _COMMANDS: Final = {
 }
 """What helps in a state, and its other options."""
 _ADDRESS, _SINKS = "SYSTEM=ADDRESS", "MODULE:NAME"
+_STORE, _UNSHOWN = "STORE", "UNSHOWN"
 """What a person replaces in a command."""
 
 
@@ -85,31 +86,71 @@ def _command(status: PipelineStatus, url: str, targets: Sequence[str]) -> tuple[
         name, more = _LIST, ()
     elif status.source:  # where rows come from, which holds none of the pipeline's transactions
         name, more = _DOCTOR, ()
-    words = ["onceward", *name.split(), "--store", url or "STORE"]
+    words = ["onceward", *name.split(), "--store", url or _STORE]
     if status.pipeline and local_folder(url) is None:
         words += ["--pipeline", status.pipeline]
+    words_of_targets = list(targets)
     if name == _DOCTOR:  # which finds more if it can ask, and cannot import the pipeline's sinks
         words_of_targets = [] if status.source else _without_sinks(targets)
-        named = [one for one in status.systems if one.address]
+        named = [one for one in status.systems if one.address or one.place]
         where, fill_in = _where(_not_given(named, words_of_targets), needed=False)
+        where = _with_places(where, status.systems, words_of_targets)
     else:
-        words_of_targets = list(targets)
         all_given = "--sinks" in words_of_targets
         where, fill_in = _where(
             [] if all_given else _not_given(status.systems, words_of_targets), needed=not words_of_targets
         )
-    where = [[*words_of_targets, *each] for each in where]
-    command = "; ".join(shlex.join([*words, *each, *more]) for each in where)
-    shown = without_logins(command)
-    if shown != command:
-        fill_in = "; ".join([f"replace {HIDDEN} with the password, which is not shown", *filter(None, [fill_in])])
-    return shown, without_logins(fill_in)
+    return _in_shell([[*words, *words_of_targets, *each, *more] for each in where], fill_in)
+
+
+def _in_shell(commands: Sequence[Sequence[str]], fill_in: str) -> tuple[str, str]:
+    """Return commands as a shell takes them, without secrets, and what must be filled in.
+
+    A secret is replaced in its word before the word is quoted: cut out of a quoted text, it may take a quote along.
+    """
+    notes = [fill_in] if fill_in else []
+    shown = [[_shown(word) for word in words] for words in commands]
+    if any(_UNSHOWN in word for words in shown for word in words):
+        notes.insert(0, f"replace {_UNSHOWN} with what was given, which holds characters that cannot be shown")
+    if any(HIDDEN in word for words in shown for word in words):
+        notes.insert(0, f"replace {HIDDEN} with the password, which is not shown")
+    command = "; ".join(map(shlex.join, shown))
+    if without_logins(command) != command:  # whoever shows it would change it, and so perhaps its quotes
+        return "", "the command cannot be shown: its words look like a password"
+    return command, without_logins("; ".join(notes))
+
+
+def _shown(word: str) -> str:
+    """Return a word of a command as far as it may be shown."""
+    return without_logins(word) if word.isprintable() else _UNSHOWN
+
+
+def _with_places(
+    where: Sequence[Sequence[str]], systems: Sequence[NotedSystem], given: Sequence[str]
+) -> list[list[str]]:
+    """Add the places that sinks write to, each to the command that asks its system."""
+    own = _addresses(given)
+    commands = []
+    for at in where:
+        asked = _addresses(at)
+        here = [one for one in systems if one.place and not one.is_source]
+        here = [one for one in here if one.system in own or asked.get(one.system) == one.address]
+        places = dict.fromkeys(f"{one.system}:{one.place}" for one in here)
+        commands.append([*at, *(word for place in places for word in ("--place", place))])
+    return commands
+
+
+def _addresses(words: Sequence[str]) -> dict[str, str]:
+    """Return the addresses that options give, by system."""
+    pairs = zip(words[::2], words[1::2], strict=True)
+    given = (value.partition("=") for option, value in pairs if option == "--at")
+    return {system: address for system, _, address in given}
 
 
 def _not_given(systems: Sequence[NotedSystem], words: Sequence[str]) -> list[NotedSystem]:
     """Return the systems that the options do not name; if they name any, those of which the address is known."""
-    given = {word.partition("=")[0] for word in words}
-    return [one for one in systems if one.system not in given and (one.address or not given)]
+    given = _addresses(words)
+    return [one for one in systems if one.system not in given and (one.decided or not words)]
 
 
 def _without_sinks(words: Sequence[str]) -> list[str]:
@@ -120,11 +161,14 @@ def _without_sinks(words: Sequence[str]) -> list[str]:
 def _where(targets: Sequence[NotedSystem], *, needed: bool = True) -> tuple[list[list[str]], str]:
     """Return options that say where the targets are, for one command or several, and what must be filled in.
 
+    Only an address that the decision names becomes one of the options. What a note names is told in words: a person can
+    judge it, and a command that is copied would trust it with passwords.
+
     Args:
         targets: The targets.
         needed: Whether the command needs one.
     """
-    known = [one for one in targets if one.system in connectors() and one.address]
+    known = [one for one in targets if one.system in connectors() and one.decided]
     words: list[str] = []
     groups: list[dict[str, list[str]]] = []  # of each command, the options by system
     for one in known:
@@ -142,6 +186,7 @@ def _where(targets: Sequence[NotedSystem], *, needed: bool = True) -> tuple[list
     options = [[word for at in group.values() for word in at] for group in groups]
     if not needed:
         options = options or [[]]
+        words += [f"add --at {one.system}=ADDRESS for {_names([one])}{_noted([one])}" for one in unknown if one.address]
     elif unknown or not targets:
         options = options or [[]]
         kinds = [connectors().get(one.system) for one in unknown]
@@ -152,7 +197,7 @@ def _where(targets: Sequence[NotedSystem], *, needed: bool = True) -> tuple[list
             f"{_names(unknown)} {'writes' if len(unknown) == 1 else 'write'} to" if unknown else "the sinks write to"
         )
         forms_of_all = f": {_forms()}" if placeholders == [_ADDRESS] else ""
-        words.append(f"replace {placeholders[0]} with the address that {where}{forms_of_all}")
+        words.append(f"replace {placeholders[0]} with the address that {where}{_noted(unknown)}{forms_of_all}")
     if nowhere:
         text = f"{_names(nowhere)} {'writes' if len(nowhere) == 1 else 'write'} somewhere that --at cannot name"
         if options:
@@ -163,6 +208,16 @@ def _where(targets: Sequence[NotedSystem], *, needed: bool = True) -> tuple[list
             options = [["--sinks", _SINKS]]
             words.append(f"replace {_SINKS} with the pipeline's own sinks, as Python imports them: {text}")
     return options, "; ".join(words)
+
+
+def _noted(systems: Sequence[NotedSystem]) -> str:
+    """Return what notes say of addresses, in words."""
+    addresses = dict.fromkeys(f"{one.system}={one.address}" for one in systems if one.address)
+    if not addresses:
+        return ""
+    return (
+        f" (a note beside the log says {', '.join(addresses)}: check it, for any user of that folder can write there)"
+    )
 
 
 def _forms() -> str:

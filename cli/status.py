@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onceward.core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError, OncewardError, named_text_of, text_of
 from onceward.core.operations.status import unreadable
 from onceward.operations import PipelineState, pipeline_status
 
@@ -37,6 +37,8 @@ def status(search: Search, *, as_json: AsJson = False, as_metrics: AsMetrics = F
     """
     if not search.store:
         raise ConfigurationError("give a decision log's store, a checkpoint folder or a folder of several as --store")
+    if search.has_targets:
+        search.targets()  # options that are wrong end the command, and not the judgment of a pipeline
     watch = Watch(search.store, search.pipeline)
     watched = watch.look()
     if not watched and not watch.unreadable:
@@ -85,11 +87,12 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 
 def _status_of(watched: Watched, search: Search) -> AdvisedStatus:
-    log = watched.log
-    if watched.shown.error:
-        return with_advice(
-            unreadable(log.pipeline, watched.shown.store, watched.shown.error), watched.url, search.target_words
-        )
-    waits = search.has_targets and log.view.undone is not None
-    status = pipeline_status(log, search.found([log]) if waits else ())
+    log, error = watched.log, watched.shown.error
+    if not error:
+        try:
+            waits = search.has_targets and log.view.undone is not None
+            transactions = search.found([log]) if waits else ()
+        except Exception as raised:  # noqa: BLE001 - whatever others wrote into the log, it hides no other pipeline
+            error = text_of(raised) if isinstance(raised, OncewardError) else named_text_of(raised)
+    status = unreadable(log.pipeline, watched.shown.store, error) if error else pipeline_status(log, transactions)
     return with_advice(status, watched.url, search.target_words)

@@ -11,6 +11,7 @@ Every command imports the modules that define connectors, so these import an ext
 
 from __future__ import annotations
 
+import re
 from abc import ABC
 from contextlib import suppress
 from functools import cache
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 GROUP: Final = "onceward.connectors"
 """The group of entry points."""
+_LONGEST: Final = 2_000
+"""Characters of an address, a place or the value of a setting, beyond which onceward did not write it."""
 
 
 class SystemAddress(NamedTuple):
@@ -42,7 +45,9 @@ class SystemAddress(NamedTuple):
     settings: tuple[str, ...] = ()
     """As `--set NAME:SETTING=VALUE` takes them, `SETTING=VALUE` each."""
     missing: str = ""
-    """What a person must add, because it is secret; empty if nothing is missing."""
+    """What a person must add, because it is secret: the connector's `login`; empty if nothing is missing."""
+    place: str = ""
+    """What a sink writes to there, as `--place NAME:PLACE` takes it; empty if it has no such name."""
 
 
 class Connector(ABC):
@@ -61,6 +66,12 @@ class Connector(ABC):
         extra: The extra of onceward that it needs; empty if none.
         spark_format: The class of its format for Spark, as `module:class`, where that does more than write into the
             sink; empty for one that is made of the sink.
+        address_pattern: Regular expression of the addresses that may become a part of a command to copy. They are read
+            back from a decision log, so it must match nothing that runs code, names a file of code or holds a secret;
+            empty: none may.
+        place_pattern: The same for places, which are read back from the log and from the notes beside it.
+        setting_patterns: The same for values of settings, by the name of the setting.
+        login: What a person must add to a command if a login is needed, in words.
     """
 
     name: ClassVar[str]
@@ -70,6 +81,10 @@ class Connector(ABC):
     place_form: ClassVar[str] = ""
     extra: ClassVar[str] = ""
     spark_format: ClassVar[str] = ""
+    address_pattern: ClassVar[str] = ""
+    place_pattern: ClassVar[str] = ""
+    setting_patterns: ClassVar[Mapping[str, str]] = {}
+    login: ClassVar[str] = ""
 
     def __init__(self, address: str = "", settings: Mapping[str, str] | None = None) -> None:
         self.address = address
@@ -111,7 +126,7 @@ class Connector(ABC):
 
         None if `--at` cannot name it, or does not find a sink's transactions there.
 
-        The pipeline notes it beside its log, and `onceward status` puts it into the command to copy.
+        Each decision records it, and `onceward status` puts it into the command to copy, if the class's patterns allow.
         """
         return None
 
@@ -205,6 +220,33 @@ def address_to_note(part: Any) -> dict[str, Any]:
         address = connector.address_of(part) if connector is not None else None
         return {"system": connector.name, **address._asdict()} if connector and address else {}
     return {}
+
+
+def noted_address(noted: object) -> tuple[str, SystemAddress]:
+    """Return the system and address that `address_to_note` gave, without what the connector's patterns do not match.
+
+    Others may have changed it since, so no text of it is taken over unchecked: an address that does not match has no
+    settings either, and the words about the login are the connector's own. The system is empty if it is not known.
+    """
+    fields = noted if isinstance(noted, dict) else {}
+    name = fields.get("system")
+    kind = connectors().get(name) if isinstance(name, str) else None
+    if kind is None:
+        return "", SystemAddress("")
+    place = _matching(kind.place_pattern, fields.get("place"))
+    address = _matching(kind.address_pattern, fields.get("address"))
+    given = fields.get("settings")
+    settings = [each for each in given if isinstance(each, str)] if isinstance(given, list | tuple) else []
+    pairs = [each.partition("=") for each in settings]
+    if not all(_matching(kind.setting_patterns.get(setting, ""), value) for setting, _, value in pairs):
+        address = ""  # without its settings, the address may lead elsewhere
+    missing = kind.login if fields.get("missing") else ""
+    return kind.name, SystemAddress(address, tuple(settings) if address else (), missing if address else "", place)
+
+
+def _matching(pattern: str, value: object) -> str:
+    is_plain = isinstance(value, str) and len(value) <= _LONGEST and pattern and re.fullmatch(pattern, value, re.ASCII)
+    return str(value) if is_plain else ""
 
 
 def connector_of(part: object) -> type[Connector] | None:

@@ -36,6 +36,11 @@ def check_sink_name(name: str) -> str:
     return _check("sink", name, SINK_LENGTH)
 
 
+def is_sink_name(name: object) -> bool:
+    """Return whether a sink can have this name."""
+    return isinstance(name, str) and bool(_PART.fullmatch(name)) and len(name) <= SINK_LENGTH
+
+
 def _check(what: str, name: str, length: int) -> str:
     if not isinstance(name, str) or not _PART.fullmatch(name) or len(name) > length or name in {".", ".."}:
         raise ConfigurationError(

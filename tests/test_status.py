@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -14,13 +17,16 @@ from typer.testing import CliRunner
 from onceward import FileSink, KafkaSink, PostgresSink, SqlAlchemySink
 from onceward.cli.advice import AdvisedStatus, with_advice
 from onceward.cli.main import app
+from onceward.cli.operate import Search
+from onceward.cli.ui.desk import Desk
 from onceward.connectors.files.connector import FilesConnector
 from onceward.core import FileBackend, RestartStrategy
 from onceward.core.checkpoint import CommitPolicy, Coordinator
-from onceward.core.connector import address_to_note
+from onceward.core.connector import address_to_note, noted_address
 from onceward.core.errors import OncewardError
 from onceward.core.log import DirectoryStore, EpochInput, LogView, LogWriter, MemoryStore
 from onceward.core.log.notes import Note, note
+from onceward.core.operations.discovery import find_logs
 from onceward.core.operations.logs import open_log
 from onceward.core.operations.status import (
     PipelineState,
@@ -59,6 +65,7 @@ def log(
     moved: str = "",
     sinks: Sequence[str] = ("files",),
     kind: str = "files",
+    targets: Any = None,
 ) -> LogView:
     """A log whose entries were all written so long ago."""
     writer = LogWriter(MemoryStore(), "orders", CommitPolicy(now=lambda: at(ago)))
@@ -71,7 +78,7 @@ def log(
             )
             for number, sink in enumerate(sinks)
         ]  # fmt: skip
-        writer.decide(0, lost, sinks=list(sinks), epoch_input=EpochInput())
+        writer.decide(0, lost, sinks=list(sinks), epoch_input=EpochInput(), targets=targets)
     if completed:
         writer.complete(0)
     if moved:
@@ -134,18 +141,23 @@ def test_rows_that_a_target_has_given_up_are_told_at_once() -> None:
 
 
 KAFKA = {"system": "kafka", "address": "broker:9092"}
+LOGIN_OF_KAFKA = "the settings of the login and of TLS: --set kafka:@FILE"
 COMMIT = "onceward txn commit --store /data/orders"
 
 
 def waiting(targets: Any, *sinks: str, kind: str = "own") -> AdvisedStatus:
-    """The status of a pipeline with this note, whose sinks have decided transactions that wait."""
-    told = judged(
-        log(120, decided=True, sinks=sinks or ("files",), kind=kind), written(500, what="start", targets=targets)
-    )
+    """The status of a pipeline whose sinks have decided transactions that wait, with the targets in the decision."""
+    told = judged(log(120, decided=True, sinks=sinks or ("files",), kind=kind, targets=targets), [])
     return with_advice(told, "/data/orders", [])
 
 
-def test_the_command_names_the_targets_that_the_pipeline_noted() -> None:
+def noting(targets: Any, kind: str = "own") -> AdvisedStatus:
+    """The same, of a decision that an older version made, with the targets in a note."""
+    told = judged(log(120, decided=True, kind=kind), written(500, what="start", targets=targets))
+    return with_advice(told, "/data/orders", [])
+
+
+def test_the_command_names_the_targets_of_the_decision() -> None:
     told = waiting({"files": KAFKA, "another": {"system": "sql", "address": "x"}})
     assert (told.command, told.fill_in) == (f"{COMMIT} --at kafka=broker:9092 --yes", "")
     assert told.docs.endswith("/docs/operations.md#waiting")
@@ -156,21 +168,23 @@ def test_the_command_names_the_targets_that_the_pipeline_noted() -> None:
 
 
 def test_what_is_wrong_is_looked_for_where_the_sinks_write() -> None:
-    noted = written(30, what="start", targets={"a": KAFKA | {"missing": "the login"}, "b": {}})
-    told = judged(log(120), noted + written(20, what="failure", error="x"))
+    targets = {"a": KAFKA | {"missing": "a login", "place": "sums"}, "b": {}}
+    view = log(120, decided=True, completed=True, sinks=("a", "b"), targets=targets)
+    told = judged(view, written(20, what="failure", error="x"))
     shown = with_advice(told, "/data/orders", [])
-    assert shown.command == "onceward doctor --store /data/orders --at kafka=broker:9092"
-    assert shown.fill_in == "for sink a add the login"
+    assert shown.command == "onceward doctor --store /data/orders --at kafka=broker:9092 --place kafka:sums"
+    assert shown.fill_in == f"for sink a add {LOGIN_OF_KAFKA}"
     given = with_advice(
         told, "/data/orders", ["--at", "kafka=other:9092", "--sinks", "a:B"]
     )  # which doctor does not take
-    assert (given.command, given.fill_in) == ("onceward doctor --store /data/orders --at kafka=other:9092", "")
+    other = "onceward doctor --store /data/orders --at kafka=other:9092 --place kafka:sums"
+    assert (given.command, given.fill_in) == (other, "")
 
 
 def test_a_password_in_the_options_is_not_shown_but_asked_for() -> None:
     told = judged(log(120, decided=True), [])
     shown = with_advice(told, "/data/orders", ["--at", f"postgres=postgresql://o:{SECRET}@db/shop"])
-    assert shown.command == f"{COMMIT} --at postgres=postgresql://o:***@db/shop --yes"
+    assert shown.command == f"{COMMIT} --at 'postgres=postgresql://o:***@db/shop' --yes"
     assert shown.fill_in == "replace *** with the password, which is not shown"
 
 
@@ -179,17 +193,20 @@ def test_of_a_source_that_does_not_answer_its_own_system_is_asked() -> None:
     source = {"source": "in (topic x)", "seconds": 20, "why": "no broker answers"}
     noted += written(5, what="source", **source, system=KAFKA | {"address": "other:9092"})
     shown = with_advice(judged(log(120), noted), "/data/orders", ["--at", "kafka=broker:9092"])
-    assert shown.command == "onceward doctor --store /data/orders --at kafka=other:9092"
+    assert shown.command == "onceward doctor --store /data/orders"
+    assert shown.fill_in.startswith(
+        "add --at kafka=ADDRESS for source in (topic x) (a note beside the log says kafka=other:9092: check it"
+    )
     unnamed = judged(log(120), written(5, what="source", **source))
     assert with_advice(unnamed, "/data/orders", []).command == "onceward doctor --store /data/orders"
 
 
-def test_a_target_that_was_not_given_is_added_from_the_notes() -> None:
-    noted = {"a": KAFKA, "b": {"system": "sql", "address": "mariadb://o@db/shop", "missing": "the password"}, "c": {}}
-    told = judged(log(120, decided=True, sinks=("a", "b", "c")), written(500, what="start", targets=noted))
+def test_a_target_that_was_not_given_is_added_from_the_decision() -> None:
+    targets = {"a": KAFKA, "b": {"system": "sql", "address": "mariadb://o@db/shop", "missing": "the password"}, "c": {}}
+    told = judged(log(120, decided=True, sinks=("a", "b", "c"), targets=targets), [])
     shown = with_advice(told, "/data/orders", ["--at", "kafka=other:9092"])
     assert shown.command == f"{COMMIT} --at kafka=other:9092 --at sql=mariadb://o@db/shop --yes"
-    assert shown.fill_in == "for sink b add the password"
+    assert shown.fill_in == "for sink b add the password in the URL"
     sinks = with_advice(told, "/data/orders", ["--sinks", "jobs:SINKS"])
     assert (sinks.command, sinks.fill_in) == (f"{COMMIT} --sinks jobs:SINKS --yes", "")
 
@@ -206,8 +223,9 @@ def test_what_must_be_filled_in_is_said_in_words() -> None:
         "replace SYSTEM=ADDRESS with the address that sink a writes to: kafka=HOST:PORT, postgres=DSN"
     )
     assert "redis" not in unknown.fill_in  # whose transactions no address finds
-    secret = waiting({"a": KAFKA | {"missing": "the login"}}, "a")
-    assert (secret.command, secret.fill_in) == (f"{COMMIT} --at kafka=broker:9092 --yes", "for sink a add the login")
+    secret = waiting({"a": KAFKA | {"missing": "a login"}}, "a")
+    assert secret.command == f"{COMMIT} --at kafka=broker:9092 --yes"
+    assert secret.fill_in == f"for sink a add {LOGIN_OF_KAFKA}"  # the connector's words, and nobody else's
     folder = waiting({"a": {}}, "a")
     assert folder.command == f"{COMMIT} --sinks MODULE:NAME --yes"
     assert "sink a writes somewhere that --at cannot name" in folder.fill_in
@@ -239,11 +257,16 @@ def test_without_notes_the_kind_of_the_transactions_says_what_to_fill_in() -> No
     ],
 )
 def test_a_note_of_targets_that_somebody_else_wrote_is_ignored(noted: Any) -> None:
-    assert waiting(noted).command == f"{COMMIT} --at SYSTEM=ADDRESS --yes"
+    told = noting(noted)
+    assert "--at" in told.command
+    assert told.command.split("--at ")[1] in {"SYSTEM=ADDRESS --yes", "kafka=HOST:PORT --yes"}
+    assert "a note beside the log" not in told.fill_in
 
 
-def test_an_address_is_quoted_and_a_system_that_is_not_installed_is_unknown() -> None:
-    assert "'kafka=$(x); y'" in waiting({"files": KAFKA | {"address": "$(x); y"}}).command
+def test_the_address_of_a_note_is_told_in_words_for_a_person_to_judge() -> None:
+    told = noting({"files": KAFKA})
+    assert told.command == f"{COMMIT} --at kafka=HOST:PORT --yes"
+    assert "(a note beside the log says kafka=broker:9092: check it, for any user" in told.fill_in
     assert "elsewhere" not in waiting({"files": KAFKA | {"system": "elsewhere"}}).command
 
 
@@ -257,6 +280,11 @@ LOGIN = {
 SINKS = {
     "postgres=host=db user=o dbname=shop": PostgresSink("a", dsn=f"postgresql://o:{SECRET}@db/shop", table="t"),
     "sql=mariadb://o@db/shop": SqlAlchemySink("a", url=f"mariadb+pymysql://o:{SECRET}@db/shop", table="t"),
+    "postgres=host=/run/pg port=5433 user=o dbname=shop sslmode=verify-full sslrootcert=/etc/ca.pem": PostgresSink(
+        "a",
+        dsn="host=/run/pg port=5433 user=o dbname=shop sslmode=verify-full sslrootcert=/etc/ca.pem password=x",
+        table="t",
+    ),
     "sql=sqlite:////data/shop.db": SqlAlchemySink("a", url="sqlite:////data/shop.db", table="t"),
     "kafka=b1:9092,b2:9092": KafkaSink("a", bootstrap_servers="b1:9092,b2:9092", topic="t", config=LOGIN),
 }
@@ -272,6 +300,8 @@ def test_a_start_notes_where_its_sinks_write_and_no_secret(tmp_path: Path, at_: 
     system, _, address = at_.partition("=")
     assert set(address.split()) == set(noted["a"]["address"].split())
     assert noted["a"]["system"] == system
+    named, read = noted_address(json.loads(json.dumps(noted["a"])))  # what is noted may become a part of a command
+    assert (named, read.address, read.place) == (system, noted["a"]["address"], "t")
     assert bool(noted["a"]["missing"]) == ("sqlite" not in at_)
 
 
@@ -417,7 +447,7 @@ def test_a_run_of_the_engine_leaves_a_note_of_its_failure_and_of_its_end(tmp_pat
 def test_a_command_that_is_advised_shows_no_password_of_an_address() -> None:
     waiting = judged(log(120, decided=True), written(130))
     command = with_advice(waiting, "/logs/orders", ["--at", "postgres=postgresql://u:Tulpe@db/shop"]).command
-    assert command.startswith("onceward txn commit --store /logs/orders --at postgres=postgresql://")
+    assert command.startswith("onceward txn commit --store /logs/orders --at 'postgres=postgresql://")
     assert "Tulpe" not in command
 
 
@@ -461,3 +491,86 @@ def test_states_are_metrics_too_and_an_error_has_its_time(tmp_path: Path) -> Non
         if one.labels["store"] == told["store"]
     }
     assert samples == {("onceward_pipeline_state", str(state)): float(state == "failed") for state in PipelineState}
+
+
+def altered(folder: Path, change: Any) -> None:
+    """Change each decision of a log in a folder, and give it a right checksum."""
+    for file in folder.iterdir():
+        if file.name.isdigit() and (entry := json.loads(file.read_bytes().partition(b"\n")[2]))["entry"] == "DECIDE":
+            change(entry)
+            body = json.dumps(entry).encode()
+            file.write_bytes(f"onceward-log/1 {sha256(body).hexdigest()}\n".encode() + body + b"\n")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda entry: entry["state"].update(checkpoint={"folder": {}}),
+        lambda entry: entry["state"].update(checkpoint=7),
+        lambda entry: entry.update(targets={"files": 7}, at="x" * 9999, sinks=[""], datasets={"": ""}),
+        lambda entry: entry.update(input={"query": "", "end": {"": [None]}}, follows=2**70),
+        lambda entry: entry.update(committables=7),
+    ],
+)
+def test_one_odd_entry_hides_no_other_pipeline(tmp_path: Path, change: Any) -> None:
+    folder = Folder(tmp_path)
+    folder.finish(0)
+    folder.run_engine()
+    altered(folder.checkpoints / "totals" / "log", change)
+    result = CliRunner().invoke(app, ["status", "--store", str(folder.checkpoints)])
+    assert result.exit_code in {0, 1}, result.output
+    assert "orders: running" in result.stdout
+    assert "totals" in result.stdout
+    assert Desk(folder.watch(), Search()).state() is not None
+
+
+@pytest.mark.parametrize(
+    "noted",
+    [
+        {"what": "life", "fields": {"code": 1, "again": 10**400}},
+        {"what": "life", "fields": {"code": 10**30, "again": float("inf")}},
+        {"what": "source", "fields": {"source": {}, "seconds": 10**400, "why": ["x"], "system": 7}},
+        {"what": "start", "fields": {"timeouts": {"files": 10**400}, "targets": [7]}},
+        {"what": "failure", "at": "9" * 5000, "fields": {"error": {"x": [1]}}},
+        {"what": "epoch", "at": "-1", "fields": {"epoch": 10**400}},
+    ],
+)
+def test_one_odd_note_hides_no_pipeline(tmp_path: Path, noted: Any) -> None:
+    folder = Folder(tmp_path)
+    folder.finish(0)
+    folder.run_engine()
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    with (folder.checkpoints / "totals" / "log" / ".history").open("a") as file:
+        file.write(json.dumps({"at": now, **noted}) + "\n")
+    result = CliRunner().invoke(app, ["status", "--store", str(folder.checkpoints)])
+    assert result.exit_code in {0, 1}, result.output
+    assert "orders: running" in result.stdout
+    assert "totals" in result.stdout
+    assert Desk(folder.watch(), Search()).state() is not None
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE])
+def test_a_folder_that_cannot_be_searched_is_told_and_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    folder = Folder(tmp_path)
+    folder.finish(0)
+    folder.run_engine()
+    (folder.checkpoints / "lost+found").mkdir()
+    scan = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if "totals" in str(path) or "lost+found" in str(path):
+            raise OSError(number, os.strerror(number), str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    result = CliRunner().invoke(app, ["status", "--store", str(folder.checkpoints), "--json"])
+    told = [(one["state"], one["store"]) for one in json.loads(result.stdout)]
+    totals = str(folder.checkpoints / "totals")
+    assert (told[0], [state for state, _ in told]) == (("unreadable", totals), ["unreadable", "running"])
+    assert result.exit_code == 1
+    assert os.strerror(number) in find_logs(str(folder.checkpoints)).errors[totals]
+    watch = folder.watch()
+    watch.look()
+    assert list(watch.unreadable) == [totals]

@@ -109,7 +109,7 @@ class Watch:
             if url not in self._found:
                 self._found[url] = Watched(open_log(url, self._pipeline), url)
             return
-        for folder in log_folders(local[0]):
+        for folder in log_folders(local[0], self.unreadable):
             if str(folder) in self._found:
                 continue
             store = Unsynced(folder)

@@ -12,7 +12,7 @@ from onceward.core.operations.findings import skipped
 from onceward.core.operations.targets import Target
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from onceward.core.operations.findings import Finding
     from onceward.core.place import Place
@@ -23,12 +23,20 @@ if TYPE_CHECKING:
     from .target import Url
 
 _SETTINGS = frozenset({"ledger_schema"})
+_PARAMETER = (
+    r"(?:(?:host|user|dbname|target_session_attrs|application_name)=\w[\w.@,-]*|host=/[\w./-]*|hostaddr=[\w.:,]+"
+    r"|(?:port|connect_timeout)=[\d,]+|sslmode=[a-z-]+|(?:sslrootcert|sslcert|sslkey)=[\w./-]+)"
+)
+"""A parameter of libpq that neither runs nor loads anything."""
 
 
 class DatabaseConnector(Connector):
     """A database; its one setting is `ledger_schema`, the schema of onceward's own tables."""
 
     place_form = "TABLE"
+    place_pattern = r"\w+(?:\.\w+)?"
+    setting_patterns: ClassVar[Mapping[str, str]] = {"ledger_schema": r"\w+"}
+    login = "the password in the URL"
     extra = "sql"
     title: ClassVar[str] = "database"
 
@@ -103,9 +111,7 @@ class DatabaseConnector(Connector):
         url, schema = part.target.url, part.target.ledger_schema
         address, complete = cls._shown(url)
         settings = (f"ledger_schema={schema}",) if schema not in (None, LEDGER_SCHEMA) else ()
-        return SystemAddress(address, settings, "" if complete else cls._password)
-
-    _password: ClassVar[str] = "the password in the URL"  # noqa: S105 - what is missing
+        return SystemAddress(address, settings, "" if complete else cls.login, str(part.target.table))
 
     @classmethod
     def _shown(cls, url: Url) -> tuple[str, bool]:
@@ -131,9 +137,10 @@ class PostgresConnector(DatabaseConnector):
     name = "postgres"
     sink = "onceward.connectors.database.sink:PostgresSink"
     address_form = "DSN"
+    address_pattern = rf"{_PARAMETER}(?: {_PARAMETER})*"
     title = "PostgreSQL"
     extra = "postgres"
-    _password = "the password: PGPASSWORD or ~/.pgpass"  # noqa: S105 - what is missing
+    login = "the password: PGPASSWORD or ~/.pgpass"
 
     @classmethod
     def _shown(cls, url: Url) -> tuple[str, bool]:
@@ -177,6 +184,10 @@ class SqlConnector(DatabaseConnector):
     name = "sql"
     sink = "onceward.connectors.database.sink:SqlAlchemySink"
     address_form = "URL"
+    address_pattern = (
+        r"(?:mariadb|mysql|postgresql)://(?:[\w.%-]+@)?(?:\w[\w.-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?/[\w.%-]*"
+        r"(?:\?charset=\w+)?|sqlite:////?[\w./ %+,-]+"
+    )
 
     def a_sink(self, name: str, table: str = "any") -> DatabaseSink:
         """Return a SqlAlchemySink."""

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from .reread import Topic
 
 
+_SERVER = r"(?:(?:PLAINTEXT|SSL|SASL_PLAINTEXT|SASL_SSL)://)?(?:\w[\w.-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?"
+
+
 class KafkaConnector(Connector):
     """A Kafka cluster; its settings are those of librdkafka."""
 
@@ -28,6 +31,9 @@ class KafkaConnector(Connector):
     place_form = "TOPIC"
     extra = "kafka"
     spark_format = "onceward.connectors.spark.kafka_format:KafkaFormat"
+    address_pattern = rf"{_SERVER}(?:,{_SERVER})*"
+    place_pattern = r"[\w.][\w.-]{0,248}"
+    login = "the settings of the login and of TLS: --set kafka:@FILE"
 
     def target(self) -> Target:
         """List and end transactions of any pipeline: a handle has all that commit and abort need."""
@@ -98,8 +104,9 @@ class KafkaConnector(Connector):
         if not isinstance(part, KafkaSink | KafkaSource):
             return None
         secret = any(part.settings.get(name) is not None for name in SECURITY)
-        missing = "the settings of the login and of TLS: --set kafka:@FILE" if secret else ""
-        return SystemAddress(str(part.settings["bootstrap.servers"]), missing=missing)
+        topic = part.topic if isinstance(part, KafkaSink) else None
+        servers = str(part.settings["bootstrap.servers"])
+        return SystemAddress(servers, missing=cls.login if secret else "", place=topic or "")
 
     @classmethod
     def readers_lag(cls, sink: Sink) -> int | None:

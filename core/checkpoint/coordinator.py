@@ -321,6 +321,7 @@ class Coordinator:
                 follows=follows,
                 subtasks=len(acknowledgements),
                 datasets=datasets_of(self.sinks),
+                targets=self._targets(),
             )
         decided = self.policy.monotonic()
         # Steps 7 and 8 (commit, complete): only a permit lets `finish` commit (invariant 1).

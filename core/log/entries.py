@@ -100,6 +100,9 @@ class Decide(_Entry, frozen=True, kw_only=True, tag="DECIDE"):
     """How many subtasks acknowledged: what is lost is written again by as many. 0 if an older version wrote this."""
     datasets: dict[str, str] = {}
     """Name of each sink's dataset; empty for one that does not say. Empty if an older version wrote this."""
+    targets: dict[str, Any] = {}
+    """Address of each sink's target without secrets (`SystemAddress`), for the command that commits it by hand. Empty
+    if an older version wrote this."""
 
 
 class Completed(_Entry, frozen=True, kw_only=True, tag="COMPLETED"):

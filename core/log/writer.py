@@ -181,6 +181,7 @@ class LogWriter:
         follows: int | None = None,
         subtasks: int = 0,
         datasets: Mapping[str, str] | None = None,
+        targets: Mapping[str, Any] | None = None,
     ) -> CommitPermit:
         """Make the decision durable.
 
@@ -206,6 +207,7 @@ class LogWriter:
             own_epochs=True,
             subtasks=subtasks,
             datasets=dict(datasets or {}),
+            targets=dict(targets or {}),
         )
         self._append(decision)
         crash_point(Step.DECIDE_AFTER)

@@ -24,6 +24,8 @@ _FOLDERS: Final = 10_000
 """How many folders are looked into for decision logs."""
 _OF_SPARK: Final = frozenset({"offsets", "commits", "sources", "state"})
 """Spark's own folders in a checkpoint, which may be many."""
+_OF_FILE_SYSTEMS: Final = frozenset({"lost+found"})
+"""Folders of file systems, which only root can read."""
 _NAMES: Final = 50
 """How many names of a folder are looked at to tell whether it is a decision log."""
 
@@ -34,7 +36,7 @@ class FoundLogs:
 
     Attributes:
         logs: Those that can be read.
-        errors: Folder of each of the others, with what is wrong.
+        errors: Folder of each of the others, and of each that cannot be searched, with what is wrong.
     """
 
     logs: tuple[Log, ...]
@@ -61,7 +63,7 @@ def find_logs(root: str) -> FoundLogs:
     logs: list[Log] = []
     errors: dict[str, str] = {}
     try:
-        for folder in log_folders(local[0]):
+        for folder in log_folders(local[0], errors):
             try:
                 logs.append(open_log(str(folder)))
             except Exception as error:  # noqa: BLE001 - whatever is in it, the folders after it may be sound
@@ -89,10 +91,14 @@ class Unsynced(DirectoryStore):
             return sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
 
 
-def log_folders(root: Path) -> Iterator[Path]:
+def log_folders(root: Path, errors: dict[str, str] | None = None) -> Iterator[Path]:
     """Find folders with a decision log: the root itself, and down to three levels below it.
 
     Of a checkpoint that has its log inside, and of Spark's own folders, nothing else is searched.
+
+    Args:
+        root: Where to begin.
+        errors: Gets each folder that cannot be searched, and so may have a log, with what is wrong.
 
     Raises:
         ConfigurationError: There are too many folders; raised after those that were found.
@@ -101,11 +107,17 @@ def log_folders(root: Path) -> Iterator[Path]:
     for _ in range(4):
         below: list[Path] = []
         for folder in level[:left]:
-            with suppress(OSError):
+            try:
                 is_log, inside = _inside(folder)
-                if is_log:
-                    yield folder
-                below += [folder / name for name in inside]
+            except (FileNotFoundError, NotADirectoryError):  # gone meanwhile
+                continue
+            except OSError as error:
+                if errors is not None:
+                    errors[str(folder)] = f"{folder} cannot be searched for decision logs: {text_of(error)}"
+                continue
+            if is_log:
+                yield folder
+            below += [folder / name for name in inside]
         left -= len(level)
         level = below
         if left < len(level):
@@ -125,7 +137,7 @@ def _inside(folder: Path) -> tuple[bool, list[str]]:
     names = {entry.name for entry in some if entry.is_dir(follow_symlinks=False) and _is_text(entry.name)}
     if IN_CHECKPOINT in names:
         return False, [IN_CHECKPOINT]
-    return False, sorted(names - _OF_SPARK if _OF_SPARK & names else names)
+    return False, sorted(names - (_OF_SPARK if _OF_SPARK & names else set()) - _OF_FILE_SYSTEMS)
 
 
 def _is_text(name: str) -> bool:

@@ -23,14 +23,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from ..errors import OncewardError
+from ..connector import noted_address
+from ..errors import OncewardError, named_text_of
 from ..kit.times import duration
 from ..log import DirectoryStore
 from ..log.notes import notes
+from ..names import is_sink_name
 from ..source_watch import MOST_SECONDS
 from ..transaction import Observation
 from .survey import history
@@ -61,8 +63,6 @@ NOTES: Final = 200
 """Number of notes of each kind that are looked at."""
 _MOST_WAITED: Final = 1e9
 """Seconds, beyond which a note of a source was not written by onceward."""
-_LONGEST_TARGET: Final = 2_000
-"""Characters of what a note says of a target, beyond which onceward did not write it."""
 _PROGRESS: Final = frozenset({"epoch", "checkpoint"})
 _ASIDE: Final = frozenset({"task", "source"})
 """Notes of what may pass: they end no run and begin none."""
@@ -92,7 +92,10 @@ class PipelineState(StrEnum):
 
 
 class NotedSystem(msgspec.Struct, frozen=True):
-    """Where a sink writes or a source reads, by the pipeline's own notes; it holds no secret."""
+    """Where a sink writes or a source reads, by the newest decision or a note beside the log; it holds no secret.
+
+    Whatever the connector's patterns do not match is left out, because others may have written it.
+    """
 
     name: str
     """Name of the sink, or what the source is called in messages."""
@@ -105,8 +108,13 @@ class NotedSystem(msgspec.Struct, frozen=True):
     """Settings of the connection, `NAME=VALUE` each, as `--set SYSTEM:NAME=VALUE` takes them."""
     missing: str = ""
     """What a person must add to reach it, because it is secret."""
+    place: str = ""
+    """What the sink writes to there, as `--place SYSTEM:PLACE` takes it."""
+    decided: bool = False
+    """Whether the newest decision names the address. A note is no proof of it: a command that used the address could
+    send a password to whoever wrote the note."""
     noted: bool = False
-    """Whether the pipeline noted anything of it: if it did, and there is no address, `--at` cannot name the target."""
+    """Whether it is known that `--at` cannot name the target; then there is no address."""
     is_source: bool = False
 
 
@@ -164,20 +172,21 @@ def pipeline_status(
         transactions: Those that a survey of the targets has found; they say when those of the waiting decision expire.
         now: The time; by default that of this machine.
     """
+    where = log.store.describe()
     try:
         view = log.view
         epochs = history(log, transactions).epochs
-    except OncewardError as error:
-        return unreadable(log.pipeline, log.store.describe(), str(error))
+    except Exception as error:  # noqa: BLE001 - whatever others wrote into the log, it hides no other pipeline
+        return unreadable(log.pipeline, where, _text_of(error))
     noted = notes(log.store.path, NOTES) if isinstance(log.store, DirectoryStore) else []
     own = [one for one in transactions if one.committable.pipeline == log.pipeline]
     lost = Counter(one.committable.sink for one in own if one.lost) if own else None
     expires = [one.expires_in for one in epochs if one.completed is None]
     expiring = sum(one.committable.rows for one in own if one.expires_in is not None)
     answered = {one.committable.sink for one in own if one.state is not Observation.NO_ANSWER}
-    return assess(
+    return judged(
         log.pipeline,
-        log.store.describe(),
+        where,
         view,
         noted,
         now or datetime.now(UTC),
@@ -186,6 +195,20 @@ def pipeline_status(
         lost=lost,
         answered=answered,
     )
+
+
+def judged(
+    pipeline: str, where: str, view: LogView, noted: Sequence[Note], now: datetime, **asked: Any
+) -> PipelineStatus:
+    """Return what `assess` does, and the status of an unreadable pipeline if it cannot make sense of its input."""
+    try:
+        return assess(pipeline, where, view, noted, now, **asked)
+    except Exception as error:  # noqa: BLE001 - whatever others wrote beside the log, it hides no other pipeline
+        return unreadable(pipeline, where, _text_of(error))
+
+
+def _text_of(error: Exception) -> str:
+    return str(error) if isinstance(error, OncewardError) else named_text_of(error)
 
 
 def unreadable(pipeline: str, store: str, error: str) -> PipelineStatus:
@@ -352,24 +375,28 @@ def _targets(facts: _Facts) -> tuple[NotedSystem, ...]:
     noted = next((one.fields.get("targets") for one in reversed(facts.noted) if one.what == "start"), None)
     known = noted if isinstance(noted, dict) else {}
     undone, newest = facts.view.undone, facts.view.newest
+    decided = newest.targets if newest is not None else {}
     if undone is not None:
         kinds = {one.sink: one.kind for one in undone.committables if one.transaction not in facts.view.skipped}
     else:
-        kinds = dict.fromkeys([*known, *(newest.sinks if newest is not None else ())], "")
-    return tuple(_noted(sink, kind, known.get(sink)) for sink, kind in sorted(kinds.items()))
+        kinds = dict.fromkeys([*filter(is_sink_name, known), *(newest.sinks if newest is not None else ())], "")
+    return tuple(
+        _noted(sink, kind, decided.get(sink, known.get(sink)), decided=sink in decided)
+        for sink, kind in sorted(kinds.items())
+    )
 
 
-def _noted(name: str, kind: str, noted: object, *, is_source: bool = False) -> NotedSystem:
-    """Return a system by its note, which others may have written: whatever is not as it must be is unknown."""
-    try:
-        target = msgspec.convert(
-            {**cast("Any", noted), "name": name, "noted": True, "is_source": is_source}, NotedSystem
-        )
-    except (TypeError, msgspec.ValidationError):
-        return NotedSystem(name, kind, is_source=is_source)
-    texts = (target.system, target.address, target.missing, *target.settings)
-    is_ours = sum(map(len, texts)) < _LONGEST_TARGET and all(map(str.isprintable, texts))
-    return target if is_ours else NotedSystem(name, kind, is_source=is_source)
+def _noted(name: str, kind: str, noted: object, *, decided: bool = False, is_source: bool = False) -> NotedSystem:
+    """Return a system as the decision or a note names it; whatever is not as a connector writes it is unknown."""
+    system, known = noted_address(noted)
+    return NotedSystem(
+        name,
+        system or kind,
+        **known._asdict(),
+        decided=decided and bool(known.address),
+        noted=noted == {},
+        is_source=is_source,
+    )
 
 
 def _noted_expiry(facts: _Facts, decision: Decide, answered: Collection[str]) -> int | None:
