@@ -138,7 +138,40 @@ def test_few_refused_rows_cost_few_trials(strict: Strict) -> None:
         numbers[at] = -1
         before = strict.begun
         isolated(strict, batch(*numbers))
-        assert strict.begun - before <= 2 * 6 + 1
+        assert strict.begun - before <= 2 * 6 + 2
+
+
+class Related(Strict):
+    """Refuses also a number of 50 or more whose half, rounded down, is not there already."""
+
+    def pre_commit(self, transaction: Transaction) -> Committable:
+        numbers = [row["n"] for row in transaction.rows]
+        if any(50 <= n <= 99 and n // 2 not in numbers[:at] for at, n in enumerate(numbers)):
+            raise refusing_rows(SinkError("a number's half is missing"))
+        return super().pre_commit(transaction)
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_a_row_is_refused_only_after_all_accepted_rows_before_it(seed: int) -> None:
+    """As a row that refers to another one of its table is; what refers to a refused one is refused, too."""
+    random = Random(seed)
+    some = random.choice([[25, 26, 30, 49], range(100), [3, 25, 50, 99, 49, -1], [25, 26, 50, 51, 53, 500]])
+    numbers = [random.choice(some) for _ in range(random.randint(2, 40))]
+    good: list[int] = []
+    for number in numbers:
+        if 0 <= number <= 99 and number not in good and (number < 50 or number // 2 in good):
+            good.append(number)
+    target = Target()
+    (_, written), isolation = isolated(Related(target), batch(*numbers))
+    assert prepared_numbers(target) == ([good] if good else [])
+    assert written.rows + len(isolation.refused) == len(numbers)
+
+
+def test_many_rows_that_refer_to_others_cost_few_trials(target: Target) -> None:
+    sink = Related(target)
+    isolated(sink, batch(*range(25, 100), -1))
+    assert prepared_numbers(target) == [list(range(25, 100))]
+    assert sink.begun < 40
 
 
 def test_each_refused_row_has_its_own_reason(strict: Strict) -> None:

@@ -8,8 +8,11 @@ takes holds none. Why this does not weaken the protocol:
 2. What is acknowledged is one transaction that holds all other rows of the subtask, prepared as a whole.
 3. Halves may be taken alone and not together, for example two rows with one key. If what is left is refused again,
    each trial also holds everything that was accepted before. Of rows that exclude each other the first one stays.
-4. Such rows count for the limit as soon as they are found: of a range that was refused although each of its rows is
-   taken alone, at least one row will be refused, and no two such ranges share a row.
+4. A row is refused only where it is the only new one, after all accepted rows before it (rule Y), because it may refer
+   to one of them. So a row that is refused alone is tried once more after them. If it is taken then, or if what is left
+   is refused again, so that this trial proved nothing, all rows are tried again, each trial as in (3).
+5. Rows that exclude each other count for the limit as soon as they are found: of a range that was refused although each
+   of its rows is taken alone, at least one row will be refused, and no two such ranges share a row.
 
 A fault (no answer, a lock, a full disk) is never taken for a refusal: it fails the attempt, as without isolation.
 """
@@ -106,6 +109,10 @@ def _naming_the_folder() -> Iterator[None]:
         ) from error
 
 
+class _RelatedRows(Exception):  # noqa: N818 - it is a signal, not a fault
+    """A row is taken after others, and not alone."""
+
+
 class Isolation:
     """One sink in one subtask, whose transaction was refused.
 
@@ -133,7 +140,7 @@ class Isolation:
         self.refused: dict[int, OncewardError] = {}
         """The refused rows, by their place in the subtask, and why."""
         self._excluding = 0
-        """Number of ranges that are refused although each of their rows is taken alone (4)."""
+        """Number of ranges that are refused although each of their rows is taken alone (5)."""
 
     def write(self, error: OncewardError) -> tuple[Committable | None, Written]:
         """Write the rows that the target takes into one transaction (2), and return it.
@@ -148,23 +155,24 @@ class Isolation:
         total = self._starts[-1]
         if total == 1:
             self._refuse(0, error)
-        else:
-            self._halve(0, total, error, accepted=None)
-        try:
             return self._prepared()
+        try:
+            self._halve(0, total, error, accepted=None)
+            return self._prepared()
+        except _RelatedRows:
+            pass
         except OncewardError as together:
             if not together.refuses_rows:
                 raise
-            self._excluding = 0  # which rows these are is found now
-            before, accepted = self._accepted(), list[tuple[int, int]]()
-            for begin, end in before:
-                self._try(begin, end, accepted)
-            return self._prepared()
+            error = together
+        self._excluding, self.refused = 0, {}  # which rows these are is found now
+        self._halve(0, total, error, accepted=[])
+        return self._prepared()
 
     def _prepared(self) -> tuple[Committable | None, Written]:
         epoch = SubtaskEpoch(self._sink, self._context)
         try:
-            for begin, end in self._accepted():
+            for begin, end in self._accepted(self._starts[-1]):
                 for rows in self._rows(begin, end):
                     epoch.write(rows)
             return epoch.pre_commit(), epoch.written
@@ -172,10 +180,10 @@ class Isolation:
             epoch.discard()
             raise
 
-    def _accepted(self) -> list[tuple[int, int]]:
-        """Return the ranges of rows between the refused ones."""
-        ends = [*sorted(self.refused), self._starts[-1]]
-        begins = [0, *(number + 1 for number in sorted(self.refused))]
+    def _accepted(self, before: int) -> list[tuple[int, int]]:
+        """Return the ranges of rows between the refused ones, up to row `before`."""
+        refused = sorted(number for number in self.refused if number < before)
+        ends, begins = [*refused, before], [0, *(number + 1 for number in refused)]
         return [(begin, end) for begin, end in zip(begins, ends, strict=True) if begin < end]
 
     def _halve(self, begin: int, end: int, error: OncewardError, accepted: list[tuple[int, int]] | None) -> None:
@@ -186,7 +194,7 @@ class Isolation:
         elif end - middle > 1:  # they must be in the other half, unless it is taken alone (3)
             self._halve(middle, end, error, accepted)
         elif self._try(middle, end, accepted) and accepted is None:  # otherwise it has an error of its own
-            self._excluding += 1  # (4)
+            self._excluding += 1  # (5)
             self._check_limit(error)
 
     def _try(self, begin: int, end: int, accepted: list[tuple[int, int]] | None) -> bool:
@@ -195,9 +203,26 @@ class Isolation:
         Returns:
             Whether it was taken as a whole.
         """
+        error = self._refusal([*(accepted or ()), (begin, end)])
+        if error is not None and accepted is None and end - begin == 1 and (before := self._accepted(begin)):
+            error = self._refusal([*before, (begin, end)])  # (4)
+            if error is None:
+                raise _RelatedRows
+        if error is None:
+            if accepted is not None:
+                accepted.append((begin, end))
+            return True
+        if end - begin == 1:
+            self._refuse(begin, error)
+        else:
+            self._halve(begin, end, error, accepted)
+        return False
+
+    def _refusal(self, spans: list[tuple[int, int]]) -> OncewardError | None:
+        """Have the target take ranges of rows, and give them up again; return why it refuses them, if it does."""
         epoch = SubtaskEpoch(self._sink, self._context)
         try:
-            for span in (*(accepted or ()), (begin, end)):
+            for span in spans:
                 for rows in self._rows(*span):
                     epoch.write(rows)
             committable = epoch.pre_commit()
@@ -205,19 +230,13 @@ class Isolation:
             epoch.discard()
             if not error.refuses_rows:
                 raise
-            if end - begin == 1:
-                self._refuse(begin, error)
-            else:
-                self._halve(begin, end, error, accepted)
-            return False
+            return error
         except BaseException:
             epoch.discard()
             raise
         if committable is not None:
             self._sink.abort(committable)  # (1)
-        if accepted is not None:
-            accepted.append((begin, end))
-        return True
+        return None
 
     def _refuse(self, row: int, error: OncewardError) -> None:
         self.refused[row] = error
