@@ -71,6 +71,7 @@ _REMEDIES: Final[dict[str | int, str]] = {
     "42703": _COLUMN,
     "42P10": "create the unique index over the key again",
     "428C9": "make the column one that takes values again",
+    "2200H": "raise the limit of the sequence that the error names (ALTER SEQUENCE … NO MAXVALUE), or restart it",
     # MariaDB, by the server's number
     1142: "GRANT the missing right to the connection's user",
     1143: "GRANT the missing right to the connection's user",
@@ -84,7 +85,11 @@ _REMEDIES: Final[dict[str | int, str]] = {
     # SQLite, by the primary result code
     19: _CONFLICT + " that they break",
 }
-_DATA: Final = "change the generated column, index or trigger that cannot take their values"
+_IDENTITY: Final = (
+    "give the table that the error names a replica identity, because it is published: a primary key, or ALTER TABLE … "
+    "REPLICA IDENTITY FULL"
+)
+_DATA: Final = "change the default, generated column, index or trigger that fails"
 _ANY: Final = "change the table so that it takes them"
 _MARIADB_REFUSALS: Final = frozenset(
     {
@@ -96,6 +101,8 @@ _SQLITE_REFUSALS: Final = frozenset({18, 19, 20})
 """Too large, constraint, mismatch of types."""
 _RAISE: Final = "exec_stmt_raise"
 """PostgreSQL's function that raises what a function in PL/pgSQL says, with any SQLSTATE that it chooses."""
+_OF_DEFAULTS: Final = ("2200H",)
+"""SQLSTATEs of errors in those classes that no value of a row can avoid."""
 _OF_ROWS: Final = ("22", "23", "54", "P0")
 """SQLSTATE classes of errors for which the rows themselves may be to blame."""
 
@@ -209,6 +216,8 @@ def remedy(code: str | int | None, driver_error: object) -> str:
     """
     if code == "23514" and not diagnostic(driver_error, "constraint_name"):  # no partition, or not the right one
         return _PARTITION
+    if "REPLICA IDENTITY" in diagnostic(driver_error, "message_hint"):  # SQL's keyword, in any language
+        return _IDENTITY
     if code in _REMEDIES:
         return _REMEDIES[code]
     return _DATA if isinstance(code, str) and code.startswith("22") else _ANY
@@ -216,7 +225,7 @@ def remedy(code: str | int | None, driver_error: object) -> str:
 
 def are_rows_to_blame(code: str | int | None) -> bool:
     """Return whether it would help, too, to correct values of the rows."""
-    return not isinstance(code, str) or code[:2] in _OF_ROWS
+    return not isinstance(code, str) or (code[:2] in _OF_ROWS and code not in _OF_DEFAULTS)
 
 
 def _refuses_rows(error: exc.SQLAlchemyError) -> bool:

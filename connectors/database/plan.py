@@ -60,6 +60,8 @@ class Column:
     """The collation as SQL spells it, if it is not the type's own."""
     only_inserted: bool = False
     """Whether an INSERT may set it, and no UPDATE (GENERATED ALWAYS AS IDENTITY)."""
+    collation_oid: int = 0
+    """PostgreSQL's identity of the collation."""
 
 
 def match(

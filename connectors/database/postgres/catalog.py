@@ -27,6 +27,11 @@ Session: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 """A connection of psycopg, as session.py lends it."""
 _log = logging.getLogger("onceward.database")
 
+Checks: TypeAlias = tuple[tuple[str, str, str], ...]
+"""Check constraints: name, expression, and a digest of the expression by the identities of all that it names."""
+Generated: TypeAlias = tuple[tuple[str, str, str, str], ...]
+"""Generated columns: name, type with collation, expression, and a digest as for Checks."""
+
 _ORDINARY, PARTITIONED = "r", "p"
 _KINDS: Final = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence", "i": "an index"}
 
@@ -91,7 +96,7 @@ SELECT attname, atttypid, atttypmod, pg_catalog.format_type(atttypid, atttypmod)
        (SELECT pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(l.collname)
         FROM pg_catalog.pg_type t, pg_catalog.pg_collation l JOIN pg_catalog.pg_namespace n ON n.oid = l.collnamespace
         WHERE t.oid = atttypid AND l.oid = attcollation AND attcollation <> t.typcollation),
-       attidentity = 'a'
+       attidentity = 'a', attcollation
 FROM pg_catalog.pg_attribute
 WHERE attrelid = pg_catalog.to_regclass(%(table)s) AND attnum > 0 AND NOT attisdropped
 ORDER BY attnum
@@ -135,6 +140,23 @@ SELECT privilege FROM unnest(%(wanted)s::text[]) AS t(privilege)
 WHERE NOT has_table_privilege(%(oid)s::oid, privilege)
   AND NOT coalesce(has_any_column_privilege(%(oid)s::oid, nullif(privilege, 'DELETE')), false)
 """
+_NOT_IDENTIFIED: Final = """
+WITH RECURSIVE part(oid, above) AS (
+  SELECT %(oid)s::oid, ARRAY[%(oid)s::oid]
+  UNION ALL SELECT i.inhrelid, above || i.inhrelid
+  FROM part JOIN pg_catalog.pg_inherits i ON i.inhparent = part.oid
+)
+SELECT part.oid::regclass::text, p.pubname::text
+FROM part JOIN pg_catalog.pg_class c ON c.oid = part.oid
+JOIN pg_catalog.pg_class a ON a.oid = ANY (above) JOIN pg_catalog.pg_namespace n ON n.oid = a.relnamespace
+JOIN pg_catalog.pg_publication_tables t ON (t.schemaname, t.tablename) = (n.nspname, a.relname)
+JOIN pg_catalog.pg_publication p ON p.pubname = t.pubname
+WHERE c.relkind = 'r' AND c.relreplident <> 'f' AND pg_catalog.pg_get_replica_identity_index(c.oid) IS NULL
+  AND (p.pubupdate OR p.pubdelete AND %(deletes)s)
+ORDER BY 1, 2 LIMIT 1
+"""
+"""A table, or partition, in which a publication refuses updates or deletes, because no index identifies its rows."""
+_ALL_PUBLISHED: Final = "SELECT pubname::text FROM pg_catalog.pg_publication WHERE puballtables ORDER BY 1"
 _OWN_PRIVILEGES: Final = """
 SELECT privilege, c.relname::text FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace,
        unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS t(privilege)
@@ -154,6 +176,21 @@ WHERE ev_class = %(oid)s AND (
 
 For inserts, the rules by which an INSERT does something else instead.
 """
+
+
+def _check_identity(connection: Session, target: DatabaseTarget, table: PgTable) -> None:
+    """Check that the table has a replica identity if an upsert needs it.
+
+    Raises:
+        ConfigurationError: A publication refuses updates or deletes.
+    """
+    parameters = {"oid": table.oid, "deletes": bool(target.change)}
+    row = connection.execute(_NOT_IDENTIFIED, parameters).fetchone()
+    if row is not None:
+        raise ConfigurationError(
+            f"publication {row[1]} publishes table {row[0]}, which has no replica identity, so PostgreSQL refuses "
+            f"upserts: give it a primary key, or ALTER TABLE {row[0]} REPLICA IDENTITY USING INDEX … (or FULL)"
+        )
 
 
 def check_writable(connection: Session, target: DatabaseTarget, path: CommitPath) -> PgTable:
@@ -180,6 +217,8 @@ def check_writable(connection: Session, target: DatabaseTarget, path: CommitPath
         raise ConfigurationError(f"the role may not {missing} on table {target.table}: GRANT {missing} ON it")
     check_policies(table)
     check_key(connection, target)
+    if target.key:
+        _check_identity(connection, target, table)
     rows = connection.execute(_RULES, {"oid": table.oid, "upsert": bool(target.key)}).fetchall()
     rules = [row[0] for row in rows]
     if rules and target.key:
@@ -234,6 +273,13 @@ def check_own_tables(connection: Session, schema: str, tables: Sequence[str]) ->
     if refused:
         privileges = ", ".join(f"{privilege} on {schema}.{table}" for privilege, table in refused)
         raise ConfigurationError(f"the role may not {privileges}: GRANT it, or let the role own onceward's tables")
+    published = [row[0] for row in connection.execute(_ALL_PUBLISHED).fetchall()]
+    if published:
+        _log.warning(
+            "publications %s are FOR ALL TABLES, so their subscribers get the tables of schema %s, too, staged rows "
+            "included: publish single schemas (FOR TABLES IN SCHEMA …) or tables to spare them that",
+            *(published, schema),
+        )
 
 
 _UNIQUE: Final = """
@@ -285,8 +331,40 @@ def read_unique_key(connection: Session, table: TableName, key: Sequence[str]) -
     return tuple(rows[0][1]) if rows and all(row[0] for row in rows) else None
 
 
+_GENERATED: Final = f"""
+SELECT a.attname::text, concat_ws(' COLLATE ', pg_catalog.format_type(a.atttypid, a.atttypmod),
+         CASE WHEN a.attcollation <> t.typcollation
+           THEN pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(l.collname) END),
+       pg_catalog.pg_get_expr(d.adbin, d.adrelid), pg_catalog.md5(a.atttypid || ' ' || d.adbin::text)
+FROM pg_catalog.pg_attribute a
+JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
+LEFT JOIN pg_catalog.pg_collation l ON l.oid = a.attcollation
+LEFT JOIN pg_catalog.pg_namespace n ON n.oid = l.collnamespace
+WHERE a.attrelid = %(oid)s AND a.attgenerated <> '' AND NOT a.attisdropped
+  AND NOT EXISTS (
+    SELECT FROM pg_catalog.pg_depend p JOIN pg_catalog.pg_attribute b
+      ON b.attrelid = p.refobjid AND b.attnum = p.refobjsubid
+    WHERE p.refclassid = 'pg_catalog.pg_class'::regclass AND p.refobjid = a.attrelid
+      AND (p.classid = 'pg_catalog.pg_attrdef'::regclass AND p.objid = d.oid
+           OR p.classid = 'pg_catalog.pg_class'::regclass AND p.objid = a.attrelid AND p.objsubid = a.attnum)
+      AND b.attnum <> a.attnum AND (b.atthasdef OR b.attidentity <> ''))
+  AND NOT (SELECT {TRIGGERS} FROM pg_catalog.pg_class c WHERE c.oid = a.attrelid)
+ORDER BY a.attnum
+"""
+"""Generated columns, without those of a table whose triggers may change a row, and those made of columns that a default
+or an identity may fill. PostgreSQL keeps what they are made of as dependencies of the expression or of the column."""
+
+
+def read_generated(connection: Session, table: PgTable) -> Generated:
+    """Return the generated columns whose values can be made of the rows as they arrive."""
+    if all(column.unwritable != GENERATED for column in table.columns):
+        return ()
+    return tuple(connection.execute(_GENERATED, {"oid": table.oid}).fetchall())
+
+
 _CHECKS: Final = f"""
-SELECT conname, pg_catalog.pg_get_expr(conbin, conrelid)
+SELECT conname::text, pg_catalog.pg_get_expr(conbin, conrelid), pg_catalog.md5(conbin::text)
 FROM pg_catalog.pg_constraint k
 WHERE k.conrelid = %(oid)s AND k.contype = 'c'
   AND pg_catalog.pg_get_constraintdef(k.oid) NOT LIKE '%% NOT ENFORCED'
@@ -294,7 +372,7 @@ WHERE k.conrelid = %(oid)s AND k.contype = 'c'
   AND NOT EXISTS (
     SELECT FROM pg_catalog.pg_attribute a
     WHERE a.attrelid = k.conrelid AND a.attnum = ANY (k.conkey)
-      AND (a.atthasdef OR a.attidentity <> '' OR a.attgenerated <> ''))
+      AND (a.atthasdef OR a.attidentity <> '') AND a.attname <> ALL (%(generated)s::text[]))
   AND NOT (SELECT {TRIGGERS} FROM pg_catalog.pg_class c WHERE c.oid = k.conrelid)
 ORDER BY conname
 """
@@ -302,9 +380,16 @@ ORDER BY conname
 trigger may fill a column; and without those on a whole row or a system column, which hold for this table alone."""
 
 
-def read_checks(connection: Session, table: PgTable) -> tuple[tuple[str, str], ...]:
-    """Return name and expression of each check constraint that can be checked on the rows as they arrive."""
-    return tuple(connection.execute(_CHECKS, {"oid": table.oid}).fetchall())
+def read_checks(connection: Session, table: PgTable, generated: Generated) -> Checks:
+    """Return the check constraints that can be checked on the rows as they arrive.
+
+    Args:
+        connection: Any connection.
+        table: The table.
+        generated: Its generated columns that can be made of the rows as they arrive.
+    """
+    parameters = {"oid": table.oid, "generated": [name for name, *_ in generated]}
+    return tuple(connection.execute(_CHECKS, parameters).fetchall())
 
 
 def _types(connection: Session, parameters: dict[str, str], wanted: set[int]) -> dict[int, Any]:
@@ -317,11 +402,13 @@ def _types(connection: Session, parameters: dict[str, str], wanted: set[int]) ->
 
 
 def _column(row: Sequence[Any], types: dict[int, Any], changes_rows: bool) -> Column:
-    name, oid, modifier, declared, not_null, has_default, generated, collation, only_inserted = row
+    name, oid, modifier, declared, not_null, has_default, generated, collation, only_inserted, collation_oid = row
     column_type, domain_not_null = _resolve(oid, modifier, types)
     # A domain is checked when the value is read, before any trigger runs.
     needed, unwritable = (not_null and not changes_rows) or domain_not_null, GENERATED if generated else ""
-    return Column(name, column_type, declared, needed, has_default, unwritable, collation or "", only_inserted)
+    return Column(
+        name, column_type, declared, needed, has_default, unwritable, collation or "", only_inserted, collation_oid
+    )
 
 
 def _resolve(oid: int, modifier: int, types: dict[int, Any]) -> tuple[PgType, bool]:

@@ -19,7 +19,14 @@ import pyarrow.compute as pc
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from onceward.core.errors import ConfigurationError, OncewardError, RetryableSinkError, SchemaError, refusing_rows
+from onceward.core.errors import (
+    ConfigurationError,
+    OncewardError,
+    RetryableSinkError,
+    SchemaError,
+    SqlError,
+    refusing_rows,
+)
 from onceward.core.kit.rows import has_nulls
 from onceward.core.transaction import Committable
 
@@ -33,9 +40,16 @@ from ..tables import create_table
 from ..target import STAGED, CommitPath, TableName
 from ..writing import HeldWriting
 from .advice import LOCKS_ARE_USED_UP, REFUSES_PREPARE, USED_UP_ADVICE, refuses_prepare, used_up
-from .catalog import check_key, check_own_tables, check_policies, check_writable, read_checks, read_table
+from .catalog import (
+    check_key,
+    check_own_tables,
+    check_policies,
+    check_writable,
+    read_table,
+)
 from .dialect import NO_SUCH_TABLE, PostgreSql
-from .partitions import partition_checks, warn_of_partitions
+from .partitions import warn_of_partitions
+from .rehearsal import check_filled, check_planned, rehearse
 from .session import DURABLE, CopyWriter, compiled, conversions_for, session
 from .staging import (
     DELETE,
@@ -44,9 +58,12 @@ from .staging import (
     STAGE,
     TURNS,
     StagedPart,
+    check_stage,
     check_types,
     create_stage,
+    drop_obsolete,
     merge_statements,
+    read_layout,
     rows_of,
     stage_name,
     truncated,
@@ -59,6 +76,7 @@ if TYPE_CHECKING:
     from onceward.core.transaction import WriteContext
 
     from ..dialect import RowWriter
+    from ..target import DatabaseTarget
     from ..writing import Writing
     from .catalog import PgTable, Session
 
@@ -77,21 +95,30 @@ class CopyLoader(Loader):
     """Sends rows by COPY, and stages rows that wait for a merge in staging tables."""
 
     def check_table(self, sink: str, schema: pa.Schema, path: CommitPath, own: Sequence[str]) -> sa.TableClause:
-        target, staging = self.target, path is CommitPath.STAGING
+        target = self.target
         if target.create_table:
             create_table(target, schema)
         with reading(target, "cannot validate") as connection:
             with session(connection) as lent:
                 check_own_tables(lent, target.ledger_schema or "", own)
                 table = check_writable(lent, target, path)
-                conversions_for(without_change(schema, target.change), table, target.key)
-                checks = read_checks(lent, table)
-                if staging:
-                    checks += partition_checks(target, lent, table, lambda: nullcontext(lent))
-                    warn_of_partitions(lent, table, checks)
-            for epoch in range(TURNS if staging else 0):
-                create_stage(connection, target, stage_name(target, sink, table, checks, epoch), table, checks)
+                schema = without_change(schema, target.change)
+                conversions_for(schema, table, target.key)
+                check_filled(lent, table, schema.names)
+            if path is CommitPath.STAGING:
+                self._make_stages(connection, sink, table, schema.names)
         return sa.table(target.table.table, schema=target.table.schema)
+
+    def _make_stages(self, connection: sa.Connection, sink: str, table: PgTable, columns: Sequence[str]) -> None:
+        target = self.target
+        with session(connection) as lent:
+            layout = read_layout(target, lent, table, lambda: nullcontext(lent))
+        for epoch in range(TURNS):
+            create_stage(connection, target, sink, layout, epoch)
+        drop_obsolete(connection, target, sink, layout)
+        with session(connection) as lent:
+            warn_of_partitions(lent, table, layout.checks)
+            check_planned(lent, _movement(target, table, columns), stage_name(target, sink, layout, 0))
 
     def begin_prepared(self, context: WriteContext) -> Writing:
         return CopyWriting(self.target, context)
@@ -151,9 +178,15 @@ def _move(connection: sa.Connection, stage: TableName, movement: Movement, parts
         (row,) = answers.fetchone() or (0,)
         if row != expected:
             raise ChangedError(f"staging table {stage.quoted} holds {row} rows of {expected}: somebody changed it")
-        check_types(lent, movement, stage, types)
-        for statement in merge_statements(lent, movement, parts, stage):
+        casts = check_types(lent, movement, stage, types)
+        for statement in merge_statements(lent, movement, parts, stage, casts=casts):
             lent.execute(statement.encode())
+
+
+def _movement(target: DatabaseTarget, table: PgTable, columns: Sequence[str], attempt: int = 0) -> Movement:
+    """Return the movement of rows with these columns, beside which a delete is marked if the sink has them."""
+    marked = (DELETE,) if target.change else ()
+    return Movement(TableName(table.schema, table.name), target.key, (*columns, *marked), attempt)
 
 
 def lock_and_read(connection: sa.Connection, name: TableName) -> PgTable | None:
@@ -227,10 +260,9 @@ class CopyWriting(HeldWriting):
 class StagingWriting(CopyWriting):
     """An attempt that copies rows into a staging table, and commits them there."""
 
-    id: int = 0
     table: PgTable
     stage: TableName
-    columns: tuple[str, ...] = ()
+    movement: Movement
 
     def open_writer(self, schema: pa.Schema) -> RowWriter:
         """Open a COPY into the staging table, where each row has the attempt's id and its position in it."""
@@ -238,28 +270,32 @@ class StagingWriting(CopyWriting):
         check_policies(self.table)
         schema = without_change(schema, self.target.change)
         conversions_for(schema, self.table, self.target.key)
-        self.id = secrets.randbits(62)
-        self.columns = (*schema.names, *([DELETE] if self.target.change else []))
+        self.movement = _movement(self.target, self.table, schema.names, secrets.randbits(62))
         hashed = schema.names if self.target.proof else ()
         with self.limited():
             return CopyWriter(self.connection, self._find_stage(), pa.schema([*schema, *self._own_fields()]), hashed)
 
+    def explain(self, error: OncewardError, cause: exc.SQLAlchemyError, what: str) -> OncewardError:
+        if what == "cannot prepare" and isinstance(error, SqlError) and error.remedy:
+            error.message = f"{error.message}. The merge would fail: {error.remedy}"
+            return error
+        return super().explain(error, cause, what)
+
     def _find_stage(self) -> PgTable:
         with session(self.connection) as lent:
             check_key(lent, self.target)
-            checks = read_checks(lent, self.table)
-            checks += partition_checks(self.target, lent, self.table, self._other_session)
-            self.stage = stage_name(self.target, self.context.sink, self.table, checks, self.context.epoch)
-            table = read_table(lent, self.stage)
-        if table is not None:
-            return table
-        # On another connection: in this one, the others would wait for the end of this transaction.
-        with reading(self.target, "cannot create a staging table") as other:
-            create_stage(other, self.target, self.stage, self.table, checks)
-        with session(self.connection) as lent:
+            layout = read_layout(self.target, lent, self.table, self._other_session)
+            self.stage = stage_name(self.target, self.context.sink, layout, self.context.epoch)
             table = read_table(lent, self.stage)
         if table is None:
+            # On another connection: in this one, the others would wait for the end of this transaction.
+            with reading(self.target, "cannot create a staging table") as other:
+                create_stage(other, self.target, self.context.sink, layout, self.context.epoch)
+            with session(self.connection) as lent:
+                table = read_table(lent, self.stage)
+        if table is None:
             raise ConfigurationError(f"the staging table {self.stage} was dropped while it was created")
+        check_stage(table, layout)
         return table
 
     @contextmanager
@@ -281,7 +317,7 @@ class StagingWriting(CopyWriting):
                 raise refusing_rows(SchemaError(f"key column {column!r} has nulls: an upsert cannot match them"))
         own = [
             *own,
-            pa.repeat(pa.scalar(self.id, pa.int64()), batch.num_rows),
+            pa.repeat(pa.scalar(self.movement.id, pa.int64()), batch.num_rows),
             pa.array(np.arange(self.rows, self.rows + batch.num_rows)),
         ]
         schema = pa.schema([*batch.schema, *self._own_fields()])
@@ -307,15 +343,16 @@ class StagingWriting(CopyWriting):
     def make_durable(self) -> Committable:
         how = {"stage": "", "movement": "{}"}
         if self.writer is not None:
-            into = TableName(self.table.schema, self.table.name)
-            movement = Movement(into, self.target.key, self.columns, self.id)
-            how = {"stage": self.stage.table, "movement": movement.noted()}
+            how = {"stage": self.stage.table, "movement": self.movement.noted()}
         row = {**identity_row(self.name, self.rows), "whole": 1, **how}
         insert = compiled(insert_into(tables_of(self.target).staged), tuple(row))
         with self.limited(self.rows):
             self.finish_rows()
-            if self.target.tries_rows and self.writer is not None:
-                self._try_rows()
+            if self.writer is not None and self.rows:
+                with session(self.connection) as lent:
+                    rehearse(lent, self.table, self.movement, self.stage, self.rows)
+                if self.target.tries_rows:
+                    self._try_rows()
             with session(self.connection) as lent, lent.pipeline():
                 lent.execute(DURABLE)
                 lent.execute(insert, row)
@@ -325,6 +362,9 @@ class StagingWriting(CopyWriting):
         return Committable.named(
             STAGED, self.name, rows=self.rows, proof=self.proof, handle=staged_handle(self.rows, **how)
         )
+
+    def _merge_statements(self, lent: Session, movement: Movement) -> list[str]:
+        return merge_statements(lent, movement, [StagedPart(self.movement.id, 0, self.rows)], self.stage)
 
     def _tries_in_table(self) -> bool:
         """Return whether rows can be tried: no foreign key refers to a table that the same epoch fills."""
@@ -339,17 +379,17 @@ class StagingWriting(CopyWriting):
     def _try_rows(self) -> None:
         """Merge the rows into the target and take that back, or into a temporary table like it; see ../pieces.py."""
         if self._tries_in_table():
-            movement = Movement(TableName(self.table.schema, self.table.name), (), self.columns)
             with session(self.connection) as lent:
                 lent.execute(b"SAVEPOINT onceward_trial")
-                for statement in merge_statements(lent, movement, [StagedPart(self.id, 0, self.rows)], self.stage):
+                for statement in self._merge_statements(lent, msgspec.structs.replace(self.movement, key=())):
                     lent.execute(statement.encode())
                 lent.execute(b"SET CONSTRAINTS ALL IMMEDIATE; ROLLBACK TO SAVEPOINT onceward_trial")
             return
         table = sa.table(self.table.name, schema=self.table.schema)
         with PostgreSql().trial(self.connection, table) as (place, has_keys):
-            movement = Movement(place, self.target.key if has_keys else (), self.columns)
-            part = StagedPart(self.id, 0, self.rows)
+            key = self.target.key if has_keys else ()
             with session(self.connection) as lent:
-                for statement in merge_statements(lent, movement, [part], self.stage):
+                for statement in self._merge_statements(
+                    lent, msgspec.structs.replace(self.movement, target=place, key=key)
+                ):
                     lent.execute(statement.encode())

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from ..target import DatabaseAccess, DatabaseTarget
-    from .catalog import PgTable, Session
-    from .staging import Checks
+    from .catalog import Checks, PgTable, Session
 
 _log = logging.getLogger("onceward.database")
 
@@ -74,7 +73,8 @@ _READ: Final = f"""
 {_PARTS}
 SELECT c.relname::text || ': ' || own.title, pg_catalog.pg_get_partition_constraintdef(own.oid),
        pg_catalog.pg_get_expr(own.expression, own.oid),
-       (SELECT a.attname::text FROM pg_catalog.pg_attribute a WHERE a.attrelid = own.oid AND a.attnum = -own.number)
+       (SELECT a.attname::text FROM pg_catalog.pg_attribute a WHERE a.attrelid = own.oid AND a.attnum = -own.number),
+       pg_catalog.md5(concat_ws(' ', c.relpartbound, own.expression))
 FROM own JOIN pg_catalog.pg_class c USING (oid)
 WHERE NOT EXISTS (
     SELECT FROM pg_catalog.pg_attribute a JOIN filled ON filled.name = a.attname
@@ -132,7 +132,8 @@ def warn_of_partitions(connection: Session, table: PgTable, checks: Checks) -> N
     if table.kind != PARTITIONED:
         return
     titles = [row[0] for row in connection.execute(_TITLES, {"oid": table.oid}).fetchall()]
-    late = [title for title in titles if title not in dict(checks)]
+    known = {title for title, *_ in checks}
+    late = [title for title in titles if title not in known]
     if late:
         shown = ", ".join([*late[:_SHOWN], *(["…"] if len(late) > _SHOWN else [])])
         _log.warning(
@@ -149,7 +150,7 @@ def _read(lent: Session, table: PgTable) -> Checks:
         lent.execute("SELECT set_config('lock_timeout', %s, true)", [_SHORT_WAIT])
         rows = lent.execute(_READ, {"oid": table.oid}).fetchall()
     return tuple(
-        (title, f"NOT ({belongs}) OR ({demand or f'{quoted(column)} IS NOT NULL'})")
-        for title, belongs, demand, column in rows
+        (title, f"NOT ({belongs}) OR ({demand or f'{quoted(column)} IS NOT NULL'})", identity)
+        for title, belongs, demand, column, identity in rows
         if belongs
     )

@@ -1,0 +1,195 @@
+"""Rehearsals of merges: what only the merge of staged rows needs is tried before an epoch's decision depends on it.
+
+A staging table checks types and constraints. But the merge also needs rights on the target, on its sequences and on the
+functions of its defaults, an index over the key, and a replica identity where the table is published. So the start has
+the server plan the statements of the merge (EXPLAIN checks rights), and each process merges the first row that it has
+staged, and takes it back. It does so again when the definition of the table, or a right on it, has changed.
+
+What a rehearsal cannot know: errors for which rows are to blame (classes 22, 23 and 54, and what triggers raise),
+because rows of the table, or of earlier epochs that are not merged yet, may be different at the merge; and what changes
+between it and the merge.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import psycopg
+
+from onceward.core.errors import ConfigurationError
+
+from .staging import StagedPart, merge_statements
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..loader import Movement
+    from ..target import TableName
+    from .catalog import PgTable, Session
+
+_SHORT_WAIT: Final = "SELECT set_config('lock_timeout', '200ms', true)"
+_PROVES_NOTHING: Final = ("22", "23", "54", "P0", "40", "53", "55P03", "57")
+"""Beginnings of SQLSTATEs of errors that depend on rows or on triggers, or that may pass."""
+_tried: Final[dict[tuple[Any, ...], str]] = {}
+"""Versions of definitions, see `_version`, with which this process has rehearsed a merge."""
+_VERSION: Final = """
+SELECT pg_catalog.md5(concat_ws(';', c.xmin,
+  (SELECT string_agg(attnum || ' ' || xmin, ',' ORDER BY attnum) FROM pg_catalog.pg_attribute WHERE attrelid = c.oid),
+  (SELECT string_agg(oid || ' ' || xmin, ',' ORDER BY oid) FROM pg_catalog.pg_attrdef WHERE adrelid = c.oid),
+  (SELECT string_agg(oid || ' ' || xmin, ',' ORDER BY oid) FROM pg_catalog.pg_constraint WHERE conrelid = c.oid),
+  (SELECT string_agg(oid || ' ' || xmin, ',' ORDER BY oid) FROM pg_catalog.pg_trigger WHERE tgrelid = c.oid),
+  (SELECT string_agg(oid || ' ' || xmin, ',' ORDER BY oid) FROM pg_catalog.pg_rewrite WHERE ev_class = c.oid),
+  (SELECT string_agg(indexrelid || ' ' || xmin, ',' ORDER BY indexrelid) FROM pg_catalog.pg_index
+   WHERE indrelid = c.oid),
+  (SELECT string_agg(s.oid || ' ' || s.xmin, ',' ORDER BY s.oid)
+   FROM pg_catalog.pg_attrdef d JOIN pg_catalog.pg_depend p ON p.objid = d.oid
+   JOIN pg_catalog.pg_class s ON s.oid = p.refobjid AND s.relkind = 'S'
+   WHERE d.adrelid = c.oid AND p.classid = 'pg_catalog.pg_attrdef'::regclass
+     AND p.refclassid = 'pg_catalog.pg_class'::regclass),
+  (SELECT string_agg(oid || ' ' || xmin, ',' ORDER BY oid) FROM pg_catalog.pg_publication),
+  (SELECT string_agg(oid || ' ' || xmin, ',' ORDER BY oid) FROM pg_catalog.pg_publication_rel WHERE prrelid = c.oid)
+)) FROM pg_catalog.pg_class c WHERE c.oid = %(oid)s
+"""
+"""A digest that changes with the table's definition, the rights on it and on its sequences, and what is published."""
+_FILLED: Final = """
+SELECT a.attname::text, pg_catalog.pg_get_expr(d.adbin, d.adrelid), s.oid::regclass::text,
+  CASE WHEN has_sequence_privilege(s.oid, 'SELECT, USAGE')
+    THEN coalesce(pg_catalog.pg_sequence_last_value(s.oid) + q.seqincrement, q.seqstart)::numeric END,
+  q.seqincrement, q.seqmin, q.seqmax, q.seqcycle,
+  a.attidentity <> '' OR pg_catalog.pg_get_expr(d.adbin, d.adrelid) ~ '^nextval\\(''[^'']*''::regclass\\)$',
+  s.oid IS NULL OR a.attidentity <> '' OR has_sequence_privilege(s.oid, 'USAGE, UPDATE')
+FROM pg_catalog.pg_attribute a
+LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+LEFT JOIN LATERAL (
+  SELECT p.refobjid AS oid FROM pg_catalog.pg_depend p
+  WHERE p.classid = 'pg_catalog.pg_attrdef'::regclass AND p.objid = d.oid
+    AND p.refclassid = 'pg_catalog.pg_class'::regclass
+  UNION
+  SELECT p.objid FROM pg_catalog.pg_depend p
+  WHERE p.classid = 'pg_catalog.pg_class'::regclass AND p.refclassid = 'pg_catalog.pg_class'::regclass
+    AND p.refobjid = a.attrelid AND p.refobjsubid = a.attnum AND p.deptype = 'i' AND a.attidentity <> ''
+) AS r ON true
+LEFT JOIN pg_catalog.pg_sequence q ON q.seqrelid = r.oid
+LEFT JOIN pg_catalog.pg_class s ON s.oid = q.seqrelid AND s.relkind = 'S'
+WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
+  AND (a.atthasdef OR a.attidentity <> '') AND a.attname <> ALL (%(columns)s::text[])
+ORDER BY a.attnum
+"""
+"""The columns that a default or an identity fills, each with its expression and, if there is one, its sequence."""
+_FUNCTIONS: Final = """
+SELECT DISTINCT f.oid::regprocedure::text FROM pg_catalog.pg_attrdef d
+JOIN pg_catalog.pg_depend p ON p.classid = 'pg_catalog.pg_attrdef'::regclass AND p.objid = d.oid
+JOIN pg_catalog.pg_proc f ON p.refclassid = 'pg_catalog.pg_proc'::regclass AND f.oid = p.refobjid
+JOIN pg_catalog.pg_attribute a ON a.attrelid = d.adrelid AND a.attnum = d.adnum
+WHERE d.adrelid = %(oid)s AND a.attname <> ALL (%(columns)s) AND NOT has_function_privilege(f.oid, 'EXECUTE')
+ORDER BY 1
+"""
+
+
+class Filled(NamedTuple):
+    """A column that is not in the data, and that the table fills."""
+
+    name: str
+    expression: str | None
+    """The default; None for an identity."""
+    sequence: str | None
+    """The sequence that its numbers come from; None if there is none."""
+    next: int | None
+    """The sequence's next number; None if the role may not read it."""
+    increment: int | None
+    least: int | None
+    most: int | None
+    cycles: bool | None
+    is_plain: bool
+    """Whether the value is the sequence's number as it is."""
+    is_allowed: bool
+    """Whether the role may take numbers from the sequence."""
+
+    def lacks(self, rows: int) -> bool:
+        """Return whether the sequence ends before it has numbered so many rows."""
+        if self.next is None or self.increment is None or self.least is None or self.most is None or self.cycles:
+            return False
+        return not self.least <= self.next + (rows - 1) * self.increment <= self.most
+
+
+def check_filled(connection: Session, table: PgTable, columns: Sequence[str], rows: int = 1) -> list[Filled]:
+    """Check that the columns which are not in the data can be filled, and return them.
+
+    Args:
+        connection: Any connection.
+        table: The target's table.
+        columns: The columns of the data.
+        rows: Number of rows.
+
+    Raises:
+        ConfigurationError: A right is missing, or a sequence is at its end.
+    """
+    if all(not column.has_default or column.unwritable or column.name in columns for column in table.columns):
+        return []
+    parameters = {"oid": table.oid, "columns": list(columns)}
+    with connection.pipeline():
+        answers = connection.execute(_FILLED, parameters), connection.execute(_FUNCTIONS, parameters)
+    filled = [Filled(*row) for row in answers[0].fetchall()]
+    missing = [f"USAGE on sequence {one.sequence}" for one in filled if not one.is_allowed]
+    missing += [f"EXECUTE on function {row[0]}" for row in answers[1].fetchall()]
+    name = f"{table.schema}.{table.name}"
+    if missing:
+        raise ConfigurationError(f"the role may not use the defaults of table {name}: GRANT it {', '.join(missing)}")
+    ended = [one for one in filled if one.lacks(rows)]
+    if ended:
+        raise ConfigurationError(
+            f"sequence {ended[0].sequence}, which fills column {ended[0].name!r} of table {name}, ends before it has "
+            f"numbered {rows} rows: ALTER SEQUENCE {ended[0].sequence} … MAXVALUE (or MINVALUE)"
+        )
+    return filled
+
+
+def check_planned(connection: Session, movement: Movement, stage: TableName) -> None:
+    """Have the server plan the statements of a merge, by which it checks rights, ON CONFLICT and publications."""
+    with connection.transaction(force_rollback=True):
+        for statement in merge_statements(connection, movement, (), stage):
+            connection.execute(f"EXPLAIN {statement}".encode())
+
+
+def rehearse(connection: Session, table: PgTable, movement: Movement, stage: TableName, rows: int) -> None:
+    """Merge the first staged row of an attempt and take it back, unless this has been done with this definition.
+
+    Args:
+        connection: The connection of the transaction that writes.
+        table: The target's table.
+        movement: The movement of the attempt's rows.
+        stage: The staging table.
+        rows: The number of the attempt's rows.
+
+    Raises:
+        ConfigurationError: See check_filled.
+        psycopg.Error: The merge would be refused, whatever the rows are.
+    """
+    filled = check_filled(connection, table, movement.columns, rows)
+    about = (connection.info.dsn, table.oid, movement.key, movement.columns)
+    (version,) = connection.execute(_VERSION, {"oid": table.oid}).fetchone() or ("",)
+    if _tried.get(about) == version:
+        return
+    # Numbers are given, because a number that a sequence has given out stays so.
+    numbers = {one.name: str(one.next) for one in filled if one.is_plain and one.next is not None}
+    expressions = [one.expression for one in filled if one.expression is not None and one.name not in numbers]
+    connection.execute("SAVEPOINT onceward_merge")
+    try:
+        connection.execute(_SHORT_WAIT)
+        if expressions:
+            connection.execute(f"SELECT {', '.join(expressions)}".encode())  # an error is not the rows'
+        part = StagedPart(movement.id, 0, rows)
+        _merge(connection, merge_statements(connection, movement, [part], stage, first_only=True, numbers=numbers))
+    finally:
+        if connection.info.transaction_status is not psycopg.pq.TransactionStatus.UNKNOWN:
+            connection.execute("ROLLBACK TO SAVEPOINT onceward_merge")
+    _tried[about] = version
+
+
+def _merge(connection: Session, statements: Sequence[str]) -> None:
+    try:
+        for statement in statements:
+            connection.execute(statement.encode())
+    except psycopg.Error as error:
+        if error.sqlstate is None or error.sqlstate == "2200H" or not error.sqlstate.startswith(_PROVES_NOTHING):
+            raise
