@@ -7,7 +7,7 @@ must never become visible beside them:
    any more, whichever writer starts next.
 2. What is prepared is aborted by its exact handle. Repeating that does no harm, even by a writer that is fenced by now.
 3. What the target shows committed stays, as everything that was visible before the rewind. Its commit is repeated, in
-   case a partition of Kafka still waits for its marker.
+   case a partition of Kafka still waits for its marker; one that has begun is finished.
 4. VOID is put when every target has said that nothing is left. Until then, no epoch can be decided.
 """
 
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from ..sink import TwoPhaseCommitSink
     from ..transaction import Committable
 
-_ENDED: Final = frozenset({Observation.COMMITTED, Observation.ABORTED, Observation.EXPIRED})
+_VISIBLE: Final = frozenset({Observation.COMMITTED, Observation.BEGUN})
+_ENDED: Final = frozenset({*_VISIBLE, Observation.ABORTED, Observation.EXPIRED})
 _NO_ANSWER: Final = "the target does not say what became of its transactions"
 
 
@@ -82,7 +83,7 @@ def _end(sink: TwoPhaseCommitSink[Any], committables: Sequence[Committable]) -> 
             crash_point(Step.ABORT_AFTER)
             if outcome.status in (AbortStatus.RETRY_LATER, AbortStatus.UNKNOWN):
                 return outcome.detail or outcome.status
-        return _settle(sink, [c for c, state in observations if state is Observation.COMMITTED])
+        return _settle(sink, [c for c, state in observations if state in _VISIBLE])
     except ExternalError as error:
         return str(error)
 
