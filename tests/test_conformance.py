@@ -482,7 +482,7 @@ def test_a_sink_whose_commit_takes_several_steps(tmp_path: Path, kind: type[File
     def read() -> list[int]:
         return [json.loads(line)["n"] for path in tmp_path.glob("*.jsonl") for line in path.read_text().splitlines()]
 
-    several = SinkUnderTest(make=lambda: kind("files", tmp_path, format="jsonl", roll_bytes=1), read=read)
+    several = SinkUnderTest(make=lambda: kind("files", tmp_path, format="jsonl", roll_bytes=1), read=read, kill=True)
     with nullcontext() if complaint is None else pytest.raises(AssertionError, match=complaint):
         getattr(SinkConformance(), BEGUN)(SinkCase(several))
 

@@ -300,6 +300,17 @@ class TestReplay:
         coordinator.commit(0, [acknowledgement(again, sinks=("kafka",))], ABOUT)
         assert sorted(case.table.with_state(COMMITTED)) == sorted([begun, healthy])
 
+    def test_nothing_is_aborted_if_a_commit_begins_before_all_have_agreed(self):
+        case, other = Case(), Target("other")
+        table, healthy, kafka = case.made(other)
+        case.kafka.truth[kafka.transaction] = EXPIRED
+        looks = [PREPARED, BEGUN, BEGUN]  # the old driver wakes up after the first one
+        case.table.inspect_many = lambda every: [looks.pop(0)] * len(every)  # type: ignore[method-assign]
+        sinks = [case.table, other, case.kafka]
+        Coordinator("p", case.store, sinks, policy(on_lost=OnLost.REPLAY), heals=True).open()
+        assert other.truth.get(healthy.transaction) is None
+        assert table.transaction not in case.table.truth
+
     @pytest.mark.parametrize("heals", [True, False])
     def test_a_commit_that_begins_after_the_look_leaves_alone_what_no_proof_could_replace(self, heals: bool):
         """Its abort is refused; until then only transactions were aborted that can be written again by themselves."""
