@@ -72,7 +72,9 @@ class Observation(StrEnum):
     OPEN = "open"
     """Not prepared yet; it may still be written to."""
     PREPARED = "prepared"
-    """It waits to be committed or aborted."""
+    """It waits to be committed or aborted; nothing of it is visible."""
+    BEGUN = "begun"
+    """Its commit takes several steps and has taken one of them: rows may be visible, and it can only be finished."""
     COMMITTED = "committed"
     ABORTED = "aborted"
     """Proven: it ended without its commit."""
@@ -89,6 +91,7 @@ class Observation(StrEnum):
 OUTCOMES: Final[dict[Observation, tuple[CommitStatus, AbortStatus]]] = {
     Observation.OPEN: (CommitStatus.RETRY_LATER, AbortStatus.RETRY_LATER),
     Observation.PREPARED: (CommitStatus.RETRY_LATER, AbortStatus.RETRY_LATER),
+    Observation.BEGUN: (CommitStatus.RETRY_LATER, AbortStatus.COMMITTED),
     Observation.COMMITTED: (CommitStatus.ALREADY_COMMITTED, AbortStatus.COMMITTED),
     Observation.ABORTED: (CommitStatus.LOST, AbortStatus.ABORTED),
     Observation.EXPIRED: (CommitStatus.LOST, AbortStatus.ABORTED),

@@ -238,7 +238,11 @@ class TwoPhaseCommitSink(Sink, Generic[Txn]):
         return [self.commit(committable) for committable in committables]
 
     def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
-        """Ask the target about each one. Called before the decision if much of transaction_timeout has passed."""
+        """Ask the target about each one. Called before the decision if much of transaction_timeout has passed.
+
+        A commit that takes several steps, as the renaming of two files, is BEGUN after the first of them, until it is
+        COMMITTED: such a transaction is visible in part, so the epoch is never taken back.
+        """
         return [Observation.UNKNOWN for _ in committables]
 
     def ledger(self) -> Ledger:

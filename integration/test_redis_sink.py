@@ -374,7 +374,7 @@ def test_a_server_that_was_emptied_is_never_taken_for_an_empty_one(tmp_path: Pat
     valkey.client().flushall()
     with pytest.raises(DataLossError, match="has lost onceward:1:p:cache"):
         sink.commit(committable)
-    assert sink.inspect_many([committable]) == [Observation.PREPARED]
+    assert sink.inspect_many([committable]) == [Observation.BEGUN]
     with pytest.raises(DataLossError, match=r"was emptied, or is another server.*on_lost='skip'"):
         make(tmp_path, valkey).ledger().claim(SCOPE)
     remembered = make(tmp_path, valkey).ledger().check_claim(SCOPE, Progress(1, 1))
@@ -690,7 +690,7 @@ def test_a_server_that_lost_acknowledged_rows_is_found_out(tmp_path: Path, valke
     valkey.client().hset(MARKER, committable.transaction, 2)
     with pytest.raises(DataLossError, match=r"has 2 rows.*had acknowledged 4"):
         sink.commit(committable)
-    assert sink.inspect_many([committable]) == [Observation.PREPARED]
+    assert sink.inspect_many([committable]) == [Observation.BEGUN]
     assert "had acknowledged 4" in make(tmp_path, valkey).ledger().check_claim(SCOPE, Progress(1, 1)).lost
     assert streamed(valkey) == [0, 1, 2, 3]
 

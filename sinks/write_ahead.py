@@ -220,7 +220,7 @@ class WriteAheadLogSink(FolderSink[Segment]):
         if self._path(committable, DONE).exists():
             return Observation.COMMITTED, ""
         if segment.exists():
-            return Observation.PREPARED, ""
+            return Observation.BEGUN if self._path(committable, MARKS).exists() else Observation.PREPARED, ""
         if not committable.handle or self._is_outlived(committable):
             return Observation.UNKNOWN, f"{segment} is gone; it may have been delivered"
         return self._lost(committable, f"{segment} is gone")

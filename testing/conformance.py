@@ -19,6 +19,7 @@ import contextlib
 import pickle
 import secrets
 import time
+import warnings
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
@@ -29,12 +30,14 @@ import pytest
 from onceward.core.checkpoint import Coordinator
 from onceward.core.errors import DataLossError, EpochConflictError, OncewardError, SchemaError, text_of
 from onceward.core.log import MemoryStore
+from onceward.core.operations.survey import UNPROVEN
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation
 from onceward.sinks import Guarantee, TwoPhaseCommitSink
 
 from .connector_cases import ConnectorConformance, ConnectorUnderTest, Refused
 from .faults import Faults, duplicate, fail, lose_answer
+from .interrupting import Interruption
 from .killing import kill_everywhere
 from .line_kills import ROWS_OF_AN_EPOCH, kill_at_each_line
 from .sink_case import GOOD, SinkCase, SinkUnderTest, not_applicable
@@ -69,6 +72,9 @@ MOST_MISSED: Final = 3
 KILLED_ROWS: Final = 200
 MANY_ROWS: Final = 900
 MOST_GROWN: Final = 3000
+MOST_INTERRUPTED: Final = 300
+MAY_BE_VISIBLE: Final = frozenset({Observation.BEGUN, Observation.COMMITTED, *UNPROVEN})
+"""What `inspect_many` may say of a transaction some of whose rows are visible."""
 PARTS: Final = 60
 MOST_LINES: Final = 400
 SHARE_OF_LINES: Final = 0.4
@@ -381,6 +387,35 @@ class SinkConformance(TraceCases, TargetCases):
         case.assert_visible([case.first + epoch for epoch in range(MANY)])
 
     # Faults: lost answers, SIGKILL, a target that restarts, times out or refuses.
+
+    def test_a_commit_that_dies_between_its_steps_is_seen_to_have_begun(self, case: SinkCase) -> None:
+        """Interrupt a commit before each line of the sink's own code: what is visible in part is never taken back."""
+        if not case.sink_under_test.kill:
+            not_applicable("SinkUnderTest.kill is not set: the target is inside the process of the tests")
+        case.sink.ledger().claim(case.scope)
+        numbers: list[int] = []
+        for at in range(MOST_INTERRUPTED):
+            own = [case.first + len(numbers) + n for n in range(3)]
+            numbers += own
+            committable = case.prepare_in_pieces(at, own)
+            sink = case.sink_under_test.make()
+            with warnings.catch_warnings(), Interruption(sink, at) as interruption:
+                warnings.simplefilter("ignore", ResourceWarning)  # who dies closes no file
+                sink.commit_many([committable])
+            where, seen = interruption.line or "the end", case.visible()
+            [state] = case.sink_under_test.make().inspect_many([committable])
+            if any(seen[n] for n in own):
+                assert state in MAY_BE_VISIBLE, (
+                    f"{sum(seen[n] for n in own)} of 3 rows were visible when a commit died before {where}, and "
+                    f"inspect_many said {state}: return Observation.BEGUN for a commit that has begun"
+                )
+            if state in (Observation.BEGUN, Observation.COMMITTED):
+                status = case.abort(committable).status
+                assert status is not AbortStatus.ABORTED, f"{state} at {where}, and abort says that it is gone"
+            assert case.commit(committable).status in GOOD, f"it could not be finished after a death before {where}"
+            if not interruption.line:
+                break
+        case.assert_as_promised(numbers)
 
     @pytest.mark.parametrize("call", SINK_CALLS)
     def test_19_20_and_26_a_call_that_fails_loses_its_answer_or_is_repeated(self, case: SinkCase, call: str) -> None:

@@ -182,6 +182,15 @@ class SinkCase:
         assert committable.rows == writing.written.rows, "a committable says how many rows were written"
         return committable
 
+    def prepare_in_pieces(self, epoch: int, numbers: list[int]) -> Committable:
+        """Write each row as a batch of its own, and pre-commit: so a commit has as many steps as the sink can make."""
+        writing = self.begin(epoch)
+        for number in numbers:
+            writing.write(self.sink_under_test.rows([number]))
+        committable = writing.pre_commit()
+        assert committable is not None
+        return committable
+
     def finish(self, epoch: int, *committables: Committable) -> None:
         """Decide and commit an epoch."""
         about = EpochInput(query="conformance", start=epoch - 1 if epoch else None, end=epoch)

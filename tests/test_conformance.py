@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +21,15 @@ from onceward.core.folders import file_errors
 from onceward.core.ledger import Ledger
 from onceward.core.names import other_log, outdated_log, parse_transaction_name
 from onceward.core.steps import Step
-from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, Progress
+from onceward.core.transaction import (
+    AbortOutcome,
+    AbortStatus,
+    CommitOutcome,
+    CommitStatus,
+    Committable,
+    Observation,
+    Progress,
+)
 from onceward.sinks import WriteAheadLogSink
 from onceward.testing.conformance import SinkCase, SinkConformance, SinkUnderTest
 from onceward.testing.killing import kill_everywhere
@@ -443,6 +452,42 @@ def test_a_sink_that_answers_lost_must_let_the_conformance_suite_take_transactio
     unproven = replace(sink_under_test_of(Claiming), take_away=None)
     with pytest.raises(AssertionError, match=r"That is a proof.*give SinkUnderTest\.take_away"):
         getattr(SinkConformance(), NEVER)(SinkCase(unproven))
+
+
+BEGUN = "test_a_commit_that_dies_between_its_steps_is_seen_to_have_begun"
+
+
+class SaysPrepared(FileSink):
+    """It does not say that its commit has begun."""
+
+    def inspect_many(self, committables: Any) -> Any:
+        states = super().inspect_many(committables)
+        return [Observation.PREPARED if state is Observation.BEGUN else state for state in states]
+
+
+class AbortsHalf(FileSink):
+    """It aborts the files that are still to be moved."""
+
+    def abort(self, committable: Any) -> AbortOutcome:
+        super().abort(committable)
+        return AbortOutcome(AbortStatus.ABORTED)
+
+
+@pytest.mark.parametrize(
+    ("kind", "complaint"),
+    [
+        (FileSink, None),
+        (SaysPrepared, "said prepared: return Observation.BEGUN for a commit that has begun"),
+        (AbortsHalf, "begun at .*, and abort says that it is gone"),
+    ],
+)
+def test_a_sink_whose_commit_takes_several_steps(tmp_path: Path, kind: type[FileSink], complaint: str | None) -> None:
+    def read() -> list[int]:
+        return [json.loads(line)["n"] for path in tmp_path.glob("*.jsonl") for line in path.read_text().splitlines()]
+
+    several = SinkUnderTest(make=lambda: kind("files", tmp_path, format="jsonl", roll_bytes=1), read=read, kill=True)
+    with nullcontext() if complaint is None else pytest.raises(AssertionError, match=complaint):
+        getattr(SinkConformance(), BEGUN)(SinkCase(several))
 
 
 def test_rows_that_are_in_memory_only_do_not_survive_sigkill(

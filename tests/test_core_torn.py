@@ -38,8 +38,9 @@ from .core_fakes import FakeSink, MemoryStore, acknowledgement, policy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-PREPARED, ABORTED, EXPIRED, COMMITTED = (
+PREPARED, BEGUN, ABORTED, EXPIRED, COMMITTED = (
     Observation.PREPARED,
+    Observation.BEGUN,
     Observation.ABORTED,
     Observation.EXPIRED,
     Observation.COMMITTED,
@@ -59,7 +60,7 @@ class Target(FakeSink):
         if self.away:
             raise RetryableSinkError("no answer")
         seen = self.truth.get(committable.transaction, PREPARED)
-        if seen is PREPARED:
+        if seen in (PREPARED, BEGUN):
             self.truth[committable.transaction] = COMMITTED
             return CommitOutcome(CommitStatus.COMMITTED)
         return CommitOutcome(OUTCOMES[seen][0], seen)
@@ -67,7 +68,7 @@ class Target(FakeSink):
     def abort(self, committable: Committable) -> AbortOutcome:
         if self.away:
             raise RetryableSinkError("no answer")
-        if self.truth.get(committable.transaction) is COMMITTED:
+        if self.truth.get(committable.transaction) in (BEGUN, COMMITTED):
             return AbortOutcome(AbortStatus.COMMITTED)
         self.truth[committable.transaction] = ABORTED
         return AbortOutcome(AbortStatus.ABORTED)
@@ -125,6 +126,17 @@ class Case:
         acks = self.written(coordinator)
         named = [c for ack in acks for c in ack.committables]
         coordinator.writer.decide(0, named, sinks=["table", "kafka"], epoch_input=ABOUT, subtasks=self.subtasks)
+        return named
+
+    def made(self, other: Target) -> list[Committable]:
+        """As `decided`, with one more sink, and without a proof of what the table was handed."""
+        coordinator = Coordinator("p", self.store, [self.table, other, self.kafka], policy(on_lost=self.on_lost))
+        coordinator.open()
+        coordinator.admit(0, ABOUT)
+        names = ["table", "other", "kafka"]
+        every = [c for ack in self.written(coordinator, names) for c in ack.committables]
+        named = [msgspec.structs.replace(c, handed=msgspec.UNSET) if c.sink == "table" else c for c in every]
+        coordinator.writer.decide(0, named, sinks=names, epoch_input=ABOUT, subtasks=self.subtasks)
         return named
 
     def of(self, sink: Target, named: Sequence[Committable]) -> list[str]:
@@ -276,6 +288,58 @@ class TestReplay:
         coordinator = case.opened()
         assert coordinator.admit(0, ABOUT) is Admission.HEAL
         assert read(case.store).undone is not None
+
+    def test_a_commit_that_has_begun_is_visible_and_nothing_is_aborted(self):
+        """Its first file is there, so the epoch cannot be taken back; the healthy rest of it stays."""
+        case = Case(subtasks=2)
+        named = case.decided()
+        begun, healthy = case.of(case.table, named)
+        lost, _ = case.of(case.kafka, named)
+        case.table.truth[begun], case.kafka.truth[lost] = BEGUN, EXPIRED
+        coordinator = case.opened()
+        assert coordinator.admit(0, ABOUT) is Admission.HEAL
+        assert not case.table.with_state(ABORTED) + case.kafka.with_state(ABORTED)
+        again = committable(coordinator, "kafka", 0, 7)
+        coordinator.commit(0, [acknowledgement(again, sinks=("kafka",))], ABOUT)
+        assert sorted(case.table.with_state(COMMITTED)) == sorted([begun, healthy])
+
+    def test_nothing_is_aborted_if_a_commit_begins_before_all_have_agreed(self):
+        case, other = Case(), Target("other")
+        table, healthy, kafka = case.made(other)
+        case.kafka.truth[kafka.transaction] = EXPIRED
+        looks = [PREPARED, BEGUN, BEGUN]  # the old driver wakes up after the first one
+        case.table.inspect_many = lambda every: [looks.pop(0)] * len(every)  # type: ignore[method-assign]
+        sinks = [case.table, other, case.kafka]
+        Coordinator("p", case.store, sinks, policy(on_lost=OnLost.REPLAY), heals=True).open()
+        assert other.truth.get(healthy.transaction) is None
+        assert table.transaction not in case.table.truth
+
+    @pytest.mark.parametrize("heals", [True, False])
+    def test_a_commit_that_begins_after_the_look_leaves_alone_what_no_proof_could_replace(self, heals: bool):
+        """Its abort is refused; until then only transactions were aborted that can be written again by themselves."""
+        case = Case(subtasks=1)
+        other = Target("other")
+        table, begins, kafka = case.made(other)
+        case.kafka.truth[kafka.transaction] = EXPIRED
+        real = other.abort
+
+        def abort(aborted: Committable) -> AbortOutcome:
+            if other.truth.get(aborted.transaction) is None:  # the old driver wakes up
+                other.truth[aborted.transaction] = BEGUN
+            return real(aborted)
+
+        other.abort = abort  # type: ignore[method-assign]
+        sinks = [case.table, other, case.kafka]
+        coordinator = Coordinator("p", case.store, sinks, policy(on_lost=OnLost.REPLAY), heals=heals)
+        if heals:
+            coordinator.open()
+            assert coordinator.lost is not None
+            assert coordinator.lost.sinks == {"kafka"}
+        else:
+            with pytest.raises(DataLossError):
+                coordinator.open()
+        assert case.table.truth.get(table.transaction) is None
+        assert other.truth[begins.transaction] is BEGUN
 
     def test_a_disappeared_transaction_is_no_proof(self):
         case = Case()
@@ -505,6 +569,14 @@ class TestRewind:
         case.coordinator().open(rewind="emptied the table", first_epoch=0, query="q")
         assert case.table.with_state(ABORTED) == case.of(case.table, named)
         assert case.kafka.with_state(COMMITTED) == case.of(case.kafka, named)
+
+    def test_a_commit_that_has_begun_is_finished(self):
+        case = Case()
+        named = case.decided()
+        case.table.truth[case.of(case.table, named)[0]] = BEGUN
+        case.coordinator().open(rewind="emptied the topic", first_epoch=0, query="q")
+        assert case.table.with_state(COMMITTED) == case.of(case.table, named)
+        assert case.kafka.with_state(ABORTED) == case.of(case.kafka, named)
 
     def test_a_rewind_waits_for_a_target_that_does_not_answer(self):
         case = Case()

@@ -324,7 +324,7 @@ def test_a_condition_of_the_target_is_never_settled_as_the_loss_of_a_transaction
     for _ in range(2):
         with pytest.raises(DataLossError, match="was emptied"):
             Emptied(tmp_path).commit(committable)
-    assert Mailbox(tmp_path).inspect_many([committable]) == [Observation.PREPARED]
+    assert Mailbox(tmp_path).inspect_many([committable]) == [Observation.BEGUN]
     assert Mailbox(tmp_path).commit(committable).status is CommitStatus.COMMITTED
 
 

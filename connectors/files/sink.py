@@ -292,9 +292,12 @@ class FileSink(FolderSink[Files]):
 
     def _look(self, committable: Committable) -> tuple[Observation, str]:
         transaction, files = committable.transaction, committable.handle.get("files", ())
-        pending, begun = self._folder(transaction), self._folder(transaction, COMMIT).is_dir()
-        if pending.exists() or (begun and not self._is_finished(transaction, files)):
+        pending = self._folder(transaction)
+        if pending.exists():
             return Observation.PREPARED, ""
+        begun = self._folder(transaction, COMMIT).is_dir()  # after the first look: (1) a commit may begin meanwhile
+        if begun and not self._is_finished(transaction, files):
+            return Observation.BEGUN, "not all of its files are moved yet"
         finished = [self._final(transaction, file).exists() for file in files]
         if begun or (committable.handle and all(finished)):
             return Observation.COMMITTED, ""

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("onceward.commit")
 
+_UNFINISHED: Final = frozenset({Observation.PREPARED, Observation.BEGUN})
+"""States of a committed transaction in a target that went back to before the commit, or to the midst of it."""
 TAKEN_BACK: Final = (
     "it was committed, but the target no longer has it: was a lagging standby promoted, or a backup restored? "
     "Then earlier epochs may be missing, too"
@@ -124,7 +126,7 @@ def _check_kept(
     own = [c for c in done.committables if c.sink == sink.name] if done is not None else []
     observations = answers.of_each(sink, "inspect_many", own, sink.inspect_many(own), Observation) if own else []
     if why := describe_loss(view, sink.name, remembered, told_apart=bool(own)):
-        if remembered is None or remembered.lost or all(at is not Observation.PREPARED for _, at in observations):
+        if remembered is None or remembered.lost or all(at not in _UNFINISHED for _, at in observations):
             _go_on_without(writer, sink, why)
             return False
         check_newest(writer)
@@ -137,7 +139,7 @@ def _check_kept(
         (c, CommitOutcome(CommitStatus.LOST, TAKEN_BACK)) for c, at in observations if at is Observation.ABORTED
     ]
     # (Invariant 3) What is decided is finished, also a second time: the target went back to before that commit.
-    again = [c for c, at in observations if at is Observation.PREPARED]
+    again = [c for c, at in observations if at in _UNFINISHED]
     failures += _committed_again(sink, again, starting=starting)
     if failures:
         resolve(done, failures, writer)

@@ -74,7 +74,7 @@ class Action(StrEnum):
     """Named by a decision, and can no longer be committed: on_lost applies (invariant 8)."""
 
 
-_HELD: Final = {Observation.OPEN: Action.REPORT, Observation.PREPARED: Action.REPORT}
+_HELD: Final = dict.fromkeys((Observation.OPEN, Observation.PREPARED, Observation.BEGUN), Action.REPORT)
 RECOVERY: Final[dict[TransactionStatus, dict[Observation, Action]]] = {
     # Decided: committed again and again until the target answers, and lost only if the target shows that it ended
     # without a commit. What it does not show (ABSENT, NO_ANSWER) the commit itself finds out.
@@ -88,7 +88,8 @@ RECOVERY: Final[dict[TransactionStatus, dict[Observation, Action]]] = {
     TransactionStatus.LINGERING: {
         Observation.OPEN: Action.ABORT,
         Observation.PREPARED: Action.ABORT,
-        Observation.COMMITTED: Action.REPORT,  # somebody committed it by hand, against invariant 1
+        Observation.BEGUN: Action.REPORT,  # somebody has begun to commit it by hand, against invariant 1
+        Observation.COMMITTED: Action.REPORT,  # the same
     },
     # Completed, and open or prepared all the same: the target went back to an older state. A sweep reports it; the
     # check in kept.py commits it again.

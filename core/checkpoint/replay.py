@@ -4,9 +4,11 @@ A decision may be voided only if every transaction that it names is proven not c
 committed any more by whoever still holds the decision. So, in this order:
 
 1. Every target is asked for what is not known to be lost. Only transactions that are still prepared, or that have
-   ended without a commit, allow the next step; nothing was ended until then.
+   ended without a commit, allow the next step; nothing was ended until then. A commit that has begun does not.
 2. What is still prepared is aborted by its exact handle. A process that read the decision earlier and was suspended
-   may commit at the same moment: the target decides who wins, and an abort that lost ends the attempt.
+   may commit at the same moment: the target decides who wins, and an abort that lost ends the attempt. What was aborted
+   until then is written again by itself, if there is a proof of its rows. So sinks without one come last, when all
+   others have agreed.
 3. What was aborted is asked for once more: it must be shown as ended without a commit. "There is no such transaction"
    is no proof.
 4. VOID is put, with the proofs. A crash before that leaves a decision whose transactions are all lost, which the next
@@ -22,6 +24,7 @@ from .. import answers
 from ..errors import ExternalError, FencedError
 from ..steps import Step, crash_point
 from ..transaction import AbortOutcome, AbortStatus, Observation
+from .healing import is_proven
 from .share import LOST_STATES
 from .subtask import DirectlyWritten
 
@@ -63,7 +66,9 @@ def withdraw(decision: Decide, shares: Sequence[Share], writer: LogWriter) -> bo
     held: dict[str, list[Committable]] = {}
     try:
         _of_each(two_phase, writer, lambda share: held.update({share.sink.name: _not_ended(share)}))  # 1
-        _of_each(two_phase, writer, lambda share: _abort(share, held[share.sink.name]))  # 2
+        for last in (False, True):
+            some = [share for share in two_phase if all(map(is_proven, held[share.sink.name])) is not last]
+            _of_each(some, writer, lambda share: _abort(share, held[share.sink.name]))  # 2
         _of_each(two_phase, writer, lambda share: _check_ended(share, held[share.sink.name]))  # 3
     except _Refused:
         return False

@@ -33,6 +33,8 @@ SLOW: Final = 60.0
 """Seconds after which a warning names a call that has not returned."""
 LOST_STATES: Final = frozenset({Observation.ABORTED, Observation.EXPIRED})
 """What a look must show to prove that a transaction was not committed and never will be."""
+VISIBLE_STATES: Final = frozenset({Observation.COMMITTED, Observation.BEGUN})
+"""What a look must show for rows to be visible, or perhaps visible: nobody may write the whole epoch again."""
 
 
 class Share:
@@ -128,7 +130,7 @@ class Share:
             names = {c.transaction for c, _ in lost}
             remaining = ([c for c in epoch if c.transaction not in names] for epoch in self._epochs)
             self._epochs = [epoch for epoch in remaining if epoch]
-        if any(at is Observation.COMMITTED for _, at in observations):
+        if any(at in VISIBLE_STATES for _, at in observations):
             self._show()
 
     def ask(self) -> None:

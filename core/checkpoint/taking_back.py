@@ -7,8 +7,8 @@ must never become visible beside them:
    any more, whichever writer starts next. Before it, `check_can_end` refuses a program that could not end the decision.
 2. What is prepared is aborted by its exact handle. Repeating that does no harm, even by a writer that is fenced by now.
 3. What the target shows committed stays, as everything that was visible before the rewind. Its commit is repeated, in
-   case a partition of Kafka still waits for its marker, or only some of its rows are visible. What can no longer be
-   completed stays as it is.
+   case a partition of Kafka still waits for its marker; one that has begun is finished. What can no longer be completed
+   stays as it is.
 4. (Rule U) A transaction of which a target has no trace has ended, however it did: its decision named it because it was
    prepared, so it cannot appear any more. Only a target that does not answer, or that is at work on a transaction, is
    asked again. So the taking back ends as soon as every target answers.
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from ..transaction import Committable
 
 _log = logging.getLogger("onceward.commit")
-_ENDED: Final = frozenset({Observation.COMMITTED, Observation.ABORTED, Observation.EXPIRED})
+_VISIBLE: Final = frozenset({Observation.COMMITTED, Observation.BEGUN})
+_ENDED: Final = frozenset({*_VISIBLE, Observation.ABORTED, Observation.EXPIRED})
 _NO_ANSWER: Final = "the target does not say what became of its transactions"
 
 
@@ -108,7 +109,7 @@ def _end(sink: TwoPhaseCommitSink[Any], committables: Sequence[Committable]) -> 
         observations = answers.of_each(sink, "inspect_many", committables, sink.inspect_many(committables), Observation)
         if any(state is Observation.NO_ANSWER for _, state in observations):
             return _NO_ANSWER
-        committed = [c for c, state in observations if state is Observation.COMMITTED]
+        committed = [c for c, state in observations if state in _VISIBLE]
         for committable in (c for c, state in observations if state not in _ENDED):
             crash_point(Step.ABORT_BEFORE)
             outcome = answers.one(sink, "abort", sink.abort(committable), AbortOutcome, epoch=committable.epoch)

@@ -134,7 +134,7 @@ class FoundTransaction:
     @property
     def expires_in(self) -> int | None:
         """Seconds until the target ends it by itself; None if it does not, or has done so."""
-        open_ = self.held and self.state in (Observation.OPEN, Observation.PREPARED)
+        open_ = self.held and self.state in (Observation.OPEN, Observation.PREPARED, Observation.BEGUN)
         return max(0, round(self.expires - time.time())) if open_ and self.expires is not None else None
 
     @property
