@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import SparkRuntimeException
 
+from onceward.connectors.spark.classic import ClassicSession
 from onceward.connectors.spark.handler import EpochHandler, check_pickles, refuse_other_targets
 from onceward.connectors.spark.options import check_log
 from onceward.connectors.spark.parallelism import TOO_LARGE
 from onceward.connectors.spark.query import any_stage_failed, epoch_input, read_text, reason
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, SinkError
-from onceward.core.log import DirectoryStore, LogWriter, MemoryStore, Rewind, read
+from onceward.core.handover import Successor, run
+from onceward.core.log import DirectoryStore, LogWriter, MemoryStore, Rewind, RunWriters, read
 from onceward.core.log.notes import notes
 from onceward.core.log.run_writers import OVERTAKEN, RUN_VARIABLE
 from onceward.core.steps import Step, hooked
@@ -26,6 +28,7 @@ from .engine_kit import TargetSink
 from .spark_kit import QUERY, Checkpoint, Frame, Session, SparkSink, stage, target_called
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable
     from pathlib import Path
 
@@ -493,11 +496,97 @@ def test_the_writer_refuses_what_would_remove_onceward_from_the_query():
     assert writer.trigger() == "as before"
 
 
+def active(query: Query) -> Any:
+    """The query's run, as Spark lists it."""
+    streams = query.spark.streams
+    return SimpleNamespace(id=query.spark.query, runId=query.spark.run, stop=lambda: streams.active.clear())  # noqa: PLW0108 - made before the list is
+
+
+@pytest.mark.parametrize("how", ["handed over", "stopped", "failed", "fenced"])
+def test_a_query_that_ended_is_started_again_in_the_same_program(
+    query: Query, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The same function of foreachBatch, and nothing of the run before."""
+    monkeypatch.setattr("onceward.connectors.spark.idle.LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("onceward.connectors.spark.query_watch.ACTIVE_SECONDS", 0.02)
+    streams = query.spark.streams
+    monkeypatch.setattr(streams, "active", [active(query)], raising=False)
+    monkeypatch.setattr(streams, "get", lambda _, before=streams.get: _and(before(_), active(query)))
+    for number in range(1, 4):
+        query.spark.run = f"run-{number}"
+        streams.active[:] = [active(query)]
+        query.handler.watch(query.spark.query, query.spark.run, None)
+        query.run(2 * number - 2)
+        query.run(2 * number - 1)
+        between, watched = query.handler._between, query.handler._watch
+        newer = LogWriter(query.store, "p", policy())
+        if how == "handed over":
+            assert run(Successor(query.store, 30.0).take(newer.start))
+        elif how == "failed":
+            with pytest.raises(OSError, match="lost"):
+                query.run(2 * number, fails=0)
+        elif how == "fenced":
+            newer.start()
+            with pytest.raises(FencedError):
+                query.run(2 * number)
+        query.spark.run = f"run-{number + 1}"
+        streams.active[:] = [active(query)]  # at once
+        until = time.monotonic() + 10
+        while threads_of(between, watched) and time.monotonic() < until:
+            time.sleep(0.01)
+        assert not threads_of(between, watched)
+    streams.active.clear()
+    assert query.shown() == [0, 1, 2, 3, 4, 5]
+
+
+def test_only_the_run_that_was_handed_over_is_stopped() -> None:
+    stopped: list[str] = []
+    streams = SimpleNamespace(get=lambda _: SimpleNamespace(id="q", runId="new", stop=lambda: stopped.append("new")))
+    conf = SimpleNamespace(getConf=dict)
+    session = ClassicSession(SimpleNamespace(streams=streams, sparkContext=conf))  # type: ignore[arg-type]
+    session.stop("q", "old")
+    assert not stopped
+    session.stop("q", "new")
+    assert stopped == ["new"]
+
+
+def _and(stream: Any, more: Any) -> Any:
+    return SimpleNamespace(**{**vars(more), **vars(stream)})
+
+
+def threads_of(*owners: Any) -> list[threading.Thread]:
+    threads = [owner._thread for owner in owners]
+    return [one for one in threads if one is not None and one.is_alive()]
+
+
+def test_what_a_run_keeps_ends_with_it(query: Query) -> None:
+    """What is kept is the program's: the session, where the log is, a lock, and what `prepare` says before a run."""
+    query.run(0)
+    used, new = query.handler, query.driver()
+    used._note_size(7.0)
+    before = dict(vars(used))
+    for handler in (used, new):
+        handler._begin_run(query.spark.query, "run-2")
+    kept = {name for name, value in vars(used).items() if name.startswith("_") and before[name] is value}
+    state = {name for name in kept if before[name] != vars(new)[name]}
+    assert state == {"_session", "_log_store", "_between_runs", "_is_validated"}
+
+
+def test_a_run_that_took_the_pipeline_over_is_one_run_in_each_start(query: Query) -> None:
+    for number in range(1, 3):
+        query.spark.run = f"run-{number}"
+        writers = RunWriters()
+        query.handler._taken_over = writers
+        query.run(number - 1)
+        assert query.handler._run_writers is writers
+        assert query.handler._taken_over is None
+
+
 def test_what_a_late_attempt_prepares_is_swept_while_the_query_is_idle(
     query: Query, leftover: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until the next epoch it would hold locks, and readers back."""
-    monkeypatch.setattr(query.spark.streams, "active", [SimpleNamespace(id=query.spark.query)], raising=False)
+    monkeypatch.setattr(query.spark.streams, "active", [active(query)], raising=False)
     handler = query.handler = query.driver(policy=policy(sweep_every=0.05))
     query.run(0)
     leftover(0)

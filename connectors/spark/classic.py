@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from .query import any_stage_failed, checkpoint_reader, current_run
-from .session import StoppedError
+from .session import StoppedError, is_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -51,9 +51,9 @@ class ClassicSession:
         """Ask for the properties of the calling thread, and the JVM for the query."""
         return current_run(self.spark, last)
 
-    def is_active(self, query: str) -> bool:
-        """Return whether the session has the query."""
-        query_ = next((one for one in self.spark.streams.active if str(one.id) == query), None)
+    def is_active(self, query: str, run: str = "") -> bool:
+        """Return whether the session has the query, and in this run."""
+        query_ = next((one for one in self.spark.streams.active if is_run(one, query, run)), None)
         if query_ is not None:
             self._seen[query] = query_
         return query_ is not None
@@ -63,10 +63,10 @@ class ClassicSession:
         query_ = self._seen.pop(query, None)
         return query_.exception() if query_ is not None else None
 
-    def stop(self, query: str) -> None:
+    def stop(self, query: str, run: str) -> None:
         """Stop it, if it is still there."""
         running = self.spark.streams.get(query)
-        if running is not None:
+        if running is not None and is_run(running, query, run):
             running.stop()
 
     def await_stop(self) -> NoReturn:

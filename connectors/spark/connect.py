@@ -43,7 +43,7 @@ from .options import check_log, noting_failed_start
 from .plan import StreamingSource
 from .processes import observe_if_asked
 from .query import ASYNC, REAL_TIME, local_path, read_text, refusal_of, remembering_last
-from .session import QueryRun
+from .session import QueryRun, is_run
 from .starting import check_start
 
 if TYPE_CHECKING:
@@ -324,9 +324,9 @@ class ConnectSession:
             )
         return QueryRun(query, runs[query], self._checkpoint, self._complete)
 
-    def is_active(self, query: str) -> bool:
-        """Return whether the session has the query."""
-        return any(str(one.id) == query for one in self.spark.streams.active)
+    def is_active(self, query: str, run: str = "") -> bool:
+        """Return whether the session has the query, and in this run."""
+        return any(is_run(one, query, run) for one in self.spark.streams.active)
 
     def failure(self, query: str) -> BaseException | None:  # noqa: ARG002
         """Return None: the process ends with its query."""

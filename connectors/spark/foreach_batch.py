@@ -334,6 +334,7 @@ class _Batches:
             )
         if self._handler is None or run != self._run:
             self._handler, self._run = self._made(batch.sparkSession, query), run
+            self._validated.clear()  # the targets may be others than in the run before
         self._handler.begin(number)
         return self._handler
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import threading
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -255,7 +256,7 @@ def exactly_once(
             handler.take_over(spark, resolved, take_over)
 
         def watch(query: StreamingQuery) -> None:
-            handler.watch(str(query.id), existing_log(store, resolved, pipeline))
+            handler.watch(str(query.id), str(query.runId), existing_log(store, resolved, pipeline))
 
         prepare_at_start(writer, prepare, watch)
     refuse_other_targets(writer)
@@ -437,34 +438,53 @@ class EpochHandler(HandlerSettings):
 
     def __post_init__(self) -> None:
         self._session = session_of(self.spark)
-        self._read_text = self._session.reader()
         self._speculates = self._session.setting("spark.speculation", "false").lower() == "true"
         self._elastic = self._session.setting("spark.dynamicAllocation.enabled", "false").lower() == "true"
-        self._run: QueryRun | None = None
-        self._coordinator: Coordinator | None = None
         self._log_store: LogStore | None = None
         """Of the decision log, as soon as it is known."""
-        self._run_writers: RunWriters | None = None
+        self._taken_over: RunWriters | None = None
+        """Those of the run that begins next, if it has taken the pipeline over."""
+        self._is_validated = False
+        self._between_runs = threading.Lock()
+        self._begin_run("", "")
+
+    def _begin_run(self, query: str, run: str) -> None:
+        """Forget all that the run before it has left. (4) Spark calls the same function in each run of a query.
+
+        Args:
+            query: Id of the query; empty if none has started.
+            run: Id of its run.
+        """
+        self._watched = query, run
+        self._run: QueryRun | None = None
+        self._coordinator: Coordinator | None = None
+        self._run_writers, self._taken_over = self._taken_over, None
+        self._read_text = self._session.reader()
         self._row_bytes: float | None = None
         self._has_read = False
-        """Whether this run has written an epoch: its tasks then have clients of the source."""
-        self._is_validated = False
+        """Whether the run has written an epoch: its tasks then have clients of the source."""
+        self._done = 0
+        """Number of micro-batches that it has ended; each was read from all sources."""
+        self._noted = False
+        """Whether the newest of them failed, which is noted."""
+        is_active = partial(self._session.is_active, query, run)
         ends = self._session if isinstance(self._session, EndsQueries) else None
         self._between = BetweenEpochs(
             current=lambda: self._coordinator,
-            is_active=self.is_active,
+            is_active=is_active,
             every=self.policy.sweep_every,
-            stop=None if ends is None else lambda: ends.stop(self.query),
+            stop=None if ends is None else partial(ends.stop, query, run),
             await_stop=None if ends is None else ends.await_stop,
         )
-        self._started = ""
-        """Id of a query that has started and that has not run a micro-batch yet."""
-        self._done = 0
-        """Number of micro-batches that this handler has ended; each was read from all sources."""
-        self._noted = False
-        """Whether the newest of them failed, which is noted."""
-        self._watch = QueryWatch(self.is_active, self._ask_sources, self._query_ended)
+        self._watch = QueryWatch(is_active, self._ask_sources, self._query_ended)
         self._sources: SourceWatch | None = None
+
+    def _enter(self, query: str, run: str) -> None:
+        """Begin this run, unless it has begun: when it is started, or with its first micro-batch."""
+        with self._between_runs:
+            if self._watched != (query, run):
+                self._watch.look_once()  # how the one before has ended
+                self._begin_run(query, run)
 
     def prepare(self, view: LogView | None) -> None:
         """Check the targets before the query starts, and create what is missing in them and was requested.
@@ -501,6 +521,7 @@ class EpochHandler(HandlerSettings):
         mistake in somebody's Python code has caused it.
         """
         try:
+            self._enter_current_run()
             with self._between.epoch():
                 self._epoch(frame, batch)
             self._done, self._noted = self._done + 1, False
@@ -533,8 +554,8 @@ class EpochHandler(HandlerSettings):
         if self.executors is not None:
             _raise_if(self.executors.problem())
         store = open_log(self.store, checkpoint, self.pipeline)
-        self._run_writers = RunWriters.of(self.pipeline, store)
-        writer = LogWriter(store, self.pipeline, self.policy, self._run_writers)
+        self._taken_over = RunWriters.of(self.pipeline, store)
+        writer = LogWriter(store, self.pipeline, self.policy, self._taken_over)
         run(Successor(store, patience).take(writer.start))
 
     def begin(self, batch: int) -> None:
@@ -543,6 +564,7 @@ class EpochHandler(HandlerSettings):
         What is lost of a decision is left to the call that writes the micro-batch.
         """
         try:
+            self._enter_current_run()
             # The micro-batch is not known here, so what is lost of a decision cannot be written again yet.
             with self._between.epoch(), contextlib.suppress(EpochVoidedError, EpochTornError):
                 self._opened(batch)
@@ -552,15 +574,22 @@ class EpochHandler(HandlerSettings):
                 raise
             raise error.with_traceback(None) from None
 
-    def watch(self, query: str, log: LogStore | None) -> None:
+    def watch(self, query: str, run: str, log: LogStore | None) -> None:
         """Watch a query that has started.
 
         Args:
             query: Its id.
+            run: Id of its run.
             log: Store of the decision log; None if there is none yet.
         """
-        self._started, self._log_store = query, log or self._log_store
+        self._log_store = log or self._log_store
+        self._enter(query, run)
         self._watch.start()
+
+    def _enter_current_run(self) -> None:
+        current = self._session.current_run(self._run)
+        self._enter(current.query, current.run)
+        self._run = current
 
     def _ask_sources(self) -> None:
         if self._sources is None:
@@ -570,7 +599,7 @@ class EpochHandler(HandlerSettings):
 
     def _query_ended(self) -> None:
         """Note why the query has failed, if that was outside of its epochs, as a failure of a source is."""
-        error = self._session.failure(self.query or self._started)
+        error = self._session.failure(self._watched[0])
         if error is not None and not self._noted:
             self.tell_failed(None, error)
 
@@ -588,7 +617,7 @@ class EpochHandler(HandlerSettings):
 
     def is_active(self) -> bool:
         """Return whether the query is running whose micro-batches it has written."""
-        return self._session.is_active(self.query or self._started)
+        return self._session.is_active(self._watched[0])
 
     def _explains_itself(self, error: BaseException) -> bool:
         """Return whether the message needs no traceback: it says how to proceed, or Spark has logged the rest."""
@@ -609,12 +638,8 @@ class EpochHandler(HandlerSettings):
 
     def _opened(self, batch: int) -> tuple[Coordinator, EpochInput]:
         """Return the run's coordinator, and the input of a micro-batch."""
-        run = self._session.current_run(self._run)
-        # (4) Spark calls the same function in each run of a query.
-        if self._run != run:
-            self._run_writers = self._run_writers if self._run is None else None  # of take_over
-            self._coordinator, self._read_text, self._row_bytes = None, self._session.reader(), None
-            self._has_read = False
+        run = self._run
+        assert run is not None  # noqa: S101 - entered by whoever calls this
         about = epoch_input(self._read_text, run.checkpoint, run.query, batch)
         return self._coordinator or self._open(run, batch, about), about
 
@@ -701,7 +726,7 @@ class EpochHandler(HandlerSettings):
             coordinator.open(rewind=self.rewind, first_epoch=batch, query=run.query, epoch_input=about)
         if not self._is_validated:
             self._validate()
-        self._run, self._coordinator = run, coordinator
+        self._coordinator = coordinator
         return coordinator
 
     @contextlib.contextmanager

@@ -25,13 +25,13 @@ _log = logging.getLogger("onceward.coordinator")
 
 
 class BetweenEpochs:
-    """Sweeps for one query, and hands it over, never while an epoch is under way.
+    """Sweeps for one run of a query, and hands it over, never while an epoch is under way.
 
     Args:
-        current: The coordinator of the query's run, if it has one.
-        is_active: Whether the query is still running.
+        current: The coordinator of the run, if it has one.
+        is_active: Whether the run has not ended.
         every: Seconds between two sweeps.
-        stop: Ends the query when a newer driver has started; None if nothing here can end it.
+        stop: Ends the run when a newer driver has started; None if nothing here can end it.
         await_stop: Waits in Spark's thread for that end; it raises what Spark expects then.
     """
 
@@ -46,7 +46,8 @@ class BetweenEpochs:
     ) -> None:
         self._epoch = threading.Lock()
         """Held while an epoch is under way."""
-        self._handed_over = False
+        self._handed_over: Coordinator | None = None
+        """Writer of the run that was handed over; a later run of the same function has another one."""
         self._current, self._is_active, self._every = current, is_active, every
         self._stop, self._await_stop = stop, await_stop
         self._thread: threading.Thread | None = None
@@ -54,14 +55,15 @@ class BetweenEpochs:
 
     @contextmanager
     def epoch(self) -> Iterator[None]:
-        """Run an epoch in the block, if the query has not been handed over; if it has, wait for its end."""
+        """Run an epoch in the block, if the run has not been handed over; if it has, wait for its end."""
         with self._epoch:
-            if self._handed_over and self._await_stop is not None:
+            handed_over = self._handed_over is not None and self._current() is self._handed_over
+            if handed_over and self._await_stop is not None:
                 self._await_stop()
             yield
 
     def start(self) -> None:
-        """Begin, unless it is at work; ends with the query."""
+        """Begin, unless it is at work; ends with the run."""
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="onceward-between-epochs", daemon=True)
             self._thread.start()
@@ -109,7 +111,7 @@ class BetweenEpochs:
         with self._epoch:
             if self._current() is not coordinator or not run(self._successor.hand_over()):
                 return False
-            self._handed_over = True
+            self._handed_over = coordinator
         _log.info("pipeline %s runs in another driver now: this query ends", coordinator.pipeline)
         # No daemon: a program that waits for the query alone must not end before the other driver has been told.
         threading.Thread(target=self._end, args=(self._successor,), name="onceward-handover", daemon=False).start()

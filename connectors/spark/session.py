@@ -60,8 +60,13 @@ class QuerySession(Protocol):
             ConfigurationError: It is not called by a streaming query, or by one in a mode that is refused.
         """
 
-    def is_active(self, query: str) -> bool:
-        """Return whether the query with this id is running."""
+    def is_active(self, query: str, run: str = "") -> bool:
+        """Return whether the query with this id is running.
+
+        Args:
+            query: Its id, which stays with the checkpoint.
+            run: Only this run of it; empty for any.
+        """
 
     def failure(self, query: str) -> BaseException | None:
         """Return why a query has failed that `is_active` has seen running; None if it has not, or nobody can say."""
@@ -80,8 +85,8 @@ class QuerySession(Protocol):
 class EndsQueries(Protocol):
     """A session that can end the query whose foreachBatch function runs in this process."""
 
-    def stop(self, query: str) -> None:
-        """End a query; returns when it has ended."""
+    def stop(self, query: str, run: str) -> None:
+        """End this run of a query, if it has not ended; returns when it has."""
 
     def await_stop(self) -> NoReturn:
         """Wait in the thread in which Spark calls the function of foreachBatch until the query is ended.
@@ -93,6 +98,11 @@ class EndsQueries(Protocol):
 
 class StoppedError(Exception):
     """The query was stopped while its function waited. Not a failure: Spark knows it by the text."""
+
+
+def is_run(one: Any, query: str, run: str) -> bool:
+    """Return whether a StreamingQuery is this run of the query with this id; an empty run stands for any."""
+    return str(one.id) == query and (not run or str(one.runId) == run)
 
 
 def is_connect(owner: object) -> bool:

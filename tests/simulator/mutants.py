@@ -443,6 +443,7 @@ class KeepsItsCoordinator(EpochHandler):
         """Whatever run it is."""
         if self._run is not None:
             self._run = self._session.current_run(None)
+            self._watched = self._run[:2]
         super().__call__(frame, batch)
 
 
