@@ -6,7 +6,7 @@ elsewhere, or only after a crash.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import LifecycleError
@@ -14,7 +14,7 @@ from .ledger import Ledger
 from .transaction import Committable
 
 if TYPE_CHECKING:
-    from .sink import TwoPhaseCommitSink
+    from .sink import Sink, TwoPhaseCommitSink
 
 T = TypeVar("T")
 
@@ -47,6 +47,17 @@ def of_each(
             sink, method, f"{len(answers)} values for {len(committables)} committables; give one for each", epoch
         )
     return list(zip(committables, answers, strict=True))
+
+
+def finish(sink: Sink, method: str, *arguments: object) -> None:
+    """Call a method that returns when its work is done; raise LifecycleError if it is not done then."""
+    answer = getattr(sink, method)(*arguments)
+    if isinstance(answer, Awaitable):
+        if isinstance(answer, Coroutine):
+            answer.close()  # or Python complains, too
+        raise _wrong(
+            sink, method, f"a {type(answer).__name__}, for which nobody waits; return when the work is done", None
+        )
 
 
 def ledger(sink: TwoPhaseCommitSink[Any]) -> Ledger:
@@ -91,5 +102,5 @@ def _shown(value: object) -> str:
     return f"a value of type {module}{kind.__qualname__}"
 
 
-def _wrong(sink: TwoPhaseCommitSink[Any], method: str, what: str, epoch: int | None) -> LifecycleError:
+def _wrong(sink: Sink, method: str, what: str, epoch: int | None) -> LifecycleError:
     return LifecycleError(f"{method} of {type(sink).__qualname__} returned {what}", sink=sink.name, epoch=epoch)

@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence  # noqa: TC003 - a dataclass field's type
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -85,7 +86,7 @@ def side_by_side(calls: Sequence[Callable[[], None]]) -> None:
         calls[0]()
         return
     with ThreadPoolExecutor(len(calls) or 1, thread_name_prefix="onceward-commit") as threads:
-        futures = [threads.submit(call) for call in calls]
+        futures = [threads.submit(copy_context().run, call) for call in calls]  # whose run it is, counts there too
     for future in futures:
         future.result()
 

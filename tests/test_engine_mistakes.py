@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -15,6 +18,7 @@ from onceward import (
     MapState,
     OperatorState,
     ProcessFunction,
+    ReducingState,
     RestartStrategy,
     SequenceSource,
     ValueState,
@@ -22,13 +26,13 @@ from onceward import (
 from onceward.core.engine.state.keyed import KeyScope, pack, unpack
 from onceward.core.engine.state.keys import KeyEncoder, encode_key, normal
 from onceward.core.engine.state.memory import MemoryTable
-from onceward.core.errors import OperatorError
+from onceward.core.errors import ConfigurationError, LifecycleError, OperatorError
 
 from .engine_kit import pipeline
 from .test_engine_reuse import Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 Record = dict[str, Any]
 ROWS = [{"i": i} for i in range(4)]
@@ -145,3 +149,156 @@ def test_the_entry_of_minus_zero_that_an_older_version_stored_is_that_of_zero():
     entered.table.put(entered.row("entries"), pack("old"), pack(-0.0))
     entries.remove(0.0)
     assert list(entries.items()) == []
+
+
+# Functions that nobody waits for
+
+
+async def later(*_: Any) -> Any:
+    return False
+
+
+async def several(*_: Any) -> Any:
+    yield {}
+
+
+def generator(*_: Any) -> Iterator[bool]:
+    yield False
+
+
+class Later:
+    """An object that can be called, and whose call does nothing."""
+
+    async def __call__(self, record: Record) -> bool:  # noqa: ARG002 - signature
+        return False
+
+
+KINDS = ["map", "filter", "flat_map", "map_batches"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "function", [later, several, Later(), partial(later, 1)], ids=["def", "yield", "call", "partial"]
+)
+def test_an_async_function_is_refused_before_the_start(kind: str, function: Any):
+    with pytest.raises(ConfigurationError, match=r"operator myop: .* is async, so a call of it does nothing"):
+        result(kind, function)
+
+
+@pytest.mark.parametrize("kind", ["map", "filter", "map_batches"])
+def test_a_generator_is_refused_where_it_does_nothing(kind: str):
+    with pytest.raises(ConfigurationError, match=r"operator myop: generator is a generator, so a call"):
+        result(kind, generator)
+
+
+def test_an_async_mask_is_refused():
+    with pytest.raises(ConfigurationError, match=r"operator myop: later is async"):
+        result("filter", later, batches=True)
+
+
+class Method(ProcessFunction):
+    def process(self, record: Record, context: Any) -> Any:  # noqa: ARG002 - signature
+        return [record]
+
+
+@pytest.mark.parametrize(
+    "method", ["open", "process", "on_timer", "on_end", "snapshot", "on_checkpoint_complete", "finish", "close"]
+)
+@pytest.mark.parametrize("function", [later, several])
+def test_an_async_method_of_a_function_is_refused(method: str, function: Any):
+    with pytest.raises(ConfigurationError, match=rf"operator myop: Async\.{method} is async"):
+        result("process", type("Async", (Method,), {method: function})())
+
+
+@pytest.mark.parametrize("method", ["open", "on_checkpoint_complete", "close"])
+def test_a_method_that_is_only_called_is_no_generator(method: str):
+    with pytest.raises(ConfigurationError, match=rf"operator myop: Lazy\.{method} is a generator"):
+        result("process", type("Lazy", (Method,), {method: generator})())
+
+
+def test_an_async_reduce_is_refused():
+    with pytest.raises(ConfigurationError, match=r"operator myop: the function of state 'total' is async"):
+        result("process", type("Reducing", (Method,), {"total": ReducingState(later)})())
+
+
+@pytest.mark.parametrize("method", ["validate", "read", "latest"])
+def test_an_async_source_is_refused(method: str):
+    source = type("Late", (SequenceSource,), {method: later})(ROWS)
+    made = pipeline("mistaken")
+    made.source(source, uid="late").sink(Rows())
+    with pytest.raises(ConfigurationError, match=rf"operator late: Late\.{method} is async"):
+        made.start()
+
+
+@pytest.mark.parametrize(
+    "answer", [later, generator, object, lambda: result], ids=["coroutine", "generator", "object", "function"]
+)
+def test_an_answer_that_is_always_true_is_no_answer_of_a_predicate(answer: Callable[[], Any]):
+    with pytest.raises(OperatorError, match=r"operator myop.*filter's function must return True or False, not \w+"):
+        result("filter", lambda _: answer())
+
+
+@pytest.mark.parametrize(("answer", "kept"), [(0, 0), (2, 4), ("", 0), (None, 0), ([0], 4), (np.bool_(False), 0)])
+def test_whatever_python_takes_for_true_or_false_is_an_answer(answer: Any, kept: int):
+    assert len(result("filter", lambda _: answer)) == kept
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer"),
+    [
+        ("map", later),
+        ("map", lambda: {"value": [later()]}),
+        ("flat_map", later),
+        ("flat_map", lambda: [later()]),
+        ("map_batches", later),
+    ],
+    ids=["map", "value", "flat_map", "item", "map_batches"],
+)
+def test_a_coroutine_is_no_result(kind: str, answer: Callable[[], Any]):
+    with pytest.raises(OperatorError, match=r"operator myop.*(not|a) coroutine"):
+        result(kind, lambda _: answer())
+
+
+def test_a_coroutine_is_no_result_of_a_function_with_state():
+    with pytest.raises(OperatorError, match=r"operator myop.*must return or yield records, not coroutine"):
+        result("process", type("Late", (Method,), {"process": lambda *_: later()})())
+
+
+@pytest.mark.parametrize("method", ["open", "on_checkpoint_complete"])
+def test_a_method_that_returns_a_coroutine_has_not_done_its_work(method: str):
+    with pytest.raises(OperatorError, match=r"operator myop.*it returned a coroutine, for which nobody waits"):
+        result("process", type("Late", (Method,), {method: lambda *_: later()})())
+
+
+@pytest.mark.parametrize("method", ["write", "flush", "close"])
+def test_a_sink_that_returns_a_coroutine_has_not_done_its_work(method: str):
+    made = pipeline("mistaken", restart=RestartStrategy.none())
+    sink = type("LateRows", (Rows,), {method: lambda *_: later()})()
+    made.source(SequenceSource(ROWS), uid="source").sink(sink)
+    with pytest.raises(LifecycleError, match=rf"{method} of LateRows returned a coroutine, for which nobody waits"):
+        made.run()
+
+
+# Functions that cannot be copied
+
+
+class Locked(Method):
+    def __init__(self) -> None:
+        self.name, self.lock = "locked", threading.Lock()
+
+
+def test_a_function_that_cannot_be_copied_is_refused_and_not_started_again_and_again(caplog: pytest.LogCaptureFixture):
+    made = pipeline("mistaken")
+    made.source(SequenceSource(ROWS), uid="source").process(Locked(), uid="myop").sink(Rows())
+    words = r"operator myop: .*Locked, which cannot be copied because of its attribute 'lock': .*open\(\)"
+    with pytest.raises(ConfigurationError, match=words):
+        made.start()
+    assert "restarts" not in caplog.text
+    assert made.checkpoints == []
+
+
+def test_a_state_is_an_attribute_of_the_class():
+    function = Method()
+    function.total = ValueState(0)  # type: ignore[attr-defined]
+    with pytest.raises(ConfigurationError, match=r"operator myop: state 'total' was made in a method.*class Method"):
+        result("process", function)

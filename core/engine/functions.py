@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import ConfigurationError, OncewardError, StateError
-from .logic import Frozen, Guarded, Logic, chunks
+from .logic import Frozen, Guarded, Logic, chunks, copies
 from .mixed import records_of
 from .records import copied
 from .state.handles import ListHandle, SubtaskState
 from .state.key_types import KeyTypes
 from .state.keyed import NO_KEY, KeyedState, KeyScope, OperatorState, State, pack, unpack
+from .user_functions import own_copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -148,7 +148,7 @@ class ProcessLogic(Logic):
         key_types: KeyTypes | None = None,
         layouts: Mapping[str, str] | None = None,
     ) -> None:
-        self._function = copy.deepcopy(function)
+        self._function = own_copy(guarded.task.uid, function)
         self._guarded = guarded
         self._keys = keys
         self._scope = scope
@@ -157,7 +157,7 @@ class ProcessLogic(Logic):
         self._context = FunctionContext(guarded.task.uid, guarded.task.subtask, parallelism, scope, now)
 
     def open(self) -> None:
-        self._guarded.call("open", self._function.open, self._context)
+        self._guarded.done("open", self._function.open, self._context)
 
     def some_rows(self, batch: pa.RecordBatch, enough: Callable[[], bool]) -> tuple[int, Sequence[pa.RecordBatch]]:
         records = records_of(batch)
@@ -181,12 +181,12 @@ class ProcessLogic(Logic):
         try:
             if distinct is None or self._scope is None:
                 for record in records:
-                    outputs += map(copied, process(record, context) or ())
+                    outputs += copies(process(record, context) or ())
                 return
             values, encoded, enter = distinct.values, distinct.encoded, self._scope.enter
             for record, code in zip(records, codes, strict=True):
                 enter(values[code], encoded[code])
-                outputs += map(copied, process(record, context) or ())
+                outputs += copies(process(record, context) or ())
         except OncewardError:
             raise
         except Exception as error:
@@ -262,11 +262,11 @@ class ProcessLogic(Logic):
         if self._scope is not None:
             self._scope.table.confirm(checkpoint)
         at = f"on_checkpoint_complete {checkpoint}"
-        self._guarded.call(at, self._function.on_checkpoint_complete, checkpoint, self._context)
+        self._guarded.done(at, self._function.on_checkpoint_complete, checkpoint, self._context)
 
     def close(self) -> None:
         try:
-            self._guarded.call("close", self._function.close)
+            self._guarded.done("close", self._function.close)
         finally:
             if self._scope is not None:
                 self._scope.table.close()

@@ -13,6 +13,7 @@ from ..errors import (
     CheckpointFailedError,
     ConfigurationError,
     FencedError,
+    LifecycleError,
     OncewardError,
     ProtocolError,
     StoreError,
@@ -25,6 +26,7 @@ from ..log.notes import note_end, note_failure
 from ..source_watch import SourceWatch, titles, watching
 from .channels import CheckpointKind
 from .completion import as_own_error
+from .inside import is_inside, thread_of
 from .origin import Restore
 from .requests import POLL_SECONDS, serve
 from .start import check_start, start
@@ -32,6 +34,7 @@ from .state.storage import CheckpointStorage
 from .threads import ThreadedAttempt
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from .events import CheckpointRecord
@@ -42,6 +45,10 @@ _log = logging.getLogger("onceward.engine")
 
 ANSWER_SECONDS: Final = 10.0
 """How long a run that has ended waits for the answer to its last command."""
+_INSIDE: Final = (
+    "{} was called by a function, a sink, a source or an observer of the run itself, and the run waits until that "
+    "returns. Call it in another thread, and do not wait for that thread"
+)
 
 
 class JobState(StrEnum):
@@ -80,6 +87,7 @@ class Job:
         self._closing = threading.Event()
         """Nobody waits for commands any more."""
         self._past: list[CheckpointRecord] = []
+        """The newest checkpoints of earlier attempts."""
         self._started: StartedAttempt | None = None
         self._writers: RunWriters | None = None
         self._successor: Predecessor | None = None
@@ -94,7 +102,7 @@ class Job:
 
     def start(self) -> None:
         """Run in the background; returns when the first attempt runs, or has failed."""
-        threading.Thread(target=self._run, name=f"onceward-{self._setup.pipeline}", daemon=True).start()
+        thread_of(self, self._run, name=f"onceward-{self._setup.pipeline}").start()
         try:
             self._begun.wait()
         except BaseException:
@@ -102,11 +110,18 @@ class Job:
             raise
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the run has ended or `timeout` seconds are over; return whether it has ended."""
+        """Wait until the run has ended or `timeout` seconds are over; return whether it has ended.
+
+        Raises:
+            LifecycleError: The run would wait for itself: a function, sink, source or observer of it has called this
+                without a timeout.
+        """
+        if timeout is None and is_inside(self) and not self._ended.is_set():
+            raise LifecycleError(f"{_INSIDE.format('wait()')}. To end it, call stop() and return")
         return self._ended.wait(timeout)
 
     def stop(self) -> None:
-        """End the run as it is: rows after the last checkpoint are read again by the next run."""
+        """End the run as it is: rows after the last checkpoint are read again by the next run. Does not wait."""
         self._cancel.set()
         with self._lock:
             if self._attempt is not None:
@@ -156,10 +171,15 @@ class Job:
     def checkpoints(self) -> list[CheckpointRecord]:
         """The newest checkpoints, of earlier attempts too."""
         attempt = self._attempt
-        records = [*self._past, *(attempt.history if attempt is not None else [])]
-        return records[-self._setup.config.history :] if self._setup.config.history else []
+        return self._newest(attempt.history if attempt is not None else ())
+
+    def _newest(self, more: Iterable[CheckpointRecord]) -> list[CheckpointRecord]:
+        most = self._setup.config.history
+        return [*self._past, *more][-most:] if most else []
 
     def _ask(self, kind: CheckpointKind, path: str | Path | None, timeout: float | None) -> Any:
+        if is_inside(self):
+            raise CheckpointFailedError(f"no {kind.name.lower()}: {_INSIDE.format('this')}")
         answer = self._running(timeout).request(kind, _target(path) if path is not None else None)
         try:
             return answer.result(timeout)
@@ -335,7 +355,7 @@ class Job:
             failure = attempt.run()
         finally:
             with self._lock:
-                self._past += attempt.history
+                self._past = self._newest(attempt.history)
                 self._attempt = None
         if started.again is not None and failure is None and not self._cancel.is_set():
             return self._one_attempt()  # the epoch is completed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Coroutine, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import pyarrow as pa
@@ -14,7 +14,7 @@ from .records import Record, batches, copied
 from .state.handles import SubtaskState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from ..transaction import Committable, Written
     from .channels import Barrier, TaskId
@@ -137,7 +137,13 @@ class Guarded:
         self, at: Any, function: Callable[P, Iterable[Record] | None], *args: P.args, **kwargs: P.kwargs
     ) -> list[Record]:
         """Call a function and return all records that it gives, which may be none."""
-        return self.call(at, lambda: list(map(copied, function(*args, **kwargs) or ())))
+        return self.call(at, lambda: list(copies(function(*args, **kwargs) or ())))
+
+    def done(self, at: Any, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call a function that returns when its work is done, and refuse one that is not done then."""
+        answer = self.call(at, function, *args, **kwargs)
+        if isinstance(answer, Awaitable):
+            raise self.failed(at, TypeError(f"it returned a {no_answer(answer)}, for which nobody waits"))
 
     def failed(self, at: Any, error: Exception) -> OperatorError:
         shown = repr(at)
@@ -166,6 +172,30 @@ class Guarded:
                 raise self.failed(record, error) from error
             no_record = TypeError(f"a record must be a dictionary, not {type(record).__name__}")
             raise self.failed(record, no_record) from error
+
+
+def copies(records: Iterable[Record]) -> Iterator[Record]:
+    """Return copies of the records that a function gives, each made when it is given; refuse what are no records."""
+    if not isinstance(records, Iterable):
+        raise TypeError(f"a function must return or yield records, not {no_answer(records)}")
+    return map(copied, records)
+
+
+def is_true(answer: Any) -> bool:
+    """Return whether the answer of a predicate is true; refuse one that is always true, such as a coroutine."""
+    if answer is True or answer is False:
+        return answer
+    kind = type(answer)
+    if hasattr(kind, "__bool__") or hasattr(kind, "__len__"):
+        return bool(answer)
+    raise TypeError(f"filter's function must return True or False, not {no_answer(answer)}")
+
+
+def no_answer(answer: Any) -> str:
+    """Return how an answer is called that cannot be used, and close it if it is a coroutine, which would complain."""
+    if isinstance(answer, Coroutine):
+        answer.close()
+    return type(answer).__name__
 
 
 class RecordLogic(Logic):
@@ -197,8 +227,8 @@ class RecordLogic(Logic):
     def _answer(self, record: Record) -> Any:
         answer = self._function(record)
         if self._kind == "flat_map":
-            return list(map(copied, answer))
-        return bool(answer) if self._kind == "filter" else copied(answer)
+            return list(copies(answer))
+        return is_true(answer) if self._kind == "filter" else copied(answer)
 
 
 class BatchLogic(Logic):
@@ -219,7 +249,7 @@ class BatchLogic(Logic):
     def _made(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         output = self._function(batch)
         if not isinstance(output, pa.RecordBatch):
-            raise TypeError(f"map_batches must return a pyarrow.RecordBatch, not {type(output).__name__}")
+            raise TypeError(f"map_batches must return a pyarrow.RecordBatch, not {no_answer(output)}")
         return output if self._schema is None else output.cast(self._schema)
 
 
@@ -227,13 +257,13 @@ class RowFilter:
     """Those rows of a batch for which an Arrow expression, or a function's mask, is true: neither false nor null."""
 
     def __init__(self, predicate: pc.Expression | Callable[[pa.RecordBatch], Any]) -> None:
-        self._predicate = predicate
+        self.predicate = predicate
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        if isinstance(self._predicate, pc.Expression):
-            return batch.filter(self._predicate)
-        mask = self._predicate(batch)
+        if isinstance(self.predicate, pc.Expression):
+            return batch.filter(self.predicate)
+        mask = self.predicate(batch)
         if not isinstance(mask, pa.Array | pa.ChunkedArray) or not pa.types.is_boolean(mask.type):
-            what = mask.type if isinstance(mask, pa.Array | pa.ChunkedArray) else type(mask).__name__
+            what = mask.type if isinstance(mask, pa.Array | pa.ChunkedArray) else no_answer(mask)
             raise TypeError(f"filter(batches=True) needs a pyarrow.BooleanArray with one value per row, not {what}")
         return batch.filter(mask)

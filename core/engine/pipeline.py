@@ -26,6 +26,7 @@ from .aggregate import AggregateFunction, aggregation
 from .config import CheckpointConfig, RestartStrategy
 from .functions import ProcessFunction
 from .graph import EndToEnd, Graph, Operator, end_to_end
+from .inside import is_inside
 from .job import Job
 from .logic import RowFilter
 from .origin import Restore
@@ -37,6 +38,7 @@ from .state.keys import MAX_PARALLELISM, KeyEncoder
 from .state.memory import MemoryBackend
 from .state.storage import locate
 from .state.store import StateBackend
+from .user_functions import check_functions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -373,6 +375,7 @@ class Pipeline:
 
     def _check(self) -> None:
         self.graph.check()
+        check_functions(self.graph)
         for operator in self.graph.of_kind("source"):
             operator.what.validate()
         self._warn_if_nothing_is_committed()
@@ -429,9 +432,14 @@ class Pipeline:
             self.stop()
 
     def stop(self) -> None:
-        """End the run without a checkpoint: the next run reads again the rows after the newest checkpoint."""
+        """End the run without a checkpoint: the next run reads again the rows after the newest checkpoint.
+
+        Returns when the run has ended. A function, a sink, a source or an observer of the run may call it, too: then it
+        returns at once, and the run ends when its caller has returned.
+        """
         self._the_job().stop()
-        self._the_job().wait()
+        if not is_inside(self._the_job()):
+            self._the_job().wait()
 
     def savepoint(self, folder: str | Path, timeout: float | None = None) -> str:
         """Make a savepoint while the pipeline runs, and return its folder; it commits nothing.

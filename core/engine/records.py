@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from itertools import chain, pairwise
@@ -46,6 +46,9 @@ def copied(value: Any) -> Any:
     """Return a copy of a value, or of a record, and of all that is in it and can change.
 
     What cannot be copied is returned itself: whoever converts it accepts or refuses it.
+
+    Raises:
+        TypeError: It is a coroutine, or has one in it.
     """
     kind = value.__class__
     if kind is dict:
@@ -66,6 +69,9 @@ def _copied(value: Any) -> Any:
         return {name: copied(one) for name, one in value.items()}
     if isinstance(value, memoryview):
         return bytes(value)
+    if isinstance(value, Coroutine):
+        value.close()  # or Python complains, too
+        raise TypeError("a coroutine is no record, and no value of one: nobody waits for it")
     try:
         return copy.deepcopy(value)
     except TypeError:

@@ -16,6 +16,7 @@ from .channels import CheckpointKind, TaskId
 from .checkpoints import deadline
 from .completion import as_own_error
 from .events import Event, Failed, Requested, Stopping, Tick
+from .inside import thread_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,12 +53,10 @@ class ThreadedAttempt(Attempt):
     def run(self) -> OncewardError | None:
         """Run until all tasks have ended, one has failed, or somebody stops it; the failure."""
         writers = [
-            threading.Thread(target=self._write_out, name=f"onceward-snapshot_{number}", daemon=True)
-            for number in range(_ASYNC_THREADS)
+            thread_of(None, self._write_out, name=f"onceward-snapshot_{number}") for number in range(_ASYNC_THREADS)
         ]
         workers = {
-            task.id: threading.Thread(target=self._work, args=(task,), name=f"onceward-{task.id}", daemon=True)
-            for task in self.tasks.values()
+            task.id: thread_of(None, self._work, task, name=f"onceward-{task.id}") for task in self.tasks.values()
         }
         self._start_all(writers, workers)
         measured = self.monotonic()

@@ -1,8 +1,9 @@
-"""Methods of subclasses that cannot be meant: they would do nothing when called, or hide a private method of a base."""
+"""Functions and methods of users that cannot be meant: they do nothing when called, or hide a base's private name."""
 
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..errors import LifecycleError
@@ -23,13 +24,25 @@ def refuse_idle_methods(kind: type, called: Collection[str], listed: Collection[
         LifecycleError: A method is; the message names it.
     """
     for name, method in vars(kind).items():
-        is_async = inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
-        if (is_async and name in {*called, *listed}) or (inspect.isgeneratorfunction(method) and name in called):
-            raise LifecycleError(
-                f"{kind.__qualname__}.{name} is {'async' if is_async else 'a generator'}, so a call of it does "
-                "nothing. Make it a plain function that returns when its work is done"
-                f"{' (asyncio.run can help)' if is_async else ''}"
-            )
+        if name in {*called, *listed} and (why := idle(method, listed=name in listed)):
+            raise LifecycleError(f"{kind.__qualname__}.{name} is {why}")
+
+
+def idle(function: object, *, listed: bool = False) -> str:
+    """Return why a call of this function does nothing, and what to do; empty if it does something.
+
+    Args:
+        function: A function, a partial one, or an object that can be called.
+        listed: Whether it may be a generator.
+    """
+    call = function if inspect.isroutine(function) or isinstance(function, partial) else type(function).__call__
+    is_async = inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call)
+    if not (is_async or (inspect.isgeneratorfunction(call) and not listed)):
+        return ""
+    return (
+        f"{'async' if is_async else 'a generator'}, so a call of it does nothing. Make it a plain function that "
+        f"returns when its work is done{' (asyncio.run can help)' if is_async else ''}"
+    )
 
 
 def refuse_hidden_names(kind: type) -> None:

@@ -420,12 +420,12 @@ class ReducingState(ValueState[T | None]):
 
     def __init__(self, reduce: Callable[[T, T], T], *, ttl: float | None = None) -> None:
         super().__init__(None, ttl=ttl)
-        self._reduce = reduce
+        self.reduce = reduce
 
     def add(self, value: T) -> None:
         """Fold a value in."""
         data = self._get()
-        self._put(pack(value if data is None else self._reduce(unpack(data), value)))
+        self._put(pack(value if data is None else self.reduce(unpack(data), value)))
 
 
 class MapState(KeyedState, Generic[K, T]):
