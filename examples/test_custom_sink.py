@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from custom_sink import JsonLinesSink
@@ -17,10 +18,10 @@ class TestJsonLinesSink(SinkConformance):
     def sink_under_test(self, tmp_path: Path) -> SinkUnderTest:
         folder = tmp_path / "out"
 
-        def read() -> list[int]:
-            """Return the numbers (column n) of all rows that a reader sees now."""
+        def read_rows() -> list[dict[str, Any]]:
+            """Return all rows that a reader sees now."""
             lines = [line for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
-            return [json.loads(line)["n"] for line in lines]
+            return [json.loads(line) for line in lines]
 
         def delete(pattern: str) -> None:
             for path in folder.glob(pattern):
@@ -29,7 +30,9 @@ class TestJsonLinesSink(SinkConformance):
         # remembers=True asks that check_claim refuses a decision log that was restored from a backup, too.
         return SinkUnderTest(
             make=lambda: JsonLinesSink("mine", folder),
-            read=read,
+            read=lambda: [row["n"] for row in read_rows()],
+            read_rows=read_rows,
+            ordered=True,
             kill=True,
             remembers=False,
             take_away=lambda: delete("*.jsonl"),

@@ -40,6 +40,8 @@ from .faults import Faults, duplicate, fail, lose_answer
 from .interrupting import Interruption
 from .killing import kill_everywhere
 from .line_kills import ROWS_OF_AN_EPOCH, kill_at_each_line
+from .neighbor_cases import NeighborCases
+from .row_cases import RowCases
 from .sink_case import GOOD, SinkCase, SinkUnderTest, not_applicable
 from .source_cases import SourceConformance, SourceUnderTest
 from .target_cases import TargetCases
@@ -94,7 +96,7 @@ def _refuses(what: str, remedy: str, *, match: str = "") -> Iterator[None]:
     assert match in refusal
 
 
-class SinkConformance(TraceCases, TargetCases):
+class SinkConformance(TraceCases, TargetCases, RowCases, NeighborCases):
     """Subclass it, and give the fixture `sink_under_test`."""
 
     @pytest.fixture

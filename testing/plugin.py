@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 NOT_APPLICABLE: Final = "not applicable: "
 
-_SUITES: Final = ("sink_case", "conformance", "connector_cases", "source_cases", "target_cases", "trace_cases")
+_SUITES: Final = (
+    *("sink_case", "conformance", "connector_cases", "source_cases"),
+    *("neighbor_cases", "row_cases", "target_cases", "trace_cases"),
+)
 pytest.register_assert_rewrite(*(f"onceward.testing.{name}" for name in _SUITES))
 
 

@@ -92,6 +92,12 @@ class SinkUnderTest:
         take_away: Removes all visible rows from the target, as its readers or its retention may; what the sink itself
             remembers of its commits stays. Needed where `commit` answers LOST or FENCED.
         delete_prepared: Deletes the prepared rows of this transaction in the target, behind the sink's back.
+        read_rows: All rows that are visible now, as `read` sees them, with all columns, in the types of Arrow's
+            `to_pylist`.
+        columns: Columns beside `n`, of types that the sink stores unchanged: the suite makes rows of values that are
+            easily lost. Default: `text: string` if `rows` is left out, too.
+        keyed: Whether the target keeps one row for each value of `n`.
+        ordered: Whether `read` returns the rows of a subtask in the order in which they were written.
         proxy: The sink reaches its target through it (`onceward.testing.proxy`), so that the suite can refuse
             connections, cut answers, delay and lose them.
         break_target: Makes the target fail each request; with `mend_target`, for targets that no proxy can cut off.
@@ -112,6 +118,10 @@ class SinkUnderTest:
     secret: str = ""
     take_away: Callable[[], None] | None = None
     delete_prepared: Callable[[Committable], None] | None = None
+    read_rows: Callable[[], list[dict[str, Any]]] | None = None
+    columns: pa.Schema | None = None
+    keyed: bool = False
+    ordered: bool = False
     proxy: Proxy | None = None
     break_target: Callable[[], None] | None = None
     mend_target: Callable[[], None] | None = None

@@ -76,7 +76,12 @@ class Inbox:
     @property
     def numbers(self) -> list[int]:
         """Return column n of all rows that were taken and are still there, in order."""
-        return [row["n"] for request in self.taken[self.seen :] for row in request.rows]
+        return [row["n"] for row in self.rows]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Return all rows that were taken and are still there, in order."""
+        return [row for request in self.taken[self.seen :] for row in request.rows]
 
     def take_away(self) -> None:
         """Remove what was taken, but not its keys."""

@@ -74,7 +74,8 @@ class Claiming(TargetSink, Ledger):
     def release(self, scope: Scope) -> None:
         if self.claims.get(scope[:2]) != scope.log:
             self.claims.pop(scope[:2], None)
-        self.forgotten.update(self.target.committed)
+        names = [parse_transaction_name(name) for name in self.target.committed]
+        self.forgotten.update(str(name) for name in names if name is not None and name.scope[:2] == scope[:2])
 
     def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:
         return [c for c, _ in self.target.prepared.values() if (c.pipeline, c.log) == (pipeline, log)]
@@ -83,11 +84,32 @@ class Claiming(TargetSink, Ledger):
         return (type(self), ())
 
 
+EVERY_TYPE = pa.schema(
+    {
+        "text": pa.string(),
+        "whole": pa.int64(),
+        "small": pa.uint8(),
+        "real": pa.float64(),
+        "yes": pa.bool_(),
+        "money": pa.decimal128(12, 2),
+        "day": pa.date32(),
+        "time": pa.timestamp("us"),
+        "instant": pa.timestamp("us", tz="UTC"),
+        "bytes": pa.binary(),
+        "list": pa.list_(pa.string()),
+        "struct": pa.struct({"a": pa.int8(), "b": pa.list_(pa.float32())}),
+    }
+)
+
+
 def sink_under_test_of(kind: type[Claiming]) -> SinkUnderTest:
     kind.target_of_all = Target()
     return SinkUnderTest(
         make=kind,
         read=lambda: [row["n"] for row in kind.target_of_all.rows],
+        read_rows=lambda: kind.target_of_all.rows,
+        columns=EVERY_TYPE,
+        ordered=True,
         hasty=kind,
         secret="hunter2",
         refused=lambda numbers: numbered([-n for n in numbers]),
@@ -119,13 +141,18 @@ class TestRightSink(SinkConformance):
 class TestFileSink(SinkConformance):
     @pytest.fixture
     def sink_under_test(self, tmp_path: Path) -> SinkUnderTest:
-        def read() -> list[int]:
+        def read_rows() -> list[dict[str, Any]]:
             files = list(tmp_path.glob("*.jsonl"))
-            return [json.loads(line)["n"] for path in files for line in path.read_text().splitlines()]
+            return [json.loads(line) for path in files for line in path.read_text().split("\n") if line]
 
         return SinkUnderTest(
             make=lambda: FileSink("files", tmp_path, format="jsonl"),
-            read=read,
+            read=lambda: [row["n"] for row in read_rows()],
+            read_rows=read_rows,
+            columns=pa.schema(
+                {"text": pa.string(), "whole": pa.int64(), "yes": pa.bool_(), "list": pa.list_(pa.int8())}
+            ),
+            ordered=True,
             kill=True,
             take_away=lambda: delete_all(tmp_path, "*.jsonl"),
             delete_prepared=lambda committable: delete_files_of(tmp_path, committable),
@@ -144,18 +171,20 @@ class Letters(WriteAheadLogSink):
 
     def send(self, rows: pa.RecordBatch, delivery: Any) -> None:
         with file_errors(self.name, Path(self.folder)):
-            (Path(self.folder) / f"{delivery}.letter").write_text(json.dumps(rows["n"].to_pylist()))
+            (Path(self.folder) / f"{delivery}.letter").write_text(json.dumps(rows.to_pylist()))
 
 
 class TestWriteAheadLogSink(SinkConformance):
     @pytest.fixture
     def sink_under_test(self, tmp_path: Path) -> SinkUnderTest:
-        def read() -> list[int]:
-            return [n for path in tmp_path.glob("*.letter") for n in json.loads(path.read_text())]
+        def read_rows() -> list[dict[str, Any]]:
+            return [row for path in sorted(tmp_path.glob("*.letter")) for row in json.loads(path.read_text())]
 
         return SinkUnderTest(
             make=lambda: Letters("letters", tmp_path, rows_per_send=3),
-            read=read,
+            read=lambda: [row["n"] for row in read_rows()],
+            read_rows=read_rows,
+            ordered=True,
             kill=True,
             take_away=lambda: delete_all(tmp_path, "*.letter"),
             delete_prepared=lambda committable: delete_files_of(tmp_path, committable),

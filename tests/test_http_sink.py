@@ -70,6 +70,9 @@ class TestConformance(SinkConformance):
         return SinkUnderTest(
             make=lambda: make(tmp_path, inbox, rows_per_send=3),
             read=lambda: inbox.numbers,
+            read_rows=lambda: inbox.rows,
+            columns=pa.schema({"text": pa.string(), "whole": pa.int64(), "list": pa.list_(pa.string())}),
+            ordered=True,
             kill=True,
             refused=lambda numbers: pa.RecordBatch.from_pydict({"n": [float("nan")] * len(numbers)}),
             misfit=pa.schema([("n", pa.int64()), ("text", pa.month_day_nano_interval())]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -30,9 +30,9 @@ class TestSqlAlchemySinkOnSqlite(SinkConformance):
             connection.execute(f"PRAGMA journal_mode={journal}")
             connection.execute("CREATE TABLE conformance (n bigint, text text NOT NULL CHECK (text <> ''))")
 
-        def read() -> list[int]:
+        def read_rows() -> list[dict[str, Any]]:
             with closing(sqlite3.connect(path)) as connection:
-                return [n for (n,) in connection.execute("SELECT n FROM conformance")]
+                return [{"n": n, "text": text} for n, text in connection.execute("SELECT n, text FROM conformance")]
 
         def run(statement: str, *values: str) -> None:
             with closing(sqlite3.connect(path)) as connection, connection:
@@ -40,7 +40,8 @@ class TestSqlAlchemySinkOnSqlite(SinkConformance):
 
         return SinkUnderTest(
             make=lambda: SqlAlchemySink("conformance", url=f"sqlite:///{path}", table="conformance"),
-            read=read,
+            read=lambda: [row["n"] for row in read_rows()],
+            read_rows=read_rows,
             kill=True,
             refused=against_the_check,
             misfit=pa.schema([("n", pa.int64()), ("text", pa.string()), ("more", pa.string())]),
