@@ -79,7 +79,7 @@ def documentation() -> str:
 
 
 def _command(status: PipelineStatus, url: str, targets: Sequence[str]) -> tuple[str, str]:
-    if status.state not in _COMMANDS:
+    if status.state not in _COMMANDS or not status.needs_somebody:
         return "", ""
     name, more = _COMMANDS[status.state]
     if status.lost:

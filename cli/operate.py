@@ -20,6 +20,7 @@ from onceward.core.errors import (
 from onceward.core.kit.secrets import without_logins
 from onceward.core.log.writer import check_owner
 from onceward.core.names import check_pipeline_name
+from onceward.core.operations.status import deadline
 from onceward.operations import (
     CommitPlan,
     FoundTransaction,
@@ -140,7 +141,7 @@ class Search(Access):
 @with_group
 def list_(search: Search, *, as_json: AsJson = False) -> None:
     """List transactions under onceward's names that are open, prepared or awaiting commit, and what to do with each."""
-    show.table(search.found(), as_json=as_json)
+    show.table(search.found(), as_json=as_json, unanswered=search.unanswered)
     search.end()
 
 
@@ -197,7 +198,8 @@ def commit(
         done = commit_decided(log, decision, transactions, skip_lost=skip_lost)
     except (SinkError, CommitPendingError):
         with suppress(OncewardError):
-            show.rest(survey([log], search.targets(), log.pipeline, must_answer=False).transactions, decision.epoch)
+            found = survey([log], search.targets(), log.pipeline, must_answer=False).transactions
+            show.rest(found, decision.epoch, deadline(log, decision, found))
         raise
     if done is None:
         _finished(decision.epoch)
@@ -266,7 +268,10 @@ def checkpoints(search: Search, *, as_json: AsJson = False) -> None:
     search.pipeline = log.pipeline
     transactions = search.found([log]) if search.has_targets else ()
     status = with_advice(pipeline_status(log, transactions), (search.store or [""])[0], search.target_words)
-    show.history(ShownHistory(**msgspec.structs.asdict(history(log, transactions)), status=status), as_json=as_json)
+    past = history(log, transactions)
+    waiting = [msgspec.structs.replace(one, expires_in=status.expires_in) for one in past.epochs if not one.completed]
+    epochs = [*(one for one in past.epochs if one.completed), *waiting]
+    show.history(ShownHistory(epochs=epochs, given_up=past.given_up, status=status), as_json=as_json)
     search.end()
 
 

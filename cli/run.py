@@ -16,7 +16,7 @@ import typer
 from onceward.core.errors import ConfigurationError, text_of
 from onceward.core.kit.options import pairs
 from onceward.core.log.notes import note_life
-from onceward.core.log.run_writers import OVERTAKEN, RUN_VARIABLE, registered_logs
+from onceward.core.log.run_writers import OVERTAKEN, RUN_VARIABLE, registered_logs, writers_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -141,7 +141,7 @@ class Supervisor:
         if (folder / OVERTAKEN).exists():  # a newer run writes the notes now
             return
         for log in registered_logs(folder):
-            note_life(log, code, seconds, again=again, stopped=self._stopping)
+            note_life(log, code, seconds, again=again, stopped=self._stopping, writers=writers_in(folder))
 
     def _live(self, folder: Path) -> int:
         """Run the driver once, in a process group of its own, then kill the rest of the group; return the exit code."""

@@ -20,10 +20,11 @@ from onceward.operations import PipelineState
 from .words import advice
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from rich.text import Text
 
+    from onceward.core.operations.status import Deadline
     from onceward.operations import FoundTransaction, Log
 
     from .advice import AdvisedStatus, ShownHistory
@@ -45,8 +46,14 @@ _STYLE = {
 }
 
 
-def table(transactions: Sequence[FoundTransaction], *, as_json: bool = False) -> None:
-    """Print a line for each transaction with its name, which is not cut, and its facts below."""
+def table(transactions: Sequence[FoundTransaction], *, as_json: bool = False, unanswered: Collection[str] = ()) -> None:
+    """Print a line for each transaction with its name, which is not cut, and its facts below.
+
+    Args:
+        transactions: What was found.
+        as_json: Print JSON.
+        unanswered: Titles of targets that did not answer, and of logs that could not be read: nothing is known of them.
+    """
     if as_json:
         print_json([fields(one) for one in transactions])
         return
@@ -62,7 +69,10 @@ def table(transactions: Sequence[FoundTransaction], *, as_json: bool = False) ->
         out.print(f"  {one.status}", style=_STYLE[one.status], end="")
         out.print(f"; {where}; {', '.join(known)}")
         out.print(f"  → {advice(one.advice)}")
-    out.print(f"transactions: {len(transactions)}" if transactions else "no open, prepared or waiting transactions")
+    found = f"transactions: {len(transactions)}" if transactions else "no open, prepared or waiting transactions"
+    if unanswered:
+        found = f"{found} elsewhere; of these nothing is known, because they did not answer: {', '.join(unanswered)}"
+    out.print(found)
 
 
 def fields(transaction: FoundTransaction) -> dict[str, Any]:
@@ -127,18 +137,20 @@ def moved(log: Log) -> None:
     )
 
 
-def rest(transactions: Sequence[FoundTransaction], epoch: int) -> None:
+def rest(transactions: Sequence[FoundTransaction], epoch: int, until: Deadline) -> None:
     """Print on standard error what of an epoch is committed, what still waits, and how long there is."""
     decided = [
         one for one in transactions if one.committable.epoch == epoch and one.status is TransactionStatus.DECIDED
     ]
     done = [one for one in decided if one.state is Observation.COMMITTED]
     left = [one for one in decided if one.state is not Observation.COMMITTED]
-    times = [one.expires_in for one in left if one.expires_in is not None]
-    unknown = any(one.state is Observation.NO_ANSWER for one in left)
-    some = "how long it has is not known, because a target does not answer" if unknown else "nothing of it expires"
-    when = f"the first of it expires in {duration(min(times))}" if times else some
-    parts = [f"committed: {_shares(done)}"] * bool(done) + [f"waits: {_shares(left)}; {when}"] * bool(left)
+    when = "nothing of it expires"
+    if until.seconds is not None:
+        when = f"the first of it expires in {'at most ' * until.at_most}{duration(until.seconds)}"
+    elif until.unknown:
+        when = "how long it has is not known"
+    why = f"; {until.unheard}" if until.unheard else ""
+    parts = [f"committed: {_shares(done)}"] * bool(done) + [f"waits: {_shares(left)}; {when}{why}"] * bool(left)
     if parts:
         console(stderr=True).print(f"of epoch {epoch}, {'; '.join(parts)}")
 
@@ -150,11 +162,12 @@ def _shares(transactions: Sequence[FoundTransaction]) -> str:
     return ", ".join(f"{sink} {count} rows" for sink, count in sorted(rows.items()))
 
 
-def status(one: AdvisedStatus) -> None:
-    """Print the state of a pipeline, and what to do."""
+def status(one: AdvisedStatus, *, with_store: bool = False) -> None:
+    """Print the state of a pipeline, and what to do; with the place of its log, if others have the same name."""
     out = console()
     style = "green" if one.state is PipelineState.RUNNING else "dim" if one.state.is_well else "red"
-    out.print(f"{' '.join((one.pipeline or one.store).split())}: ", style="bold", end="")
+    name = f"{one.pipeline} ({one.store})" if with_store and one.pipeline else one.pipeline or one.store
+    out.print(f"{' '.join(name.split())}: ", style="bold", end="")
     out.print(one.state, style=style, end="")
     out.print(f"; {' '.join(one.what.split())}")
     if one.advice:
@@ -175,7 +188,8 @@ def history(shown: ShownHistory, *, as_json: bool) -> None:
     for one in listed:
         completed = f"completed {one.completed}" if one.completed else "waits for its commit"
         if one.expires_in is not None:
-            completed += f"; a target ends its transactions in {duration(one.expires_in)}"
+            at_most = "at most " * shown.status.at_most
+            completed += f"; a target ends its transactions in {at_most}{duration(one.expires_in)}"
         rows = ", ".join(f"{sink} {count} rows" for sink, count in one.rows.items())
         out.print(f"epoch {one.epoch}: {rows} in {one.transactions} transactions")
         out.print(f"  decided {one.decided}, {completed}")

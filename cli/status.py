@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -45,13 +46,16 @@ def status(search: Search, *, as_json: AsJson = False, as_metrics: AsMetrics = F
         raise ConfigurationError(f"there is no decision log in {', '.join(search.store)}")
     statuses = [_status_of(one, search) for one in watched]
     words = search.target_words
-    statuses += [with_advice(unreadable("", store, error), store, words) for store, error in watch.unreadable.items()]
-    statuses.sort(key=lambda one: (one.state.need, one.pipeline))
+    statuses += [
+        with_advice(unreadable(watch.name_at(store), store, error), store, words)
+        for store, error in watch.unreadable.items()
+    ]
+    statuses.sort(key=lambda one: one.urgency)
     if as_metrics:
         typer.echo("\n".join(_metrics(statuses)))
     else:
         _print(statuses, as_json=as_json)
-    raise typer.Exit(int(bool(search.unanswered) or not all(one.state.is_well for one in statuses)))
+    raise typer.Exit(int(bool(search.unanswered) or any(one.needs_somebody for one in statuses)))
 
 
 def _print(statuses: Sequence[AdvisedStatus], *, as_json: bool) -> None:
@@ -59,8 +63,9 @@ def _print(statuses: Sequence[AdvisedStatus], *, as_json: bool) -> None:
     if as_json:
         show.print_json(statuses)
         return
+    names = Counter(one.pipeline for one in statuses)
     for one in statuses:
-        show.status(one)
+        show.status(one, with_store=names[one.pipeline] > 1)
 
 
 def _metrics(statuses: Sequence[AdvisedStatus]) -> Iterator[str]:

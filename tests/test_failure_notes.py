@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 import sys
 import threading
 import time
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,7 +20,8 @@ from onceward.core.errors import FencedError, RetryableSinkError
 from onceward.core.log import DirectoryStore, LogWriter, RunWriters, open_store
 from onceward.core.log.notes import Note, note_life, notes
 from onceward.core.log.run_writers import OVERTAKEN, RUN_VARIABLE, register_log, registered_logs
-from onceward.core.operations.status import RESTARTS, PipelineState, assess
+from onceward.core.operations.logs import open_log
+from onceward.core.operations.status import RESTARTS, PipelineState, assess, pipeline_status
 from onceward.core.policy import CommitPolicy
 
 from .spark_kit import SparkSink
@@ -153,6 +155,25 @@ class TestOncewardRun:
         assert Supervisor(self.driver(tmp_path, 1, -9, 0), RestartStrategy.fixed_delay(3, 0.0)).run() == 0
         assert self.lives(tmp_path) == [(1, 0.0, False), (137, 0.0, False), (0, None, False)]
 
+    def test_the_end_of_a_run_names_its_writers(self, tmp_path: Path) -> None:
+        """Whoever has taken the pipeline over has another writer, and is not said to have ended."""
+        store = open_store(str(tmp_path / "log"))
+        program = (
+            "from onceward.core.log import LogWriter, RunWriters, open_store; "
+            "from onceward.core.checkpoint import CommitPolicy; "
+            f"store = open_store({str(tmp_path / 'log')!r}); writers = RunWriters.of('orders', store); "
+            "LogWriter(store, 'orders', CommitPolicy(token=lambda: 'a' * 16), run_writers=writers).start()"
+        )
+        assert Supervisor([sys.executable, "-c", program], RestartStrategy.none()).run() == 0
+        assert [one.fields["writers"] for one in notes(tmp_path / "log", 9)] == [["a" * 16]]
+        assert pipeline_status(open_log(str(tmp_path / "log"))).state is PipelineState.ENDED
+        LogWriter(store, "orders", CommitPolicy()).start()
+        with (tmp_path / "log" / ".history").open("rb+") as file:
+            last = file.read().splitlines()[-1]
+            at = datetime.now(UTC) + timedelta(seconds=1)
+            file.write(re.sub(rb'"at":"[^"]*"', b'"at":"' + at.isoformat().encode() + b'"', last) + b"\n")
+        assert pipeline_status(open_log(str(tmp_path / "log"))).state is PipelineState.RUNNING
+
     def test_the_last_one_says_that_nobody_starts_it_again(self, tmp_path: Path) -> None:
         open_store(str(tmp_path))
         assert Supervisor(self.driver(tmp_path, 1, 1), RestartStrategy.fixed_delay(1, 0.0)).run() == 1
@@ -217,9 +238,9 @@ class TestStates:
         told = judged(log(900), [*written(800), *noted])
         assert (told.state, told.restarts) == (PipelineState.RESTARTING, 2)
         assert told.what == (
-            "the driver has failed; the last exit code: 1; the last failure: no such table; "
-            "onceward run starts it again in 0 s"
+            "starting again since 44 s after exit code 1 (2 times in a row); the last failure: no such table"
         )
+        assert not told.needs_somebody
         third = [*written(40, what="start"), *written(35, what="failure", error="no such table"), *lives((34, 1, 50.0))]
         told = judged(log(900), [*written(800), *noted, *third])
         assert (told.state, told.restarts, told.exit_code) == (PipelineState.RESTARTING, 3, 1)

@@ -759,3 +759,17 @@ def test_what_was_given_up_as_a_whole_has_no_name(capsys: pytest.CaptureFixture[
     )
     show.history(ShownHistory(epochs=[], given_up=[given], status=status), as_json=False)
     assert "replay of epoch 3, now\n" in capsys.readouterr().out
+
+
+def test_a_list_that_could_not_ask_says_so_where_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "jobs_away.py").write_text(
+        "from onceward import SqlAlchemySink\n"
+        f"AWAY = [SqlAlchemySink('table', url='sqlite:///{tmp_path}/away/x.db', table='t')]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["txn", "list", "--pipeline", "orders", "--sinks", "jobs_away:AWAY"])
+    assert result.exit_code == 1
+    assert result.stdout == (
+        "no open, prepared or waiting transactions elsewhere; of these nothing is known, because they did not answer: "
+        "sinks of jobs_away:AWAY\n"
+    )

@@ -18,7 +18,7 @@ from onceward import FileSink, KafkaSink, PostgresSink, SqlAlchemySink
 from onceward.cli.advice import AdvisedStatus, with_advice
 from onceward.cli.main import app
 from onceward.cli.operate import Search
-from onceward.cli.ui.desk import Desk
+from onceward.cli.ui.desk import Desk, Watch
 from onceward.connectors.files.connector import FilesConnector
 from onceward.core import FileBackend, RestartStrategy
 from onceward.core.checkpoint import CommitPolicy, Coordinator
@@ -130,7 +130,8 @@ def test_a_waiting_commit_shows_what_has_failed_since() -> None:
 
 def test_rows_that_no_target_ends_are_not_said_to_expire() -> None:
     told = judged(log(120, decided=True, sinks=("topic", "table")), written(130), expires_in=702, expiring=538)
-    assert told.what.endswith("1076 rows, 538 of which expire in 11:42 min")
+    assert told.what.endswith("538 rows for table, 538 rows for topic, some of which expire in 11:42 min")
+    assert told.rows == 538  # the same rows, which are not added up
 
 
 def test_rows_that_a_target_has_given_up_are_told_at_once() -> None:
@@ -574,3 +575,125 @@ def test_a_folder_that_cannot_be_searched_is_told_and_hides_no_other(
     watch = folder.watch()
     watch.look()
     assert list(watch.unreadable) == [totals]
+
+
+def test_the_targets_that_answer_hide_no_deadline_of_the_others() -> None:
+    """Three states: asked and answered, asked and silent, not asked; each with the latest deadline that is known."""
+    noted = written(500, what="start", timeouts={"topic": 900.0}, targets={"topic": {}, "table": {}, "more": {}})
+    view = log(120, decided=True, sinks=("topic", "table"))
+    some = judged(view, noted, answered={"table"})
+    assert (some.expires_in, some.at_most, some.unasked, some.silent) == (780, True, ("topic",), ())
+    assert some.what.endswith("some of which expire in at most 13:00 min; the target of sink topic was not asked")
+    silent = judged(view, noted, answered={"table"}, silent={"topic"})
+    assert (silent.expires_in, silent.at_most, silent.silent) == (780, True, ("topic",))
+    assert silent.what.endswith("13:00 min; the target of sink topic does not answer")
+    both = judged(view, noted, answered={"table"}, silent={"topic"}, expires_in=100)
+    assert (both.expires_in, both.at_most) == (100, False)
+    unknown = judged(view, [], answered={"table"}, silent={"topic"})
+    assert unknown.expires_in is None
+    assert unknown.what.endswith("the target of sink topic does not answer; when rows for topic expire is not known")
+    none = judged(view, noted, answered={"topic", "table"})
+    assert (none.expires_in, none.what.endswith("538 rows for table, 538 rows for topic")) == (None, True)
+
+
+def test_rows_that_a_target_has_committed_are_not_counted_as_waiting() -> None:
+    told = judged(log(120, decided=True, sinks=("topic", "table")), [], answered={"topic", "table"}, committed={"t1"})
+    assert (told.rows, told.what.endswith("for its commit: 538 rows")) == (538, True)
+
+
+def test_a_decision_of_a_clock_that_is_ahead_has_its_whole_timeout_at_most() -> None:
+    told = judged(log(-300, decided=True), written(5, what="start", timeouts={"files": 900.0}))
+    assert (told.state, told.expires_in, told.at_most) == (PipelineState.WAITING, 900, True)
+    assert "the clock of its driver, or of this machine, is wrong" in told.what
+
+
+def test_of_two_that_wait_the_one_with_less_time_is_first(tmp_path: Path) -> None:
+    left = {"a": None, "b": 840, "c": 16, "d": 100}
+    statuses = [
+        PipelineStatus(pipeline=name, store="", state=PipelineState.WAITING, what="", expires_in=seconds)
+        for name, seconds in left.items()
+    ]
+    statuses += [PipelineStatus(pipeline="z", store="", state=PipelineState.UNREADABLE, what="")]
+    assert [one.pipeline for one in sorted(statuses, key=lambda one: one.urgency)] == ["z", "c", "d", "b", "a"]
+    for name, ago in (("aaa", 100), ("zzz", 850)):
+        now = datetime.now(UTC) - timedelta(seconds=ago)
+        store = DirectoryStore(tmp_path / name)
+        writer = LogWriter(store, name, CommitPolicy(now=lambda now=now: now.isoformat(timespec="milliseconds")))
+        writer.start()
+        mine = Committable(
+            kind="files", pipeline=name, sink="f", log=writer.view.log, generation=0, epoch=0, transaction="t", rows=1
+        )
+        writer.decide(0, [mine], sinks=["f"], epoch_input=EpochInput())
+        note(store, "start", {"timeouts": {"f": 900}})
+    result = CliRunner().invoke(app, ["status", "--store", str(tmp_path)])
+    assert result.stdout.startswith("zzz: waiting")
+    order = json.loads(bytes(Desk(Watch([str(tmp_path)]), Search()).state().parts[""]))["order"]  # type: ignore[union-attr]
+    watch = Watch([str(tmp_path)])
+    assert order == [one.shown.id for one in sorted(watch.look(), key=lambda one: one.log.pipeline, reverse=True)]
+
+
+def by_tool(tool: str, ago: float = 60) -> LogView:
+    """The log of a run, and behind it the START of an operator's command that commits what waited."""
+    store = MemoryStore()
+    run = LogWriter(store, "orders", CommitPolicy(now=lambda: at(120)))
+    run.start()
+    run.decide(0, [], sinks=["files"], epoch_input=EpochInput())
+    operator = LogWriter(store, "orders", CommitPolicy(now=lambda: at(ago)))
+    operator.start(tool)
+    operator.complete(0)
+    return operator.view
+
+
+@pytest.mark.parametrize(
+    ("tool", "done"), [("txn commit", "committed"), ("txn abort", "aborted"), ("repair-log", "repaired")]
+)
+def test_after_an_operators_command_the_pipeline_is_to_be_started(tool: str, done: str) -> None:
+    noted = [*written(130, what="start"), *written(60, epoch=0, tool=tool)]
+    told = judged(by_tool(tool), noted)
+    assert (told.state, told.advice) == (PipelineState.FAILED, "start the pipeline")
+    assert told.what == f"{done} by hand (onceward {tool}) 60 s ago; no run since".replace("60 s", "1:00 min")
+    assert (
+        judged(by_tool(tool), [*noted, *written(50, what="life", code=1, again=100.0)]).state
+        is PipelineState.RESTARTING
+    )
+    ended = [*written(130, what="start"), *written(110, what="end"), *written(60, epoch=0, tool=tool)]
+    assert judged(by_tool(tool), ended).state is PipelineState.ENDED
+
+
+def run_after(ago: float) -> LogView:
+    """The log of two runs, one after the other."""
+    store = MemoryStore()
+    for each in (9000, ago):
+        writer = LogWriter(store, "orders", CommitPolicy(now=lambda each=each: at(each)))
+        writer.start()
+    return writer.view
+
+
+@pytest.mark.parametrize("what", ["end", "failure", "life"])
+def test_a_start_that_no_tool_wrote_is_a_run_whatever_older_notes_say(what: str) -> None:
+    old = written(100, what=what, error="x", code=0)
+    assert judged(run_after(50), old).state is PipelineState.RUNNING
+    assert judged(run_after(50), old).what.startswith("started 50 s ago; ")
+    assert judged(run_after(5000), written(5100, what=what, error="x", code=0)).state is PipelineState.SILENT
+    assert judged(run_after(150), old).state is not PipelineState.RUNNING
+
+
+def test_the_end_of_the_predecessor_that_is_noted_later_is_not_that_of_the_run() -> None:
+    view = run_after(50)
+    ended = written(40, what="life", code=0, writers=["another"])
+    assert judged(view, ended).state is PipelineState.RUNNING
+    assert judged(view, written(40, what="life", code=0, writers=[view.writer_id])).state is PipelineState.ENDED
+
+
+def test_a_decision_whose_driver_is_known_to_be_dead_waits_at_once() -> None:
+    assert judged(log(5, decided=True), written(3, what="failure", error="x")).state is PipelineState.WAITING
+    told = judged(log(5, decided=True), written(9, 6))
+    assert told.what == "epoch 0 was decided 5 s ago, and is being committed; the last epoch was completed 6 s ago"
+
+
+def test_a_first_failure_that_onceward_run_ends_by_itself_needs_nobody() -> None:
+    noted = written(100, 97, 94) + written(90, what="life", code=137, again=45.0, stopped=False)
+    told = judged(log(200), noted)
+    assert (told.state, told.needs_somebody) == (PipelineState.RESTARTING, False)
+    assert told.what == "starting again since 45 s after exit code 137 (1st time)"
+    assert with_advice(told, "/data/orders", []).command == ""

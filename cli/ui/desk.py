@@ -87,6 +87,10 @@ class Watch:
         """Stores that cannot be read, with their errors, a line each."""
         return [error if store in error else f"{store}: {error}" for store, error in self.unreadable.items()]
 
+    def name_at(self, store: str) -> str:
+        """Return which pipeline a store that cannot be read was asked for; empty if any in it was."""
+        return self._pipeline or "" if local_folder(store) is None else ""
+
     def look(self) -> list[Watched]:
         """Return the pipelines as they are now."""
         now = self._clock()
@@ -187,7 +191,7 @@ class Desk:
             newest = shown.epochs[0].epoch if shown.epochs else None
             fields = {name: getattr(shown, name) for name in ("id", "name", "store", "newest")}
             pipelines.append(ListedPipeline(**fields, status=status, epoch=newest))
-        pipelines.sort(key=lambda each: (each.status.state.need, each.name))
+        pipelines.sort(key=lambda each: each.status.urgency)
         everything = {
             "order": [one.id for one in pipelines],  # the one that needs somebody most first
             "errors": self._watch.errors,

@@ -20,7 +20,7 @@ from ..kit.secrets import without_logins
 from .store import DirectoryStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from ..events import EpochCompleted, Started
@@ -128,7 +128,15 @@ def note_source(store: LogStore, source: str, seconds: float, why: str, system: 
     note(store, "source", {"source": source, "seconds": round(seconds, 1), "why": _line(why), "system": system})
 
 
-def note_life(folder: Path, code: int, seconds: float, *, again: float | None, stopped: bool = False) -> None:
+def note_life(
+    folder: Path,
+    code: int,
+    seconds: float,
+    *,
+    again: float | None,
+    stopped: bool = False,
+    writers: Sequence[str] = (),
+) -> None:
     """Leave a note of a driver's process that has ended, beside the log in this directory.
 
     Args:
@@ -137,8 +145,11 @@ def note_life(folder: Path, code: int, seconds: float, *, again: float | None, s
         seconds: How long it lived.
         again: Seconds until it is started again; None if it is not.
         stopped: Whether a signal to `onceward run` has ended it.
+        writers: Identities of the writers that the run's processes have become. The end of a run that another one has
+            taken over is no end of the pipeline.
     """
-    _append(folder, "life", {"code": code, "seconds": round(seconds, 3), "again": again, "stopped": stopped})
+    fields = {"code": code, "seconds": round(seconds, 3), "again": again, "stopped": stopped, "writers": [*writers]}
+    _append(folder, "life", fields)
 
 
 def _line(error: str) -> str:

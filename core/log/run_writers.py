@@ -142,6 +142,19 @@ def registered_logs(folder: Path) -> list[Path]:
     return paths
 
 
+def writers_in(folder: Path) -> list[str]:
+    """Return the identities of the writers that the processes of a run have become.
+
+    Args:
+        folder: Folder of the run.
+    """
+    writers: list[str] = []
+    for file in sorted(folder.glob("*.json")):
+        with suppress(OSError, msgspec.MsgspecError):
+            writers += msgspec.json.decode(file.read_bytes(), type=_Notes).writers
+    return writers
+
+
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
 

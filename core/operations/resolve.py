@@ -238,7 +238,7 @@ def _note(decision: Decide, writer: LogWriter, sinks: Mapping[str, TwoPhaseCommi
     completed = EpochCompleted(
         writer.pipeline, decision.log, decision.epoch, decision.input, committables=committed, sinks=sinks
     )
-    note(writer.store, "epoch", {**completed.facts(), "decided": decision.at})
+    note(writer.store, "epoch", {**completed.facts(), "decided": decision.at, "tool": "txn commit"})
 
 
 def _committing(transactions: Sequence[FoundTransaction]) -> Mapping[str, TwoPhaseCommitSink[Any]]:

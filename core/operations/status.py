@@ -10,10 +10,14 @@ the log, the notes and the clock. The first state of this list that applies coun
 5. failed: the newest note is of a driver that has failed, and that `onceward run` does not start again.
 6. restarting: the pipeline has started several times within a few minutes, without completing epochs in between, or
    `onceward run` waits to start it again.
-7. failed: the newest note is of a failure.
-8. silent: a source does not answer, no epoch was completed for many times the usual pace, or the newest entry is from
+7. failed: an operator's command has written the newest START, and no run has started since.
+8. failed: the newest note is of a failure.
+9. silent: a source does not answer, no epoch was completed for many times the usual pace, or the newest entry is from
    the future, so that its age is not known.
-9. running.
+10. running.
+
+A START in the log that no tool wrote is a run. Notes of its end count only if they are of that run: they are newer than
+its START, and if they name writers, its writer is one of them.
 """
 
 from __future__ import annotations
@@ -22,25 +26,26 @@ from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import cached_property
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
 from ..connector import noted_address
 from ..errors import OncewardError, named_text_of
 from ..kit.times import duration
-from ..log import DirectoryStore
+from ..log import DirectoryStore, LogView, Start
 from ..log.notes import notes
 from ..names import is_sink_name
 from ..source_watch import MOST_SECONDS
-from ..transaction import Observation
+from ..transaction import Observation, rows_by_sink
 from .survey import history
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from ..log import Decide, LogView
+    from ..log import Decide, Entry
     from ..log.notes import Note
     from .logs import Log
     from .survey import FoundTransaction
@@ -91,6 +96,33 @@ class PipelineState(StrEnum):
         return list(PipelineState).index(self)
 
 
+class Deadline(NamedTuple):
+    """When targets end the transactions of a decision by themselves, as far as that is known.
+
+    A target has been asked and has answered, was asked and is silent, or was not asked. Of the last two, the pipeline's
+    own note says after how many seconds they end a transaction.
+    """
+
+    seconds: int | None = None
+    """Until the first one ends; None if none ends, or if that is not known of any."""
+    at_most: bool = False
+    """Whether less time may be left: it was counted from the decision, by the clocks of the driver and this machine."""
+    silent: tuple[str, ...] = ()
+    """Sinks whose targets were asked and have not answered."""
+    unasked: tuple[str, ...] = ()
+    """Sinks whose targets were not asked."""
+    unknown: tuple[str, ...] = ()
+    """Those of both of which nobody knows whether their targets end transactions."""
+
+    @property
+    def unheard(self) -> str:
+        """Which targets have not said when rows expire, in words; empty if all have."""
+        parts = [f"the target of sink {', '.join(self.silent)} does not answer"] * bool(self.silent)
+        parts += [f"the target of sink {', '.join(self.unasked)} was not asked"] * bool(self.unasked)
+        parts += [f"when rows for {', '.join(self.unknown)} expire is not known"] * bool(self.unknown)
+        return "; ".join(parts)
+
+
 class NotedSystem(msgspec.Struct, frozen=True):
     """Where a sink writes or a source reads, by the newest decision or a note beside the log; it holds no secret.
 
@@ -134,10 +166,16 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int | None = None
     """Newest decided epoch."""
     rows: int | None = None
-    """Rows of the decision that waits."""
+    """Rows of the decision that wait: of several sinks, those of the sink that has most."""
     expires_in: int | None = None
-    """Seconds until a target ends the first of the transactions that wait; at most so many, if no target was asked or
-    it did not answer, as the pipeline noted their timeout when it started."""
+    """Seconds until a target ends the first of the transactions that wait; null if none does, or if it is not known."""
+    at_most: bool = False
+    """Whether less time may be left than `expires_in`: the target was not asked or did not answer, so it was counted
+    from the decision, by the clocks of the driver and of this machine and the timeout that the pipeline noted."""
+    unasked: tuple[str, ...] = ()
+    """Sinks of the waiting decision whose targets were not asked."""
+    silent: tuple[str, ...] = ()
+    """Sinks of the waiting decision whose targets were asked and did not answer."""
     lost: int | None = None
     """Number of waiting transactions that a target has ended without a commit; null if no target was asked."""
     pace: float | None = None
@@ -157,6 +195,17 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     systems: tuple[NotedSystem, ...] = ()
     """Where the sinks of the decision that waits write, or else all sinks; or what the source reads that does not
     answer."""
+
+    @property
+    def needs_somebody(self) -> bool:
+        """Whether there is something to do."""
+        return not self.state.is_well and bool(self.advice)
+
+    @property
+    def urgency(self) -> tuple[Any, ...]:
+        """Sorts the pipeline that needs somebody most first: by the time that is left, if some is running out."""
+        left = float("inf") if self.expires_in is None else self.expires_in
+        return self.state.need, left, self.pipeline, self.store
 
 
 def pipeline_status(
@@ -180,10 +229,12 @@ def pipeline_status(
         return unreadable(log.pipeline, where, _text_of(error))
     noted = notes(log.store.path, NOTES) if isinstance(log.store, DirectoryStore) else []
     own = [one for one in transactions if one.committable.pipeline == log.pipeline]
-    lost = Counter(one.committable.sink for one in own if one.lost) if own else None
+    asked = [one for one in own if one.target is not None]
+    lost = Counter(one.committable.sink for one in own if one.lost) if asked else None
     expires = [one.expires_in for one in epochs if one.completed is None]
     expiring = sum(one.committable.rows for one in own if one.expires_in is not None)
-    answered = {one.committable.sink for one in own if one.state is not Observation.NO_ANSWER}
+    silent = {one.committable.sink for one in asked if one.state is Observation.NO_ANSWER}
+    committed = {one.name for one in asked if one.state is Observation.COMMITTED}
     return judged(
         log.pipeline,
         where,
@@ -193,8 +244,24 @@ def pipeline_status(
         expires_in=expires[0] if expires else None,
         expiring=expiring,
         lost=lost,
-        answered=answered,
+        answered={one.committable.sink for one in asked} - silent,
+        silent=silent,
+        committed=committed,
     )
+
+
+def deadline(log: Log, decision: Decide, transactions: Sequence[FoundTransaction]) -> Deadline:
+    """Return when targets end what is left of a decision, by their answers or else by the pipeline's notes."""
+    noted = notes(log.store.path, NOTES) if isinstance(log.store, DirectoryStore) else []
+    decided = {(c.sink, c.transaction) for c in decision.committables}
+    own = [one for one in transactions if (one.committable.sink, one.name) in decided]
+    left = [one for one in own if one.state is not Observation.COMMITTED]
+    asked = [one for one in left if one.target is not None]
+    silent = {one.committable.sink for one in asked if one.state is Observation.NO_ANSWER}
+    times = [one.expires_in for one in left if one.expires_in is not None]
+    facts = _Facts(LogView(), noted, datetime.now(UTC), None, None)
+    answered = {one.committable.sink for one in own if one.target is not None} - silent
+    return _deadline(facts, decision, _Answers(min(times, default=None), answered=answered, silent=silent))
 
 
 def judged(
@@ -234,6 +301,8 @@ def assess(
     expiring: int | None = None,
     lost: Mapping[str, int] | None = None,
     answered: Collection[str] = (),
+    silent: Collection[str] = (),
+    committed: Collection[str] = (),
 ) -> PipelineStatus:
     """Return the state that a log and its notes show at a time; see the order above.
 
@@ -248,13 +317,16 @@ def assess(
         lost: By sink, how many of the transactions that wait its target has ended without a commit; None if no target
             was asked.
         answered: Sinks whose targets have answered; of the others, the pipeline's own notes say when transactions end.
+        silent: Sinks whose targets were asked and did not answer.
+        committed: Names of transactions that are committed already.
     """
     ends = [one.at for one in noted if one.what in _PROGRESS]
     ends += [done.at for _, done in view.decisions if done is not None]
     past = [at for at in ends if not _is_ahead(at, now)]
     facts = _Facts(view, noted, now, max(past, default=None), _pace(noted))
-    status = _moved(facts) or _waiting(facts, expires_in, expiring, lost, answered) or _ended(facts) or _given_up(facts)
-    status = status or _restarting(facts) or _failed(facts)
+    answers = _Answers(expires_in, expiring, lost, answered, silent, committed)
+    status = _moved(facts) or _waiting(facts, answers) or _ended(facts) or _given_up(facts)
+    status = status or _restarting(facts) or _by_hand(facts) or _failed(facts)
     status = status or _unanswered(facts) or _unclear(facts) or _silent(facts) or _running(facts)
     error = status.error or facts.error()
     return msgspec.structs.replace(
@@ -270,6 +342,17 @@ def assess(
     )
 
 
+class _Answers(NamedTuple):
+    """What targets have answered about the decision that waits; see `assess`."""
+
+    expires_in: int | None = None
+    expiring: int | None = None
+    lost: Mapping[str, int] | None = None
+    answered: Collection[str] = ()
+    silent: Collection[str] = ()
+    committed: Collection[str] = ()
+
+
 @dataclass(frozen=True)
 class _Facts:
     view: LogView
@@ -279,10 +362,25 @@ class _Facts:
     """When the newest epoch was completed."""
     pace: float | None
 
-    @property
+    @cached_property
+    def run(self) -> Entry | None:
+        """The newest entry of a run, and not of an operator's command."""
+        tools = {one.writer_id for one in self.view.entries if isinstance(one, Start) and one.tool}
+        return next((one for one in reversed(self.view.entries) if one.writer_id not in tools), None)
+
+    @cached_property
     def newest(self) -> Note | None:
-        """The newest note that says how a run goes."""
-        return next((one for one in reversed(self.noted) if one.what not in _ASIDE), None)
+        """The newest note that says how the newest run goes; None if none is of that run.
+
+        A run notes nothing before it has started, and another run's end may be noted later than this one's start.
+        """
+        own = (one for one in reversed(self.noted) if one.what not in _ASIDE and "tool" not in one.fields)
+        newest = next(own, None)
+        if newest is None or self.run is None or _is_ahead(self.run.at, self.now):
+            return newest
+        writers = newest.fields.get("writers")
+        is_other = isinstance(writers, list) and writers and self.run.writer_id not in writers
+        return None if is_other or newest.at < self.run.at else newest
 
     @property
     def ended_life(self) -> Note | None:
@@ -302,6 +400,11 @@ class _Facts:
         """Return the driver's last exit code since a time, by default since an epoch was completed."""
         life = self._last("life", since)
         return _number(life.fields.get("code")) if life is not None else None
+
+    @property
+    def failed_lives(self) -> int:
+        """How many drivers in a row have failed since an epoch was completed."""
+        return sum(one.what == "life" and one.at >= (self.last or "") for one in self.noted)
 
     def why(self, since: str | None = None) -> str:
         """Return how the last run failed, as the end of a sentence; empty if nobody noted it."""
@@ -330,27 +433,24 @@ def _moved(facts: _Facts) -> PipelineStatus | None:
     return _status(PipelineState.ENDED, f"a savepoint has moved the pipeline to {facts.view.moved}")
 
 
-def _waiting(
-    facts: _Facts,
-    expires_in: int | None,
-    expiring: int | None,
-    lost: Mapping[str, int] | None,
-    answered: Collection[str],
-) -> PipelineStatus | None:
-    decision = facts.view.undone
+def _waiting(facts: _Facts, answers: _Answers) -> PipelineStatus | None:
+    decision, lost = facts.view.undone, answers.lost
     age = facts.age(decision.at) if decision is not None else None
-    if decision is None or (age is not None and age < WAITING_SECONDS and not lost):
+    if decision is None:
         return None
-    rows = sum(one.rows for one in decision.committables if one.transaction not in facts.view.skipped)
+    newest = facts.newest
+    is_over = newest is not None and newest.what in {"failure", "life"} and newest.at >= decision.at
+    if age is not None and age < WAITING_SECONDS and not lost and not is_over:
+        return None
+    until = _deadline(facts, decision, answers)
+    done = facts.view.skipped | set(answers.committed)
+    left = [one for one in decision.committables if one.transaction not in done]
+    rows = rows_by_sink(left, {one.sink for one in left})
     waits = f" for {duration(age)}" if age is not None else ""
-    what = f"epoch {decision.epoch} is decided and has waited{waits} for its commit: {rows} rows"
-    noted = _noted_expiry(facts, decision, answered)
-    if expires_in is not None and (noted is None or expires_in <= noted):
-        some = f"{expiring} of " if expiring is not None and expiring < rows else ""
-        what += f", {some}which expire in {duration(expires_in)}"
-    elif noted is not None:
-        expires_in = noted
-        what += f", some of which expire in at most {duration(noted)}" if noted else ", some of which may have expired"
+    what = f"epoch {decision.epoch} is decided and has waited{waits} for its commit: {_shown_rows(rows)}"
+    what += _until(until, answers, rows)
+    if age is None:
+        what += "; the clock of its driver, or of this machine, is wrong"
     error = facts.error(decision.at)
     advice = "start the pipeline again, or commit it now"
     if error:
@@ -365,10 +465,35 @@ def _waiting(
         what,
         advice=advice,
         since=decision.at,
-        rows=rows,
-        expires_in=expires_in,
+        rows=max(rows.values(), default=0),
+        expires_in=until.seconds,
+        at_most=until.at_most,
+        unasked=until.unasked,
+        silent=until.silent,
         lost=sum(lost.values()) if lost is not None else None,
     )
+
+
+def _shown_rows(rows: Mapping[str, int]) -> str:
+    """Return how many rows wait: the same rows may go to several sinks, so they are not added up."""
+    if len(rows) == 1:
+        return f"{sum(rows.values())} rows"
+    return ", ".join(f"{count} rows for {sink}" for sink, count in sorted(rows.items())) or "0 rows"
+
+
+def _until(until: Deadline, answers: _Answers, rows: Mapping[str, int]) -> str:
+    """Return when rows expire, as the rest of a sentence, and if any target was asked, which ones have not said it."""
+    if until.seconds is None:
+        text = ""
+    elif until.at_most:
+        when = f"expire in at most {duration(until.seconds)}" if until.seconds else "may have expired"
+        text = f", some of which {when}"
+    else:
+        expiring, all_ = answers.expiring, sum(rows.values())
+        some = "" if expiring is None or expiring >= all_ else f"{expiring} of " if len(rows) == 1 else "some of "
+        text = f", {some}which expire in {duration(until.seconds)}"
+    is_asked = answers.answered or answers.silent
+    return text + (f"; {until.unheard}" if until.unheard and is_asked else "")
 
 
 def _targets(facts: _Facts) -> tuple[NotedSystem, ...]:
@@ -399,19 +524,31 @@ def _noted(name: str, kind: str, noted: object, *, decided: bool = False, is_sou
     )
 
 
-def _noted_expiry(facts: _Facts, decision: Decide, answered: Collection[str]) -> int | None:
-    """Return the seconds that targets which have not answered leave at most; None if none of them ends transactions.
+def _deadline(facts: _Facts, decision: Decide, answers: _Answers) -> Deadline:
+    """Return when targets end the decision's transactions: the earliest time that an answer or a note names.
 
-    A transaction began before its decision, so its time is over a little sooner.
+    A transaction began before its decision, so its time is over a little sooner than by the note.
     """
+    expires_in, silent = answers.expires_in, answers.silent
     age = facts.age(decision.at)
-    timeouts = next((one.fields.get("timeouts") for one in reversed(facts.noted) if one.what == "start"), None)
-    if age is None or not isinstance(timeouts, dict):
-        return None
-    open_ = {one.sink for one in decision.committables} - set(answered)
-    known = [seconds for sink, seconds in timeouts.items() if sink in open_ and isinstance(seconds, int | float)]
-    known = [seconds for seconds in known if 0 <= seconds < _MOST_WAITED]
-    return round(max(0.0, min(known) - age)) if known else None
+    start = next((one.fields for one in reversed(facts.noted) if one.what == "start"), {})
+    noted, targets = start.get("timeouts"), start.get("targets")
+    timeouts: dict[str, Any] = noted if isinstance(noted, dict) else {}
+    never = {sink for sink in targets if sink not in timeouts} if isinstance(targets, dict) else set()
+    sinks = {one.sink for one in decision.committables}
+    open_ = sorted(sinks - set(answers.answered))
+    known = {sink: timeouts[sink] for sink in open_ if isinstance(timeouts.get(sink), int | float)}
+    known = {sink: seconds for sink, seconds in known.items() if 0 <= seconds < _MOST_WAITED}
+    # An entry whose time is ahead of this clock says that no more than the whole timeout is left.
+    left = round(max(0.0, min(known.values()) - (age or 0.0))) if known else None
+    at_most = left is not None and (expires_in is None or left < expires_in)
+    return Deadline(
+        left if at_most else expires_in,
+        at_most,
+        tuple(sink for sink in open_ if sink in silent),
+        tuple(sink for sink in open_ if sink not in silent),
+        tuple(sink for sink in open_ if sink not in known and sink not in never),
+    )
 
 
 def _restarting(facts: _Facts) -> PipelineStatus | None:
@@ -419,20 +556,24 @@ def _restarting(facts: _Facts) -> PipelineStatus | None:
     starts = [(at, age) for at, age in ages if age is not None and age <= RESTART_SECONDS]
     life = facts.ended_life
     pause = _again(life) if life is not None else None
+    waits = pause - (facts.age(life.at) or 0.0) if life is not None and pause is not None else None
+    advice = "correct what the driver's log says; each start reads the same rows again"
     if len(starts) >= RESTARTS:
         since = starts[0][0]
         what = f"started {len(starts)} times in {duration(starts[0][1])}{facts.why(since)}"
-    elif life is not None and pause is not None:
-        since = None
-        what = f"the driver has failed{facts.why()}"
+        what += f"; onceward run starts it again in {duration(max(0.0, waits))}" if waits is not None else ""
+    elif waits is not None:
+        since, advice = None, ""  # the restart does all that is needed, unless it fails, too
+        error, times = facts.error(), facts.failed_lives
+        what = f"starting again in {duration(waits)}" if waits > 0 else f"starting again since {duration(-waits)}"
+        what += f" after exit code {facts.exit_code()}" + (f" ({times} times in a row)" if times > 1 else " (1st time)")
+        what += f"; the last failure: {error}" if error else ""
     else:
         return None
-    if life is not None and pause is not None:
-        what += f"; onceward run starts it again in {duration(max(0.0, pause - (facts.age(life.at) or 0.0)))}"
     return _status(
         PipelineState.RESTARTING,
         what,
-        advice="correct what the driver's log says; each start reads the same rows again",
+        advice=advice,
         since=starts[-1][0] if starts else facts.newest.at if facts.newest is not None else None,
         restarts=len(starts),
         error=facts.error(since),
@@ -470,6 +611,26 @@ def _starts_in_vain(noted: Sequence[Note]) -> list[str]:
         elif one.what == "life":
             is_open = failed = False
     return [at for at in times if at in in_vain]
+
+
+_BY_HAND: Final = {"txn commit": "committed", "txn abort": "aborted", "repair-log": "repaired"}
+
+
+def _by_hand(facts: _Facts) -> PipelineStatus | None:
+    """Report a pipeline whose log was written last by an operator's command, which has fenced any run before it."""
+    entries = facts.view.entries
+    start = next((one for one in reversed(entries) if isinstance(one, Start)), None)
+    if start is None or not start.tool or (facts.run is not None and facts.run.position > start.position):
+        return None
+    age = facts.age(entries[-1].at)
+    ago = f" {duration(age)} ago" if age is not None else ""
+    done = _BY_HAND.get(start.tool, "ended")
+    return _status(
+        PipelineState.FAILED,
+        f"{done} by hand (onceward {start.tool}){ago}; no run since",
+        advice="start the pipeline",
+        since=entries[-1].at,
+    )
 
 
 def _given_up(facts: _Facts) -> PipelineStatus | None:
@@ -596,8 +757,13 @@ def _silent(facts: _Facts) -> PipelineStatus | None:
 
 
 def _running(facts: _Facts) -> PipelineStatus:
-    age = facts.age(facts.last)
+    age, undone = facts.age(facts.last), facts.view.undone
     what = f"the last epoch was completed {duration(age)} ago" if age is not None else "no epoch is completed yet"
+    began = facts.age(facts.run.at) if isinstance(facts.run, Start) else None
+    if began is not None and (age is None or began < age):
+        what = f"started {duration(began)} ago; {what}"
+    if undone is not None and (waits := facts.age(undone.at)) is not None:
+        what = f"epoch {undone.epoch} was decided {duration(waits)} ago, and is being committed; {what}"
     return _status(PipelineState.RUNNING, what, since=facts.last)
 
 
