@@ -55,6 +55,9 @@ _log = logging.getLogger("onceward.kafka")
 NOTHING_WRITTEN = "nothing was written"
 FLUSH_SHARE = 0.5
 """Share of the transaction's timeout that a flush may take."""
+PREPARE_SECONDS = 45.0
+"""How long to ask for a transaction's handle after its coordinator has died: by default, its successor is elected after
+9 s (broker.session.timeout.ms), and then reads its part of the log."""
 KEPT_BYTES = 16 * 2**20
 """Rows of a transaction that are kept until it is prepared. A refused batch shows long before there are as many."""
 
@@ -423,6 +426,24 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         self._pool(context.scope).warm_up(context)
 
     def _prepared(self, transaction: KafkaTransaction) -> Prepared:
+        """Ask for the handle, as long as a coordinator's successor may need to take its place.
+
+        An attempt that failed instead would be tried again if Spark did so, and not at all in an epoch that the driver
+        writes.
+        """
+        error: KafkaError | None = None
+        for _ in Retries(min(PREPARE_SECONDS, self.transaction_timeout * FLUSH_SHARE)):
+            try:
+                return self._handle_of(transaction)
+            except KafkaError as raised:
+                if not raised.retryable:
+                    raise
+                error = raised
+                self._client.look_up_again([str(transaction.producer.name)])
+        assert error is not None  # noqa: S101 - there is at least one try
+        raise error
+
+    def _handle_of(self, transaction: KafkaTransaction) -> Prepared:
         """Ask for the handle, and whether it has all partitions in which the transaction is open."""
         client, name = self._client.within(2 * commits.CALL_SECONDS), str(transaction.producer.name)
         topics = sorted(transaction.topics or ()) if self.topic is None else [self.topic]
@@ -463,11 +484,13 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         """
         name, known = prepared.handle.transactional_id, client.partitions_everywhere(prepared.handle)
         if known is None:
-            raise KafkaError(
+            error = KafkaError(
                 "a partition has no leader and a broker does not answer, so the transaction's partitions cannot be "
                 "told. Nothing of the epoch is committed; the next attempt writes it again",
                 transaction=name,
             )
+            error.retryable = True
+            raise error
         if known - prepared.partitions:
             raise _lacks(min(known - prepared.partitions), name)
 
@@ -488,11 +511,13 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
 
 
 def _lacks(partition: tuple[str, int], name: str) -> KafkaError:
-    return KafkaError(
+    error = KafkaError(
         f"its coordinator does not know that the transaction has rows in {partition[0]}-{partition[1]}: another broker "
         "has taken its place. Nothing of the epoch is committed; the next attempt writes it again",
         transaction=name,
     )
+    error.retryable = True
+    return error
 
 
 def _seconds(milliseconds: str) -> float:
