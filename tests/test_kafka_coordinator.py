@@ -32,6 +32,7 @@ class Brokers:
         self.asked: list[int] = []
         self.listings: dict[int, Callable[[], Any]] = {}
         self.offline: list[int] = []
+        self.state_code: int = Code.NONE
 
     def coordinators(self, names: Sequence[str], *, seconds: float) -> dict[str, wire.WireAnswer]:  # noqa: ARG002
         return {name: wire.WireAnswer(Code.NONE, self.coordinator) for name in names}
@@ -48,12 +49,9 @@ class Brokers:
     def nodes(self, *, seconds: float) -> list[int]:  # noqa: ARG002
         return [1, 2]
 
-    def leaderless(self, topic: str, *, seconds: float) -> list[int]:  # noqa: ARG002
+    def leaderless(self, topic: str, *, seconds: float) -> wire.WireAnswer:  # noqa: ARG002
         assert topic == "__transaction_state"
-        return self.offline
-
-    def forget(self) -> None:
-        """Addresses are looked up again."""
+        return wire.WireAnswer(self.state_code, self.offline)
 
 
 def client(brokers: Brokers, retry_seconds: float = 2.0) -> TransactionCoordinatorClient:
@@ -138,10 +136,23 @@ def test_a_listing_is_an_error_while_a_part_of_the_coordinators_topic_has_no_lea
     assert caught.value.retryable
 
 
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [(Code.TOPIC_AUTHORIZATION_FAILED, "permission to Describe topic __transaction_state"), (Code.NO_ANSWER, "")],
+)
+def test_a_listing_is_an_error_while_nobody_says_whether_a_part_is_missing(code: int, why: str):
+    brokers = Brokers()
+    brokers.listings = {1: lambda: listing("a"), 2: listing}
+    brokers.state_code = code
+    with pytest.raises(KafkaError, match=f"{Code(code).name}.*{why}") as caught:
+        client(brokers, retry_seconds=0.2).list_transactions()
+    assert caught.value.retryable == (code == Code.NO_ANSWER)
+
+
 def test_a_listing_waits_for_a_leader_of_the_coordinators_topic():
     brokers = Brokers()
     waits = [[3], [3], []]
-    brokers.leaderless = lambda *_, **__: waits.pop(0)  # type: ignore[method-assign]
+    brokers.leaderless = lambda *_, **__: wire.WireAnswer(Code.NONE, waits.pop(0))  # type: ignore[method-assign]
     brokers.listings = {1: lambda: listing("a"), 2: listing}
     assert client(brokers).list_transactions() == ["a"]
 

@@ -11,6 +11,7 @@ import pytest
 from onceward.connectors.kafka import pool
 from onceward.connectors.kafka.errors import Code
 from onceward.connectors.kafka.settings import KafkaSettings
+from onceward.connectors.kafka.sizes import Sizes
 from onceward.connectors.kafka.transaction import Description, Handle, Prepared, listed_committable
 from onceward.core.errors import FencedError
 from onceward.core.names import PooledName, Scope, parse_pooled_name
@@ -30,6 +31,7 @@ class Cluster:
         self.states: dict[str, tuple[int, str]] = {}
         self.transactions = self
         self.register_answers = 0
+        self.dropped: list[str] = []
 
     def limits(self) -> Any:
         return SimpleNamespace(brokers=1)
@@ -47,11 +49,11 @@ class Cluster:
         self.states[name] = epoch + 1, "Empty"
         return self.register_answers
 
-    def open(self, _settings: KafkaSettings, name: PooledName, **_: Any) -> Any:
+    def open(self, _settings: KafkaSettings, name: PooledName, *, sizes: Sizes, **_: Any) -> Any:
         """TransactionalProducer.open."""
         epoch, _state = self.states.get(str(name), (-1, ""))
         self.states[str(name)] = epoch + 1, "Empty"
-        return SimpleNamespace(name=name, begin=lambda: None)
+        return SimpleNamespace(name=name, begin=lambda: None, sizes=sizes, drop=lambda: self.dropped.append(str(name)))
 
     def end(self, name: PooledName, state: str) -> Prepared:
         epoch, _ = self.states[str(name)]
@@ -287,3 +289,40 @@ def test_an_attempt_that_waited_while_a_newer_start_came_is_fenced(monkeypatch: 
     monkeypatch.setattr(ids._changed, "wait_for", wait_for)
     with pytest.raises(FencedError, match="generation 7"):
         ids.take(context(3, 0, ""))
+
+
+def test_a_producer_that_was_ready_for_too_long_is_dropped_and_its_id_is_used(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
+    """A firewall may have dropped its connections, and the coordinator may have forgotten its id."""
+    now = [1000.0]
+    monkeypatch.setattr(pool.time, "monotonic", lambda: now[0])
+    ids = a_pool()
+    names = []
+    for epoch, idle in enumerate([0.0, 1.0, pool.READY_SECONDS - 1, pool.READY_SECONDS + 1, 400.0]):
+        now[0] += idle
+        names.append(run(ids, cluster, context(epoch, epoch)))
+        assert len(cluster.dropped) == max(0, epoch - 2)
+    assert set(names) == set(cluster.states)
+    assert len(cluster.states) == 2
+
+
+def test_an_id_that_the_coordinator_forgot_meanwhile_is_not_used(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+    now = [1000.0]
+    monkeypatch.setattr(pool.time, "monotonic", lambda: now[0])
+    ids = a_pool()
+    for epoch in range(2):
+        run(ids, cluster, context(epoch, epoch))
+    forgotten = set(cluster.states)
+    monkeypatch.setattr(cluster, "_describe", lambda _: Description(Code.TRANSACTIONAL_ID_NOT_FOUND))
+    now[0] += 2 * pool.READY_SECONDS
+    assert str(ids.take(context(2, 2)).name) not in forgotten
+
+
+def test_a_producer_that_is_ready_for_other_sizes_is_not_handed_out(cluster: Cluster):
+    ids = a_pool()
+    for epoch in range(3):
+        run(ids, cluster, context(epoch, epoch))
+    small = Sizes(batch=1000)
+    assert ids.take(context(3, 3), small).sizes == small
+    assert len(cluster.dropped) == 1

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from onceward.connectors.kafka import sink as kafka
+from onceward.connectors.kafka.errors import Code
 from onceward.connectors.kafka.librdkafka import BatchProducer
 from onceward.connectors.kafka.messages import QueueFull
 from onceward.connectors.kafka.producer import DeliveryFailures, TransactionalProducer, queue_bound
@@ -156,6 +157,9 @@ class Written:
     def within(self, _seconds):
         return self
 
+    def look_up_again(self, names):
+        assert list(names) == [str(self.name)]
+
     def describe(self, names, *, topics):
         assert topics == ["t"]
         self.calls.append("describe")
@@ -190,11 +194,31 @@ class Written:
         self.calls.append("drop")
 
 
-def pre_committed(monkeypatch, written) -> Committable:
+def pre_committed(monkeypatch, written, seconds: float = 0.0) -> Committable:
+    monkeypatch.setattr(kafka, "PREPARE_SECONDS", seconds)
     monkeypatch.setattr(kafka, "cluster_of", lambda _: written)
     context = WriteContext(pipeline="p", sink="out", log="0a0b0c0d", generation=4, epoch=2, subtask=1)
     sink = KafkaSink("out", bootstrap_servers="b:1", topic="t", transaction_timeout=60)
     return sink.pre_commit(KafkaTransaction(context, written, written))
+
+
+@pytest.mark.parametrize("code", [Code.NO_ANSWER, Code.COORDINATOR_LOAD_IN_PROGRESS, Code.NOT_COORDINATOR])
+def test_a_handle_is_asked_for_until_a_coordinator_has_taken_the_place_of_a_dead_one(monkeypatch, code):
+    written = Written()
+    answers = written.describe
+
+    def describe(names, *, topics):
+        found = answers(names, topics=topics)
+        return found if written.calls.count("describe") > 5 else {name: Description(code) for name in names}
+
+    written.describe = describe
+    assert pre_committed(monkeypatch, written, seconds=30.0).rows == 1
+    assert written.calls.count("describe") == 6
+
+
+def test_an_election_by_kafkas_default_is_waited_for():
+    session_seconds, most = 9.0, 30.0  # broker.session.timeout.ms; as long as a producer waits
+    assert max(session_seconds, most) <= kafka.PREPARE_SECONDS
 
 
 def test_a_handle_is_asked_for_when_the_brokers_have_all_messages(monkeypatch):
@@ -275,7 +299,7 @@ def test_a_topic_whose_id_is_not_told_is_asked_for_again_and_then_not_prepared(m
     """Created again before the commit, it would look like an abort by hand: other topics' rows would be given up."""
     written = Written()
     written.producers, written.ids = {("t", 0): producers}, {}
-    monkeypatch.setattr(kafka, "Retries", lambda _seconds: range(2))
+    monkeypatch.setattr(kafka, "Retries", lambda seconds: range(2 if seconds else 1))
     with pytest.raises(KafkaError, match="the brokers do not tell the id of t") as caught:
         pre_committed(monkeypatch, written)
     assert caught.value.retryable

@@ -17,12 +17,14 @@ from confluent_kafka.admin import AclOperation, AdminClient, NewTopic  # type: i
 from onceward.core.errors import ConfigurationError, ExternalError, KafkaError, OncewardError, refusing_rows
 from onceward.core.kit.processwide import PerProcess
 
-from .errors import FORBIDDEN, Code, Retries, client_error, code_name, kafka_error
+from .errors import FORBIDDEN, PASSING, Code, Retries, client_error, code_name, kafka_error
+from .sizes import Sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from .settings import KafkaSettings
+    from .wire import WireAnswer
 
 T = TypeVar("T")
 E = TypeVar("E", bound=ExternalError)
@@ -41,6 +43,8 @@ LEAST_SECONDS: Final = 0.5
 """Bound of one request when hardly any time is left."""
 REFUSALS: Final = {"_AUTHENTICATION": Code.SASL_AUTHENTICATION_FAILED, "_SSL": Code.TLS_FAILED}
 """Trying again will not help: a wrong password, a certificate that is not trusted."""
+LIMIT_SECONDS: Final = 2.0
+"""How long to wait for each broker's settings, once one of them has answered."""
 NEW_TOPIC_SECONDS: Final = 2.0
 """A broker hears of a new topic a moment after the one that was asked to create it."""
 USUAL_LONGEST_TIMEOUT_MS: Final = 900_000
@@ -251,7 +255,9 @@ class Limits(NamedTuple):
     longest_timeout_ms: int
     """transaction.max.timeout.ms"""
     known: bool
-    """Whether the broker told; if asking for its configuration is forbidden, Kafka's default is assumed."""
+    """Whether the brokers told; if asking for their configuration is forbidden, Kafka's defaults are assumed."""
+    message_bytes: int | None = None
+    """message.max.bytes, which topics without a setting of their own have."""
 
 
 class Cluster:
@@ -271,6 +277,7 @@ class Cluster:
         self.known_limits: Limits | None = None
         self._seen_topics: set[str] = set()
         self._missing_topics: set[str] = set()
+        self._topic_limits: dict[str, int | None] = {}
 
     def limits(self) -> Limits:
         """Return the brokers' limits, which are asked for once.
@@ -281,6 +288,22 @@ class Cluster:
         if self.known_limits is None:
             self.known_limits = self._ask_limits()
         return self.known_limits
+
+    def sizes(self, settings: KafkaSettings, topics: Iterable[str], *, anew: bool = False) -> Sizes:
+        """Return the bounds of messages and batches for these topics, whose limits are asked for once.
+
+        Args:
+            settings: Those of the producer.
+            topics: Topics that it writes to; if there are none yet, the brokers' default counts.
+            anew: Ask again, as after a refusal.
+        """
+        wanted = sorted(set(topics))
+        missing = [topic for topic in wanted if anew or topic not in self._topic_limits]
+        if missing:
+            self._topic_limits |= self.wire.topic_limits(missing, seconds=LIMIT_SECONDS)
+        if not wanted:
+            return Sizes.of(settings, {"": self.limits().message_bytes})
+        return Sizes.of(settings, {topic: self._topic_limits[topic] for topic in wanted})
 
     def partitions_of(self, topic: str) -> int:
         """Return the number of the topic's partitions; 0 if there is no such topic.
@@ -345,17 +368,37 @@ class Cluster:
             self._seen_topics.add(topic)
 
     def _ask_limits(self) -> Limits:
-        nodes = self.wire.nodes(seconds=ASK_SECONDS)
-        if not nodes:
+        """Ask every broker: what one allows, another one may not, for example in the middle of a rolling change.
+
+        Brokers that are silent do not count as long as others answer: they coordinate no transaction meanwhile.
+        """
+        retries = Retries(ASK_SECONDS)
+        answers: dict[int, WireAnswer] = {}
+        for _ in retries:
+            nodes = self.wire.nodes(seconds=retries.left)
+            answers |= self.wire.broker_configs([n for n in nodes if n not in answers], seconds=retries.left)
+            known = {node: answer for node, answer in answers.items() if answer.code not in PASSING}
+            if known and (len(known) == len(nodes) or retries.left < ASK_SECONDS - LIMIT_SECONDS):
+                break
+            answers = known
+        if not answers:
             raise kafka_error("no broker answers", Code.NO_ANSWER, self.wire.last_fault)
-        answer = self.wire.broker_config(nodes[0], seconds=ASK_SECONDS)
-        if answer.code in FORBIDDEN:
-            return Limits(len(nodes), USUAL_LONGEST_TIMEOUT_MS, known=False)
-        if answer.code:
-            raise kafka_error("cannot read the brokers' configuration", answer.code, answer.detail)
-        config: dict[str, str] = answer.response
-        longest = int(config.get("transaction.max.timeout.ms", USUAL_LONGEST_TIMEOUT_MS))
-        return Limits(len(nodes), longest, known=True)
+        return _limits_of(answers)
+
+
+def _limits_of(answers: Mapping[int, WireAnswer]) -> Limits:
+    told = [answer.response for answer in answers.values() if not answer.code]
+    if not told:
+        worst = next(iter(answers.values()))
+        if all(answer.code in FORBIDDEN for answer in answers.values()):
+            return Limits(len(answers), USUAL_LONGEST_TIMEOUT_MS, known=False)
+        raise kafka_error("cannot read the brokers' configuration", worst.code, worst.detail)
+
+    def least(name: str) -> int | None:
+        return min((int(config[name]) for config in told if config.get(name)), default=None)
+
+    longest = least("transaction.max.timeout.ms") or USUAL_LONGEST_TIMEOUT_MS
+    return Limits(len(answers), longest, known=True, message_bytes=least("message.max.bytes"))
 
 
 def cluster_of(settings: KafkaSettings) -> Cluster:

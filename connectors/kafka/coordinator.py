@@ -47,8 +47,6 @@ K = TypeVar("K")
 V = TypeVar("V")
 RETRY_SECONDS: Final = 5.0
 """Seconds that a call goes on asking before it answers with the last code it got."""
-TRIES_BEFORE_BOOTSTRAP: Final = 4
-"""Unanswered retries after which the brokers' addresses themselves are in doubt."""
 ASK_AGAIN: Final = PASSING | {Code.CONCURRENT_TRANSACTIONS}
 _KNOWN_OR_NOT_HERE: Final = {Code.NONE, Code.NOT_COORDINATOR, Code.TRANSACTIONAL_ID_NOT_FOUND}
 NOBODY: Final = -1
@@ -57,6 +55,10 @@ FRESH_SECONDS: Final = 0.1
 """Leaders that were looked up together with a description are asked for again if its answer took longer."""
 STATE_TOPIC: Final = "__transaction_state"
 """Topic in which coordinators keep the state of transactions."""
+UNSEEN: Final = (
+    f"this client has no permission to Describe topic {STATE_TOPIC}, so it cannot see whether a part of the list is "
+    "missing. Grant it"
+)
 FENCED_TIMEOUT_MS: Final = 60_000
 """Of transactions under an id that is initialised here; nobody opens one."""
 
@@ -167,7 +169,7 @@ class TransactionCoordinatorClient:
         """
 
         def ask(_: Sequence[str], retries: Retries) -> dict[str, list[wire.WireAnswer]]:
-            return {prefix: [*self._list_once(states, prefix, retries.left), *self._unlisted(retries.left)]}
+            return {prefix: [*self._list_once(states, prefix, retries), *self._unlisted(retries.left)]}
 
         unanswered: list[wire.WireAnswer] = []
         answers = self._repeat([prefix], ask, lambda listing: _worst(listing).code, unanswered)[prefix]
@@ -181,12 +183,16 @@ class TransactionCoordinatorClient:
     def _unlisted(self, seconds: float) -> list[wire.WireAnswer]:
         """Return an error in the name of partitions of the coordinators' topic that have no leader, if there are any.
 
-        No broker lists their transactions. A client that may not describe the topic sees no such partition.
+        No broker lists their transactions. Nobody can say that there are none if this client may not look.
         """
         # (4) No broker would list their transactions, and none would answer with an error.
-        offline = self._wire.leaderless(STATE_TOPIC, seconds=seconds)
-        why = f"{STATE_TOPIC} has no leader for partition {', '.join(map(str, offline))}"
-        return [wire.WireAnswer(Code.COORDINATOR_NOT_AVAILABLE, detail=why)] if offline else []
+        answer = self._wire.leaderless(STATE_TOPIC, seconds=seconds)
+        if answer.code == Code.TOPIC_AUTHORIZATION_FAILED:
+            return [answer._replace(detail=UNSEEN)]
+        if answer.code:
+            return [answer]
+        why = f"{STATE_TOPIC} has no leader for partition {', '.join(map(str, answer.response))}"
+        return [wire.WireAnswer(Code.COORDINATOR_NOT_AVAILABLE, detail=why)] if answer.response else []
 
     def running_longer(self, ids: Collection[str], milliseconds: int) -> set[str] | None:
         """Return those ids that have had a transaction open for longer than `milliseconds`.
@@ -195,7 +201,7 @@ class TransactionCoordinatorClient:
         machines are compared. None if a broker is too old to tell (before Kafka 3.8).
         """
         prefix = os.path.commonprefix(list(ids))  # noqa: RUF071 - characters are meant
-        answers = self._list_once(["Ongoing"], prefix, self._seconds, milliseconds)
+        answers = self._list_once(["Ongoing"], prefix, Retries(self._seconds), milliseconds)
         if any(answer.code == Code.UNSUPPORTED_VERSION for answer in answers):
             return None
         rows = [row for answer in answers if not answer.code for row in answer.response.transaction_states]
@@ -233,13 +239,20 @@ class TransactionCoordinatorClient:
 
     def may_look(self, topic: str) -> int:
         """Return the code with which a partition of the topic answers describe_producers, which needs Read on it."""
-        leaders = self._wire.topics([topic], seconds=self._seconds).leaders
-        partition = min(leaders, default=None)
-        if partition is None:
-            return Code.LEADER_NOT_AVAILABLE
-        request = _describe_producers([partition])
-        [answer] = self._wire.exchange([(leaders[partition], request)], seconds=self._seconds)
-        return answer.code or int(answer.response.topics[0].partitions[0].error_code)
+        code: int = Code.LEADER_NOT_AVAILABLE
+        retries = Retries(self._seconds)
+        for _ in retries:
+            leaders = self._wire.topics([topic], seconds=retries.left).leaders
+            # Any partition will do: the leader of the first one may be silent.
+            requests = [(node, _describe_producers([min(led)])) for node, led in _grouped(leaders).items()]
+            codes = [
+                answer.code or int(answer.response.topics[0].partitions[0].error_code)
+                for answer in self._wire.exchange(requests, seconds=retries.left)
+            ]
+            code = min((code for code in codes if code not in PASSING), default=next(iter(codes), code))
+            if code not in PASSING:
+                break
+        return code
 
     def partitions_of(self, topics: Collection[str] | None) -> list[Partition]:
         """Return the partitions of these topics that have a leader now; None: of all topics this client may see."""
@@ -263,9 +276,11 @@ class TransactionCoordinatorClient:
             None if a broker did not answer, or is still loading what a coordinator knows.
         """
         request = DescribeTransactionsRequest(transactional_ids=[handle.transactional_id])
-        nodes = self._wire.nodes(seconds=self._seconds)
+        retries = Retries(self._seconds)
+        nodes = self._wire.nodes(seconds=retries.left)
         partitions: set[Partition] = set()
-        for answer in self._wire.exchange([(node, request) for node in nodes], seconds=self._seconds):
+        requests = [(node, copy.copy(request)) for node in nodes]
+        for answer in self._wire.exchange(requests, seconds=retries.left):
             rows = [Description.of(row) for row in answer.response.transaction_states] if not answer.code else []
             # One broker that is still loading may be the only one that knows.
             if any(row.code not in _KNOWN_OR_NOT_HERE for row in rows) or not rows:
@@ -288,7 +303,8 @@ class TransactionCoordinatorClient:
         """
         topic, number = partition
         # (5) Straight to the leader: its coordinator has ended the transaction and will send no marker any more.
-        leader = self._wire.topics([topic], seconds=self._seconds).leaders.get(partition)
+        retries = Retries(self._seconds)
+        leader = self._wire.topics([topic], seconds=retries.left).leaders.get(partition)
         if leader is None:
             return Code.LEADER_NOT_AVAILABLE
         marker = WriteTxnMarkersRequest.WritableTxnMarker(
@@ -301,7 +317,7 @@ class TransactionCoordinatorClient:
             coordinator_epoch=coordinator_epoch,
         )
         request = WriteTxnMarkersRequest(max_version=1, markers=[marker])
-        [answer] = self._wire.exchange([(leader, request)], seconds=self._seconds)
+        [answer] = self._wire.exchange([(leader, request)], seconds=retries.left)
         return answer.code or int(answer.response.markers[0].topics[0].partitions[0].error_code)
 
     def _repeat(
@@ -320,10 +336,7 @@ class TransactionCoordinatorClient:
         if not waiting:
             return answers
         retries = Retries(self._seconds if seconds is None else seconds)
-        for number in retries:
-            # Addresses may have changed with the brokers: begin again at the ones that were configured.
-            if number >= TRIES_BEFORE_BOOTSTRAP and any(code_of(answers[key]) == Code.NO_ANSWER for key in waiting):
-                self._wire.forget()
+        for _ in retries:
             answers |= ask(waiting, retries)
             waiting = [key for key in waiting if code_of(answers[key]) in again]
             if not waiting:
@@ -401,7 +414,7 @@ class TransactionCoordinatorClient:
         return descriptions
 
     def _list_once(
-        self, states: Collection[str], prefix: str, seconds: float, longer_than_ms: int | None = None
+        self, states: Collection[str], prefix: str, retries: Retries, longer_than_ms: int | None = None
     ) -> list[wire.WireAnswer]:
         """Return every broker's list of transactions, with the error code of the whole answer.
 
@@ -414,30 +427,31 @@ class TransactionCoordinatorClient:
         if by_pattern := prefix and self._by_pattern:
             pattern = f"{re.escape(prefix)}.*"
             filters |= {"transactional_id_pattern": pattern, "min_version": 2}
-        nodes = self._wire.nodes(seconds=seconds)
-        answers = self._wire.exchange([(node, ListTransactionsRequest(**filters)) for node in nodes], seconds=seconds)
+        nodes = self._wire.nodes(seconds=retries.left)
+        requests = [(node, ListTransactionsRequest(**filters)) for node in nodes]
+        answers = self._wire.exchange(requests, seconds=retries.left)
         if by_pattern and any(answer.result == Code.UNSUPPORTED_VERSION for answer in answers):
             # Brokers of several versions: asked once more, all without the pattern.
             self._by_pattern = False
-            return self._list_once(states, prefix, seconds, longer_than_ms)
+            return self._list_once(states, prefix, retries, longer_than_ms)
         return [answer._replace(code=answer.result) for answer in answers]
 
     def _producers_once(
-        self, partitions: Collection[Partition], _retries: Retries
+        self, partitions: Collection[Partition], retries: Retries
     ) -> dict[Partition, OpenProducers | None]:
-        leaders = self._leaders_of(partitions)
+        leaders = self._leaders_of(partitions, retries.left)
         groups = _grouped({partition: leaders[partition] for partition in partitions if partition in leaders})
         sent = [(node, _describe_producers(group)) for node, group in groups.items()]
         producers: dict[Partition, OpenProducers | None] = {}
-        for answer in self._wire.exchange(sent, seconds=self._seconds):
+        for answer in self._wire.exchange(sent, seconds=retries.left):
             if answer.code == Code.NONE:
                 producers |= open_producers(answer.response)
         return producers
 
-    def _leaders_of(self, partitions: Collection[Partition]) -> dict[Partition, int]:
+    def _leaders_of(self, partitions: Collection[Partition], seconds: float) -> dict[Partition, int]:
         known = self._topics.leaders if self._topics is not None else {}
         missing = {topic for topic, number in partitions if (topic, number) not in known}
-        return {**known, **(self._wire.topics(sorted(missing), seconds=self._seconds).leaders if missing else {})}
+        return {**known, **(self._wire.topics(sorted(missing), seconds=seconds).leaders if missing else {})}
 
 
 def _worst(answers: Sequence[wire.WireAnswer]) -> wire.WireAnswer:

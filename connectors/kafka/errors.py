@@ -100,9 +100,7 @@ def kafka_error(what: str, code: int, detail: str = "", **context: Any) -> Kafka
 _ADVICE: Final = {
     "INVALID_RECORD": ". A compacted topic (cleanup.policy=compact) takes no message without a key: give each row a "
     "key, or leave such rows out with where",
-    "MSG_SIZE_TOO_LARGE": ". It is larger than message.max.bytes of this client or max.message.bytes of the topic "
-    "(message.max.bytes of the broker): raise both, the client's as option kafka.message.max.bytes or in config, or "
-    "make messages smaller",
+    "MSG_SIZE_TOO_LARGE": "",  # sizes.py says what limits it
     "_UNKNOWN_PARTITION": ". The topic has no such partition: look at the column partition",
 }
 

@@ -181,8 +181,8 @@ class BatchProducer:
 
     Args:
         config: librdkafka's settings, all of them text or numbers.
-        on_failure: Called by `poll` and `flush` for a message that was not delivered: with a KafkaError, its topic and
-            its partition (-1: none).
+        on_failure: Called by `poll` and `flush` for a message that was not delivered: with a KafkaError, its topic,
+            its partition (-1: none), and the bytes of its key and value.
         logger: Gets what librdkafka logs.
 
     Raises:
@@ -190,7 +190,7 @@ class BatchProducer:
     """
 
     def __init__(
-        self, config: Mapping[str, Any], on_failure: Callable[[Any, str, int], None], logger: logging.Logger
+        self, config: Mapping[str, Any], on_failure: Callable[[Any, str, int, int], None], logger: logging.Logger
     ) -> None:
         self._library = lib = cast("_Library", library())  # it is: see usable
         callbacks = _ON_DELIVERY(_reporter(lib, on_failure)), _ON_LOG(_log_writer(lib, logger))
@@ -402,12 +402,12 @@ def _close(library: _Library, handle: int, queue: int, process: int, _callback: 
         library.destroy(handle)
 
 
-def _reporter(library: _Library, on_failure: Callable[[Any, str, int], None]) -> Callable[..., None]:
+def _reporter(library: _Library, on_failure: Callable[[Any, str, int, int], None]) -> Callable[..., None]:
     def report(_handle: int, message: Any, _opaque: int) -> None:
         record = message.contents
         if record.err:
             name = library.topic_name(record.rkt).decode()
-            on_failure(confluent_kafka.KafkaError(record.err), name, record.partition)
+            on_failure(confluent_kafka.KafkaError(record.err), name, record.partition, record.len + record.key_len)
 
     return report
 

@@ -44,6 +44,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
+import time
 from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -55,6 +56,7 @@ from onceward.core.transaction import Observation
 from .admin import cluster_of
 from .errors import Code
 from .producer import INIT_SECONDS, TransactionalProducer
+from .sizes import Sizes
 from .transaction import Prepared, judge
 
 if TYPE_CHECKING:
@@ -68,6 +70,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger("onceward.kafka")
 
 UNIQUE_BYTES: Final = 6
+READY_SECONDS: Final = 60.0
+"""How long a producer is kept ready. A firewall may drop its idle connections without a word, and the brokers forget
+ids that are not used: a new one takes less time than finding that out."""
 RETIRED_EPOCH: Final = 32_000
 """Producer epoch from which on an id is not used again. The epochs that are left suffice for fencing its last
 transaction."""
@@ -104,10 +109,18 @@ class ProducerPool:
         self._settings, self._scope, self._timeout_ms = settings, scope, timeout_ms
         self._changed = threading.Condition()
         self._generation, self._session = -1, ""
+        self._sizes = Sizes()
+        self.bound = Sizes()
+        """Sizes of batches that the brokers have turned out to take, where their topics' limits did not tell it."""
         self._start_over()
 
-    def take(self, context: WriteContext) -> TransactionalProducer:
+    def take(self, context: WriteContext, sizes: Sizes | None = None) -> TransactionalProducer:
         """Return a producer whose transaction has begun.
+
+        Args:
+            context: The subtask's.
+            sizes: Bounds of its messages and batches, which producers that are made ahead of time get from now on, too.
+                Default: librdkafka's.
 
         Raises:
             FencedError: This process has served a newer writer.
@@ -119,11 +132,23 @@ class ProducerPool:
             # As long as making one ready may take; after that this call makes its own.
             self._changed.wait_for(lambda: self._ready or not self._warming, INIT_SECONDS)
             self._serve(context)  # a newer START may have come meanwhile
-            taken = self._ready.pop() if self._ready else self._offer(context)
+            taken = self._ready_one(sizes) or self._offer(context)
         # (1) A producer leaves the pool for one transaction and does not come back; only its id may.
         producer = self._open(taken) if isinstance(taken, Offer) else taken
         producer.begin()
         return producer
+
+    def _ready_one(self, sizes: Sizes | None) -> TransactionalProducer | Offer | None:
+        """Return a producer that is ready; the id of one that is not any more, which nobody has used; None for none."""
+        if sizes is not None:
+            self._sizes = sizes
+        if not self._ready:
+            return None
+        made, producer = self._ready.pop()
+        if time.monotonic() - made <= READY_SECONDS and producer.sizes == self._sizes:
+            return producer
+        producer.drop()
+        return Offer(self._names, producer.name)
 
     def keep(self, name: PooledName, context: WriteContext, prepared: Prepared | None) -> None:
         """Keep the id of a pre-committed transaction until its end is proven."""
@@ -160,7 +185,7 @@ class ProducerPool:
         with self._changed:
             if unique == self._unique:
                 self._warming -= 1
-                self._ready += [producer] if producer is not None else []
+                self._ready += [(time.monotonic(), producer)] if producer is not None else []
             self._changed.notify_all()
 
     def _open(self, offer: Offer) -> TransactionalProducer:
@@ -171,7 +196,8 @@ class ProducerPool:
             with self._changed:
                 name = next(offer.names)
         brokers = cluster_of(self._settings).limits().brokers
-        return TransactionalProducer.open(self._settings, name, timeout_ms=self._timeout_ms, brokers=brokers)
+        timeout_ms, sizes = self._timeout_ms, self._sizes
+        return TransactionalProducer.open(self._settings, name, timeout_ms=timeout_ms, brokers=brokers, sizes=sizes)
 
     def _offer(self, context: WriteContext) -> Offer:
         """Offer new ids and, if one is free, an id whose former transaction has ended; it is no longer kept here."""
@@ -217,7 +243,7 @@ class ProducerPool:
         unique, start = self._unique, None if self._session else self._generation
         self._names = (PooledName(self._scope, unique, slot, start) for slot in count())
         self._former: dict[PooledName, Former] = {}
-        self._ready: list[TransactionalProducer] = []
+        self._ready: list[tuple[float, TransactionalProducer]] = []
         self._warming = 0
         self._epoch, self._epochs, self._taken = -1, 0, 0
 

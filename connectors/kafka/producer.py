@@ -20,6 +20,7 @@ from . import librdkafka
 from .admin import make_client
 from .errors import advice, client_error, refuses_message
 from .messages import MessageArray, QueueFull, Rows
+from .sizes import DEFAULT_MESSAGE, Sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -44,8 +45,9 @@ LOST: Final = "the transaction cannot go on"
 
 QUEUED_KILOBYTES: Final = 65_536
 """What librdkafka may keep of messages that are not acknowledged yet: its default is 1 GiB."""
-_DEFAULT_LARGEST: Final = 1_000_000
-"""librdkafka's default of message.max.bytes."""
+TOO_LARGE: Final = "MSG_SIZE_TOO_LARGE"
+REPORT_SECONDS: Final = 1.0
+"""How long to wait for the report that says why the transaction cannot go on."""
 
 TUNED: Final = {
     # Java's producers, and with them Spark's own sink, put a key into the partition that murmur2 says.
@@ -67,11 +69,15 @@ class DeliveryFailures:
         self.first = ""
         self.count = 0
         self.refused = False
-        """Whether a message was refused for itself."""
+        """Whether a message was refused for itself, or with its batch."""
+        self.too_large: list[int] = []
+        """Sizes of key and value of the messages whose batch was too large, in bytes."""
 
-    def __call__(self, error: Any, topic: str, partition: int | None) -> None:
+    def __call__(self, error: Any, topic: str, partition: int | None, size: int = 0) -> None:
         self.count += 1
         self.refused = self.refused or refuses_message(error.name())
+        if error.name() == TOO_LARGE:
+            self.too_large.append(size)
         if not self.first:
             # A purged message was never given one.
             where = f" partition {partition}" if partition is not None and partition >= 0 else ""
@@ -88,14 +94,18 @@ class TransactionalProducer:
     id is aborted by that, so the id must be proven free.
     """
 
-    def __init__(self, name: PooledName, producer: Any, failures: DeliveryFailures) -> None:
+    def __init__(self, name: PooledName, producer: Any, failures: DeliveryFailures, sizes: Sizes | None = None) -> None:
         self.name = name
+        self.sizes = Sizes() if sizes is None else sizes
         self._producer = producer
         self._failures = failures
+        self._refused_here = False
         self.rows = 0
 
     @classmethod
-    def open(cls, settings: KafkaSettings, name: PooledName, *, timeout_ms: int, brokers: int) -> Self:
+    def open(
+        cls, settings: KafkaSettings, name: PooledName, *, timeout_ms: int, brokers: int, sizes: Sizes | None = None
+    ) -> Self:
         """Make a producer and initialise its id.
 
         Args:
@@ -103,6 +113,7 @@ class TransactionalProducer:
             name: A transactional id that is proven free.
             timeout_ms: After how long the broker aborts an open transaction by itself.
             brokers: How many brokers the cluster has.
+            sizes: Bounds of its messages and batches. Default: librdkafka's.
 
         Raises:
             ConfigurationError: librdkafka refuses a setting.
@@ -110,12 +121,24 @@ class TransactionalProducer:
         """
         failures = DeliveryFailures()
         more = {"enable.sparse.connections": brokers > FEW_BROKERS}
-        producer = _made(settings, str(name), timeout_ms, more, failures)
+        producer = _made(settings, str(name), timeout_ms, more, failures, sizes=sizes)
         try:
             producer.init_transactions(INIT_SECONDS)
         except KafkaException as error:
             raise client_error("cannot initialize a transactional producer", error, transaction=str(name)) from None
-        return cls(name, producer, failures)
+        return cls(name, producer, failures, sizes)
+
+    @property
+    def too_large(self) -> bool:
+        """Whether a message or a batch was refused for its size: the transaction cannot go on."""
+        return self._refused_here or bool(self._failures.too_large)
+
+    @property
+    def too_large_alone(self) -> bool:
+        """Whether what was refused for its size was one message: by librdkafka itself, or alone in its batch."""
+        sizes = self._failures.too_large
+        # The messages of a batch are reported together: a single report is that of a batch with one message.
+        return self._refused_here or len(sizes) == 1 or all(map(self.sizes.alone, sizes))
 
     def begin(self) -> None:
         """Open the transaction; local, the broker learns of it with the first message."""
@@ -175,6 +198,8 @@ class TransactionalProducer:
     def rollback(self) -> None:
         """Abort the transaction if the broker answers soon, and let the producer go."""
         producer, self._producer = self._producer, None
+        if producer is None:
+            return
         try:
             producer.purge()
             producer.abort_transaction(ROLLBACK_SECONDS)
@@ -188,19 +213,36 @@ class TransactionalProducer:
         except (KafkaException, SystemError) as error:
             # A fatal error sets its exception first, and the next delivery report then fails with a SystemError.
             cause = error.__cause__ if isinstance(error, SystemError) and error.__cause__ is not None else error
+            self._await_report(cause)
             if self._failures.first:  # a delivery report that was cut short by the error says nothing
                 self._check()
-            raise client_error(what, cause, transaction=str(self.name)) from None
+            raised = client_error(what, cause, transaction=str(self.name))
+            if _name(cause) == TOO_LARGE:  # by librdkafka itself, before it was in a batch
+                self._refused_here = True
+                raised.message += f". {self.sizes.advice}"
+            raise raised from None
         self._check()
         return answer
 
+    def _await_report(self, cause: BaseException) -> None:
+        """Wait for the delivery report of what has failed the transaction, if rows are refused because of that."""
+        deadline = time.monotonic() + REPORT_SECONDS
+        while _name(cause) == "_STATE" and not self._failures.count and time.monotonic() < deadline:
+            try:
+                self._producer.poll(SLICE_SECONDS)
+            except (KafkaException, SystemError):
+                return
+
     def _check(self) -> None:
-        if self._failures.count:
-            error = KafkaError(
-                f"{self._failures.first}; {self._failures.count} messages failed", transaction=str(self.name)
-            )
-            error.refuses_rows = self._failures.refused
-            raise error
+        if not self._failures.count:
+            return
+        advice = f". {self.sizes.advice}" if self._failures.too_large else ""
+        error = KafkaError(
+            f"{self._failures.first}{advice}; {self._failures.count} messages failed", transaction=str(self.name)
+        )
+        # A batch that is too large says nothing of the messages in it: see sizes.py (3).
+        error.refuses_rows = self.too_large_alone if self._failures.too_large else self._failures.refused
+        raise error
 
 
 def check_settings(settings: KafkaSettings, *, timeout_ms: int) -> None:
@@ -212,22 +254,38 @@ def check_settings(settings: KafkaSettings, *, timeout_ms: int) -> None:
     _made(settings, "onceward-check", timeout_ms, {}, DeliveryFailures())
 
 
-def _made(settings: KafkaSettings, name: str, timeout_ms: int, more: dict[str, Any], failures: DeliveryFailures) -> Any:
-    merged = settings.for_librdkafka()
+def _name(error: BaseException) -> str:
+    """Return librdkafka's name of an error, empty if it has none."""
+    cause: Any = error.args[0] if error.args else None
+    return str(cause.name()) if hasattr(cause, "name") else ""
+
+
+def _made(
+    settings: KafkaSettings,
+    name: str,
+    timeout_ms: int,
+    more: dict[str, Any],
+    failures: DeliveryFailures,
+    *,
+    sizes: Sizes | None = None,
+) -> Any:
+    merged = {**settings.for_librdkafka(), **(sizes.for_librdkafka() if sizes is not None else {})}
     config: dict[str, Any] = {**TUNED, **queue_bound(merged), **more, **merged, **FIXED}
     config |= {"transactional.id": name, "transaction.timeout.ms": timeout_ms}
     if librdkafka.usable(config):
         return make_client(librdkafka.BatchProducer, config, on_failure=failures, logger=_client_log)
-    config["on_delivery"] = lambda error, message: failures(error, message.topic(), message.partition())
+    config["on_delivery"] = lambda error, message: failures(
+        error, message.topic(), message.partition(), len(message.value() or b"") + len(message.key() or b"")
+    )
     return make_client(Producer, config, logger=_client_log)
 
 
 def queue_bound(given: Mapping[str, Any]) -> dict[str, int]:
     """Return the bound of librdkafka's queue: a message that is larger than it would never be taken."""
     try:
-        largest = int(given.get("message.max.bytes", _DEFAULT_LARGEST))
+        largest = int(given.get("message.max.bytes", DEFAULT_MESSAGE))
     except (TypeError, ValueError):  # which librdkafka itself refuses
-        largest = _DEFAULT_LARGEST
+        largest = DEFAULT_MESSAGE
     return {"queue.buffering.max.kbytes": max(QUEUED_KILOBYTES, 2 * largest // 1024)}
 
 

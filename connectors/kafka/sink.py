@@ -10,13 +10,15 @@ from __future__ import annotations
 import logging
 import math
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
 from onceward.core.errors import ConfigurationError, KafkaError
 from onceward.core.kit.options import OF_FORMATS, arguments, check_types
-from onceward.core.kit.pieces import pieces
+from onceward.core.kit.pieces import pieces, size_of
 from onceward.core.kit.secrets import without_logins
 from onceward.core.row_hash import RowHash
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, Observation
@@ -35,7 +37,7 @@ from .settings import CONNECTION_OPTIONS, KafkaSettings, split_options
 from .transaction import KIND, VERSION, Inside, Prepared, judge_partitions, mark_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from onceward.core.kit.options import Names
@@ -46,23 +48,49 @@ if TYPE_CHECKING:
     from .coordinator import TransactionCoordinatorClient
     from .pool import ProducerPool
     from .producer import TransactionalProducer
+    from .sizes import Sizes
 
 _log = logging.getLogger("onceward.kafka")
 
 NOTHING_WRITTEN = "nothing was written"
 FLUSH_SHARE = 0.5
 """Share of the transaction's timeout that a flush may take."""
+PREPARE_SECONDS = 45.0
+"""How long to ask for a transaction's handle after its coordinator has died: by default, its successor is elected after
+9 s (broker.session.timeout.ms), and then reads its part of the log."""
+KEPT_BYTES = 16 * 2**20
+"""Rows of a transaction that are kept until it is prepared. A refused batch shows long before there are as many."""
 
 
-class KafkaTransaction(NamedTuple):
-    """One subtask's open transaction."""
+@dataclass
+class KafkaTransaction:
+    """One subtask's open transaction.
+
+    Attributes:
+        producer: Its producer; another one after a batch was refused.
+        topics: Topics that the rows have named; None if the sink has one.
+        kept: The rows, so that they can be written again in smaller batches; None after KEPT_BYTES.
+    """
 
     context: WriteContext
     pool: ProducerPool
     producer: TransactionalProducer
     hash: RowHash | None = None
     topics: set[str] | None = None
-    """Those that the rows have named; None if the sink has one."""
+    kept: list[pa.RecordBatch] | None = field(default_factory=list)
+    kept_bytes: int = 0
+
+    def keep(self, piece: pa.RecordBatch) -> None:
+        """Keep rows that are about to be written."""
+        if self.kept is None:
+            return
+        self.kept_bytes += size_of(piece)
+        self.kept = [*self.kept, piece] if not self.kept or self.kept_bytes <= KEPT_BYTES else None
+
+    @property
+    def has_all(self) -> bool:
+        """Whether all rows that the producer has got are kept."""
+        return self.kept is not None and sum(piece.num_rows for piece in self.kept) >= self.producer.rows
 
 
 class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
@@ -260,22 +288,92 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     def begin(self, context: WriteContext) -> KafkaTransaction:
         pool = self._pool(context.scope)
         topics = set[str]() if self.topic is None else None
-        return KafkaTransaction(context, pool, pool.take(context), RowHash() if self.proof else None, topics)
+        sizes = self._sizes([] if self.topic is None else [self.topic]).within(pool.bound)
+        return KafkaTransaction(context, pool, pool.take(context, sizes), RowHash() if self.proof else None, topics)
 
     def write(self, transaction: KafkaTransaction, batch: pa.RecordBatch) -> None:
         for piece in pieces(batch):
             rows = transaction.producer.messages(piece, self.topic)
-            if transaction.topics is not None:
+            if transaction.topics is not None and not rows.topics <= transaction.topics:
                 cluster_of(self.settings).check_topics(rows.topics)
                 transaction.topics.update(rows.topics)
-            transaction.producer.write(rows)
+                self._fit(transaction)
+            transaction.keep(piece)
+            self._until_taken(transaction, partial(transaction.producer.write, rows))
             if transaction.hash is not None:
                 transaction.hash.add(hashed_columns(piece, own_topic=self.topic is None))
 
+    def _sizes(self, topics: Iterable[str], *, anew: bool = False) -> Sizes:
+        return cluster_of(self.settings).sizes(self.settings, topics, anew=anew)
+
+    def _fit(self, transaction: KafkaTransaction) -> None:
+        """Begin again with other sizes, if the topics that rows have named take other ones than the producer's."""
+        sizes = self._sizes(transaction.topics or ()).within(transaction.pool.bound)
+        now = transaction.producer.sizes
+        if (sizes.batch < now.batch or sizes.message > now.message) and transaction.has_all:
+            self._begin_again(transaction, sizes)
+
+    def _until_taken(self, transaction: KafkaTransaction, step: Callable[[], None]) -> None:
+        """Write or flush; begin again with smaller batches as often as a batch of several messages is refused.
+
+        See sizes.py (3). librdkafka fails the whole transaction then, so what was written is written again.
+
+        Raises:
+            KafkaError: A message was refused alone; or the brokers do not answer.
+        """
+        try:
+            step()
+        except KafkaError as error:
+            refusal: KafkaError | None = error
+        else:
+            return
+        while refusal is not None:
+            sizes = self._smaller(transaction, refusal)
+            try:
+                self._begin_again(transaction, sizes)
+                transaction.producer.flush(self._flush_until())
+                refusal = None
+            except KafkaError as error:
+                refusal = error
+        transaction.pool.bound = transaction.producer.sizes
+
+    def _smaller(self, transaction: KafkaTransaction, refusal: KafkaError) -> Sizes:
+        """Return the sizes to begin again with; raise the refusal if there are none, or another error is the cause."""
+        producer = transaction.producer
+        if not producer.too_large:
+            raise refusal
+        topics = [self.topic] if self.topic is not None else transaction.topics or ()
+        fresh = self._sizes(topics, anew=True).within(transaction.pool.bound)
+        if fresh.batch < producer.sizes.batch or fresh.message > producer.sizes.message:
+            sizes = fresh
+        elif producer.too_large_alone:
+            raise refusal
+        else:
+            sizes = producer.sizes.smaller()
+        if transaction.has_all:
+            return sizes
+        transaction.pool.bound = sizes
+        refusal.message += ". It was in a batch with others, so the next attempt sends smaller batches"
+        refusal.retryable = True
+        raise refusal
+
+    def _begin_again(self, transaction: KafkaTransaction, sizes: Sizes) -> None:
+        """Abort the transaction, and write what it had into another one."""
+        _log.info("sink %s begins a transaction again with %s", self.name, sizes)
+        transaction.producer.rollback()
+        transaction.producer = transaction.pool.take(transaction.context, sizes)
+        for piece in transaction.kept or ():
+            transaction.producer.write(transaction.producer.messages(piece, self.topic))
+
+    def _flush_until(self) -> float:
+        return time.monotonic() + self.transaction_timeout * FLUSH_SHARE
+
     def pre_commit(self, transaction: KafkaTransaction) -> Committable:
         """Wait for the brokers' acknowledgements, ask for the handle, and release the producer."""
-        producer, context = transaction.producer, transaction.context
-        producer.flush(time.monotonic() + self.transaction_timeout * FLUSH_SHARE)
+        context = transaction.context
+        self._until_taken(transaction, lambda: transaction.producer.flush(self._flush_until()))
+        producer = transaction.producer
+        transaction.kept = None
         prepared = self._prepared(transaction) if producer.rows else None
         proof = None
         if transaction.hash is not None and prepared is not None:
@@ -328,6 +426,24 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         self._pool(context.scope).warm_up(context)
 
     def _prepared(self, transaction: KafkaTransaction) -> Prepared:
+        """Ask for the handle, as long as a coordinator's successor may need to take its place.
+
+        An attempt that failed instead would be tried again if Spark did so, and not at all in an epoch that the driver
+        writes.
+        """
+        error: KafkaError | None = None
+        for _ in Retries(min(PREPARE_SECONDS, self.transaction_timeout * FLUSH_SHARE)):
+            try:
+                return self._handle_of(transaction)
+            except KafkaError as raised:
+                if not raised.retryable:
+                    raise
+                error = raised
+                self._client.look_up_again([str(transaction.producer.name)])
+        assert error is not None  # noqa: S101 - there is at least one try
+        raise error
+
+    def _handle_of(self, transaction: KafkaTransaction) -> Prepared:
         """Ask for the handle, and whether it has all partitions in which the transaction is open."""
         client, name = self._client.within(2 * commits.CALL_SECONDS), str(transaction.producer.name)
         topics = sorted(transaction.topics or ()) if self.topic is None else [self.topic]
@@ -368,11 +484,13 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         """
         name, known = prepared.handle.transactional_id, client.partitions_everywhere(prepared.handle)
         if known is None:
-            raise KafkaError(
+            error = KafkaError(
                 "a partition has no leader and a broker does not answer, so the transaction's partitions cannot be "
                 "told. Nothing of the epoch is committed; the next attempt writes it again",
                 transaction=name,
             )
+            error.retryable = True
+            raise error
         if known - prepared.partitions:
             raise _lacks(min(known - prepared.partitions), name)
 
@@ -393,11 +511,13 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
 
 
 def _lacks(partition: tuple[str, int], name: str) -> KafkaError:
-    return KafkaError(
+    error = KafkaError(
         f"its coordinator does not know that the transaction has rows in {partition[0]}-{partition[1]}: another broker "
         "has taken its place. Nothing of the epoch is committed; the next attempt writes it again",
         transaction=name,
     )
+    error.retryable = True
+    return error
 
 
 def _seconds(milliseconds: str) -> float:
