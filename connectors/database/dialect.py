@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from onceward.core.errors import SchemaError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
     from contextlib import AbstractContextManager
 
     import pyarrow as pa
@@ -188,8 +188,14 @@ class Dialect(ABC):
         """Return why this server may lag behind another one; empty if it does not."""
         return ""
 
-    def schema_version(self, connection: sa.Connection, schema: str | None) -> int | None:  # noqa: ARG002
-        """Return a number that changes with any table of the schema; None if there is none that is quick to read."""
+    def table_version(self, connection: sa.Connection, name: TableName, *, held: bool) -> Hashable:  # noqa: ARG002
+        """Return a value that changes with the definition of a table; None if there is none that is quick to read.
+
+        Args:
+            connection: Any connection.
+            name: The table.
+            held: Whether the definition must stay so until the connection's transaction ends.
+        """
         return None
 
     def column_name(self, reflected: str) -> str:
@@ -235,6 +241,14 @@ class RowDialect(Dialect):
     def refuses(self, connection: sa.Connection, table: sa.Table) -> str:  # noqa: ARG002
         """Return why an insert into the table has effects that are not exactly once; empty if it has none."""
         return ""
+
+    def check_planned(self, connection: sa.Connection, statement: Insert) -> None:
+        """Have the server plan an INSERT of rows: by this it checks rights, keys and names, and writes nothing."""
+        compiled: Any = statement.compile(dialect=connection.dialect)
+        names = compiled.positiontup if compiled.positional else compiled.params
+        nulls = dict.fromkeys(names)
+        parameters = tuple(nulls.values()) if compiled.positional else nulls
+        connection.exec_driver_sql(f"EXPLAIN {compiled}", parameters).close()
 
     def check_key(self, uniques: Sequence[frozenset[str]], key: Sequence[str]) -> str:
         """Return why a table with these unique keys cannot be upserted by this key; empty if it can."""

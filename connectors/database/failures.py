@@ -43,6 +43,7 @@ _REFUSED_LOGIN: Final = re.compile(
     r"|certificate verify failed|does not match host name|server does not support SSL, but SSL was required"
     r'|certificate file ".*" does not exist'
 )
+_DRIVERS: Final = ("psycopg", "pymysql", "sqlite3")
 _PRIMARY: Final = 0xFF
 """SQLite's extended codes hold the primary one in the lowest byte."""
 _DROP: Final = "change or drop the constraint"
@@ -95,10 +96,23 @@ _MARIADB_REFUSALS: Final = frozenset(
     {
         *(1048, 1062, 1452, 1526, 4025),  # null, key that is there, foreign key, no partition, check
         *(1264, 1265, 1292, 1366, 1406, 1644, 3819),  # out of range, cut, wrong value, too long, a trigger's SIGNAL
+        *(167, 1242, 1365, 1411, 1690),  # out of range, several rows, division by 0, wrong for a function, out of range
     }
 )
+_MARIADB_OF_ROWS: Final = re.compile("22|23|45|(?!70|HY|XA)[5-9I-Z]")
+"""Beginnings of SQLSTATEs: data exception, integrity constraint violation, and those that only a SIGNAL raises."""
+_MARIADB_LAST: Final = 5_000
+"""The server's own numbers are below; a SIGNAL may have any."""
 _SQLITE_REFUSALS: Final = frozenset({18, 19, 20})
 """Too large, constraint, mismatch of types."""
+_SQLITE_ERROR: Final = 1
+_SQLITE_STATEMENT: Final = re.compile(
+    r"no such |has no column|syntax error|already exists|incomplete input|ON CONFLICT clause does not match"
+    r"|foreign key mismatch|values for \d+ columns|cannot |too many |not authorized|unsafe use of|may not be "
+    r"|attempt to write|database schema|disk|SQL logic error|is not a function|ambiguous|unrecognized token|unknown "
+)
+"""Messages of SQLite's general error about a statement. All others arise while rows are computed: JSON, overflows, and
+whatever a function of SQL raises."""
 _RAISE: Final = "exec_stmt_raise"
 """PostgreSQL's function that raises what a function in PL/pgSQL says, with any SQLSTATE that it chooses."""
 _OF_DEFAULTS: Final = ("2200H",)
@@ -127,11 +141,18 @@ def may_pass(error: exc.SQLAlchemyError) -> bool:
     known = code(error)
     if isinstance(known, str):
         return known[:2] in _POSTGRES_CLASSES or known in _POSTGRES_STATES
+    if known and _MARIADB_OF_ROWS.match(_state(error)):  # a trigger's SIGNAL, whatever number it chose
+        return False
     if known:
         return known in (_SQLITE_CODES if _driver(cause_of(error)) == "sqlite3" else _MARIADB_CODES)
     if _is_refused_login(cause_of(error)):
         return False
     return isinstance(error, exc.OperationalError | exc.InterfaceError | exc.TimeoutError)
+
+
+def _state(error: exc.SQLAlchemyError) -> str:
+    """Return the SQLSTATE that MariaDB sent; "" if there is none, or if PyMySQL is too old to keep it."""
+    return getattr(cause_of(error), "sqlstate", None) or ""
 
 
 def _is_refused_login(error: BaseException) -> bool:
@@ -199,12 +220,34 @@ def translate(error: exc.SQLAlchemyError, what: str, target: DatabaseTarget) -> 
 
 @contextmanager
 def translated(what: str, target: DatabaseTarget) -> Iterator[None]:
-    """Open a block in which errors of SQLAlchemy are raised as onceward's."""
+    """Open a block in which errors of SQLAlchemy, and of its drivers, are raised as onceward's."""
     try:
-        yield
+        with as_sqlalchemys():
+            yield
     except exc.SQLAlchemyError as error:
         # Without the cause: SQLAlchemy's error holds rows, and does not always pickle.
         raise translate(error, what, target) from None
+
+
+@contextmanager
+def as_sqlalchemys() -> Iterator[None]:
+    """Open a block in which the drivers' own errors are raised as SQLAlchemy's.
+
+    SQLAlchemy lets some of them pass: for one, while it resets a connection that goes back to the pool.
+    """
+    try:
+        yield
+    except Exception as error:
+        base = next((kind for kind in type(error).__mro__ if _is_driver_error(kind)), None)
+        if base is None:
+            raise
+        wrapped = exc.DBAPIError.instance(None, None, error, base, connection_invalidated=False)
+        raise wrapped from error
+
+
+def _is_driver_error(kind: type) -> bool:
+    """Return whether a class is the base of all errors of a driver, as PEP 249 calls it."""
+    return kind.__name__ == "Error" and kind.__module__.partition(".")[0] in _DRIVERS
 
 
 def remedy(code: str | int | None, driver_error: object) -> str:
@@ -233,7 +276,11 @@ def _refuses_rows(error: exc.SQLAlchemyError) -> bool:
     known = code(error)
     if isinstance(known, str):
         return are_rows_to_blame(known) or diagnostic(cause_of(error), "source_function") == _RAISE
-    return known in (_SQLITE_REFUSALS if _driver(cause_of(error)) == "sqlite3" else _MARIADB_REFUSALS)
+    if _driver(cause_of(error)) != "sqlite3":
+        of_signal = isinstance(known, int) and known > _MARIADB_LAST
+        return known in _MARIADB_REFUSALS or of_signal or bool(_MARIADB_OF_ROWS.match(_state(error)))
+    of_values = known == _SQLITE_ERROR and not _SQLITE_STATEMENT.search(str(cause_of(error)))
+    return known in _SQLITE_REFUSALS or of_values
 
 
 def diagnostic(driver_error: object, field: str) -> str:

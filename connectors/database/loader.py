@@ -85,12 +85,12 @@ class Loader(ABC):
         self.target = target
 
     @abstractmethod
-    def check_table(self, sink: str, schema: pa.Schema, path: CommitPath, own: Sequence[str]) -> sa.TableClause:
+    def check_table(self, sink: str, schema: pa.Schema | None, path: CommitPath, own: Sequence[str]) -> sa.TableClause:
         """Check that the table takes rows of `schema` exactly once, and create it if that was requested.
 
         Args:
             sink: The sink's name.
-            schema: The schema of the data.
+            schema: The schema of the data; None to check only what does not depend on it, and to create nothing.
             path: How rows will wait for their decision.
             own: Names of onceward's own tables.
 

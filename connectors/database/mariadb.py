@@ -35,7 +35,7 @@ from .failures import code, may_pass, words
 from .target import TableName, own_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
 
     from sqlalchemy.sql.dml import Insert
 
@@ -50,27 +50,49 @@ _ROLLED_BACK: Final = frozenset({1402, 1613, 1614})
 """The server has rolled the transaction back: by itself, after its time limit, or because of a deadlock."""
 _DETACHES: Final = (10, 5)
 _UNLIMITED: Final = 1 << 31
+_NO_LIMIT: Final = (1 << 64) - 1
 _CONNECT_SECONDS: Final = 10
 _ORPHANED_SECONDS: Final = 60
 """Seconds after which the server itself ends a session that has prepared, and whose connection was cut."""
 _SEMI_SYNCHRONOUS: Final = tuple(f"rpl_semi_sync_master_{setting}" for setting in ("enabled", "timeout", "wait_point"))
 _FOR_EVER_MS: Final = 24 * 3_600_000
 """A day: if a commit waits for longer, a person has noticed."""
+_FORMAT: Final = sa.text("SELECT @@SESSION.binlog_format")
 _TRIAL: Final = "onceward_trial"
 _CHANGES_ROWS: Final = sa.text(
     "SELECT count(*) FROM information_schema.triggers WHERE event_object_schema = coalesce(:schema, database())"
     " AND event_object_table = :table AND event_manipulation = 'INSERT' AND action_timing = 'BEFORE'"
 )
-"""The server shows triggers only to roles with the right TRIGGER on the table."""
 _LEAST_PACKET: Final = 1 << 18
 """Bytes that are enough for the longest of onceward's own statements."""
-_TRIGGER_BODIES: Final = sa.text("SELECT event_object_table, action_statement FROM information_schema.triggers")
-_ROUTINE_BODIES: Final = sa.text("SELECT routine_name, routine_definition FROM information_schema.routines")
-_NOT_TRANSACTIONAL: Final = sa.text(
-    "SELECT table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE'"
-    " AND table_schema NOT IN ('mysql', 'information_schema', 'performance_schema', 'sys')"
-    " AND engine NOT IN (SELECT engine FROM information_schema.engines WHERE transactions = 'YES')"
+_TRIGGERS: Final = sa.text(
+    "SELECT trigger_name, event_object_schema, event_object_table, action_statement, definer, created"
+    " FROM information_schema.triggers WHERE event_object_schema = coalesce(:schema, database())"
+    " AND event_object_table = :table ORDER BY 1"
 )
+"""To roles without the right TRIGGER on the table, the server shows its triggers without their statements."""
+_TRIGGER_BODIES: Final = sa.text(
+    "SELECT event_object_schema, event_object_table, action_statement FROM information_schema.triggers"
+)
+_BODIES: Final = sa.text(
+    "SELECT routine_schema, routine_name, routine_definition FROM information_schema.routines"
+    " UNION ALL SELECT table_schema, table_name, nullif(view_definition, '') FROM information_schema.views"
+    " WHERE table_schema NOT IN ('sys', 'information_schema', 'performance_schema', 'mysql')"
+)
+"""Routines and views; the definitions of those that the role may not read are null."""
+_TABLES: Final = sa.text(
+    "SELECT table_schema, table_name, engine IN (SELECT engine FROM information_schema.engines"
+    " WHERE transactions = 'YES') FROM information_schema.tables WHERE table_type LIKE 'BASE TABLE%'"
+    " AND table_schema NOT IN ('mysql', 'information_schema', 'performance_schema', 'sys')"
+)
+_NAME: Final = r"((?:`[^`]+`|[\w$]+)(?:\s*\.\s*(?:`[^`]+`|[\w$]+))?)"
+_WRITTEN: Final = re.compile(
+    r"(?i)\b(?:(?:INSERT|REPLACE)\s+(?:(?:LOW_PRIORITY|DELAYED|HIGH_PRIORITY|IGNORE)\s+)*(?:INTO\s+)?"
+    r"|(?<!KEY\s)(?<!FOR\s)UPDATE\s+(?:(?:LOW_PRIORITY|IGNORE)\s+)*"
+    rf"|DELETE\s+(?:(?:LOW_PRIORITY|QUICK|IGNORE)\s+)*FROM\s+|CALL\s+){_NAME}"
+)
+"""What a statement of a trigger or routine names as written, or calls."""
+_COUNTER: Final = re.compile(r" AUTO_INCREMENT=\d+")
 _WORDS: Final = re.compile(r"`([^`]+)`|([\w$]+)")
 _UNIQUES: Final = sa.text(
     "SELECT s.index_name, s.column_name, s.sub_part, c.collation_name FROM information_schema.statistics AS s"
@@ -231,6 +253,7 @@ class MariaDb(RowDialect):
             "innodb_lock_wait_timeout": seconds,
             "lock_wait_timeout": seconds,
             "time_zone": "'+00:00'",
+            "sql_select_limit": _NO_LIMIT,
             "sql_notes": 1,
         }
         command = "SET SESSION " + ", ".join(f"{key} = {value}" for key, value in settings.items())
@@ -248,22 +271,50 @@ class MariaDb(RowDialect):
         if not getattr(connection.dialect, "is_mariadb", False):
             return ServerFacts(unusable="the server is MySQL: only MariaDB was tested, so MySQL is refused")
         names = ("read_only", "wsrep_on", "innodb_flush_log_at_trx_commit", "max_allowed_packet", *_SEMI_SYNCHRONOUS)
-        query = f"SHOW GLOBAL VARIABLES WHERE Variable_name IN {names}"
+        query = f"SHOW GLOBAL VARIABLES WHERE Variable_name IN {(*names, 'log_bin', 'sync_binlog')}"
         variables = {str(key).lower(): str(value) for key, value in connection.exec_driver_sql(query)}
         unusable, packet = "", int(variables.get("max_allowed_packet", _LEAST_PACKET))
         if _on(variables.get("read_only")):
             unusable = "the server is read-only: name the primary in the url"
         elif packet < _LEAST_PACKET:
             unusable = f"its max_allowed_packet is {packet}: set it to {_LEAST_PACKET} or more"
+        elif _on(variables.get("log_bin")) and connection.scalar(_FORMAT) == "STATEMENT":
+            unusable = "its binlog_format is STATEMENT, with which it refuses rows in READ COMMITTED: set it to MIXED"
         why = ""
         if _on(variables.get("wsrep_on")):
             why = f"Galera has no XA transactions: name a server without it, {HOW_TO_STAGE}"
         elif (connection.dialect.server_version_info or ())[:2] < _DETACHES:
             why = f"before MariaDB 10.5 a prepared transaction ends with its session: upgrade, {HOW_TO_STAGE}"
         flush = variables.get("innodb_flush_log_at_trx_commit", "1")
-        unsafe = f"innodb_flush_log_at_trx_commit is {flush}: a crash of the machine may lose committed data"
-        warnings = (*(() if flush == "1" else (unsafe,)), *_of_replication(variables))
-        return ServerFacts(unusable, 0 if why else _UNLIMITED, why, warnings)
+        warnings = list(_of_replication(variables))
+        if flush != "1":
+            lost = "a crash of the machine may lose committed data"
+            warnings.insert(0, f"innodb_flush_log_at_trx_commit is {flush}: {lost}")
+        sync = variables.get("sync_binlog", "1")
+        if _on(variables.get("log_bin")) and sync != "1":  # what the log lacks after a crash is rolled back
+            warnings.append(
+                f"sync_binlog is {sync}: a crash of the machine may roll back transactions that were committed or "
+                "prepared, because the binary log lacks them. Set it to 1"
+            )
+        return ServerFacts(unusable, 0 if why else _UNLIMITED, why, tuple(warnings))
+
+    def table_version(self, connection: sa.Connection, name: TableName, *, held: bool) -> Hashable:
+        """Return the statement that would create the table, and its triggers; None if there is no such table.
+
+        Only a statement that writes locks the definition until the transaction ends, and EXPLAIN of it does, too. SHOW
+        CREATE TABLE does not.
+        """
+        quoted = connection.dialect.identifier_preparer.format_table(sa.table(name.table, schema=name.schema))
+        try:
+            if held:
+                connection.exec_driver_sql(f"EXPLAIN INSERT INTO {quoted} () VALUES ()").close()  # noqa: S608 - a quoted name
+            created = connection.exec_driver_sql(f"SHOW CREATE TABLE {quoted}").one()[1]
+        except exc.DBAPIError as error:
+            if code(error) not in _NO_SUCH_TABLE:
+                raise
+            return None
+        triggers = connection.execute(_TRIGGERS, {"schema": name.schema, "table": name.table}).all()
+        return _COUNTER.sub("", str(created)), tuple(map(tuple, triggers))
 
     def longest_value(self, connection: sa.Connection) -> int:
         """Return the number of bytes that fit into one packet if each of them is escaped."""
@@ -286,14 +337,29 @@ class MariaDb(RowDialect):
         return reflected.replace("``", "`")
 
     def refuses(self, connection: sa.Connection, table: sa.Table) -> str:
-        """Return why the table is refused: a trigger, or a routine that it calls, names tables without transactions."""
-        tables = _without_transactions(connection, table)
-        if not tables:
+        """Return why the table is refused: what its triggers write, or call, is without transactions, or unknown."""
+        where = {"schema": table.schema, "table": table.name}
+        triggers = connection.execute(_TRIGGERS, where).all()
+        if not triggers:
             return ""
-        return (
-            f"its triggers name {', '.join(tables)}, whose storage engine has no transactions, so what they write "
-            "there would stay when an epoch is aborted: ALTER TABLE … ENGINE=InnoDB"
-        )
+        unsafe, unseen = _reached(connection, table.name)
+        hidden = [row.trigger_name for row in triggers if row.action_statement is None]
+        if hidden:
+            return (
+                f"this role cannot read its triggers {', '.join(hidden)}, which may write where there are no "
+                "transactions: GRANT TRIGGER on it"
+            )
+        if unsafe:
+            return (
+                f"its triggers name {', '.join(unsafe)}, whose storage engine has no transactions, so what they write "
+                "there would stay when an epoch is aborted: ALTER TABLE … ENGINE=InnoDB"
+            )
+        if unseen:
+            return (
+                f"its triggers write into, or call, {', '.join(unseen)}, which this role cannot read, and which may "
+                "be without transactions: GRANT SELECT on them (of a routine: SELECT on mysql.proc)"
+            )
+        return ""
 
     @contextmanager
     def trial(self, connection: sa.Connection, table: sa.TableClause) -> Iterator[Trial]:
@@ -348,21 +414,33 @@ class MariaDb(RowDialect):
         return refused
 
 
-def _without_transactions(connection: sa.Connection, table: sa.Table) -> list[str]:
-    bodies: dict[str, list[str]] = {}
-    for name, body in connection.execute(_TRIGGER_BODIES):
-        bodies.setdefault(str(name).lower(), []).append(str(body))
-    if table.name.lower() not in bodies:
-        return []
-    for name, body in connection.execute(_ROUTINE_BODIES):
-        bodies.setdefault(str(name).lower(), []).append(str(body or ""))
-    names, waiting = set[str](), [table.name.lower()]
+def _reached(connection: sa.Connection, table: str) -> tuple[list[str], list[str]]:
+    """Return what the triggers of a table reach: tables without transactions, and what this role cannot read.
+
+    All words of a statement count as names, so a table may be found that is not meant. Names are compared in lower
+    case.
+    """
+    bodies: dict[str, list[tuple[str, str | None]]] = {}
+    for owner, name, body in (*connection.execute(_TRIGGER_BODIES), *connection.execute(_BODIES)):
+        bodies.setdefault(str(name).lower(), []).append((str(owner).lower(), body))
+    tables = {(str(s).lower(), str(t).lower()): bool(safe) for s, t, safe in connection.execute(_TABLES)}
+    unsafe, unseen, names, waiting = set[str](), set[str](), set[str](), [table.lower()]
     while waiting:
-        for body in bodies.get(waiting.pop(), ()):
-            new = {(plain or quoted).lower() for quoted, plain in _WORDS.findall(body)} - names
+        name = waiting.pop()
+        for owner, body in bodies.get(name, ()):
+            if body is None:
+                unseen.add(name)
+                continue
+            new = {(quoted or plain).lower() for quoted, plain in _WORDS.findall(body)} - names
             names |= new
             waiting += new
-    return sorted(str(name) for name in connection.scalars(_NOT_TRANSACTIONAL) if str(name).lower() in names)
+            for written in _WRITTEN.findall(body):
+                parts = [(quoted or plain).lower() for quoted, plain in _WORDS.findall(written)]
+                place = (parts[0] if len(parts) > 1 else owner, parts[-1])
+                if place not in tables and all(place[0] != of for of, _ in bodies.get(place[1], ())):
+                    unseen.add(".".join(parts))
+    unsafe = {name for (_, name), safe in tables.items() if not safe and name in names}
+    return sorted(unsafe), sorted(unseen)
 
 
 def _lock_seconds(access: DatabaseAccess) -> int:

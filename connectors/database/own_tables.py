@@ -20,7 +20,16 @@ from onceward.core.errors import ConfigurationError, SinkError
 from onceward.core.log.sql import BYTES, name_type
 from onceward.core.names import PIPELINE_LENGTH, SINK_LENGTH
 
-from .engines import INNODB, create, creation, engine_of, reading
+from .engines import (
+    INNODB,
+    create,
+    creation,
+    engine_of,
+    reading,
+    storage_engine,
+    transaction,
+    without_transactions,
+)
 from .failures import may_pass
 
 if TYPE_CHECKING:
@@ -169,6 +178,40 @@ def ask(target: DatabaseTarget, connection: sa.Connection, question: Callable[[]
         if may_pass(error) or exists(target, connection):
             raise
         return missing
+
+
+def check_own(target: DatabaseTarget) -> None:
+    """Check that the tables, if they are there, have transactions, and that this role may do with them what sinks do.
+
+    Each right is asked for by a statement that finds no rows.
+
+    Raises:
+        ConfigurationError: A right is missing, or a table's storage engine has no transactions.
+    """
+    tables, nothing = tables_of(target).metadata.sorted_tables, sa.false()
+    with reading(target, "cannot look at the ledger tables") as connection:
+        if not exists(target, connection):
+            return
+        inspector = sa.inspect(connection)
+        for table in tables:
+            if refused := without_transactions(storage_engine(inspector, table.name, table.schema)):
+                raise ConfigurationError(f"onceward's own table {table} {refused}")
+    try:
+        with transaction(target, "cannot try the ledger tables") as connection:
+            for table in tables:
+                columns = list(table.columns)
+                none = sa.select(*columns).where(nothing)
+                connection.execute(none.with_for_update())
+                connection.execute(table.insert().from_select(columns, none))
+                connection.execute(table.update().where(nothing).values({columns[0]: columns[0]}))
+                connection.execute(table.delete().where(nothing))
+    except SinkError as error:
+        if error.retryable:
+            raise
+        raise ConfigurationError(
+            f"{error.message}: GRANT SELECT, INSERT, UPDATE, DELETE on onceward's own tables "
+            f"({', '.join(map(str, tables))})"
+        ) from None
 
 
 def ensure(target: DatabaseTarget) -> None:

@@ -18,13 +18,14 @@ merge is then the only thing left that may refuse them.
 from __future__ import annotations
 
 import hashlib
+import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import sqlalchemy as sa
 
-from onceward.core.errors import OncewardError, SchemaError, SqlError, text_of
+from onceward.core.errors import OncewardError, RetryableSinkError, SqlError, text_of
 from onceward.core.kit.pieces import pieces, size_of
 from onceward.core.kit.rows import without_dictionary as decoded_array
 from onceward.core.transaction import Committable, WriteContext
@@ -32,9 +33,9 @@ from onceward.core.transaction import Committable, WriteContext
 from . import ledger
 from .engines import SLOWEST, row_dialect_for, transaction
 from .loader import ChangedError, Loader, Movement, read_movement
-from .own_tables import delete_named, identity_row, staged_handle, tables_of
+from .own_tables import check_own, delete_named, identity_row, staged_handle, tables_of
 from .plan import InsertWriter, check_same, make_plan
-from .tables import check_described, describe, plan_for, tries_in_table
+from .tables import check_described, check_usable, existing, plan_for, tries_in_table
 from .target import STAGED, CommitPath
 from .writing import HeldWriting, Writing
 
@@ -47,7 +48,10 @@ if TYPE_CHECKING:
 
     from .dialect import RowDialect, RowWriter
     from .plan import Plan
+    from .tables import DescribedTable
     from .target import DatabaseTarget
+
+_log = logging.getLogger("onceward.database")
 
 CHUNK_BYTES: Final = 2 * 2**20
 """Bytes of rows that are tried and staged together; a server whose statements are shorter gets them in several."""
@@ -60,7 +64,8 @@ class PieceLoader(Loader):
         super().__init__(target)
         self.dialect = row_dialect_for(target)
 
-    def check_table(self, sink: str, schema: pa.Schema, path: CommitPath, own: Sequence[str]) -> sa.Table:  # noqa: ARG002
+    def check_table(self, sink: str, schema: pa.Schema | None, path: CommitPath, own: Sequence[str]) -> sa.Table:  # noqa: ARG002
+        check_own(self.target)
         return check_described(self.target, self.dialect, schema)
 
     def begin_prepared(self, context: WriteContext) -> Writing:
@@ -78,11 +83,9 @@ class PieceLoader(Loader):
 
     def _insert_pieces(self, connection: sa.Connection, row: Any) -> None:
         pieces, how = tables_of(self.target).pieces, read_movement(row)
-        own, moved, digest = pieces.c.name == row.name, 0, hashlib.sha256()
+        own, moved, written, digest = pieces.c.name == row.name, 0, 0, hashlib.sha256()
+        described = check_usable(self.target, how.target, how.key, connection)
         for number in connection.scalars(sa.select(pieces.c.number).where(own).order_by(pieces.c.number)).all():
-            described = describe(self.target, how.target, connection)
-            if described is None:
-                raise SchemaError(f"table {how.target} no longer exists")
             query = sa.select(pieces.c.data).where(own, pieces.c.number == number)
             data = connection.scalar(query) or b""
             digest.update(data)
@@ -94,7 +97,8 @@ class PieceLoader(Loader):
                 plan = make_plan(batch.schema, described.table, self.target.url.backend, how.key)
                 statement = plan.insert(self.dialect, how.key)
                 for rows in plan.pieces(batch):
-                    connection.execute(statement, rows)
+                    options = {"preserve_rowcount": True}
+                    written += connection.execute(statement, rows, execution_options=options).rowcount
                 moved += batch.num_rows
         if moved != row.row_count:
             raise ChangedError(f"{moved} rows of {row.row_count} are staged under {row.name}: somebody changed them")
@@ -102,13 +106,15 @@ class PieceLoader(Loader):
             raise ChangedError(
                 f"the rows staged under {row.name} are not those that were decided: somebody changed them"
             )
+        if not how.key and written < moved:
+            _log.warning("triggers of table %s have left out %d of %d rows", how.target, moved - written, moved)
 
 
 class InsertWriting(HeldWriting):
     """An attempt that inserts rows into the table itself, in a transaction that ends as a prepared one."""
 
     def open_writer(self, schema: pa.Schema) -> RowWriter:
-        return InsertWriter(self.connection, plan_for(self.target, schema), proof=self.target.proof)
+        return InsertWriter(self.connection, plan_for(self.target, schema, self.connection), proof=self.target.proof)
 
 
 class PieceWriting(Writing):
@@ -118,6 +124,7 @@ class PieceWriting(Writing):
         self._dialect = dialect
         self._waiting: list[pa.RecordBatch] = []
         self._plan: Plan | None = None
+        self._described: DescribedTable | None = None
         self._hash: RowHash | None = None
         self._bytes = 0
         self._pieces = 0
@@ -131,6 +138,7 @@ class PieceWriting(Writing):
     def send(self, batch: pa.RecordBatch) -> int:
         """Check every value, collect the rows, and stage a piece when it is large enough."""
         if self._plan is None:
+            self._described = existing(self.target, batch.schema)
             self._plan = plan_for(self.target, batch.schema)
             self._tries_in_table = tries_in_table(self.target)
             self._hash = self._plan.new_hash() if self.target.proof else None
@@ -164,6 +172,7 @@ class PieceWriting(Writing):
         tried = rows if self._tries_in_table else sum(batch.num_rows for batch in self._waiting)
         what, in_table = f"cannot stage rows of table {self.target.table}", self._tries_in_table
         with transaction(self.target, what, more=tried / SLOWEST, merges=in_table) as connection:
+            self._check_table(connection)
             if not in_table:
                 self._try_rows(connection)
             elif whole:
@@ -188,6 +197,15 @@ class PieceWriting(Writing):
                 connection.execute(pieces.insert(), [{"name": str(self.name), "number": number, "data": data}])
         self._pieces += max(1, len(encoded))
         self._waiting, self._bytes = [], 0
+
+    def _check_table(self, connection: sa.Connection) -> None:
+        """Check that the merge could take rows now: the table's kind, its keys, and rights."""
+        if self._plan is None or self._described is None:
+            return
+        key = self.target.key
+        if check_usable(self.target, self.target.table, key, connection).layout != self._described.layout:
+            raise RetryableSinkError(f"table {self.target.table} was altered while its rows were written")
+        self._dialect.check_planned(connection, self._plan.insert(self._dialect, key))
 
     def _movement(self) -> str:
         return Movement(self.target.table, self.target.key, sha256=self._digest.hexdigest()).noted()

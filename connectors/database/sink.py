@@ -129,16 +129,28 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
 
     def validate(self, schema: pa.Schema) -> None:
         """Check connection, setup, table, columns, key and rights; create what is missing and was requested."""
+        table = self.check_table(schema)
+        if self._path is CommitPath.STAGING:
+            check_trial(self.target, table)
+
+    def check_table(self, schema: pa.Schema | None) -> sa.TableClause:
+        """Check server, table, columns, key and rights.
+
+        Args:
+            schema: The schema of the data; None to check only what does not depend on it, and to create nothing.
+
+        Returns:
+            The table.
+        """
         facts, url = self._choose_path(), self.target.url
         if facts.unusable:
             raise ConfigurationError(f"cannot write through {url}: {facts.unusable}")
         for warning in facts.warnings:
             _log.warning("%s: %s", url, warning)
-        ensure(self.target)
+        if schema is not None:
+            ensure(self.target)
         own = [table.name for table in tables_of(self.target).metadata.sorted_tables]
-        table = loader_for(self.target).check_table(self.name, schema, self._path, own)
-        if self._path is CommitPath.STAGING:
-            check_trial(self.target, table)
+        return loader_for(self.target).check_table(self.name, schema, self._path, own)
 
     def _choose_path(self) -> ServerFacts:
         facts = read_server(self.target)

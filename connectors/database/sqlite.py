@@ -12,6 +12,7 @@ connection is lent again only while its file has its name.
 
 from __future__ import annotations
 
+import logging
 import re
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 
     from .target import DatabaseAccess
 
+_log = logging.getLogger("onceward.database")
+
+_ROUNDS: Final = re.compile(r"(?i)\bUSING\s+[\"\[`]?(rtree|rtree_i32|geopoly)\b")
+_LEAVES_OUT: Final = re.compile(r"(?i)\bRAISE\s*\(\s*IGNORE\b")
 _DEFINED: Final = re.compile(r"^(CREATE (?:TABLE|VIRTUAL TABLE|UNIQUE INDEX) )")
 _FILE: Final = "onceward_file"
 _INODE: Final = "onceward_inode"
@@ -55,18 +60,28 @@ class Sqlite(RowDialect):
         event.listen(engine, "connect", _note_file(engine.url.database or ""))
         event.listen(engine, "checkout", _check_file)
         event.listen(engine, "begin", _begin)
+        dialect: Any = engine.dialect
+        dialect.do_rollback_to_savepoint = _roll_back_to
 
     def read_server(self, connection: sa.Connection) -> ServerFacts:
         if connection.exec_driver_sql("PRAGMA query_only").scalar():
             return ServerFacts(unusable="the connection is read-only (PRAGMA query_only)")
         return ServerFacts(why_none="SQLite has no prepared transactions")
 
-    def schema_version(self, connection: sa.Connection, schema: str | None) -> int:
-        quoted = connection.dialect.identifier_preparer.quote_identifier(schema or "main")
+    def table_version(self, connection: sa.Connection, name: TableName, *, held: bool) -> int:  # noqa: ARG002
+        """Return the version of the whole schema. It cannot change while a transaction writes."""
+        quoted = connection.dialect.identifier_preparer.quote_identifier(name.schema or "main")
         return int(connection.exec_driver_sql(f"PRAGMA {quoted}.schema_version").scalar_one())
 
     def refuses(self, connection: sa.Connection, table: sa.Table) -> str:
         """Compile an insert, as the merge will: SQLite then looks at the tables that foreign keys refer to."""
+        for kind, name, definition in _definitions(connection, table):
+            if kind == "table" and (module := _ROUNDS.search(definition)):
+                return f"it is made by {module[1]}, which keeps numbers of 32 bits and changes others without an error"
+            if kind == "trigger" and _LEAVES_OUT.search(definition):
+                _log.warning(
+                    "trigger %s of table %s leaves rows out (RAISE(IGNORE)): they count as written", name, table.name
+                )
         quote = connection.dialect.identifier_preparer.format_table
         try:
             connection.exec_driver_sql(f"EXPLAIN INSERT INTO {quote(table)} DEFAULT VALUES").close()
@@ -91,20 +106,33 @@ class Sqlite(RowDialect):
         Format", "Storage Of The SQL Database Schema".
         """
         quote = connection.dialect.identifier_preparer.quote_identifier
-        master = f"{quote(table.schema or 'main')}.sqlite_master"
-        query = f"SELECT type, sql FROM {master} WHERE tbl_name = ? COLLATE NOCASE ORDER BY type DESC"  # noqa: S608
-        keys = connection.exec_driver_sql(query, (table.name,)).all()
-        bare = any(kind == "trigger" for kind, _ in keys)
+        keys = _definitions(connection, table)
+        bare = any(kind == "trigger" for kind, *_ in keys)
         name = f"temp.{quote(table.name)}"
         if bare:
             columns = ", ".join(quote(column.name) for column in table.columns)
             connection.exec_driver_sql(f"CREATE TABLE {name} ({columns})")
-        for _, definition in keys:
-            temporary, known = _DEFINED.subn(r"\1temp.", definition or "")
+        for *_, definition in keys:
+            temporary, known = _DEFINED.subn(r"\1temp.", definition)
             if known and not bare:
                 connection.exec_driver_sql(temporary)
         yield Trial(TableName("temp", table.name), has_keys=not bare)
         connection.exec_driver_sql(f"DROP TABLE {name}")  # an error rolls it back
+
+
+def _definitions(connection: sa.Connection, table: sa.TableClause) -> list[tuple[str, str, str]]:
+    """Return type, name and definition of a table and of all that belongs to it, the table before its indexes."""
+    quote = connection.dialect.identifier_preparer.quote_identifier
+    master = f"{quote(table.schema or 'main')}.sqlite_master"
+    query = f"SELECT type, name, sql FROM {master} WHERE tbl_name = ? COLLATE NOCASE ORDER BY type DESC"  # noqa: S608
+    return [(kind, name, sql or "") for kind, name, sql in connection.exec_driver_sql(query, (table.name,))]
+
+
+def _roll_back_to(connection: sa.Connection, name: str) -> None:
+    """Roll back to a savepoint, which is gone if a trigger's RAISE(ROLLBACK) has ended the transaction."""
+    lent: Any = connection.connection.driver_connection
+    if lent.in_transaction:
+        connection.exec_driver_sql(f"ROLLBACK TO SAVEPOINT {name}")
 
 
 def _set_up(connection: Any, _: object) -> None:

@@ -18,26 +18,33 @@ from onceward.core.errors import ConfigurationError, SchemaError, SinkError, tex
 
 from .conversions import is_binary, is_text
 from .dialect import no_such_table
-from .engines import INNODB, create, dialect_for, reading, transaction
-from .plan import make_plan, without_change
+from .engines import (
+    INNODB,
+    create,
+    dialect_for,
+    reading,
+    row_dialect_for,
+    storage_engine,
+    transaction,
+    without_transactions,
+)
+from .plan import Plan, make_plan, without_change
 from .target import TableName, unusable
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
     from .dialect import RowDialect
-    from .plan import Plan
     from .target import DatabaseTarget, Url
 
 _log = logging.getLogger("onceward.database")
 
 _KEPT_SECONDS: Final = 60.0
-"""Seconds for which a description is kept. A table that changes meanwhile costs one attempt: the database refuses rows
-that do not fit, and the table is read again. SQLite does not refuse them: a text for a NUMERIC column becomes a number.
-So there the version of the schema is compared, which is read from the file's first page."""
+"""Seconds for which a description is kept. Where a table's definition has a version, that is compared each time."""
 _UNSIGNED: Final = {pa.uint8(): sa.SmallInteger, pa.uint16(): sa.Integer, pa.uint32(): sa.BigInteger}
 _INTEGERS: Final = {8: sa.SmallInteger, 16: sa.SmallInteger, 32: sa.Integer, 64: sa.BigInteger}
 _EXTENSIONS: Final[dict[str, sa.types.TypeEngine[Any]]] = {"arrow.uuid": sa.Uuid(), "arrow.json": postgresql.JSONB()}
 _SINGLE: Final = 32
-_TRANSACTIONAL: Final = ("", "innodb")
 _KEY_CHARACTERS: Final = 255
 """Length of a text in a key on MariaDB, which needs one."""
 
@@ -56,13 +63,23 @@ class DescribedTable:
     refers: tuple[str, ...] = ()
     """Names of the tables to which its foreign keys refer, without their schemas."""
 
+    @property
+    def layout(self) -> list[tuple[Any, ...]]:
+        """All of the columns that decides how values are written."""
+        return [
+            (c.name, repr(c.type), getattr(c.type, "collation", None), c.nullable, c.computed is None)
+            for c in self.table.columns
+        ]
+
 
 class _Kept(NamedTuple):
     at: float
     """Time of the description, in seconds on the monotonic clock."""
-    version: int | None
-    """See Dialect.schema_version."""
+    version: Hashable
+    """See Dialect.table_version."""
     described: DescribedTable
+    checked: set[tuple[str, ...]]
+    """Keys by which this description was found usable; see check_usable."""
 
 
 _known: dict[tuple[Url, TableName], _Kept] = {}
@@ -74,22 +91,29 @@ def describe(target: DatabaseTarget, name: TableName, connection: sa.Connection 
     Args:
         target: The database.
         name: The table's name.
-        connection: A connection to ask on. Inside a transaction that writes it must be that transaction's, because
-            SQLite has room for no second one. Default: a connection of its own.
+        connection: The connection of a transaction that writes: the table stays as described until it ends. Default: a
+            connection of its own.
     """
+    kept = _kept(target, name, connection)
+    return None if kept is None else kept.described
+
+
+def _kept(target: DatabaseTarget, name: TableName, connection: sa.Connection | None) -> _Kept | None:
     kept = _known.get((target.url, name))
     if kept is not None and time.monotonic() - kept.at >= _KEPT_SECONDS:
         kept = None
     if kept is not None and kept.version is None:
-        return kept.described
+        return kept
+    held = connection is not None
     with reading(target, f"cannot read table {name}") if connection is None else nullcontext(connection) as own:
-        version = dialect_for(target).schema_version(own, name.schema)
+        version = dialect_for(target).table_version(own, name, held=held)
         if kept is not None and kept.version == version:
-            return kept.described
+            return kept
         described = _read(target, own, name)
-    if described is not None:
-        _known[target.url, name] = _Kept(time.monotonic(), version, described)
-    return described
+    if described is None:
+        return None
+    kept = _known[target.url, name] = _Kept(time.monotonic(), version, described, set())
+    return kept
 
 
 def forget(target: DatabaseTarget) -> None:
@@ -118,35 +142,83 @@ def _read(target: DatabaseTarget, connection: sa.Connection, name: TableName) ->
             return None
         if name.table in inspector.get_view_names(schema=name.schema):
             return DescribedTable(table, (), "a view", "")
-        options: Any = inspector.get_table_options(name.table, schema=name.schema)
-        engine = options.get("mariadb_engine") or options.get("mysql_engine") or ""
+        engine = storage_engine(inspector, name.table, name.schema)
         uniques = dialect.read_uniques(connection, table)
         refers = tuple(key["referred_table"] for key in inspector.get_foreign_keys(name.table, schema=name.schema))
-        return DescribedTable(table, tuple(uniques), "table", str(engine), refers=refers)
+        return DescribedTable(table, tuple(uniques), "table", engine, refers=refers)
 
 
-def existing(target: DatabaseTarget, schema: pa.Schema) -> DescribedTable:
+def existing(target: DatabaseTarget, schema: pa.Schema, connection: sa.Connection | None = None) -> DescribedTable:
     """Return the description of the target's table, which is created first if that was requested.
+
+    Args:
+        target: The database and the table.
+        schema: The schema of the data.
+        connection: See `describe`.
 
     Raises:
         SchemaError: There is no such table.
     """
-    described = describe(target, target.table)
+    described = describe(target, target.table, connection)
     if described is None and target.create_table:
         create_table(target, schema)
-        described = describe(target, target.table)
+        described = describe(target, target.table, connection)
     if described is None:
         raise no_such_table(target.table)
     return described
 
 
-def plan_for(target: DatabaseTarget, schema: pa.Schema) -> Plan:
+def plan_for(target: DatabaseTarget, schema: pa.Schema, connection: sa.Connection | None = None) -> Plan:
     """Return the plan to insert rows of `schema` into the target, whose table is created if that was requested.
+
+    Args:
+        target: The database and the table.
+        schema: The schema of the data.
+        connection: The connection of a transaction that writes: then the table is checked, too.
 
     Raises:
         SchemaError: There is no such table, or a column does not fit.
+        ConfigurationError: The table can no longer be written exactly once.
     """
-    return make_plan(schema, existing(target, schema).table, target.url.backend, target.key)
+    plan = make_plan(schema, existing(target, schema, connection).table, target.url.backend, target.key)
+    if connection is not None:
+        check_usable(target, target.table, target.key, connection)
+    return plan
+
+
+def check_usable(
+    target: DatabaseTarget, name: TableName, key: Sequence[str], connection: sa.Connection
+) -> DescribedTable:
+    """Check that a table can be written exactly once, by this key if there is one, and return its description.
+
+    What is found stays so until the connection's transaction ends. A description is checked once.
+
+    Args:
+        target: The database.
+        name: The table.
+        key: Columns of the key of an upsert.
+        connection: The connection of a transaction that writes.
+
+    Raises:
+        SchemaError: The table is missing, or has no unique key over `key`, or others beside it.
+        ConfigurationError: It is of a kind that cannot be written exactly once.
+    """
+    kept, dialect = _kept(target, name, connection), row_dialect_for(target)
+    if kept is None:
+        raise SchemaError(f"table {name} no longer exists")
+    described = kept.described
+    if tuple(key) in kept.checked:
+        return described
+    if described.kind != "table":
+        raise ConfigurationError(f"{name} is {described.kind}: only a table can be written exactly once")
+    if refused := without_transactions(described.engine):
+        raise ConfigurationError(f"table {name} {refused}")
+    if refused := dialect.refuses(connection, described.table):
+        raise ConfigurationError(f"table {name} cannot be written exactly once: {refused}")
+    if key and (refused := dialect.check_key(described.uniques, key)):
+        raise SchemaError(f"table {name} cannot be upserted by {list(key)}: {refused}")
+    kept.checked.add(tuple(key))
+    return described
 
 
 def tries_in_table(target: DatabaseTarget) -> bool:
@@ -181,30 +253,30 @@ def check_trial(target: DatabaseTarget, table: sa.TableClause) -> None:
         ) from None
 
 
-def check_described(target: DatabaseTarget, dialect: RowDialect, schema: pa.Schema) -> sa.Table:
+def check_described(target: DatabaseTarget, dialect: RowDialect, schema: pa.Schema | None) -> sa.Table:
     """Check that rows of `schema` can be inserted into the table; create the table if that was requested.
+
+    Args:
+        target: The database and the table.
+        dialect: Its dialect.
+        schema: The schema of the data; None to check only what does not depend on it.
 
     Raises:
         SchemaError: The table is missing, or a column or the key does not fit.
-        ConfigurationError: The table is of a kind that cannot be written exactly once.
+        ConfigurationError: The table is of a kind that cannot be written exactly once, or a right is missing.
     """
     forget(target)
-    described = existing(target, schema)
-    make_plan(schema, described.table, target.url.backend, target.key)
-    if described.kind != "table":
-        raise ConfigurationError(f"{target.table} is {described.kind}: only a table can be written exactly once")
-    if described.engine.lower() not in _TRANSACTIONAL:
-        raise ConfigurationError(
-            f"table {target.table} has the storage engine {described.engine}, which has no transactions: "
-            f"ALTER TABLE … ENGINE=InnoDB"
-        )
+    described = describe(target, target.table) if schema is None else existing(target, schema)
+    if described is None:
+        raise no_such_table(target.table)
+    if schema is None:
+        schema = _some_columns(described, target.key)
+        plan = Plan(schema, described.table, (), frozenset(), {})
+    else:
+        plan = make_plan(schema, described.table, target.url.backend, target.key)
     with transaction(target, "cannot validate", merges=True) as connection:
-        refused = dialect.refuses(connection, described.table)
-    if refused:
-        raise ConfigurationError(f"table {target.table} cannot be written exactly once: {refused}")
-    refused = dialect.check_key(described.uniques, target.key) if target.key else ""
-    if refused:
-        raise SchemaError(f"table {target.table} cannot be upserted by {list(target.key)}: {refused}")
+        described = check_usable(target, target.table, target.key, connection)
+        dialect.check_planned(connection, plan.insert(dialect, target.key))
     for name in target.key:
         collation = getattr(described.table.columns[name].type, "collation", None)
         if collation and not collation.endswith("_bin"):
@@ -213,6 +285,12 @@ def check_described(target: DatabaseTarget, dialect: RowDialect, schema: pa.Sche
                 *(target.table, name, collation),
             )
     return described.table
+
+
+def _some_columns(described: DescribedTable, key: Sequence[str]) -> pa.Schema:
+    """Return the key and one more column, as a schema of which only the names count."""
+    others = [c.name for c in described.table.columns if c.name not in key and c.computed is None]
+    return pa.schema([(name, pa.null()) for name in (*key, *others[:1])])
 
 
 def create_table(target: DatabaseTarget, schema: pa.Schema) -> None:

@@ -14,7 +14,7 @@ from onceward.core.transaction import Committable
 
 from . import ledger
 from .engines import SLOWEST, autocommitting, dialect_for, reading, two_phase_for
-from .failures import code, translate
+from .failures import as_sqlalchemys, code, translate
 from .own_tables import identity_row, insert_into, tables_of
 from .tables import forget
 from .target import PREPARED
@@ -110,7 +110,8 @@ class Writing(ABC):
         """Translate SQLAlchemy's errors inside the block, and discard the attempt after any error."""
         place = f"{what} into table {self.target.table}"
         try:
-            yield
+            with as_sqlalchemys():
+                yield
         except sa.exc.SQLAlchemyError as error:
             self.discard()
             forget(self.target)
@@ -217,7 +218,7 @@ class HeldWriting(Writing):
 
     def explain(self, error: OncewardError, cause: sa.exc.SQLAlchemyError, what: str) -> OncewardError:  # noqa: ARG002
         timeout = dialect_for(self.target).lock_timeout_code
-        if timeout is None or code(cause) != timeout:
+        if timeout is None or code(cause) != timeout or not error.retryable:  # a trigger may choose the same code
             return error
         own = self.own_prepared()
         another = _BY_ANOTHER_ATTEMPT.format(", ".join(own[:3])) if own else ""

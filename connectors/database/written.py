@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from onceward.core.errors import ConfigurationError, SchemaError, SinkError
+from onceward.core.errors import ConfigurationError, SchemaError, SinkError, SqlError
 from onceward.core.operations.findings import Finding, failed, ok, skipped
 
 from .dialect import RowDialect
-from .engines import dialect_for, reading
+from .engines import dialect_for
 from .tables import describe, forget
-from .target import CommitPath
 
 if TYPE_CHECKING:
     from .sink import DatabaseSink
+    from .tables import DescribedTable
 
 _CHECK: Final = "table"
 
@@ -31,29 +31,23 @@ def check_written(sink: DatabaseSink) -> Finding:
             return skipped(_CHECK, "it does not exist; the sink creates it", where)
         if described is None:
             return failed(_CHECK, "it does not exist", "create it, or let the sink do so with create_table=True", where)
-        refused = _refused(sink) or ("" if described.kind == "table" else f"it is {described.kind}")
-        dialect = dialect_for(sink.target)
-        if not refused and isinstance(dialect, RowDialect):
-            with reading(sink.target, f"cannot look at table {where}") as connection:
-                refused = dialect.refuses(connection, described.table)
-    except SinkError as error:
-        return failed(_CHECK, str(error), "check address, role and password", where)
-    if refused:
-        return failed(_CHECK, refused, "correct it: the pipeline's next start is refused", where)
-    return ok(_CHECK, "it can be written exactly once", where)
-
-
-def _refused(sink: DatabaseSink) -> str:
-    """Return what PostgreSQL's own catalog has against it: kinds, rights, rules, policies."""
-    if sink.target.url.backend != "postgresql":
-        return ""
-    from .postgres.catalog import check_writable  # noqa: PLC0415 - an extra
-    from .postgres.session import session  # noqa: PLC0415
-
-    path = CommitPath.STAGING if sink.commit_mode is CommitPath.STAGING or sink.target.key else CommitPath.PREPARED
-    try:
-        with reading(sink.target, "cannot look at a table") as connection, session(connection) as lent:
-            check_writable(lent, sink.target, path)
+        sink.check_table(None)
+        return ok(_CHECK, f"it can be written exactly once{_upserts(sink, described)}", where)
     except (ConfigurationError, SchemaError) as error:
-        return error.message
-    return ""
+        return failed(_CHECK, error.message, "correct it: the pipeline's next start is refused", where)
+    except SinkError as error:
+        refused = isinstance(error, SqlError)
+        advice = "correct it: the pipeline's next start is refused" if refused else "check address, role and password"
+        return failed(_CHECK, str(error), advice, where)
+
+
+def _upserts(sink: DatabaseSink, described: DescribedTable) -> str:
+    """Return by which key rows can be upserted, for a sink that inserts."""
+    dialect = dialect_for(sink.target)
+    if sink.target.key or not isinstance(dialect, RowDialect):
+        return ""
+    keys = [sorted(key) for key in described.uniques if not dialect.check_key(described.uniques, sorted(key))]
+    if keys:
+        return f" by inserts, and by upserts with key {' or '.join(map(str, keys))}"
+    several = "several unique keys" if described.uniques else "no unique key"
+    return f" by inserts; not by upserts, because it has {several}"

@@ -94,20 +94,23 @@ _OWN_FIELDS: Final = (pa.field(ID, pa.int64()), pa.field(ROW, pa.int64()))
 class CopyLoader(Loader):
     """Sends rows by COPY, and stages rows that wait for a merge in staging tables."""
 
-    def check_table(self, sink: str, schema: pa.Schema, path: CommitPath, own: Sequence[str]) -> sa.TableClause:
+    def check_table(self, sink: str, schema: pa.Schema | None, path: CommitPath, own: Sequence[str]) -> sa.TableClause:
         target = self.target
-        if target.create_table:
+        if target.create_table and schema is not None:
             create_table(target, schema)
+        place = sa.table(target.table.table, schema=target.table.schema)
         with reading(target, "cannot validate") as connection:
             with session(connection) as lent:
                 check_own_tables(lent, target.ledger_schema or "", own)
                 table = check_writable(lent, target, path)
+                if schema is None:
+                    return place
                 schema = without_change(schema, target.change)
                 conversions_for(schema, table, target.key)
                 check_filled(lent, table, schema.names)
             if path is CommitPath.STAGING:
                 self._make_stages(connection, sink, table, schema.names)
-        return sa.table(target.table.table, schema=target.table.schema)
+        return place
 
     def _make_stages(self, connection: sa.Connection, sink: str, table: PgTable, columns: Sequence[str]) -> None:
         target = self.target
