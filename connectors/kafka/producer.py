@@ -199,7 +199,7 @@ class TransactionalProducer:
             error = KafkaError(
                 f"{self._failures.first}; {self._failures.count} messages failed", transaction=str(self.name)
             )
-            error.refuses_rows = self._failures.refused
+            error.refuses_rows = error.refuses_alone = self._failures.refused
             raise error
 
 

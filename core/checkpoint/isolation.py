@@ -10,6 +10,9 @@ takes holds none. Why this does not weaken the protocol:
    each trial also holds everything that was accepted before. Of rows that exclude each other the first one stays.
 4. Such rows count for the limit as soon as they are found: of a range that was refused although each of its rows is
    taken alone, at least one row will be refused, and no two such ranges share a row.
+5. A row may be refused alone and taken after others: an exit after its enter, a child after its parent. So if the error
+   leaves that open (`refuses_alone`), the row is tried again after all accepted rows before it, in their order, and
+   counts only then.
 
 A fault (no answer, a lock, a full disk) is never taken for a refusal: it fails the attempt, as without isolation.
 """
@@ -17,7 +20,7 @@ A fault (no answer, a lock, a full disk) is never taken for a refusal: it fails 
 from __future__ import annotations
 
 import tempfile
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from contextlib import contextmanager
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
@@ -28,7 +31,7 @@ from ..errors import DeadLetterLimitError, ExternalError, OncewardError, text_of
 from .subtask import SubtaskEpoch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ..sink import TwoPhaseCommitSink
     from ..transaction import Committable, WriteContext, Written
@@ -132,6 +135,10 @@ class Isolation:
         self._starts = [0, *accumulate(sizes)]
         self.refused: dict[int, OncewardError] = {}
         """The refused rows, by their place in the subtask, and why."""
+        self._certain: dict[int, OncewardError] = {}
+        """Those of them that are refused whatever comes before them."""
+        self._doubtful: set[int] = set()
+        """Rows that are refused alone, and may be taken after others (5)."""
         self._excluding = 0
         """Number of ranges that are refused although each of their rows is taken alone (4)."""
 
@@ -149,17 +156,44 @@ class Isolation:
         if total == 1:
             self._refuse(0, error)
         else:
-            self._halve(0, total, error, accepted=None)
+            try:
+                self._halve(0, total, error, accepted=None)
+            except _TooManyDoubtfulError:
+                self._in_order(assume=False)
+            else:
+                if self._doubtful:
+                    self._in_order(assume=True)
         try:
             return self._prepared()
         except OncewardError as together:
             if not together.refuses_rows:
                 raise
-            self._excluding = 0  # which rows these are is found now
-            before, accepted = self._accepted(), list[tuple[int, int]]()
-            for begin, end in before:
-                self._try(begin, end, accepted)
+            self._in_order(assume=False)
             return self._prepared()
+
+    def _in_order(self, *, assume: bool) -> None:
+        """Try rows after all accepted ones before them (3) (5), several together as long as they are taken.
+
+        Args:
+            assume: Whether a range that is taken alone is taken after others, too, which the end will show.
+        """
+        self.refused = dict(self._certain)
+        self._excluding = 0  # which rows these are is found now
+        pieces = [piece for span in self._accepted() for piece in _cut(*span, sorted(self._doubtful))]
+        accepted: list[tuple[int, int]] = []
+        at, step = 0, 1
+        while at < len(pieces):
+            some = pieces[at : at + step]
+            sure = assume and self._doubtful.isdisjoint(begin for begin, _ in some)
+            error = None if sure else self._trial([*accepted, *some])
+            if error is None:
+                accepted += some
+                at, step = at + len(some), step if sure else 2 * step
+            elif len(some) > 1:
+                step = len(some) // 2
+            else:
+                self._refused(*some[0], error, accepted)
+                at += 1
 
     def _prepared(self) -> tuple[Committable | None, Written]:
         epoch = SubtaskEpoch(self._sink, self._context)
@@ -195,9 +229,31 @@ class Isolation:
         Returns:
             Whether it was taken as a whole.
         """
+        error = self._trial([*(accepted or ()), (begin, end)])
+        if error is not None:
+            self._refused(begin, end, error, accepted)
+        elif accepted is not None:
+            accepted.append((begin, end))
+        return error is None
+
+    def _refused(self, begin: int, end: int, error: OncewardError, accepted: list[tuple[int, int]] | None) -> None:
+        if end - begin > 1:
+            self._halve(begin, end, error, accepted)
+        elif accepted is not None:
+            self._refuse(begin, error)
+        elif error.refuses_alone:
+            self._certain[begin] = error
+            self._refuse(begin, error)
+        else:
+            self._doubtful.add(begin)
+            if self._most is not None and len(self._doubtful) > max(self._most, _DOUBTFUL):
+                raise _TooManyDoubtfulError
+
+    def _trial(self, spans: list[tuple[int, int]]) -> OncewardError | None:
+        """Have the target take these rows, and roll them back (1); return the error if it refuses them."""
         epoch = SubtaskEpoch(self._sink, self._context)
         try:
-            for span in (*(accepted or ()), (begin, end)):
+            for span in spans:
                 for rows in self._rows(*span):
                     epoch.write(rows)
             committable = epoch.pre_commit()
@@ -205,19 +261,13 @@ class Isolation:
             epoch.discard()
             if not error.refuses_rows:
                 raise
-            if end - begin == 1:
-                self._refuse(begin, error)
-            else:
-                self._halve(begin, end, error, accepted)
-            return False
+            return error
         except BaseException:
             epoch.discard()
             raise
         if committable is not None:
             self._sink.abort(committable)  # (1)
-        if accepted is not None:
-            accepted.append((begin, end))
-        return True
+        return None
 
     def _refuse(self, row: int, error: OncewardError) -> None:
         self.refused[row] = error
@@ -237,6 +287,25 @@ class Isolation:
                 yield self._parts(number).slice(begin - start, min(end, stop) - begin)
                 begin = min(end, stop)
             number += 1
+
+
+class _TooManyDoubtfulError(Exception):
+    """More rows than allowed are refused alone; whether they are after others is to be seen first."""
+
+
+_DOUBTFUL: Final = 100
+"""Rows that may be refused alone, whatever the limit, before all rows are tried in their order."""
+
+
+def _cut(begin: int, end: int, rows: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield a range in parts, with each of these rows that it has as a part of its own."""
+    for row in rows[bisect_left(rows, begin) : bisect_left(rows, end)]:
+        if begin < row:
+            yield begin, row
+        yield row, row + 1
+        begin = row + 1
+    if begin < end:
+        yield begin, end
 
 
 def reasons(sink: TwoPhaseCommitSink[Any], refused: Mapping[int, OncewardError]) -> dict[str, int]:
