@@ -19,11 +19,11 @@ from .errors import ConfigurationError
 from .kit.rows import UNWRITABLE, in_microseconds, plain
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from .errors import OncewardError
     from .sink import TwoPhaseCommitSink
-    from .transaction import WriteContext
+    from .transaction import WriteContext, Written
 
 SOURCE: Final = ("topic", "partition", "offset")
 """Columns that say where a row came from, as Spark's Kafka source and onceward's name them."""
@@ -69,7 +69,7 @@ class DeadLetters(NamedTuple):
 
     sink: TwoPhaseCommitSink[Any]
     limit: Limit
-    """Of an epoch: a number of rows, or a share of them; None for any number."""
+    """Of an epoch: a number of rows, or a share of those of each sink; None for any number."""
 
     @property
     def most(self) -> int | None:
@@ -87,13 +87,25 @@ class DeadLetters(NamedTuple):
         """
         return self.limit * tasks if isinstance(self.limit, float) and tasks is not None else None
 
-    def exceeded(self, refused: int, written: int) -> str:
-        """Return the limit in words if so many refused rows are above it, beside rows that were written; else ""."""
-        if refused == 0 or self.limit is None:
-            return ""
+    def exceeded(self, written: Iterable[Written]) -> str:
+        """Return the limit in words if an epoch's refused rows are above it; else "".
+
+        A share is one of each sink's rows: else a sink that takes no row at all would pass beside others that do.
+
+        Args:
+            written: The work of all subtasks for all sinks but the dead-letter sink.
+        """
+        sinks: dict[str, list[Written]] = {}
+        for one in written:
+            sinks.setdefault(one.sink, []).append(one)
+        refused = {sink: sum(one.refused for one in parts) for sink, parts in sinks.items()}
         if isinstance(self.limit, int):
-            return f"{self.limit} rows" if refused > self.limit else ""
-        return f"{self.limit:.2%} of the rows" if refused > self.limit * (refused + written) else ""
+            return f"{self.limit} rows" if sum(refused.values()) > self.limit else ""
+        for sink, parts in sinks.items():
+            rows = refused[sink] + sum(one.rows for one in parts)
+            if self.limit is not None and refused[sink] > self.limit * rows:
+                return f"{self.limit:.2%} of the rows of sink {sink}"
+        return ""
 
 
 def checked_limit(limit: Any) -> Limit:

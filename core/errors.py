@@ -29,6 +29,9 @@ class OncewardError(Exception):
     """Whether the same call may succeed later although nobody changes anything."""
     refuses_rows: bool = False
     """Whether the target refused rows for their values, so that it may take the other rows of the same transaction."""
+    refuses_alone: bool = False
+    """Whether a row that is refused so alone is also refused after any other rows, as for a value that is too long.
+    False if it may need rows before it: a trigger looks for them, or a foreign key to the same table."""
 
     def __init__(
         self,
@@ -68,8 +71,8 @@ E = TypeVar("E", bound=OncewardError)
 
 
 def refusing_rows(error: E) -> E:
-    """Mark an error as one by which a target refuses rows for their values, and return it."""
-    error.refuses_rows = True
+    """Mark an error as one by which rows are refused for values of their own, and return it."""
+    error.refuses_rows = error.refuses_alone = True
     return error
 
 

@@ -172,7 +172,7 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Written(msgspec.Struct, frozen=True):
-    """The work of one subtask for one sink in an epoch: for people and monitoring, nothing depends on it."""
+    """The work of one subtask for one sink in an epoch: for people, monitoring, and the limit of dead letters."""
 
     sink: str
     rows: int = 0
@@ -180,6 +180,8 @@ class Written(msgspec.Struct, frozen=True):
     """Seconds in `begin` and `write`."""
     prepare: float = 0.0
     """Seconds in `pre_commit`, or in a direct sink's `flush`."""
+    refused: int = 0
+    """Rows that the target refused, and that went to the dead-letter sink."""
 
 
 class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from onceward import ForeachBatch, KafkaSink, Output, PostgresSink, exactly_once
+from onceward import FileSink, ForeachBatch, KafkaSink, Output, PostgresSink, exactly_once
 from onceward.core.errors import ConfigurationError
 from onceward.core.log import open_store, read
 from onceward.core.steps import Step
@@ -252,6 +252,91 @@ def test_a_trigger_refuses_rows_with_whatever_code_it_likes_and_its_own_rows_are
     [letter] = job.letters()
     assert letter["row"] == {"id": 5}
     assert "closed" in letter["reason"]
+
+
+ENTER = """
+CREATE TABLE entered (id bigint, place bigint, way text);
+CREATE FUNCTION enter() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+  IF new.way = 'exit' AND NOT EXISTS (SELECT FROM entered WHERE place = new.place AND way = 'enter')
+  THEN RAISE EXCEPTION 'exit without enter' USING errcode = '23514'; END IF;
+  RETURN new; END $$;
+CREATE TRIGGER enter BEFORE INSERT ON entered FOR EACH ROW EXECUTE FUNCTION enter();
+"""
+
+
+@pytest.mark.parametrize("commit", ["prepared", "staging"])
+@pytest.mark.parametrize("bad", [0, 21])
+def test_a_row_that_needs_an_earlier_one_is_no_dead_letter_beside_a_bad_row(job: Job, commit: str, bad: int) -> None:
+    with psycopg.connect(job.dsn) as connection:
+        connection.execute(ENTER)
+    job.feed.add(41)
+    place = f"CASE WHEN id = {bad} THEN 999 ELSE (id - CASE WHEN id > {bad} THEN 1 ELSE 0 END) div 2 END"
+    enters = f"(id - CASE WHEN id > {bad} THEN 1 ELSE 0 END) % 2 = 0"
+    frame = job.feed.stream(job.spark, partitions=1).selectExpr(
+        "id", f"{place} AS place", f"CASE WHEN id != {bad} AND {enters} THEN 'enter' ELSE 'exit' END AS way"
+    )
+    job.run(PostgresSink("entered", dsn=job.dsn, table="entered", commit=commit), frame=frame)
+    assert job.rows("SELECT id FROM entered ORDER BY id") == [number for number in range(41) if number != bad]
+    [letter] = job.letters()
+    assert (letter["row"]["id"], "exit without enter" in letter["reason"]) == (bad, True)
+    assert prepared_in(job.dsn) == 0
+
+
+def test_the_child_of_a_row_of_the_same_table_is_no_dead_letter_beside_an_orphan(job: Job) -> None:
+    with psycopg.connect(job.dsn) as connection:
+        connection.execute("CREATE TABLE tree (id bigint PRIMARY KEY, parent bigint REFERENCES tree)")
+    job.feed.add(21)
+    frame = job.feed.stream(job.spark, partitions=1).selectExpr(
+        "id", "CASE WHEN id = 0 THEN 777 WHEN id > 1 THEN id - 1 END AS parent"
+    )
+    job.run(PostgresSink("tree", dsn=job.dsn, table="tree", commit="prepared"), frame=frame, max_dead_letters=1)
+    assert job.rows("SELECT id FROM tree ORDER BY id") == list(range(1, 21))
+    assert [letter["row"]["id"] for letter in job.letters()] == [0]
+
+
+@pytest.mark.parametrize("face", ["plain", "output", "block"])
+@pytest.mark.parametrize("limit", [1000, 1, 0.5])
+def test_why_rows_are_refused_is_told_whichever_way_they_are_written(
+    job: Job, caplog: pytest.LogCaptureFixture, face: str, limit: float
+) -> None:
+    """Also one sink of several that refuses most of its rows is above a share of a half."""
+    job.feed.add(10)
+    columns = ["id", "word", "'glad' AS mood", "CASE WHEN id < 7 THEN -1 ELSE 1 END AS cents", "NULL AS other"]
+    frame = job.feed.stream(job.spark).selectExpr(*columns)
+    others = [FileSink(f"other-{number}", job.folder / f"other-{number}") for number in range(2)]
+    paid = job.paid()
+    why = "violates check constraint"
+
+    def run() -> None:
+        if face == "block":
+            handler = ForeachBatch(
+                paid, *others, pipeline=job.pipeline, dead_letter=job.rejected(), max_dead_letters=limit, writers=1
+            )
+
+            def write(batch: DataFrame, number: int) -> None:
+                with handler.epoch(batch, number) as epoch:
+                    epoch.write(batch.select("*"), paid)
+                    for other in others:
+                        epoch.write(batch, other)
+
+            writer = frame.writeStream.foreachBatch(write).option("checkpointLocation", str(job.folder / "checkpoint"))
+            query = writer.trigger(availableNow=True).start()
+            query.awaitTermination()
+        else:
+            first = Output(paid, lambda batch: batch.select("*")) if face == "output" else paid
+            job.run(first, *others, frame=frame, max_dead_letters=limit)
+
+    if limit == 1000:
+        run()
+        [warning] = [one.getMessage() for one in caplog.records if "refused rows go to" in one.getMessage()]
+        assert "7 refused rows" in warning
+        assert "times sink paid: " in warning
+        assert why in warning
+        assert job.rows() == [7, 8, 9]
+    else:
+        with pytest.raises(StreamingQueryException, match=f"(?s)DeadLetterLimitError.*{why}"):
+            run()
+        assert job.rows() == []
 
 
 def test_dead_letters_say_where_a_row_came_from_in_the_source(

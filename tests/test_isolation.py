@@ -31,7 +31,7 @@ from onceward.core.errors import (
     SinkError,
     refusing_rows,
 )
-from onceward.core.transaction import Committable, WriteContext
+from onceward.core.transaction import Committable, WriteContext, Written
 from onceward.sinks import DirectSink
 
 from .engine_kit import Target, TargetSink, Transaction
@@ -132,6 +132,87 @@ def test_of_any_rows_the_good_ones_are_written_and_of_equal_ones_the_first(seed:
     assert written.rows + len(isolation.refused) == len(numbers)
 
 
+class InOrder(TargetSink):
+    """Takes a number below 0 only after its opposite, 0 never, and no number twice; says so when it prepares."""
+
+    def __init__(self, target: Target, name: str = "target") -> None:
+        super().__init__(target, name)
+        self.begun = 0
+
+    def begin(self, context: WriteContext) -> Transaction:
+        self.begun += 1
+        return super().begin(context)
+
+    def pre_commit(self, transaction: Transaction) -> Committable:
+        seen: set[int] = set()
+        for row in transaction.rows:
+            if row["n"] == 0 or row["n"] in seen or (row["n"] < 0 and -row["n"] not in seen):
+                error = SinkError(f"{row['n']} is too early")
+                error.refuses_rows = True
+                error.refuses_alone = row["n"] == 0
+                raise error
+            seen.add(row["n"])
+        return super().pre_commit(transaction)
+
+
+def in_order(numbers: list[int]) -> list[int]:
+    """Those that a target takes which gets one number after the other."""
+    taken: list[int] = []
+    for number in numbers:
+        if number != 0 and number not in taken and (number > 0 or -number in taken):
+            taken.append(number)
+    return taken
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [-99, *(sign * number for number in range(1, 21) for sign in (1, -1))],
+        [*range(1, 21), 0, *range(-20, 0)],
+        [-1, 1, -1],
+        [0, -3, -2, -1],
+        [1, -1, 1, -1, 2, -2, -3, 3],
+    ],
+)
+def test_a_row_that_needs_an_earlier_one_is_refused_only_if_that_is_not_there(
+    target: Target, numbers: list[int]
+) -> None:
+    _, isolation = isolated(InOrder(target), batch(*numbers))
+    good = in_order(numbers)
+    assert prepared_numbers(target) == ([good] if good else [])
+    assert len(isolation.refused) == len(numbers) - len(good)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_rows_that_need_or_exclude_earlier_ones_are_those_that_a_target_takes_one_after_another(seed: int) -> None:
+    random = Random(seed)
+    target, most = Target(), random.choice([5, 30])
+    numbers = [random.randint(-most, most) for _ in range(random.randint(2, 60))]
+    cuts = sorted(random.choices(range(len(numbers) + 1), k=3))
+    batches = [numbers[begin:end] for begin, end in pairwise([0, *cuts, len(numbers)])]
+    isolated(InOrder(target), *(batch(*one) for one in batches))
+    good = in_order(numbers)
+    assert prepared_numbers(target) == ([good] if good else [])
+
+
+def test_rows_that_need_earlier_ones_do_not_count_for_the_limit(target: Target) -> None:
+    numbers = [0, 1, *(sign * number for number in range(2, 400) for sign in (1, -1)), -1]
+    _, isolation = isolated(InOrder(target), batch(*numbers), most=1)
+    assert sorted(isolation.refused) == [0]
+    sink = InOrder(Target())
+    with pytest.raises(DeadLetterLimitError, match=r"more than 3 rows.*is too early"):
+        isolated(sink, batch(*range(-400, 0)), most=3)
+    assert sink.begun < 1000
+
+
+def test_rows_that_may_need_earlier_ones_cost_one_trial_each(target: Target) -> None:
+    numbers = [*range(1, 65)]
+    numbers[7] = numbers[20] = numbers[41] = -99
+    sink = InOrder(target)
+    isolated(sink, batch(*numbers))
+    assert sink.begun <= 3 * 12 + 3 + 1
+
+
 def test_few_refused_rows_cost_few_trials(strict: Strict) -> None:
     for at in (0, 17, 63):
         numbers = list(range(64))
@@ -147,7 +228,9 @@ class Related(Strict):
     def pre_commit(self, transaction: Transaction) -> Committable:
         numbers = [row["n"] for row in transaction.rows]
         if any(50 <= n <= 99 and n // 2 not in numbers[:at] for at, n in enumerate(numbers)):
-            raise refusing_rows(SinkError("a number's half is missing"))
+            error = SinkError("a number's half is missing")
+            error.refuses_rows = True
+            raise error
         return super().pre_commit(transaction)
 
 
@@ -310,7 +393,7 @@ def test_each_sink_leaves_out_what_it_refuses_and_the_dead_letters_are_acknowled
     [(letter_committable, letters)] = dead.target.prepared.values()
     assert ack.sinks == ("strict", "lenient", "dead")
     assert [committable.sink for committable in ack.committables] == ["strict", "lenient", "dead"]
-    assert letter_committable in ack.committables
+    assert letter_committable.identity() in [committable.identity() for committable in ack.committables]
     assert [written.rows for written in ack.written] == [4, 6, 2]
     assert ack.retried  # so that the driver sweeps what a trial may have left
     assert ack.refused == {"sink strict: a number is negative": 1, "sink strict: a number is too large": 1}
@@ -453,15 +536,46 @@ def test_kafka_gets_the_row_as_value_and_the_rest_as_headers() -> None:
         (None, 100, 0, ""),
         (0, 0, 10, ""),
         (0, 1, 10, "0 rows"),
+        (0.0, 1, 10, "0.00% of the rows of sink a"),
         (5, 5, 0, ""),
         (5, 6, 1000, "5 rows"),
         (0.1, 1, 9, ""),
-        (0.1, 2, 9, "10.00% of the rows"),
+        (0.1, 2, 9, "10.00% of the rows of sink a"),
     ],
 )
-def test_the_limit_is_a_number_or_a_share(limit: Any, refused: int, written: int, words: str) -> None:
+@pytest.mark.parametrize("others", [0, 3])
+def test_the_limit_is_a_number_or_a_share_of_each_sinks_rows(
+    limit: Any, refused: int, written: int, words: str, others: int
+) -> None:
     dead: Any = None
-    assert DeadLetters(dead, checked_limit(limit)).exceeded(refused, written) == words
+    parts = [Written("a", written, refused=refused - refused // 2), Written("a", 0, refused=refused // 2)]
+    parts += [Written(f"other {number}", 1000) for number in range(others)]
+    assert DeadLetters(dead, checked_limit(limit)).exceeded(parts) == words
+
+
+def test_a_number_of_rows_is_one_of_all_sinks() -> None:
+    dead: Any = None
+    parts = [Written("a", 9, refused=3), Written("b", 9, refused=3)]
+    assert DeadLetters(dead, 5).exceeded(parts) == "5 rows"
+    assert DeadLetters(dead, 0.3).exceeded(parts) == ""
+
+
+def test_a_task_compares_a_share_with_the_rows_of_the_sink_that_refuses_them(
+    strict: Strict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refusals, "DEFAULT_LIMIT", 10)
+    others = [TargetSink(Target(), f"other-{number}") for number in range(3)]
+    with pytest.raises(DeadLetterLimitError, match="50 of 100 rows of a task for one sink"):
+        partition([strict, *others], [batch(*[-1] * 60, *range(40))], TargetSink(Target(), "dead"), share=0.5)
+
+
+def test_an_acknowledgement_says_how_many_rows_each_sink_refused(strict: Strict) -> None:
+    ack = partition([strict, TargetSink(Target(), "other")], [batch(1, -2, 3, -4)], TargetSink(Target(), "dead"))
+    assert {one.sink: (one.rows, one.refused) for one in ack.written} == {
+        "target": (2, 2),
+        "other": (4, 0),
+        "dead": (2, 0),
+    }
 
 
 @pytest.mark.parametrize("limit", [-1, 1.5, True, "5"])

@@ -215,6 +215,7 @@ def translate(error: exc.SQLAlchemyError, what: str, target: DatabaseTarget) -> 
     refused, known = refusal(target)(text), code(error)
     refused.remedy, refused.of_rows = remedy(known, cause_of(error)), are_rows_to_blame(known)
     refused.refuses_rows = _refuses_rows(error)
+    refused.refuses_alone = refused.refuses_rows and _refuses_alone(error)
     return refused
 
 
@@ -281,6 +282,34 @@ def _refuses_rows(error: exc.SQLAlchemyError) -> bool:
         return known in _MARIADB_REFUSALS or of_signal or bool(_MARIADB_OF_ROWS.match(_state(error)))
     of_values = known == _SQLITE_ERROR and not _SQLITE_STATEMENT.search(str(cause_of(error)))
     return known in _SQLITE_REFUSALS or of_values
+
+
+def _refuses_alone(error: exc.SQLAlchemyError) -> bool:
+    """Return whether a row that is refused so is refused whatever rows come before it.
+
+    Not if a trigger or another function raised it, as far as that can be seen, and not for a foreign key, which may be
+    to the table itself.
+    """
+    known, cause = code(error), cause_of(error)
+    if isinstance(known, str):
+        native = not _FUNCTION.search(diagnostic(cause, "context"))
+        return native and known != _FOREIGN_KEY and known[:2] in _OF_ITSELF
+    if _driver(cause) == "sqlite3":
+        return getattr(cause, "sqlite_errorname", "") in _SQLITE_ALONE
+    return known in _MARIADB_ALONE
+
+
+_FOREIGN_KEY: Final = "23503"
+_OF_ITSELF: Final = ("22", "23", "54")
+_FUNCTION: Final = re.compile(r"(?m)^(?!COPY )")
+"""A line of PostgreSQL's context that does not say which line of COPY it was, but which function."""
+_MARIADB_ALONE: Final = frozenset({1048, 1062, 1526, 4025, 1264, 1265, 1292, 1366, 1406, 3819})
+_SQLITE_ALONE: Final = frozenset(
+    {
+        *("SQLITE_TOOBIG", "SQLITE_MISMATCH", "SQLITE_CONSTRAINT_CHECK", "SQLITE_CONSTRAINT_NOTNULL"),
+        *("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY", "SQLITE_CONSTRAINT_DATATYPE"),
+    }
+)
 
 
 def diagnostic(driver_error: object, field: str) -> str:

@@ -208,7 +208,9 @@ class FileSink(FolderSink[Files]):
             if error.errno not in _LASTING:
                 raise
             lasting = ConfigurationError(f"{text_of(error)}: {_LASTING[error.errno]}", sink=self.name)
-            lasting.refuses_rows = error.errno == errno.ENAMETOOLONG  # of the rows; open files are the machine's
+            lasting.refuses_rows = lasting.refuses_alone = (
+                error.errno == errno.ENAMETOOLONG
+            )  # of the rows; open files are the machine's
             raise lasting from error
 
     @with_file_errors

@@ -122,7 +122,7 @@ def client_error(what: str, error: BaseException, **context: Any) -> KafkaError:
     words = f"{cause.str()} ({cause.name()}){advice(cause.name())}" if known else error
     raised = KafkaError(f"{what}: {words}", **context)
     raised.retryable = known and bool(cause.retriable())
-    raised.refuses_rows = known and refuses_message(cause.name())
+    raised.refuses_rows = raised.refuses_alone = known and refuses_message(cause.name())
     return raised
 
 

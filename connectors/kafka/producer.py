@@ -241,7 +241,8 @@ class TransactionalProducer:
             f"{self._failures.first}{advice}; {self._failures.count} messages failed", transaction=str(self.name)
         )
         # A batch that is too large says nothing of the messages in it: see sizes.py (3).
-        error.refuses_rows = self.too_large_alone if self._failures.too_large else self._failures.refused
+        refuses = self.too_large_alone if self._failures.too_large else self._failures.refused
+        error.refuses_rows = error.refuses_alone = refuses
         raise error
 
 

@@ -92,7 +92,7 @@ class ForeachBatch:
             "DISK_ONLY" or "MEMORY_AND_DISK".
         dead_letter: Sink for the rows that other sinks refuse for their values, see `exactly_once`.
         max_dead_letters: Limit of refused rows in an epoch, above which the query stops: a number of rows, or as a
-            float a share of the epoch's rows. None: no limit.
+            float a share of the epoch's rows for any one sink. None: no limit.
         on_complete: Function that is called on the driver after an epoch's COMPLETED entry is durable, with the epoch's
             number and its input. After a restart it is called again for the newest epoch.
 

@@ -178,7 +178,7 @@ def exactly_once(
             row as JSON, the reason, the sink, and the topic, partition and offset where the query has these columns.
             Default: a refused row fails its epoch.
         max_dead_letters: Limit of refused rows in an epoch, above which the query stops: a number of rows, or as a
-            float a share of the epoch's rows. None: no limit.
+            float a share of the epoch's rows for any one sink. None: no limit.
         on_complete: Function that is called on the driver after an epoch's COMPLETED entry is durable, with the epoch's
             number and its input, in the query's own thread. After a restart it is called again for the newest epoch.
         take_over: Seconds for which `start()` waits for another driver that runs the pipeline: it ends its epoch and
@@ -687,13 +687,12 @@ class EpochHandler(HandlerSettings):
         dead = self.dead_letters
         if dead is None:
             return
-        amounts = [written for ack in acks for written in ack.written]
-        refused = sum(written.rows for written in amounts if written.sink == dead.sink.name)
+        amounts = [written for ack in acks for written in ack.written if written.sink != dead.sink.name]
+        refused = sum(written.refused for written in amounts)
         counts: dict[str, int] = {}
         for why, rows in (item for ack in acks for item in ack.refused.items()):
             counts[why] = counts.get(why, 0) + rows
-        limit = dead.exceeded(refused, sum(written.rows for written in amounts) - refused)
-        if limit:
+        if limit := dead.exceeded(amounts):
             raise over_limit(coordinator.context(dead.sink.name, batch, subtask=-1), refused, limit, counts)
         if refused:
             words = "; ".join(f"{rows} times {why}" for why, rows in counts.items())

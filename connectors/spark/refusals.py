@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import pyarrow as pa
 
 from onceward.core.checkpoint.isolation import Isolation, Spool, reasons
@@ -57,7 +58,7 @@ class Letters:
         if self.share is None:
             return self.most, ""
         most = max(DEFAULT_LIMIT, int(self.share * rows))
-        return most, f"{most} of {rows} rows of a task, and so more than the share that is allowed"
+        return most, f"{most} of {rows} rows of a task for one sink, and so more than the share that is allowed"
 
 
 class IsolatingPartition:
@@ -134,7 +135,7 @@ class IsolatingPartition:
 
     def _isolate(self, number: int) -> tuple[Committable | None, Written]:
         epoch, sizes = self._epochs[number], self._sizes[number]
-        most, limit = self._settings.limit(sum(map(sum, self._sizes.values())))
+        most, limit = self._settings.limit(sum(sizes))
         isolation = Isolation(
             epoch.sink,
             epoch.context,
@@ -143,11 +144,11 @@ class IsolatingPartition:
             most=most,
             limit=limit,
         )
-        result = isolation.write(self._refusals[number])
+        committable, written = isolation.write(self._refusals[number])
         self._told |= reasons(epoch.sink, isolation.refused)
         if self._settings.written and isolation.refused:
             self._write_letters(number, isolation.refused)
-        return result
+        return committable, msgspec.structs.replace(written, refused=len(isolation.refused))
 
     def _write_letters(self, number: int, refused: Mapping[int, OncewardError]) -> None:
         """Write the dead letters of a sink, a few megabytes at a time: the rows may be large, and many."""

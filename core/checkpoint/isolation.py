@@ -9,8 +9,9 @@ takes holds none. Why this does not weaken the protocol:
 3. Halves may be taken alone and not together, for example two rows with one key. If what is left is refused again,
    each trial also holds everything that was accepted before. Of rows that exclude each other the first one stays.
 4. A row is refused only where it is the only new one, after all accepted rows before it (rule Y), because it may refer
-   to one of them. So a row that is refused alone is tried once more after them. If it is taken then, or if what is left
-   is refused again, so that this trial proved nothing, all rows are tried again, each trial as in (3).
+   to one of them, as a child to its parent. So a row that is refused alone is tried once more after them, unless the
+   error says that its own values are the reason (`refuses_alone`). If it is taken then, or if what is left is refused
+   again, so that this trial proved nothing, all rows are tried again, each trial as in (3).
 5. Rows that exclude each other count for the limit as soon as they are found: of a range that was refused although each
    of its rows is taken alone, at least one row will be refused, and no two such ranges share a row.
 
@@ -204,7 +205,9 @@ class Isolation:
             Whether it was taken as a whole.
         """
         error = self._refusal([*(accepted or ()), (begin, end)])
-        if error is not None and accepted is None and end - begin == 1 and (before := self._accepted(begin)):
+        before = self._accepted(begin)
+        alone = accepted is None and end - begin == 1
+        if error is not None and alone and before and not error.refuses_alone:
             error = self._refusal([*before, (begin, end)])  # (4)
             if error is None:
                 raise _RelatedRows
