@@ -46,9 +46,10 @@ def idle(function: object, *, listed: bool = False) -> str:
 
 
 def refuse_hidden_names(kind: type) -> None:
-    """Refuse a class of a user whose attribute has the name of a private one of onceward's own base classes.
+    """Refuse a class of a user whose attribute has the name of a private one of the base classes to subclass.
 
-    The base calls that name for its own purposes, and would call the subclass's.
+    The base calls that name for its own purposes, and would call the subclass's. Who subclasses a finished sink of a
+    connector changes it on purpose, so its private names are not compared.
 
     Args:
         kind: The class.
@@ -61,12 +62,16 @@ def refuse_hidden_names(kind: type) -> None:
     for name in vars(kind):
         if not name.startswith("_") or name.endswith("__"):
             continue
-        hidden = next((base for base in kind.__mro__[1:] if _is_own(base) and name in vars(base)), None)
+        hidden = next((base for base in kind.__mro__[1:] if _is_to_subclass(base) and name in vars(base)), None)
         if hidden is not None:
             raise LifecycleError(
                 f"{kind.__qualname__}.{name} hides a private attribute of {hidden.__name__}, which calls it for its "
                 f"own purposes. Give it another name, or begin it with two underscores: _{name}"
             )
+
+
+def _is_to_subclass(kind: type) -> bool:
+    return kind.__module__.startswith(("onceward.core.", "onceward.sinks", "onceward.sources"))
 
 
 def _is_own(kind: type) -> bool:
