@@ -242,6 +242,9 @@ class StagedSink(DatabaseSink):
         known = self.database.committed(committable.transaction)
         return CommitOutcome(CommitStatus.ALREADY_COMMITTED if known else CommitStatus.LOST)
 
+    def _seen(self, gid: str, held: set[str]) -> Observation:
+        return Observation.BEGUN if gid in self.database.begun else super()._seen(gid, held)
+
     def abort(self, committable: Committable) -> AbortOutcome:
         """Delete the staged rows; the ledger tells who won if there are none."""
         try:

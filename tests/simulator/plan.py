@@ -161,6 +161,7 @@ class Config:
         tries: Repetitions of a put before a writer gives up.
         timeout: Ticks after which the broker aborts an open transaction.
         refers: Whether staged rows refer to prepared ones, by a foreign key.
+        stepwise: Whether the commit of staged rows takes several steps, as of a folder of files or a write-ahead log.
         neighbour: Name of another pipeline that writes to the same targets at the same time; empty: none.
     """
 
@@ -178,6 +179,7 @@ class Config:
     tries: int = 2
     timeout: int = 600
     refers: bool = False
+    stepwise: bool = False
     neighbour: str = ""
 
 
@@ -197,7 +199,7 @@ class Plan:
 def make(seed: int) -> Plan:
     """Draw a plan. Seeds give very different runs: few or many disturbances, of few or many kinds."""
     rng = random.Random(seed)
-    config = replace(_config(rng), refers=seed % 2 == 1)
+    config = replace(_config(rng), refers=seed % 2 == 1, stepwise=seed % 3 == 0)
     kinds = list(_WEIGHTS)
     if rng.random() < 0.5:  # a run that does one sort of thing often finds other bugs than one that does all
         kinds = rng.sample(kinds, rng.randint(3, 6))
