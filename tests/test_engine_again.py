@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from onceward.core import CheckpointConfig, FileBackend, MemoryBackend, RestartStrategy, RocksDBBackend
-from onceward.core.errors import DataLossError, OncewardError, SourceError
+from onceward.core.engine.retained import Retained
+from onceward.core.errors import DataLossError, OncewardError, SourceError, StateError
 from onceward.core.log import MemoryStore, Replace, read
 from onceward.core.outcome import OUTCOMES
 from onceward.core.steps import Step, hooked
@@ -348,3 +349,65 @@ def test_one_retained_checkpoint_is_enough_after_a_crash_behind_the_replacement(
     assert crashed
     assert ended[-1] is None
     case.check()
+
+
+class Ordered(Expiring):
+    """A target in which of two rows with one key the later one stays."""
+
+    @property
+    def ordered(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("lost", [0, 1], ids=["the first epoch", "the second epoch"])
+@pytest.mark.parametrize("kind", [Expiring, Ordered])
+def test_of_two_epochs_that_one_decision_names_the_lost_one_is_written_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lost: int, kind: type[Expiring]
+) -> None:
+    """The checkpoint before was given up, so that the next one commits what was prepared for both."""
+    target, store, epochs = Target(), MemoryStore(), []
+
+    def forgets(committable: Committable) -> bool:
+        named = sorted({c.epoch for c, _ in target.prepared.values()} | set(epochs))
+        if len(named) > 1:
+            epochs[:] = named
+        return len(epochs) == 2 and committable.epoch == epochs[lost] and committable.epoch not in forgotten
+
+    forgotten: set[int] = set()
+
+    class Forgets(kind):  # type: ignore[misc,valid-type]
+        def commit(self, committable: Committable) -> CommitOutcome:
+            try:
+                return super().commit(committable)
+            finally:
+                if epochs and committable.epoch == epochs[lost]:
+                    forgotten.add(committable.epoch)
+
+    source = Slowly(ROWS, batch_rows=10)
+    p = pipeline(store=store, checkpointing=CheckpointConfig(tolerable_failures=1))
+    p.source(source, uid="in").sink(Forgets(target, "only", forgets))
+    job = p.start()
+    reach(source, job, 1)
+    job.checkpoint(30)
+    real = Retained.write
+
+    def fails(*_: Any) -> Any:
+        monkeypatch.setattr(Retained, "write", real)
+        raise StateError("the disk is full")
+
+    monkeypatch.setattr(Retained, "write", fails)
+    reach(source, job, 3)
+    with pytest.raises(OncewardError, match="the disk is full"):
+        job.checkpoint(30)
+    reach(source, job, 4)
+    with pytest.raises(OncewardError):
+        job.checkpoint(30)
+    source.let(1000)
+    assert job.wait(60)
+    if kind is Expiring or lost == 1:
+        assert job.error is None
+        assert "1 lost transactions were written again" in caplog.text
+        assert target.counts("n") == dict.fromkeys(range(len(ROWS)), 1)
+    else:
+        assert isinstance(job.error, DataLossError)
+        assert "it would overwrite what only has of a later epoch" in str(job.error)

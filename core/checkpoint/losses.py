@@ -65,7 +65,7 @@ def settle(decision: Decide, shares: Sequence[Share], writer: LogWriter, *, heal
         policy.make_all([share.look for share in shares])
     if _finish_expiring(shares, writer):
         return LossVerdict.WAITS
-    obstacle = "it cannot be proven that what is missing was not committed" if unproven else ""
+    obstacle = "it cannot be proven that what is missing was not committed" if unproven else _of_order(shares)
     raise torn(decision, _failures(shares), heals=heals, obstacle=obstacle)
 
 
@@ -75,6 +75,12 @@ def _failures(shares: Sequence[Share]) -> Failures:
 
 def _is_visible(shares: Sequence[Share], writer: LogWriter) -> bool:
     return bool(writer.view.skipped) or any(share.visible for share in shares)
+
+
+def _of_order(shares: Sequence[Share]) -> str:
+    """Return why what is lost of an upsert cannot be written again after what follows it; empty if that is sound."""
+    late = [one.sink.name for one in shares if one.sink.ordered and one.lost_before_others]
+    return f"it would overwrite what {', '.join(late)} has of a later epoch of the same decision" if late else ""
 
 
 def _finish_expiring(shares: Sequence[Share], writer: LogWriter) -> bool:

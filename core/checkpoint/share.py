@@ -94,6 +94,12 @@ class Share:
         """Transactions that are neither committed nor lost."""
         return [c for epoch in self._epochs for c in epoch]
 
+    @property
+    def lost_before_others(self) -> bool:
+        """Whether it has lost something of an epoch that others follow in the same decision."""
+        newest = self.committables[-1].epoch if self.committables else 0
+        return any(c.epoch < newest for c, _ in self.failures)
+
     def expires_at(self) -> float | None:
         """Return when the first pending transaction expires, for monitoring; None if that is not known."""
         try:

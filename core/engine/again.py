@@ -2,7 +2,8 @@
 
 The attempt begins with the checkpoint before the epoch, which is kept until the epoch is completed. Sources end where
 the decision says that the epoch ends. Then comes a barrier that keeps no state, and at it the subtasks of sinks that
-lost something prepare; all others compute and write nothing. The next attempt goes on from the decision's own state.
+lost something prepare; all others compute and write nothing. A subtask that has lost the rows of one epoch of several
+that the decision names leaves out the others by their numbers. The next attempt goes on from the decision's own state.
 """
 
 from __future__ import annotations
@@ -64,6 +65,22 @@ class Again(NamedTuple):
         return cls(
             lost, state, ends, CheckpointKind.AGAIN_DRAINED if _was_drained(lost.decision) else CheckpointKind.AGAIN
         )
+
+    def skips(self, sink: str, subtask: int) -> list[tuple[int, int]]:
+        """Return which rows of a subtask of a sink are not lost, as ranges of their places since the epoch's beginning.
+
+        A decision names the transactions of several epochs, if checkpoints before it were given up. Each has the rows
+        that came after those of the epoch before.
+        """
+        lost = {c.transaction for c in self.lost.committables}
+        own = (c for c in self.lost.decision.committables if (c.sink, c.subtask) == (sink, subtask))
+        begin, ranges = 0, []
+        for committable in sorted(own, key=lambda c: c.epoch):
+            end = begin + committable.rows
+            if committable.transaction not in lost:
+                ranges.append((begin, end))
+            begin = end
+        return ranges
 
     def writes(self, sink: str, subtask: int) -> bool:
         """Return whether a subtask of a sink has rows of the lost epoch to write again."""

@@ -251,7 +251,8 @@ class Attempt(ABC):
         if again is not None and not again.writes(sink.name, task.subtask):
             return Logic()
         context = partial(self._started.coordinator.context, sink.name, subtask=task.subtask)
-        return SinkLogic(sink, context, self._started.next_id, self._locks[sink.name])
+        skips = [] if again is None else again.skips(sink.name, task.subtask)
+        return SinkLogic(sink, context, self._started.next_id, self._locks[sink.name], skips)
 
     def _process(self, operator: Operator, task: TaskId, guarded: Guarded) -> Logic:
         started, most = self._started, self._graph.max_parallelism

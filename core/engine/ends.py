@@ -206,17 +206,33 @@ class LiveLogic(SourceLogic["LiveSource"]):
 
 
 class SinkLogic(Logic):
-    """One subtask of a sink."""
+    """One subtask of a sink.
+
+    Args:
+        sink: The sink.
+        context: Makes the context of an epoch.
+        epoch: The first one.
+        lock: Held while the sink checks a schema.
+        skips: Ranges of rows that are not written, by their places: a decided epoch is computed again, and these are
+            not lost.
+    """
 
     reads_mixed = False
 
     def __init__(
-        self, sink: TwoPhaseCommitSink[Any], context: Callable[[int], WriteContext], epoch: int, lock: Lock
+        self,
+        sink: TwoPhaseCommitSink[Any],
+        context: Callable[[int], WriteContext],
+        epoch: int,
+        lock: Lock,
+        skips: Sequence[tuple[int, int]] = (),
     ) -> None:
         self._sink = sink
         self._context = context
         self._epoch = epoch
         self._lock = lock
+        self._skips = skips
+        self._seen = 0
         self._valid: list[pa.Schema] = []
         """Schemas that the sink has accepted, the newest last: records of several shapes come in turns."""
         self._project = projection_of(sink)
@@ -227,8 +243,20 @@ class SinkLogic(Logic):
 
     def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         for part in [batch] if self._project is None else self._project(batch):
-            self._write(part)
+            for rows in self._without_skipped(part):
+                self._write(rows)
         return []
+
+    def _without_skipped(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        if not self._skips:
+            yield batch
+            return
+        at = 0
+        for begin, end in (*self._skips, (self._seen + batch.num_rows, 0)):
+            if begin - self._seen > at:
+                yield batch.slice(at, begin - self._seen - at)
+            at = max(at, end - self._seen)
+        self._seen += batch.num_rows
 
     def _write(self, batch: pa.RecordBatch) -> None:
         if not any(valid.equals(batch.schema) for valid in reversed(self._valid)):

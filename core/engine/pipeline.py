@@ -233,8 +233,9 @@ class Pipeline:
         linger: Seconds for which a source waits for more rows before it passes on a batch with fewer rows than its
             readers work off in about 50 ms. Larger batches cost less, and each row may come so much later.
         on_lost: What to do when a decided transaction can no longer be committed: "fail"; "skip", which leaves an audit
-            record; "replay", which goes back to the previous checkpoint if every transaction of the lost one is proven
-            not committed, and fails otherwise.
+            record; or "replay". That writes again what is proven not committed: the whole checkpoint, from the previous
+            one on, if nothing of it is visible; otherwise only what was lost, if the sources can be read again and the
+            rows are proven to be the same. It fails where that is not sound.
         commit_timeout: Seconds for which a checkpoint's commit is retried while a target does not answer. Then the
             attempt fails, and the restart strategy decides when the next one commits it.
         commit_backoff: Longest pause between two attempts to commit, in seconds; the first pauses are shorter.

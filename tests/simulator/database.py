@@ -96,6 +96,8 @@ class Database:
     sessions: list[Session] = field(default_factory=list)
     prepared: dict[str, Held] = field(default_factory=dict)
     staged: dict[str, Held] = field(default_factory=dict)
+    begun: dict[str, Held] = field(default_factory=dict)
+    """Whose commit has taken its first step, and not yet its last."""
     ledger: dict[str, tuple[str, str, str]] = field(default_factory=dict)
     owners: dict[tuple[str, str], str] = field(default_factory=dict)
     committed_rows: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
@@ -236,9 +238,42 @@ class Database:
             raise PostgresError("new row violates check constraint")
         if self.world.plan.config.refers and any(self._lacks_parents(held) for held in map(self.staged.get, gids)):
             raise PostgresError("insert violates foreign key constraint")
+        if self.world.plan.config.stepwise:
+            return [gid for gid in gids if self._merge_in_steps(gid)]
         merged: list[str] = []
         self._ask("merge", lambda: merged.extend(self._take(gids, commit=True)) or DONE)
         return merged
+
+    def _merge_in_steps(self, gid: str) -> bool:
+        """Begin, show one row after another, end; whoever finds it begun goes on with it."""
+        if gid not in self.begun:
+            self._ask("begin", lambda: self._begin(gid))
+        is_here = gid in self.begun
+        while gid in self.begun:
+            self.world.point(f"step {gid[-8:]}")
+            self._ask("step", lambda: self._step(gid))
+        return is_here
+
+    def _begin(self, gid: str) -> str:
+        held = self.staged.pop(gid, None)
+        if held is None:
+            return MISSING
+        self.begun[gid], self.ledger[gid] = held, held.scope
+        self.audit.of(held.txn).on_commit(held.txn)
+        return DONE
+
+    def _step(self, gid: str) -> str:
+        held = self.begun.get(gid)
+        if held is None:
+            return DONE
+        shown, rows = held.txn.shown, held.txn.rows
+        if shown < len(rows):
+            self.committed_rows[keys_of(held.txn)].add(rows[shown])
+            self.audit.of(held.txn).on_visible(held.txn, [rows[shown]])
+        else:
+            del self.begun[gid]
+            self.keep()
+        return DONE
 
     def _lacks_parents(self, held: Held | None) -> bool:
         """Whether rows of the same decision that these refer to are not committed yet."""
@@ -316,7 +351,7 @@ class Database:
 
     def keep(self) -> None:
         """Note that a standby may have come this far. Before that, it may know nothing of the pipeline."""
-        if not self.owners:
+        if not self.owners or self.begun:
             return
         held = [{gid: (one.txn, one.scope) for gid, one in of.items()} for of in (self.prepared, self.staged)]
         rows = {target: set(rows) for target, rows in self.committed_rows.items()}
@@ -324,7 +359,7 @@ class Database:
 
     def fail_over(self, number: int) -> None:
         """Put a standby in its place, which lacks the newest commits, or has all of them."""
-        if not self.past:
+        if not self.past or self.begun:
             return
         lag = number % min(len(self.past), LONGEST_LAG)
         del self.past[len(self.past) - lag :]

@@ -638,6 +638,14 @@ class MergesWithoutLedger(StagedSink):
         return CommitOutcome(CommitStatus.COMMITTED)
 
 
+class SaysPrepared(StagedSink):
+    """Does not say that a commit has begun."""
+
+    def _seen(self, gid: str, held: set[str]) -> Observation:
+        seen = super()._seen(gid, held)
+        return Observation.PREPARED if seen is Observation.BEGUN else seen
+
+
 def _laws(*laws: str) -> frozenset[str]:
     return frozenset(laws)
 
@@ -1116,6 +1124,25 @@ MUTANTS: dict[str, Mutant] = {
         _laws("7"),
         Parts(staged=MergesWithoutLedger),
         narrow=with_kinds(K.ROLLBACK, K.CRASH, sinks=("staged",)),
+    ),
+    "begun taken for prepared": Mutant(
+        "A commit that has begun is taken for one that can still be aborted, so the rest of its epoch is.",
+        _laws("4", "torn"),
+        Parts(staged=SaysPrepared),
+        narrow=crowded(
+            K.ROLLBACK,
+            K.CRASH,
+            K.SWITCH,
+            K.TARGET_FAULT,
+            within=120,
+            style="batch",
+            sinks=("prepared", "staged"),
+            subtasks=2,
+            steps=(2, 2, 2, 2),
+            on_lost="replay",
+            stepwise=True,
+            refers=False,
+        ),
     ),
     "absent taken for lost": Mutant(
         "A prepared transaction that is gone is taken for a lost one without a look into the ledger.",

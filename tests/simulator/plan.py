@@ -168,6 +168,7 @@ class Config:
         tries: Repetitions of a put before a writer gives up.
         timeout: Ticks after which the broker aborts an open transaction.
         refers: Whether staged rows refer to prepared ones, by a foreign key.
+        stepwise: Whether the commit of staged rows takes several steps, as of a folder of files or a write-ahead log.
         vague: Whether the database cannot tell, after a rewind, how what it no longer holds from before it has ended.
         neighbour: Name of another pipeline that writes to the same targets at the same time; empty: none.
     """
@@ -186,6 +187,7 @@ class Config:
     tries: int = 2
     timeout: int = 600
     refers: bool = False
+    stepwise: bool = False
     vague: bool = False
     neighbour: str = ""
 
@@ -206,7 +208,7 @@ class Plan:
 def make(seed: int) -> Plan:
     """Draw a plan. Seeds give very different runs: few or many disturbances, of few or many kinds."""
     rng = random.Random(seed)
-    config = replace(_config(rng), refers=seed % 2 == 1, vague=seed % 3 == 0)
+    config = replace(_config(rng), refers=seed % 2 == 1, vague=seed % 3 == 0, stepwise=seed % 5 < 2)
     kinds = list(_WEIGHTS)
     if rng.random() < 0.5:  # a run that does one sort of thing often finds other bugs than one that does all
         kinds = rng.sample(kinds, rng.randint(3, 6))
