@@ -9,7 +9,7 @@ must never become visible beside them:
 3. What the target shows committed stays, as everything that was visible before the rewind. Its commit is repeated, in
    case a partition of Kafka still waits for its marker, or only some of its rows are visible. What can no longer be
    completed stays as it is.
-4. (Rule U) A transaction of which a target has no trace has ended, however it did: its decision named it because it was
+4. A transaction of which a target has no trace has ended, however it did: its decision named it because it was
    prepared, so it cannot appear any more. Only a target that does not answer, or that is at work on a transaction, is
    asked again. So the taking back ends as soon as every target answers.
 5. VOID is put when every target has said that nothing is left. Until then, no epoch can be decided.
