@@ -72,9 +72,10 @@ class Ledger:
         """
 
     def release(self, scope: Scope) -> None:
-        """Forget other decision logs, and the progress of this one, for an explicit rewind; idempotent.
+        """Forget other decision logs, and the progress of this one, after an explicit rewind; idempotent.
 
-        Called instead of `check_claim` until the first decision after the rewind. A claim of this log stays.
+        Called once the rewind is durable in the decision log, because until then the target must refuse an outdated
+        log; from then on instead of `check_claim`, until the first decision after the rewind. A claim of this log stays.
         """
 
     def accept_loss(self, scope: Scope) -> None:

@@ -35,9 +35,14 @@ def main(name: str, root: str, take_over: str) -> None:
         take_over=float(take_over) if take_over else None,
     )
     (folder / f"{name}.asks").touch()
-    query = writer.start()
-    (folder / f"{name}.started").touch()
-    query.awaitTermination()
+    again = True
+    while again:
+        query = writer.start()
+        (folder / f"{name}.started").touch()
+        query.awaitTermination()
+        again = (folder / f"{name}.stays").exists()
+        while (folder / f"{name}.stays").exists():
+            time.sleep(0.1)
 
 
 if __name__ == "__main__":

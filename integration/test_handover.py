@@ -110,6 +110,24 @@ def test_a_new_driver_goes_on_where_the_old_one_ends_between_two_epochs(deployme
     assert "failed" not in (deployment.folder / "old.log").read_text()
 
 
+def test_a_program_that_handed_its_query_over_can_take_it_back(deployment: Deployment) -> None:
+    """The same DataStreamWriter is started again: a deployment is rolled back, and the old program still runs."""
+    deployment.feed.add()
+    old = deployment.start("old", take_over=60.0)
+    until(lambda: deployment.epochs("old"))
+    stays = deployment.folder / "old.stays"
+    stays.touch()
+    new = deployment.start("new", take_over=60.0)
+    deployment.feed_on()
+    until(lambda: deployment.epochs("new"))
+    epochs = len(deployment.epochs("old"))
+    stays.unlink()
+    assert new.wait(120) == 0
+    until(lambda: len(deployment.epochs("old")) > epochs + 2, 60)
+    assert old.poll() is None
+    deployment.finish()
+
+
 @pytest.mark.parametrize("step", ["log.put.before", "log.put.after:3"])
 def test_a_new_driver_that_dies_while_it_takes_over_leaves_a_pipeline_that_goes_on(
     deployment: Deployment, step: str

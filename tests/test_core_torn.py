@@ -608,7 +608,7 @@ class TestRewind:
 
     @pytest.mark.parametrize("seen", [Observation.UNKNOWN, Observation.ABSENT, PREPARED])
     def test_a_transaction_that_left_no_trace_has_ended(self, seen: Observation):
-        """Rule U: a target that cannot tell how it ended would never give another answer."""
+        """A target that cannot tell how it ended would never give another answer."""
         case = Case()
         named = case.decided()
 
@@ -660,7 +660,7 @@ class TestRewind:
     @pytest.mark.parametrize("when", ["before", "meanwhile"])
     @pytest.mark.parametrize("what", ["removed", "of another kind"])
     def test_a_program_that_could_not_end_the_decision_is_refused_before_a_target_forgets(self, when: str, what: str):
-        """Rule V: a rewind that did not take place changes nothing, so the next start without it goes on."""
+        """A rewind that did not take place changes nothing, so the next start without it goes on."""
         case = Case()
 
         class OfAnotherKind(Target):

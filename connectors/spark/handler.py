@@ -170,7 +170,8 @@ def exactly_once(
         adopt: Start with an empty decision log at whatever batch the query has reached, because it ran with another
             sink until now.
         rewind: Why the pipeline goes back to an older state on purpose. The decision log records the reason, and the
-            rewind is done once: a query that is started again with the same reason continues.
+            rewind is done once: a query that is started again with the same reason continues, or is refused if its
+            checkpoint does not go on from there.
         persist: Where Spark keeps the rows of a micro-batch until it is committed, if they are read more than once:
             "DISK_ONLY" (the executors' disks, no memory), or "MEMORY_AND_DISK" (in the executors' storage memory as far
             as there is room, the rest on disk). Without an Output that has a function nothing is kept.

@@ -153,7 +153,7 @@ class Coordinator:
         if before is not None:
             check_owner(before, self.pipeline, self.writer.store)
             if goes_back(before, wanted, epoch_input):
-                check_can_end(before, self.sinks)  # (rule W) before anybody is fenced
+                check_can_end(before, self.sinks)  # before anybody is fenced
             else:
                 check_query(before, query, self.numbering)
         # Step 1 (START): from here on no older writer can decide.
@@ -162,7 +162,7 @@ class Coordinator:
         crash_point(Step.START_AFTER)
         back = goes_back(self.view, wanted, epoch_input)
         self.lost = self._torn = None
-        # (Rule V) A rewind is checked, then written; only then do the targets forget, below.
+        # A rewind is checked, then written; only then do the targets forget, below.
         finished = self._go_back(wanted) if back and wanted is not None else ()
         unowned = self._own_names()
         # Step 2 (sweep): before anything is committed, so that readers of one target do not wait for another.
