@@ -131,11 +131,12 @@ def run(place: str, call: Callable[[Pipeline], None]) -> Case:
 
     events.observe(observer)
     try:
-        case.pipeline.start()
-        assert case.called.wait(30)
+        job = case.pipeline.start()
+        assert case.called.wait(10)
+        job.stop()
+        assert job.wait(10)
         return case
     finally:
-        case.pipeline.stop()
         events._observers.remove(observer)
 
 
@@ -146,7 +147,6 @@ def test_stop_returns_at_once_and_the_run_ends(place: str):
     assert case.error is None
     assert case.seconds < SOON
     assert time.monotonic() - began < 3 * SOON
-    assert case.pipeline.start
     job = case.pipeline._job
     assert job is not None
     assert job.state == "stopped"
@@ -158,9 +158,9 @@ def test_a_savepoint_is_refused(place: str, method: str, tmp_path: Path):
     def call(one: Pipeline) -> None:
         if method == "checkpoint":
             assert one._job is not None
-            one._job.checkpoint(30)
+            one._job.checkpoint(8)
         else:
-            getattr(one, method)(tmp_path / "save", timeout=30)
+            getattr(one, method)(tmp_path / "save", timeout=8)
 
     case = run(place, call)
     assert isinstance(case.error, CheckpointFailedError)
