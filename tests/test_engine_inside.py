@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from onceward import CheckpointConfig, LiveSource, ProcessFunction, RestartStrat
 from onceward.core import events
 from onceward.core.errors import CheckpointFailedError, LifecycleError
 from onceward.core.log import MemoryStore
+from onceward.core.policy import side_by_side
 
 from .engine_kit import Target, TargetSink, pipeline
 
@@ -221,3 +223,11 @@ def test_the_records_of_old_checkpoints_are_dropped_at_each_restart():
             assert len(job._past) <= 3
     assert job.restarts > 3
     assert len(made.checkpoints) == 3
+
+
+def test_commits_side_by_side_are_a_part_of_the_run_that_makes_them():
+    seen: list[str] = []
+    variable: ContextVar[str] = ContextVar("variable", default="outside")
+    variable.set("inside")
+    side_by_side([lambda: seen.append(variable.get())] * 3)
+    assert seen == ["inside"] * 3
