@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from onceward import CheckpointConfig, LiveSource, ProcessFunction, RestartStrat
 from onceward.core import events
 from onceward.core.errors import CheckpointFailedError, LifecycleError
 from onceward.core.log import MemoryStore
+from onceward.core.policy import side_by_side
 
 from .engine_kit import Target, TargetSink, pipeline
 
@@ -131,11 +133,12 @@ def run(place: str, call: Callable[[Pipeline], None]) -> Case:
 
     events.observe(observer)
     try:
-        case.pipeline.start()
-        assert case.called.wait(30)
+        job = case.pipeline.start()
+        assert case.called.wait(10)
+        job.stop()
+        assert job.wait(10)
         return case
     finally:
-        case.pipeline.stop()
         events._observers.remove(observer)
 
 
@@ -146,7 +149,6 @@ def test_stop_returns_at_once_and_the_run_ends(place: str):
     assert case.error is None
     assert case.seconds < SOON
     assert time.monotonic() - began < 3 * SOON
-    assert case.pipeline.start
     job = case.pipeline._job
     assert job is not None
     assert job.state == "stopped"
@@ -158,9 +160,9 @@ def test_a_savepoint_is_refused(place: str, method: str, tmp_path: Path):
     def call(one: Pipeline) -> None:
         if method == "checkpoint":
             assert one._job is not None
-            one._job.checkpoint(30)
+            one._job.checkpoint(8)
         else:
-            getattr(one, method)(tmp_path / "save", timeout=30)
+            getattr(one, method)(tmp_path / "save", timeout=8)
 
     case = run(place, call)
     assert isinstance(case.error, CheckpointFailedError)
@@ -221,3 +223,11 @@ def test_the_records_of_old_checkpoints_are_dropped_at_each_restart():
             assert len(job._past) <= 3
     assert job.restarts > 3
     assert len(made.checkpoints) == 3
+
+
+def test_commits_side_by_side_are_a_part_of_the_run_that_makes_them():
+    seen: list[str] = []
+    variable: ContextVar[str] = ContextVar("variable", default="outside")
+    variable.set("inside")
+    side_by_side([lambda: seen.append(variable.get())] * 3)
+    assert seen == ["inside"] * 3

@@ -93,6 +93,16 @@ def test_whatever_yields_items_is_a_list(items: Any):
     assert state.get() == ["a", "b", "c"]
 
 
+def test_a_list_of_the_subtask_holds_copies():
+    state, first, second = OperatorState[Any]().bound([], "items"), {"n": [1]}, {"n": [2]}
+    state.set([first])
+    state.append(second)
+    first["n"].append(9)
+    second["n"].append(9)
+    state.get()[0]["n"].append(9)
+    assert state.get() == [{"n": [1]}, {"n": [2]}]
+
+
 # Keys
 
 
