@@ -91,9 +91,28 @@ def lines(module: ModuleType, folder: Path) -> SinkUnderTest:
     )
 
 
+def totals(module: ModuleType, folder: Path) -> SinkUnderTest:
+    path = folder / "totals.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(module.TABLES)
+
+    def read_rows() -> list[dict[str, Any]]:
+        return [{"n": n, "text": text} for n, text in _run(path, "SELECT n, text FROM totals ORDER BY at")]
+
+    return SinkUnderTest(
+        make=lambda: getattr(module, module.SINK)("mine", str(path)),
+        read=lambda: [row["n"] for row in read_rows()],
+        read_rows=read_rows,
+        keyed=module.SINK == "TotalsSink",
+        kill=True,
+    )
+
+
 SUITES: dict[str, tuple[str, Callable[[ModuleType, Path], SinkUnderTest]]] = {
     "shelf": ("tests/authors/shelf_sink.py", shelf),
     "letters": ("tests/authors/letters_sink.py", letters),
     "lines": ("examples/custom_sink.py", lines),
+    "totals": ("tests/authors/totals_sink.py", totals),
+    "journal": ("tests/authors/journal_sink.py", totals),
 }
 """The file of each sink, and what makes its SinkUnderTest."""

@@ -59,6 +59,20 @@ class TestLetters(SinkConformance):
         return SUITES["letters"][1](loaded("letters", tmp_path, "right_letters", []), tmp_path)
 
 
+class TestTotals(SinkConformance):
+    @pytest.fixture
+    def sink_under_test(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SinkUnderTest:
+        monkeypatch.syspath_prepend(tmp_path)
+        return SUITES["totals"][1](loaded("totals", tmp_path, "right_totals", []), tmp_path)
+
+
+class TestJournal(SinkConformance):
+    @pytest.fixture
+    def sink_under_test(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SinkUnderTest:
+        monkeypatch.syspath_prepend(tmp_path)
+        return SUITES["journal"][1](loaded("journal", tmp_path, "a_right_journal", []), tmp_path)
+
+
 def _marked(number: int, mistake: dict[str, Any]) -> Any:
     slow = any(part in mistake["case"] for part in KILLS)
     return pytest.param(number, mistake, id=mistake["name"], marks=[pytest.mark.slow] if slow else [])
