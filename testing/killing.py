@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from onceward.core import CheckpointConfig, Pipeline, open_store
+from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.errors import ConfigurationError, text_of
 from onceward.core.steps import Step, hooked, kill_at
 from onceward.sources import SequenceSource
@@ -124,7 +125,8 @@ class _Killer:
         points, modules = self._fork("") or ([], [])
         import_all(modules)
         fresh = True
-        for point in [*points, *ONLY_LATER]:
+        later = () if isinstance(self._sink, DirectlyWritten) else ONLY_LATER
+        for point in [*points, *later]:
             if self._report.errors:
                 break
             if fresh:

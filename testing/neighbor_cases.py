@@ -42,7 +42,7 @@ class NeighborCases:
         other.finish(0, theirs)
         other.assert_visible(other.numbers())
         scope = case.scope._replace(sink=of_another_sink.sink)
-        left = [one.transaction for one in case.sink_under_test.make().lingering(scope)]
+        left = [one.transaction for one in case.make().lingering(scope)]
         assert left == [of_another_sink.transaction], "`completed` deleted what another sink of the pipeline prepared"
 
     def test_37_and_91_what_the_target_knows_of_other_pipelines_survives_completed_epochs(self, case: SinkCase) -> None:
@@ -86,7 +86,7 @@ class NeighborCases:
         committable = case.prepare()
         foreign = case.scope._replace(log=SinkCase(case.sink_under_test).scope.log)
         for scope, who in ((case.scope, "its own decision log"), (foreign, "another decision log")):
-            [listed] = case.sink_under_test.make().lingering(scope)
+            [listed] = case.make().lingering(scope)
             for attribute in ("transaction", "kind", "pipeline", "sink", "log"):
                 said, right = getattr(listed, attribute), getattr(committable, attribute)
                 assert said == right, (
@@ -103,7 +103,7 @@ class NeighborCases:
         committed, aborted, prepared = case.prepare(0), case.prepare(0, case.numbers(1), subtask=1), case.prepare(1)
         case.abort(aborted)
         case.finish(0, committed)
-        seen = case.sink_under_test.make().inspect_many([committed, aborted, prepared])
+        seen = case.make().inspect_many([committed, aborted, prepared])
         assert seen[0] not in NOT_COMMITTED, f"inspect_many answers {str(seen[0])!r} for a committed transaction"
         assert seen[1] not in {Observation.COMMITTED, Observation.PREPARED}, (
             f"it answers {str(seen[1])!r} for an aborted one"

@@ -19,7 +19,7 @@ NOT_APPLICABLE: Final = "not applicable: "
 
 _SUITES: Final = (
     *("sink_case", "conformance", "connector_cases", "source_cases"),
-    *("neighbor_cases", "row_cases", "target_cases", "trace_cases"),
+    *("direct_cases", "neighbor_cases", "row_cases", "target_cases", "trace_cases"),
 )
 pytest.register_assert_rewrite(*(f"onceward.testing.{name}" for name in _SUITES))
 

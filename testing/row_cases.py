@@ -16,7 +16,7 @@ import pytest
 
 from onceward.core.errors import OncewardError
 
-from .sink_case import SinkCase, not_applicable, numbered
+from .sink_case import SinkCase, not_applicable, numbered, own
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,7 +90,7 @@ class RowCases:
 
     @pytest.mark.parametrize(("option", "value"), [("select", ["n"]), ("where", "n IS NOT NULL")])
     def test_select_and_where_are_passed_on(self, case: SinkCase, option: str, value: Any) -> None:
-        kind = type(case.sink)
+        kind = type(own(case.sink))
         takes = inspect.signature(kind.__init__).parameters
         if option not in takes and not any(one.kind is one.VAR_KEYWORD for one in takes.values()):
             not_applicable(f"the sink does not take {option}")
@@ -101,7 +101,7 @@ class RowCases:
             original(sink, *arguments, **{**options, option: value})
 
         with mock.patch.object(kind, "__init__", initialize):
-            kept = getattr(case.sink_under_test.make(), option)
+            kept = getattr(own(case.make()), option)
         assert kept == value, (
             f"the sink takes {option}={value!r}, and its attribute {option} is {kept!r}, so it would get the wrong "
             f"rows. Pass it on: super().__init__(name, {option}={option})"

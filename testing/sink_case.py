@@ -15,7 +15,7 @@ import pytest
 
 from onceward.core import CheckpointConfig, Pipeline, RestartStrategy
 from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator
-from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.checkpoint.subtask import DirectlyWritten, SubtaskEpoch
 from onceward.core.errors import OncewardError
 from onceward.core.log import EpochInput, LogStore, MemoryStore
 from onceward.core.names import Scope
@@ -28,7 +28,7 @@ from onceward.core.transaction import (
     CommitStatus,
     Committable,
 )
-from onceward.sinks import Guarantee, TwoPhaseCommitSink
+from onceward.sinks import DirectSink, Guarantee, Sink, TwoPhaseCommitSink
 from onceward.sources import SequenceSource
 
 from .faults import Faults, delay
@@ -77,7 +77,8 @@ class SinkUnderTest:
     """A sink and the functions that the conformance suite needs to test it.
 
     Attributes:
-        make: A new object of the sink, always with the same name and target.
+        make: A new object of the sink, always with the same name and target. A sink without transactions (DirectSink,
+            IdempotentSink) gets the cases that do not need them.
         read: The numbers of all rows that are visible now to a reader with the strictest isolation.
         rows: Rows with these numbers, in columns that the sink takes. Default: `n: int64, text: string`.
         steps: Durable steps to fail at; default: all.
@@ -105,7 +106,7 @@ class SinkUnderTest:
         time_limit: Seconds that a case may take.
     """
 
-    make: Callable[[], TwoPhaseCommitSink[Any]]
+    make: Callable[[], TwoPhaseCommitSink[Any] | DirectSink[Any]]
     read: Callable[[], list[int]]
     rows: Callable[[list[int]], pa.RecordBatch] = numbered
     steps: tuple[Step, ...] = tuple(Step)
@@ -125,7 +126,17 @@ class SinkUnderTest:
     proxy: Proxy | None = None
     break_target: Callable[[], None] | None = None
     mend_target: Callable[[], None] | None = None
-    time_limit: float = 60.0
+    time_limit: float = 120.0
+
+
+def is_direct(sink: Sink) -> bool:
+    """Return whether a sink is written without transactions."""
+    return isinstance(sink, DirectSink | DirectlyWritten)
+
+
+def own(sink: Any) -> Any:
+    """Return the author's sink."""
+    return sink.sink if isinstance(sink, DirectlyWritten) else sink
 
 
 class SinkCase:
@@ -141,16 +152,21 @@ class SinkCase:
         self, sink_under_test: SinkUnderTest, pipeline: str | None = None, store: LogStore | None = None
     ) -> None:
         self.sink_under_test = sink_under_test
-        self.sink = sink_under_test.make()
+        self.sink = self.make()
         self.pipeline = pipeline or f"conformance-{secrets.token_hex(4)}"
         self.store: LogStore = store or MemoryStore()
         self.first = secrets.randbelow(1 << 40) * 1000
         self.coordinator = self.start()
 
+    def make(self) -> TwoPhaseCommitSink[Any]:
+        """Make a new object of the sink; one without transactions is driven like one that has some."""
+        sink = self.sink_under_test.make()
+        return DirectlyWritten(sink) if isinstance(sink, DirectSink) else sink
+
     def start(self, sink: TwoPhaseCommitSink[Any] | None = None) -> Coordinator:
         """Start a new writer: START, finish what is decided, sweep."""
         policy = CommitPolicy(commits=Backoff(first=0.01, most=0.2, attempts=100))
-        coordinator = Coordinator(self.pipeline, self.store, [sink or self.sink_under_test.make()], policy)
+        coordinator = Coordinator(self.pipeline, self.store, [sink or self.make()], policy)
         coordinator.open()
         self.coordinator = coordinator
         return coordinator
@@ -214,7 +230,7 @@ class SinkCase:
     def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
         """Commit with a new sink, and repeat it while it answers "later", as a coordinator does."""
         return _asked(
-            lambda: self.sink_under_test.make().commit_many(committables),
+            lambda: self.make().commit_many(committables),
             lambda outcomes: any(outcome.status is CommitStatus.RETRY_LATER for outcome in outcomes),
         )
 
@@ -225,13 +241,13 @@ class SinkCase:
     def abort(self, committable: Committable) -> AbortOutcome:
         """Abort with a new sink, and repeat it while it answers "later"."""
         return _asked(
-            lambda: self.sink_under_test.make().abort(committable),
+            lambda: self.make().abort(committable),
             lambda outcome: outcome.status is AbortStatus.RETRY_LATER,
         )
 
     def lingering(self) -> list[Committable]:
         """Return the transactions that a new sink finds under this pipeline's name."""
-        return list(self.sink_under_test.make().lingering(self.scope))
+        return list(self.make().lingering(self.scope))
 
     def visible(self) -> Counter[int]:
         """Count this test's numbers that are visible."""
@@ -246,7 +262,7 @@ class SinkCase:
         seen = Counter(n for n in self.sink_under_test.read() if min(numbers) <= n <= max(numbers))
         missing = Counter(numbers) - seen
         assert not missing, f"{missing.total()} rows are missing, among them {sorted(missing)[:5]}"
-        if self.sink.guarantee is Guarantee.EXACTLY_ONCE:
+        if self.sink.guarantee is not Guarantee.AT_LEAST_ONCE:
             more = seen - Counter(numbers)
             assert not more, f"{more.total()} rows are there more than once, among them {sorted(more)[:5]}"
 

@@ -73,6 +73,11 @@ class Failing:
         with watched_io() as self.sites:
             return _answer_of(call)
 
+    def check_write_error(self, error: Exception | None) -> None:
+        """Fail the test for an error that nobody would take for a fault of the target."""
+        if error is not None and (is_bug(error) or isinstance(error, ConfigurationError | ProtocolError)):
+            self.wrong(f"the sink raised {named_text_of(error)} at {place_of(error)}: raise RetryableSinkError")
+
     def wrong(self, words: str) -> NoReturn:
         """Fail the test."""
         pytest.fail(f"{self}: {words}", pytrace=False)
@@ -136,7 +141,7 @@ class TargetCases:
             with _discarded(writing):
                 self._write_phase(failing, lambda: writing.write(case.sink_under_test.rows([number])))
 
-        self._all(case, "begin", attempt)
+        needs_faults(each_fault(case, attempt), "`begin`")
         self._nothing_is_left(case)
 
     def test_19_a_target_that_fails_inside_of_write_fails_the_attempt(self, case: SinkCase) -> None:
@@ -145,7 +150,7 @@ class TargetCases:
             with _discarded(writing):
                 self._write_phase(failing, lambda: writing.write(case.sink_under_test.rows([number + 1])))
 
-        self._all(case, "write", attempt)
+        needs_faults(each_fault(case, attempt), "`write`")
         self._nothing_is_left(case)
 
     def test_19_a_target_that_fails_inside_of_pre_commit_fails_the_attempt(self, case: SinkCase) -> None:
@@ -161,7 +166,7 @@ class TargetCases:
                     failing.wrong("pre_commit returned a committable, whose rows a crash may take away: raise an error")
                 prepared.append((failing, committable, number))
 
-        self._all(case, "pre_commit", attempt)
+        needs_faults(each_fault(case, attempt), "`pre_commit`")
         case.sink.ledger().claim(case.scope)
         for failing, committable, number in prepared:
             status = case.commit(committable).status
@@ -180,7 +185,7 @@ class TargetCases:
             committable = case.prepare(0, [number])
             case.sink.ledger().claim(case.scope)
             numbers.append(number)
-            sink = case.sink_under_test.make()
+            sink = case.make()
             outcomes, error = failing.during(lambda: sink.commit_many([committable]))
             if isinstance(error, SinkError) and case.sink.guarantee is not Guarantee.EXACTLY_ONCE:
                 error = RetryableSinkError("a sink that may deliver twice may also end the run")
@@ -198,12 +203,12 @@ class TargetCases:
             if again not in GOOD:
                 failing.wrong(f"commit answered {str(status)!r}, and {str(again)!r} when the target worked again")
 
-        self._all(case, "commit", attempt)
+        needs_faults(each_fault(case, attempt), "`commit`")
         case.assert_as_promised(numbers)
 
     def test_19_and_20_a_target_that_fails_inside_of_abort_is_asked_again(self, case: SinkCase) -> None:
         def attempt(failing: Failing, number: int) -> None:
-            committable, sink = case.prepare(0, [number]), case.sink_under_test.make()
+            committable, sink = case.prepare(0, [number]), case.make()
             outcome, error = failing.during(lambda: sink.abort(committable))
             status = self._later(failing, "abort", error) or outcome.status
             listed = [one.transaction for one in case.lingering()]
@@ -215,7 +220,7 @@ class TargetCases:
             if again is AbortStatus.COMMITTED:
                 failing.wrong("abort answers 'committed' when the target works again, and nobody has committed")
 
-        self._all(case, "abort", attempt)
+        needs_faults(each_fault(case, attempt), "`abort`")
         self._nothing_is_left(case)
 
     def test_19_a_target_that_fails_inside_of_inspect_proves_nothing(self, case: SinkCase) -> None:
@@ -224,12 +229,12 @@ class TargetCases:
         committable = case.prepare()
 
         def attempt(failing: Failing, number: int) -> None:  # noqa: ARG001 - signature
-            sink = case.sink_under_test.make()
+            sink = case.make()
             seen, error = failing.during(lambda: sink.inspect_many([committable]))
             if self._later(failing, "inspect_many", error) is None and seen[0] not in {*SEEN, *_PREPARED}:
                 failing.wrong(f"inspect_many answers {str(seen[0])!r} for a prepared transaction: answer NO_ANSWER")
 
-        self._all(case, "inspect_many", attempt)
+        needs_faults(each_fault(case, attempt), "`inspect_many`")
         case.finish(0, committable)
         case.assert_visible(case.numbers())
 
@@ -237,7 +242,7 @@ class TargetCases:
         prepared = {case.prepare(0, subtask=0).transaction, case.prepare(0, case.numbers(1), subtask=1).transaction}
 
         def attempt(failing: Failing, number: int) -> None:  # noqa: ARG001 - signature
-            sink = case.sink_under_test.make()
+            sink = case.make()
             listed, error = failing.during(lambda: sink.lingering(case.scope))
             if self._later(failing, "lingering", error) is None and {one.transaction for one in listed} != prepared:
                 failing.wrong(
@@ -245,7 +250,7 @@ class TargetCases:
                     "raise RetryableSinkError"
                 )
 
-        self._all(case, "lingering", attempt)
+        needs_faults(each_fault(case, attempt), "`lingering`")
         self._nothing_is_left(case)
 
     def test_19_a_target_that_fails_inside_of_a_ledger_accepts_no_other_log(self, case: SinkCase) -> None:
@@ -254,14 +259,14 @@ class TargetCases:
         foreign, mine = case.scope._replace(log=other), case.scope
 
         def refused(failing: Failing, number: int) -> None:  # noqa: ARG001 - signature
-            ledger = case.sink_under_test.make().ledger()
+            ledger = case.make().ledger()
             _, error = failing.during(lambda: ledger.check_claim(foreign, Progress(0, 0)))
             if error is None:
                 failing.wrong("check_claim accepted another decision log: raise RetryableSinkError")
             self._later(failing, "check_claim", None if isinstance(error, EpochConflictError) else error)
 
         def known(failing: Failing, number: int) -> None:  # noqa: ARG001 - signature
-            ledger, progress = case.sink_under_test.make().ledger(), case.coordinator.view.progress
+            ledger, progress = case.make().ledger(), case.coordinator.view.progress
             remembered, error = failing.during(lambda: ledger.check_claim(mine, progress))
             if self._later(failing, "check_claim", error) is None and remembered is not None and not remembered.owned:
                 failing.wrong(
@@ -271,51 +276,30 @@ class TargetCases:
 
         def claimed(failing: Failing, number: int) -> None:  # noqa: ARG001 - signature
             one = SinkCase(case.sink_under_test)
-            ledger = one.sink_under_test.make().ledger()
+            ledger = one.make().ledger()
             _, error = failing.during(lambda: ledger.claim(one.scope))
             if self._later(failing, "claim", error) is not None:
-                one.sink_under_test.make().ledger().claim(one.scope)
+                one.make().ledger().claim(one.scope)
             with contextlib.suppress(EpochConflictError):
                 SinkCase(one.sink_under_test, one.pipeline, MemoryStore())
                 failing.wrong("claim returned, and another decision log is accepted: raise RetryableSinkError")
 
         def completed(failing: Failing, number: int) -> None:  # noqa: ARG001 - signature
-            ledger = case.sink_under_test.make().ledger()
+            ledger = case.make().ledger()
             self._later(failing, "completed", failing.during(lambda: ledger.completed(mine, 0))[1])
 
-        shown = [self._each(case, attempt) for attempt in (refused, known, claimed, completed)]
-        _needs_faults(any(shown), "a method of the ledger")
+        shown = [each_fault(case, attempt) for attempt in (refused, known, claimed, completed)]
+        needs_faults(any(shown), "a method of the ledger")
         case.start()
         case.finish(1, case.prepare(1))
         case.assert_visible(case.numbers(0, 1))
 
     # How
 
-    def _all(self, case: SinkCase, call: str, attempt: Callable[[Failing, int], None]) -> None:
-        _needs_faults(self._each(case, attempt), f"`{call}`")
-
-    @staticmethod
-    def _each(case: SinkCase, attempt: Callable[[Failing, int], None]) -> bool:
-        """Make an attempt with each fault that can be made while it runs; return whether there is one."""
-        numbers = iter(range(case.first, case.first + 1000, 2))
-        attempt(Failing(), next(numbers))  # whatever a process does only once
-        probe = Failing()
-        attempt(probe, next(numbers))
-        ways: list[Failing] = [FailingTarget(outage) for outage in outages_of(case.sink_under_test)]
-        for site in probe.sites:
-            ways += [FailingSite(site, after=after) for after in (False, True) if site.changes or not after]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)  # of what was open when it failed
-            for failing in ways:
-                attempt(failing, next(numbers))
-            gc.collect()
-        return bool(ways)
-
     @staticmethod
     def _write_phase(failing: Failing, call: Callable[[], Any]) -> Any:
         answer, error = failing.during(call)
-        if error is not None and (is_bug(error) or isinstance(error, ConfigurationError | ProtocolError)):
-            failing.wrong(f"the sink raised {named_text_of(error)} at {place_of(error)}: raise RetryableSinkError")
+        failing.check_write_error(error)
         return answer
 
     @staticmethod
@@ -342,7 +326,30 @@ class TargetCases:
 _PREPARED: Final = (Observation.PREPARED, Observation.OPEN)
 
 
-def _needs_faults(shown: bool, call: str) -> None:
+def each_fault(case: SinkCase, attempt: Callable[[Failing, int], None]) -> bool:
+    """Make an attempt with each fault that can be made while it runs; return whether there is one.
+
+    Args:
+        case: The case.
+        attempt: Makes a call with a fault, and judges it; the second argument is the number of a row that is its own.
+    """
+    numbers = iter(range(case.first, case.first + 1000, 2))
+    attempt(Failing(), next(numbers))  # whatever a process does only once
+    probe = Failing()
+    attempt(probe, next(numbers))
+    ways: list[Failing] = [FailingTarget(outage) for outage in outages_of(case.sink_under_test)]
+    for site in probe.sites:
+        ways += [FailingSite(site, after=after) for after in (False, True) if site.changes or not after]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # of what was open when it failed
+        for failing in ways:
+            attempt(failing, next(numbers))
+        gc.collect()
+    return bool(ways)
+
+
+def needs_faults(shown: bool, call: str) -> None:
+    """Skip the case if nothing could be made to fail."""
     if not shown:
         not_applicable(
             f"no SinkUnderTest.proxy, and no break_target and mend_target: nothing that {call} asks of the target can "

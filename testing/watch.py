@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pytest
 
+from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.engine.config import RestartStrategy
 from onceward.core.errors import named_text_of
 
@@ -147,6 +148,7 @@ def files_of(sink: Sink) -> set[str]:
 
     Those are the classes that are not onceward's; of a sink of onceward, the class itself.
     """
+    sink = sink.sink if isinstance(sink, DirectlyWritten) else sink
     kinds = [kind for kind in type(sink).__mro__ if kind.__module__.partition(".")[0] not in _NOT_OWN]
     modules = (sys.modules.get(kind.__module__) for kind in kinds or [type(sink)])
     return {file for file in (getattr(module, "__file__", None) for module in modules) if file}
