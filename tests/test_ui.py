@@ -446,7 +446,12 @@ class TestActions:
         assert refused.status_code == 400
         assert "never aborted" in refused.json()["error"]
         assert asked.post("/api/abort", json={**order, "transactions": []}).status_code == 400
-        done = asked.post("/api/abort", json={**order, "transactions": [doubtful]})
+        rows = asked.post("/api/look").json()["done"]["transactions"]
+        [exact] = [one["exact"] for one in rows if one["transaction"] == doubtful]
+        another = asked.post("/api/abort", json={**order, "transactions": [f"{doubtful}+{'0' * 12}"]})
+        assert another.status_code == 400
+        assert f"{doubtful} holds another transaction now" in another.json()["error"]
+        done = asked.post("/api/abort", json={**order, "transactions": [exact]})
         assert done.json() == {"done": "Aborted 1 of 1"}
         assert [one["transaction"] for one in asked.post("/api/look").json()["done"]["transactions"]] == [decided]
 

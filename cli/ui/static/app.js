@@ -156,7 +156,7 @@ async function look() {
   }
   looking = false;
   say(found.error ?? `Asked ${state.targets}: ${many(found.rows.length, "open, prepared or waiting transaction")}`);
-  const held = new Set((found.rows ?? []).map((one) => one.transaction));
+  const held = new Set((found.rows ?? []).map((one) => one.exact));
   for (const name of checked) if (!held.has(name)) checked.delete(name);
   render();
 }
@@ -465,7 +465,7 @@ function doubt(one) {
   const mine = (found?.rows ?? []).filter((tx) => tx.pipeline === one.name);
   const others = (found?.rows ?? []).filter((tx) => !state.pipelines.some((known) => known.name === tx.pipeline));
   const rows = [...mine, ...others];
-  const chosen = mine.filter((tx) => checked.has(tx.transaction) && mayAbort(tx)).map((tx) => tx.transaction);
+  const chosen = mine.filter((tx) => checked.has(tx.exact) && mayAbort(tx)).map((tx) => tx.exact);
   return h("section", { class: `card ${stuck ? "warn" : ""}`, "aria-labelledby": "doubt-title" },
     h("div", { class: "head" }, h("h3", { id: "doubt-title" }, "In doubt"),
       state.targets ? h("button", { type: "button", class: "quiet", "data-key": "look", "aria-disabled": looking ? "true" : undefined, onclick: () => looking || look() }, looking ? "Asking the targets …" : "Ask the targets") : null),
@@ -489,9 +489,9 @@ const mayAbort = (tx) => tx.held && (tx.status === "in doubt" || tx.status === "
 function transaction(one, tx) {
   const where = tx.target ? `${tx.state} in ${tx.target}` : "in none of the targets";
   const known = [`sink ${tx.sink} of ${tx.pipeline}`, tx.epoch === null ? "" : `epoch ${tx.epoch}, subtask ${tx.subtask}`, tx.rows ? `${number(tx.rows)} rows` : "", tx.expires_in === null ? "" : ["expires in ", h("span", { "data-until": expiry(tx) }, left(expiry(tx)))]];
-  const box = h("input", { type: "checkbox", "aria-label": `Select ${tx.transaction}`, "data-key": `tx-${tx.transaction}`,
-    onchange: (event) => { event.target.checked ? checked.add(tx.transaction) : checked.delete(tx.transaction); render(); } });
-  box.checked = checked.has(tx.transaction);
+  const box = h("input", { type: "checkbox", "aria-label": `Select ${tx.transaction}`, "data-key": `tx-${tx.exact}`,
+    onchange: (event) => { event.target.checked ? checked.add(tx.exact) : checked.delete(tx.exact); render(); } });
+  box.checked = checked.has(tx.exact);
   return h("li", {},
     h("div", {}, mayAbort(tx) && tx.pipeline === one.name && state.actions ? box : ""),
     h("div", {},
