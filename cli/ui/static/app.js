@@ -19,14 +19,20 @@ const open = new Set();
 
 // Small helpers
 
+// Control characters, and those that turn the direction of text, are shown as the command line shows them: names, errors
+// and addresses come from logs and targets, and "live" behind U+202E looks like "evil".
+const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069]/g;
+const visible = (text) => text.replace(UNSEEN, (one) => `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`);
+
 function h(name, props, ...children) {
   const node = document.createElement(name);
   for (const [key, value] of Object.entries(props ?? {})) {
     if (value === undefined || value === null || value === false) continue;
     if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
-    else node.setAttribute(key, value === true ? "" : String(value));
+    else node.setAttribute(key, value === true ? "" : visible(String(value)));
   }
-  node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== ""));
+  node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== "")
+    .map((child) => (typeof child === "string" ? visible(child) : child)));
   return node;
 }
 
@@ -129,11 +135,12 @@ async function refresh() {
 
 // Read out by a screen reader: what is drawn anew is not.
 function say(text) {
-  $("said").textContent = text;
+  $("said").textContent = visible(text);
 }
 
 function live(kind, text) {
   const line = $("live");
+  text = visible(text);
   if (line.textContent !== text) line.textContent = text; // a status is read out when it changes
   line.dataset.state = kind;
 }
@@ -172,7 +179,7 @@ async function act(path, body) {
 // The token
 
 function askForToken(text) {
-  $("refused").textContent = token ? text : "";
+  $("refused").textContent = token ? visible(text) : "";
   token = "";
   known.clear(); // another server counts its versions anew
   sessionStorage.removeItem("onceward-token");
@@ -204,7 +211,7 @@ function render() {
   // The list is sorted by need: what is open stays open when another pipeline comes first.
   if (current && location.hash !== `#/${current.id}`) history.replaceState(null, "", `#/${current.id}`);
   const needy = state.pipelines.filter(needs).length + state.errors.length;
-  document.title = current ? `${needy ? `(${needy}) ` : ""}${current.name} ${current.status.state} · onceward` : "onceward";
+  document.title = current ? visible(`${needy ? `(${needy}) ` : ""}${current.name} ${current.status.state} · onceward`) : "onceward";
   const icon = needy ? "/static/icon-need.svg" : "/static/icon.svg";
   if ($("icon").getAttribute("href") !== icon) $("icon").setAttribute("href", icon);
   const told = needy ? `${many(needy, "pipeline")} of ${state.pipelines.length + state.errors.length} ${needy === 1 ? "needs" : "need"} somebody` : "";
@@ -542,7 +549,7 @@ function confirm(one, title, text, verb, run) {
       await run(typed.value);
       dialog.close();
     } catch (error) {
-      $("confirm-error").textContent = error.message;
+      $("confirm-error").textContent = visible(error.message);
       button.textContent = verb;
       button.disabled = false;
     }
