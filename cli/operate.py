@@ -225,7 +225,11 @@ def abort(
     search: Search,
     *,
     transactions: Annotated[
-        list[str] | None, typer.Argument(help="Names of the transactions; default: all in doubt.")
+        list[str] | None,
+        typer.Argument(
+            help="The transactions, as this command shows them without --yes: a name with a digest of its handle, or "
+            "the name alone, whatever it holds now; default: all in doubt."
+        ),
     ] = None,
     orphaned: Annotated[
         bool, typer.Option("--orphaned", help="Their decision log is gone for good; requires their names.")
@@ -250,6 +254,7 @@ def abort(
     if not yes:
         show.table(chosen)
         show.would(f"abort {len(chosen)}; {show.ORPHANS if orphaned else show.FENCES}")
+        show.exactly(chosen)
         return
     done = abort_orphaned(chosen) if orphaned or log is None else abort_undecided(log, chosen)
     typer.echo(f"aborted {len(chosen) - len(done.left)} of {len(chosen)}")

@@ -83,6 +83,7 @@ def fields(transaction: FoundTransaction) -> dict[str, Any]:
         "pipeline": c.pipeline,
         "sink": c.sink,
         "transaction": c.transaction,
+        "exact": transaction.exact,
         "target": transaction.target.title if transaction.target is not None else None,
         "status": transaction.status,
         "state": transaction.shown_state,
@@ -244,6 +245,13 @@ def _without_logins(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_without_logins(one) for one in value]
     return without_logins(value) if isinstance(value, str) else value
+
+
+def exactly(transactions: Sequence[FoundTransaction]) -> None:
+    """Print what names these transactions and no others that have the same names later."""
+    console().print("to end exactly these, and nothing that has the same name by then, give:")
+    for one in transactions:
+        console().print(f"  {one.exact}")
 
 
 def would(what: str) -> None:

@@ -154,9 +154,12 @@ class EpochFailed(NamedTuple):
 
     pipeline: str
     epoch: int | None
-    """None for an attempt of the embedded engine, and where it is not known."""
+    """None for an attempt of the embedded engine, for a query that fails outside of its epochs, and where it is not
+    known."""
     error: str
     """In one line."""
+    again: bool = False
+    """Whether the driver tries again by itself, and has said so."""
 
 
 class SourceWaits(NamedTuple):
@@ -320,9 +323,12 @@ def log(event: Event) -> None:
         case EpochReplayed(pipeline, epoch):
             fields = {"pipeline": pipeline, "epoch": epoch}
             _spark.info("epoch %s is completed already: Spark runs it again, nothing is written", epoch, extra=fields)
-        case EpochFailed(pipeline, int(epoch), error):  # the embedded engine says whether it starts again
+        case EpochFailed(pipeline, epoch, error, again=False):
             fields = {"pipeline": pipeline, "epoch": epoch}
-            _spark.error("epoch %s of pipeline %s failed: %s", epoch, pipeline, error, extra=fields)
+            if epoch is None:
+                _coordinator.error("pipeline %s failed: %s", pipeline, error, extra=fields)
+            else:
+                _spark.error("epoch %s of pipeline %s failed: %s", epoch, pipeline, error, extra=fields)
         case SourceWaits(pipeline, source, seconds, why):
             fields = {"pipeline": pipeline, "source": source, "seconds": round(seconds)}
             text = "source %s of pipeline %s has not answered for %s: %s"

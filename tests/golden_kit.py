@@ -39,6 +39,7 @@ SAMPLE = Path(__file__).parent / "samples" / "0.1" / "engine"
 SUBTASKS = 2
 _UNIQUE = re.compile(r"(onceward([:~])1(?:\2[\w-]+){7}\2)[0-9a-f]{8}\b")
 """Name of a transaction, whose last part is random."""
+_DIGEST = re.compile(r"(?<=RANDOM-\d)\+[0-9a-f]{12}")
 _AGO = re.compile(r"(?<=waited for |ritten for )[\d.:]+ (s|min|h|days)|(?<=completed )[\d.:]+ (s|min|h|days)(?= ago)")
 """How long ago something was, which `onceward status` says."""
 JOBS = """
@@ -244,4 +245,5 @@ def normalized(text: str, folder: Path) -> str:
         text = text.replace(there, instead)
     text = _AGO.sub("TIME", text)
     numbers: dict[str, int] = {}
-    return _UNIQUE.sub(lambda name: f"{name[1]}RANDOM-{numbers.setdefault(name[0], len(numbers) + 1)}", text)
+    text = _UNIQUE.sub(lambda name: f"{name[1]}RANDOM-{numbers.setdefault(name[0], len(numbers) + 1)}", text)
+    return _DIGEST.sub("+DIGEST", text)

@@ -12,6 +12,7 @@ import pytest
 
 from onceward import AbortStatus, JsonFormatter
 from onceward.core.errors import ConfigurationError
+from onceward.core.events import EpochFailed, log
 from onceward.core.kit.logs import show_if_asked
 
 from .core_fakes import FakeSink
@@ -122,3 +123,18 @@ def test_what_the_environment_asks_for_is_checked(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("ONCEWARD_LOG", "loud")
     with pytest.raises(ConfigurationError, match="ONCEWARD_LOG=loud is not a level such as INFO"):
         show_if_asked()
+
+
+def test_a_failure_outside_of_an_epoch_is_an_error_and_one_that_is_tried_again_is_none(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The engine says itself that it starts again: an alert that rings for that would be switched off."""
+    log(EpochFailed("p", None, "records are lost", again=True))
+    assert not caplog.records
+    log(EpochFailed("p", None, "records are lost"))
+    log(EpochFailed("p", 7, "no such table"))
+    told = [(one.levelname, one.name, one.getMessage()) for one in caplog.records]
+    assert told == [
+        ("ERROR", "onceward.coordinator", "pipeline p failed: records are lost"),
+        ("ERROR", "onceward.spark", "epoch 7 of pipeline p failed: no such table"),
+    ]

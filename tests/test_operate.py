@@ -672,7 +672,7 @@ class TestCommands:
         )
         show.table([found])
         show.details([found], as_json=False)
-        assert capsys.readouterr().out.count("onceward:1:orders:key:0a0b0c0d:100:42:1:0:ab [red]") == 3
+        assert capsys.readouterr().out.count("onceward:1:orders:key:0a0b0c0d:100:42:1:0:ab [red]") == 4
 
     def test_control_characters_of_a_log_are_shown_and_not_sent_to_the_terminal(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -21,7 +21,10 @@ from onceward.cli.main import app
 from onceward.core.checkpoint.recovery import TransactionStatus
 from onceward.core.errors import ConfigurationError, DataLossError, SinkError, SqlError
 from onceward.core.operations.discovery import log_folders
-from onceward.core.transaction import Observation
+from onceward.core.operations.refusals import RefusedError
+from onceward.core.operations.resolve import abortable
+from onceward.core.operations.survey import FoundTransaction
+from onceward.core.transaction import Committable, Observation
 
 from .golden_kit import SUBTASKS, Driver
 
@@ -338,3 +341,20 @@ def test_a_search_that_is_not_finished_is_an_error_behind_what_was_found(
         next(found)
     assert "not all were searched" in operations.find_logs(str(tmp_path)).errors[str(tmp_path)]
     assert "not all were searched" in CliRunner().invoke(app, ["status", "--store", str(tmp_path)]).output
+
+
+def test_a_name_that_holds_another_transaction_by_now_is_not_aborted() -> None:
+    """Kafka's transactional ids are used again: what was seen is what is aborted, or nothing."""
+    seen, now = (
+        FoundTransaction(
+            Committable(
+                kind="kafka", pipeline="p", sink="s", log="0123abcd", generation=0, epoch=2, transaction="t",
+                handle={"producer_epoch": epoch},
+            ),
+            None, TransactionStatus.IN_DOUBT, Observation.OPEN, listed=True,
+        )
+        for epoch in (2, 3)
+    )  # fmt: skip
+    assert abortable([now], ["t", now.exact]) == [now]
+    with pytest.raises(RefusedError, match=r"t\+[0-9a-f]{12} is not open .* t holds another transaction now"):
+        abortable([now], [seen.exact])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import sys
 import time
 from datetime import UTC, datetime, timedelta
@@ -15,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from onceward import FileSink
+from onceward.cli import show
 from onceward.cli.main import app
 from onceward.cli.operate import Search
 from onceward.cli.ui.desk import Desk, Look, Watch
@@ -446,7 +448,12 @@ class TestActions:
         assert refused.status_code == 400
         assert "never aborted" in refused.json()["error"]
         assert asked.post("/api/abort", json={**order, "transactions": []}).status_code == 400
-        done = asked.post("/api/abort", json={**order, "transactions": [doubtful]})
+        rows = asked.post("/api/look").json()["done"]["transactions"]
+        [exact] = [one["exact"] for one in rows if one["transaction"] == doubtful]
+        another = asked.post("/api/abort", json={**order, "transactions": [f"{doubtful}+{'0' * 12}"]})
+        assert another.status_code == 400
+        assert f"{doubtful} holds another transaction now" in another.json()["error"]
+        done = asked.post("/api/abort", json={**order, "transactions": [exact]})
         assert done.json() == {"done": "Aborted 1 of 1"}
         assert [one["transaction"] for one in asked.post("/api/look").json()["done"]["transactions"]] == [decided]
 
@@ -568,3 +575,11 @@ def test_committables_of_many_transactions_are_shown_in_part(folder: Folder) -> 
     assert (row.transactions, len(row.written)) == (1000, TRANSACTIONS)
     assert isinstance(json.loads(msgspec.json.encode(row)), dict)
     assert isinstance(many[0], Committable)
+
+
+def test_the_page_shows_the_same_characters_as_the_command_line_and_no_other() -> None:
+    script = (STATIC / "app.js").read_text()
+    [pattern] = re.findall(r"^const UNSEEN = /(.+)/g;$", script, re.MULTILINE)
+    every = [chr(number) for number in range(0x3000) if not 0xD800 <= number < 0xE000]
+    assert [one for one in every if re.match(pattern, one)] == [one for one in every if show._CONTROL.match(one)]
+    assert 'typeof child === "string" ? visible(child) : child' in script  # what every element is made with

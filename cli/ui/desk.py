@@ -55,6 +55,7 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     pipeline: str
     transactions: list[str]
+    """As the page has shown them, each with the digest of its handle: a name may be used again meanwhile."""
     confirm: str
 
 

@@ -311,12 +311,12 @@ class Job:
                 note_end(self._setup.store)
                 self.state = JobState.STOPPED if self._cancel.is_set() else JobState.FINISHED
                 return
-            tell(EpochFailed(self._setup.pipeline, None, text_of(error)))
             if not isinstance(error, FencedError):  # a newer run writes the notes now
                 note_failure(self._setup.store, None, text_of(error))
             repeated, self.failure = str(error) == str(self.failure), error
             now = clock()
             pause = None if is_hopeless(error) else restarts(now, now - began)
+            tell(EpochFailed(self._setup.pipeline, None, text_of(error), again=pause is not None))
             if pause is None:
                 raise error
             # With the traceback of the user's function, once.

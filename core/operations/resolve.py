@@ -414,7 +414,8 @@ def abortable(
 
     Args:
         transactions: Those that a survey has found.
-        names: The ones to return; none: all that may be aborted.
+        names: The ones to return, by `FoundTransaction.exact`, or by name, whatever that holds now; none: all that may
+            be aborted.
         orphaned: Return those whose decision log is another one, or was not given; they must be named.
 
     Raises:
@@ -429,15 +430,18 @@ def abortable(
                 "orphaned=True needs the names of the transactions: without their log, none is proven"
             )
         return [one for one in transactions if one.held and one.status in may]
-    by_name = {one.name: one for one in transactions if one.held}
+    held = [one for one in transactions if one.held]
+    by_name = {one.name: one for one in held} | {one.exact: one for one in held}
     for name in names:
         if name not in by_name:
-            raise RefusedError(f"{name} is not open or prepared in any of the targets given", Refusal.NOT_HELD)
+            another = by_name.get(name.rpartition("+")[0])
+            gone = f"; {another.name} holds another transaction now" if another is not None else ""
+            raise RefusedError(f"{name} is not open or prepared in any of the targets given{gone}", Refusal.NOT_HELD)
         status = by_name[name].status
         if status not in may:
             why, reason = _WHY_NOT.get(status, ("its decision log was given", Refusal.LOG_GIVEN))
             raise RefusedError(f"{name} is not aborted: {why}", reason)
-    return [by_name[name] for name in dict.fromkeys(names)]
+    return list({id(one): one for one in map(by_name.__getitem__, names)}.values())
 
 
 def plan_repair(log: Log) -> RepairPlan:

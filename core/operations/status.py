@@ -66,6 +66,8 @@ AHEAD_SECONDS: Final = 60.0
 """How far in the future a time may be: clocks of two machines differ a little. A later one gives no age."""
 NOTES: Final = 200
 """Number of notes of each kind that are looked at."""
+_SHORT: Final = 0.1
+"""Seconds, below which a pace is shown with two digits."""
 _MOST_WAITED: Final = 1e9
 """Seconds, beyond which a note of a source was not written by onceward."""
 _PROGRESS: Final = frozenset({"epoch", "checkpoint"})
@@ -746,7 +748,7 @@ def _silent(facts: _Facts) -> PipelineStatus | None:
         return None
     missing = int(age / pace) if pace else None
     what = f"nothing was written for {duration(age)}"
-    what += f", {missing} times its usual pace of {duration(pace)}" if pace and missing else ""
+    what += f", {missing} times its usual pace of {_shown_pace(pace)}" if pace and missing else ""
     return _status(
         PipelineState.SILENT,
         what,
@@ -754,6 +756,10 @@ def _silent(facts: _Facts) -> PipelineStatus | None:
         since=since,
         silent_epochs=missing,
     )
+
+
+def _shown_pace(seconds: float) -> str:
+    return duration(seconds) if seconds >= _SHORT else f"{seconds:.2g} s"
 
 
 def _running(facts: _Facts) -> PipelineStatus:

@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -105,6 +106,8 @@ STAGED: Final = "staged"
 """Ending of the kinds of committables whose rows wait in a staging table, and the state of such a transaction."""
 UNPROVEN: Final = frozenset({Observation.UNKNOWN, Observation.ABSENT, Observation.NO_ANSWER})
 """Answers that say nothing about a transaction."""
+_DIGEST: Final = 12
+"""Hexadecimal digits of a handle's digest."""
 _ENDED = frozenset({Observation.ABORTED, Observation.EXPIRED})
 
 
@@ -147,6 +150,11 @@ class FoundTransaction:
     def name(self) -> str:
         """Name of the transaction."""
         return self.committable.transaction
+
+    @property
+    def exact(self) -> str:
+        """Name of the transaction, with a digest of its handle: a target may use a name again for another one."""
+        return f"{self.name}+{sha256(self.committable.identity()[-1].encode()).hexdigest()[:_DIGEST]}"
 
     @property
     def held(self) -> bool:

@@ -19,14 +19,20 @@ const open = new Set();
 
 // Small helpers
 
+// Control characters, and those that turn the direction of text, are shown as the command line shows them: names, errors
+// and addresses come from logs and targets, and "live" behind U+202E looks like "evil".
+const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069]/g;
+const visible = (text) => text.replace(UNSEEN, (one) => `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`);
+
 function h(name, props, ...children) {
   const node = document.createElement(name);
   for (const [key, value] of Object.entries(props ?? {})) {
     if (value === undefined || value === null || value === false) continue;
     if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
-    else node.setAttribute(key, value === true ? "" : String(value));
+    else node.setAttribute(key, value === true ? "" : visible(String(value)));
   }
-  node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== ""));
+  node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== "")
+    .map((child) => (typeof child === "string" ? visible(child) : child)));
   return node;
 }
 
@@ -129,11 +135,12 @@ async function refresh() {
 
 // Read out by a screen reader: what is drawn anew is not.
 function say(text) {
-  $("said").textContent = text;
+  $("said").textContent = visible(text);
 }
 
 function live(kind, text) {
   const line = $("live");
+  text = visible(text);
   if (line.textContent !== text) line.textContent = text; // a status is read out when it changes
   line.dataset.state = kind;
 }
@@ -156,7 +163,7 @@ async function look() {
   }
   looking = false;
   say(found.error ?? `Asked ${state.targets}: ${many(found.rows.length, "open, prepared or waiting transaction")}`);
-  const held = new Set((found.rows ?? []).map((one) => one.transaction));
+  const held = new Set((found.rows ?? []).map((one) => one.exact));
   for (const name of checked) if (!held.has(name)) checked.delete(name);
   render();
 }
@@ -172,7 +179,7 @@ async function act(path, body) {
 // The token
 
 function askForToken(text) {
-  $("refused").textContent = token ? text : "";
+  $("refused").textContent = token ? visible(text) : "";
   token = "";
   known.clear(); // another server counts its versions anew
   sessionStorage.removeItem("onceward-token");
@@ -204,7 +211,7 @@ function render() {
   // The list is sorted by need: what is open stays open when another pipeline comes first.
   if (current && location.hash !== `#/${current.id}`) history.replaceState(null, "", `#/${current.id}`);
   const needy = state.pipelines.filter(needs).length + state.errors.length;
-  document.title = current ? `${needy ? `(${needy}) ` : ""}${current.name} ${current.status.state} · onceward` : "onceward";
+  document.title = current ? visible(`${needy ? `(${needy}) ` : ""}${current.name} ${current.status.state} · onceward`) : "onceward";
   const icon = needy ? "/static/icon-need.svg" : "/static/icon.svg";
   if ($("icon").getAttribute("href") !== icon) $("icon").setAttribute("href", icon);
   const told = needy ? `${many(needy, "pipeline")} of ${state.pipelines.length + state.errors.length} ${needy === 1 ? "needs" : "need"} somebody` : "";
@@ -465,7 +472,7 @@ function doubt(one) {
   const mine = (found?.rows ?? []).filter((tx) => tx.pipeline === one.name);
   const others = (found?.rows ?? []).filter((tx) => !state.pipelines.some((known) => known.name === tx.pipeline));
   const rows = [...mine, ...others];
-  const chosen = mine.filter((tx) => checked.has(tx.transaction) && mayAbort(tx)).map((tx) => tx.transaction);
+  const chosen = mine.filter((tx) => checked.has(tx.exact) && mayAbort(tx)).map((tx) => tx.exact);
   return h("section", { class: `card ${stuck ? "warn" : ""}`, "aria-labelledby": "doubt-title" },
     h("div", { class: "head" }, h("h3", { id: "doubt-title" }, "In doubt"),
       state.targets ? h("button", { type: "button", class: "quiet", "data-key": "look", "aria-disabled": looking ? "true" : undefined, onclick: () => looking || look() }, looking ? "Asking the targets …" : "Ask the targets") : null),
@@ -489,9 +496,9 @@ const mayAbort = (tx) => tx.held && (tx.status === "in doubt" || tx.status === "
 function transaction(one, tx) {
   const where = tx.target ? `${tx.state} in ${tx.target}` : "in none of the targets";
   const known = [`sink ${tx.sink} of ${tx.pipeline}`, tx.epoch === null ? "" : `epoch ${tx.epoch}, subtask ${tx.subtask}`, tx.rows ? `${number(tx.rows)} rows` : "", tx.expires_in === null ? "" : ["expires in ", h("span", { "data-until": expiry(tx) }, left(expiry(tx)))]];
-  const box = h("input", { type: "checkbox", "aria-label": `Select ${tx.transaction}`, "data-key": `tx-${tx.transaction}`,
-    onchange: (event) => { event.target.checked ? checked.add(tx.transaction) : checked.delete(tx.transaction); render(); } });
-  box.checked = checked.has(tx.transaction);
+  const box = h("input", { type: "checkbox", "aria-label": `Select ${tx.transaction}`, "data-key": `tx-${tx.exact}`,
+    onchange: (event) => { event.target.checked ? checked.add(tx.exact) : checked.delete(tx.exact); render(); } });
+  box.checked = checked.has(tx.exact);
   return h("li", {},
     h("div", {}, mayAbort(tx) && tx.pipeline === one.name && state.actions ? box : ""),
     h("div", {},
@@ -542,7 +549,7 @@ function confirm(one, title, text, verb, run) {
       await run(typed.value);
       dialog.close();
     } catch (error) {
-      $("confirm-error").textContent = error.message;
+      $("confirm-error").textContent = visible(error.message);
       button.textContent = verb;
       button.disabled = false;
     }
