@@ -43,9 +43,9 @@ from .advice import ShownHistory, with_advice
 from .options import Access, AsJson, Pipeline, Yes, address_forms, load_sinks, targets_of, with_group
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from onceward.operations import Target
+    from onceward.operations import OtherTransaction, Target
 
 app = typer.Typer(no_args_is_help=True, help="List, inspect, commit and abort transactions that are in doubt.")
 
@@ -70,6 +70,8 @@ class Search(Access):
 
     unanswered: dict[str, str] = field(init=False, default_factory=dict)
     """Targets that did not answer, and logs that could not be read, with what they raised."""
+    others: Mapping[str, Sequence[OtherTransaction]] = field(init=False, default_factory=dict)
+    """By target: open transactions of other applications."""
 
     def found(self, logs: Sequence[Log] | None = None) -> Sequence[FoundTransaction]:
         """Return the transactions in the targets; those of the log's pipeline alone, if one is given."""
@@ -81,6 +83,7 @@ class Search(Access):
                 show.moved(log)
         report = survey(logs, self.targets(), self.pipeline, must_answer=False)
         self.unanswered.update(report.unanswered)
+        self.others = report.others
         show.unanswered(self.unanswered)
         return report.transactions
 
@@ -140,8 +143,12 @@ class Search(Access):
 @app.command("list")
 @with_group
 def list_(search: Search, *, as_json: AsJson = False) -> None:
-    """List transactions under onceward's names that are open, prepared or awaiting commit, and what to do with each."""
+    """List transactions under onceward's names that are open, prepared or awaiting commit, and what to do with each.
+
+    Open transactions of other applications follow, because they hold back the readers of the same topics, too.
+    """
     show.table(search.found(), as_json=as_json, unanswered=search.unanswered)
+    show.others(search.others, as_json=as_json)
     search.end()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from onceward.core.operations.status import Deadline
-    from onceward.operations import FoundTransaction, Log
+    from onceward.operations import FoundTransaction, Log, OtherTransaction
 
     from .advice import AdvisedStatus, ShownHistory
 
@@ -73,6 +74,19 @@ def table(transactions: Sequence[FoundTransaction], *, as_json: bool = False, un
     if unanswered:
         found = f"{found} elsewhere; of these nothing is known, because they did not answer: {', '.join(unanswered)}"
     out.print(found)
+
+
+def others(transactions: Mapping[str, Sequence[OtherTransaction]], *, as_json: bool) -> None:
+    """Print a line for each open transaction of another application; beside JSON, as a remark."""
+    for title, rows in transactions.items():
+        typer.echo(f"open transactions of other applications in {title}: {len(rows)}", err=as_json)
+        for one in rows:
+            known = [one.producer, *([f"open for {duration(time.time() - one.started)}"] if one.started else [])]
+            name = _CONTROL.sub("?", one.name)
+            typer.echo(f"  {name}; {', '.join(known)}; in {', '.join(one.places) or 'no partition'}", err=as_json)
+        typer.echo(
+            "  → readers wait for their end: look for these applications. onceward does not end them", err=as_json
+        )
 
 
 def fields(transaction: FoundTransaction) -> dict[str, Any]:

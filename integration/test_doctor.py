@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -10,9 +11,11 @@ import confluent_kafka
 import psycopg
 import pytest
 from psycopg import sql
+from typer.testing import CliRunner
 
 from onceward import FileBackend, KafkaSink, Pipeline, PostgresSink, SequenceSource
 from onceward.cli.doctor import run_checks
+from onceward.cli.main import app
 from onceward.cli.options import Access
 from onceward.connectors.kafka.admin import cluster_of, publish_offsets
 from onceward.connectors.kafka.checks import check_parts
@@ -80,6 +83,30 @@ def test_open_transactions_and_the_real_replication_of_their_log_are_seen(
     assert seen["topic nowhere"].health is Health.FAILED
     replication = next(finding for finding in findings if (finding.check, finding.where) == ("replication", name))
     assert replication.found == "replicas 1, min.insync.replicas 1, unclean.leader.election.enable false"
+
+
+@pytest.mark.kafka
+def test_an_open_transaction_of_another_application_is_shown_apart_from_onceward_s(
+    kafka: KafkaServer, topic: Callable[..., str]
+) -> None:
+    name, servers = topic(partitions=1), kafka.bootstrap_servers
+    hung = f"hung-app-{name}"
+    producer = confluent_kafka.Producer({"bootstrap.servers": servers, "transactional.id": hung})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(name, b"waits")
+    producer.flush(30)
+    try:
+        findings = run_checks(Access(at=[f"kafka={servers}"]), places=[f"kafka:{name}"])
+        listed = CliRunner().invoke(app, ["txn", "list", "--at", f"kafka={servers}"]).output
+    finally:
+        producer.abort_transaction(30)
+    seen = by_check(findings)["other applications"]
+    assert (seen.health, seen.where) == (Health.WARNING, name)
+    assert re.match(rf"partition 0: an open transaction of producer \d+, epoch 0 {hung}, open for \d+ s", seen.found)
+    assert re.search(rf"{hung}; producer \d+, epoch 0, open for .+; in {name}-0", listed), listed
+    findings = run_checks(Access(at=[f"kafka={servers}"]), places=[f"kafka:{name}"])
+    assert "other applications" not in by_check(findings)
 
 
 @pytest.mark.kafka

@@ -23,6 +23,7 @@ from onceward.core.operations.findings import Finding, Health, failed, ok, skipp
 from .admin import GROUP_SECONDS, admin_of, check_reachable, cluster_of
 from .errors import Code, code_name
 from .lookup import Lookup
+from .ownership import open_elsewhere, producer_words
 from .positions import LATEST, Partition
 from .sink import KafkaSink
 from .source import KafkaSource
@@ -51,7 +52,7 @@ def check_kafka(settings: KafkaSettings, topics: Sequence[str] = (), pipeline: s
         check_reachable(settings)
         admin = admin_of(settings).client
         cluster = admin.list_topics(timeout=_ANSWER_SECONDS)
-        facts = _config(admin, ConfigResource.Type.BROKER, str(next(iter(cluster.brokers))))
+        facts = _least(admin, sorted(cluster.brokers))
     except KafkaError as error:
         return [failed("kafka broker", str(error), "check address, network and security settings")]
     except KafkaException as error:
@@ -59,6 +60,7 @@ def check_kafka(settings: KafkaSettings, topics: Sequence[str] = (), pipeline: s
     findings = [ok("kafka broker", f"brokers: {len(cluster.brokers)}, topics: {len(cluster.topics)}")]
     findings += [_timeout(facts), *_replication(admin, facts, len(cluster.brokers)), _expiry(facts)]
     findings.append(_open(settings, facts))
+    findings += [_transaction_log(admin), *_others(settings, topics)]
     for topic in topics:
         findings += [_topic(admin, topic), *check_replication(admin, topic)]
     if topics:
@@ -121,6 +123,33 @@ def _config(admin: AdminClient, kind: Any, name: str) -> dict[str, str | None]:
     return {key: entry.value for key, entry in entries.items()}
 
 
+_LIMITS: Final = ("transaction.max.timeout.ms", "transactional.id.expiration.ms")
+"""Settings of which the least one of all brokers counts: each of them coordinates some of the transactions."""
+
+
+def _least(admin: AdminClient, brokers: Sequence[int]) -> dict[str, str | None]:
+    """Return the brokers' configuration, with the least value of each limit; brokers that do not answer are left out.
+
+    Raises:
+        KafkaException: None answers.
+    """
+    resources = [ConfigResource(ConfigResource.Type.BROKER, str(node)) for node in brokers]
+    # librdkafka takes one broker in a request.
+    asked = [admin.describe_configs([one], request_timeout=_ANSWER_SECONDS)[one] for one in resources]
+    configs, fault = list[dict[str, str | None]](), None
+    for future in asked:
+        try:
+            entries: Mapping[str, Any] = future.result()
+        except KafkaException as error:
+            fault = error
+        else:
+            configs.append({key: entry.value for key, entry in entries.items()})
+    if not configs:
+        raise fault or KafkaException()
+    told = {name: [int(value) for facts in configs if (value := facts.get(name))] for name in _LIMITS}
+    return {**configs[0], **{name: str(min(values)) for name, values in told.items() if values}}
+
+
 def _described(admin: AdminClient, topic: str, *, rights: bool = False) -> Any:
     futures = admin.describe_topics(
         TopicCollection([topic]), include_authorized_operations=rights, request_timeout=_ANSWER_SECONDS
@@ -129,8 +158,8 @@ def _described(admin: AdminClient, topic: str, *, rights: bool = False) -> Any:
 
 
 def _timeout(facts: Mapping[str, str | None]) -> Finding:
-    most = int(facts.get("transaction.max.timeout.ms") or 0)
     name = "transaction.max.timeout.ms"
+    most = int(facts.get(name) or 0)
     if most < _SHORT_TIMEOUT_MS:
         return warning(
             name,
@@ -193,6 +222,50 @@ def _open(settings: KafkaSettings, facts: Mapping[str, str | None]) -> Finding:
         advice = "they block readers until they expire. Restart their pipelines, or see `onceward txn list`"
         return warning(name, text, advice)
     return ok(name, text)
+
+
+def _transaction_log(admin: AdminClient) -> Finding:
+    """Check whether this client sees that a part of the transactions is missing in a list of them."""
+    try:
+        _described(admin, _TRANSACTION_LOG)
+    except KafkaException as error:
+        if error.args[0].name() == "TOPIC_AUTHORIZATION_FAILED":
+            return failed(
+                f"topic {_TRANSACTION_LOG}",
+                "no permission to Describe (to see whether a list of transactions is complete)",
+                "grant it: without it, a start is refused",
+            )
+        if error.args[0].name() != "UNKNOWN_TOPIC_OR_PART":  # it is made with the first transaction
+            return skipped(f"topic {_TRANSACTION_LOG}", str(error.args[0].str()))
+    return ok(f"topic {_TRANSACTION_LOG}", "may Describe")
+
+
+def _others(settings: KafkaSettings, topics: Sequence[str]) -> Iterator[Finding]:
+    """Check for open transactions of other applications in these topics: they hold readers back like any other."""
+    if not topics:
+        return
+    client = cluster_of(settings).transactions
+    try:
+        named = {one.producer: one for one in open_elsewhere(client)}
+        own = client.list_transactions(["Ongoing"], prefix=f"{FORMAT}:")
+        described = client.describe(own).values()
+    except KafkaError as error:
+        yield skipped("other applications", str(error))
+        return
+    ours = {description.open.producer for description in described if description.open is not None}
+    inside = client.describe_producers(client.partitions_of(topics))
+    for (topic, number), open_ in sorted(inside.items()):
+        for producer in sorted((open_ or {}).keys() - ours):
+            one = named.get(producer_words(producer))
+            age = f", open for {time.time() - one.started:.0f} s" if one is not None and one.started else ""
+            name = f" {one.name}" if one is not None else ", whose transactional id this client may not describe"
+            yield warning(
+                "other applications",
+                f"partition {number}: an open transaction of {producer_words(producer)}{name}{age}",
+                "readers with read_committed wait for its end, and so does what onceward writes after it. Look for the "
+                "application; Kafka ends the transaction after its timeout, and `kafka-transactions abort` at once",
+                topic,
+            )
 
 
 _ON_TOPIC: Final = {

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from onceward.core.operations.findings import Finding
-    from onceward.core.operations.targets import Target
+    from onceward.core.operations.targets import OtherTransaction, Target
     from onceward.core.sink import Sink
     from onceward.core.source import ResettableSource
     from onceward.core.transaction import Committable
@@ -40,7 +40,7 @@ class KafkaConnector(Connector):
         from onceward.core.operations.targets import Target  # noqa: PLC0415 - what reads needs none of it
 
         from .admin import check_reachable, cluster_of  # noqa: PLC0415 - an extra
-        from .ownership import open_names, sinks_of  # noqa: PLC0415
+        from .ownership import open_elsewhere, open_names, sinks_of  # noqa: PLC0415
         from .settings import KafkaSettings  # noqa: PLC0415
         from .sink import KafkaSink  # noqa: PLC0415
         from .transaction import KIND, Prepared  # noqa: PLC0415
@@ -50,6 +50,10 @@ class KafkaConnector(Connector):
         def names(_: Collection[str]) -> Iterable[tuple[str, str]]:
             check_reachable(settings)
             return {scope[:2] for scope in open_names(cluster_of(settings).transactions)}
+
+        def others() -> Sequence[OtherTransaction]:
+            check_reachable(settings)
+            return open_elsewhere(cluster_of(settings).transactions)
 
         def expires(committables: Sequence[Committable]) -> list[float | None]:
             prepared = [Prepared.of(committable) for committable in committables]
@@ -67,6 +71,7 @@ class KafkaConnector(Connector):
             holds=lambda kind, _: kind == KIND,
             sink=lambda name: KafkaSink(name, bootstrap_servers=self.address, config=self.settings),
             expires=expires,
+            others=others,
         )
 
     def check(self, names: Sequence[str], pipeline: str | None) -> Iterable[Finding]:

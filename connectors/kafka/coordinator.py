@@ -56,8 +56,8 @@ FRESH_SECONDS: Final = 0.1
 STATE_TOPIC: Final = "__transaction_state"
 """Topic in which coordinators keep the state of transactions."""
 UNSEEN: Final = (
-    f"this client has no permission to Describe topic {STATE_TOPIC}, so it cannot see whether a part of the list is "
-    "missing. Grant it"
+    f"this client has no permission to Describe topic {STATE_TOPIC}, so it cannot see whether a list of transactions "
+    "is complete. Grant it"
 )
 FENCED_TIMEOUT_MS: Final = 60_000
 """Of transactions under an id that is initialised here; nobody opens one."""
@@ -193,6 +193,10 @@ class TransactionCoordinatorClient:
             return [answer]
         why = f"{STATE_TOPIC} has no leader for partition {', '.join(map(str, answer.response))}"
         return [wire.WireAnswer(Code.COORDINATOR_NOT_AVAILABLE, detail=why)] if answer.response else []
+
+    def may_list(self) -> int:
+        """Return the code with which a broker answers whether the coordinators' topic has all its leaders."""
+        return self._wire.leaderless(STATE_TOPIC, seconds=self._seconds).code
 
     def running_longer(self, ids: Collection[str], milliseconds: int) -> set[str] | None:
         """Return those ids that have had a transaction open for longer than `milliseconds`.

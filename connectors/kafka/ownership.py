@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     from onceward.core.names import Scope
+    from onceward.core.operations.targets import OtherTransaction
     from onceward.core.transaction import Committable, Progress
 
     from .coordinator import TransactionCoordinatorClient
@@ -70,6 +71,27 @@ def lingering_elsewhere(client: TransactionCoordinatorClient, pipeline: str, log
 def open_names(client: TransactionCoordinatorClient) -> set[Scope]:
     """Return onceward's names, of any pipeline, under which a transaction is open."""
     return set(_scopes(client, f"{FORMAT}:", ["Ongoing"]).values())
+
+
+def open_elsewhere(client: TransactionCoordinatorClient) -> list[OtherTransaction]:
+    """Return the open transactions that are not this library's, as far as this client may describe them."""
+    from onceward.core.operations.targets import OtherTransaction  # noqa: PLC0415 - what writes needs none of it
+
+    ids = [name for name in client.list_transactions(["Ongoing"]) if parse_pooled_name(name) is None]
+    return [
+        OtherTransaction(
+            prepared.handle.transactional_id,
+            producer_words(prepared.producer),
+            tuple(f"{topic}-{number}" for topic, number in sorted(prepared.partitions)),
+            prepared.handle.started_ms / 1000,
+        )
+        for prepared in _open(client.describe(ids).values())
+    ]
+
+
+def producer_words(producer: tuple[int, int]) -> str:
+    """Return a producer id and epoch as people look them up."""
+    return f"producer {producer[0]}, epoch {producer[1]}"
 
 
 def sinks_of(client: TransactionCoordinatorClient, pipeline: str) -> list[str]:

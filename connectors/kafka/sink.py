@@ -27,6 +27,7 @@ from onceward.sinks import TwoPhaseCommitSink
 from . import commits, ownership
 from . import wire as _wire  # noqa: F401 - so that a missing kafka-python is told when the sink is imported
 from .admin import check_reachable, cluster_of
+from .coordinator import UNSEEN
 from .errors import Code, Retries, kafka_error
 from .lookup import Lookup
 from .messages import check_columns, hashed_columns, ignored_columns
@@ -228,14 +229,16 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
 
         Raises:
             SchemaError: A column is missing or has a type that does not fit.
-            ConfigurationError: The topic does not exist, the timeout is longer than the broker allows, or librdkafka
-                refuses a setting.
+            ConfigurationError: The topic does not exist, the timeout is longer than the broker allows, librdkafka
+                refuses a setting, or a permission is missing.
             KafkaError: No broker answers, or it refuses this client.
         """
         self.check_schema(schema)
         if ignored := ignored_columns(schema):
             _log.warning("sink %s: %s", self.name, ignored)
         self.check_connection()
+        if self._client.may_list() == Code.TOPIC_AUTHORIZATION_FAILED:
+            raise ConfigurationError(UNSEEN, sink=self.name)
         if self.topic is not None:
             self._validate_topic(self.topic, cluster_of(self.settings))
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ..log import Completed, Decide, LogView
     from .logs import Log
-    from .targets import Target
+    from .targets import OtherTransaction, Target
 
 
 class Advice(StrEnum):
@@ -184,10 +184,13 @@ class Survey:
         transactions: Those that are open, prepared, or wait for their commit.
         unanswered: Title of each target that did not answer, with the error. Its transactions are listed as far as the
             decision logs name them.
+        others: By title of the target: open transactions of other applications, which hold back readers of what they
+            have written to.
     """
 
     transactions: tuple[FoundTransaction, ...]
     unanswered: Mapping[str, str] = field(default_factory=dict)
+    others: Mapping[str, Sequence[OtherTransaction]] = field(default_factory=dict)
 
 
 def survey(
@@ -209,8 +212,11 @@ def survey(
     known = {log.pipeline for log in logs} | ({pipeline} if pipeline is not None else set())
     transactions: dict[tuple[str, ...], FoundTransaction] = {}
     unanswered: dict[str, str] = {}
+    others: dict[str, Sequence[OtherTransaction]] = {}
     for target in targets:
         try:
+            if target.others is not None and (open_elsewhere := target.others()):
+                others[target.title] = open_elsewhere
             listed_here = [
                 one
                 for owner, sink in sorted(target.names(known))
@@ -227,7 +233,8 @@ def survey(
     views = _newest([(log.pipeline, log.view) for log in logs if pipeline in (None, log.pipeline)])
     listed = {_name(one.committable) for one in transactions.values()}
     waiting = [one for _, view in views for one in _waiting(view, targets, listed, unanswered)]
-    return Survey(tuple(_with_expiry([_judged(one, views) for one in [*transactions.values(), *waiting]])), unanswered)
+    judged = [_judged(one, views) for one in [*transactions.values(), *waiting]]
+    return Survey(tuple(_with_expiry(judged)), unanswered, others)
 
 
 def _with_expiry(transactions: Sequence[FoundTransaction]) -> list[FoundTransaction]:

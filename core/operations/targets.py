@@ -16,6 +16,23 @@ if TYPE_CHECKING:
     from ..transaction import Committable
 
 
+@dataclass(frozen=True)
+class OtherTransaction:
+    """A transaction of another application, which holds back readers of the same places.
+
+    Attributes:
+        name: Its name in the target; empty if this client may not know it.
+        producer: Who has it open, in the target's words.
+        places: Where it has written.
+        started: When it began, in seconds since 1970 on the target's clock; None if that is not known.
+    """
+
+    name: str
+    producer: str
+    places: tuple[str, ...]
+    started: float | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class Target:
     """Where transactions are.
@@ -30,6 +47,8 @@ class Target:
         sink: By which transactions of the sink of this name are listed and ended.
         expires: When the target ends each of these open transactions by itself, in seconds since 1970 on its clock, and
             None if it never does; None if its sinks know that.
+        others: Open transactions of other applications, as far as this client may see them; None if the target does not
+            list any.
     """
 
     title: str
@@ -38,6 +57,7 @@ class Target:
     holds: Callable[[str, str], bool]
     sink: Callable[[str], TwoPhaseCommitSink[Any]]
     expires: Callable[[Sequence[Committable]], Sequence[float | None]] | None = None
+    others: Callable[[], Sequence[OtherTransaction]] | None = None
 
 
 def sinks_target(sinks: Iterable[Sink], title: str) -> Target:

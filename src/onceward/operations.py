@@ -39,7 +39,7 @@ from .core.operations.rows import compare_places
 from .core.operations.status import NotedSystem, PipelineState, PipelineStatus, assess, pipeline_status
 from .core.operations.survey import Advice, Epoch, FoundTransaction, GivenUp, History, Survey, history, survey
 from .core.operations.systems import open_place, open_target
-from .core.operations.targets import Target, sinks_target
+from .core.operations.targets import OtherTransaction, Target, sinks_target
 from .core.place import Place
 
 __all__ = [
@@ -65,6 +65,7 @@ __all__ = [
     "Mismatch",
     "NotAborted",
     "NotedSystem",
+    "OtherTransaction",
     "Overview",
     "PipelineState",
     "PipelineStatus",
