@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from datetime import time
 from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
@@ -11,7 +12,9 @@ import psycopg
 import pyarrow as pa
 import pymysql
 import pytest
-from sqlalchemy import make_url
+from sqlalchemy import create_engine, make_url, text
+from tests.test_verify import Job as PlainJob
+from tests.test_verify import wrong
 from typer.testing import CliRunner
 
 from onceward import KafkaSink, PostgresSink, SqlAlchemySink
@@ -314,6 +317,22 @@ def test_upserts_into_mariadb_are_proven_by_the_newest_row_of_each_key_and_the_l
         told = job.verify(str(job.folder), "--target", f"table={job.place}", code=1)
         assert "epoch 0: the decision log records 10 rows, and the target's ledger 11" in told
         job.look.close()
+
+
+@pytest.mark.skipif(PROGRAM is None, reason="MariaDB's server is not installed")
+def test_a_time_of_mariadb_of_more_hours_than_a_day_differs(tmp_path: Path) -> None:
+    """The driver gives a difference of times, and SQLAlchemy a time of day of it."""
+    with running_mariadb() as server, create_engine(server.url).connect() as connection:
+        for number, other in enumerate(("25:00:00", "-23:00:00", "01:00:00.000001")):
+            connection.execute(text(f"CREATE TABLE times{number} (id int, clock time(6))"))
+            sink = SqlAlchemySink("table", url=server.url, table=f"times{number}")
+            job = PlainJob(sink, tmp_path / str(number))
+            job.run(1, lambda *ids: pa.record_batch({"id": pa.array(ids, pa.int32()), "clock": [time(1)] * len(ids)}))
+            place = (f"sql:times{number}", "--at", f"sql={server.url}")
+            assert wrong(job.audit(*place)) == []
+            connection.execute(text(f"UPDATE times{number} SET clock = '{other}' WHERE id = 3"))
+            connection.commit()
+            assert wrong(job.audit(*place, code=1)) == [None]
 
 
 def test_a_ledger_with_another_number_of_rows_differs(upserts: Upserts) -> None:

@@ -28,7 +28,7 @@ from onceward.core.kit.rows import without_dictionary
 from onceward.core.names import parse_file_name
 from onceward.core.place import Place, fit_columns
 from onceward.core.proof import JSON_LINE, PARTITION, Reread, RereadPiece
-from onceward.core.row_hash import covers
+from onceward.core.row_hash import covers, kinds_of
 
 from .foreign import format_of
 from .formats import FORMATS, as_lines, visible_files
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from onceward.core.names import Scope
 
 _ROWS_AT_ONCE: Final = 10_000
+TYPED: Final = ("parquet", "arrow")
+"""Formats whose files keep the types of columns."""
 _FINISHED: Final = re.compile(rf"(.+)-\d+\.(?:{'|'.join(FORMATS)})")
 
 
@@ -136,7 +138,12 @@ def reread(folder: str, scope: Scope | None, columns: Sequence[str] = ()) -> Rer
     epochs = {mark: name.epoch for mark, name in names.items() if name is not None and name.scope == scope}
     fields = {field.name: field for file in files for field in file.schema}
     schema = pa.schema(list(fields.values()))
-    return Reread(_pieces(files, left_out), epochs, schema, lambda mark: mark not in epochs, left_out=left_out)
+    kinds: dict[str, set[str]] = {}
+    for file in files:
+        if file.format in TYPED:
+            kinds.setdefault(file.mark, set()).add(kinds_of(file.schema))
+    pieces = _pieces(files, left_out)
+    return Reread(pieces, epochs, schema, lambda mark: mark not in epochs, kinds=kinds, left_out=left_out)
 
 
 @contextmanager

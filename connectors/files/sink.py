@@ -65,7 +65,7 @@ from .formats import (
     hidden,
 )
 from .partitions import check_partitions, encoded, parts
-from .reread import hashed_columns
+from .reread import TYPED, hashed_columns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -184,7 +184,7 @@ class FileSink(FolderSink[Files]):
     @with_file_errors
     def begin(self, context: WriteContext) -> Files:
         files = Files(context, self._place, self.format, self.roll_bytes)
-        files.hash = RowHash() if self.proof else None
+        files.hash = RowHash(typed=self.format in TYPED) if self.proof else None
         return files
 
     @with_file_errors
