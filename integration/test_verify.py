@@ -325,7 +325,7 @@ def test_a_time_of_mariadb_of_more_hours_than_a_day_differs(tmp_path: Path) -> N
     with running_mariadb() as server, create_engine(server.url).connect() as connection:
         for number, other in enumerate(("25:00:00", "-23:00:00", "01:00:00.000001")):
             connection.execute(text(f"CREATE TABLE times{number} (id int, clock time(6))"))
-            sink = SqlAlchemySink("table", url=server.url, table=f"times{number}")
+            sink = SqlAlchemySink(f"table{number}", url=server.url, table=f"times{number}")
             job = PlainJob(sink, tmp_path / str(number))
             job.run(1, lambda *ids: pa.record_batch({"id": pa.array(ids, pa.int32()), "clock": [time(1)] * len(ids)}))
             place = (f"sql:times{number}", "--at", f"sql={server.url}")

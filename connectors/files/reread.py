@@ -32,6 +32,7 @@ from onceward.core.row_hash import covers, kinds_of
 
 from .foreign import format_of
 from .formats import FORMATS, as_lines, visible_files
+from .names import as_text
 from .partitions import folder_texts
 from .text import CSV_NULLS, batches_with_blocks, open_text, with_blocks
 
@@ -187,7 +188,7 @@ def _pieces(files: Sequence[_File], left_out: list[str]) -> Iterator[RereadPiece
 
 
 def _parquet(path: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    file = pyarrow.parquet.ParquetFile(path)
+    file = pyarrow.parquet.ParquetFile(as_text(str(path)))
     groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
     row_bytes = max((group.total_byte_size / group.num_rows for group in groups if group.num_rows), default=0.0)
     rows = min(_ROWS_AT_ONCE, int(PIECE_BYTES / max(row_bytes, 1.0)))
@@ -195,7 +196,7 @@ def _parquet(path: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
 
 
 def _arrow(path: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    file = pa.ipc.open_file(path)
+    file = pa.ipc.open_file(as_text(str(path)))
     return file.schema, (file.get_batch(number) for number in range(file.num_record_batches))
 
 

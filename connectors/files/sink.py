@@ -64,6 +64,7 @@ from .formats import (
     check_names,
     hidden,
 )
+from .names import on_disk
 from .partitions import check_partitions, encoded, parts
 from .reread import TYPED, hashed_columns
 
@@ -230,11 +231,11 @@ class FileSink(FolderSink[Files]):
         """
         takes_any_case = self._place.with_name(AREA.upper()).exists()
         for partition in sorted({Path(file).parent for file in transaction.finished}):
-            folder = Path(self.folder) / partition
+            folder = Path(self.folder) / on_disk(str(partition))
             check_rename(transaction.folder, folder)
             if takes_any_case:
                 make_folder(folder)
-                _check_case(Path(self.folder), partition)
+                _check_case(Path(self.folder), Path(on_disk(str(partition))))
 
     def discard(self, transaction: Files) -> None:
         transaction.discard()
@@ -335,7 +336,7 @@ class FileSink(FolderSink[Files]):
 
     def _final(self, transaction: str, file: str) -> Path:
         path = Path(file)
-        return Path(self.folder) / path.parent / f"{file_name(transaction)}-{path.name}"
+        return Path(self.folder) / on_disk(str(path.parent)) / f"{file_name(transaction)}-{path.name}"
 
     def _is_finished(self, transaction: str, files: Sequence[str]) -> bool:
         """Return whether every file of a transaction whose commit has begun was moved to its place."""
