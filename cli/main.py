@@ -11,6 +11,7 @@ import re
 import sys
 from contextlib import contextmanager
 from importlib.util import find_spec
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -320,6 +321,9 @@ def check_words(words: list[str]) -> None:
 
 def main() -> None:
     """Run the command line; an error ends it with one message, without a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # whatever the locale: JSON is UTF-8, and help has an arrow
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     warnings = logging.StreamHandler()
     warnings.addFilter(RepeatsFiltered())
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", handlers=[warnings])

@@ -65,6 +65,8 @@ class Proof(msgspec.Struct, frozen=True, omit_defaults=True):
     """What of a row was hashed, by name."""
     mark: str = ""
     """How each row of the target shows which transaction wrote it, where that is not by the transaction's name."""
+    kinds: tuple[str, ...] = ()
+    """Digests of the kinds of the columns, one for each schema that was written; none if the target keeps no types."""
 
 
 class Wrote(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -75,15 +77,19 @@ class Wrote(msgspec.Struct, frozen=True, omit_defaults=True):
     """Empty if a transaction has no proof."""
     columns: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+    """Of all schemas; empty if a transaction has none."""
 
     def plus(self, *others: Wrote) -> Wrote:
         """Return the sum of this and the others."""
         every = (self, *others)
+        typed = all(one.kinds for one in every if one.rows)
         return Wrote(
             rows=sum(one.rows for one in every),
             hash=total(one.hash for one in every) if all(one.hash for one in every) else "",
             columns=tuple(sorted({column for one in every for column in one.columns})),
             marks=tuple(mark for one in every for mark in one.marks),
+            kinds=tuple(sorted({kind for one in every for kind in one.kinds})) if typed else (),
         )
 
 
@@ -177,5 +183,7 @@ class Reread(NamedTuple):
     """How many rows the epochs wrote, as far as the target itself knows it."""
     unmarked: Collection[int] = ()
     """Epochs whose rows the target can no longer tell from those of others."""
+    kinds: Mapping[str, Collection[str]] = MappingProxyType({})
+    """Digests of the kinds of the columns that each mark's rows have, where the target keeps types."""
     left_out: Sequence[str] = ()
     """Columns that are not compared, and, when all pieces are read, what could not be read."""

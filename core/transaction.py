@@ -120,7 +120,7 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
         # No rows have a hash that is known without any proof; rows without one stay unproven.
         if proof is None:
             return Wrote(rows=self.rows, hash="" if self.rows else NO_ROWS)
-        return Wrote(self.rows, proof.hash, proof.columns, (proof.mark,) if proof.mark else ())
+        return Wrote(self.rows, proof.hash, proof.columns, (proof.mark,) if proof.mark else (), proof.kinds)
 
     def to_json(self) -> str:
         """Serialise; the same committable always gives the same text."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from datetime import time
 from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
@@ -11,7 +12,9 @@ import psycopg
 import pyarrow as pa
 import pymysql
 import pytest
-from sqlalchemy import make_url
+from sqlalchemy import create_engine, make_url, text
+from tests.test_verify import Job as PlainJob
+from tests.test_verify import wrong
 from typer.testing import CliRunner
 
 from onceward import KafkaSink, PostgresSink, SqlAlchemySink
@@ -314,6 +317,21 @@ def test_upserts_into_mariadb_are_proven_by_the_newest_row_of_each_key_and_the_l
         told = job.verify(str(job.folder), "--target", f"table={job.place}", code=1)
         assert "epoch 0: the decision log records 10 rows, and the target's ledger 11" in told
         job.look.close()
+
+
+@pytest.mark.skipif(PROGRAM is None, reason="MariaDB's server is not installed")
+def test_a_time_of_mariadb_of_more_hours_than_a_day_differs(tmp_path: Path) -> None:
+    """The driver gives a difference of times, and SQLAlchemy a time of day of it."""
+    with running_mariadb() as server, create_engine(server.url, isolation_level="AUTOCOMMIT").connect() as connection:
+        connection.execute(text("CREATE TABLE times (id int, clock time(6))"))
+        job = PlainJob(SqlAlchemySink("table", url=server.url, table="times"), tmp_path)
+        job.run(1, lambda *ids: pa.record_batch({"id": pa.array(ids, pa.int32()), "clock": [time(1)] * len(ids)}))
+        place = ("sql:times", "--at", f"sql={server.url}")
+        for other in ("25:00:00", "-23:00:00", "01:00:00.000001"):
+            assert wrong(job.audit(*place)) == []
+            connection.execute(text(f"UPDATE times SET clock = '{other}' WHERE id = 3"))
+            assert wrong(job.audit(*place, code=1)) == [None]
+            connection.execute(text("UPDATE times SET clock = '01:00:00' WHERE id = 3"))
 
 
 def test_a_ledger_with_another_number_of_rows_differs(upserts: Upserts) -> None:

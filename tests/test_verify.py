@@ -229,6 +229,53 @@ def test_a_file_of_no_format_is_listed(tmp_path: Path) -> None:
     assert "README.md, which cannot be read" in job.told()["left_out"][0]
 
 
+@pytest.mark.parametrize("format_", ["parquet", "arrow"])
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [("seen", pa.timestamp("us")), ("day", pa.int32()), ("yes", pa.int8()), ("word", pa.binary()), ("at", pa.int64())],
+)
+def test_a_column_whose_type_was_rewritten_differs(
+    tmp_path: Path, format_: str, column: str, kind: pa.DataType
+) -> None:
+    """Its values are the same, as far as numbers go."""
+    job = FileJob(tmp_path, format=format_)
+    values = {
+        "seen": pa.array([datetime(2026, 1, 1, tzinfo=UTC)] * 2, pa.timestamp("us", "UTC")),
+        "day": pa.array([date(2026, 1, 1)] * 2),
+        "yes": pa.array([True, False]),
+        "word": pa.array(["a", "b"]),
+        "at": pa.array([datetime(2026, 1, 1, tzinfo=UTC)] * 2, pa.timestamp("us")),
+    }
+
+    def rows(*numbers: int) -> pa.RecordBatch:
+        return pa.record_batch({name: value.take(pa.array([0] * len(numbers))) for name, value in values.items()})
+
+    job.run(make=rows)
+    assert wrong(job.told()) == []
+    file = job.file(1)
+    parquet = format_ == "parquet"
+    table = pyarrow.parquet.ParquetFile(file).read() if parquet else pa.ipc.open_file(file.read_bytes()).read_all()
+    place = table.schema.get_field_index(column)
+    other = table[column].cast(kind)
+    for schema_change, verdict in ((table, []), (table.set_column(place, column, other), [1])):
+        if parquet:
+            pyarrow.parquet.write_table(schema_change, file)
+        else:
+            with pa.ipc.new_file(file, schema_change.schema) as writer:
+                writer.write_table(schema_change)
+        assert wrong(job.told(code=int(bool(verdict)))) == verdict
+
+
+def test_files_of_several_schemas_are_proven(tmp_path: Path) -> None:
+    job = FileJob(tmp_path)
+    job.run(2, make=lambda *numbers: pa.record_batch({"id": numbers}))
+    job.run(2, make=lambda *numbers: pa.record_batch({"id": numbers, "more": [1.5] * len(numbers)}))
+    job.run(
+        2, make=lambda *numbers: pa.record_batch({"id": pa.array(numbers, pa.int32()), "none": pa.nulls(len(numbers))})
+    )
+    assert wrong(job.told()) == []
+
+
 def test_texts_that_are_not_utf8_are_compared_and_named(tmp_path: Path) -> None:
     """Spark's strings are bytes of any kind."""
     bad = pa.Array.from_buffers(pa.string(), 1, [None, *pa.array([b"\xff\xfe"]).buffers()[1:]])
@@ -492,6 +539,35 @@ def test_a_changed_row_of_a_table_that_shows_no_epochs_is_found(tmp_path: Path, 
     [line] = job.told(code=1)["epochs"]
     assert (line["written"], line["verdict"]) == (40, "differs")
     assert line["found"] == 40 + {"DELETE": -1, "INSERT": 1, "UPDATE": 0}[change[:6]]
+
+
+@pytest.mark.parametrize(
+    ("column", "text"),
+    [
+        ("at", "2026-11-23 10:00:00"),
+        ("at", "2026-11-23T10:00:00.000000"),
+        ("at", "2026-11-23 10:00:00.000000+02:00"),
+        ("at", "2026-11-23 10:00:00.0"),
+        ("day", "2026-11-23 00:00:00"),
+        ("clock", "10:00:00"),
+        ("clock", "10:00:00.000000+02:00"),
+        ("clock", "10:00:00.000000 "),
+    ],
+)
+def test_a_time_of_sqlite_in_another_spelling_differs(tmp_path: Path, column: str, text: str) -> None:
+    """SQLAlchemy reads most of them as if nothing were changed."""
+    job = TableJob(tmp_path)
+    times = {
+        "at": datetime(2026, 11, 23, 10, tzinfo=UTC).replace(tzinfo=None),
+        "day": date(2026, 11, 23),
+        "clock": time(10),
+    }
+    job.run(1, make=lambda *numbers: pa.record_batch({"id": numbers, column: [times[column]] * len(numbers)}))
+    job.told()
+    job.change(f"UPDATE orders SET {column} = '{text}' WHERE id = 3")
+    done = CliRunner().invoke(app, ["verify", str(job.folder), "--target", "sql:orders", "--at", f"sql={job.url}"])
+    assert done.exit_code == 1, done.output
+    assert isinstance(done.exception, SchemaError) or "but not the same ones" in done.output
 
 
 def test_epochs_that_cannot_be_told_apart_are_judged_together(tmp_path: Path) -> None:

@@ -2,14 +2,19 @@
 
 These databases do not tell which transaction wrote a row, so only all rows together can be compared with what was
 written. The ledger says how many rows each epoch wrote.
+
+Values are compared as the database holds them, not as a driver or SQLAlchemy understands them: MariaDB's TIME may have
+more hours than a day, and SQLite's times are texts that can be spelled in several ways.
 """
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import sqlalchemy as sa
 
 from onceward.core.errors import SchemaError, SqlError, text_of
@@ -92,6 +97,9 @@ def reread(target: DatabaseTarget, scope: Scope | None = None, columns: Sequence
     chosen = [name for name, kind in kinds.items() if kind is not None and (not columns or name in columns)]
     left_out = [f"{column.name} ({column.type})" for column in described.table.columns if column.name not in chosen]
     schema = pa.schema([_field(name, kinds[name]) for name in chosen])
+    if scope is not None and target.url.backend == "sqlite":
+        times = [field.name for field in schema if pa.types.is_temporal(field.type)]
+        schema = pa.schema([*schema, *(pa.field(_spelled(name), pa.large_string()) for name in times)])
     pieces, counts = _pieces(target, described.table, schema), written_rows(target, scope) if scope is not None else {}
     return Reread(pieces, {}, schema, lambda _: False, counts=counts, unmarked=ALL_EPOCHS, left_out=left_out)
 
@@ -100,11 +108,19 @@ def _field(name: str, kind: Any) -> pa.Field:
     return pa.field(name, kind, metadata={NUMBER: ""} if kind == pa.string() else None)
 
 
+def _spelled(column: str) -> str:
+    """Return the name under which a time is told that is not spelled as it was written; null for all others."""
+    return f"{column} as text"
+
+
 def _pieces(target: DatabaseTarget, table: sa.Table, schema: pa.Schema) -> Iterator[RereadPiece]:
-    columns = [table.columns[field.name] for field in schema]
-    read: list[sa.ColumnElement[Any]] = [
-        sa.type_coerce(c, _READ.get(f.type, c.type)) for c, f in zip(columns, schema, strict=True)
-    ]
+    spelled = {_spelled(name): name for name in table.columns.keys() if _spelled(name) in schema.names}  # noqa: SIM118
+    sqlite = target.url.backend == "sqlite"
+    read: list[sa.ColumnElement[Any]] = []
+    for field in schema:
+        column = table.columns[spelled.get(field.name, field.name)]
+        raw = field.name in spelled or (pa.types.is_time(field.type) and not sqlite)
+        read.append(sa.type_coerce(column, sa.types.NullType() if raw else _READ.get(field.type, column.type)))
     query = sa.select(*(read or [sa.literal_column("1")])).select_from(table)
     with translated("cannot read", target), autocommitting(target) as connection:
         at, streamed = 0, connection.execution_options(stream_results=True, max_row_buffer=1)
@@ -112,6 +128,10 @@ def _pieces(target: DatabaseTarget, table: sa.Table, schema: pa.Schema) -> Itera
             for rows in _partitions(streamed.execute(query)):
                 cells = list(zip(*rows, strict=True))
                 arrays = [_array(cells[number], field.type) for number, field in enumerate(schema)]
+                for name, column in spelled.items():
+                    number, value = schema.get_field_index(name), schema.get_field_index(column)
+                    same = pc.equal(arrays[number], arrays[value].cast(pa.large_string()))
+                    arrays[number] = pc.if_else(same, None, arrays[number])
                 places = [f"{target.table}, row {at + number} as read" for number in range(len(rows))]
                 yield RereadPiece(pa.RecordBatch.from_arrays(arrays, schema=schema), [""] * len(rows), places)
                 at += len(rows)
@@ -136,6 +156,8 @@ def _partitions(rows: Iterable[Sequence[Any]]) -> Iterator[list[Sequence[Any]]]:
 
 
 def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    if pa.types.is_time(kind) and any(isinstance(value, timedelta) for value in values):  # of any number of hours
+        return pa.array(values, pa.duration("us")).cast(pa.int64()).view(kind)
     for fits, classes in _CLASSES:
         if fits(kind) and not all(value is None or isinstance(value, classes) for value in values):
             wrong = next(value for value in values if value is not None and not isinstance(value, classes))

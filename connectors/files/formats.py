@@ -18,6 +18,7 @@ from onceward.core.kit.rows import UNWRITABLE, check_columns, is_view, to_json, 
 from onceward.core.names import file_name
 from onceward.core.proof import JSON_LINE
 
+from .names import as_text, on_disk
 from .text import CsvWriter
 
 if TYPE_CHECKING:
@@ -189,17 +190,17 @@ class _OpenFile:
 
 
 def visible_files(folder: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield the files that readers of a folder see, whatever their suffixes, and their paths below it."""
+    """Yield the files that readers of a folder see, whatever their suffixes, and the texts of their paths below it."""
     for path in folder.rglob("*"):
         inside = path.relative_to(folder)
         if not any(part[0] in "_." for part in inside.parts) and path.is_file():
-            yield path, inside
+            yield path, Path(as_text(str(inside)))
 
 
 def hidden(file: str) -> str:
-    """Return the name of a transaction's file while it is pending."""
+    """Return the name on disk of a transaction's file while it is pending."""
     path = Path(file)
-    return str(path.parent / f".{path.name}.pending")
+    return on_disk(str(path.parent / f".{path.name}.pending"))
 
 
 class Files:

@@ -28,10 +28,11 @@ from onceward.core.kit.rows import without_dictionary
 from onceward.core.names import parse_file_name
 from onceward.core.place import Place, fit_columns
 from onceward.core.proof import JSON_LINE, PARTITION, Reread, RereadPiece
-from onceward.core.row_hash import covers
+from onceward.core.row_hash import covers, kinds_of
 
 from .foreign import format_of
 from .formats import FORMATS, as_lines, visible_files
+from .names import as_text
 from .partitions import folder_texts
 from .text import CSV_NULLS, batches_with_blocks, open_text, with_blocks
 
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from onceward.core.names import Scope
 
 _ROWS_AT_ONCE: Final = 10_000
+TYPED: Final = ("parquet", "arrow")
+"""Formats whose files keep the types of columns."""
 _FINISHED: Final = re.compile(rf"(.+)-\d+\.(?:{'|'.join(FORMATS)})")
 
 
@@ -136,7 +139,12 @@ def reread(folder: str, scope: Scope | None, columns: Sequence[str] = ()) -> Rer
     epochs = {mark: name.epoch for mark, name in names.items() if name is not None and name.scope == scope}
     fields = {field.name: field for file in files for field in file.schema}
     schema = pa.schema(list(fields.values()))
-    return Reread(_pieces(files, left_out), epochs, schema, lambda mark: mark not in epochs, left_out=left_out)
+    kinds: dict[str, set[str]] = {}
+    for file in files:
+        if file.format in TYPED:
+            kinds.setdefault(file.mark, set()).add(kinds_of(file.schema))
+    pieces = _pieces(files, left_out)
+    return Reread(pieces, epochs, schema, lambda mark: mark not in epochs, kinds=kinds, left_out=left_out)
 
 
 @contextmanager
@@ -180,7 +188,7 @@ def _pieces(files: Sequence[_File], left_out: list[str]) -> Iterator[RereadPiece
 
 
 def _parquet(path: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    file = pyarrow.parquet.ParquetFile(path)
+    file = pyarrow.parquet.ParquetFile(as_text(str(path)))
     groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
     row_bytes = max((group.total_byte_size / group.num_rows for group in groups if group.num_rows), default=0.0)
     rows = min(_ROWS_AT_ONCE, int(PIECE_BYTES / max(row_bytes, 1.0)))
@@ -188,7 +196,7 @@ def _parquet(path: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
 
 
 def _arrow(path: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    file = pa.ipc.open_file(path)
+    file = pa.ipc.open_file(as_text(str(path)))
     return file.schema, (file.get_batch(number) for number in range(file.num_record_batches))
 
 

@@ -64,8 +64,9 @@ from .formats import (
     check_names,
     hidden,
 )
+from .names import on_disk
 from .partitions import check_partitions, encoded, parts
-from .reread import hashed_columns
+from .reread import TYPED, hashed_columns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -184,7 +185,7 @@ class FileSink(FolderSink[Files]):
     @with_file_errors
     def begin(self, context: WriteContext) -> Files:
         files = Files(context, self._place, self.format, self.roll_bytes)
-        files.hash = RowHash() if self.proof else None
+        files.hash = RowHash(typed=self.format in TYPED) if self.proof else None
         return files
 
     @with_file_errors
@@ -230,11 +231,11 @@ class FileSink(FolderSink[Files]):
         """
         takes_any_case = self._place.with_name(AREA.upper()).exists()
         for partition in sorted({Path(file).parent for file in transaction.finished}):
-            folder = Path(self.folder) / partition
+            folder = Path(self.folder) / on_disk(str(partition))
             check_rename(transaction.folder, folder)
             if takes_any_case:
                 make_folder(folder)
-                _check_case(Path(self.folder), partition)
+                _check_case(Path(self.folder), Path(on_disk(str(partition))))
 
     def discard(self, transaction: Files) -> None:
         transaction.discard()
@@ -338,7 +339,7 @@ class FileSink(FolderSink[Files]):
 
     def _final(self, transaction: str, file: str) -> Path:
         path = Path(file)
-        return Path(self.folder) / path.parent / f"{file_name(transaction)}-{path.name}"
+        return Path(self.folder) / on_disk(str(path.parent)) / f"{file_name(transaction)}-{path.name}"
 
     def _is_finished(self, transaction: str, files: Sequence[str]) -> bool:
         """Return whether every file of a transaction whose commit has begun was moved to its place."""

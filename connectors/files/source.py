@@ -36,6 +36,7 @@ from .formats import (
     types_in,
     visible_files,
 )
+from .names import as_text, on_disk
 from .text import CSV_NULLS, batches_with_blocks, csv_header, open_text, with_blocks
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ class FileSource(ResettableSource):
             for batch in batches_with_blocks(lambda block: self._batches(name, block, scan)):
                 first, last = max(split.start - at, 0), min(split.end - at, batch.num_rows)
                 at += batch.num_rows
-                stat = (self.folder / name).stat()
+                stat = self._path(name).stat()
                 if (stat.st_size, stat.st_mtime_ns) != (size, changed):
                     raise SourceError(f"{self.folder / name} has changed while it was read")
                 if first < last:
@@ -208,6 +209,9 @@ class FileSource(ResettableSource):
 
     def merge(self, positions: Sequence[Position]) -> Position:
         return {name: at for position in positions for name, at in position.items() if self._is_own(name)}
+
+    def _path(self, name: str) -> Path:
+        return self.folder / on_disk(name)
 
     def _files(self) -> dict[str, os.stat_result]:
         """Return the files of this share, by their path in the folder."""
@@ -308,7 +312,7 @@ class FileSource(ResettableSource):
     def _open_json(self, name: str, block: int, schema: pa.Schema | None = None) -> Any:
         strict = self._inferred and schema is not None
         return pyarrow.json.open_json(
-            open_text(self.folder / name),
+            open_text(self._path(name)),
             read_options=pyarrow.json.ReadOptions(block_size=block),
             parse_options=pyarrow.json.ParseOptions(
                 explicit_schema=schema,
@@ -318,7 +322,7 @@ class FileSource(ResettableSource):
 
     def _open_csv(self, name: str, block: int, schema: pa.Schema | None = None) -> Any:
         """Open a file as FileSink wrote it: an empty line is a null if there is one column, and otherwise no row."""
-        path = self.folder / name
+        path = self._path(name)
         header = csv_header(path)
         columns = header if schema is None else schema.names
         if twice := sorted({column for column in columns if header.count(column) > 1}):
@@ -382,11 +386,11 @@ class FileSource(ResettableSource):
         folders = self._folder_fields(name, schema)
         texts = {field.name: field for field in folders}
         return pyarrow.dataset.dataset(
-            str(self.folder / name),
+            as_text(str(self._path(name))),
             schema=schema and pa.schema([texts.get(field.name, field) for field in schema]),
             format=_DATASETS[self.format],
             partitioning=pyarrow.dataset.partitioning(folders, flavor="hive"),
-            partition_base_dir=str(self.folder),
+            partition_base_dir=as_text(str(self.folder)),
         )
 
 

@@ -18,6 +18,8 @@ import pyarrow.csv
 from onceward.core.errors import SchemaError
 from onceward.core.kit.rows import has_nulls
 
+from .names import as_text
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
@@ -50,7 +52,7 @@ def open_text(path: Path) -> Any:
         OSError: It cannot be opened.
         pyarrow.ArrowInvalid: It holds no text, or is compressed as Arrow cannot read it.
     """
-    file = pa.OSFile(str(path))
+    file = pa.OSFile(as_text(str(path)))
     begin = file.read(10)
     file.seek(0)
     begin = b"BZh9" + begin[4:] if begin[:3] == b"BZh" else begin  # the fourth byte is the level

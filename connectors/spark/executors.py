@@ -324,7 +324,9 @@ def obstacle(python: str) -> str:
     one, other = Path(program), Path(sys.executable)
     if one.parent.resolve() == other.parent.resolve() and one.resolve() == other.resolve():  # python3, a link to python
         return ""
-    answer = subprocess.run([program, "-c", _PROBE], capture_output=True, text=True, check=False)  # noqa: S603 - the user's own Python
+    answer = subprocess.run(  # noqa: S603 - the user's own Python
+        [program, "-c", _PROBE], capture_output=True, encoding="utf-8", errors="replace", check=False
+    )
     if answer.returncode != 0:
         reason = (answer.stderr.strip().splitlines() or ["no answer"])[-1]
         return f"{program} cannot run onceward ({reason})"

@@ -125,7 +125,7 @@ def register_log(store: LogStore) -> None:
         return
     path = os.path.abspath(store.path)  # noqa: PTH100 - without resolving links
     with suppress(OSError):
-        Path(folder, f"{_digest(path)}{_LOG}").write_text(path)
+        Path(folder, f"{_digest(path)}{_LOG}").write_bytes(os.fsencode(path))
 
 
 def registered_logs(folder: Path) -> list[Path]:
@@ -137,7 +137,7 @@ def registered_logs(folder: Path) -> list[Path]:
     paths: list[Path] = []
     for file in sorted(folder.glob(f"*{_LOG}")):
         with suppress(OSError, ValueError):
-            path = Path(file.read_text())
+            path = Path(os.fsdecode(file.read_bytes()))
             paths += [path] if path.is_absolute() else []
     return paths
 

@@ -243,11 +243,22 @@ def group_by_epoch(amounts: Mapping[str, Wrote], reread: Reread, expected: Expec
         if epoch in old:
             old[epoch] += written.rows
         where: dict[Any, Wrote] = epochs if isinstance(group, int) else others
-        where[group] = where.get(group, Wrote()).plus(written)
+        retyped = group != FOREIGN and _retyped(reread.kinds.get(mark, ()), expected, group)
+        where[group] = where.get(group, Wrote()).plus(written, *([_RETYPED] if retyped else []))
     counts = [(epoch, reread.counts[epoch], rows) for epoch, rows in sorted(old.items())]
     wrong = [count for count in counts if count[1] < count[2] or (count[1] != count[2] and not expected.is_unhashed)]
     differing = [AuditLine(*count, EpochVerdict.DIFFERS) for count in wrong]  # later upserts overwrite rows
     return Held(epochs, others[OLDER], others[FOREIGN], groups, differing)
+
+
+def _retyped(kinds: Collection[str], expected: Expected, group: int | str) -> bool:
+    """Return whether rows are in columns of other kinds than they were written in, if that is known."""
+    wrote = expected.epochs.get(group) if isinstance(group, int) else expected.total
+    return wrote is not None and bool(wrote.kinds) and not set(wrote.kinds).issuperset(kinds)
+
+
+_RETYPED: Final = Wrote(hash="0" * 31 + "1")
+"""Is added to rows whose values are those that were written, and whose types are not: their hash is another one."""
 
 
 def judge(expected: Expected, held: Held, unmarked: Collection[int] = ()) -> tuple[list[AuditLine], int]:
