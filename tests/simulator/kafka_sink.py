@@ -19,6 +19,7 @@ from onceward.connectors.kafka import commits, pool
 from onceward.connectors.kafka import sink as sink_module
 from onceward.connectors.kafka.errors import Code
 from onceward.connectors.kafka.sink import KafkaSink, KafkaTransaction
+from onceward.connectors.kafka.sizes import Sizes
 from onceward.connectors.kafka.transaction import Description, Handle
 from onceward.core.errors import KafkaError
 from onceward.core.transaction import ANY_EPOCH, AbortOutcome, AbortStatus, Committable
@@ -206,10 +207,13 @@ def fault_at(world: World, broker: Broker, what: str) -> int | None:
 class SimulatedProducer:
     """TransactionalProducer."""
 
-    def __init__(self, world: World, broker: Broker, name: PooledName) -> None:
+    too_large = False
+
+    def __init__(self, world: World, broker: Broker, name: PooledName, sizes: Sizes | None) -> None:
         self._world = world
         self._broker = broker
         self.name = name
+        self.sizes = sizes
         self.rows = 0
         self.txn: Txn | None = None
         self.added: set[int] = set()
@@ -266,6 +270,9 @@ class KafkaLikeSink(KafkaSink):
 
     def validate(self, schema: Any) -> None:
         """Its columns fit."""
+
+    def _sizes(self, topics: Iterable[str], *, anew: bool = False) -> Sizes:
+        return Sizes()
 
     def write(self, transaction: KafkaTransaction, batch: Any) -> None:
         """As the real one, with rows that are numbers."""
@@ -390,13 +397,14 @@ def kafka_in(world: World, broker: Broker) -> Iterator[None]:
                 world.sleep()
             yield number
 
-    def opened(_settings: Any, name: PooledName, **_: Any) -> SimulatedProducer:
-        return SimulatedProducer(world, broker, name)
+    def opened(_settings: Any, name: PooledName, sizes: Sizes | None = None, **_: Any) -> SimulatedProducer:
+        return SimulatedProducer(world, broker, name, sizes)
 
     cluster = SimpleNamespace(limits=lambda: SimpleNamespace(brokers=1), transactions=SimulatedClient(world, broker))
     with (
         patch.object(pool, "threading", _Threading(world)),
         patch.object(pool, "secrets", SimpleNamespace(token_hex=lambda _: world.token()[:8])),
+        patch.object(pool, "time", SimpleNamespace(monotonic=lambda: world.tick)),
         patch.object(pool, "RETIRED_EPOCH", LAST_EPOCH - 1),
         patch.object(pool, "cluster_of", lambda _: cluster),
         patch.object(pool, "TransactionalProducer", SimpleNamespace(open=opened)),
