@@ -82,8 +82,8 @@ class SinkUnderTest:
         read: The numbers of all rows that are visible now to a reader with the strictest isolation.
         rows: Rows with these numbers, in columns that the sink takes. Default: `n: int64, text: string`.
         steps: Durable steps to fail at; default: all.
-        kill: Also run the sink in processes that die by SIGKILL at each step and call: its class must be importable
-            by name, and its target within reach of another process.
+        kill: Also run the sink in processes that die by SIGKILL at each step and call, and interrupt its commits before
+            each of their lines: its class must be importable by name, and its target within reach of another process.
         restart: Restarts the target, and returns when it answers again.
         hasty: The same sink, with a transaction_timeout of a few seconds.
         refused: Rows that `validate` lets pass, and that the target refuses when they are written or prepared.

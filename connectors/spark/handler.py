@@ -165,8 +165,8 @@ def exactly_once(
         commit_backoff: Longest pause between two attempts to commit, in seconds; the first pauses are shorter.
         on_lost: What to do when a decided transaction can no longer be committed. "replay" writes again what is proven
             not committed: the whole epoch if nothing of it is visible yet, otherwise only what was lost, and only if
-            count and hash of all that the sinks were handed are those of the decision. "fail" stops with DataLossError and commits nothing
-            more. "skip" goes on without the lost rows and leaves an audit record.
+            count and hash of all that the sinks were handed are those of the decision. "fail" stops with DataLossError
+            and commits nothing more. "skip" goes on without the lost rows and leaves an audit record.
         adopt: Start with an empty decision log at whatever batch the query has reached, because it ran with another
             sink until now.
         rewind: Why the pipeline goes back to an older state on purpose. The decision log records the reason, and the
