@@ -75,7 +75,7 @@ class Ledger:
         """Forget other decision logs, and the progress of this one, after an explicit rewind; idempotent.
 
         Called once the rewind is durable in the decision log, because until then the target must refuse an outdated
-        log; from then on instead of `check_claim`, until the first decision after the rewind. A claim of this log stays.
+        log; from then on instead of `check_claim`, until the first decision after it. A claim of this log stays.
         """
 
     def accept_loss(self, scope: Scope) -> None:

@@ -315,6 +315,26 @@ def test_another_reason_goes_back_again(rig: Rig):
     del job, source
 
 
+def test_a_reason_that_was_used_opens_the_way_for_no_other_checkpoint(rig: Rig):
+    """The words stay in the command line, and only the folder is changed, or the command line is an older one."""
+    p, job, source = rig.begun(2)
+    older = rig.folder / "older"
+    job.savepoint(older, timeout=10)
+    reach(source, job, 3)
+    job.savepoint(rig.save, timeout=10)
+    source.let(100)
+    assert p.wait(20)
+    for why in ("once", "twice"):
+        rig.pipeline().run(restore=str(rig.save), rewind=why)
+    committed = rig.target.counts("n")
+    for restore, why in ((str(older), "twice"), (str(rig.save), "once"), (None, "once")):
+        with pytest.raises(EpochConflictError, match=r"done before.*give another reason"):
+            rig.pipeline().run(restore=restore, rewind=why)
+    assert rig.target.counts("n") == committed
+    rig.pipeline().run(restore=str(older), rewind="the third time")
+    assert rig.target.counts("n") == committed + Counter(range(200, 1000))
+
+
 def test_a_savepoint_left_in_the_command_line_is_restored_once(rig: Rig):
     """The newest savepoint needs no reason; neither does the same command line after later checkpoints."""
     _, job, _ = rig.begun(2)

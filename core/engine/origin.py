@@ -91,6 +91,7 @@ def find_origin(view: LogView, restore: Restore, pipeline: str) -> Origin:
         )
         return _newest(view, newest, pipeline)
     if restore.path is None:
+        _check_reason(view, restore, pipeline)
         return Origin(None, None, None, view.decided, goes_on=False, restored=Restored(why=restore.why))
     return _asked_for(view, newest, restore.path, restore, pipeline)
 
@@ -147,6 +148,7 @@ def _asked_for(view: LogView, newest: Decided | None, path: str, restore: Restor
     metadata, sha256, storage = saved
     goes_on = newest is not None and newest.checkpoint.sha256 == sha256
     if not goes_on:
+        _check_reason(view, restore, pipeline)
         _check_made_here(saved, path, view, restore, pipeline)
         if view.decided != NONE and restore.why is None:
             raise EpochConflictError(
@@ -159,6 +161,20 @@ def _asked_for(view: LogView, newest: Decided | None, path: str, restore: Restor
     reference = Reference(folder=path, sha256=sha256, claimed=restore.claim)
     restored = Restored(folder=path, sha256=sha256, why=restore.why)
     return Origin(metadata, storage, reference, view.decided, goes_on=goes_on, restored=restored)
+
+
+def _check_reason(view: LogView, restore: Restore, pipeline: str) -> None:
+    """Refuse a reason that stayed in the command line from a way back that decisions have followed."""
+    done = view.rewind
+    if restore.why is None or view.rewound or done is None or restore.why not in (done.why, *done.earlier):
+        return
+    raise EpochConflictError(
+        f"a rewind with this reason ({restore.why!r}) was done before, and epoch {view.decided} was decided since: "
+        "what was committed since would be written again. Omit restore and rewind to continue; or, to go back once more on "
+        "purpose, give another reason",
+        pipeline=pipeline,
+        epoch=view.decided,
+    )
 
 
 def _check_made_here(loaded: Loaded, path: str, view: LogView, restore: Restore, pipeline: str) -> None:
