@@ -486,21 +486,6 @@ def test_a_run_whose_thread_for_commands_cannot_be_started_fails_and_hangs_nobod
         p.start()
 
 
-class CannotBeCopied(RunningSum):
-    """Holds what cannot be copied."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-
-
-def test_a_function_that_cannot_be_copied_is_an_error_with_a_state():
-    p = totals(Target(), SequenceSource(ROWS), function=CannotBeCopied(), restart=RestartStrategy.none())
-    with pytest.raises(OperatorError, match="could not be started: TypeError"):
-        p.start()
-    with pytest.raises(OperatorError, match="could not be started: TypeError"):
-        p.wait(20)
-
-
 def test_a_poison_record_is_logged_with_the_functions_own_traceback_once(caplog: pytest.LogCaptureFixture):
     def poisoned(_: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("poison")

@@ -183,6 +183,20 @@ def test_a_disk_that_is_full_while_state_is_restored_is_named(
     assert list((tmp_path / "local").iterdir()) == []
 
 
+def test_a_working_copy_that_cannot_be_closed_on_a_full_disk_is_deleted_all_the_same(tmp_path: Path):
+    """Else each restart would leave one more, and the disk would stay full."""
+
+    class Full:
+        def close(self) -> None:
+            raise Exception("IO error: No space left on device")  # noqa: TRY002 - as rocksdict
+
+    table = a_table(tmp_path, local=tmp_path / "local")
+    table._db.close()
+    table._db = Full()  # type: ignore[assignment]
+    table.close()
+    assert list((tmp_path / "local").iterdir()) == []
+
+
 @pytest.mark.parametrize("backend", [lambda _: MemoryBackend(), lambda path: FileBackend(path / "state")])
 def test_another_backend_restores_state_of_rocksdb_and_leaves_nothing(
     tmp_path: Path, backend: Any, monkeypatch: pytest.MonkeyPatch

@@ -139,6 +139,9 @@ class Simulation:
         self.random = Random(seed)
         self.target = Target()
         self.time = 1000.0
+        """Since boot, in seconds."""
+        self.ahead = 0.0
+        """Seconds by which the system's clock is ahead of that."""
         self.trace: list[str] = []
         self.config = CheckpointConfig(
             interval=self.random.choice([0.03, 0.1, 0.5]),
@@ -152,8 +155,11 @@ class Simulation:
         self.folder_name = f"memory://onceward-simulated-{seed}"
         backend = self.random.choice([MemoryBackend, lambda: FileBackend(f"{self.folder_name}/state")])()
         self.graph = RandomGraph(self.random, self.target, values, checkpointing=self.config, backend=backend)
+        self.clock = Random(f"clock {seed}")
+        """Of when the system's clock is set, and by how much."""
+        self.jumps = self.clock.choice([0, 0, 0, 3])
         self.world = EngineWorld(
-            now=lambda: self.time,
+            now=self.now,
             between=self.random.uniform,
             choose=self.random.choice,
         )
@@ -191,6 +197,7 @@ class Simulation:
         """Whether each start has other numbers of subtasks. A lost epoch must be computed again with the same."""
         self.scaled = self.graph.pipeline.graph
         self.run_writers = RunWriters()
+        self.machine: Machine | None = None
         self.zombie: Machine | None = None
         self.torn = self.healed = 0
         self.looked: dict[TaskId, float] = {}
@@ -198,6 +205,18 @@ class Simulation:
 
     def pass_time(self, seconds: float) -> None:
         self.time += seconds
+
+    def now(self) -> float:
+        """Return what the system's clock shows."""
+        return self.time + self.ahead
+
+    def set_clock(self) -> None:
+        """Set the system's clock forward or back. What is due then was not due when operators looked before."""
+        self.jumps -= 1
+        self.ahead += self.clock.choice([-3600.0, -1.0, -0.05, 0.05, 1.0, 3600.0])
+        self.note(f"the clock is set to {self.now():.2f}")
+        for machine in filter(None, [self.machine, self.zombie]):
+            machine.looked.update({task: min(at, self.now()) for task, at in machine.looked.items()})
 
     def in_any_order(self, calls: Sequence[Callable[[], None]]) -> None:
         for call in self.order.sample(calls, len(calls)):
@@ -310,7 +329,7 @@ class Simulation:
         return started
 
     def drive(self, machine: Machine) -> bool:
-        self.looked = machine.looked
+        self.looked, self.machine = machine.looked, machine
         for _ in range(MOST_STEPS):
             if self.operator.changes and self.random.random() < 0.01:
                 self.look_around()
@@ -339,6 +358,8 @@ class Simulation:
         if self.suspends and self.random.random() < 0.003:
             self.suspends -= 1
             self.savepoint(machine, CheckpointKind.SUSPEND)
+        if self.jumps and self.clock.random() < 0.01:
+            self.set_clock()
         what = self.random.random()
         if not (machine.awake or machine.events or machine.later):
             machine.jump = min(1.0, 2 * machine.jump)
@@ -354,7 +375,7 @@ class Simulation:
         else:
             self.pass_time(self.random.choice([0.002, 0.01, 0.04]))
             for task in machine.tasks.values() if self.graph.timed else ():
-                if (at := task.wake_at()) is not None and at <= self.time:
+                if (at := task.wake_at()) is not None and at <= self.now():
                     machine.wake(task.id)
             machine.handle(Tick())
 

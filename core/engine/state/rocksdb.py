@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from threading import Lock
@@ -183,10 +183,12 @@ class RocksTable(KeyedTable):
             self._written = {later: files for later, files in self._written.items() if later > checkpoint}
 
     def close(self) -> None:
-        self._db.close()
-        for overflow in self._overflows:
-            overflow.close()
-        self._copy.close()
+        try:
+            for database in (self._db, *self._overflows):
+                with suppress(Exception):  # a full disk: what it cannot write is not needed any more
+                    database.close()
+        finally:
+            self._copy.close()
 
     def _make_overflow(self) -> Overflow:
         overflow = RocksOverflow(self._copy.folder / f"overflow-{len(self._overflows)}")
