@@ -32,8 +32,9 @@ from onceward.core.errors import (
     named_text_of,
 )
 from onceward.core.log import MemoryStore
+from onceward.core.names import NOTHING
 from onceward.core.sink import Guarantee, TwoPhaseCommitSink
-from onceward.core.transaction import AbortStatus, CommitStatus, Observation, Progress
+from onceward.core.transaction import AbortStatus, CommitStatus, Observation
 
 from .outages import Outage, Site, failing_io, outages_of, watched_io
 from .sink_case import GOOD, SinkCase, not_applicable
@@ -260,7 +261,7 @@ class TargetCases:
 
         def refused(failing: Failing, number: int) -> None:  # noqa: ARG001 - signature
             ledger = case.make().ledger()
-            _, error = failing.during(lambda: ledger.check_claim(foreign, Progress(0, 0)))
+            _, error = failing.during(lambda: ledger.check_claim(foreign, NOTHING))
             if error is None:
                 failing.wrong("check_claim accepted another decision log: raise RetryableSinkError")
             self._later(failing, "check_claim", None if isinstance(error, EpochConflictError) else error)
