@@ -31,6 +31,7 @@ from onceward.core.errors import (
     SinkError,
     named_text_of,
 )
+from onceward.core.ledger import Ledger
 from onceward.core.log import MemoryStore
 from onceward.core.names import NOTHING
 from onceward.core.sink import Guarantee, TwoPhaseCommitSink
@@ -289,7 +290,9 @@ class TargetCases:
             ledger = case.make().ledger()
             self._later(failing, "completed", failing.during(lambda: ledger.completed(mine, 0))[1])
 
-        shown = [each_fault(case, attempt) for attempt in (refused, known, claimed, completed)]
+        claims = type(case.make().ledger()).claim is not Ledger.claim  # or a commit claims the names, as in Kafka
+        attempts = (refused, known, *([claimed] if claims else []), completed)
+        shown = [each_fault(case, attempt) for attempt in attempts]
         needs_faults(any(shown), "a method of the ledger")
         case.start()
         case.finish(1, case.prepare(1))
