@@ -350,8 +350,8 @@ class FolderClaims(Ledger):
         Raises:
             EpochConflictError: It does, or has.
         """
+        known = self.known(scope)
         with file_errors(scope.sink, self.__folder):
-            known = self.known(scope)
             others = {} if known is not None else self._of_pipeline(scope.pipeline)
         if known not in (None, scope.log):
             raise other_log(scope, str(known), str(self.__folder))
@@ -376,7 +376,8 @@ class FolderClaims(Ledger):
     def known(self, scope: Scope) -> str | None:
         """Return the log that owns the names, if one has claimed them."""
         path = self._path(scope)
-        return _text(path) if path.exists() else None
+        with file_errors(scope.sink, self.__folder):
+            return _text(path) if path.exists() else None
 
     def forget(self, scope: Scope) -> None:
         """Delete this log's claim on the names."""

@@ -323,6 +323,7 @@ class WriteAheadLogSink(FolderSink[Segment]):
 class WriteAheadLedger(FolderLedger):
     """What the folder of a write-ahead log remembers of decision logs."""
 
+    @with_file_errors
     def acknowledged(self, scope: Scope) -> dict[TransactionName, int]:
         """Return how many rows of each transaction whose sending has begun the target has acknowledged.
 

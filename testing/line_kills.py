@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from onceward.sinks import TwoPhaseCommitSink
 
 FORK_SECONDS: Final = 20.0
+LEAST_LINES: Final = 10
 SUBTASKS: Final = 2
 BATCHES: Final = 2
 ROWS_OF_AN_EPOCH: Final = 3 * SUBTASKS * BATCHES
@@ -110,7 +111,7 @@ def kill_at_each_line(
         pipeline: Its name.
         parts: ROWS_OF_AN_EPOCH rows for one epoch each.
         folder: Empty; for the decision log.
-        seconds: No further epoch begins after so many.
+        seconds: No further epoch begins after so many, if ten lines were tried.
 
     Raises:
         ConfigurationError: The sink does not get into another process.
@@ -129,14 +130,15 @@ class _LineKiller:
         self._imported: set[str] = set()
 
     def all(self) -> LineReport:
-        deadline = time.monotonic() + self._seconds
         self._imported = set(sys.modules)
         plans: list[tuple[Line, bool]] = []
         for recovers in (False, True):
             plans += [(line, recovers) for line in self._kill("after a clean run", None, recovers=recovers) or ()]
         plans.sort(key=lambda plan: not plan[0].decided)  # if time is short, it goes to commits
+        deadline = time.monotonic() + self._seconds
         for number, (line, recovers) in enumerate(plans):
-            if self._report.errors or time.monotonic() > deadline or len(self._report.epochs) >= len(self._parts):
+            late = number >= LEAST_LINES and time.monotonic() > deadline
+            if self._report.errors or late or len(self._report.epochs) >= len(self._parts):
                 self._report.left_out = len(plans) - number
                 break
             where = f"before {line}, while {'a new writer recovered' if recovers else 'an epoch was run'}"

@@ -31,9 +31,11 @@ from onceward.core.errors import (
     SinkError,
     named_text_of,
 )
+from onceward.core.ledger import Ledger
 from onceward.core.log import MemoryStore
+from onceward.core.names import NOTHING
 from onceward.core.sink import Guarantee, TwoPhaseCommitSink
-from onceward.core.transaction import AbortStatus, CommitStatus, Observation, Progress
+from onceward.core.transaction import AbortStatus, CommitStatus, Observation
 
 from .outages import Outage, Site, failing_io, outages_of, watched_io
 from .sink_case import GOOD, SinkCase, not_applicable
@@ -260,7 +262,7 @@ class TargetCases:
 
         def refused(failing: Failing, number: int) -> None:  # noqa: ARG001 - signature
             ledger = case.make().ledger()
-            _, error = failing.during(lambda: ledger.check_claim(foreign, Progress(0, 0)))
+            _, error = failing.during(lambda: ledger.check_claim(foreign, NOTHING))
             if error is None:
                 failing.wrong("check_claim accepted another decision log: raise RetryableSinkError")
             self._later(failing, "check_claim", None if isinstance(error, EpochConflictError) else error)
@@ -288,7 +290,9 @@ class TargetCases:
             ledger = case.make().ledger()
             self._later(failing, "completed", failing.during(lambda: ledger.completed(mine, 0))[1])
 
-        shown = [each_fault(case, attempt) for attempt in (refused, known, claimed, completed)]
+        claims = type(case.make().ledger()).claim is not Ledger.claim  # or a commit claims the names, as in Kafka
+        attempts = (refused, known, *([claimed] if claims else []), completed)
+        shown = [each_fault(case, attempt) for attempt in attempts]
         needs_faults(any(shown), "a method of the ledger")
         case.start()
         case.finish(1, case.prepare(1))

@@ -17,6 +17,7 @@ from onceward.testing.conformance import SinkCase, SinkConformance, SinkUnderTes
 from onceward.testing.watch import time_limit
 
 from .suites import SUITES
+from .table import table
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -43,6 +44,11 @@ def loaded(sink: str, folder: Path, name: str, edits: list[list[str]]) -> Module
     sys.modules[name] = module
     specification.loader.exec_module(module)
     return module
+
+
+def test_the_page_shows_the_table() -> None:
+    """`python -m tests.authors` prints it."""
+    assert table() in (ROOT / "docs" / "conformance.md").read_text()
 
 
 class TestShelf(SinkConformance):
