@@ -5,6 +5,7 @@ Nothing is changed, but that a folder to check gets a hidden folder for a moment
 
 from __future__ import annotations
 
+import errno
 import os
 from functools import partial
 from importlib import metadata
@@ -24,12 +25,14 @@ from onceward.core.errors import (
     text_of,
 )
 from onceward.core.kit.programs import find_java, java_version
-from onceward.core.log import Completed, Decide, Start
+from onceward.core.log import Completed, Decide, DirectoryStore, Start
+from onceward.core.log.bounded import in_time
 from onceward.core.log.store import local_folder
 from onceward.core.log.writer import check_owner
 from onceward.core.names import NOTHING, Scope
 from onceward.core.operations.findings import Finding, failed, ok, skipped, warning
 from onceward.core.operations.logs import open_log
+from onceward.core.operations.status import LEAST_BYTES
 from onceward.core.operations.survey import given_up, survey
 from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 
@@ -42,7 +45,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from onceward.core.connector import Connector
-    from onceward.core.log import LogView
+    from onceward.core.log import LogStore, LogView
     from onceward.core.operations.logs import Log
     from onceward.core.operations.targets import Target
     from onceward.core.sink import TwoPhaseCommitSink
@@ -225,9 +228,11 @@ def check_store(url: str | None, pipeline: str | None) -> Finding:
     if folder is None and pipeline is None:
         return skipped(_LOG, "a database or bucket holds the logs of several pipelines: give --pipeline too")
     local = urlsplit(url).scheme == "sqlite" or (folder is not None and not shared)
+    cannot: Finding | None = None
     try:
         log = open_log(url, pipeline)
         check_owner(log.view, log.pipeline, log.store)
+        cannot = in_time(partial(_tried, log.store), log.store.describe())
         facts, local = f"{log.store.describe()}: pipeline {log.pipeline}, {_progress(log.view)}", not log.store.shared
     except NoDecisionLogError as error:
         obstacle = _obstacle(folder) if folder is not None else ""
@@ -238,10 +243,31 @@ def check_store(url: str | None, pipeline: str | None) -> Finding:
         refused = isinstance(error, ConfigurationError | EpochConflictError | LogDamagedError)
         away = "make it reachable for the driver, or choose another store"
         return failed(_LOG, str(error), "the pipeline's next start is refused: see the message" if refused else away)
-    if not local:
-        return ok(_LOG, facts)
+    if cannot is not None or not local:
+        return cannot or ok(_LOG, facts)
     advice = "suitable only if the driver always runs on this machine. Otherwise use a database, an object store or a "
     return warning(_LOG, facts, f"{advice}shared folder")
+
+
+def _tried(store: LogStore) -> Finding | None:
+    """Write and sync a file where a log's entries are; return what keeps this user from it."""
+    if not isinstance(store, DirectoryStore):
+        return None
+    try:
+        # A file without a name, so that nothing of the folder changes, and nothing is left behind by a crash.
+        handle = os.open(store.path, os.O_TMPFILE | os.O_WRONLY, 0o600)
+        try:
+            os.write(handle, bytes(LEAST_BYTES))
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if error.errno in {errno.EOPNOTSUPP, errno.EISDIR}:  # NFS has no such files
+            return None
+        advice = "make room, or make it writable for the driver: until then its pipeline can decide nothing"
+        problem = f"{store.describe()}: {LEAST_BYTES} bytes cannot be written and synced: {text_of(error)}"
+        return failed(_LOG, problem, advice)
+    return None
 
 
 def _progress(view: LogView) -> str:

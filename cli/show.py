@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 FENCES = "a run of this pipeline that is still alive would be fenced and stop"
 COPY = "if this is only a copy of the log that the pipeline uses, stop here: decided rows would be lost"
+TRUSTED = (
+    "the time left is counted by the clocks of the driver and of this machine, which are trusted: a target that is named "
+    "with --at, and answers, says its own"
+)
 ORPHANS = "if their decision log does exist somewhere and has decided them, their rows are lost"
 
 _CONTROL: Final = re.compile(r"[^\n\t\x20-\x7e\xa0-\u2029\u202f-\u2065\u206a-\U0010ffff]")
@@ -189,6 +193,8 @@ def status(one: AdvisedStatus, *, with_store: bool = False) -> None:
         out.print(f"  → {one.advice}: {one.command}")
         if one.fill_in:
             out.print(f"    {one.fill_in}")
+        if one.at_most:
+            out.print(f"    {TRUSTED}")
         out.print(f"    {one.docs}", style="dim")
 
 

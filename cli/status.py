@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from onceward.core.errors import ConfigurationError, OncewardError, named_text_of, text_of
+from onceward.core.log.store import local_folder
 from onceward.core.operations.status import unreadable
-from onceward.operations import PipelineState, pipeline_status
+from onceward.operations import PipelineState, open_log, pipeline_status
 
 from . import show
 from .advice import AdvisedStatus, with_advice
@@ -40,6 +41,9 @@ def status(search: Search, *, as_json: AsJson = False, as_metrics: AsMetrics = F
         raise ConfigurationError("give a decision log's store, a checkpoint folder or a folder of several as --store")
     if search.has_targets:
         search.targets()  # options that are wrong end the command, and not the judgment of a pipeline
+    for url in search.store if search.pipeline is None else ():
+        if local_folder(url) is None:
+            open_log(url)  # which says that it needs the name of a pipeline
     watch = Watch(search.store, search.pipeline)
     watched = watch.look()
     if not watched and not watch.unreadable:

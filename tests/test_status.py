@@ -7,6 +7,7 @@ import json
 import os
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 
 from onceward import FileSink, KafkaSink, PostgresSink, SqlAlchemySink
 from onceward.cli.advice import AdvisedStatus, with_advice
+from onceward.cli.doctor import _tried, check_store
 from onceward.cli.main import app
 from onceward.cli.operate import Search
 from onceward.cli.ui.desk import Desk, Watch
@@ -27,7 +29,9 @@ from onceward.core.errors import OncewardError
 from onceward.core.log import DirectoryStore, EpochInput, LogView, LogWriter, MemoryStore
 from onceward.core.log.notes import Note, note
 from onceward.core.operations.discovery import find_logs
+from onceward.core.operations.findings import Health
 from onceward.core.operations.logs import open_log
+from onceward.core.operations.refusals import RefusedError
 from onceward.core.operations.status import (
     PipelineState,
     PipelineStatus,
@@ -697,3 +701,68 @@ def test_a_first_failure_that_onceward_run_ends_by_itself_needs_nobody() -> None
     assert (told.state, told.needs_somebody) == (PipelineState.RESTARTING, False)
     assert told.what == "starting again since 45 s after exit code 137 (1st time)"
     assert with_advice(told, "/data/orders", []).command == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"f_bavail": 0}, "the disk of its decision log is full (0 bytes are left), so nothing can be decided"),
+        ({"f_flag": os.ST_RDONLY}, "the file system of its decision log is read-only, so nothing can be decided"),
+        ({"f_favail": 0}, "no inodes are left"),
+    ],
+)
+def test_a_log_that_nobody_can_write_is_not_running_and_doctor_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, int], what: str
+) -> None:
+    """Its driver cannot note that it fails, so its silence says nothing."""
+    folder = Folder(tmp_path)
+    folder.finish(0)
+    there = os.statvfs(tmp_path)
+    names = ("f_flag", "f_bavail", "f_frsize", "f_blocks", "f_files", "f_favail")
+    now = SimpleNamespace(**{**{name: getattr(there, name) for name in names}, "f_files": 9, "f_favail": 9, **fields})
+    monkeypatch.setattr(os, "statvfs", lambda _: now)
+    result = CliRunner().invoke(app, ["status", "--store", str(folder.orders)])
+    assert (result.exit_code, what in result.stdout) == (1, True), result.stdout
+    assert result.stdout.startswith("orders: failed; ")
+    [one] = folder.watch().look()
+    assert one.status(datetime.now(UTC)).state is PipelineState.FAILED
+    waits = judged(log(120, decided=True), [], obstacle="the disk is full")
+    assert (waits.state, "; the disk is full" in waits.what) == (PipelineState.WAITING, True)
+    assert judged(log(120), written(100, what="end"), obstacle="the disk is full").state is PipelineState.ENDED
+
+
+def test_doctor_tries_a_write_and_a_sync_beside_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Folder(tmp_path)
+    folder.finish(0)
+    before = sorted(path.name for path in (folder.orders / "onceward").iterdir())
+    assert check_store(str(folder.orders), None).health is not Health.FAILED
+
+    store = DirectoryStore(folder.orders / "onceward")
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        found = _tried(store)
+    assert found is not None
+    assert (found.health, "No space left on device" in found.found) == (Health.FAILED, True)
+    assert sorted(path.name for path in (folder.orders / "onceward").iterdir()) == before
+
+
+def test_a_store_of_several_pipelines_needs_a_name_and_one_that_is_down_has_one() -> None:
+    url = "postgresql+psycopg://u@127.0.0.1:1/x"
+    assert isinstance(CliRunner().invoke(app, ["status", "--store", url]).exception, RefusedError)  # exit code 2
+    result = CliRunner().invoke(app, ["status", "--store", url, "--pipeline", "orders", "--json"])
+    [told] = json.loads(result.stdout)
+    assert (told["pipeline"], told["state"], result.exit_code) == ("orders", "unreadable", 1)
+    assert told["command"] == f"onceward doctor --store {url} --pipeline orders"
+
+
+def test_two_logs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        LogWriter(DirectoryStore(tmp_path / name), "orders", CommitPolicy()).start()
+    result = CliRunner().invoke(app, ["status", "--store", str(tmp_path)])
+    assert [line.partition(":")[0] for line in result.stdout.splitlines() if line.startswith("orders")] == [
+        f"orders (folder {tmp_path / name})" for name in ("a", "b")
+    ]

@@ -21,7 +21,7 @@ from onceward.core.log import DirectoryStore
 from onceward.core.log.entries import position_of
 from onceward.core.log.notes import FILE, notes
 from onceward.core.operations.overview import decided_epochs, newest_of, overview_of
-from onceward.core.operations.status import NOTES, judged, unreadable
+from onceward.core.operations.status import NOTES, judged, obstacle_of, unreadable
 from onceward.operations import EpochRecord, GivenUp, StartRecord
 
 from ..advice import AdvisedStatus
@@ -123,7 +123,7 @@ class Watched:
             if self.shown.error or self._known is None:
                 status_ = unreadable(self.log.pipeline, where, self.shown.error)
             else:
-                status_ = judged(self.log.pipeline, where, *self._known, now)
+                status_ = judged(self.log.pipeline, where, *self._known, now, obstacle=obstacle_of(self.log.store))
             self._status = key, status_
         return self._status[1]
 

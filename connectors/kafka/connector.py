@@ -40,6 +40,7 @@ class KafkaConnector(Connector):
         from onceward.core.operations.targets import Target  # noqa: PLC0415 - what reads needs none of it
 
         from .admin import check_reachable, cluster_of  # noqa: PLC0415 - an extra
+        from .clock import clock_behind  # noqa: PLC0415
         from .ownership import open_elsewhere, open_names, sinks_of  # noqa: PLC0415
         from .settings import KafkaSettings  # noqa: PLC0415
         from .sink import KafkaSink  # noqa: PLC0415
@@ -57,12 +58,15 @@ class KafkaConnector(Connector):
 
         def expires(committables: Sequence[Committable]) -> list[float | None]:
             prepared = [Prepared.of(committable) for committable in committables]
-            ids = [one.handle.transactional_id for one in prepared if one is not None]
-            described = cluster_of(settings).transactions.describe(ids)
-            return [
+            handles = [one.handle for one in prepared if one is not None]
+            transactions = cluster_of(settings).transactions
+            described = transactions.describe([handle.transactional_id for handle in handles])
+            behind = max((clock_behind(transactions, handle) for handle in handles[:1]), default=0.0)
+            ends = [
                 None if one is None else one.ends_at(described[one.handle.transactional_id].timeout_ms)
                 for one in prepared
             ]
+            return [None if end is None else end - behind for end in ends]
 
         return Target(
             title=f"Kafka at {self.address}",

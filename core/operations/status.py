@@ -7,14 +7,15 @@ the log, the notes and the clock. The first state of this list that applies coun
 2. ended: a savepoint has moved the log elsewhere.
 3. waiting: a decision has waited for its commit for longer than a commit takes. A target may end its transactions.
 4. ended: the newest note is of an end, or of a driver that has ended without an error, or was stopped.
-5. failed: the newest note is of a driver that has failed, and that `onceward run` does not start again.
-6. restarting: the pipeline has started several times within a few minutes, without completing epochs in between, or
+5. failed: nobody can write to the log, because its disk is full or read-only.
+6. failed: the newest note is of a driver that has failed, and that `onceward run` does not start again.
+7. restarting: the pipeline has started several times within a few minutes, without completing epochs in between, or
    `onceward run` waits to start it again.
-7. failed: an operator's command has written the newest START, and no run has started since.
-8. failed: the newest note is of a failure.
-9. silent: a source does not answer, no epoch was completed for many times the usual pace, or the newest entry is from
+8. failed: an operator's command has written the newest START, and no run has started since.
+9. failed: the newest note is of a failure.
+10. silent: a source does not answer, no epoch was completed for many times the usual pace, or the newest entry is from
    the future, so that its age is not known.
-10. running.
+11. running.
 
 A START in the log that no tool wrote is a run. Notes of its end count only if they are of that run: they are newer than
 its START, and if they name writers, its writer is one of them.
@@ -22,6 +23,7 @@ its START, and if they name writers, its writer is one of them.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -45,7 +47,7 @@ from .survey import history
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from ..log import Decide, Entry
+    from ..log import Decide, Entry, LogStore
     from ..log.notes import Note
     from .logs import Log
     from .survey import FoundTransaction
@@ -64,6 +66,8 @@ OVERDUE_SECONDS: Final = 60.0
 """How much later than announced a driver may be started again."""
 AHEAD_SECONDS: Final = 60.0
 """How far in the future a time may be: clocks of two machines differ a little. A later one gives no age."""
+LEAST_BYTES: Final = 1 << 16
+"""Free bytes of the log's disk, below which it counts as full: an entry of many transactions has more."""
 NOTES: Final = 200
 """Number of notes of each kind that are looked at."""
 _SHORT: Final = 0.1
@@ -249,7 +253,28 @@ def pipeline_status(
         answered={one.committable.sink for one in asked} - silent,
         silent=silent,
         committed=committed,
+        obstacle=obstacle_of(log.store),
     )
+
+
+def obstacle_of(store: LogStore) -> str:
+    """Return what keeps everybody from writing to a log in a folder; empty if nothing is known to.
+
+    A run that cannot write its log cannot write notes there either, so it is not heard that it fails.
+    """
+    if not isinstance(store, DirectoryStore):
+        return ""
+    try:
+        there = os.statvfs(store.path)
+    except OSError:
+        return ""  # whoever reads the log says what is wrong
+    if there.f_flag & os.ST_RDONLY:
+        return "the file system of its decision log is read-only"
+    if there.f_blocks and there.f_bavail * there.f_frsize < LEAST_BYTES:
+        return f"the disk of its decision log is full ({there.f_bavail * there.f_frsize} bytes are left)"
+    if there.f_files and not there.f_favail:
+        return "the file system of its decision log has no room for another file (no inodes are left)"
+    return ""
 
 
 def deadline(log: Log, decision: Decide, transactions: Sequence[FoundTransaction]) -> Deadline:
@@ -305,6 +330,7 @@ def assess(
     answered: Collection[str] = (),
     silent: Collection[str] = (),
     committed: Collection[str] = (),
+    obstacle: str = "",
 ) -> PipelineStatus:
     """Return the state that a log and its notes show at a time; see the order above.
 
@@ -321,13 +347,14 @@ def assess(
         answered: Sinks whose targets have answered; of the others, the pipeline's own notes say when transactions end.
         silent: Sinks whose targets were asked and did not answer.
         committed: Names of transactions that are committed already.
+        obstacle: What keeps everybody from writing to the log, as `obstacle_of` returns it.
     """
     ends = [one.at for one in noted if one.what in _PROGRESS]
     ends += [done.at for _, done in view.decisions if done is not None]
     past = [at for at in ends if not _is_ahead(at, now)]
-    facts = _Facts(view, noted, now, max(past, default=None), _pace(noted))
+    facts = _Facts(view, noted, now, max(past, default=None), _pace(noted), obstacle)
     answers = _Answers(expires_in, expiring, lost, answered, silent, committed)
-    status = _moved(facts) or _waiting(facts, answers) or _ended(facts) or _given_up(facts)
+    status = _moved(facts) or _waiting(facts, answers) or _ended(facts) or _blocked(facts) or _given_up(facts)
     status = status or _restarting(facts) or _by_hand(facts) or _failed(facts)
     status = status or _unanswered(facts) or _unclear(facts) or _silent(facts) or _running(facts)
     error = status.error or facts.error()
@@ -363,6 +390,7 @@ class _Facts:
     last: str | None
     """When the newest epoch was completed."""
     pace: float | None
+    obstacle: str = ""
 
     @cached_property
     def run(self) -> Entry | None:
@@ -455,8 +483,8 @@ def _waiting(facts: _Facts, answers: _Answers) -> PipelineStatus | None:
         what += "; the clock of its driver, or of this machine, is wrong"
     error = facts.error(decision.at)
     advice = "start the pipeline again, or commit it now"
-    if error:
-        what += f"; the last failure: {error}"
+    if error or facts.obstacle:
+        what += "".join([f"; {facts.obstacle}"] * bool(facts.obstacle) + [f"; the last failure: {error}"] * bool(error))
         advice = f"correct what has failed; then {advice}"
     if lost:
         parts = ", ".join(f"{count} of sink {sink}" for sink, count in sorted(lost.items()))
@@ -632,6 +660,18 @@ def _by_hand(facts: _Facts) -> PipelineStatus | None:
         f"{done} by hand (onceward {start.tool}){ago}; no run since",
         advice="start the pipeline",
         since=entries[-1].at,
+    )
+
+
+def _blocked(facts: _Facts) -> PipelineStatus | None:
+    """Report a log that nobody can write: its pipeline can decide nothing, and can note no failure."""
+    if not facts.obstacle:
+        return None
+    return _status(
+        PipelineState.FAILED,
+        f"{facts.obstacle}, so nothing can be decided{facts.why()}",
+        advice="make room, or make it writable; then start the pipeline again, if it has ended",
+        since=facts.last,
     )
 
 

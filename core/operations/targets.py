@@ -45,8 +45,9 @@ class Target:
         known: Under which sinks' names a pipeline of this name has written here, as far as the target remembers.
         holds: Whether committables of this kind and sink are here.
         sink: By which transactions of the sink of this name are listed and ended.
-        expires: When the target ends each of these open transactions by itself, in seconds since 1970 on its clock, and
-            None if it never does; None if its sinks know that.
+        expires: When the target ends each of these open transactions by itself, in seconds since 1970 on the clock of
+            this machine (which may be wrong: the age that the target knows counts), and None if it never does; None if
+            its sinks know that.
         others: Open transactions of other applications, as far as this client may see them; None if the target does not
             list any.
     """
