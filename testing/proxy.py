@@ -61,6 +61,13 @@ class Proxy:
         """
         self._do(self._open(requests=requests, answers=False))
 
+    def forget(self) -> None:
+        """Deliver nothing more on the open connections, for ever, and tell nobody; new ones work.
+
+        So does a firewall, or a NAT gateway, that has dropped connections which were idle for too long.
+        """
+        self._do(self._forget())
+
     def refuse(self) -> None:
         """Reset all connections, with the bytes that were not delivered, and refuse new ones."""
         self._do(self._refuse())
@@ -83,6 +90,11 @@ class Proxy:
     async def _open(self, *, requests: bool, answers: bool) -> None:
         for gate, is_open in ((self._requests, requests), (self._answers, answers)):
             gate.set() if is_open else gate.clear()
+
+    async def _forget(self) -> None:
+        await self._open(requests=False, answers=False)
+        self._requests, self._answers = asyncio.Event(), asyncio.Event()
+        await self._open(requests=True, answers=True)
 
     async def _refuse(self) -> None:
         if self._server is not None:
