@@ -24,10 +24,9 @@ from onceward.core.errors import CommitPendingError, KafkaError, SinkError
 from onceward.core.log import EpochInput, MemoryStore
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import Acknowledgement
-from onceward.testing.services import KafkaServer, PostgresServer
+from onceward.testing.services import KafkaCluster, KafkaServer, PostgresServer
 
 from .disk_kit import Disk, mounted
-from .kafka_cluster import KafkaCluster
 from .kafka_kit import eventually, read_all
 
 if TYPE_CHECKING:

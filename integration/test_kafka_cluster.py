@@ -26,8 +26,8 @@ from onceward.core.errors import CommitPendingError, DataLossError
 from onceward.core.log import EpochInput, MemoryStore
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import Acknowledgement
+from onceward.testing.services import KafkaCluster
 
-from .kafka_cluster import KafkaCluster
 from .kafka_kit import eventually, numbered, read_all
 from .spark_kit import Crash, crash_at
 

@@ -15,8 +15,8 @@ from onceward.connectors.kafka.sink import KafkaSink
 from onceward.connectors.kafka.wire import Wire
 from onceward.core.errors import KafkaError
 from onceward.core.transaction import AbortStatus, CommitStatus, Observation
+from onceward.testing.services import KafkaCluster
 
-from .kafka_cluster import KafkaCluster
 from .kafka_kit import Bench, eventually, handle_of, numbered, rows
 
 pytestmark = pytest.mark.kafka

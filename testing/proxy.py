@@ -63,6 +63,13 @@ class Proxy:
         """
         self._do(self._open(requests=requests, answers=False))
 
+    def forget(self) -> None:
+        """Deliver nothing more on the open connections, for ever, and tell nobody; new ones work.
+
+        So does a firewall, or a NAT gateway, that has dropped connections which were idle for too long.
+        """
+        self._do(self._forget())
+
     def refuse(self) -> None:
         """Reset all connections, with the bytes that were not delivered, and refuse new ones."""
         self._do(self._refuse())
@@ -100,6 +107,11 @@ class Proxy:
 
     async def _answer(self, *, part: int | None = None, seconds: float = 0) -> None:
         self._part, self._seconds = part, seconds
+
+    async def _forget(self) -> None:
+        await self._open(requests=False, answers=False)
+        self._requests, self._answers = asyncio.Event(), asyncio.Event()
+        await self._open(requests=True, answers=True)
 
     async def _refuse(self) -> None:
         if self._server is not None:

@@ -127,3 +127,26 @@ def test_a_client_that_has_an_answer_after_a_new_one_had_none_is_kept(answered: 
 def test_a_broker_that_is_fenced_while_it_is_asked_is_asked_again(answered: Admin) -> None:
     errors = Coordinator(confluent_kafka.KafkaError._DESTROY_BROKER)
     assert answered.ask("look", lambda client, _: errors(client), 30.0) == "answer"
+
+
+@pytest.mark.parametrize("seconds", [0.0, 3.0, 8.0])
+@pytest.mark.parametrize("known", [False, True])
+def test_no_try_takes_all_the_time_and_the_last_one_ends_in_time(
+    answered: Admin, monkeypatch: pytest.MonkeyPatch, seconds: float, known: bool
+) -> None:
+    """A question to librdkafka goes to one broker; the next try may go to another one."""
+    clock, bounds = [0.0], list[float]()
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "sleep", lambda pause: clock.__setitem__(0, clock[0] + pause))
+    answered.answered = known
+
+    def question(_: object, within: float) -> str:
+        bounds.append(within)
+        clock[0] += within
+        raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(TIMED_OUT))
+
+    with pytest.raises(KafkaError, match="cannot look"):
+        answered.ask("look", question, seconds)
+    assert clock[0] <= seconds + 2.5 + 0.5
+    assert seconds < 3 or bounds[0] < seconds
+    assert len(bounds) >= (2 if seconds else 1)

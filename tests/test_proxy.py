@@ -138,6 +138,17 @@ def test_answers_come_late(proxy: Proxy) -> None:
     assert time.monotonic() - began >= 0.3
 
 
+def test_connections_that_are_forgotten_stay_silent_and_new_ones_work(proxy: Proxy) -> None:
+    with connected(proxy) as old:
+        proxy.forget()
+        old.sendall(b"lost\n")
+        with connected(proxy) as new:
+            new.sendall(b"found\n")
+            assert answer(new) == b"found\n"
+        proxy.mend()
+        assert is_silent(old)
+
+
 def test_new_connections_are_refused_until_it_is_mended(proxy: Proxy) -> None:
     proxy.refuse()
     with pytest.raises(ConnectionRefusedError):

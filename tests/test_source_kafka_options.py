@@ -350,3 +350,25 @@ def test_nulls_headers_and_kinds_of_timestamps_become_columns():
     assert batch.column("partition").to_pylist() == [3] * 3
     pairs = [{"key": "a", "value": b"x"}, {"key": "a", "value": None}]
     assert batch.column("headers").to_pylist() == [None, pairs, None]
+
+
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [
+        ({}, ""),
+        ({"minPartitions": "3"}, ""),
+        ({"minPartitions": "4"}, r"minPartitions .* above the number of Kafka partitions \(3\)"),
+        ({"maxRecordsPerPartition": "700"}, "maxRecordsPerPartition"),
+    ],
+)
+def test_a_plan_that_splits_a_partition_is_warned_of_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, options: dict[str, str], warned: str
+):
+    """Several tasks write the records of one key at the same time, in any order."""
+    monkeypatch.setattr("onceward.connectors.kafka.source.RangeConsumer", lambda _: SimpleNamespace(close=lambda: None))
+    found = SimpleNamespace(partitions=[Partition("orders", number) for number in range(3)], ids={})
+    monkeypatch.setattr(KafkaSource, "_complete", lambda _: found)
+    with caplog.at_level("WARNING", "onceward.sources"):
+        stream_source({**ORDERS, **options}).validate()
+    assert len(caplog.messages) == bool(warned)
+    assert re.search(warned, " ".join(caplog.messages))

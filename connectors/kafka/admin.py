@@ -132,7 +132,9 @@ class Admin:
         bound = FIRST_SECONDS
         while True:
             client = self._new_or_kept() if self._doubted else self.client
-            within = bound if self.answered else max(LEAST_SECONDS, give_up - time.monotonic())
+            # Not all of the time in one try; and a last one that is not longer than what is left.
+            least = FIRST_SECONDS if self.answered else LEAST_SECONDS
+            within = max(least, min(bound, give_up - time.monotonic()))
             fault = None
             try:
                 answer = question(client, within)

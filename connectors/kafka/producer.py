@@ -54,7 +54,13 @@ TUNED: Final = {
     "partitioner": "murmur2_random",
     # With librdkafka's 100,000, writing takes a third more CPU time (measured), perhaps because they leave its cache.
     "queue.buffering.max.messages": 20_000,
+    # Behind a firewall that drops idle connections, the next message waited for longer than 130 s (measured). What
+    # librdkafka itself has closed is opened again at once.
+    "connections.max.idle.ms": 60_000,
+    "socket.keepalive.enable": True,
 }
+REQUEST_MS: Final = 20_000
+"""Bound of a producer's requests; librdkafka's default for one with transactions is the transaction's timeout."""
 FIXED: Final = {
     "delivery.report.only.error": True,
     # A topic that is misspelled, or deleted while its rows are on their way, must not come to life with one partition.
@@ -187,7 +193,8 @@ class TransactionalProducer:
         while waiting := self._call(LOST, self._producer.flush, SLICE_SECONDS):
             if time.monotonic() > deadline:
                 raise KafkaError(
-                    f"{waiting} messages were not acknowledged within the transaction's timeout",
+                    f"{waiting} messages were not acknowledged in time: brokers, or a firewall between them and this "
+                    "process, do not answer. Nothing of the epoch is committed; the next attempt writes it again",
                     transaction=str(self.name),
                 )
 
@@ -271,7 +278,8 @@ def _made(
     sizes: Sizes | None = None,
 ) -> Any:
     merged = {**settings.for_librdkafka(), **(sizes.for_librdkafka() if sizes is not None else {})}
-    config: dict[str, Any] = {**TUNED, **queue_bound(merged), **more, **merged, **FIXED}
+    bound = {"socket.timeout.ms": min(REQUEST_MS, timeout_ms)}
+    config: dict[str, Any] = {**TUNED, **bound, **queue_bound(merged), **more, **merged, **FIXED}
     config |= {"transactional.id": name, "transaction.timeout.ms": timeout_ms}
     if librdkafka.usable(config):
         return make_client(librdkafka.BatchProducer, config, on_failure=failures, logger=_client_log)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from onceward.core.errors import ConfigurationError
 
 from ..machine import DevServiceError, state_home
+from .cluster import KAFKAS_TIMES, QUICK_TIMES, KafkaCluster
 from .kafka import KafkaServer
 from .postgres import PostgresServer
 from .service import Service
@@ -17,7 +18,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["DevServiceError", "DevServices", "KafkaServer", "PostgresServer", "Service", "dev_services", "services_at"]
+__all__ = [
+    "KAFKAS_TIMES",
+    "QUICK_TIMES",
+    "DevServiceError",
+    "DevServices",
+    "KafkaCluster",
+    "KafkaServer",
+    "PostgresServer",
+    "Service",
+    "dev_services",
+    "services_at",
+]
 
 
 @dataclass(frozen=True)
