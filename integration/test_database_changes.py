@@ -213,8 +213,8 @@ class Maria:
         self.run("CREATE TABLE audit (n int) ENGINE=MyISAM")
         self.run("SET lock_wait_timeout = 1, sql_mode = ''")
         for name in ("ledger", "pipelines", "logs", "staged", "staged_rows"):
-            own = f"{database.name}.onceward_{name}"
-            self.run(f"GRANT SELECT, INSERT, UPDATE, DELETE, CREATE ON {own} TO writer@'127.0.0.1'")
+            own = f"{database.name}.onceward_{name}"  # which the first start creates
+            self.run(f"GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, INDEX ON {own} TO writer@'127.0.0.1'")
 
     def make_table(self, declared: str) -> None:
         self.run("DROP TABLE IF EXISTS t")

@@ -139,7 +139,6 @@ def _retype(server: Server, column: Column) -> str:
 
 def play(server: Server, case: Case, seen: Seen) -> None:
     """Run an epoch before the change, and one around it; check the rows after each step."""
-    print(time.strftime("%H:%M:%S"), case.way, case.moment, case.column.declared, case.change.name, flush=True)
     server.make_table(case.column.declared)
     sink = server.sink(case.way)
     forget(sink.target)
