@@ -535,6 +535,16 @@ REFUSING = {
         "closed",
         None,
     ),
+    "a trigger that ends the transaction": (
+        "CREATE TRIGGER closed BEFORE INSERT ON words WHEN new.id = 5 BEGIN SELECT raise(ROLLBACK, 'closed'); END",
+        "closed",
+        None,
+    ),
+    "a check that cannot be computed": (
+        "DROP TABLE words; CREATE TABLE words (id INTEGER PRIMARY KEY, word TEXT, CHECK (id < 5 OR word -> '$.a' > 0))",
+        "malformed JSON",
+        None,
+    ),
     "a check beside a trigger, in an upsert": (
         """DROP TABLE words; CREATE TABLE words (id INTEGER PRIMARY KEY CHECK (id <> 5), word TEXT);
         CREATE TRIGGER seen AFTER INSERT ON words BEGIN SELECT 1; END""",

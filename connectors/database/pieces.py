@@ -202,10 +202,13 @@ class PieceWriting(Writing):
         """Check that the merge could take rows now: the table's kind, its keys, and rights."""
         if self._plan is None or self._described is None:
             return
-        key = self.target.key
-        if check_usable(self.target, self.target.table, key, connection).layout != self._described.layout:
-            raise RetryableSinkError(f"table {self.target.table} was altered while its rows were written")
-        self._dialect.check_planned(connection, self._plan.insert(self._dialect, key))
+        target, schema, before = self.target, self._plan.schema, self._described
+        now = check_usable(target, target.table, target.key, connection)
+        plan = make_plan(schema, now.table, target.url.backend, target.key)
+        altered = [name for name in schema.names if now.layout(name) != before.layout(name)]
+        if altered:
+            raise RetryableSinkError(f"columns {altered} of table {target.table} were altered while rows were written")
+        self._dialect.check_planned(connection, plan.insert(self._dialect, target.key))
 
     def _movement(self) -> str:
         return Movement(self.target.table, self.target.key, sha256=self._digest.hexdigest()).noted()

@@ -63,13 +63,10 @@ class DescribedTable:
     refers: tuple[str, ...] = ()
     """Names of the tables to which its foreign keys refer, without their schemas."""
 
-    @property
-    def layout(self) -> list[tuple[Any, ...]]:
-        """All of the columns that decides how values are written."""
-        return [
-            (c.name, repr(c.type), getattr(c.type, "collation", None), c.nullable, c.computed is None)
-            for c in self.table.columns
-        ]
+    def layout(self, column: str) -> tuple[Any, ...]:
+        """Return all of a column that decides how its values are written."""
+        c = self.table.columns[column]
+        return repr(c.type), getattr(c.type, "collation", None), c.nullable
 
 
 class _Kept(NamedTuple):

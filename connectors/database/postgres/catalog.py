@@ -10,6 +10,8 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import psycopg
+
 from onceward.core.errors import ConfigurationError, SchemaError
 
 from ..dialect import no_such_table, no_unique_key
@@ -18,8 +20,6 @@ from ..target import CommitPath
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import psycopg
 
     from ..target import DatabaseTarget, TableName
 
@@ -166,16 +166,39 @@ ORDER BY 2, 1
 _DEFERRED: Final = """
 SELECT conname::text FROM pg_catalog.pg_constraint WHERE conrelid = %(oid)s AND condeferred ORDER BY conname
 """
-_RULES: Final = """
-SELECT rulename::text FROM pg_catalog.pg_rewrite
-WHERE ev_class = %(oid)s AND (
-    ev_type = '2' AND %(upsert)s OR ev_type = '3' AND ev_enabled IN ('O', 'A') AND (is_instead OR %(upsert)s)
-) ORDER BY 1
-"""
-"""For upserts, the rules that ON CONFLICT refuses: on UPDATE (2), even if they are disabled, and on INSERT (3).
 
-For inserts, the rules by which an INSERT does something else instead.
-"""
+
+def rules_query(table: TableName, *, upsert: bool) -> str:
+    """Return a query for the names of the rules with which a merge would be refused, or would lose rows.
+
+    For upserts these are the rules that ON CONFLICT refuses: on UPDATE (2), even if they are disabled, and on INSERT
+    (3). For inserts, those by which an INSERT does something else instead.
+    """
+    inserts = "ev_type = '3' AND ev_enabled IN ('O', 'A')"
+    wanted = f"ev_type = '2' OR {inserts}" if upsert else f"{inserts} AND is_instead"
+    name = psycopg.sql.Literal(table.quoted).as_string()
+    return (
+        f"SELECT rulename::text FROM pg_catalog.pg_rewrite WHERE ev_class = {name}::regclass AND ({wanted}) ORDER BY 1"
+    )
+
+
+def check_rules(table: TableName, rows: Sequence[Sequence[Any]], *, upsert: bool) -> None:
+    """Check the answer to `rules_query`.
+
+    Raises:
+        ConfigurationError: There is such a rule.
+    """
+    rules = [row[0] for row in rows]
+    if rules and upsert:
+        raise ConfigurationError(
+            f"table {table} has rules {rules} on INSERT or UPDATE, with which PostgreSQL refuses ON CONFLICT, "
+            "and so every upsert: drop them, or use triggers"
+        )
+    if rules:
+        raise ConfigurationError(
+            f"table {table} has rules {rules}, by which PostgreSQL does something else instead of INSERT: "
+            "staged rows would be lost. Drop them, use triggers, or commit='prepared', whose COPY no rule changes"
+        )
 
 
 def _check_identity(connection: Session, target: DatabaseTarget, table: PgTable) -> None:
@@ -219,18 +242,10 @@ def check_writable(connection: Session, target: DatabaseTarget, path: CommitPath
     check_key(connection, target)
     if target.key:
         _check_identity(connection, target, table)
-    rows = connection.execute(_RULES, {"oid": table.oid, "upsert": bool(target.key)}).fetchall()
-    rules = [row[0] for row in rows]
-    if rules and target.key:
-        raise ConfigurationError(
-            f"table {target.table} has rules {rules} on INSERT or UPDATE, with which PostgreSQL refuses ON CONFLICT, "
-            "and so every upsert: drop them, or use triggers"
-        )
-    if rules and path is not CommitPath.PREPARED:
-        raise ConfigurationError(
-            f"table {target.table} has rules {rules}, by which PostgreSQL does something else instead of INSERT: "
-            "staged rows would be lost. Drop them, use triggers, or commit='prepared', whose COPY no rule changes"
-        )
+    if path is not CommitPath.PREPARED:
+        upsert = bool(target.key)
+        rules = connection.execute(rules_query(target.table, upsert=upsert).encode()).fetchall()
+        check_rules(target.table, rules, upsert=upsert)
     _say_deferred(connection, target, table, path)
     return table
 

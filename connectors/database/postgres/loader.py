@@ -44,8 +44,10 @@ from .catalog import (
     check_key,
     check_own_tables,
     check_policies,
+    check_rules,
     check_writable,
     read_table,
+    rules_query,
 )
 from .dialect import NO_SUCH_TABLE, PostgreSql
 from .partitions import warn_of_partitions
@@ -174,9 +176,12 @@ def _move(connection: sa.Connection, stage: TableName, movement: Movement, parts
         # The lock that the INSERT takes anyway. All in one round trip; as one text, for a merge may be small, and
         # a pipeline of psycopg's costs as much as the statements.
         lock = f"LOCK TABLE ONLY {movement.target.quoted} IN ROW EXCLUSIVE MODE"
-        answers = lent.execute(f"{lock}; {types_query(stage, movement.target)}; {count}".encode())
+        types_of, rules = types_query(stage, movement.target), rules_query(movement.target, upsert=bool(movement.key))
+        answers = lent.execute(f"{lock}; {types_of}; {rules}; {count}".encode())
         answers.nextset()
         types = answers.fetchall()
+        answers.nextset()
+        check_rules(movement.target, answers.fetchall(), upsert=bool(movement.key))
         answers.nextset()
         (row,) = answers.fetchone() or (0,)
         if row != expected:
@@ -287,6 +292,8 @@ class StagingWriting(CopyWriting):
     def _find_stage(self) -> PgTable:
         with session(self.connection) as lent:
             check_key(lent, self.target)
+            target, upsert = self.movement.target, bool(self.target.key)
+            check_rules(target, lent.execute(rules_query(target, upsert=upsert).encode()).fetchall(), upsert=upsert)
             layout = read_layout(self.target, lent, self.table, self._other_session)
             self.stage = stage_name(self.target, self.context.sink, layout, self.context.epoch)
             table = read_table(lent, self.stage)
