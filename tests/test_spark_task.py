@@ -24,6 +24,7 @@ class Scripted:
     """A sink whose pre-commit or roll-back may fail."""
 
     select = where = None
+    proof = ordered = False
 
     def __init__(self, name: str, *, discards: bool = True) -> None:
         self.name = name
