@@ -326,11 +326,12 @@ def test_a_reason_that_was_used_opens_the_way_for_no_other_checkpoint(rig: Rig):
     assert p.wait(20)
     for why in ("once", "twice"):
         rig.pipeline().run(restore=str(rig.save), rewind=why)
-    committed = rig.target.counts("n")
+    committed, entries = rig.target.counts("n"), list(rig.store.list_keys())
     for restore, why in ((str(older), "twice"), (str(rig.save), "once"), (None, "once")):
         with pytest.raises(EpochConflictError, match=r"done before.*give another reason"):
             rig.pipeline().run(restore=restore, rewind=why)
     assert rig.target.counts("n") == committed
+    assert list(rig.store.list_keys()) == entries, "nobody was fenced"
     rig.pipeline().run(restore=str(older), rewind="the third time")
     assert rig.target.counts("n") == committed + Counter(range(200, 1000))
 

@@ -169,9 +169,9 @@ def _check_reason(view: LogView, restore: Restore, pipeline: str) -> None:
     if restore.why is None or view.rewound or done is None or restore.why not in (done.why, *done.earlier):
         return
     raise EpochConflictError(
-        f"a rewind with this reason ({restore.why!r}) was done before, and epoch {view.decided} was decided since: "
-        "what was committed since would be written again. Omit restore and rewind to continue; or, to go back once more on "
-        "purpose, give another reason",
+        f"a rewind with this reason ({restore.why!r}) was done before, and epoch {view.decided} was decided since, "
+        "whose rows would be written again. Omit restore and rewind to continue; or, to go back once more on purpose, "
+        "give another reason",
         pipeline=pipeline,
         epoch=view.decided,
     )

@@ -110,6 +110,8 @@ class Audit:
         self.all[pipeline] = self
         self.lost: set[str] = set()
         """Kinds of the sinks of which somebody outside, or a timeout, took something."""
+        self.says = world.plan.config.on_lost
+        """What the command line says of losses now."""
         self.voids = self.heals = 0
         self.promised: Counter[tuple[str, int]] = Counter()
         """How often each record was decided for each target: once, and once more for each rewind to before it."""
@@ -245,7 +247,7 @@ class Audit:
         """Whether nothing of a decision is committed, and something is lost: then it may be voided."""
         states = [self.prepared[c.identity()] for c in decision.committables]
         lost = any(txn.state == "aborted" and txn.cause not in BY_THE_LIBRARY for txn in states)
-        return lost and self.world.plan.config.on_lost == "replay" and all(txn.state != "committed" for txn in states)
+        return lost and self.says == "replay" and all(txn.state != "committed" for txn in states)
 
     def on_logged(self, driver: Driver, epoch: int) -> None:
         """The driver recorded the epoch as done: from here on nobody writes this input again."""

@@ -308,6 +308,10 @@ def _finish_too_early(permit: CommitPermit, log: LogWriter, sinks: Any, **_: Any
     return True
 
 
+def _skip_nothing(decision: Decide, failures: Any, _: LogWriter) -> None:
+    raise losses._data_loss(decision, failures, waits=True)
+
+
 def _withdraw_unproven(decision: Decide, shares: Sequence[Share], log: LogWriter) -> bool:
     log.void(decision.epoch, [c.transaction for share in shares for c, _ in share.failures])
     return True
@@ -988,6 +992,12 @@ MUTANTS: dict[str, Mutant] = {
         _laws("progress"),
         patches=((taking_back, "_end", _wait_for_what_left_no_trace),),
         narrow=crowded(K.REWIND, K.ROLLBACK, K.OCCUPY, K.CRASH, within=300, unique=False, vague=True),
+    ),
+    "a loss that no choice ends": Mutant(
+        "The message of a loss names on_lost='skip', which is refused as well.",
+        _laws("progress"),
+        patches=((losses, "resolve", _skip_nothing),),
+        narrow=crowded(K.ROLLBACK, K.CRASH, K.OUTAGE, K.EXPIRE, within=300, on_lost="fail"),
     ),
     "a rewind that an older command line repeats": Mutant(
         "The log remembers the newest rewind only.",

@@ -44,6 +44,9 @@ MOST_MOVES = 2
 OTHER_LOG = "99999999"
 FIRST_LOG = "00000002"
 """What the first START calls its log. A pipeline made by copying a checkpoint folder has the same one."""
+TO_REWIND = "rewind='why'"
+CHOICES = {"on_lost='replay'": "replay", TO_REWIND: "", "on_lost='skip'": "skip"}
+"""What a message may offer after a loss, and what `on_lost` is then."""
 LAST_STARTS = 8
 """Restarts in the undisturbed part; more mean that the pipeline does not recover."""
 
@@ -235,6 +238,7 @@ class Simulation:
             cluster=self.cluster,
             handler_class=self.parts.handler,
         )
+        driver.config = self.config
         said = (folder, driver.rewind)
         same = again is not None and said == (again.folder, again.rewind) and not self.changed
         if again is not None and same and again.process.alive and self.config.same_process:
@@ -255,8 +259,36 @@ class Simulation:
             error = task.error
             if isinstance(error, DataLossError) and not error.retryable:
                 self.stopped = True
+                self._check_choices(error)
                 return
         raise Violation("progress", f"the pipeline does not recover: {error!r}")
+
+    def _check_choices(self, loss: DataLossError) -> None:
+        """A start that stops with a loss names a choice with which the next one completes."""
+        named = [choice for choice in CHOICES if choice in loss.message]
+        first = self.world.plan.seed % len(named) if named else 0
+        if not any(self._completes_with(choice) for choice in (*named[first:], *named[:first])):
+            raise Violation("progress", f"none of {named} leads on after: {loss!r}")
+
+    def _completes_with(self, choice: str) -> bool:
+        if choice == TO_REWIND:
+            # Rows would be in the way until a person has deleted them; a standby is taken as it is, see _fail_over.
+            if self.config.unique or self.database.promoted:
+                return False
+            self._give_reason()
+            self.folder = self._add(self.folder.older(len(self.folder.offsets), self._root()))
+        else:
+            self.config = replace(self.config, on_lost=CHOICES[choice])
+            self.audit.says = self.config.on_lost
+        for _ in range(LAST_STARTS):
+            task, driver = self._start_driver(self._true_folder())
+            self.world.run()
+            self._judge_all()
+            if driver.finished:
+                return True
+            if isinstance(task.error, DataLossError) and not task.error.retryable:
+                return False
+        return False
 
     def _true_folder(self) -> Folder:
         """The folder that belongs to the log; after copies have run there may be several."""
@@ -390,11 +422,16 @@ class Simulation:
         target.go_away(arg % 1999)
 
     def _go_back(self, arg: int) -> None:
-        """Who runs is stopped before, or fenced; where a table has a unique key its rows would be in the way."""
+        """Who runs is stopped before, or fenced; where a table has a unique key its rows would be in the way.
+
+        Nobody asks for another one before the last one is done: right after REWIND, a log knows only the query and the
+        number of the epoch that comes next, and these two checkpoints may differ in what is before it.
+        """
+        if self.rewind is not None and not self._is_done():
+            return
         if self.config.unique or not self.folder.commits or self.reasons >= MOST_REWINDS or self.starts >= STARTS:
             return
-        if self.rewind is None or self._is_done():
-            self.before = self.folder, self.rewind
+        self.before = self.folder, self.rewind
         self._give_reason()
         self.folder = self._add(self.folder.older(1 + arg % 2, self._root()))
         if arg & 8:
