@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ from onceward.core.engine.logic import Frozen, nothing_to_write
 from onceward.core.engine.reference import Decided
 from onceward.core.engine.state import keyed, memory
 from onceward.core.errors import OncewardError
-from onceward.core.log import MemoryStore, RunWriters
+from onceward.core.log import MemoryStore, RunWriters, view
 
 from .engine_kit import Target, TargetSink
 from .engine_simulator.functions import InOrder, Windows, shown
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from onceward.core.engine.channels import Barrier
+    from onceward.core.log.entries import Completed
 
 RUNS = 50
 MUTANT_RUNS = 250
@@ -526,7 +528,27 @@ def a_restore_reads_times_as_values(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(keyed.KeyScope, "take_over", lambda *_: None)
 
 
+def a_record_is_the_object_that_a_function_gave(patch: pytest.MonkeyPatch) -> None:
+    """A function that gives the same object again changes the records before it."""
+    patch.setattr(logic, "copied", lambda value: value)
+
+
+def what_is_carried_over_counts_for_the_epoch_that_decides_it(patch: pytest.MonkeyPatch) -> None:
+    """The decision log expects of a target what its ledger books under another epoch."""
+    complete = view._complete
+
+    def booked(before: view.LogView, entry: Completed) -> view.LogView:
+        after = complete(before, entry)
+        new = {sink: at for sink, at in after.reached.items() if at != before.reached.get(sink)}
+        reached = {sink: at._replace(epoch=entry.epoch) for sink, at in new.items()}
+        return replace(after, reached={**after.reached, **reached})
+
+    patch.setattr(view, "_complete", booked)
+
+
 MUTANTS = [
+    a_record_is_the_object_that_a_function_gave,
+    what_is_carried_over_counts_for_the_epoch_that_decides_it,
     rows_for_which_a_source_waits_come_after_the_barrier,
     a_restore_reads_times_as_values,
     timers_are_lost_at_a_restore,

@@ -287,15 +287,16 @@ class RedisLedger(WriteAheadLedger):
     def _lost_rows(self, scope: Scope, marker: Mapping[str, str], newest: Progress) -> str:
         """Return a description of rows that the folder proves the server to have lost; empty if there are none.
 
-        Of epochs before the newest decision, `_reached` tells: their fields may be deleted.
+        If a field of an epoch before the newest decision is missing, `_reached` tells: it may be deleted.
         """
         if "log" not in marker:
             return self._lost_marker(scope)
         if not self.durable:
             return ""
         for name, sent in self.acknowledged(scope).items():
-            here = marker.get(str(name), "0")
-            if Progress(name.start, name.epoch) >= newest and here.isdigit() and int(here) < sent:
+            # The newest rows of a sink may be of an epoch before the newest decision, whatever that one was for.
+            here = marker.get(str(name), "0" if Progress(name.start, name.epoch) >= newest else "")
+            if here.isdigit() and int(here) < sent:
                 return f"{self.settings.shown} has {here} rows of {name}, and had acknowledged {sent}"
         return ""
 

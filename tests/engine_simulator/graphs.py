@@ -34,7 +34,7 @@ from .interpreter import Interpreter
 from .ledgers import LedgerSink
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from onceward.core import ProcessFunction
     from onceward.core.engine.graph import Graph, Operator
@@ -60,10 +60,27 @@ PREDICATES: dict[str, Any] = {
     "mask": not_divided_by_three,
     "expression": (pc.field("n") - pc.field("n") / 3 * 3) != 0,
 }
+
+
+def reusing() -> Callable[[Record], Record]:
+    """Return a function that gives each record in the same dict, with the same list in it."""
+    same: Record = {"list": []}
+    inner = same["list"]
+
+    def reused(row: Record) -> Record:
+        same.clear()
+        inner[:] = [row["n"]]
+        same.update(row, list=inner)
+        return same
+
+    return reused
+
+
 FUNCTIONS: dict[str, Any] = {
     "map": dict,
     "map_batches": lambda batch: batch,
     "flat_map": lambda row: [row, row],
+    "reuse": reusing(),
     "stamp": lambda row: {**row, "stamp": shown({**row, "stamp": None})},
 }
 
@@ -178,7 +195,8 @@ class RandomGraph:
         for _ in range(self._random.choice([0, 0, 1, 2])):
             kind = self._random.choice([*FUNCTIONS, *PREDICATES])
             if kind in FUNCTIONS:
-                branch = self._then(branch, "map" if kind == "stamp" else kind, FUNCTIONS[kind])
+                self.nested = self.nested or kind == "reuse"
+                branch = self._then(branch, "map" if kind in {"reuse", "stamp"} else kind, FUNCTIONS[kind])
             else:
                 branch = self._then(branch, "filter", PREDICATES[kind], batches=kind == "mask")
             if self._random.random() < 0.5:
@@ -188,7 +206,7 @@ class RandomGraph:
     def _any_shape(self) -> Any:
         """A function that gives its record another key, and fields that others lack, or that have other types."""
         self.mixed = True
-        self.nested = any(isinstance(value, list | dict) for value in self._values)
+        self.nested = self.nested or any(isinstance(value, list | dict) for value in self._values)
         random, most = self._random, len(self._values)
         first, same = random.randrange(len(KEYS)), random.random() < 0.5
         keys = dict(zip("abcd", random.sample([*KEYS, *KEYS][first : first + 4], 4), strict=True))

@@ -183,7 +183,8 @@ class Interpreter:
         return context
 
     def _give(self, giver: Operator, records: Iterable[Record]) -> None:
-        for record in records:
+        for given in records:
+            record = copy.deepcopy(given)  # its function may give the same object again
             self.given[giver.uid].append(record)
             for reader in self.graph.operators:
                 for source, _ in reader.inputs:

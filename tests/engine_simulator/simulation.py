@@ -11,6 +11,7 @@ end one more start sweeps, and the laws are checked:
 4. A run that a newer one has fenced does not start again by itself: it would fence the newer one.
 5. Rows are whole, with all their types, as a plain interpreter of the graph gives them, and so is the last state.
 6. A timer that was due when its operator looked for the last time has fired.
+7. No start and no run takes a target for one that has lost something, unless it has.
 """
 
 from __future__ import annotations
