@@ -13,12 +13,13 @@ from psycopg import sql
 
 from onceward import KafkaSink, PostgresSink, SqlAlchemySink
 from onceward.testing.conformance import SinkConformance, SinkUnderTest, SourceConformance, SourceUnderTest
+from onceward.testing.proxy import Proxy
 
 from .kafka_kit import read_all
 from .kafka_source_kit import Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from onceward.core.transaction import Committable
     from onceward.testing.services import KafkaServer, PostgresServer
@@ -80,7 +81,10 @@ class TestKafkaSink(SinkConformance):
 )
 class TestPostgresSink(SinkConformance):
     @pytest.fixture
-    def sink_under_test(self, postgres: PostgresServer, dsn: str, sink: str, how: str) -> SinkUnderTest:
+    def sink_under_test(self, postgres: PostgresServer, dsn: str, sink: str, how: str) -> Iterator[SinkUnderTest]:
+        parts = psycopg.conninfo.conninfo_to_dict(dsn)
+        proxy = Proxy(str(parts["host"]), int(str(parts["port"])))
+        through = psycopg.conninfo.make_conninfo(dsn, host="127.0.0.1", port=proxy.port)
         with psycopg.connect(dsn) as connection:
             connection.execute("CREATE TABLE conformance (n bigint, text text CHECK (text <> 'refused'))")
             if how == "upsert":
@@ -115,12 +119,14 @@ class TestPostgresSink(SinkConformance):
             settings: dict[str, Any] = {"table": "conformance"}
             settings |= {"key": ["n"]} if how == "upsert" else {"commit": how}
             if sink == "PostgresSink":
-                return PostgresSink("conformance", dsn=dsn, **settings)
+                return PostgresSink("conformance", dsn=through, **settings)
             return SqlAlchemySink("conformance", url=dsn, **settings)
 
-        return SinkUnderTest(
+        yield SinkUnderTest(
             make=make,
             read=read,
+            proxy=proxy if sink == "PostgresSink" else None,
+            keyed=how == "upsert",
             kill=True,
             restart=restart,
             refused=lambda numbers: pa.RecordBatch.from_pydict({"n": numbers, "text": ["refused" for _ in numbers]}),
@@ -129,6 +135,7 @@ class TestPostgresSink(SinkConformance):
             take_away=take_away,
             delete_prepared=delete_prepared,
         )
+        proxy.close()
 
 
 @pytest.mark.kafka

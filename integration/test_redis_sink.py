@@ -139,6 +139,7 @@ class TestConformance(SinkConformance):
         return SinkUnderTest(
             make=lambda: make(tmp_path, valkey, form=form, key=key, rows_per_send=3),
             read=lambda: all_numbers(valkey),
+            keyed=form == "hash",
             kill=form == "stream",
             restart=valkey.restart,
             refused=unwritable,

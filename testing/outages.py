@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .sink_case import SinkUnderTest
 
 LATE_SECONDS: Final = 1.0
-_READS: Final = frozenset({"open", "stat", "lstat", "listdir", "scandir", "read", "readline", "readlines", "readinto"})
+_READS: Final = frozenset({"open", "listdir", "scandir", "read", "readline", "readlines", "readinto"})
 _CHANGES: Final = frozenset(
     {
         *("rename", "replace", "link", "symlink", "unlink", "remove", "rmdir", "mkdir", "fsync", "fdatasync"),
@@ -33,7 +33,7 @@ _CHANGES: Final = frozenset(
     }
 )
 _SOCKETS: Final = frozenset({"connect", "send", "sendall", "recv", "recv_into"})
-_SQL: Final = frozenset({"connect", "execute", "executemany", "executescript", "commit", "__exit__"})
+_SQL: Final = frozenset({"execute", "executemany", "executescript", "commit", "__exit__"})
 _ASIDE: Final = ("importlib", f"{os.sep}logging{os.sep}", f"{os.sep}linecache.py", f"{os.sep}traceback.py", "tokenize")
 """Parts of file names: what these do is no business of the sink."""
 _SYNCS: Final = frozenset({"fsync", "fdatasync"})
@@ -129,7 +129,7 @@ def _is_io(function: Any) -> bool:
     name, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
     if isinstance(owner, socket.socket):
         return name in _SOCKETS
-    if isinstance(owner, sqlite3.Connection | sqlite3.Cursor) or function is sqlite3.connect:
+    if isinstance(owner, sqlite3.Connection | sqlite3.Cursor):
         return name in _SQL
     if name not in _READS and name not in _CHANGES:
         return False
@@ -146,8 +146,10 @@ def _error(function: Any) -> Exception:
         with suppress(OSError):  # some clients go on to read an answer
             owner.shutdown(socket.SHUT_RDWR)
         return ConnectionResetError(errno.ECONNRESET, "injected: connection reset by peer")
-    if isinstance(owner, sqlite3.Connection | sqlite3.Cursor) or function is sqlite3.connect:
-        return sqlite3.OperationalError("injected: disk I/O error")
+    if isinstance(owner, sqlite3.Connection | sqlite3.Cursor):
+        busy = sqlite3.OperationalError("injected: database is locked")
+        busy.sqlite_errorcode, busy.sqlite_errorname = sqlite3.SQLITE_BUSY, "SQLITE_BUSY"
+        return busy
     return OSError(errno.EIO, "injected: input/output error")
 
 

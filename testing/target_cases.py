@@ -311,7 +311,9 @@ class TargetCases:
         """Return RETRY_LATER for an error that says so, None if there is none; fail the test for any other one."""
         if error is None:
             return None
-        if not isinstance(error, OncewardError) or not error.retryable:
+        # What fails in one call may last, as a file's sync: its author may have decided that.
+        decided = isinstance(error, SinkError) and isinstance(failing, FailingSite)
+        if not decided and (not isinstance(error, OncewardError) or not error.retryable):
             failing.wrong(
                 f"{call} raised {named_text_of(error)} at {place_of(error)}. An exception ends the run: raise "
                 f"RetryableSinkError{', or answer RETRY_LATER' if call in {'commit', 'abort'} else ''}"

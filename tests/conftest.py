@@ -19,6 +19,8 @@ settings.load_profile("untimed")
 SLOW: Final = (
     "a_process_killed_at_each_step_and_call",
     "a_process_killed_before_each_line",
+    "test_authors.py::TestJournal",
+    "test_authors.py::TestLetters",
     "test_the_skeleton_passes_the_conformance_suite",
     "test_rows_that_are_in_memory_only_do_not_survive_sigkill",
     "test_every_record_takes_effect_exactly_once",

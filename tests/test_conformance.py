@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -16,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from onceward import FileSink
-from onceward.core.errors import ConfigurationError, EpochConflictError, SchemaError, SinkError
+from onceward.core.errors import ConfigurationError, EpochConflictError, RetryableSinkError, SchemaError, SinkError
 from onceward.core.folders import file_errors
 from onceward.core.ledger import Ledger
 from onceward.core.names import other_log, outdated_log, parse_transaction_name
@@ -29,6 +30,7 @@ from onceward.core.transaction import (
     Committable,
     Observation,
     Progress,
+    WriteContext,
 )
 from onceward.sinks import WriteAheadLogSink
 from onceward.testing.conformance import SinkCase, SinkConformance, SinkUnderTest
@@ -135,7 +137,7 @@ class Careful(Claiming):
 class TestRightSink(SinkConformance):
     @pytest.fixture
     def sink_under_test(self) -> SinkUnderTest:
-        return sink_under_test_of(Careful)
+        return breakable(Breakable)
 
 
 class TestFileSink(SinkConformance):
@@ -550,6 +552,106 @@ def test_a_sink_that_no_other_process_can_run_is_told(
         monkeypatch.setitem(sys.modules, module, made)
     with pytest.raises(ConfigurationError, match=complaint):
         kill_everywhere(Local("files", tmp_path, format="jsonl"), "p", [], tmp_path)
+
+
+# A target that its author can break
+
+
+class Breakable(Careful):
+    """Its target can be down: a right sink says so in each call."""
+
+    down = threading.Event()
+
+    def ask(self) -> None:
+        if self.down.is_set():
+            raise RetryableSinkError("the target is down")
+
+    def begin(self, context: WriteContext) -> Any:
+        self.ask()
+        return super().begin(context)
+
+    def pre_commit(self, transaction: Any) -> Committable:
+        self.ask()
+        return super().pre_commit(transaction)
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        self.ask()
+        return super().commit(committable)
+
+    def abort(self, committable: Committable) -> AbortOutcome:
+        if self.down.is_set():
+            return AbortOutcome(AbortStatus.RETRY_LATER)
+        return super().abort(committable)
+
+    def lingering(self, scope: Scope) -> Iterable[Committable]:
+        self.ask()
+        return super().lingering(scope)
+
+    def check_claim(self, scope: Scope, newest: Progress) -> None:
+        self.ask()
+        super().check_claim(scope, newest)
+
+    def claim(self, scope: Scope) -> None:
+        self.ask()
+        super().claim(scope)
+
+
+def breakable(kind: type[Claiming]) -> SinkUnderTest:
+    return replace(sink_under_test_of(kind), break_target=Breakable.down.set, mend_target=Breakable.down.clear)
+
+
+class SaysCommittedWhenDown(Breakable):
+    def commit(self, committable: Committable) -> CommitOutcome:
+        return CommitOutcome(CommitStatus.COMMITTED) if self.down.is_set() else super().commit(committable)
+
+
+class SaysLostWhenDown(Breakable):
+    def commit(self, committable: Committable) -> CommitOutcome:
+        return CommitOutcome(CommitStatus.LOST) if self.down.is_set() else super().commit(committable)
+
+
+class SaysAbortedWhenDown(Breakable):
+    def abort(self, committable: Committable) -> AbortOutcome:
+        return AbortOutcome(AbortStatus.ABORTED) if self.down.is_set() else super().abort(committable)
+
+
+class ListsNothingWhenDown(Breakable):
+    def lingering(self, scope: Scope) -> Iterable[Committable]:
+        return [] if self.down.is_set() else super().lingering(scope)
+
+
+class TakesAnyLogWhenDown(Breakable):
+    def check_claim(self, scope: Scope, newest: Progress) -> None:
+        if not self.down.is_set():
+            super().check_claim(scope, newest)
+
+
+class HangsWhenDown(Breakable):
+    def commit(self, committable: Committable) -> CommitOutcome:
+        while self.down.is_set():
+            time.sleep(0.01)
+        return super().commit(committable)
+
+
+INSIDE = {
+    SaysCommittedWhenDown: ("commit_is_asked_again", "rows are not visible"),
+    SaysLostWhenDown: ("commit_is_asked_again", "answer RETRY_LATER"),
+    HangsWhenDown: ("commit_is_asked_again", "has not returned after"),
+    SaysAbortedWhenDown: ("abort_is_asked_again", "still lingers"),
+    ListsNothingWhenDown: ("lingering_is_an_error", "lists 0 of 2"),
+    TakesAnyLogWhenDown: ("a_ledger_accepts_no_other_log", "accepted another"),
+}
+
+
+@pytest.mark.parametrize("kind", INSIDE, ids=lambda kind: kind.__name__)
+def test_a_sink_that_is_wrong_while_its_target_is_down_is_told_what_is_wrong(
+    kind: type[Claiming], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onceward.testing.target_cases.MOST_SECONDS", 0.5)
+    end, words = INSIDE[kind]
+    [name] = [name for name in dir(SinkConformance) if name.endswith(f"a_target_that_fails_inside_of_{end}")]
+    with pytest.raises(pytest.fail.Exception, match=f"the target is broken: .*{words}"):
+        getattr(SinkConformance(), name)(SinkCase(breakable(kind)))
 
 
 # Bugs, which no fault of the environment explains

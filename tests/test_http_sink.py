@@ -31,6 +31,7 @@ from onceward.core.steps import Step
 from onceward.core.transaction import CommitStatus, Committable
 from onceward.sinks import Guarantee
 from onceward.testing.conformance import SinkConformance, SinkUnderTest
+from onceward.testing.proxy import Proxy
 
 from .http_kit import DROP, LOSE_ANSWER, TAKE, Inbox, Plan
 from .sink_kit import commit_in_child, delete_files_of, prepared
@@ -66,9 +67,12 @@ class TestConformance(SinkConformance):
     """The conformance suite."""
 
     @pytest.fixture
-    def sink_under_test(self, tmp_path: Path, inbox: Inbox) -> SinkUnderTest:
-        return SinkUnderTest(
-            make=lambda: make(tmp_path, inbox, rows_per_send=3),
+    def sink_under_test(self, tmp_path: Path, inbox: Inbox) -> Iterator[SinkUnderTest]:
+        proxy = Proxy("127.0.0.1", inbox.port)
+        url = inbox.url.replace(f":{inbox.port}", f":{proxy.port}")
+        yield SinkUnderTest(
+            make=lambda: make(tmp_path, inbox, rows_per_send=3, url=url),
+            proxy=proxy,
             read=lambda: inbox.numbers,
             read_rows=lambda: inbox.rows,
             columns=pa.schema({"text": pa.string(), "whole": pa.int64(), "list": pa.list_(pa.string())}),
@@ -79,6 +83,7 @@ class TestConformance(SinkConformance):
             take_away=inbox.take_away,
             delete_prepared=lambda committable: delete_files_of(tmp_path, committable),
         )
+        proxy.close()
 
 
 class TestConformanceWithoutKeys(SinkConformance):
