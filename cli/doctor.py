@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
 from functools import partial
 from importlib import metadata
 from itertools import takewhile
@@ -254,16 +255,20 @@ def _tried(store: LogStore) -> Finding | None:
     if not isinstance(store, DirectoryStore):
         return None
     try:
-        # A file without a name, so that nothing of the folder changes, and nothing is left behind by a crash.
-        handle = os.open(store.path, os.O_TMPFILE | os.O_WRONLY, 0o600)
+        try:
+            # A file without a name, so that nothing of the folder changes, and nothing is left behind by a crash.
+            handle = os.open(store.path, os.O_TMPFILE | os.O_WRONLY, 0o600)
+        except OSError as error:
+            if error.errno not in {errno.EOPNOTSUPP, errno.EISDIR}:
+                raise
+            handle, name = tempfile.mkstemp(prefix=".doctor-", dir=store.path)  # NFS has no files without a name
+            os.unlink(name)  # noqa: PTH108 - a text
         try:
             os.write(handle, bytes(LEAST_BYTES))
             os.fsync(handle)
         finally:
             os.close(handle)
     except OSError as error:
-        if error.errno in {errno.EOPNOTSUPP, errno.EISDIR}:  # NFS has no such files
-            return None
         advice = "make room, or make it writable for the driver: until then its pipeline can decide nothing"
         problem = f"{store.describe()}: {LEAST_BYTES} bytes cannot be written and synced: {text_of(error)}"
         return failed(_LOG, problem, advice)

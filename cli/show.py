@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 FENCES = "a run of this pipeline that is still alive would be fenced and stop"
 COPY = "if this is only a copy of the log that the pipeline uses, stop here: decided rows would be lost"
 TRUSTED = (
-    "the time left is counted by the clocks of the driver and of this machine, which are trusted: a target that is named "
-    "with --at, and answers, says its own"
+    "the time left is counted by the clocks of the driver and of this machine, which are trusted: a target that is "
+    "named with --at, and answers, says its own"
 )
 ORPHANS = "if their decision log does exist somewhere and has decided them, their rows are lost"
 

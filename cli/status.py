@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from .ui.model import Watched
 
 
+_PATIENCE: Final = 15.0
+"""Seconds to wait for a store that is no folder."""
 AsMetrics = Annotated[
     bool, typer.Option("--metrics", help="Print metrics, for the textfile collector of Prometheus' node exporter.")
 ]
@@ -44,7 +46,7 @@ def status(search: Search, *, as_json: AsJson = False, as_metrics: AsMetrics = F
     for url in search.store if search.pipeline is None else ():
         if local_folder(url) is None:
             open_log(url)  # which says that it needs the name of a pipeline
-    watch = Watch(search.store, search.pipeline)
+    watch = Watch(search.store, search.pipeline, patience=_PATIENCE)
     watched = watch.look()
     if not watched and not watch.unreadable:
         raise ConfigurationError(f"there is no decision log in {', '.join(search.store)}")

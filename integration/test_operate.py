@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 from typer.testing import CliRunner
 
 from onceward import KafkaSink, PostgresSink
@@ -199,3 +201,39 @@ def test_the_time_that_is_left_is_told_until_kafka_has_ended_the_transaction(job
     assert "without a commit: 1 of sink messages" in status["what"]
     assert "on_lost='replay'" in status["advice"]
     assert (status["lost"], status["command"].startswith("onceward txn list ")) == (1, True)
+
+
+def test_what_status_says_and_advises_is_true_from_the_decision_to_a_dropped_table(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each command is run as it is shown; the targets that were named hide no deadline of the others."""
+    monkeypatch.setattr("onceward.core.operations.status.WAITING_SECONDS", 0.0)
+
+    def told(*where: str) -> Any:
+        [one] = json.loads(CliRunner().invoke(app, ["status", "--store", str(job.checkpoint), *where, "--json"]).stdout)
+        return one
+
+    job.epoch(Step.DECIDE_AFTER)
+    postgres, kafka = ("--at", f"postgres={job.dsn}"), ("--at", f"kafka={job.servers}")
+    alone, both = told(*postgres), told(*postgres, *kafka)
+    assert (alone["state"], alone["at_most"], alone["unasked"]) == ("waiting", True, ["messages"])
+    assert "the target of sink messages was not asked" in alone["what"]
+    assert (both["at_most"], both["unasked"], both["silent"]) == (False, [], [])
+    assert abs(alone["expires_in"] - both["expires_in"]) < 30
+    assert f"--at kafka={job.servers}" in told()["command"]
+    done = CliRunner().invoke(app, ["txn", "commit", "--store", str(job.checkpoint), *postgres, "--yes"])
+    assert done.exit_code == 1
+    assert "nothing of it expires" not in done.stderr
+    assert "expires in at most" in done.stderr
+    monkeypatch.setenv("PGPASSWORD", str(conninfo_to_dict(job.dsn).get("password", "")))  # which is never recorded
+    done = CliRunner().invoke(app, shlex.split(told()["command"])[1:])
+    assert done.exit_code == 0, done.output
+    assert job.shown() == ALL
+    by_hand = told()
+    assert (by_hand["state"], by_hand["advice"]) == ("failed", "start the pipeline")
+    assert by_hand["what"].startswith("committed by hand (onceward txn commit)")
+    assert CliRunner().invoke(app, shlex.split(by_hand["command"])[1:]).stdout.count("inserted") == 1
+    job.look.execute("DROP TABLE inserted")
+    doctor = CliRunner().invoke(app, shlex.split(told()["command"])[1:])
+    assert doctor.exit_code == 1
+    assert "relation" in doctor.stdout or "inserted" in doctor.stdout

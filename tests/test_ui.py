@@ -9,6 +9,7 @@ import re
 import sys
 import time
 from datetime import UTC, datetime, timedelta
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -23,12 +24,14 @@ from onceward.cli.ui.desk import Desk, Look, Watch
 from onceward.cli.ui.model import EPOCHS
 from onceward.connectors.kafka.connector import KafkaConnector
 from onceward.core.checkpoint import CommitPolicy
-from onceward.core.errors import RetryableSinkError
-from onceward.core.log import DirectoryStore, LogWriter, MemoryStore, read
+from onceward.core.errors import NoDecisionLogError, RetryableSinkError
+from onceward.core.log import DirectoryStore, LogWriter, MemoryStore, open_store, read
 from onceward.core.log.notes import FILE, MOST_BYTES, OLDER, note, notes
+from onceward.core.log.sql import SqlStore
 from onceward.core.operations.discovery import Unsynced
 from onceward.core.operations.logs import open_log
 from onceward.core.operations.overview import TRANSACTIONS, decided_epochs
+from onceward.core.operations.status import PipelineState
 from onceward.core.operations.targets import Target, sinks_target
 from onceward.core.transaction import Committable
 
@@ -583,3 +586,65 @@ def test_the_page_shows_the_same_characters_as_the_command_line_and_no_other() -
     every = [chr(number) for number in range(0x3000) if not 0xD800 <= number < 0xE000]
     assert [one for one in every if re.match(pattern, one)] == [one for one in every if show._CONTROL.match(one)]
     assert 'typeof child === "string" ? visible(child) : child' in script  # what every element is made with
+
+
+def test_a_store_that_never_answers_holds_up_no_other_and_shows_the_age_of_what_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path}/log.db"
+    LogWriter(open_store(url, pipeline="sales"), "sales", CommitPolicy()).start()
+    watch = Watch([url], "sales", patience=5)
+    [first] = watch.look()
+    assert not first.shown.error
+
+    go_on = Event()
+    lists = SqlStore.list_keys
+
+    def hang(self: SqlStore) -> list[str]:
+        go_on.wait(30)
+        return lists(self)
+
+    monkeypatch.setattr(SqlStore, "list_keys", hang)
+    monkeypatch.setattr(first, "_signature", None)
+    monkeypatch.setattr(first, "_patience", 0.2)
+    began = time.monotonic()
+    watch.look()
+    watch.look()
+    assert time.monotonic() - began < 2
+    assert "has not answered for" in first.shown.error
+    assert first.shown.read is not None
+    told = first.status(datetime.now(UTC))
+    assert (told.pipeline, told.state) == ("sales", PipelineState.UNREADABLE)
+    go_on.set()
+    for _ in range(100):
+        watch.look()
+        if not first.shown.error:
+            break
+        time.sleep(0.05)
+    assert (first.shown.error, first.shown.read) == ("", None)
+
+
+def test_a_store_that_cannot_even_be_opened_in_time_is_told_and_looked_at_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go_on, opened = Event(), []
+
+    def hang(url: str, _: str | None) -> Any:
+        opened.append(url)
+        go_on.wait(30)
+        raise NoDecisionLogError("there is none")
+
+    monkeypatch.setattr("onceward.cli.ui.desk.open_log", hang)
+    ticks = iter(range(0, 10**9, 100))
+    watch = Watch(["postgresql+psycopg://u:pw@db/x"], "sales", lambda: next(ticks), patience=0.1)
+    began = time.monotonic()
+    assert watch.look() == []
+    assert watch.look() == []
+    assert time.monotonic() - began < 2
+    [(url, error)] = watch.unreadable.items()
+    assert error.startswith("postgresql+psycopg://u:***@db/x has not answered for")
+    assert opened == [url]  # asked once, not once for each look
+    go_on.set()
+    time.sleep(0.2)
+    assert watch.look() == []
+    assert watch.unreadable == {}

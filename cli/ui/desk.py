@@ -11,12 +11,14 @@ from __future__ import annotations
 import dataclasses
 import time
 from datetime import UTC, datetime
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from onceward.core.errors import ConfigurationError, EpochConflictError, NoDecisionLogError, OncewardError, text_of
+from onceward.core.kit.secrets import without_logins
 from onceward.core.log import read
 from onceward.core.log.store import local_folder
 from onceward.core.operations.discovery import Unsynced, log_folders
@@ -26,7 +28,7 @@ from .. import show
 from ..advice import with_advice
 from ..words import message
 from .changes import Changes, Update
-from .model import SEARCH_EVERY, ListedPipeline, ShownPipeline, Watched
+from .model import PATIENCE, SEARCH_EVERY, ListedPipeline, Question, ShownPipeline, Watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,10 +76,18 @@ class Watch:
         stores: URLs of decision logs; of a local folder, its subfolders are searched, too.
         pipeline: Show this one alone; a store that is no folder needs it.
         clock: Seconds.
+        patience: Seconds to wait for a store that is no folder.
     """
 
-    def __init__(self, stores: Sequence[str], pipeline: str | None = None, clock: Any = time.monotonic) -> None:
-        self._stores, self._pipeline, self._clock = stores, pipeline, clock
+    def __init__(
+        self,
+        stores: Sequence[str],
+        pipeline: str | None = None,
+        clock: Any = time.monotonic,
+        patience: float = PATIENCE,
+    ) -> None:
+        self._stores, self._pipeline, self._clock, self._patience = stores, pipeline, clock, patience
+        self._questions = {url: Question(without_logins(url)) for url in stores}
         self._found: dict[str, Watched] = {}
         self._searched: float | None = None
         self.unreadable: dict[str, str] = {}
@@ -112,7 +122,8 @@ class Watch:
         local = local_folder(url)
         if local is None:
             if url not in self._found:
-                self._found[url] = Watched(open_log(url, self._pipeline), url)
+                found = self._questions[url].ask(partial(open_log, url, self._pipeline), self._patience)
+                self._found[url] = Watched(found, url, self._patience)
             return
         for folder in log_folders(local[0], self.unreadable):
             if str(folder) in self._found:

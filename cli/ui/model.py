@@ -10,13 +10,16 @@ from __future__ import annotations
 import hashlib
 import re
 import time
+from concurrent.futures import Future
 from contextlib import suppress
 from datetime import UTC, datetime
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from onceward.core.errors import OncewardError, named_text_of, text_of
+from onceward.core.errors import OncewardError, StoreError, named_text_of, text_of
+from onceward.core.kit.times import duration
 from onceward.core.log import DirectoryStore
 from onceward.core.log.entries import position_of
 from onceward.core.log.notes import FILE, notes
@@ -27,7 +30,7 @@ from onceward.operations import EpochRecord, GivenUp, StartRecord
 from ..advice import AdvisedStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from onceward.core.log import LogView
@@ -39,6 +42,8 @@ _BATCH: Final = re.compile(r"[0-9]{1,18}")
 """Name of a file in Spark's checkpoint."""
 SEARCH_EVERY: Final = 10.0
 """Seconds between two searches for new pipelines, and between two looks at a store that is no folder."""
+PATIENCE: Final = 2.0
+"""Seconds for which the page waits for a store that is no folder."""
 _ASSESS_EVERY: Final = 10
 """Seconds for which a state is shown again while nothing is written, so that nothing is sent and drawn meanwhile."""
 
@@ -70,6 +75,8 @@ class ShownPipeline(msgspec.Struct, kw_only=True):
     driver: str = ""
     log: str = ""
     error: str = ""
+    read: str | None = None
+    """If there is an error: when the rest was read, if it ever was."""
     status: AdvisedStatus | None = None
     """Its state, and what to do."""
     newest: str = ""
@@ -96,11 +103,66 @@ class ListedPipeline(msgspec.Struct, frozen=True, kw_only=True):
     """The newest one; None if there is none."""
 
 
-class Watched:
-    """One pipeline, and what was last seen of it."""
+class Question:
+    """A question to a store, which may never be answered: it is waited for once, and looked at again later.
 
-    def __init__(self, log: Log, url: str) -> None:
-        self.log, self.url = log, url
+    Args:
+        where: Who is asked.
+    """
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._answer: Future[Any] | None = None
+        self._began = 0.0
+
+    def ask(self, call: Callable[[], Any], seconds: float) -> Any:
+        """Return the answer to a call, or to the one before if that has not been answered yet.
+
+        Args:
+            call: Asks.
+            seconds: How long to wait, if it is asked now.
+
+        Raises:
+            StoreError: It has not been answered.
+        """
+        answer, wait = self._answer, 0.0
+        if answer is None:
+            answer, wait, self._began = Future[Any](), seconds, time.monotonic()
+            self._answer = answer
+            # Not a pool of threads: the interpreter waits for those when it ends.
+            Thread(target=_work, args=(answer, call), name="onceward-question", daemon=True).start()
+        try:
+            given = answer.result(wait)
+        except TimeoutError as error:
+            if not answer.done():
+                waited = duration(time.monotonic() - self._began)
+                raise StoreError(f"{self._where} has not answered for {waited}") from error
+            raise
+        finally:
+            self._answer = None if answer.done() else answer
+        return given
+
+
+def _work(answer: Future[Any], call: Callable[[], Any]) -> None:
+    try:
+        answer.set_result(call())
+    except BaseException as error:  # noqa: BLE001 - raised by whoever waits
+        answer.set_exception(error)
+
+
+class Watched:
+    """One pipeline, and what was last seen of it.
+
+    Args:
+        log: Its decision log.
+        url: Of the log's store.
+        patience: Seconds to wait for a store that is no folder; after that, what was last seen is shown, with its age.
+    """
+
+    def __init__(self, log: Log, url: str, patience: float = PATIENCE) -> None:
+        self.log, self.url, self._patience = log, url, patience
+        self._question = Question(log.store.describe())
+        self._read_at: str | None = None
         where = log.store.describe()
         id_ = hashlib.sha256(f"{log.pipeline}\n{where}".encode()).hexdigest()[:8]
         self.shown = ShownPipeline(id=id_, name=log.pipeline, store=where)
@@ -133,12 +195,13 @@ class Watched:
         if signature == self._signature and not self.shown.error:
             return
         try:
-            shown = self._read()
+            shown = self._read() if self._folder is not None else self._question.ask(self._read, self._patience)
             msgspec.json.encode(shown)  # a note may hold a number that JSON of the page cannot
             self.shown, self._signature = shown, signature
+            self._read_at = datetime.now(UTC).isoformat(timespec="milliseconds")
         except Exception as error:  # noqa: BLE001 - whatever others wrote into the folder, it hides no other pipeline
             text = text_of(error) if isinstance(error, OncewardError) else named_text_of(error)
-            self.shown = msgspec.structs.replace(self.shown, error=text)
+            self.shown = msgspec.structs.replace(self.shown, error=text, read=self._read_at)
 
     def _changes(self) -> Any:
         """Return a value that differs after every change of the files that are read."""

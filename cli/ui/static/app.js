@@ -236,7 +236,7 @@ function nothing() {
 }
 
 const MANY = 6; // pipelines from which on there is a search
-const needs = (one) => !["running", "ended"].includes(one.status.state);
+const needs = (one) => !["running", "ended"].includes(one.status.state) && one.status.advice !== "";
 
 function list(current) {
   const wanted = $("search").hidden ? "" : $("search").value.trim().toLowerCase();
@@ -276,6 +276,7 @@ function pipeline(one) {
         fact("Rows in it", last ? rowsOf(last) : "", last ? sinks(last) : ""),
         fact("Writer", `START ${one.writer}`, one.starts[0] ? `started ${ago(one.starts[0].at)}` : "")),
       h("p", { class: "small soft" }, `Decision log ${one.log} in `, h("code", {}, one.store))),
+    one.error && one.read ? h("p", { class: "note warn" }, `What is shown below was read ${ago(one.read)}, and may have changed since.`) : null,
     doubt(one),
     epochs(one, selected),
     selected ? life(one, selected) : null,
@@ -287,12 +288,13 @@ function pipeline(one) {
 // What is the matter, and what to do
 
 function advice(status) {
-  if (!needs({ status })) return [status.state === "ended" ? h("p", {}, sentence(status.what)) : null];
+  if (!needs({ status })) return [status.state === "running" ? null : h("p", {}, sentence(status.what))];
   const failed = status.error && !status.what.includes(status.error);
   return [
     h("p", { class: `note ${KINDS[status.state]}` }, sentence(status.what)),
     failed ? h("p", {}, `The last error: ${status.error}`) : null,
     status.error_at ? h("p", { class: "small soft" }, `Last error at ${clock(status.error_at)} (${ago(status.error_at)})`) : null,
+    status.at_most ? h("p", { class: "small soft" }, "The time left is counted by the clocks of the driver and of the server of this page: ask the targets for theirs.") : null,
     status.since ? h("p", { class: "small soft" }, `Since ${clock(status.since)} (${ago(status.since)})`) : null,
     status.advice ? h("p", {}, `${sentence(status.advice)} `, h("a", { href: status.docs, target: "_blank", rel: "noreferrer" }, `What ${status.state} means`)) : null,
     status.command ? h("div", { class: "command" },
