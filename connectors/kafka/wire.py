@@ -29,7 +29,7 @@ import warnings
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from onceward.core.errors import named_text_of
+from onceward.core.errors import named_text_of, text_of
 
 from .errors import FORBIDDEN, Code
 
@@ -556,5 +556,5 @@ def _fault(error: Exception) -> WireAnswer:
     code: int = Code.NO_ANSWER
     if isinstance(error, BrokerResponseError) and error.errno in FORBIDDEN:
         code = error.errno
-    words = str(error).strip()  # kafka-python's begin with the name
+    words = text_of(error)  # kafka-python's begin with the name
     return WireAnswer(code, detail=words if words.startswith(type(error).__name__) else named_text_of(error))
