@@ -11,7 +11,7 @@ import pytest
 from onceward.connectors.kafka import wire
 from onceward.connectors.kafka.coordinator import TransactionCoordinatorClient
 from onceward.connectors.kafka.errors import LEAST, Code
-from onceward.connectors.kafka.transaction import Handle
+from onceward.connectors.kafka.transaction import Description, Handle
 from onceward.core.errors import KafkaError
 
 if TYPE_CHECKING:
@@ -147,6 +147,38 @@ def test_a_listing_is_an_error_while_nobody_says_whether_a_part_is_missing(code:
     with pytest.raises(KafkaError, match=f"{Code(code).name}.*{why}") as caught:
         client(brokers, retry_seconds=0.2).list_transactions()
     assert caught.value.retryable == (code == Code.NO_ANSWER)
+
+
+@pytest.mark.parametrize(
+    ("code", "whole"),
+    [
+        (Code.NONE, True),
+        (Code.TRANSACTIONAL_ID_NOT_FOUND, True),
+        (Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, False),
+        (Code.NOT_COORDINATOR, False),
+    ],
+)
+def test_a_listing_of_a_pipeline_is_an_error_if_this_client_may_not_see_all_of_it(
+    monkeypatch: pytest.MonkeyPatch, code: int, whole: bool
+):
+    """Brokers leave out, without a word, what it may not describe."""
+    brokers, described = Brokers(), list[str]()
+    brokers.listings = {1: lambda: listing("onceward:1:p:a"), 2: listing}
+    asking = client(brokers, retry_seconds=0.2)
+
+    def describe(names: Sequence[str], *_: Any) -> dict[str, Description]:
+        described.extend(names)
+        return {name: Description(code) for name in names}
+
+    monkeypatch.setattr(asking, "_describe_once", describe)
+    assert asking.list_transactions(prefix="onceward:1:") == ["onceward:1:p:a"]
+    assert described == []
+    if whole:
+        assert asking.list_transactions(prefix="onceward:1:p:") == ["onceward:1:p:a"]
+        assert described == ["onceward:1:p:"]
+    else:
+        with pytest.raises(KafkaError, match=f"cannot list transactions: {Code(code).name}"):
+            asking.list_transactions(prefix="onceward:1:p:")
 
 
 def test_a_listing_waits_for_a_leader_of_the_coordinators_topic():

@@ -6,6 +6,7 @@ import logging
 import pickle
 import re
 import ssl
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -346,3 +347,38 @@ def test_the_debug_lines_of_kafka_python_show_no_login(caplog):
     logging.getLogger("kafka.net.connection").debug("%s Request %d: %s", "node", 1, login)
     logging.getLogger("kafka.net.connection").debug("something else")
     assert [record.getMessage() for record in caplog.records] == ["something else"]
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "sent"),
+    [("SCRAM-SHA-512", "carol=2Cdave=3D1"), ("SCRAM-SHA-256", "carol=2Cdave=3D1"), ("PLAIN", "carol,dave=1")],
+)
+def test_a_scram_name_with_a_comma_or_an_equals_sign_is_escaped_for_both_clients(mechanism: str, sent: str):
+    made = KafkaSettings(
+        "b:1",
+        {
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": mechanism,
+            "sasl.username": "carol,dave=1",
+            "sasl.password": "wonder,land=",
+        },
+    )
+    assert made.for_wire()["sasl_plain_username"] == sent
+    assert made.for_wire()["sasl_plain_password"] == "wonder,land="
+    assert made.for_librdkafka()["sasl.username"] == "carol,dave=1"  # which escapes it itself
+
+
+def test_a_locked_key_without_a_password_is_an_error_and_no_question_at_the_terminal(tmp_path: Path):
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-days", "2", "-subj", "/CN=x", "-passout", "pass:secret",
+         "-keyout", "key.pem", "-out", "cert.pem"],
+        cwd=tmp_path, check=True, capture_output=True,
+    )  # fmt: skip
+    config = {
+        "security.protocol": "SSL",
+        "ssl.certificate.location": str(tmp_path / "cert.pem"),
+        "ssl.key.location": str(tmp_path / "key.pem"),
+    }
+    with pytest.raises(ConfigurationError, match=r"the private key is locked: set ssl\.key\.password"):
+        KafkaSettings("b:1", config).for_wire()
+    assert KafkaSettings("b:1", {**config, "ssl.key.password": "secret"}).for_wire()["ssl_context"]

@@ -80,7 +80,10 @@ PROOF_SECONDS: Final = 2.0
 to prove that it is lost. Shorter than a call."""
 WAIT_IF_AGELESS: Final = 2.5
 """Seconds after which a silent partition is not waited for, where the brokers cannot tell a transaction's age."""
-BEHIND: Final = "aborted in its partitions, without the coordinator (kafka-transactions abort)"
+BEHIND: Final = (
+    "ended in its partitions, without the coordinator: by an operator (kafka-transactions abort), or its rows were "
+    "lost in an unclean leader election"
+)
 DOUBTFUL: Final = "its coordinator calls it open, and its partitions have ended it"
 HELD: Final = "not committed yet, because something of its epoch is lost, or may be: that is decided about first"
 FEW: Final = 3

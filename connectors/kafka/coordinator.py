@@ -26,6 +26,8 @@ import time
 import warnings
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from onceward.core.names import FORMAT
+
 from . import wire
 from .errors import LEAST, PASSING, Code, Retries, kafka_error
 from .transaction import Description, Handle, OpenProducers, Partition, by_topic, open_producers
@@ -55,6 +57,8 @@ FRESH_SECONDS: Final = 0.1
 """Leaders that were looked up together with a description are asked for again if its answer took longer."""
 STATE_TOPIC: Final = "__transaction_state"
 """Topic in which coordinators keep the state of transactions."""
+ANY_PIPELINE: Final = f"{FORMAT}:"
+"""Beginning of the ids of all pipelines, of which a client may see some."""
 UNSEEN: Final = (
     f"this client has no permission to Describe topic {STATE_TOPIC}, so it cannot see whether a list of transactions "
     "is complete. Grant it"
@@ -164,12 +168,13 @@ class TransactionCoordinatorClient:
             prefix: Beginning of the id; a filter that spares the wire, no proof of anything: parse the names.
 
         Raises:
-            KafkaError: Not every broker answered, or a part of the coordinators' own topic has no leader, so the list
-                would not be complete.
+            KafkaError: Not every broker answered, a part of the coordinators' own topic has no leader, or this client
+                may not see all ids under a pipeline's prefix, so the list would not be complete.
         """
 
         def ask(_: Sequence[str], retries: Retries) -> dict[str, list[wire.WireAnswer]]:
-            return {prefix: [*self._list_once(states, prefix, retries), *self._unlisted(retries.left)]}
+            listed = self._list_once(states, prefix, retries)
+            return {prefix: [*listed, *self._unlisted(retries.left), *self._unseen(prefix, retries)]}
 
         unanswered: list[wire.WireAnswer] = []
         answers = self._repeat([prefix], ask, lambda listing: _worst(listing).code, unanswered)[prefix]
@@ -193,6 +198,19 @@ class TransactionCoordinatorClient:
             return [answer]
         why = f"{STATE_TOPIC} has no leader for partition {', '.join(map(str, answer.response))}"
         return [wire.WireAnswer(Code.COORDINATOR_NOT_AVAILABLE, detail=why)] if answer.response else []
+
+    def _unseen(self, prefix: str, retries: Retries) -> list[wire.WireAnswer]:
+        """Return an error if this client may not describe all ids that begin with a pipeline's prefix.
+
+        Brokers leave such ids out without a word. So an id that nobody has is described.
+        """
+        if not prefix.removeprefix(ANY_PIPELINE) or not prefix.startswith(ANY_PIPELINE):
+            return []
+        code = self._describe_once([prefix], (), retries)[prefix].code
+        if code in (Code.NONE, Code.TRANSACTIONAL_ID_NOT_FOUND):
+            return []
+        why = f"this client has no permission to Describe all transactional ids with the prefix {prefix}. Grant it"
+        return [wire.WireAnswer(code, detail=why if code == Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED else "")]
 
     def may_list(self) -> int:
         """Return the code with which a broker answers whether the coordinators' topic has all its leaders."""

@@ -93,7 +93,12 @@ def _identify(context: ssl.SSLContext, values: Mapping[str, str]) -> None:
         certificate = values.get("ssl.certificate.location") or _as_file(stack, values.get("ssl.certificate.pem"))
         key = values.get("ssl.key.location") or _as_file(stack, values.get("ssl.key.pem"))
         if certificate is not None:
-            context.load_cert_chain(certificate, key, values.get("ssl.key.password"))
+            # Without a function, OpenSSL would ask for the password of a locked key at the terminal, and wait.
+            context.load_cert_chain(certificate, key, values.get("ssl.key.password") or _no_password)
+
+
+def _no_password() -> str:
+    raise ValueError("the private key is locked: set ssl.key.password")
 
 
 def _as_file(stack: ExitStack, text: str | None) -> str | None:

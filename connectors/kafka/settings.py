@@ -209,6 +209,9 @@ class KafkaSettings:
             config["ssl_context"] = tls_context(self._values)
         if self.mechanism:
             config["sasl_mechanism"] = self.mechanism
+        if self.mechanism.startswith("SCRAM"):  # as librdkafka does, and kafka-python does not (RFC 5802, section 5.1)
+            user = str(config["sasl_plain_username"])
+            config["sasl_plain_username"] = user.replace("=", "=3D").replace(",", "=2C")
         if self.mechanism == "OAUTHBEARER":
             from .security import TokenSource  # noqa: PLC0415
 

@@ -473,8 +473,9 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         inside = Inside.GONE if gone else judge_partitions(prepared, producers)
         if inside not in (Inside.OPEN, Inside.SILENT):
             raise KafkaError(
-                f"the transaction lost rows before it could be prepared ({inside}): a topic was deleted, or somebody "
-                "ran kafka-transactions abort. Nothing of the epoch is committed; the next attempt writes it again",
+                f"the transaction lost rows before it could be prepared ({inside}): a topic was deleted, somebody ran "
+                "kafka-transactions abort, or an unclean leader was elected. Nothing of the epoch is committed; the "
+                "next attempt writes it again",
                 transaction=name,
             )
         return prepared
