@@ -40,7 +40,7 @@ def _refusing(name: str, create: str, drop: str) -> Change:
 
 def _right(right: str, ways: Sequence[str], role: str) -> Change:
     revoke, grant = f"REVOKE {right} ON t FROM {role}", f"GRANT {right} ON t TO {role}"
-    return Change(f"no {right}", (revoke,), (grant,), f"(?i)denied.*{right}|permission denied", tuple(ways))
+    return Change(f"no {right}", (revoke,), (grant,), f"{right} command denied|permission denied", tuple(ways))
 
 
 # PostgreSQL
@@ -189,7 +189,7 @@ class Maria:
         Change("MyISAM", ("ALTER TABLE t ENGINE=MyISAM",), ("ALTER TABLE t ENGINE=InnoDB",), "MyISAM"),
         Change("a trigger into MyISAM",
                ("CREATE TRIGGER r AFTER INSERT ON t FOR EACH ROW INSERT INTO audit VALUES (1)",), ("DROP TRIGGER r",),
-               "triggers.*(audit|r).*transactions"),
+               "triggers name audit"),
         _refusing("a trigger that refuses", "CREATE TRIGGER r BEFORE INSERT ON t FOR EACH ROW"
                   " SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'closed'", "DROP TRIGGER r"),
         Change("a check", ("ALTER TABLE t ADD CONSTRAINT few CHECK (v < 100)",), ("ALTER TABLE t DROP CONSTRAINT few",),
@@ -199,7 +199,7 @@ class Maria:
         Change("a column more", ("ALTER TABLE t ADD y int DEFAULT 3",), ("ALTER TABLE t DROP y",), ""),
         Change("a table of another name", ("RENAME TABLE t TO gone",), ("RENAME TABLE gone TO t",), "exist"),
         Change("a view", ("RENAME TABLE t TO gone", "CREATE VIEW t AS SELECT * FROM gone"),
-               ("DROP VIEW t", "RENAME TABLE gone TO t"), "view|denied"),
+               ("DROP VIEW t", "RENAME TABLE gone TO t"), "view|VIEW|underlying"),
         *(_right(right, ways, "writer@'127.0.0.1'") for right, ways in
           (("INSERT", ways), ("UPDATE", ("upsert",)), ("SELECT", STAGED))),
     )  # fmt: skip
@@ -208,7 +208,7 @@ class Maria:
         self.database = database
         at = make_url(database.url).set(username="writer", password=PASSWORD)
         self.url = at.render_as_string(hide_password=False)
-        for right in ("CREATE", "CREATE TEMPORARY TABLES", "DROP"):
+        for right in ("CREATE", "CREATE TEMPORARY TABLES", "DROP", "TRIGGER"):
             self.run(f"GRANT {right} ON {database.name}.* TO writer@'127.0.0.1'")
         self.run("CREATE TABLE audit (n int) ENGINE=MyISAM")
         self.run("SET lock_wait_timeout = 1, sql_mode = ''")
