@@ -84,7 +84,7 @@ from .outputs import (
 )
 from .parallelism import TOO_LARGE, Writers, checked_writers, driver_limit, row_size, writers_of
 from .plan import handlers, only_writes, streaming_sources
-from .query import checked_folder, epoch_input, reason
+from .query import check_offset_log, checked_folder, epoch_input, reason
 from .query_watch import QueryWatch
 from .refusals import Letters
 from .session import EndsQueries, QueryRun, QuerySession, StoppedError, connect, is_connect, session_of, spark_errors
@@ -481,6 +481,7 @@ class EpochHandler(HandlerSettings):
             ConfigurationError: A target is not set up for the guarantee.
             SchemaError: A column does not fit a sink.
         """
+        check_offset_log(self._session)
         self.executors = executors_of(self._session, self.all_sinks)
         self._is_validated = False
         # (5) Else after the decision is finished, in _open.
