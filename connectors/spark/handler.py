@@ -83,7 +83,7 @@ from .outputs import (
     sinks_of,
 )
 from .parallelism import TOO_LARGE, Writers, checked_writers, driver_limit, row_size, writers_of
-from .plan import handlers, only_writes, streaming_sources
+from .plan import check_runs, handlers, only_writes, streaming_sources
 from .query import check_offset_log, checked_folder, epoch_input, reason
 from .query_watch import QueryWatch
 from .refusals import Letters
@@ -252,7 +252,7 @@ def exactly_once(
             view = look()
             with noting_failed_start(store, resolved, pipeline):
                 handler.prepare(view)
-            handler.take_over(spark, resolved, take_over)
+            handler.take_over(spark, resolved, take_over, partial(check_runs, writer))
 
         def watch(query: StreamingQuery) -> None:
             handler.watch(str(query.id), existing_log(store, resolved, pipeline))
@@ -516,13 +516,16 @@ class EpochHandler(HandlerSettings):
             _log.debug("epoch %s of pipeline %s failed", batch, self.pipeline, exc_info=True)
             raise error.with_traceback(None) from None
 
-    def take_over(self, spark: SparkSession, checkpoint: str, patience: float | None) -> None:
+    def take_over(
+        self, spark: SparkSession, checkpoint: str, patience: float | None, check: Callable[[], object]
+    ) -> None:
         """Take the pipeline over from the driver that runs it, before the query starts.
 
         Args:
             spark: The session, which is warmed up first.
             checkpoint: The query's.
             patience: Seconds to wait at most until that driver has ended its epoch; None: do nothing.
+            check: Raises Spark's error if Spark will not run the query: such a start must not end the run that works.
 
         Raises:
             FencedError: Yet another driver is taking it over.
@@ -530,6 +533,7 @@ class EpochHandler(HandlerSettings):
         """
         if patience is None:
             return
+        check()
         warm_up(spark, self.all_sinks)
         if self.executors is not None:
             _raise_if(self.executors.problem())
