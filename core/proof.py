@@ -183,7 +183,7 @@ class Reread(NamedTuple):
     """How many rows the epochs wrote, as far as the target itself knows it."""
     unmarked: Collection[int] = ()
     """Epochs whose rows the target can no longer tell from those of others."""
-    kinds: Mapping[str, Collection[str]] = MappingProxyType({})
-    """Digests of the kinds of the columns that each mark's rows have, where the target keeps types."""
     left_out: Sequence[str] = ()
     """Columns that are not compared, and, when all pieces are read, what could not be read."""
+    kinds: Mapping[str, Collection[str]] = MappingProxyType({})
+    """Digests of the kinds of the columns that each mark's rows have, where the target keeps types."""

@@ -12,7 +12,7 @@ import pytest
 from pyspark.errors.exceptions.connect import SparkConnectException, StreamingQueryException
 
 import onceward
-from onceward import FileSink, Output, PostgresSink, exactly_once
+from onceward import FileSink, ForeachBatch, Output, PostgresSink, exactly_once
 from onceward.connectors.spark.connect import ConnectSession, node_names, read_by_session, streaming_sources
 from onceward.connectors.spark.plan import only_writes
 from onceward.connectors.spark.query import read_text
@@ -125,6 +125,23 @@ def test_transformations_of_outputs_are_computed_once_and_both_sinks_get_the_sam
     assert {row["id"]: row["chance"] for row in ds.dataset(totals).to_table().to_pylist()} == {
         number: rows[number] for number in range(10, 40)
     }
+
+
+def test_a_function_that_reads_its_batch_twice_sees_one_value_of_each_row(job: Job) -> None:
+    job.feed.add()
+    frame = job.feed.stream(job.session).selectExpr("id", "uuid() AS chance")
+    job.run(frame, Output(FileSink("files", job.out), lambda batch: batch.union(batch)))
+    rows = ds.dataset(job.out).to_table().to_pylist()
+    assert len(rows) == 2 * job.feed.rows
+    assert len({(row["id"], row["chance"]) for row in rows}) == job.feed.rows
+
+
+def test_a_block_of_foreach_batch_is_refused_by_start(job: Job) -> None:
+    job.feed.add()
+    handler = ForeachBatch(FileSink("files", job.out), pipeline=job.pipeline)
+    writer = job.feed.stream(job.session).writeStream.foreachBatch(handler)
+    with pytest.raises(SparkConnectException, match="ForeachBatch needs a classic Spark session"):
+        writer.option("checkpointLocation", str(job.checkpoint)).start()
 
 
 def test_a_stateful_query_goes_on_after_a_replay(job: Job) -> None:

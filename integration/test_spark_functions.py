@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.dataset
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import functions as sf
 
 from onceward import FileSink, ForeachBatch, Output, exactly_once
+from onceward.connectors.spark import handler
 from onceward.core.errors import ConfigurationError, SchemaError
 
 from .spark_kit import Feed
@@ -288,3 +289,21 @@ def test_a_query_that_keeps_state_goes_on_after_an_epoch_of_which_its_output_rea
     for row in job.rows("counts"):
         newest[row["word"]] = max(newest.get(row["word"], 0), row["count"])
     assert sum(newest.values()) == 60
+
+
+@pytest.mark.parametrize("as_argument", [False, True])
+def test_a_start_that_spark_refuses_takes_nothing_over(
+    job: Job, monkeypatch: pytest.MonkeyPatch, as_argument: bool
+) -> None:
+    warmed: list[Any] = []
+    monkeypatch.setattr(handler, "warm_up", lambda *_: warmed.append(True))  # the first step of a hand-over
+    counts = job.feed.stream(job.spark).groupBy("word").count()
+    options: dict[str, Any] = {"checkpoint": str(job.folder / "checkpoint"), "pipeline": job.pipeline, "take_over": 30}
+    writer = exactly_once(counts, job.sink("counts"), **options)
+    with pytest.raises(AnalysisException, match="Invalid streaming output mode: append"):
+        writer.start(outputMode="append") if as_argument else writer.start()
+    assert warmed == []
+    query = exactly_once(counts, job.sink("counts"), **options).outputMode("update").trigger(availableNow=True).start()
+    query.awaitTermination()
+    assert warmed == [True]
+    assert sum(row["count"] for row in job.rows("counts")) == 20

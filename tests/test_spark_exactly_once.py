@@ -15,7 +15,7 @@ from onceward.connectors.spark.classic import ClassicSession
 from onceward.connectors.spark.handler import EpochHandler, check_pickles, refuse_other_targets
 from onceward.connectors.spark.options import check_log
 from onceward.connectors.spark.parallelism import TOO_LARGE
-from onceward.connectors.spark.query import any_stage_failed, epoch_input, read_text, reason
+from onceward.connectors.spark.query import any_stage_failed, check_offset_log, epoch_input, read_text, reason
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, SinkError
 from onceward.core.handover import Successor, run
 from onceward.core.log import DirectoryStore, LogWriter, MemoryStore, Rewind, RunWriters, read
@@ -274,6 +274,37 @@ def test_the_input_is_what_the_offsets_files_say(tmp_path: Path):
     assert again.digest != second.digest
     with pytest.raises(ConfigurationError, match="no offsets/2"):
         epoch_input(read_text, str(checkpoint.root), QUERY, 2)
+
+
+@pytest.mark.parametrize(
+    ("lines", "sources"),
+    [
+        (["v1", "{}", '{"a":1}', "-", '{"b":2}'], ['{"a":1}', "-", '{"b":2}']),
+        (["v2", "{}", '1:{"b":2}', '0:{"a":1}'], ['{"a":1}', '{"b":2}']),
+        (["v2", "{}", *(f"{n}:{n}" for n in (3, 10, 1, 0, 2, 4, 5, 6, 7, 8, 9))], [str(n) for n in range(11)]),
+        (["v2", "{}", '2:{"b":2}', '0:{"a":1}'], ['{"a":1}', "-", '{"b":2}']),
+        (["v2", "{}"], []),
+    ],
+)
+def test_offsets_are_read_by_source_whatever_the_version_of_the_file(lines: list[str], sources: list[str]) -> None:
+    about = epoch_input({"c/offsets/0": "\n".join(lines)}.get, "c", QUERY, 0)
+    assert about.end == sources
+
+
+@pytest.mark.parametrize("lines", [["v3", "{}", "0:{}"], ["v2", "{}", "orders:{}"]])
+def test_offsets_of_a_later_version_are_refused(lines: list[str]) -> None:
+    with pytest.raises(ConfigurationError, match="formatVersion=1"):
+        epoch_input({"c/offsets/0": "\n".join(lines)}.get, "c", QUERY, 0)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("offsetLog.formatVersion", "3"), ("queryEvolution.enableSourceEvolution", "true")]
+)
+def test_offsets_that_could_not_be_read_are_refused_before_the_query_starts(setting: str, value: str) -> None:
+    settings = {f"spark.sql.streaming.{setting}": value}
+    session: Any = SimpleNamespace(setting=settings.get)
+    with pytest.raises(ConfigurationError, match=setting):
+        check_offset_log(session)
 
 
 def test_what_partitions_prepared_for_a_batch_that_failed_is_aborted_at_once(query: Query):

@@ -85,6 +85,17 @@ def checked_location(checkpoint: Any) -> str:
     return location
 
 
+def empty_batch(df: Any) -> Any:
+    """Return an empty micro-batch of a query: from pyspark 4.3 on in a clone of the session, as Spark passes batches.
+
+    The server forgets the clone when nobody has used it for a while; results of functions need it until then.
+    """
+    session = df.sparkSession
+    if not pyspark.__version__.startswith(("4.0.", "4.1.", "4.2.")):
+        session = session.cloneSession()
+    return session.createDataFrame([], df.schema)
+
+
 def prepare(writer: DataStreamWriter, settings: HandlerSettings, schemas: Mapping[str, pa.Schema]) -> DataStreamWriter:
     """Let a writer send the foreachBatch function when it is started: only then are checkpoint and output mode known.
 

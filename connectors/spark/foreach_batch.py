@@ -17,7 +17,7 @@ import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, cast
 
 from onceward.core.dead_letters import DEFAULT_LIMIT, Limit, schema_for_letters
 from onceward.core.errors import ConfigurationError, SchemaError
@@ -39,7 +39,7 @@ from .outputs import (
 )
 from .parallelism import Writers, checked_writers, row_size
 from .plan import is_micro_batch, kept_parts, plan_keeps_state, plan_only_writes, sources_in
-from .query import called_for, query_session
+from .query import called_for, check_offset_log, query_session
 from .session import is_connect, session_of
 from .task import schema_for
 
@@ -58,6 +58,17 @@ if TYPE_CHECKING:
 
 _done: Final[dict[str, tuple[str, int]]] = {}
 """For each pipeline, the run and the batch that this process wrote last. (4)"""
+
+
+_ONLY_CLASSIC: Final = (
+    "ForeachBatch needs a classic Spark session, and this is one of Spark Connect: use exactly_once, with an Output "
+    "for each sink that gets its own rows"
+)
+
+
+def _refused_on_connect() -> NoReturn:
+    """Refuse a function that Spark Connect has sent to its server, when `start()` unpickles it there."""
+    raise ConfigurationError(_ONLY_CLASSIC)
 
 
 class ForeachBatch:
@@ -161,6 +172,9 @@ class ForeachBatch:
                         else apply_function(function, name, batch, must_read=output.reads_batch)
                     )
                 epoch.write(frames[id(function)], output.sink)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _refused_on_connect, ()  # what nothing but Spark Connect does, which runs functions on its server
 
     def epoch(self, batch: DataFrame, batch_id: int) -> EpochWriter:
         """Return the epoch of a micro-batch, for a `with` statement around all that the function writes.
@@ -314,7 +328,7 @@ class _Batches:
         """
         _check_batch(batch, "epoch takes the micro-batch that Spark passes to the function of foreachBatch")
         if is_connect(batch):
-            raise self._error("ForeachBatch needs a classic Spark session, and this is one of Spark Connect", number)
+            raise self._error(_ONLY_CLASSIC, number)
         query, run, called = called_for(batch.sparkSession)
         if called not in (None, number):
             raise self._error(
@@ -341,6 +355,7 @@ class _Batches:
     def _made(self, session: SparkSession, query: str) -> EpochHandler:
         spark, plan = query_session(session, query)
         warn_of_python(spark)
+        check_offset_log(session_of(spark))
         read = sources_in(plan)
         self.stateful = plan_keeps_state(plan)
         self._cheap = plan_only_writes(plan, cast("Any", spark)._jvm)  # noqa: SLF001 - no public way to ask

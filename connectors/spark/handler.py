@@ -84,8 +84,8 @@ from .outputs import (
     sinks_of,
 )
 from .parallelism import TOO_LARGE, Writers, checked_writers, driver_limit, row_size, writers_of
-from .plan import handlers, only_writes, streaming_sources
-from .query import checked_folder, epoch_input, reason
+from .plan import check_runs, handlers, only_writes, streaming_sources
+from .query import check_offset_log, checked_folder, epoch_input, reason
 from .query_watch import QueryWatch
 from .refusals import Letters
 from .session import EndsQueries, QueryRun, QuerySession, StoppedError, connect, is_connect, session_of, spark_errors
@@ -254,7 +254,7 @@ def exactly_once(
             view = look()
             with noting_failed_start(store, resolved, pipeline):
                 handler.prepare(view)
-            handler.take_over(spark, resolved, take_over)
+            handler.take_over(spark, resolved, take_over, partial(check_runs, writer))
 
         def watch(query: StreamingQuery) -> None:
             handler.watch(str(query.id), str(query.runId), existing_log(store, resolved, pipeline))
@@ -502,6 +502,7 @@ class EpochHandler(HandlerSettings):
             ConfigurationError: A target is not set up for the guarantee.
             SchemaError: A column does not fit a sink.
         """
+        check_offset_log(self._session)
         self.executors = executors_of(self._session, self.all_sinks)
         self._is_validated = False
         # (5) Else after the decision is finished, in _open.
@@ -537,13 +538,16 @@ class EpochHandler(HandlerSettings):
             _log.debug("epoch %s of pipeline %s failed", batch, self.pipeline, exc_info=True)
             raise error.with_traceback(None) from None
 
-    def take_over(self, spark: SparkSession, checkpoint: str, patience: float | None) -> None:
+    def take_over(
+        self, spark: SparkSession, checkpoint: str, patience: float | None, check: Callable[[], object]
+    ) -> None:
         """Take the pipeline over from the driver that runs it, before the query starts.
 
         Args:
             spark: The session, which is warmed up first.
             checkpoint: The query's.
             patience: Seconds to wait at most until that driver has ended its epoch; None: do nothing.
+            check: Raises Spark's error if Spark will not run the query: such a start must not end the run that works.
 
         Raises:
             FencedError: Yet another driver is taking it over.
@@ -551,6 +555,7 @@ class EpochHandler(HandlerSettings):
         """
         if patience is None:
             return
+        check()
         warm_up(spark, self.all_sinks)
         if self.executors is not None:
             _raise_if(self.executors.problem())

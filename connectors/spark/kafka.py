@@ -60,7 +60,7 @@ PUBLISHING: Final = "offsets."
 """How the options of a format begin that say where to publish: `offsets.kafka.group.id`, `offsets.kafka.*`."""
 QUIET_SECONDS: Final = 60.0
 """For how long nothing is published after a failure: what may be skipped does not set the query's pace."""
-_NOTHING: Final = "-"
+NOTHING: Final = "-"
 """What an offsets file says of a source that has not begun."""
 _quiet_until: dict[Group, float] = {}
 
@@ -205,7 +205,7 @@ def _by_group(groups: Sequence[Group | None], ends: Sequence[str]) -> dict[Group
     """Return each group's offsets; where two sources read one partition, the lower one."""
     offsets_by_group: dict[Group, Offsets] = {}
     for group, text in zip(groups, ends, strict=True):
-        if group is None or text == _NOTHING:
+        if group is None or text == NOTHING:
             continue
         offsets = offsets_by_group.setdefault(group, {})
         for partition, offset in from_json(text).items():
@@ -316,7 +316,7 @@ def with_publication(sources: Sequence[StreamingSource], on_complete: OnComplete
 def _publish_registered(sources: Sequence[ResettableSource | None], epoch: int, about: EpochInput) -> None:
     """Publish the position of each source of `read_stream`; errors are logged, as the epoch is completed."""
     for source, text in zip(sources, about.end or (), strict=True):
-        if source is None or text == _NOTHING:
+        if source is None or text == NOTHING:
             continue
         try:
             source.publish(json.loads(text))

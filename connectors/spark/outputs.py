@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, get_args
 
 from pyspark import StorageLevel
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 
 from onceward.core.errors import ConfigurationError, SchemaError, text_of
 from onceward.core.kit.options import check_type
@@ -41,7 +41,7 @@ from onceward.core.transaction import Acknowledgement
 from onceward.sinks import DirectSink, TwoPhaseCommitSink
 
 from .plan import keeps_state, reads_of
-from .session import is_connect
+from .session import connect, is_connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -319,6 +319,14 @@ def apply_function(
         frame: Any = function(batch)
     except AnalysisException as error:
         raise _not_computed(error, sink) from None
+    except PySparkException as error:
+        if "SESSION_NOT_SAME" not in text_of(error):
+            raise
+        raise ConfigurationError(
+            "the function of its Output reads a DataFrame of the program's session, and Spark passes each micro-batch "
+            "in a session of its own (from 4.3 on): read tables inside of the function, with batch.sparkSession",
+            sink=sink,
+        ) from None
     if not (hasattr(frame, "isStreaming") and hasattr(frame, "mapInArrow")):
         raise ConfigurationError(
             f"the function of its Output must return a DataFrame of Spark, and returned {type(frame).__name__}",
@@ -349,7 +357,7 @@ def describing(df: DataFrame) -> Iterator[DataFrame]:
     Spark passes each micro-batch to its function in such a clone, too. (4)
     """
     if is_connect(df):
-        yield df.sparkSession.createDataFrame([], df.schema)
+        yield connect().empty_batch(df)
         return
     from pyspark.sql import SparkSession  # noqa: PLC0415 - needs a Spark installation
 

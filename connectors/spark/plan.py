@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
@@ -97,18 +98,7 @@ def read_plan(writer: DataStreamWriter) -> PlannedQuery:
     Raises:
         ConfigurationError: Spark has no such fields.
     """
-    from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - comes with pyspark, not with pyspark-client
-
-    jwriter: Any = writer._jwrite  # noqa: SLF001
-
-    def field(name: str) -> Any:
-        try:
-            member = jwriter.getClass().getDeclaredField(name)
-        except Py4JJavaError:
-            raise ConfigurationError(f"this version of Spark keeps the {name} of a writer elsewhere") from None
-        member.setAccessible(True)
-        return member.get(jwriter)
-
+    field = partial(_field, writer)
     return PlannedQuery(
         df=writer._df,  # noqa: SLF001
         format=str(field("source")).lower(),
@@ -117,6 +107,33 @@ def read_plan(writer: DataStreamWriter) -> PlannedQuery:
         options={name.lower(): text for name, text in _pairs(field("extraOptions"))},
         handler=handlers.get(writer),
     )
+
+
+def _field(writer: DataStreamWriter, name: str) -> Any:
+    from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - comes with pyspark, not with pyspark-client
+
+    jwriter: Any = writer._jwrite  # noqa: SLF001
+    try:
+        member = jwriter.getClass().getDeclaredField(name)
+    except Py4JJavaError:
+        raise ConfigurationError(f"this version of Spark keeps the {name} of a writer elsewhere") from None
+    member.setAccessible(True)
+    return member.get(jwriter)
+
+
+def check_runs(writer: DataStreamWriter) -> None:
+    """Have Spark check the plan and the output mode of a query as `start` does, before anything else is done.
+
+    Raises:
+        AnalysisException: Spark does not run such a query.
+    """
+    df: Any = writer._df  # noqa: SLF001 - no public way to ask
+    if df.sparkSession.conf.get("spark.sql.streaming.unsupportedOperationCheck", "true").lower() != "true":
+        return
+    checker = df.sparkSession._jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker  # noqa: SLF001
+    plan, mode = analyzed_plan(df), _field(writer, "outputMode")
+    checker.checkForStreaming(plan, mode)
+    checker.checkStreamingQueryGlobalWatermarkLimit(plan, mode)
 
 
 def _pairs(scala_map: Any) -> Iterator[tuple[str, str]]:
@@ -224,8 +241,8 @@ def reads_of(frame: DataFrame, batch: DataFrame) -> int | None:
     rdds = {leaf.rdd().id() for leaf in _leaves(batch) if leaf.nodeName() == _BATCH}
     leaves = list(_leaves(frame))
     # A common table expression that is read twice may be computed twice.
-    expressions = sum(leaf.nodeName() == "CTERelationRef" for leaf in leaves)
-    reads = sum(leaf.nodeName() == _BATCH and leaf.rdd().id() in rdds for leaf in leaves)
+    expressions = sum(bool(leaf.nodeName() == "CTERelationRef") for leaf in leaves)
+    reads = sum(bool(leaf.nodeName() == _BATCH and leaf.rdd().id() in rdds) for leaf in leaves)
     return reads and reads + expressions
 
 

@@ -31,8 +31,8 @@ from onceward.core.events import EpochCompleted, Event, QueryProgressed, observe
 from onceward.core.kit.options import check_type
 from onceward.core.log import EpochInput
 
-from .kafka import with_lag
-from .session import QueryRun
+from .kafka import NOTHING, with_lag
+from .session import QueryRun, QuerySession
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -173,9 +173,53 @@ def epoch_input(read_text: Callable[[str], str | None], checkpoint: str, query: 
     )
 
 
+def check_offset_log(session: QuerySession) -> None:
+    """Refuse, before a query starts, offsets files that could not be read in its epochs.
+
+    Raises:
+        ConfigurationError: Spark's settings ask for such files.
+    """
+    version = session.setting(_VERSION, "1")
+    if f"v{version}" not in _VERSIONS:
+        raise ConfigurationError(
+            f"{_VERSION} is {version}, and this version of onceward reads the offsets files of versions 1 and 2: set "
+            "one of them, or upgrade onceward"
+        )
+    if session.setting(_EVOLUTION, "false").lower() == "true":
+        raise ConfigurationError(
+            f"{_EVOLUTION} is true, and offsets files then call sources by names, which onceward does not read: set it "
+            "to false"
+        )
+
+
+_VERSION: Final = "spark.sql.streaming.offsetLog.formatVersion"
+_EVOLUTION: Final = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
+_VERSIONS: Final = ("v1", "v2")
+
+
 def _sources(offsets: str) -> list[str]:
-    """Return the offsets of each source, which follow the version and the metadata line."""
-    return [line for line in offsets.splitlines()[2:] if line]
+    """Return the offsets of each source, which follow the version and the metadata line.
+
+    In version 1 there is a line for each source, in the order of the plan. In version 2 (from Spark 4.3 on, if asked
+    for) a line begins with the source's number, and lines are in any order.
+
+    Raises:
+        ConfigurationError: It is another version, or sources have names.
+    """
+    version, *others = offsets.splitlines()
+    lines = [line for line in others[1:] if line]
+    if version == "v1":
+        return lines
+    pairs = [line.partition(":") for line in lines]
+    if version != "v2" or not all(number.isdecimal() for number, _, _ in pairs):
+        raise ConfigurationError(
+            f"the checkpoint's offsets files have version {version}"
+            f"{' and name sources' if version in _VERSIONS else ''}, and this version of onceward reads versions 1 and "
+            "2 with numbered sources. Upgrade onceward, or start the query with a new checkpoint and "
+            f"{_VERSION}=1"
+        )
+    by_number = {int(number): text for number, _, text in pairs}
+    return [by_number.get(number, NOTHING) for number in range(max(by_number, default=-1) + 1)]
 
 
 def checkpoint_reader(spark: SparkSession) -> Callable[[str], str | None]:

@@ -54,6 +54,8 @@ def prepare_at_start(writer: Any, prepare: Callable[[], None], watch: Callable[[
 
     def start(*place: Any, **options: Any) -> Any:
         check_start(place, options)
+        if options.get("outputMode") is not None:  # so that `prepare` sees it, too
+            writer.outputMode(options.pop("outputMode"))
         if not EXPLAINING.get():
             prepare()
         query = begin(writer, **options)
