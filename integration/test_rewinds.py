@@ -158,7 +158,7 @@ def test_a_rewind_waits_for_a_server_that_is_away_and_then_ends(pipeline: Pipeli
 
 
 def test_a_rewind_that_does_not_take_place_changes_nothing(pipeline: Pipeline) -> None:
-    """The table's newest rows are of an epoch that the log no longer has: only its ledger shows that they came."""
+    """The table's newest rows are of an epoch that the log no longer has: only the table's ledger shows them."""
     coordinator = pipeline.opened()
     pipeline.run(coordinator, 0)
     pipeline.run(coordinator, 1, into=("topic",))
