@@ -80,7 +80,6 @@ FUNCTIONS: dict[str, Any] = {
     "map": dict,
     "map_batches": lambda batch: batch,
     "flat_map": lambda row: [row, row],
-    "reuse": reusing(),
     "stamp": lambda row: {**row, "stamp": shown({**row, "stamp": None})},
 }
 
@@ -109,7 +108,7 @@ class RandomGraph:
     def __init__(self, random: Random, target: Target, values: Sequence[Any], **options: Any) -> None:
         self._random = random
         drawn = random.random()
-        self._others, self._sinks = Random(drawn), Random(f"sinks {drawn}")
+        self._others, self._sinks, self._reuses = Random(drawn), Random(f"sinks {drawn}"), Random(f"reuses {drawn}")
         self.pipeline = Pipeline("simulated", store=MemoryStore(), **options)
         self._target, self._values = target, values
         if random.random() < 0.3:
@@ -195,8 +194,10 @@ class RandomGraph:
         for _ in range(self._random.choice([0, 0, 1, 2])):
             kind = self._random.choice([*FUNCTIONS, *PREDICATES])
             if kind in FUNCTIONS:
-                self.nested = self.nested or kind == "reuse"
-                branch = self._then(branch, "map" if kind in {"reuse", "stamp"} else kind, FUNCTIONS[kind])
+                function = FUNCTIONS[kind]
+                if kind == "map" and self._reuses.random() < 0.7:
+                    self.nested, function = True, reusing()
+                branch = self._then(branch, "map" if kind == "stamp" else kind, function)
             else:
                 branch = self._then(branch, "filter", PREDICATES[kind], batches=kind == "mask")
             if self._random.random() < 0.5:
