@@ -30,7 +30,7 @@ from onceward.core.steps import Step, hooked, kill_at
 from onceward.sources import SequenceSource
 
 from .faults import Faults, die, die_after
-from .watch import Watch
+from .watch import SinkWatch
 from .wrappers import FaultySink
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class _Killer:
             else:
                 hook = kill_at(point)
         try:
-            watch = Watch()
+            watch = SinkWatch()
             with hooked(hook):
                 try:
                     self._pipeline(FaultySink(FaultySink(self._sink, watch), faults), watch).run()
@@ -190,7 +190,7 @@ class _Killer:
         finally:
             os._exit(0)  # whatever threads the sink has left
 
-    def _pipeline(self, sink: TwoPhaseCommitSink[Any], watch: Watch) -> Pipeline:
+    def _pipeline(self, sink: TwoPhaseCommitSink[Any], watch: SinkWatch) -> Pipeline:
         name = f"{self._name}-{self._part}"
         pipeline = Pipeline(
             name,

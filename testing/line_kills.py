@@ -70,7 +70,7 @@ class Line(NamedTuple):
 
 
 @dataclass
-class Epoch:
+class KilledEpoch:
     """One epoch that was killed, and what became of it.
 
     Attributes:
@@ -95,7 +95,7 @@ class LineReport:
         errors: What failed, each with the line.
     """
 
-    epochs: list[Epoch] = field(default_factory=list)
+    epochs: list[KilledEpoch] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
     left_out: int = 0
     errors: list[str] = field(default_factory=list)
@@ -126,7 +126,7 @@ class _LineKiller:
         self._sink, self._name, self._parts, self._folder = sink, pipeline, parts, folder
         self._seconds = seconds
         self._report = LineReport()
-        self._killed: Epoch | None = None
+        self._killed: KilledEpoch | None = None
         self._imported: set[str] = set()
 
     def all(self) -> LineReport:
@@ -199,7 +199,7 @@ class _LineKiller:
             self._killed.decided = self._killed.number <= decided
             self._killed = None
         if where:
-            self._killed = Epoch(where, decided + 1)
+            self._killed = KilledEpoch(where, decided + 1)
             self._report.epochs.append(self._killed)
 
     # In a fork

@@ -34,7 +34,7 @@ from onceward.sources import SequenceSource
 from .faults import Faults, delay
 from .plugin import NOT_APPLICABLE
 from .proxy import Proxy  # noqa: TC001 - a dataclass field's type
-from .watch import Watch
+from .watch import SinkWatch
 from .wrappers import FaultySink, FaultySource
 
 ROWS: Final = 40
@@ -284,7 +284,7 @@ class SinkCase:
 
         numbers = list(range(self.first, self.first + ROWS))
         rows = SequenceSource(pa.Table.from_batches([self.sink_under_test.rows(numbers)]), units=2, batch_rows=4)
-        watch = Watch()
+        watch = SinkWatch()
         pipeline = fast_pipeline(self.pipeline + "-run", store, watch.restarts())
         slow = Faults(delay("piece", pause, times=1000))
         sink = FaultySink(FaultySink(self.sink, watch), faults or Faults())
@@ -297,7 +297,7 @@ class SinkCase:
         self.assert_as_promised(numbers)
 
     @staticmethod
-    def _wait(pipeline: Pipeline, watch: Watch) -> bool:
+    def _wait(pipeline: Pipeline, watch: SinkWatch) -> bool:
         """Run to the end, or until the watch or the time ends it; return whether the run has come to its end."""
         deadline, ended = time.monotonic() + RUN_SECONDS, False
         try:

@@ -1,7 +1,7 @@
 """What ends a case of a conformance suite at once: a sink's own mistake, the same fault again and again, and time.
 
 A pipeline restarts after any failure, so a sink with a misspelled name would be restarted a thousand times, and the
-cause would be one line among a thousand. A Watch sees each exception that leaves the sink:
+cause would be one line among a thousand. A SinkWatch sees each exception that leaves the sink:
 
 1. One that no fault of the environment explains (TypeError, KeyError, …) ends the case, and is quoted.
 2. The same exception at the same place ends the case when it comes so often that it cannot be a passing fault.
@@ -62,7 +62,7 @@ def _is_of_onceward(file: str) -> bool:
 _ROOTS: Final = [Path(__file__).resolve().parents[1] / name for name in ("core", "connectors", "sinks", "testing")]
 
 
-class Watch(Faults):
+class SinkWatch(Faults):
     """Sees each call of a sink and remembers the first error that ends the case; give it to a FaultySink as faults."""
 
     def __init__(self) -> None:
