@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from ..connector import noted_address
-from ..errors import OncewardError, named_text_of
+from ..errors import OncewardError, named_text_of, text_of
 from ..kit.times import duration
 from ..log import DirectoryStore, LogView, Start
 from ..log.notes import notes
@@ -302,7 +302,7 @@ def judged(
 
 
 def _text_of(error: Exception) -> str:
-    return str(error) if isinstance(error, OncewardError) else named_text_of(error)
+    return text_of(error) if isinstance(error, OncewardError) else named_text_of(error)
 
 
 def unreadable(pipeline: str, store: str, error: str) -> PipelineStatus:
