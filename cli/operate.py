@@ -146,7 +146,8 @@ def list_(search: Search, *, as_json: AsJson = False) -> None:
 
     Open transactions of other applications follow, because they hold back the readers of the same topics, too.
     """
-    show.table(search.found(), as_json=as_json)
+    found = search.found()
+    show.table(found, as_json=as_json, whole=not search.unanswered)
     show.others(search.others, as_json=as_json)
     search.end()
 

@@ -46,8 +46,14 @@ _STYLE = {
 }
 
 
-def table(transactions: Sequence[FoundTransaction], *, as_json: bool = False) -> None:
-    """Print a line for each transaction with its name, which is not cut, and its facts below."""
+def table(transactions: Sequence[FoundTransaction], *, as_json: bool = False, whole: bool = True) -> None:
+    """Print a line for each transaction with its name, which is not cut, and its facts below.
+
+    Args:
+        transactions: Those that were found.
+        as_json: Print them as JSON.
+        whole: Whether every target answered; otherwise there may be more.
+    """
     if as_json:
         print_json([fields(one) for one in transactions])
         return
@@ -63,7 +69,10 @@ def table(transactions: Sequence[FoundTransaction], *, as_json: bool = False) ->
         out.print(f"  {one.status}", style=_STYLE[one.status], end="")
         out.print(f"; {where}; {', '.join(known)}")
         out.print(f"  → {advice(one.advice)}")
-    out.print(f"transactions: {len(transactions)}" if transactions else "no open, prepared or waiting transactions")
+    none = (
+        "no open, prepared or waiting transactions" if whole else "transactions: not known, for a target did not answer"
+    )
+    out.print(f"transactions: {len(transactions)}" if transactions else none)
 
 
 def others(transactions: Mapping[str, Sequence[OtherTransaction]], *, as_json: bool) -> None:

@@ -759,3 +759,12 @@ def test_what_was_given_up_as_a_whole_has_no_name(capsys: pytest.CaptureFixture[
     )
     show.history(ShownHistory(epochs=[], given_up=[given], status=status), as_json=False)
     assert "replay of epoch 3, now\n" in capsys.readouterr().out
+
+
+def test_a_list_for_which_a_target_did_not_answer_does_not_say_that_there_is_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show.table([], whole=False)
+    assert capsys.readouterr().out == "transactions: not known, for a target did not answer\n"
+    show.table([])
+    assert capsys.readouterr().out == "no open, prepared or waiting transactions\n"
