@@ -60,8 +60,6 @@ TRY_SECONDS: Final = 1.0
 LONGEST_TRY: Final = 8.0
 SILENT_SECONDS: Final = 5.0
 """After how long without an answer a connection is closed."""
-MOST_UNANSWERED: Final = 2 * PIPELINE
-"""Requests that are remembered, so that their answers count when they come late."""
 ROUND_SECONDS: Final = 0.1
 """Pause after all hosts were asked in vain."""
 GRACE_SECONDS: Final = 0.25
@@ -134,7 +132,7 @@ class Wire:
         self._suspects: set[Host] = set()
         self._patience: dict[Host, float] = {}
         self._reasons: dict[Host, str] = {}
-        self._unanswered: dict[tuple[int, int], tuple[Any, Any]] = {}
+        self._unanswered: dict[tuple[int, int], tuple[Any, Any]] = {}  # so that late answers count
         self.last_fault = ""
         """Why the newest request that got no answer got none."""
 
@@ -187,26 +185,24 @@ class Wire:
         sent = self._sent_once(manager, node, request, deadline)
         # (2) At most half of the time that is left, unless it is hardly any: others are to be asked afterwards.
         longest = max(TRY_SECONDS, min(self._patience.get(node, TRY_SECONDS), (deadline - now) / 2))
-        return self._answer_of(manager, node, sent, now, min(deadline, now + longest))
+        return self._answer_of(manager, node, request, sent, began=now, until=min(deadline, now + longest))
 
     def _sent_once(self, manager: Any, node: int, request: Any, deadline: float) -> Any:
         """Send a request, unless an earlier try has sent it and its answer may still come: a slow broker is heard."""
         same, sent = self._unanswered.pop((node, id(request)), (None, None))
-        if same is not request or sent.is_done:
-            sent = self._sent(manager, node, request, deadline)
-        if not isinstance(sent, Exception):
-            if len(self._unanswered) > MOST_UNANSWERED:
-                self._unanswered = {key: pair for key, pair in self._unanswered.items() if not pair[1].is_done}
-            self._unanswered[node, id(request)] = request, sent
-        return sent
+        return sent if same is request and not sent.is_done else self._sent(manager, node, request, deadline)
 
-    async def _answer_of(self, manager: Any, node: int, sent: Any, began: float, until: float) -> WireAnswer:
+    async def _answer_of(
+        self, manager: Any, node: int, request: Any, sent: Any, *, began: float, until: float
+    ) -> WireAnswer:
         if isinstance(sent, Exception):
             return self._fault_of(manager, node, sent)
         await _done(manager, sent, until)
         now = time.monotonic()
         if not sent.is_done:
             waited = now - began
+            self._unanswered = {key: pair for key, pair in self._unanswered.items() if not pair[1].is_done}
+            self._unanswered[node, id(request)] = request, sent
             if waited >= HEDGE_SECONDS:
                 self._patience[node] = min(LONGEST_TRY, max(self._patience.get(node, 0.0), 2 * waited))
                 self._suspects.add(node)
