@@ -224,7 +224,6 @@ def test_every_row_that_is_refused_fails_alone(cluster: KafkaCluster, codec: str
         assert "MSG_SIZE_TOO_LARGE" in str(alone)
 
 
-@pytest.mark.nightly
 def test_in_a_rolling_change_the_least_longest_timeout_counts(cluster: KafkaCluster) -> None:
     for number, broker in cluster.brokers.items():
         broker.config["transaction.max.timeout.ms"] = "3600000" if number == 1 else "900000"
@@ -240,7 +239,6 @@ def test_in_a_rolling_change_the_least_longest_timeout_counts(cluster: KafkaClus
     assert (longest.health, longest.found[:6]) == (Health.OK, "15 min")
 
 
-@pytest.mark.nightly
 def test_a_frozen_broker_holds_no_client_for_long(cluster: KafkaCluster) -> None:
     """Until its session ends, a list of transactions cannot be complete; then all goes on without it."""
     bench = bench_of(cluster)

@@ -140,6 +140,8 @@ def test_answers_come_late(proxy: Proxy) -> None:
 
 def test_connections_that_are_forgotten_stay_silent_and_new_ones_work(proxy: Proxy) -> None:
     with connected(proxy) as old:
+        old.sendall(b"seen\n")
+        assert answer(old) == b"seen\n"
         proxy.forget()
         old.sendall(b"lost\n")
         with connected(proxy) as new:
