@@ -79,21 +79,33 @@ class Case:
 class Server(Protocol):
     """A database, and what the runs need of it."""
 
-    ways: Sequence[str]
-    changes: Sequence[Change]
-    columns: Sequence[Column]
-    retyped: str
-    """Statement that changes the type of `x`, with {} for the type."""
-    driver_error: type[Exception]
+    @property
+    def ways(self) -> Sequence[str]: ...
+
+    @property
+    def changes(self) -> Sequence[Change]: ...
+
+    @property
+    def columns(self) -> Sequence[Column]: ...
+
+    @property
+    def retyped(self) -> str:
+        """Statement that changes the type of `x`, with {} for the type."""
+        ...
+
+    @property
+    def driver_error(self) -> type[Exception]: ...
 
     def make_table(self, declared: str) -> None:
         """Create t (id, v, x) anew, with a unique key over id, and all rights on it."""
 
     def run(self, statement: str) -> list[tuple[Any, ...]]:
         """Run a statement as an administrator, who waits for no lock for long."""
+        ...
 
     def sink(self, way: str) -> DatabaseSink:
         """Return a new sink into t."""
+        ...
 
 
 @dataclass

@@ -23,14 +23,9 @@ with warnings.catch_warnings():
         ListTransactionsRequest,
         ListTransactionsResponse,
     )
-    from kafka.protocol.metadata import (
-        ApiVersionsRequest,
-        ApiVersionsResponse,
-        FindCoordinatorRequest,
-        FindCoordinatorResponse,
-        MetadataRequest,
-        MetadataResponse,
-    )
+    from kafka.protocol.metadata import MetadataRequest, MetadataResponse
+    from kafka.protocol.metadata.api_versions import ApiVersionsRequest, ApiVersionsResponse
+    from kafka.protocol.metadata.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
     from kafka.protocol.producer.transaction import EndTxnRequest, EndTxnResponse
 
 if TYPE_CHECKING:

@@ -110,8 +110,8 @@ class SqliteServer:
             return connection.execute(statement).fetchall()
 
     def sink(self, way: str) -> DatabaseSink:
-        key = {"key": ["id"]} if way == "upsert" else {}
-        return SqlAlchemySink("t", url=f"sqlite:///{self.path}", table="t", lock_timeout=1, **key)
+        key = ["id"] if way == "upsert" else None
+        return SqlAlchemySink("t", url=f"sqlite:///{self.path}", table="t", lock_timeout=1, key=key)
 
 
 @pytest.mark.parametrize("part", range(PARTS))

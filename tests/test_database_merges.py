@@ -81,7 +81,7 @@ def test_a_sequence_that_ends_too_early_is_told(
 
 def refused_by_mariadb(number: int, state: str) -> exc.DBAPIError:
     error = pymysql.err.OperationalError(number, "no")
-    error.sqlstate = state
+    error.sqlstate = state  # pyright: ignore[reportAttributeAccessIssue] - newer than the stubs
     return exc.OperationalError("", None, error)
 
 

@@ -36,7 +36,7 @@ SCHEMA = pa.schema([("n", pa.int64())])
 class Case:
     """An endless pipeline, with one place in which something is called, once."""
 
-    def __init__(self, place: str, call: Callable[[Pipeline], None]) -> None:
+    def __init__(self, place: str, call: Callable[[Pipeline], object]) -> None:
         self.place, self._call, self.called = place, call, threading.Event()
         self.error: BaseException | None = None
         self.seconds = 0.0
@@ -48,7 +48,7 @@ class Case:
         stream.key_by("n").process(Everywhere(self), uid="process").sink(Sink(self, "one"))
         stream.sink(Sink(self, "two"))
 
-    def at(self, place: str) -> Callable[[Any], Any]:
+    def at(self, place: str) -> Callable[..., Any]:
         """What passes a value on, and makes the call if this is the place."""
 
         def passed(value: Any = None) -> Any:
@@ -69,11 +69,16 @@ class Case:
 
 
 class Endless(LiveSource):
-    bounded = False
-    schema = SCHEMA
-
     def __init__(self, case: Case) -> None:
         self.case = case
+
+    @property
+    def bounded(self) -> bool:
+        return False
+
+    @property
+    def schema(self) -> pa.Schema:
+        return SCHEMA
 
     def listen(self, subtask: int, parallelism: int) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - signature
         for number in range(10**9):
@@ -122,7 +127,7 @@ class Sink(TargetSink):
 PLACES = ["listen", "map", "open", "process", "timer", "snapshot", "complete", "write", "commit", "observer"]
 
 
-def run(place: str, call: Callable[[Pipeline], None]) -> Case:
+def run(place: str, call: Callable[[Pipeline], object]) -> Case:
     """Run until the call was made."""
     case = Case(place, call)
     observed = case.at("observer")
@@ -172,7 +177,7 @@ def test_a_savepoint_is_refused(place: str, method: str, tmp_path: Path):
 
 @pytest.mark.parametrize("place", ["map", "listen", "commit"])
 def test_a_run_does_not_wait_for_its_own_end(place: str):
-    case = run(place, lambda one: one.wait() and None)
+    case = run(place, lambda one: one.wait())
     assert isinstance(case.error, LifecycleError)
     assert "call stop() and return" in str(case.error)
 

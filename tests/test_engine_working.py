@@ -15,6 +15,7 @@ import pytest
 from onceward.core import CheckpointConfig, FileBackend, MemoryBackend, RocksDBBackend
 from onceward.core.engine.channels import TaskId
 from onceward.core.engine.state import keys
+from onceward.core.engine.state.rocksdb import RocksTable
 from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.engine.state.working import PREFIX, WorkingCopy
 from onceward.core.errors import StateError
@@ -191,6 +192,7 @@ def test_a_working_copy_that_cannot_be_closed_on_a_full_disk_is_deleted_all_the_
             raise Exception("IO error: No space left on device")  # noqa: TRY002 - as rocksdict
 
     table = a_table(tmp_path, local=tmp_path / "local")
+    assert isinstance(table, RocksTable)
     table._db.close()
     table._db = Full()  # type: ignore[assignment]
     table.close()

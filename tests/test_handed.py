@@ -142,7 +142,7 @@ PLACES = pa.array([0, None, 1, 0], pa.int8())
         (TEXTS, TEXTS.dictionary_encode()),
         (TEXTS, TEXTS.cast(pa.large_string())),
         (TEXTS, TEXTS.cast(pa.string_view())),
-        (TEXTS, pc.run_end_encode(TEXTS)),
+        (TEXTS, pc.call_function("run_end_encode", [TEXTS])),
         (TEXTS, pa.DictionaryArray.from_arrays(PLACES, pa.array(["a", "b"], pa.string_view()))),
         (TEXTS, pa.DictionaryArray.from_arrays(pa.array([0, 1, 2, 0]), pa.array(["a", None, "b"]))),
         (STRUCTS, pa.DictionaryArray.from_arrays(PLACES, pa.array([{"x": 1}, {"x": 2}]))),

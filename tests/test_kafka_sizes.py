@@ -123,17 +123,19 @@ class Sink(kafka.KafkaSink):
         super().__init__("out", bootstrap_servers="b:1", topic=topic, transaction_timeout=60, proof=False)
         self.brokers = brokers
 
-    def _pool(self, _scope: Any) -> Any:
+    def _pool(self, scope: Any) -> Any:  # noqa: ARG002 - signature
         return self.brokers
 
     def pre_commit(self, transaction: kafka.KafkaTransaction) -> Any:
         self._until_taken(transaction, lambda: transaction.producer.flush(self._flush_until()))
-        self.brokers.prepared = transaction.producer._producer.sent
+        producer = transaction.producer._producer
+        assert isinstance(producer, Librdkafka)
+        self.brokers.prepared = producer.sent
         return CONTEXT.committable(
             kind="kafka", transaction=str(CONTEXT.transaction_name()), rows=transaction.producer.rows
         )
 
-    def abort(self, _committable: Any) -> Any:
+    def abort(self, committable: Any) -> Any:  # noqa: ARG002 - signature
         self.brokers.prepared = []
 
     def warm_up(self, context: WriteContext) -> None:

@@ -81,7 +81,7 @@ def test_what_does_not_read_the_micro_batch_is_refused_unless_the_output_says_so
     query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outputs, "reads_of", lambda *_: 0)
-    functions = {"a": lambda _: Frame([2])}
+    functions: dict[str, Callable[[Any], Any]] = {"a": lambda _: Frame([2])}
     with pytest.raises(ConfigurationError, match=r"does not read the micro-batch.*reads_batch=False"):
         query.run(0, [1], handler=_handler(query, Transformations(functions, reading={"a"}), "a"))
     assert read(query.store).newest is None
@@ -93,14 +93,16 @@ def test_what_does_not_read_the_micro_batch_is_refused_unless_the_output_says_so
 def test_a_query_that_keeps_state_runs_the_whole_batch_whatever_its_outputs_read(
     query: Query, names: Sequence[str]
 ) -> None:
-    transformations = Transformations({"a": lambda _: Frame()}, stateful=True)
+    functions: dict[str, Callable[[Any], Any]] = {"a": lambda _: Frame()}
+    transformations = Transformations(functions, stateful=True)
     frame = query.run(0, [1], [2], handler=_handler(query, transformations, *names))
     assert frame.drained == (names == ("a",))
     assert frame.persisted[-1] == "released"
 
 
 def test_a_query_that_keeps_state_runs_the_whole_batch_when_a_lost_output_alone_is_written_again() -> None:
-    transformations = Transformations({"a": lambda _: Frame()}, stateful=True)
+    functions: dict[str, Callable[[Any], Any]] = {"a": lambda _: Frame()}
+    transformations = Transformations(functions, stateful=True)
     frame: Any = Frame([1])
     with transformations.jobs(frame, []) as jobs:
         assert jobs == []

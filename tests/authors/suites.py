@@ -35,6 +35,9 @@ def shelf(module: ModuleType, folder: Path) -> SinkUnderTest:
     def delete_prepared(committable: Committable) -> None:
         _run(path, "DELETE FROM staged WHERE name = ?", committable.transaction)
 
+    def take_away() -> None:
+        _run(path, "DELETE FROM shelf")
+
     return SinkUnderTest(
         make=lambda: module.ShelfSink("mine", str(path)),
         read=lambda: [row["n"] for row in read_rows()],
@@ -43,7 +46,7 @@ def shelf(module: ModuleType, folder: Path) -> SinkUnderTest:
         ordered=True,
         kill=True,
         misfit=pa.schema({"n": pa.int64(), "text": pa.month_day_nano_interval()}),
-        take_away=lambda: _run(path, "DELETE FROM shelf") and None,
+        take_away=take_away,
         delete_prepared=delete_prepared,
     )
 

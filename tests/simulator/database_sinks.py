@@ -247,8 +247,9 @@ class StagedSink(DatabaseSink):
         self.database.committed(committable.transaction)
         return self.database.facts(committable).commit_outcome(committable)
 
-    def _seen(self, gid: str, held: set[str]) -> Observation:
-        return Observation.BEGUN if gid in self.database.begun else super()._seen(gid, held)
+    def _seen(self, committable: Committable, held: set[str]) -> Observation:
+        begun = committable.transaction in self.database.begun
+        return Observation.BEGUN if begun else super()._seen(committable, held)
 
     def abort(self, committable: Committable) -> AbortOutcome:
         """Delete the staged rows; the ledger tells who won if there are none."""

@@ -237,7 +237,7 @@ class AbortsInDoubt(Coordinator):
 class ForgetsToFinish(Coordinator):
     """Does not finish what an earlier writer has decided."""
 
-    def _finish_decided(self, hold: Any) -> Sequence[Committable]:
+    def _finish_decided(self, hold: Collection[str], *, claims: bool = True) -> Sequence[Committable]:
         return ()
 
 
@@ -645,8 +645,8 @@ class MergesWithoutLedger(StagedSink):
 class SaysPrepared(StagedSink):
     """Does not say that a commit has begun."""
 
-    def _seen(self, gid: str, held: set[str]) -> Observation:
-        seen = super()._seen(gid, held)
+    def _seen(self, committable: Committable, held: set[str]) -> Observation:
+        seen = super()._seen(committable, held)
         return Observation.PREPARED if seen is Observation.BEGUN else seen
 
 
