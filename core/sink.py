@@ -245,6 +245,10 @@ class TwoPhaseCommitSink(Sink, Generic[Txn]):
         """
         return [Observation.UNKNOWN for _ in committables]
 
+    def why_silent(self, committables: Sequence[Committable]) -> str:  # noqa: ARG002
+        """Return why `inspect_many` answers NO_ANSWER for some of them, and what to do, as the end of a message."""
+        return "the target does not say what became of its transactions"
+
     def ledger(self) -> Ledger:
         """Return what the target remembers of decision logs, so that none writes what another has written.
 

@@ -206,6 +206,11 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
         return [self._look(committable)[0] for committable in committables]
 
     @with_file_errors
+    def why_silent(self, committables: Sequence[Committable]) -> str:
+        looks = map(self._look, committables)
+        return next((why for at, why in looks if at is Observation.NO_ANSWER), super().why_silent(committables))
+
+    @with_file_errors
     def lingering(self, scope: Scope) -> Iterable[Committable]:
         pending = [name for name in self._pending() if name.scope.is_sink(scope.pipeline, scope.sink)]
         return [Committable.named(self.kind, name) for name in pending]

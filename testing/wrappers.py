@@ -89,7 +89,7 @@ def _forwarding(
     return complete
 
 
-@_forwarding(TwoPhaseCommitSink, same=("check_schema", "dataset", "expires_at"), once=("discard",))
+@_forwarding(TwoPhaseCommitSink, same=("check_schema", "dataset", "expires_at", "why_silent"), once=("discard",))
 class FaultySink(_AnyFaultySink, TwoPhaseCommitSink[Any]):
     """A TwoPhaseCommitSink with faults.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,15 @@ import pyarrow as pa
 import pytest
 
 from onceward import FileSink
-from onceward.core.errors import EpochConflictError, SinkError
+from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator, OnLost
+from onceward.core.errors import CommitPendingError, DataLossError, EpochConflictError, SinkError
+from onceward.core.log import EpochInput, MemoryStore
 from onceward.core.names import NOTHING, Scope, file_name
 from onceward.core.steps import Step
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation, Progress
 from onceward.sinks.folders import IDENTITY
 
+from .core_fakes import acknowledgement
 from .sink_kit import LOG, Mailbox, context, crash_at, prepared
 
 SCOPE = Scope("p", "out", LOG)
@@ -270,3 +275,55 @@ def test_a_missing_permission_does_not_pass_by_itself(
             sink.commit(committable)
     assert not caught.value.retryable
     assert sink.commit(committable).status is CommitStatus.COMMITTED
+
+
+def about(epoch: int, digest: str = "d") -> EpochInput:
+    return EpochInput(query="q", digest=f"{digest}{epoch}", start=[epoch], end=[epoch + 1])
+
+
+@pytest.mark.parametrize("choice", ["skip", "rewind"])
+def test_a_folder_that_is_gone_with_several_transactions_that_wait_says_how_to_go_on(
+    make: Make, tmp_path: Path, choice: str
+):
+    """Nothing of them can be looked at any more: the message must still name the step that helps, and it does."""
+    store, folder, sink = MemoryStore(), tmp_path / "out", make(tmp_path / "out")
+
+    def opened(on_lost: OnLost = OnLost.REPLAY, **opening: Any) -> Coordinator:
+        quick = CommitPolicy(on_lost=on_lost, commits=Backoff(attempts=0))
+        coordinator = Coordinator("p", store, [sink], quick, heals=True)
+        coordinator.open(query="q", **opening)
+        return coordinator
+
+    def prepare(coordinator: Coordinator, epoch: int) -> list[Committable]:
+        made = []
+        for subtask in range(2):
+            transaction = sink.begin(coordinator.context(sink.name, epoch, subtask=subtask))
+            sink.write(transaction, pa.RecordBatch.from_pylist([{"n": subtask}]))
+            made.append(sink.pre_commit(transaction))
+        return made
+
+    def run(coordinator: Coordinator, epoch: int, digest: str = "d") -> None:
+        coordinator.admit(epoch, about(epoch, digest))
+        acks = [
+            acknowledgement(one, epoch=epoch, subtask=subtask, sinks=(sink.name,))
+            for subtask, one in enumerate(prepare(coordinator, epoch))
+        ]
+        coordinator.commit(epoch, acks, about(epoch, digest))
+
+    def back() -> Coordinator:
+        return opened(rewind="the disk broke", first_epoch=1, epoch_input=about(1, "new"))
+
+    coordinator = opened()
+    run(coordinator, 0)
+    coordinator.writer.decide(1, prepare(coordinator, 1), sinks=[sink.name], epoch_input=about(1))
+    shutil.rmtree(folder)
+    with pytest.raises(DataLossError, match=r"rewind=.*on_lost='skip'"):
+        opened()
+    go_on = back if choice == "rewind" else lambda: opened(OnLost.SKIP)
+    with pytest.raises(CommitPendingError, match="is it the right one, and mounted") as told:
+        go_on()
+    [(identity, path)] = re.findall(r"write (\w+) into (\S+),", str(told.value))
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(identity)
+    run(go_on(), *((1, "new") if choice == "rewind" else (2,)))
+    opened()

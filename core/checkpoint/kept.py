@@ -134,7 +134,8 @@ def _check_kept(
     if done is None or not own:
         return False
     if not starting and any(at is Observation.NO_ANSWER for _, at in observations):
-        raise RetryableSinkError("it does not say whether it still has what was committed", sink=sink.name)
+        why = f"it does not say whether it still has what was committed: {sink.why_silent(own)}"
+        raise RetryableSinkError(why, sink=sink.name)
     failures: Failures = [
         (c, CommitOutcome(CommitStatus.LOST, TAKEN_BACK)) for c, at in observations if at is Observation.ABORTED
     ]

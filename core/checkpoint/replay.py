@@ -90,12 +90,12 @@ def _inspected(share: Share, committables: Sequence[Committable]) -> list[tuple[
     sink = share.sink
     try:
         observations = answers.of_each(sink, "inspect_many", committables, sink.inspect_many(committables), Observation)
+        if any(state is Observation.NO_ANSWER for _, state in observations):
+            share.detail = sink.why_silent(committables)
+            raise _Waits
     except ExternalError as error:
         share.detail = str(error)
         raise _Waits from error
-    if any(state is Observation.NO_ANSWER for _, state in observations):
-        share.detail = "the target does not say what became of its transactions"
-        raise _Waits
     return observations
 
 

@@ -120,6 +120,8 @@ class Share:
             observations = answers.of_each(
                 self.sink, "inspect_many", pending, self.sink.inspect_many(pending), Observation
             )
+            if any(at is Observation.NO_ANSWER for _, at in observations):
+                self.unseen, self.detail = True, self.sink.why_silent(pending)
         except FencedError:
             raise
         except Exception as error:  # noqa: BLE001 - what is wrong with a sink's own code, the commit raises again
@@ -128,8 +130,6 @@ class Share:
                 self.unseen = True
                 self.error = None if error.retryable else error
             return
-        if any(at is Observation.NO_ANSWER for _, at in observations):
-            self.unseen, self.detail = True, "the target does not answer"
         lost = [(c, at) for c, at in observations if at in LOST_STATES]
         if lost:
             self.failures += [(c, CommitOutcome(CommitStatus.LOST, f"the target shows it {at}")) for c, at in lost]

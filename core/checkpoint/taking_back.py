@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("onceward.commit")
 _VISIBLE: Final = frozenset({Observation.COMMITTED, Observation.BEGUN})
 _ENDED: Final = frozenset({*_VISIBLE, Observation.ABORTED, Observation.EXPIRED})
-_NO_ANSWER: Final = "the target does not say what became of its transactions"
 
 
 def check_can_end(view: LogView, sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> None:
@@ -78,7 +77,7 @@ def end_taken_back(decision: Decide, sinks: Mapping[str, TwoPhaseCommitSink[Any]
         waiting[name] = _end(sinks[name], left[name])
 
     for attempt in count():
-        policy.make_all([partial(end, name) for name in left if waiting.get(name, _NO_ANSWER)])
+        policy.make_all([partial(end, name) for name in left if waiting.get(name, "not asked yet")])
         if not any(waiting.values()):
             # (5) Every target has said that nothing is left.
             writer.void(decision.epoch, ["a rewind has taken it back"], covered=True)
@@ -108,7 +107,7 @@ def _end(sink: TwoPhaseCommitSink[Any], committables: Sequence[Committable]) -> 
     try:
         observations = answers.of_each(sink, "inspect_many", committables, sink.inspect_many(committables), Observation)
         if any(state is Observation.NO_ANSWER for _, state in observations):
-            return _NO_ANSWER
+            return sink.why_silent(committables)
         committed = [c for c, state in observations if state in _VISIBLE]
         for committable in (c for c, state in observations if state not in _ENDED):
             crash_point(Step.ABORT_BEFORE)
