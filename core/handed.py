@@ -147,13 +147,13 @@ def _flat(names: Sequence[str], columns: Sequence[pa.Array], *, inside: bool = F
         inside: Whether they are parts of nested values: then their types are hashed with their names (3).
     """
     count: Counter[str] = Counter()
-    flat: dict[str, pa.Array] = {}
+    flat: list[tuple[str, pa.Array]] = []
     for name, column in zip(names, columns, strict=True):
         label = f"{name}: {_token(column.type)}" if inside else name
         count[label] += 1
-        label = label if count[label] == 1 else f"{label} {count[label]}"  # two columns may have one name
-        flat |= dict(_pieces_of(label, column))
-    return pa.RecordBatch.from_arrays(list(flat.values()), names=list(flat))
+        label = label if count[label] == 1 else f"{label}\0{count[label]}"  # two columns may have one name
+        flat.extend(_pieces_of(label, column))
+    return pa.RecordBatch.from_arrays([piece for _, piece in flat], names=[label for label, _ in flat])
 
 
 def _pieces_of(label: str, column: Any) -> Iterator[tuple[str, pa.Array]]:

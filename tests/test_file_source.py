@@ -29,6 +29,7 @@ from .engine_kit import Target, TargetSink, pipeline
 from .sink_kit import prepared
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from onceward.types import FileFormat
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 FORMATS = ["parquet", "csv", "jsonl", "arrow"]
 
 
-def put(folder: Path, name: str, numbers: range, format_: FileFormat = "parquet") -> None:
+def put(folder: Path, name: str, numbers: Iterable[int], format_: FileFormat = "parquet") -> None:
     """Write a file as it should be: under another name, then renamed."""
     hidden = folder / f".{name}"
     table = pa.table({"n": list(numbers)})
@@ -148,6 +149,47 @@ def test_70_new_files_are_picked_up_oldest_first_and_hidden_ones_passed_over(tmp
     second = source.latest(first)
     assert rows(source, {}, second) == list(range(8))
     assert rows(source, first, second) == [5, 6, 7]
+
+
+def test_files_in_a_folder_that_is_a_link_are_read_once(tmp_path: Path):
+    """Links lead out of the folder, to a part of it, to itself, and from there back."""
+    folder, elsewhere, further = (tmp_path / name for name in ("here", "elsewhere", "further"))
+    for number, place in enumerate([folder, folder / "2026", elsewhere / "a", further]):
+        place.mkdir(parents=True)
+        put(place, "x", [number])
+    (folder / "old").symlink_to(elsewhere)
+    (folder / "latest").symlink_to(folder / "2026")
+    (folder / "self").symlink_to(folder)
+    (elsewhere / "back").symlink_to(folder)
+    (elsewhere / "self").symlink_to(elsewhere)
+    (elsewhere / "on").symlink_to(further)
+    (further / "back").symlink_to(elsewhere)
+    source = FileSource(folder, bounded=True)
+    assert sorted(rows(source, {}, source.end())) == [0, 1, 2, 3]
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error_and_one_that_is_gone_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        put(tmp_path / name, "x", range(3))
+    real = os.scandir
+
+    def failing(error: type[OSError]) -> Callable[[Any], Any]:
+        def scandir(path: Any) -> Any:
+            if str(path).endswith("b"):
+                raise error(str(path))
+            return real(path)
+
+        return scandir
+
+    source = FileSource(tmp_path, schema=pa.schema([("n", pa.int64())]), bounded=True)
+    monkeypatch.setattr(os, "scandir", failing(PermissionError))
+    with pytest.raises(SourceError, match="b cannot be listed"):
+        source.end()
+    monkeypatch.setattr(os, "scandir", failing(FileNotFoundError))
+    assert rows(source, {}, source.end()) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("given", [None, pa.schema([("n", pa.int64())])])

@@ -130,6 +130,12 @@ def test_two_columns_of_one_name_are_told_apart() -> None:
     assert handed(twice[0]) != handed(twice[1])
 
 
+def test_no_column_takes_the_place_of_the_second_one_of_a_name() -> None:
+    values = itertools.product([pa.array([1]), pa.array([2])], repeat=3)
+    batches = [pa.RecordBatch.from_arrays(list(columns), names=["a", "a", "a 2"]) for columns in values]
+    assert len(set(map(handed, batches))) == 8
+
+
 TEXTS = pa.array(["a", None, "b", "a"])
 STRUCTS = pa.array([{"x": 1}, None, {"x": 2}, {"x": 1}])
 LISTS = pa.array([[1, 2], None, [], [3]])

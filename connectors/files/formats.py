@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal
 import pyarrow as pa
 import pyarrow.parquet
 
-from onceward.core.errors import SchemaError, text_of
+from onceward.core.errors import SchemaError, SourceError, text_of
 from onceward.core.folders import make_folder, sync_folder
 from onceward.core.kit.rows import UNWRITABLE, check_columns, is_view, to_json, with_column, without_null_values
 from onceward.core.names import file_name
@@ -190,11 +190,40 @@ class _OpenFile:
 
 
 def visible_files(folder: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield the files that readers of a folder see, whatever their suffixes, and the texts of their paths below it."""
-    for path in folder.rglob("*"):
-        inside = path.relative_to(folder)
-        if not any(part[0] in "_." for part in inside.parts) and path.is_file():
-            yield path, Path(as_text(str(inside)))
+    """Yield the files that readers of a folder see, whatever their suffixes, and the texts of their paths below it.
+
+    Subfolders may be links. One that leads into the folder, or back to where it lies, is left out: those files are seen
+    without it.
+
+    Raises:
+        SourceError: A subfolder cannot be listed, so that its files would be left out.
+    """
+    for path in _visible_below(folder, (folder.resolve(),)):
+        yield path, Path(as_text(str(path.relative_to(folder))))
+
+
+def _visible_below(folder: Path, roots: tuple[Path, ...]) -> Iterator[Path]:
+    """Yield the visible files below a folder, which was reached through `roots`: the top, and the links' targets."""
+    try:
+        with os.scandir(folder) as listed:
+            entries = [entry for entry in listed if entry.name[0] not in "_."]
+        folders = [entry for entry in entries if entry.is_dir()]
+        files = [entry for entry in entries if entry.is_file()]
+    except FileNotFoundError:
+        return  # it was removed
+    except OSError as error:
+        raise SourceError(
+            f"{folder} cannot be listed ({text_of(error)}), so its files would be left out: allow this process to read "
+            "it, or give it a name that begins with _"
+        ) from error
+    yield from (Path(entry.path) for entry in files)
+    for entry in folders:
+        path = Path(entry.path)
+        target = path.resolve() if entry.is_symlink() else None
+        if target is None:
+            yield from _visible_below(path, roots)
+        elif not any(target.is_relative_to(root) or root.is_relative_to(target) for root in roots):
+            yield from _visible_below(path, (*roots, target))
 
 
 def hidden(file: str) -> str:
