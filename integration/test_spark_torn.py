@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -14,7 +15,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as sf
 
-from onceward import KafkaSink, PostgresSink
+from onceward import KafkaSink, Output, PostgresSink
 from onceward.core.log import open_store, read
 from onceward.core.operations.logs import Log
 from onceward.core.operations.survey import given_up
@@ -22,7 +23,7 @@ from onceward.core.steps import CRASH_VARIABLE, Step
 from onceward.testing.proxy import Proxy
 
 from .format_driver import JSON
-from .spark_kit import crash_at, ids_in_table, ids_in_topic, once, prepared_in
+from .spark_kit import crash_at, ids_in_table, ids_in_topic, make_table, once, prepared_in
 from .test_spark_exactly_once import Job
 
 if TYPE_CHECKING:
@@ -174,6 +175,32 @@ def test_a_column_that_cannot_be_read_back_alike_is_compared_all_the_same(
         nested.run(frame)
     assert not ids_in_table(nested.dsn, "docs")
     assert nested.actions() == []
+
+
+class TwiceJob(TornJob):
+    """The table gets two rows of each row, by a function that reads its micro-batch twice, so that it is kept."""
+
+    @property
+    def table(self) -> PostgresSink:
+        return PostgresSink("table", dsn=self.dsn, table="twice", key=["id"])
+
+    def sinks(self) -> list[Any]:
+        topic, _ = super().sinks()
+        return [topic, Output(self.table, lambda batch: batch.union(batch.selectExpr("id + 1000 AS id", "word")))]
+
+
+def test_the_order_of_an_upsert_stays_where_nothing_limits_the_number_of_tasks(
+    spark: SparkSession, tmp_path: Path, kafka: KafkaServer, topic: Callable[..., str], dsn: str
+) -> None:
+    """If it were to limit their number, Spark would gather the partitions in another order."""
+    job = TwiceJob(spark, tmp_path, kafka, topic(partitions=2), dsn)
+    make_table(dsn, "twice", key=True)
+    job.feed.add()
+    for committable in job.die_at(Step.COMMIT_AFTER)["table"]:
+        assert job.table.abort(committable).done
+    job.run(writers=None)
+    assert ids_in_table(dsn, "twice") == once(20) + Counter(range(1000, 1020))
+    assert job.actions() == ["heal"]
 
 
 def test_a_loss_in_a_running_query_is_healed_without_a_restart(job: TornJob, monkeypatch: pytest.MonkeyPatch) -> None:

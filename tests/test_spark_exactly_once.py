@@ -21,6 +21,7 @@ from onceward.core.handover import Successor, run
 from onceward.core.log import DirectoryStore, LogWriter, MemoryStore, Rewind, RunWriters, read
 from onceward.core.log.notes import notes
 from onceward.core.log.run_writers import OVERTAKEN, RUN_VARIABLE
+from onceward.core.policy import OnLost
 from onceward.core.steps import Step, hooked
 
 from .core_fakes import FakeSink, policy
@@ -127,6 +128,32 @@ def read_by(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(Frame, "toArrow", tell)
     monkeypatch.setattr(Frame, "coalesce", lambda frame, _: Coalesced(*frame.partitions))
     return told
+
+
+@pytest.mark.parametrize("writers", [None, 2])
+def test_what_is_lost_is_read_again_by_the_tasks_that_wrote_it(
+    query: Query, writers: int | None, monkeypatch: pytest.MonkeyPatch
+):
+    """Partitions are in another order where their number is limited, as Spark does."""
+
+    def driver() -> EpochHandler:
+        return query.driver(writers=writers, policy=policy(on_lost=OnLost.REPLAY))
+
+    def die(step: Step) -> None:
+        if step is Step.DECIDE_AFTER:
+            raise OSError("the driver dies")
+
+    monkeypatch.setattr(Frame, "coalesce", lambda frame, _: Frame(*reversed(frame.partitions)))
+    with hooked(die), pytest.raises(OSError, match="the driver dies"):
+        query.run(0, [0, 1], [2, 3], handler=driver())
+    undone = read(query.store).undone
+    assert undone is not None
+    first, second = sorted(undone.committables, key=lambda committable: committable.subtask)
+    sink = TargetSink(query.target)
+    assert sink.commit(first).settled
+    assert sink.abort(second).done
+    query.run(0, [0, 1], [2, 3], handler=driver())
+    assert query.shown() == [0, 1, 2, 3]
 
 
 def test_all_tasks_read_the_first_epoch_of_a_run_and_few_the_others(query: Query, read_by: list[str]):

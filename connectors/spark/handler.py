@@ -661,8 +661,7 @@ class EpochHandler(HandlerSettings):
             # A stateful query must run the batch all the same, or its state store misses a version for ever.
             frame.write.format("noop").mode("overwrite").save()
         else:
-            slots = None if self._elastic else self._session.slots()
-            tasks = writers_of(self.writers, slots, about, cheap=self.cheap)
+            tasks = self._tasks(about)
             cheap = self.cheap and self.row_size is not None
             copies = 1 if share_batches(self.sinks) else len(self.sinks)
             limit = driver_limit(self.writers, about, self._row_bytes, cheap=cheap, copies=copies)
@@ -678,6 +677,11 @@ class EpochHandler(HandlerSettings):
                 coordinator.commit(batch, acks, about, sweep_after=lost)
         if self.on_complete is not None:
             self.on_complete(batch, about)
+
+    def _tasks(self, about: EpochInput) -> int | None:
+        """Return the maximum number of tasks that write an epoch; None for one for each partition."""
+        slots = None if self._elastic else self._session.slots()
+        return writers_of(self.writers, slots, about, cheap=self.cheap)
 
     def _letters(
         self, coordinator: Coordinator, batch: int, *, written: bool = True, tasks: int | None = None
@@ -709,8 +713,10 @@ class EpochHandler(HandlerSettings):
         lost = coordinator.lost
         assert lost is not None  # noqa: S101 - admitted as such
         only = {name: lost.writes(name) for name in lost.sinks}
-        # Rows go to the same subtasks only if there are as many as before; otherwise their hash would differ.
-        tasks = lost.subtasks or writers_of(self.writers, None, about, cheap=self.cheap)
+        # Rows go to the same subtasks only if there are as many as before; otherwise their hash would differ. Without a
+        # limit there are, and one would reorder them: Spark gathers partitions by where they are.
+        limit = self._tasks(about)
+        tasks = None if limit is None else lost.subtasks or limit
         acks, left = self._write_outputs(frame, coordinator, batch, tasks, only)
         coordinator.commit(batch, acks, about, sweep_after=left)
 
