@@ -74,7 +74,8 @@ def check_same_rows(lost: Lost, again: Collection[Committable]) -> None:
                 f"the rows that sink {sink} lost cannot be written again: the decision recorded {rows} rows with hash "
                 f"{before or 'unknown'}, and computing the epoch again gave {rows_again} rows with hash "
                 f"{after or 'unknown'}. Nothing more was committed. Does the query depend on the time, on random "
-                "numbers, on the order of its input, on the number of subtasks or on a table that has changed? "
+                "numbers, on the order of its input, on the number of subtasks, on a table that has changed, or on "
+                "records that its source has deleted or replaced since (retention, compaction, a topic made anew)? "
                 "Choices: make it compute the same rows and start again; rewind='why', with an older checkpoint, "
                 "writes everything after it again; on_lost='skip' continues without them and leaves an audit record",
                 pipeline=lost.decision.pipeline,
