@@ -23,6 +23,7 @@ from weakref import WeakKeyDictionary
 
 from onceward.core.errors import ConfigurationError
 
+from .query import ASYNC, CONTINUOUS, REFUSED, refusal_of
 from .session import connect, is_connect
 
 if TYPE_CHECKING:
@@ -121,19 +122,33 @@ def _field(writer: DataStreamWriter, name: str) -> Any:
     return member.get(jwriter)
 
 
-def check_runs(writer: DataStreamWriter) -> None:
-    """Have Spark check the plan and the output mode of a query as `start` does, before anything else is done.
+def check_runs(writer: DataStreamWriter) -> str:
+    """Refuse what Spark refuses in `start`, before anything else is done; return the output mode.
 
     Raises:
-        AnalysisException: Spark does not run such a query.
+        AnalysisException: Spark does not run such a plan in this output mode.
+        ConfigurationError: The query's name is taken, or its trigger or an option cannot be used here.
     """
-    df: Any = writer._df  # noqa: SLF001 - no public way to ask
-    if df.sparkSession.conf.get("spark.sql.streaming.unsupportedOperationCheck", "true").lower() != "true":
-        return
-    checker = df.sparkSession._jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker  # noqa: SLF001
-    plan, mode = analyzed_plan(df), _field(writer, "outputMode")
-    checker.checkForStreaming(plan, mode)
-    checker.checkStreamingQueryGlobalWatermarkLimit(plan, mode)
+    planned = read_plan(writer)
+    df: Any = planned.df
+    mode = REFUSED.get(planned.trigger)
+    if planned.options.get("asyncprogresstrackingenabled", "").lower() == "true":
+        mode = ASYNC
+    if planned.trigger == "ContinuousTrigger":
+        mode = CONTINUOUS
+    if mode is not None:
+        raise refusal_of(mode)
+    if _field(writer, "partitioningColumns").isDefined():
+        raise ConfigurationError("partitionBy(…) is not for exactly_once: leave it out; a sink may take partition_by=…")
+    name = planned.options.get("queryname")
+    if name is not None and any(query.name == name for query in df.sparkSession.streams.active):
+        raise ConfigurationError(f"a query with the name {name} runs in this session: stop it, or take another name")
+    if df.sparkSession.conf.get("spark.sql.streaming.unsupportedOperationCheck", "true").lower() == "true":
+        checker = df.sparkSession._jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker  # noqa: SLF001
+        plan, output_mode = analyzed_plan(df), _field(writer, "outputMode")
+        checker.checkForStreaming(plan, output_mode)
+        checker.checkStreamingQueryGlobalWatermarkLimit(plan, output_mode)
+    return planned.output_mode
 
 
 def _pairs(scala_map: Any) -> Iterator[tuple[str, str]]:
