@@ -477,6 +477,7 @@ class EpochHandler(HandlerSettings):
         is_active = partial(self._session.is_active, query, run)
         ends = self._session if isinstance(self._session, EndsQueries) else None
         self._between = BetweenEpochs(
+            pipeline=self.pipeline,
             current=lambda: self._coordinator,
             store=self._known_log,
             started=lambda: self._run_writers.start if self._run_writers is not None else None,

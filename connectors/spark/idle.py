@@ -30,6 +30,7 @@ class BetweenEpochs:
     """Sweeps for one run of a query, and hands it over, never while an epoch is under way.
 
     Args:
+        pipeline: Its name.
         current: The coordinator of the run, if it has one.
         store: Of the decision log, if there is one yet.
         started: Position of the newest START that the run has put; None before that.
@@ -42,6 +43,7 @@ class BetweenEpochs:
     def __init__(
         self,
         *,
+        pipeline: str,
         current: Callable[[], Coordinator | None],
         store: Callable[[], LogStore | None],
         started: Callable[[], int | None],
@@ -53,7 +55,7 @@ class BetweenEpochs:
         self._epoch = threading.Lock()
         """Held while an epoch is under way."""
         self._handed_over = False
-        self._store, self._started = store, started
+        self._pipeline, self._store, self._started = pipeline, store, started
         self._current, self._is_active, self._every = current, is_active, every
         self._stop, self._await_stop = stop, await_stop
         self._thread: threading.Thread | None = None
@@ -121,7 +123,7 @@ class BetweenEpochs:
             self._handed_over = True
         finally:
             self._epoch.release()
-        _log.info("this query ends: its pipeline runs in another driver now")
+        _log.info("pipeline %s runs in another driver now: this query ends", self._pipeline)
         # No daemon: a program that waits for the query alone must not end before the other driver has been told.
         threading.Thread(target=self._end, args=(successor,), name="onceward-handover", daemon=False).start()
         return True
