@@ -86,12 +86,12 @@ from .outputs import (
     sinks_of,
 )
 from .parallelism import TOO_LARGE, Writers, checked_writers, driver_limit, row_size, writers_of
-from .plan import check_runs, handlers, only_writes, streaming_sources
+from .plan import handlers, only_writes, streaming_sources
 from .query import check_offset_log, checked_folder, epoch_input, query_of, reason
 from .query_watch import QueryWatch
 from .refusals import Letters
 from .session import EndsQueries, QueryRun, QuerySession, StoppedError, connect, is_connect, session_of, spark_errors
-from .starting import prepare_at_start, refuse_other_targets
+from .starting import check_runs, prepare_at_start, refuse_other_targets
 from .task import (
     ACK_COLUMN,
     ACK_SCHEMA,

@@ -23,7 +23,6 @@ from weakref import WeakKeyDictionary
 
 from onceward.core.errors import ConfigurationError
 
-from .query import ASYNC, CONTINUOUS, REFUSED, refusal_of
 from .session import connect, is_connect
 
 if TYPE_CHECKING:
@@ -99,7 +98,7 @@ def read_plan(writer: DataStreamWriter) -> PlannedQuery:
     Raises:
         ConfigurationError: Spark has no such fields.
     """
-    field = partial(_field, writer)
+    field = partial(writer_field, writer)
     return PlannedQuery(
         df=writer._df,  # noqa: SLF001
         format=str(field("source")).lower(),
@@ -110,7 +109,12 @@ def read_plan(writer: DataStreamWriter) -> PlannedQuery:
     )
 
 
-def _field(writer: DataStreamWriter, name: str) -> Any:
+def writer_field(writer: DataStreamWriter, name: str) -> Any:
+    """Return a private member of Spark's DataStreamWriter.
+
+    Raises:
+        ConfigurationError: This version of Spark has no such member.
+    """
     from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - comes with pyspark, not with pyspark-client
 
     jwriter: Any = writer._jwrite  # noqa: SLF001
@@ -120,35 +124,6 @@ def _field(writer: DataStreamWriter, name: str) -> Any:
         raise ConfigurationError(f"this version of Spark keeps the {name} of a writer elsewhere") from None
     member.setAccessible(True)
     return member.get(jwriter)
-
-
-def check_runs(writer: DataStreamWriter) -> str:
-    """Refuse what Spark refuses in `start`, before anything else is done; return the output mode.
-
-    Raises:
-        AnalysisException: Spark does not run such a plan in this output mode.
-        ConfigurationError: The query's name is taken, or its trigger or an option cannot be used here.
-    """
-    planned = read_plan(writer)
-    df: Any = planned.df
-    mode = REFUSED.get(planned.trigger)
-    if planned.options.get("asyncprogresstrackingenabled", "").lower() == "true":
-        mode = ASYNC
-    if planned.trigger == "ContinuousTrigger":
-        mode = CONTINUOUS
-    if mode is not None:
-        raise refusal_of(mode)
-    if _field(writer, "partitioningColumns").isDefined():
-        raise ConfigurationError("partitionBy(…) is not for exactly_once: leave it out; a sink may take partition_by=…")
-    name = planned.options.get("queryname")
-    if name is not None and any(query.name == name for query in df.sparkSession.streams.active):
-        raise ConfigurationError(f"a query with the name {name} runs in this session: stop it, or take another name")
-    if df.sparkSession.conf.get("spark.sql.streaming.unsupportedOperationCheck", "true").lower() == "true":
-        checker = df.sparkSession._jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker  # noqa: SLF001
-        plan, output_mode = analyzed_plan(df), _field(writer, "outputMode")
-        checker.checkForStreaming(plan, output_mode)
-        checker.checkStreamingQueryGlobalWatermarkLimit(plan, output_mode)
-    return planned.output_mode
 
 
 def _pairs(scala_map: Any) -> Iterator[tuple[str, str]]:
