@@ -262,7 +262,7 @@ def test_a_driver_hands_over_from_its_own_start_on(seed: int, log: str, rows: st
         world.add("before", asks=False, at=0)
         world.run(9)
         world.drivers[0].die()
-    old = world.add("old", asks=False, at=10, rows=30 + seed / 3 if rows == "come" else 1000)
+    old = world.add("old", asks=False, at=10, rows=28 + seed / 5 if rows == "come" else 1000)
     new = world.add("new", asks=True, at=28)
     world.run(60)
     assert (old.state, new.state, new.made_room) == ("ended", "working", True)
