@@ -4,6 +4,9 @@ The driver that shall run the pipeline (the successor) prepares all that it can,
 log. The one that runs it (the predecessor) ends the epoch that it is in, begins no other, and says so. The successor
 puts START, as at any start; the predecessor sees that, ends, and says so, too.
 
+A request is for the newest START. A driver puts its own one with its first epoch, which may come late. Until then it
+answers for the START that it has found, or for none. A successor that sees another START asks again for that one.
+
 No decision depends on this. It only chooses the moment of a START, which fences whoever wrote before (rule of the
 decision log). A successor that dies before its START is noticed, since its request no longer changes, and the
 predecessor goes on. One that gets no answer puts START all the same, as after a crash.
@@ -121,7 +124,7 @@ def run(steps: Generator[float, None, bool], pause: Callable[[float], object] = 
 
 
 def _key(kind: str, start: int) -> str:
-    return kind + key_of(start)[1:]
+    return kind + (key_of(start)[1:] if start >= 0 else "none")
 
 
 class _Conversation:
@@ -158,6 +161,8 @@ class Successor(_Conversation):
         super().__init__(store, clock)
         self._patience = patience
         self._id, self._beat = secrets.token_hex(8), 0
+        self._start = -1
+        """Position of the START whose driver it asks."""
         self._asked = self._beaten = clock()
         self._other: HandoverRequest | None = None
         self._since = 0.0
@@ -174,32 +179,31 @@ class Successor(_Conversation):
             FencedError: Yet another driver is taking the pipeline over. START was not put.
             StoreError: The store did not answer.
         """
-        start = read(self._store).start
-        if start < 0:
-            put_start()
-            return False
-        self._forget_earlier(start)
+        self._start = read(self._store).start
+        self._forget_earlier()
         try:
-            paused = yield from self._ask(start)
+            paused = yield from self._ask()
             put_start()
-            return paused and (yield from self._see_end(start))
+            return paused and (yield from self._see_end())
         finally:
             with suppress(StoreError):
-                self._withdraw(start)
+                self._withdraw()
 
-    def _ask(self, start: int) -> Generator[float, None, bool]:
+    def _ask(self) -> Generator[float, None, bool]:
         """Return whether the predecessor has paused."""
         began, heard = self._clock(), False
         while True:
             with suppress(StoreError):  # it may answer the next time
-                self._show_life(start)
-                answer = self._answer(start)
+                self._show_life()
+                answer = self._answer(self._start)
                 if answer is not None and answer.id == self._id:
                     if answer.state is not HandoverState.WORKING:
                         return True
                     heard = True
-                if read(self._store).start != start:
-                    return False  # another writer has started: nobody answers for this one any more
+                newest = read(self._store).start
+                if newest != self._start:  # its first epoch has begun, it has started again, or it is another driver
+                    self._withdraw()
+                    self._start, self._asked, heard = newest, self._clock(), False
             now = self._clock()
             if not heard and self._beat and now - self._asked > SILENT_SECONDS:
                 _log.info("no driver answers that runs the pipeline: this one starts as after a crash")
@@ -209,15 +213,15 @@ class Successor(_Conversation):
                 return False
             yield STEP_SECONDS
 
-    def _show_life(self, start: int) -> None:
+    def _show_life(self) -> None:
         """Put the request, and change it now and then."""
-        now, there = self._clock(), self._request(start)
+        now, there = self._clock(), self._request(self._start)
         if there is not None and there.id != self._id:
             if not self._is_dead(there, now):
                 return
         elif there is not None and now - self._beaten < BEAT_SECONDS:
             return
-        if self._replace(_REQUEST, start, HandoverRequest(self._id, self._beat + 1)):
+        if self._replace(_REQUEST, self._start, HandoverRequest(self._id, self._beat + 1)):
             self._asked = self._asked if self._beat else now
             self._beat, self._beaten = self._beat + 1, now
 
@@ -229,29 +233,29 @@ class Successor(_Conversation):
             raise FencedError("another driver is taking the pipeline over: start only one")
         return now - self._since >= SILENT_SECONDS
 
-    def _see_end(self, start: int) -> Generator[float, None, bool]:
+    def _see_end(self) -> Generator[float, None, bool]:
         began = self._clock()
         while self._clock() - began < END_SECONDS:
             with suppress(StoreError):
-                answer = self._answer(start)
+                answer = self._answer(self._start)
                 if answer is not None and answer.id == self._id and answer.state is HandoverState.ENDED:
                     return True
             yield STEP_SECONDS
         _log.warning("the driver that ran the pipeline has paused, and does not say that it has ended: it is fenced")
         return False
 
-    def _withdraw(self, start: int) -> None:
-        there = self._request(start)
+    def _withdraw(self) -> None:
+        there = self._request(self._start)
         if there is not None and there.id == self._id:
-            self._store.delete(_key(_REQUEST, start))
-        answer = self._answer(start)
+            self._store.delete(_key(_REQUEST, self._start))
+        answer = self._answer(self._start)
         if answer is not None and answer.id == self._id:
-            self._store.delete(_key(_ANSWER, start))
+            self._store.delete(_key(_ANSWER, self._start))
 
-    def _forget_earlier(self, start: int) -> None:
+    def _forget_earlier(self) -> None:
         """Delete what was said to and by earlier writers."""
         for key in self._store.list_keys():
-            if key.startswith((_REQUEST, _ANSWER)) and key[1:] != key_of(start)[1:]:
+            if key.startswith((_REQUEST, _ANSWER)) and key[1:] != _key("", self._start):
                 self._store.delete(key)
 
 
@@ -260,16 +264,32 @@ class Predecessor(_Conversation):
 
     Args:
         store: Of the pipeline's decision log.
-        start: Position of its START.
+        start: Position of its START; -1 if it has put none and there is no other; None if it has put none: then it
+            answers for the newest that is there.
         clock: Monotonic, in seconds.
+
+    Attributes:
+        start: Position of the START for which it answers.
+
+    Raises:
+        StoreError: The store did not answer.
     """
 
-    def __init__(self, store: LogStore, start: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, store: LogStore, start: int | None, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(store, clock)
-        self.start = start
+        self.start = read(store).start if start is None else start
+        self._forget()
+
+    def _forget(self) -> None:
         self._seen: HandoverRequest | None = None
         self._changed: float | None = None
         self._said: HandoverAnswer | None = None
+
+    def answer_for(self, start: int | None) -> None:
+        """Answer for the newest START that this driver has put; None: it has put none yet."""
+        if start is not None and start != self.start:
+            self.start = start
+            self._forget()
 
     def is_asked(self) -> bool:
         """Return whether a successor that is alive asks for the pipeline, and tell it that this driver has heard.

@@ -1,4 +1,7 @@
-"""A driver in a process of its own: JSON files to files, until it is killed, or another one takes over."""
+"""A driver in a process of its own: JSON files to files, until it is killed, or another one takes over.
+
+While there is a file NAME.slow in the folder, a row of its first epoch is not through.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as sf
 
 from onceward import FileSink, exactly_once
 
@@ -21,6 +25,16 @@ def main(name: str, root: str, take_over: str) -> None:
     spark = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     rows = spark.readStream.schema("id long, word string").option("maxFilesPerTrigger", 1).json(f"{root}/feed")
+
+    slow = folder / f"{name}.slow"
+    if slow.exists():
+
+        def wait(word: str) -> str:
+            while slow.exists():
+                time.sleep(0.1)
+            return word
+
+        rows = rows.withColumn("word", sf.udf(wait, "string")("word"))
 
     def completed(epoch: int, _about: EpochInput) -> None:
         with (folder / f"{name}.epochs").open("a") as file:

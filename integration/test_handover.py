@@ -15,6 +15,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from onceward.core.handover import SILENT_SECONDS
+from onceward.core.log import DirectoryStore, read
 from onceward.core.steps import CRASH_VARIABLE
 
 from .spark_kit import Feed, once
@@ -108,6 +109,46 @@ def test_a_new_driver_goes_on_where_the_old_one_ends_between_two_epochs(deployme
     # The new one tells its program of the newest epoch again, as after any start.
     assert numbers == [*range(newest + 1), *range(newest, max(numbers) + 1)] or numbers == [*range(max(numbers) + 1)]
     assert "failed" not in (deployment.folder / "old.log").read_text()
+
+
+@pytest.mark.parametrize("log", ["has epochs", "is empty"])
+def test_a_driver_that_has_run_no_epoch_since_its_start_hands_over(deployment: Deployment, log: str) -> None:
+    (deployment.feed.folder).mkdir(exist_ok=True)
+    if log == "has epochs":
+        deployment.feed.add()
+        before = deployment.start("before")
+        until(lambda: deployment.epochs("before"))
+        time.sleep(1)  # Spark logs the batch
+        before.kill()
+        before.wait()
+    old = deployment.start("old")
+    until((deployment.folder / "old.started").exists)
+    deployment.start("new", take_over=60.0)
+    assert old.wait(120) == 0
+    until((deployment.folder / "new.started").exists)
+    deployment.feed.add()
+    until(lambda: deployment.feed.files - 1 in dict(deployment.epochs("new")))
+    deployment.finish()
+    assert deployment.epochs("old") == []
+
+
+def test_a_driver_is_waited_for_in_its_first_epoch(deployment: Deployment) -> None:
+    deployment.feed.add()
+    slow = deployment.folder / "old.slow"
+    slow.touch()
+    old = deployment.start("old")
+    log = deployment.folder / "checkpoint/onceward"
+    until(lambda: log.exists() and read(DirectoryStore(log)).start >= 0)
+    new = deployment.start("new", take_over=600.0)
+    until(lambda: list(log.glob("I*")))
+    time.sleep(SILENT_SECONDS + 2)
+    assert not (deployment.folder / "new.started").exists()
+    slow.unlink()
+    assert old.wait(120) == 0
+    assert [epoch for epoch, _ in deployment.epochs("old")] == [0]
+    deployment.feed.add()
+    deployment.finish()
+    assert new.poll() is None
 
 
 def test_a_program_that_handed_its_query_over_can_take_it_back(deployment: Deployment) -> None:

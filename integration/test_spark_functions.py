@@ -12,7 +12,9 @@ from pyspark.sql import functions as sf
 
 from onceward import FileSink, ForeachBatch, Output, exactly_once
 from onceward.connectors.spark import handler
-from onceward.core.errors import ConfigurationError, SchemaError
+from onceward.core.errors import ConfigurationError, EpochConflictError, SchemaError
+from onceward.core.handover import Successor
+from onceward.core.log import DirectoryStore, read
 
 from .spark_kit import Feed
 
@@ -307,3 +309,74 @@ def test_a_start_that_spark_refuses_takes_nothing_over(
     query.awaitTermination()
     assert warmed == [True]
     assert sum(row["count"] for row in job.rows("counts")) == 20
+
+
+class Unready(FileSink):
+    """Writes into a target that is not set up for it."""
+
+    def validate(self, schema: Any) -> None:
+        raise ConfigurationError(f"there is no such column: {schema.names}")
+
+
+REFUSED: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "a name that is taken": ("taken", lambda writer: writer.queryName("taken")),
+    "continuous processing": ("continuous", lambda writer: writer.trigger(continuous="1 second")),
+    "asynchronous progress": ("asynchronous", lambda writer: writer.option("asyncProgressTrackingEnabled", "true")),
+    "partitions": ("partitionBy", lambda writer: writer.partitionBy("word")),
+    "a mode that a sink refuses": ("complete", lambda writer: writer.outputMode("complete")),
+    "a sink that is not ready": ("no such column", lambda writer: writer),
+    "another query's checkpoint": ("another query", lambda writer: writer),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_no_start_that_is_refused_ends_a_run_that_works(job: Job, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    """Nobody is asked to end, and START is not put."""
+    job.run(job.sink("words"))
+    store = DirectoryStore(job.folder / "checkpoint/onceward")
+    log, keys = read(store), store.list_keys()
+    monkeypatch.setattr(Successor, "take", lambda *_: pytest.fail("it asks the other driver to end"))
+    match, change = REFUSED[why]
+    frame, sink = job.feed.stream(job.spark), job.sink("words")
+    checkpoint, place = "checkpoint", None
+    if "mode" in why:
+        frame = frame.groupBy("word").count()
+    if "not ready" in why:
+        sink = Unready("words", job.folder / "words")
+    if "checkpoint" in why:
+        checkpoint, place = "other", store
+    writer = exactly_once(
+        frame, sink, checkpoint=str(job.folder / checkpoint), pipeline=job.pipeline, store=place, take_over=30
+    )
+    taken = job.feed.stream(job.spark).writeStream.format("noop").queryName("taken")
+    other = taken.option("checkpointLocation", str(job.folder / "taken")).start() if "taken" in why else None
+    try:
+        with pytest.raises((ConfigurationError, EpochConflictError), match=match):
+            change(writer).start()
+    finally:
+        if other is not None:
+            other.stop()
+    assert (read(store).start, store.list_keys()) == (log.start, keys)
+
+
+def test_a_foreach_batch_whose_target_is_not_ready_ends_no_run_that_works(job: Job) -> None:
+    frame = job.feed.stream(job.spark)
+    checkpoint = str(job.folder / "checkpoint")
+
+    def run(sink: FileSink) -> None:
+        query = (
+            frame.writeStream.foreachBatch(ForeachBatch(sink, pipeline=job.pipeline))
+            .option("checkpointLocation", checkpoint)
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    run(job.sink("words"))
+    job.feed.add()
+    start = read(DirectoryStore(job.folder / "checkpoint/onceward")).start
+    with pytest.raises(StreamingQueryException, match="no such column"):
+        run(Unready("words", job.folder / "words"))
+    assert read(DirectoryStore(job.folder / "checkpoint/onceward")).start == start
+    run(job.sink("words"))
+    assert sorted(row["id"] for row in job.rows("words")) == list(range(job.feed.rows))

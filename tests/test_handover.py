@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onceward.core import CheckpointConfig, FileBackend, JobState
+from onceward.core import CheckpointConfig, FileBackend, JobState, RestartStrategy
 from onceward.core.errors import ConfigurationError, FencedError, OncewardError, StoreError
 from onceward.core.handover import (
     LOOK_SECONDS,
@@ -84,10 +84,13 @@ class Store(MemoryStore):
 
 
 class Driver:
-    """One process: it may first ask for the pipeline, and then runs epochs until it is fenced, or hands over."""
+    """One process: it may first ask for the pipeline, and then runs epochs until it is fenced, or hands over.
 
-    def __init__(self, world: World, name: str, *, asks: bool, at: float) -> None:
-        self.world, self.name, self.asks, self.due = world, name, asks, at
+    One that does not ask puts its START with its first epoch, which it begins when rows are there: `rows`.
+    """
+
+    def __init__(self, world: World, name: str, *, asks: bool, at: float, rows: float = 0) -> None:
+        self.world, self.name, self.asks, self.due, self.rows = world, name, asks, at, rows
         self.state = "preparing"
         self.writer = LogWriter(world.store, "p", policy(monotonic=lambda: world.now))
         self.epochs: list[float] = []
@@ -101,18 +104,22 @@ class Driver:
         if self.asks:
             successor = Successor(self.world.store, PATIENCE, lambda: self.world.now)
             self.made_room = yield from successor.take(self._put_start)
-        else:
-            self._put_start()
-        predecessor = Predecessor(self.world.store, self.writer.token.start, lambda: self.world.now)
+            self.state = "idle"
+        predecessor = Predecessor(self.world.store, None, lambda: self.world.now)
         looked = self.world.now
+        if (yield from self._idle(predecessor)):
+            return
+        if not self.asks:
+            self._put_start()
         while True:
             self.state, self.writing, asked = "working", True, False
-            ends = self.world.now + self.world.random.uniform(0.1, self.world.longest)
+            ends = self.world.now + self.world.random.uniform(self.world.shortest, self.world.longest)
             while self.world.now < ends:
                 yield min(ends - self.world.now, LOOK_SECONDS)
                 if self.world.now - looked >= LOOK_SECONDS:
                     looked = self.world.now
                     with suppress(StoreError):
+                        predecessor.answer_for(self.writer.token.start)
                         asked = predecessor.is_asked()
             self._decide()
             self.writing = False
@@ -123,8 +130,21 @@ class Driver:
                     predecessor.say_ended()
                     return
 
+    def _idle(self, predecessor: Predecessor) -> Generator[float, None, bool]:
+        """Wait for rows; return whether it has handed over meanwhile."""
+        while self.world.now < self.rows:
+            self.state = "idle"
+            yield min(self.rows - self.world.now, LOOK_SECONDS)
+            with suppress(StoreError):
+                if predecessor.is_asked():
+                    self.state = "paused"
+                    if (yield from predecessor.hand_over()):
+                        predecessor.say_ended()
+                        return True
+        return False
+
     def die(self) -> None:
-        self.state = "dead"
+        self.state, self.writing = "dead", False
 
     def _put_start(self) -> None:
         self.writer.start()
@@ -144,8 +164,8 @@ class World:
 
     def __init__(self, seed: int, *, faults: bool) -> None:
         self.random, self.faults, self.now = random.Random(seed), faults, 0.0
-        self.longest = 3.0
-        """Seconds that an epoch takes at most."""
+        self.shortest, self.longest = 0.1, 3.0
+        """Seconds that an epoch takes."""
         self.store = Store(self)
         self.drivers: list[Driver] = []
         self.starts: list[tuple[Driver, set[Driver]]] = []
@@ -154,8 +174,8 @@ class World:
         self._depth = 0
         self._running: list[Driver] = []
 
-    def add(self, name: str, *, asks: bool, at: float) -> Driver:
-        self.drivers.append(Driver(self, name, asks=asks, at=at))
+    def add(self, name: str, *, asks: bool, at: float, rows: float = 0) -> Driver:
+        self.drivers.append(Driver(self, name, asks=asks, at=at, rows=rows))
         return self.drivers[-1]
 
     def pass_call(self) -> None:
@@ -232,11 +252,44 @@ def test_each_of_many_deployments_takes_over_from_the_one_before(seed: int) -> N
     assert not any(writing for _, writing in world.starts)
 
 
-def test_without_a_predecessor_a_driver_starts_at_once_and_after_a_crash_it_waits_for_no_longer_than_a_sign() -> None:
+@pytest.mark.parametrize("log", ["of a driver that has died", "that is empty"])
+@pytest.mark.parametrize("rows", ["come", "do not come"])
+@pytest.mark.parametrize("seed", range(10))
+def test_a_driver_hands_over_from_its_own_start_on(seed: int, log: str, rows: str) -> None:
+    """Nothing is there yet that shows it: it has run no epoch, and put no START, until rows come for it."""
+    world = World(seed, faults=False)
+    if log != "that is empty":
+        world.add("before", asks=False, at=0)
+        world.run(9)
+        world.drivers[0].die()
+    old = world.add("old", asks=False, at=10, rows=28 + seed / 5 if rows == "come" else 1000)
+    new = world.add("new", asks=True, at=28)
+    world.run(60)
+    assert (old.state, new.state, new.made_room) == ("ended", "working", True)
+    assert dict(world.starts)[new] == set(), "no epoch was under way"
+    assert new.started_at is not None
+    assert new.started_at - 28 < 2 * (2 * LOOK_SECONDS + 3), "two looks and the longest epoch, at either START"
+    world.run(1100)
+    assert new.state == "working"
+
+
+def test_a_driver_is_asked_in_its_first_epoch_as_in_any_other() -> None:
+    world = World(0, faults=False)
+    world.shortest = world.longest = PATIENCE - 4
+    old, new = world.add("old", asks=False, at=0), world.add("new", asks=True, at=1)
+    world.run(60)
+    assert (old.state, new.state, new.made_room) == ("ended", "working", True)
+    assert len(old.epochs) == 1
+    assert dict(world.starts)[new] == set()
+
+
+def test_without_a_predecessor_a_driver_waits_for_no_longer_than_a_sign() -> None:
     world = World(0, faults=False)
     first = world.add("first", asks=True, at=0)
     world.run(10)
-    assert (first.started_at, first.made_room, first.state) == (0, False, "working")
+    assert (first.made_room, first.state) == (False, "working")
+    assert first.started_at is not None
+    assert first.started_at < SILENT_SECONDS + 1, "a driver that has put no START yet may be there"
     first.state = "dead"
     second = world.add("second", asks=True, at=20)
     world.run(40)
@@ -298,8 +351,8 @@ def test_a_successor_that_is_stopped_while_it_waits_takes_its_request_back() -> 
 def test_an_epoch_that_takes_longer_than_the_successor_waits_is_fenced() -> None:
     world = World(0, faults=False)
     old, new = world.add("old", asks=False, at=0), world.add("new", asks=True, at=5)
-    world.run(4.9)
-    world.longest = 1000.0
+    world.run(2)
+    world.shortest = world.longest = 1000.0
     world.run(100)
     assert new.started_at == pytest.approx(5 + PATIENCE, abs=3)
     assert not new.made_room
@@ -323,7 +376,9 @@ def test_whoever_dies_or_sleeps_the_pipeline_runs_on(seed: int) -> None:
     outcomes = Counter[str]()
     for number in range(seed, seed + 100):
         world = World(number, faults=True)
-        old, new = world.add("old", asks=False, at=0), world.add("new", asks=True, at=world.random.uniform(0, 10))
+        rows = world.random.choice([0, world.random.uniform(0, 30)])
+        old = world.add("old", asks=False, at=0, rows=rows)
+        new = world.add("new", asks=True, at=world.random.uniform(0, 10))
         world.run(100)
         outcomes[f"{old.state} {new.state}"] += 1
         has_started = read(world.store).writer_id == new.writer.token.writer_id
@@ -332,7 +387,7 @@ def test_whoever_dies_or_sleeps_the_pipeline_runs_on(seed: int) -> None:
             assert old.state in {"ended", "dead"}, number
         elif not has_started and old.state != "dead":
             assert old.state == "working", number
-            assert old.epochs[-1] > 100 - 3 * SILENT_SECONDS, number
+            assert old.epochs[-1] > 100 - 4 * SILENT_SECONDS, number
         if new.made_room and not (old.slept or new.slept):
             assert dict(world.starts)[new] == set(), number
     assert len(outcomes) > 3, outcomes
@@ -352,8 +407,9 @@ class Engine:
     def __init__(self, folder: Path) -> None:
         self.folder, self.target = folder, Target()
 
-    def made(self, rows: Slowly, uid: str = "numbers") -> Any:
+    def made(self, rows: Slowly, uid: str = "numbers", **options: Any) -> Any:
         made = pipeline(
+            **options,
             checkpointing=CheckpointConfig(interval=0.2),
             store=DirectoryStore(self.folder / "log"),
             backend=FileBackend(self.folder / "state"),
@@ -434,6 +490,63 @@ def test_a_run_of_the_engine_that_fails_when_it_is_asked_goes_on_if_its_successo
     assert not old.wait(2 * LOOK_SECONDS)
     first.let(10)
     assert old.wait(20)
+    assert engine.target.counts("n") == Counter(range(100))
+
+
+class Absent(Slowly):
+    """Is away, or takes its time, until it is told where it begins."""
+
+    def start(self) -> Any:
+        if self.state.get("away"):
+            raise OSError("the source is away")
+        while self.state.get("waits"):
+            time.sleep(0.01)
+        return super().start()
+
+
+def test_a_run_of_the_engine_that_waits_for_its_next_attempt_makes_room_at_once(engine: Engine) -> None:
+    """It has put no START: its next attempt would fence the driver that had not asked it."""
+    rows = numbers(100, keys=5)
+    first, second = Absent(rows, batch_rows=10), Slowly(rows, batch_rows=10)
+    first.state["away"] = 1
+    old = engine.made(first, restart=RestartStrategy.fixed_delay(attempts=20, delay=600)).start()
+    assert old.state is JobState.RESTARTING
+    new = engine.start(second, take_over=20.0)
+    assert old.wait(1)
+    assert old.state is JobState.FINISHED
+    second.let(10)
+    assert new.wait(20)
+    assert engine.target.counts("n") == Counter(range(100))
+
+
+def test_a_run_of_the_engine_that_waits_for_its_next_attempt_goes_on_if_its_successor_dies(engine: Engine) -> None:
+    first = Absent(numbers(100, keys=5), batch_rows=10)
+    first.state["away"] = 1
+    old = engine.made(first, restart=RestartStrategy.fixed_delay(attempts=20, delay=4)).start()
+
+    def die() -> None:
+        raise DiedError
+
+    with pytest.raises(DiedError):
+        run(Successor(DirectoryStore(engine.folder / "log"), 20.0).take(die))
+    first.state["away"] = 0
+    first.let(10)
+    assert old.wait(SILENT_SECONDS + 20)
+    assert old.state is JobState.FINISHED
+    assert engine.target.counts("n") == Counter(range(100))
+
+
+def test_a_run_of_the_engine_that_still_starts_is_waited_for(engine: Engine) -> None:
+    rows = numbers(100, keys=5)
+    first, second = Absent(rows, batch_rows=10), Slowly(rows, batch_rows=10)
+    first.state["waits"] = 1
+    made = engine.made(first)
+    threading.Thread(target=made.start, daemon=True).start()
+    threading.Timer(SILENT_SECONDS + 2, lambda: first.state.pop("waits")).start()
+    new = engine.start(second, take_over=60.0)
+    assert made.wait(5)
+    second.let(10)
+    assert new.wait(20)
     assert engine.target.counts("n") == Counter(range(100))
 
 

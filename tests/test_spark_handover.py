@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import re
-from typing import Any, NoReturn
+import threading
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NoReturn
 
+import pyarrow as pa
 import pytest
 
 from onceward.connectors.spark.classic import INTERRUPTED
+from onceward.connectors.spark.options import MOVED_MARK
 from onceward.connectors.spark.warm import warm_up
+from onceward.core.errors import ConfigurationError, EpochConflictError
+from onceward.core.handover import SILENT_SECONDS, Successor, run
+from onceward.core.log import EpochInput, LogWriter, read
+
+from .core_fakes import policy
+from .spark_kit import Frame, SparkSink
+from .test_spark_exactly_once import Query, active
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class OwnSession:
@@ -37,3 +52,148 @@ def test_a_query_that_was_stopped_while_it_waited_has_not_failed_in_any_version_
     between = {"3.5": r".+(\r\n|\r|\n): ", "4.0": r"((.|\r\n|\r|\n)*)"}[version]  # StreamExecution.PROXY_ERROR
     pattern = f"py4j.protocol.Py4JJavaError: An error occurred while calling{between}(java.lang.InterruptedException)"
     assert re.search(pattern, f"Traceback (most recent call last):\n  ...\nStoppedError: {INTERRUPTED}\n")
+
+
+@pytest.fixture
+def query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Query:
+    """A query that runs, as Spark lists it."""
+    monkeypatch.setattr("onceward.connectors.spark.idle.LOOK_SECONDS", 0.02)
+    made = Query(tmp_path)
+    streams = made.spark.streams
+    monkeypatch.setattr(streams, "active", [active(made)], raising=False)
+    monkeypatch.setattr(
+        streams, "get", lambda _, before=streams.get: SimpleNamespace(**{**vars(active(made)), **vars(before(_))})
+    )
+    return made
+
+
+@pytest.mark.parametrize("before", ["nothing", "a driver that has died"])
+def test_a_query_is_handed_over_before_its_first_epoch(query: Query, before: str) -> None:
+    if before != "nothing":
+        LogWriter(query.store, "p", policy()).start()
+    query.handler.watch(query.spark.query, query.spark.run, query.store)
+    newer = LogWriter(query.store, "p", policy())
+    assert run(Successor(query.store, 30.0).take(newer.start))
+    assert query.spark.streams.active == []
+    assert read(query.store).writer_id == newer.token.writer_id
+
+
+def test_a_query_that_began_without_a_decision_log_does_not_answer_for_another_driver(query: Query) -> None:
+    query.handler.find_log = lambda: query.store if read(query.store).tail >= 0 else None
+    query.handler.watch(query.spark.query, query.spark.run, None)
+    time.sleep(0.2)
+    LogWriter(query.store, "p", policy()).start()
+    newest = LogWriter(query.store, "p", policy())
+    assert not run(Successor(query.store, 30.0).take(newest.start))
+
+
+def test_a_query_is_handed_over_after_its_first_epoch_however_long_that_takes(query: Query) -> None:
+    """Its START, which comes with the epoch, is not taken for the other driver's, nor the other way round."""
+    LogWriter(query.store, "p", policy()).start()
+    query.handler.watch(query.spark.query, query.spark.run, query.store)
+    newer, taken = LogWriter(query.store, "p", policy()), list[bool]()
+    asking = threading.Thread(target=lambda: taken.append(run(Successor(query.store, 60.0).take(newer.start))))
+
+    def wait() -> None:
+        asking.start()
+        time.sleep(SILENT_SECONDS + 2)
+        assert newer.token.start < 0, "the epoch is under way"
+
+    query.checkpoint.plan(0)
+    frame = Frame([0])
+    frame.before = wait
+    query.handler(frame, 0)  # type: ignore[arg-type]
+    asking.join(30)
+    assert taken == [True]
+    assert newer.view.completed == 0
+    assert query.spark.streams.active == []
+
+
+def test_a_query_that_fails_while_it_is_asked_is_not_waited_for(query: Query) -> None:
+    query.handler.watch(query.spark.query, query.spark.run, query.store)
+    newer = LogWriter(query.store, "p", policy())
+    took = Successor(query.store, 600.0).take(newer.start)
+
+    def fail() -> None:
+        until = time.monotonic() + 3
+        while time.monotonic() < until:
+            time.sleep(next(took))
+        raise OSError("the executor is lost")
+
+    query.checkpoint.plan(0)
+    frame = Frame([0])
+    frame.before = fail
+    with pytest.raises(OSError, match="lost"):
+        query.handler(frame, 0)  # type: ignore[arg-type]
+    query.spark.streams.active.clear()
+    failed = time.monotonic()
+    run(took)
+    assert time.monotonic() - failed < SILENT_SECONDS + 5
+
+
+class Refuses(SparkSink):
+    """Writes into a target that is not set up for it."""
+
+    def validate(self, schema: Any) -> None:
+        raise ConfigurationError(f"the table has no such column: {schema.names}")
+
+
+class OnlyAppends(SparkSink):
+    def validate_complete_mode(self) -> None:
+        raise ConfigurationError("the target would show rows of earlier epochs, too")
+
+
+class Runs:
+    """What takes a pipeline over, with Spark's own answers to it."""
+
+    def __init__(self, query: Query, monkeypatch: pytest.MonkeyPatch, mode: str = "append") -> None:
+        self.query = query
+        monkeypatch.setattr("onceward.connectors.spark.handler.check_runs", lambda _: mode)
+        monkeypatch.setattr("onceward.connectors.spark.handler.warm_up", lambda *_: None)
+
+    def start(self, sink: SparkSink, **changes: Any) -> None:
+        """Start a new version; nothing of what it refuses has changed anything in the log."""
+        new: Any = self.query.driver(sinks=[sink], schemas={sink.name: pa.schema({"n": pa.int64()})}, **changes)
+        new.prepare(read(self.query.store))
+        new.take_over(self.query.spark, str(self.query.checkpoint.root), 30.0, object())
+
+
+def test_a_start_that_a_target_refuses_leaves_the_run_that_finishes_a_decision_meanwhile(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The targets could not be asked before the request: what is decided would have waited for them."""
+    query.run(0)
+    starts, runs, decided = read(query.store).start, Runs(query, monkeypatch), threading.Event()
+
+    def finish() -> None:
+        with query.handler._between.epoch():
+            writer = query.handler._coordinator.writer  # type: ignore[union-attr]
+            said = EpochInput(query=query.spark.query, digest="1", start=None, end=[])
+            writer.decide(1, [], sinks=["target"], epoch_input=said)
+            decided.set()
+            time.sleep(1)
+            writer.complete(1)
+
+    threading.Thread(target=finish).start()
+    decided.wait()
+    with pytest.raises(ConfigurationError, match="no such column"):
+        runs.start(Refuses(query.key))
+    assert read(query.store).start == starts
+    assert query.spark.streams.active, "it goes on"
+
+
+@pytest.mark.parametrize("why", ["checkpoint", "output mode", "moved"])
+def test_a_start_that_is_refused_asks_nobody_to_end(query: Query, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    query.run(0)
+    runs = Runs(query, monkeypatch, mode="complete" if why == "output mode" else "append")
+    monkeypatch.setattr(Successor, "take", lambda *_: pytest.fail("it asks"))
+    sink = SparkSink(query.key)
+    if why == "checkpoint":
+        (query.checkpoint.root / "metadata").unlink()
+    elif why == "moved":
+        (query.checkpoint.root / "onceward").mkdir()
+        (query.checkpoint.root / MOVED_MARK).write_text("elsewhere")
+    else:
+        sink = OnlyAppends(query.key)
+    with pytest.raises((ConfigurationError, EpochConflictError)):
+        runs.start(sink)

@@ -162,7 +162,8 @@ class ForeachBatch:
             OncewardError: As `EpochWriter.write` and the end of its block do.
         """
         frames: dict[int, DataFrame] = {}
-        with self.epoch(batch, batch_id) as epoch:
+        whole = [output.sink.name for output in self._outputs if output.transform is None]
+        with EpochWriter(self._pipeline, batch, batch_id, whole) as epoch:
             for output in self._outputs:
                 function, name = output.transform, output.sink.name
                 if id(function) not in frames:
@@ -196,8 +197,8 @@ class EpochWriter:
     transactions are committed before the block runs.
     """
 
-    def __init__(self, pipeline: _Batches, batch: DataFrame, batch_id: int) -> None:
-        self._pipeline, self._batch, self._number = pipeline, batch, batch_id
+    def __init__(self, pipeline: _Batches, batch: DataFrame, batch_id: int, whole: Sequence[str] = ()) -> None:
+        self._pipeline, self._batch, self._number, self._whole = pipeline, batch, batch_id, whole
         self._handler: EpochHandler | None = None
         self._writes = _Writes(pipeline.persist)
         self._refused: Exception | None = None
@@ -245,7 +246,7 @@ class EpochWriter:
         # A function may open the block again after a failure: what it described before must not be written twice.
         self._writes, self._refused = _Writes(self._pipeline.persist), None
         try:
-            self._handler = self._pipeline.begin(self._batch, self._number)
+            self._handler = self._pipeline.begin(self._batch, self._number, self._whole)
             self._writes.stateful = self._pipeline.stateful
         except BaseException:
             self._pipeline.lock.release()
@@ -318,8 +319,16 @@ class _Batches:
             pipeline=self.name,
         )
 
-    def begin(self, batch: DataFrame, number: int) -> EpochHandler:
+    def begin(self, batch: DataFrame, number: int, whole: Sequence[str]) -> EpochHandler:
         """Return the run's handler, once what an earlier run has decided is finished.
+
+        (Rule W) Targets whose rows are known before the function runs are validated before the START, which ends
+        another run.
+
+        Args:
+            batch: The micro-batch.
+            number: Its number.
+            whole: Sinks that get the micro-batch as it is.
 
         Raises:
             ConfigurationError: Spark does not call this thread for this micro-batch, it was written in this run
@@ -347,12 +356,13 @@ class _Batches:
                 number,
             )
         if self._handler is None or run != self._run:
-            self._handler, self._run = self._made(batch.sparkSession, query), run
+            schemas = {name: schema_for(batch, self.driven[name]) for name in whole}
+            self._handler, self._run = self._made(batch.sparkSession, query, schemas), run
             self._validated.clear()  # the targets may be others than in the run before
         self._handler.begin(number)
         return self._handler
 
-    def _made(self, session: SparkSession, query: str) -> EpochHandler:
+    def _made(self, session: SparkSession, query: str, schemas: Mapping[str, pa.Schema]) -> EpochHandler:
         spark, plan = query_session(session, query)
         warn_of_python(spark)
         check_offset_log(session_of(spark))
@@ -360,15 +370,20 @@ class _Batches:
         self.stateful = plan_keeps_state(plan)
         self._cheap = plan_only_writes(plan, cast("Any", spark)._jvm)  # noqa: SLF001 - no public way to ask
         sinks = list(self.driven.values())
-        return self.make(
+        handler = self.make(
             spark=spark,
             sinks=sinks,
+            schemas=schemas,
             executors=executors_of(session_of(spark), sinks),
             cheap=False,
             row_size=None,
             on_complete=with_publication(read, self.on_complete),
             sources=watched_sources(read),
         )
+        if handler.dead_letters is not None:
+            letters = handler.dead_letters.sink
+            handler.schemas = {**schemas, letters.name: schema_for_letters(letters)}
+        return handler
 
     def finish(self, handler: EpochHandler, batch: DataFrame, number: int, writes: _Writes) -> None:
         """Write an epoch, decide and commit it."""

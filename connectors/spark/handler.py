@@ -26,7 +26,9 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from onceward.core.checkpoint import Admission, CommitPolicy, Coordinator
+from onceward.core.checkpoint.admission import check_query
 from onceward.core.checkpoint.isolation import over_limit
+from onceward.core.checkpoint.numbering import CONSECUTIVE
 from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.dead_letters import (
     DEFAULT_LIMIT,
@@ -84,12 +86,12 @@ from .outputs import (
     sinks_of,
 )
 from .parallelism import TOO_LARGE, Writers, checked_writers, driver_limit, row_size, writers_of
-from .plan import check_runs, handlers, only_writes, streaming_sources
-from .query import check_offset_log, checked_folder, epoch_input, reason
+from .plan import handlers, only_writes, streaming_sources
+from .query import check_offset_log, checked_folder, epoch_input, query_of, reason
 from .query_watch import QueryWatch
 from .refusals import Letters
 from .session import EndsQueries, QueryRun, QuerySession, StoppedError, connect, is_connect, session_of, spark_errors
-from .starting import prepare_at_start, refuse_other_targets
+from .starting import check_runs, prepare_at_start, refuse_other_targets
 from .task import (
     ACK_COLUMN,
     ACK_SCHEMA,
@@ -248,13 +250,14 @@ def exactly_once(
     else:
         handler = settings.handler(spark, schemas)
         writer = df.writeStream.foreachBatch(handler)
+        handler.find_log = partial(existing_log, store, resolved, pipeline)
         handlers[writer] = handler
 
         def prepare() -> None:
             view = look()
             with noting_failed_start(store, resolved, pipeline):
                 handler.prepare(view)
-            handler.take_over(spark, resolved, take_over, partial(check_runs, writer))
+            handler.take_over(spark, resolved, take_over, writer)
 
         def watch(query: StreamingQuery) -> None:
             handler.watch(str(query.id), str(query.runId), existing_log(store, resolved, pipeline))
@@ -431,11 +434,14 @@ class EpochHandler(HandlerSettings):
         spark: The session.
         schemas: Of each sink's rows, by the sink's name; a sink without one is validated by the caller.
         executors: What is asked of the executors; None if they are on this machine, or before the query starts.
+        find_log: Returns the store of the decision log; None if there is none yet, or nobody knows before the first
+            epoch.
     """
 
     spark: SparkSession | QuerySession
     schemas: Mapping[str, pa.Schema] = field(default_factory=dict)
     executors: Executors | None = None
+    find_log: Callable[[], LogStore | None] = lambda: None
 
     def __post_init__(self) -> None:
         self._session = session_of(self.spark)
@@ -471,7 +477,10 @@ class EpochHandler(HandlerSettings):
         is_active = partial(self._session.is_active, query, run)
         ends = self._session if isinstance(self._session, EndsQueries) else None
         self._between = BetweenEpochs(
+            pipeline=self.pipeline,
             current=lambda: self._coordinator,
+            store=self._known_log,
+            started=lambda: self._run_writers.start if self._run_writers is not None else None,
             is_active=is_active,
             every=self.policy.sweep_every,
             stop=None if ends is None else partial(ends.stop, query, run),
@@ -486,6 +495,12 @@ class EpochHandler(HandlerSettings):
             if self._watched != (query, run):
                 self._watch.look_once()  # how the one before has ended
                 self._begin_run(query, run)
+                self._between.start()
+
+    def _known_log(self) -> LogStore | None:
+        if self._log_store is None:
+            self._log_store = self.find_log()
+        return self._log_store
 
     def prepare(self, view: LogView | None) -> None:
         """Check the targets before the query starts, and create what is missing in them and was requested.
@@ -538,31 +553,50 @@ class EpochHandler(HandlerSettings):
             _log.debug("epoch %s of pipeline %s failed", batch, self.pipeline, exc_info=True)
             raise error.with_traceback(None) from None
 
-    def take_over(
-        self, spark: SparkSession, checkpoint: str, patience: float | None, check: Callable[[], object]
-    ) -> None:
+    def take_over(self, spark: SparkSession, checkpoint: str, patience: float | None, writer: DataStreamWriter) -> None:
         """Take the pipeline over from the driver that runs it, before the query starts.
+
+        (Rule W) A start that fails has ended no run that works: what can refuse it is asked before the request, and the
+        targets once more before START, if they could not be asked because of a decision that was being finished.
 
         Args:
             spark: The session, which is warmed up first.
             checkpoint: The query's.
             patience: Seconds to wait at most until that driver has ended its epoch; None: do nothing.
-            check: Raises Spark's error if Spark will not run the query: such a start must not end the run that works.
+            writer: What will start the query.
 
         Raises:
             FencedError: Yet another driver is taking it over.
             StoreError: The store of the decision log did not answer.
+            ConfigurationError: Spark or a target will not run the query.
+            EpochConflictError: The decision log is another query's.
         """
         if patience is None:
             return
-        check()
+        if check_runs(writer) == "complete":
+            for sink in self.sinks:
+                check_complete_mode(sink)
+        if self.store is not None:
+            check_not_moved(checkpoint, self.pipeline, self._read_text)
         warm_up(spark, self.all_sinks)
         if self.executors is not None:
             _raise_if(self.executors.problem())
         store = open_log(self.store, checkpoint, self.pipeline)
+        if self.rewind is None and checkpoint:
+            check_query(read(store), query_of(self._read_text, checkpoint), CONSECUTIVE)
         self._taken_over = RunWriters.of(self.pipeline, store)
-        writer = LogWriter(store, self.pipeline, self.policy, self._taken_over)
-        run(Successor(store, patience).take(writer.start))
+        log = LogWriter(store, self.pipeline, self.policy, self._taken_over)
+
+        def put_start() -> None:
+            self._validate_unless_undone(store)
+            log.start()
+
+        run(Successor(store, patience).take(put_start))
+
+    def _validate_unless_undone(self, store: LogStore) -> None:
+        """Validate the targets that have not been, unless a decision is to be finished first (5)."""
+        if not self._is_validated and read(store).undone is None:
+            self._validate()
 
     def begin(self, batch: int) -> None:
         """Become the pipeline's writer, if this run is not yet, and finish what an earlier one has decided.
@@ -733,6 +767,7 @@ class EpochHandler(HandlerSettings):
         self._run_writers = self._run_writers or RunWriters.of(name, store)
         coordinator = Coordinator(name, store, self.all_sinks, self.policy, heals=True, run_writers=self._run_writers)
         with self._checking_executors(store):
+            self._validate_unless_undone(store)
             # (5) START, sweep, and the end of what is decided.
             coordinator.open(rewind=self.rewind, first_epoch=batch, query=run.query, epoch_input=about)
         if not self._is_validated:

@@ -2,7 +2,8 @@
 
 An attempt that Spark has given up lives on, and may prepare after its epoch was swept. Until the next sweep it holds
 locks in a database, and readers of a topic back. So a thread sweeps as often as a pipeline with epochs does
-(`CommitPolicy.sweep_every`). It also looks whether a newer driver asks for the pipeline (core/handover.py).
+(`CommitPolicy.sweep_every`). It also looks whether a newer driver asks for the pipeline (core/handover.py), from the
+start of the query on and during its epochs, too.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from onceward.core.checkpoint import Coordinator
+    from onceward.core.log import LogStore
 
 _log = logging.getLogger("onceward.coordinator")
 
@@ -28,7 +30,10 @@ class BetweenEpochs:
     """Sweeps for one run of a query, and hands it over, never while an epoch is under way.
 
     Args:
+        pipeline: Its name.
         current: The coordinator of the run, if it has one.
+        store: Of the decision log, if there is one yet.
+        started: Position of the newest START that the run has put; None before that.
         is_active: Whether the run has not ended.
         every: Seconds between two sweeps.
         stop: Ends the run when a newer driver has started; None if nothing here can end it.
@@ -38,7 +43,10 @@ class BetweenEpochs:
     def __init__(
         self,
         *,
+        pipeline: str,
         current: Callable[[], Coordinator | None],
+        store: Callable[[], LogStore | None],
+        started: Callable[[], int | None],
         is_active: Callable[[], bool],
         every: float,
         stop: Callable[[], object] | None = None,
@@ -46,19 +54,20 @@ class BetweenEpochs:
     ) -> None:
         self._epoch = threading.Lock()
         """Held while an epoch is under way."""
-        self._handed_over: Coordinator | None = None
-        """Writer of the run that was handed over; a later run of the same function has another one."""
+        self._handed_over = False
+        self._pipeline, self._store, self._started = pipeline, store, started
         self._current, self._is_active, self._every = current, is_active, every
         self._stop, self._await_stop = stop, await_stop
         self._thread: threading.Thread | None = None
         self._successor: Predecessor | None = None
+        self._found: int | None = None
+        """-1 if the run has begun without a decision log."""
 
     @contextmanager
     def epoch(self) -> Iterator[None]:
         """Run an epoch in the block, if the run has not been handed over; if it has, wait for its end."""
         with self._epoch:
-            handed_over = self._handed_over is not None and self._current() is self._handed_over
-            if handed_over and self._await_stop is not None:
+            if self._handed_over and self._await_stop is not None:
                 self._await_stop()
             yield
 
@@ -70,17 +79,20 @@ class BetweenEpochs:
 
     def _run(self) -> None:
         pause, swept = threading.Event(), time.monotonic()
-        while not pause.wait(min(self._every, LOOK_SECONDS)):
+        while True:
             with suppress(Exception):  # the session may have ended
                 if not self._is_active():
-                    return
+                    break
                 if self._hand_over():
                     return
                 if time.monotonic() - swept >= self._every:
                     swept = time.monotonic()
                     self._sweep()
+                pause.wait(min(self._every, LOOK_SECONDS))
                 continue
-            return
+            break
+        if self._successor is not None:
+            self._successor.say_ended()  # it has failed, or was stopped: nobody need wait for it
 
     def _sweep(self) -> None:
         if not self._epoch.acquire(blocking=False):
@@ -96,26 +108,40 @@ class BetweenEpochs:
 
     def _hand_over(self) -> bool:
         """Hand the query over if a newer driver asks for it; return whether it has."""
-        coordinator = self._current()
-        if coordinator is None or self._stop is None:
+        if self._stop is None:
             return False
-        start = coordinator.writer.token.start
-        if self._successor is None or self._successor.start != start:
-            self._successor = Predecessor(coordinator.writer.store, start)
-        try:
-            if not self._successor.is_asked():
+        successor = self._asked()
+        while successor is not None and not self._epoch.acquire(timeout=LOOK_SECONDS):
+            if not self._is_active():
                 return False
+            successor = self._asked()  # again: the first epoch puts a START, for which it is asked anew
+        if successor is None:
+            return False
+        try:
+            if self._started() not in {None, successor.start} or not run(successor.hand_over()):
+                return False
+            self._handed_over = True
+        finally:
+            self._epoch.release()
+        _log.info("pipeline %s runs in another driver now: this query ends", self._pipeline)
+        # No daemon: a program that waits for the query alone must not end before the other driver has been told.
+        threading.Thread(target=self._end, args=(successor,), name="onceward-handover", daemon=False).start()
+        return True
+
+    def _asked(self) -> Predecessor | None:
+        """Return the conversation with a newer driver if one asks, after telling it that this one has heard."""
+        store, start = self._store(), self._started()
+        if store is None:
+            self._found = -1
+            return None
+        try:
+            if self._successor is None:
+                self._successor = Predecessor(store, self._found if start is None else start)
+            self._successor.answer_for(start)
+            return self._successor if self._successor.is_asked() else None
         except StoreError as error:
             _log.debug("cannot look whether another driver asks for the pipeline: %s", error)
-            return False
-        with self._epoch:
-            if self._current() is not coordinator or not run(self._successor.hand_over()):
-                return False
-            self._handed_over = coordinator
-        _log.info("pipeline %s runs in another driver now: this query ends", coordinator.pipeline)
-        # No daemon: a program that waits for the query alone must not end before the other driver has been told.
-        threading.Thread(target=self._end, args=(self._successor,), name="onceward-handover", daemon=False).start()
-        return True
+            return None
 
     def _end(self, successor: Predecessor) -> None:
         assert self._stop is not None  # noqa: S101 - or nothing would have been handed over

@@ -98,7 +98,7 @@ def read_plan(writer: DataStreamWriter) -> PlannedQuery:
     Raises:
         ConfigurationError: Spark has no such fields.
     """
-    field = partial(_field, writer)
+    field = partial(writer_field, writer)
     return PlannedQuery(
         df=writer._df,  # noqa: SLF001
         format=str(field("source")).lower(),
@@ -109,7 +109,12 @@ def read_plan(writer: DataStreamWriter) -> PlannedQuery:
     )
 
 
-def _field(writer: DataStreamWriter, name: str) -> Any:
+def writer_field(writer: DataStreamWriter, name: str) -> Any:
+    """Return a private member of Spark's DataStreamWriter.
+
+    Raises:
+        ConfigurationError: This version of Spark has no such member.
+    """
     from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - comes with pyspark, not with pyspark-client
 
     jwriter: Any = writer._jwrite  # noqa: SLF001
@@ -119,21 +124,6 @@ def _field(writer: DataStreamWriter, name: str) -> Any:
         raise ConfigurationError(f"this version of Spark keeps the {name} of a writer elsewhere") from None
     member.setAccessible(True)
     return member.get(jwriter)
-
-
-def check_runs(writer: DataStreamWriter) -> None:
-    """Have Spark check the plan and the output mode of a query as `start` does, before anything else is done.
-
-    Raises:
-        AnalysisException: Spark does not run such a query.
-    """
-    df: Any = writer._df  # noqa: SLF001 - no public way to ask
-    if df.sparkSession.conf.get("spark.sql.streaming.unsupportedOperationCheck", "true").lower() != "true":
-        return
-    checker = df.sparkSession._jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker  # noqa: SLF001
-    plan, mode = analyzed_plan(df), _field(writer, "outputMode")
-    checker.checkForStreaming(plan, mode)
-    checker.checkStreamingQueryGlobalWatermarkLimit(plan, mode)
 
 
 def _pairs(scala_map: Any) -> Iterator[tuple[str, str]]:

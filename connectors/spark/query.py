@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 ASYNC: Final = "asynchronous progress tracking (option asyncProgressTrackingEnabled)"
 REAL_TIME: Final = "real-time mode (trigger realTime)"
-_REFUSED: Final = {"AsyncProgressTrackingMicroBatchExecution": ASYNC, "RealTimeTrigger": REAL_TIME}
+CONTINUOUS: Final = "continuous processing (trigger continuous)"
+REFUSED: Final = {"AsyncProgressTrackingMicroBatchExecution": ASYNC, "RealTimeTrigger": REAL_TIME}
 _TEMPORARY: Final = re.compile(r"/temporary-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/?")
 _KEPT: Final = 100
 """Epochs and reports that are remembered: Spark keeps as many reports."""
@@ -113,7 +114,7 @@ def current_run(spark: SparkSession, last: QueryRun | None = None) -> QueryRun:
     stream: Any = spark.streams.get(query)
     running = stream._jsq.streamingQuery()  # noqa: SLF001 - no public way to ask
     for part in (running, running.trigger()):
-        if (mode := _REFUSED.get(part.getClass().getSimpleName())) is not None:
+        if (mode := REFUSED.get(part.getClass().getSimpleName())) is not None:
             raise refusal_of(mode)
     checkpoint = running.resolvedCheckpointRoot()
     if _TEMPORARY.search(checkpoint) is not None:
@@ -171,6 +172,12 @@ def epoch_input(read_text: Callable[[str], str | None], checkpoint: str, query: 
         start=_sources(before) if before is not None else None,
         end=_sources(offsets),
     )
+
+
+def query_of(read_text: Callable[[str], str | None], checkpoint: str) -> str:
+    """Return the id of the query whose checkpoint this is; "a new query" if it is none yet."""
+    text = read_text(f"{checkpoint}/metadata")
+    return str(json.loads(text)["id"]) if text else "a new query"
 
 
 def check_offset_log(session: QuerySession) -> None:

@@ -12,8 +12,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from onceward.core.errors import ConfigurationError
 from onceward.core.log.store import EXPLAINING
 
+from .plan import analyzed_plan, read_plan, writer_field
+from .query import ASYNC, CONTINUOUS, REFUSED, refusal_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
 def refuse_other_targets(writer: Any) -> None:
@@ -64,3 +69,32 @@ def prepare_at_start(writer: Any, prepare: Callable[[], None], watch: Callable[[
         return query
 
     writer.start = start
+
+
+def check_runs(writer: DataStreamWriter) -> str:
+    """Refuse what Spark refuses in `start`, before anything else is done; return the output mode.
+
+    Raises:
+        AnalysisException: Spark does not run such a plan in this output mode.
+        ConfigurationError: The query's name is taken, or its trigger or an option cannot be used here.
+    """
+    planned = read_plan(writer)
+    df: Any = planned.df
+    mode = REFUSED.get(planned.trigger)
+    if planned.options.get("asyncprogresstrackingenabled", "").lower() == "true":
+        mode = ASYNC
+    if planned.trigger == "ContinuousTrigger":
+        mode = CONTINUOUS
+    if mode is not None:
+        raise refusal_of(mode)
+    if writer_field(writer, "partitioningColumns").isDefined():
+        raise ConfigurationError("partitionBy(…) is not for exactly_once: leave it out; a sink may take partition_by=…")
+    name = planned.options.get("queryname")
+    if name is not None and any(query.name == name for query in df.sparkSession.streams.active):
+        raise ConfigurationError(f"a query with the name {name} runs in this session: stop it, or take another name")
+    if df.sparkSession.conf.get("spark.sql.streaming.unsupportedOperationCheck", "true").lower() == "true":
+        checker = df.sparkSession._jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker  # noqa: SLF001
+        plan, output_mode = analyzed_plan(df), writer_field(writer, "outputMode")
+        checker.checkForStreaming(plan, output_mode)
+        checker.checkStreamingQueryGlobalWatermarkLimit(plan, output_mode)
+    return planned.output_mode

@@ -93,7 +93,11 @@ class Job:
         self._successor: Predecessor | None = None
         """The conversation with a driver that may take the pipeline over."""
         self._makes_room = False
-        """An attempt has been stopped for that."""
+        """An attempt, or the pause between two, has been ended for that."""
+        self._pauses = False
+        """Whether no attempt is there until the pause between two of them is over."""
+        self._resume = threading.Event()
+        """Ends that pause."""
         self.state = JobState.CREATED
         self.restarts = 0
         self.failure: OncewardError | None = None
@@ -123,6 +127,7 @@ class Job:
     def stop(self) -> None:
         """End the run as it is: rows after the last checkpoint are read again by the next run. Does not wait."""
         self._cancel.set()
+        self._resume.set()
         with self._lock:
             if self._attempt is not None:
                 self._attempt.stop()
@@ -202,20 +207,61 @@ class Job:
             return self._attempt
 
     def _serve(self) -> None:
-        """Make the savepoints that `onceward savepoint create` asks for, and make room for a newer driver."""
-        while not self._closing.wait(POLL_SECONDS):
-            started = self._started
-            if started is None or self.state is not JobState.RUNNING or self._makes_room:
-                continue
-            start = started.coordinator.writer.token.start
+        """Make the savepoints that `onceward savepoint create` asks for, and make room for a newer driver.
+
+        While an attempt begins, a newer driver is told to wait; between two attempts there is room at once.
+        """
+        while True:
+            with self._lock:
+                pauses, started = self._pauses, self._started if self.state is JobState.RUNNING else None
             try:
-                serve(self._setup.store, start, lambda kind, target: str(self._ask(kind, target, None)))
-                if self._successor is None or self._successor.start != start:
-                    self._successor = Predecessor(self._setup.store, start)
-                if self._successor.is_asked():
-                    self._make_room(started)
+                if started is not None and not self._makes_room:
+                    start = started.coordinator.writer.token.start
+                    serve(self._setup.store, start, lambda kind, target: str(self._ask(kind, target, None)))
+                if not self._makes_room and self._is_asked():
+                    if started is not None:
+                        self._make_room(started)
+                    elif pauses:
+                        self._end_pause()
             except (StoreError, CheckpointFailedError) as error:
                 _log.debug("cannot look for requests: %s", error)
+            if self._closing.wait(POLL_SECONDS):
+                return
+
+    def _is_asked(self) -> bool:
+        """Return whether a newer driver asks for the pipeline; tell it that this run has heard."""
+        start = self._writers.start if self._writers is not None else None
+        if self._successor is None:
+            self._successor = Predecessor(self._setup.store, start)
+        self._successor.answer_for(start)
+        return self._successor.is_asked()
+
+    def _end_pause(self) -> None:
+        """Have the run wait for the driver that asks for the pipeline, if it still pauses between two attempts.
+
+        An attempt may have come and gone meanwhile: its START would be taken for that driver's.
+        """
+        own = self._writers.start if self._writers is not None else None
+        with self._lock:
+            if self._pauses and self._successor is not None and own in {None, self._successor.start}:
+                self._makes_room = True
+                self._resume.set()
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait between two attempts; return whether another driver has taken the pipeline over, or it is to end."""
+        until = monotonic() + seconds
+        while not self._cancel.is_set() and (rest := until - monotonic()) > 0:
+            with self._lock:
+                self._resume.clear()
+                self._pauses = True
+            self._resume.wait(rest)
+            with self._lock:
+                self._pauses = False
+            if self._makes_room:
+                if self._is_taken_over():
+                    return True
+                self._makes_room = False
+        return self._cancel.is_set()
 
     def _make_room(self, started: StartedAttempt) -> None:
         """Stop the attempt after a checkpoint, and have the run wait for the driver that asks for the pipeline.
@@ -263,9 +309,9 @@ class Job:
         try:
             self._watch_sources()
             if not isinstance(self._setup.store, MemoryStore):  # which no other process reaches
-                commands.start()
                 if self._take_over is not None:
                     self._take()
+                commands.start()  # not before: it would answer its own request
             self._run_attempts()
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is kept for whoever waits
             _log.error("pipeline %s has failed: %s", self._setup.pipeline, error)
@@ -327,8 +373,8 @@ class Job:
             self.state = JobState.RESTARTING
             self.restarts += 1
             self._begun.set()
-            if self._cancel.wait(pause):
-                self.state = JobState.STOPPED
+            if self._pause(pause):
+                self.state = JobState.STOPPED if self._cancel.is_set() else JobState.FINISHED
                 return
 
     def _one_attempt(self) -> OncewardError | None:

@@ -50,12 +50,14 @@ class RunWriters:
     Attributes:
         writers: Their identities, the newest ones last.
         since: Position of the log's tail when the first of them started; None before that.
+        start: Position of the newest START that this process has put; None before that.
         file: Where they are noted for later processes of the same run; None if it has one process.
     """
 
     writers: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT))
     since: int | None = None
     file: Path | None = None
+    start: int | None = None
 
     @classmethod
     def of(cls, pipeline: str, store: LogStore) -> RunWriters:

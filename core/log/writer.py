@@ -153,6 +153,8 @@ class LogWriter:
         self._look_at_tail(position)
         if self.view.start != position:
             raise self._fenced(f"entry {self.view.start} is a later START")
+        if self._run_writers is not None:
+            self._run_writers.start = position
         return self.view
 
     @classmethod
