@@ -325,5 +325,8 @@ def test_a_folder_that_is_gone_with_several_transactions_that_wait_says_how_to_g
     [(identity, path)] = re.findall(r"write (\w+) into (\S+),", str(told.value))
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(identity)
-    run(go_on(), *((1, "new") if choice == "rewind" else (2,)))
+    if choice == "rewind":
+        run(go_on(), 1, "new")
+    else:
+        run(go_on(), 2)
     opened()
