@@ -414,7 +414,7 @@ class SinkConformance(TraceCases, TargetCases, RowCases, NeighborCases, DirectCa
             with warnings.catch_warnings(), Interruption(sink, at) as interruption:
                 warnings.simplefilter("ignore", ResourceWarning)  # who dies closes no file
                 sink.commit_many([committable])
-            gc.collect()  # nor does a connection of the dead hold its locks
+            gc.collect(0)  # nor does a connection of the dead hold its locks
             where, seen = interruption.line or "the end", case.visible()
             [state] = case.sink_under_test.make().inspect_many([committable])
             if any(seen[n] for n in own):

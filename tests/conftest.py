@@ -19,6 +19,12 @@ settings.load_profile("untimed")
 SLOW: Final = (
     "a_process_killed_at_each_step_and_call",
     "a_process_killed_before_each_line",
+    "a_commit_that_dies_between_its_steps",
+    "partitions_have_the_same_names_in_every_locale",
+    "test_a_run_of_the_engine_that_still_starts",
+    "test_a_run_of_the_engine_that_waits_for_its_next_attempt",
+    "test_a_query_that_fails_while_it_is_asked",
+    "test_a_query_is_handed_over_after_its_first_epoch",
     "test_authors.py::TestJournal",
     "test_authors.py::TestLetters",
     "test_the_skeleton_passes_the_conformance_suite",

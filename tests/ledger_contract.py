@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from threading import Barrier
 
 import pyarrow as pa
@@ -17,14 +18,14 @@ from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Ob
 SCOPE = Scope("orders", "words", "0123abcd")
 OTHER = SCOPE._replace(log="ffff0000")
 Make = Callable[..., DatabaseSink]
+_IDS = count()
 
 
 def prepare(sink: DatabaseSink, epoch: int = 0, *, scope: Scope = SCOPE, generation: int = 3) -> Committable:
     """One row, which no other call writes, prepared or staged."""
     where = WriteContext(**scope._asdict(), generation=generation, epoch=epoch, subtask=0)
     transaction = sink.begin(where)
-    number = generation * 100_000 + epoch + (50_000 if scope.log == OTHER.log else 0)
-    sink.write(transaction, pa.RecordBatch.from_pydict({"id": [number], "word": ["x"]}))
+    sink.write(transaction, pa.RecordBatch.from_pydict({"id": [next(_IDS)], "word": ["x"]}))
     return sink.pre_commit(transaction)
 
 

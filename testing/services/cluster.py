@@ -129,8 +129,9 @@ class KafkaCluster:
         """Create a topic, and wait until every partition has a leader; return its name."""
         from confluent_kafka.admin import NewTopic  # noqa: PLC0415 - an extra
 
-        where: dict[str, Any] = {"replica_assignment": replicas} if replicas else {"num_partitions": partitions}
-        self.admin.create_topics([NewTopic(topic, config=dict(config or {}), **where)])[topic].result(30)
+        where: dict[str, Any] = {"replica_assignment": replicas} if replicas else {}
+        new = NewTopic(topic, len(replicas) if replicas else partitions, config=dict(config or {}), **where)
+        self.admin.create_topics([new])[topic].result(30)
         _wait(lambda: self._led(topic), f"a leader of each partition of {topic}", seconds=60)
         return topic
 
