@@ -36,7 +36,7 @@ setup: ## Make .venv with the locked packages and this checkout (done by the oth
 	@scripts/setup.sh
 
 .PHONY: check
-check: lint ## Lint, types, unit tests: a minute and a half, no service needed
+check: lint ## Lint, types, unit tests: three to four minutes, no service needed
 	@$(MAKE) --no-print-directory types & types=$$!; $(MAKE) --no-print-directory unit; unit=$$?; wait $$types && exit $$unit
 
 .PHONY: lint
@@ -60,7 +60,7 @@ java:
 	@scripts/prerequisites.sh java
 
 .PHONY: test
-test: java check checked long ## Lint, types, unit tests, a test of each kind on real services: twelve minutes on two cores
+test: java check checked long ## Lint, types, unit tests, a test of each kind on real services: twenty minutes on two cores
 
 .PHONY: checked
 checked:  # so that .ci/run need not check again where only a long test has failed
