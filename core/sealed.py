@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from .errors import NewerFormatError, OncewardError, text_of
+from .kit import typed
 
 T = TypeVar("T")
 UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -57,7 +58,7 @@ def unseal_as(name: str, data: bytes, kind: type[T], error: type[OncewardError],
 def decode_json(data: str | bytes, kind: type[T], error: type[OncewardError], what: str) -> T:
     """Decode JSON to this type; raise an `error` with the subject `what` if it has another form."""
     try:
-        return msgspec.json.decode(data, type=kind)
+        return typed.decode(data, kind)
     except UNREADABLE as unreadable:
         raise error(f"{what} cannot be read: {text_of(unreadable)}") from unreadable
 

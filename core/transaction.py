@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import msgspec
 
 from .errors import LogDamagedError, text_of
+from .kit import typed
 from .names import Progress, Scope, TransactionName, parse_transaction_name
 from .outcome import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Observation, abort_outcome, commit_outcome
 from .proof import NO_ROWS, Proof, Wrote
@@ -159,7 +160,7 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
             LogDamagedError: It has another layout: it is another kind's, or somebody altered it.
         """
         try:
-            return msgspec.convert(self.handle, layout)
+            return typed.convert(self.handle, layout)
         except msgspec.ValidationError as error:
             raise self._altered(
                 f"the handle of a committable of kind {self.kind!r} cannot be read: {text_of(error)}"

@@ -12,7 +12,7 @@ from .simulator.mutants import MUTANTS
 from .simulator.plan import Kind
 from .simulator.shrink import shrink
 
-WITHIN = 600
+WITHIN = 3_000
 
 
 @pytest.mark.slow

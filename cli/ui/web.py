@@ -28,6 +28,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from onceward.core.errors import ConfigurationError, OncewardError, text_of
+from onceward.core.kit import typed
 
 from ..words import message
 from .desk import Abort, Commit
@@ -151,7 +152,7 @@ async def _act(do: Callable[[Any], Any], order: Any, request: Request) -> Respon
         if len(body) > _MOST_BYTES:
             return _error(413, "the request is too long")
     try:
-        asked = msgspec.json.decode(body, type=order) if order is not None else None
+        asked = typed.decode(body, order) if order is not None else None
     except msgspec.MsgspecError as error:
         return _error(400, f"the request cannot be read: {text_of(error)}")
     try:

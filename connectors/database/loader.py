@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from onceward.core.errors import SqlError, text_of
+from onceward.core.kit import typed
 from onceward.core.sealed import UNREADABLE
 
 from .target import TableName
@@ -63,7 +64,7 @@ def read_movement(row: Any) -> Movement:
         ChangedError: The text is not a movement.
     """
     try:
-        return msgspec.json.decode(row.movement, type=Movement)
+        return typed.decode(row.movement, Movement)
     except UNREADABLE as error:
         raise ChangedError(
             f"cannot read how {row.name} is to be moved: {text_of(error)}. Somebody changed its staged row"

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from onceward.core.errors import ConfigurationError, LogDamagedError, RetryableSinkError, text_of
+from onceward.core.kit import typed
 from onceward.core.kit.options import MOST_SECONDS, OF_FORMATS, arguments, check_choice, check_types
 from onceward.core.kit.rows import check_columns, json_rows
 from onceward.core.kit.secrets import without_logins
@@ -222,7 +223,7 @@ class HttpSink(WriteAheadLogSink):
     def send(self, rows: pa.RecordBatch, delivery: Delivery) -> None:
         """POST rows as they would have been posted when they were written."""
         try:
-            pinned = msgspec.convert({**self.pinned(), **delivery.pinned}, _Pinned)
+            pinned = typed.convert({**self.pinned(), **delivery.pinned}, _Pinned)
         except msgspec.ValidationError as wrong:
             raise LogDamagedError(
                 f"the request of a delivery cannot be read: {text_of(wrong)}",

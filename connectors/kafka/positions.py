@@ -21,6 +21,7 @@ import msgspec
 from msgspec import structs
 
 from onceward.core.errors import ConfigurationError, text_of
+from onceward.core.kit import typed
 from onceward.core.sealed import UNREADABLE
 from onceward.core.source import Split
 
@@ -97,8 +98,8 @@ def assignment_from_json(value: Any) -> tuple[Partition, ...]:
 def _shaped(value: Any, kind: Any, what: str, shape: str) -> Any:
     try:
         if isinstance(value, str):
-            return msgspec.json.decode(value, type=kind)
-        return msgspec.convert(value, kind, str_keys=True)
+            return typed.decode(value, kind)
+        return typed.convert(value, kind, str_keys=True)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"{what} must have the shape {shape}, not {value!r}: {text_of(error)}") from error
     except UNREADABLE as error:

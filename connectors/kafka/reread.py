@@ -11,10 +11,10 @@ import struct
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 import pyarrow as pa
 
 from onceward.core.errors import ConfigurationError, KafkaError
+from onceward.core.kit import typed
 from onceward.core.place import Place
 from onceward.core.proof import Reread, RereadPiece
 from onceward.core.source import read_split
@@ -191,7 +191,7 @@ def _headers(data: bytes) -> Iterator[tuple[int, int, str]]:
 def offsets_in(value: Any, topic: str) -> dict[str, int]:
     """Return a topic's offsets from the positions in a decision, with any number of sources: JSON, or text of it."""
     if isinstance(value, str) and value.startswith(("[", "{")):
-        value = msgspec.json.decode(value)
+        value = typed.decode(value, Any)
     if isinstance(value, dict):
         numbers = value.get(topic)
         if isinstance(numbers, dict) and all(isinstance(offset, int) for offset in numbers.values()):

@@ -30,6 +30,7 @@ from onceward.core.events import (
     SubtaskUsage,
     wall_clock,
 )
+from onceward.core.kit import typed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -278,7 +279,7 @@ def _topics(source: Mapping[str, Any]) -> str:
     offsets = source.get("endOffset")
     if isinstance(offsets, str):
         try:
-            offsets = msgspec.json.decode(offsets)
+            offsets = typed.decode(offsets, Any)
         except msgspec.DecodeError:
             offsets = None
     names = sorted(map(str, offsets)) if isinstance(offsets, dict) else []

@@ -33,6 +33,7 @@ import msgspec
 from onceward.core.checkpoint.recovery import sweep
 from onceward.core.errors import OncewardError
 from onceward.core.folders import sole
+from onceward.core.kit import typed
 from onceward.core.log import DirectoryStore, LogWriter, read
 from onceward.core.names import Scope
 from onceward.sinks.folders import FolderSink
@@ -164,7 +165,7 @@ def sweep_failed_runs(sink: TwoPhaseCommitSink[Any], policy: CommitPolicy) -> No
 
 def _sweep(mark: Path, sink: TwoPhaseCommitSink[Any], policy: CommitPolicy) -> None:
     with sole(mark) as there:
-        failed = msgspec.json.decode(mark.read_bytes(), type=FailedRun) if there else None
+        failed = typed.decode(mark.read_bytes(), FailedRun) if there else None
         is_own = failed is not None and failed.target and (failed.sink, failed.target) == (sink.name, target_of(sink))
         store = DirectoryStore(mark.parent) if is_own else None
         if failed is None or store is None or read(store).undone is not None:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 import msgspec
 
 from ..errors import ConfigurationError, text_of
+from ..kit import typed
 from ..kit.options import as_value, option_names
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def _checked(values: dict[str, Any], *, strict: bool) -> dict[str, Any]:
     settings = {}
     for name, value in values.items():
         try:
-            settings[name] = msgspec.convert(value, _TYPES[name], strict=strict)
+            settings[name] = typed.convert(value, _TYPES[name], strict=strict)
         except msgspec.ValidationError as error:
             raise ConfigurationError(f"CheckpointConfig({name}={value!r}): give {_WANTED[name]}") from error
     return settings

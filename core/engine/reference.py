@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from ..errors import OncewardError, StateDamagedError
+from ..kit import typed
 from .state.handles import Metadata, decode_metadata, encode_metadata
 from .state.storage import PROOF, CheckpointStorage, above
 
@@ -63,7 +64,7 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
         """Read the engine's part of a decision; None if it was not made by the engine."""
         if decision is None or "checkpoint" not in decision.state:
             return None
-        return msgspec.convert(decision.state, cls)
+        return typed.convert(decision.state, cls)
 
 
 class DecidedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +124,7 @@ def older_checkpoints(folder: str, epoch: int) -> tuple[str, ...]:
 def is_proven(folder: str, metadata: Metadata, sha256: str) -> bool:
     """Return whether the log that the metadata name has decided them; `sha256` is that of their file."""
     try:
-        proof = msgspec.json.decode(CheckpointStorage(folder).read_if_there(PROOF), type=DecidedCheckpoint)
+        proof = typed.decode(CheckpointStorage(folder).read_if_there(PROOF), DecidedCheckpoint)
     except msgspec.MsgspecError:  # missing or damaged
         return False
     return (proof.log, proof.sha256) == (metadata.log, sha256)

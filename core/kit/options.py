@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Union, get_args, get_orig
 import msgspec
 
 from ..errors import ConfigurationError
+from . import typed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -138,8 +139,8 @@ def as_value(option: str, annotation: Any, text: str) -> Any:
             parts = [part.strip() for part in text.split(",")]
             if not all(parts):
                 raise ConfigurationError(f"option {option} is a list with an empty part: take out a comma")
-            return msgspec.convert(parts, lists[0], strict=False)
-        return text if str in kinds else msgspec.convert(text.strip().lower(), annotation, strict=False)
+            return typed.convert(parts, lists[0], strict=False)
+        return text if str in kinds else typed.convert(text.strip().lower(), annotation, strict=False)
     except msgspec.ValidationError:
         raise ConfigurationError(f"option {option} is not {' or '.join(map(_described, kinds))}") from None
 
@@ -199,7 +200,7 @@ def check_type(name: str, value: Any, annotation: Any) -> None:
     else:  # numpy's numbers are none for msgspec
         plain_value = getattr(value, "item", lambda: value)()
     try:
-        msgspec.convert(plain_value, annotation)
+        typed.convert(plain_value, annotation)
     except msgspec.ValidationError:
         kinds = [_described(kind) for kind in _choices(annotation) if kind is not type(None)]
         raise ConfigurationError(f"{name} must be {' or '.join(kinds)}, not {type(value).__name__}") from None

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from ..folders import open_regular
+from ..kit import typed
 from ..kit.secrets import without_logins
 from .store import DirectoryStore
 
@@ -181,5 +182,5 @@ def _read(path: Path) -> list[Note]:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
         for line in file.read(_TAIL).splitlines():
             with suppress(msgspec.MsgspecError):
-                entries.append(msgspec.json.decode(line, type=Note))
+                entries.append(typed.decode(line, Note))
     return entries

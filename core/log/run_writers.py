@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from ..errors import ConfigurationError, StoreError, text_of
+from ..kit import typed
 from .entries import Start
 from .store import DirectoryStore
 
@@ -73,7 +74,7 @@ class RunWriters:
         key = _digest(f"{pipeline}\n{store.describe()}")
         file = Path(folder, f"{key}.json")
         try:
-            notes = msgspec.json.decode(file.read_bytes(), type=_Notes)
+            notes = typed.decode(file.read_bytes(), _Notes)
         except FileNotFoundError:
             notes = _Notes()
         except (OSError, msgspec.MsgspecError) as error:
@@ -153,7 +154,7 @@ def writers_in(folder: Path) -> list[str]:
     writers: list[str] = []
     for file in sorted(folder.glob("*.json")):
         with suppress(OSError, msgspec.MsgspecError):
-            writers += msgspec.json.decode(file.read_bytes(), type=_Notes).writers
+            writers += typed.decode(file.read_bytes(), _Notes).writers
     return writers
 
 

@@ -15,6 +15,7 @@ import msgspec
 from ..engine.completion import QUERY as EMBEDDED
 from ..engine.events import CheckpointRecord, TaskRecord
 from ..errors import ConfigurationError
+from ..kit import typed
 from ..log import DirectoryStore
 from ..log.notes import notes
 from ..transaction import rows_by_sink
@@ -225,7 +226,7 @@ def _records(noted: Sequence[Note], decided: Mapping[int, EpochRecord]) -> dict[
     for one in noted:
         with suppress(msgspec.ValidationError, KeyError):
             if one.what == "epoch":
-                epoch = msgspec.convert(one.fields, EpochRecord)
+                epoch = typed.convert(one.fields, EpochRecord)
                 records[epoch.epoch] = msgspec.structs.replace(
                     epoch,
                     status="completed",
@@ -234,7 +235,7 @@ def _records(noted: Sequence[Note], decided: Mapping[int, EpochRecord]) -> dict[
                     prepared=_before(one.at, epoch.commit_milliseconds),
                 )
             elif one.what == "checkpoint":
-                record = msgspec.convert(one.fields, CheckpointRecord)
+                record = typed.convert(one.fields, CheckpointRecord)
                 before = records.get(record.checkpoint, EpochRecord(epoch=record.checkpoint))
                 records[record.checkpoint] = _with_checkpoint(before, record, one.at)
     for number, known in decided.items():
@@ -277,7 +278,7 @@ def _with_checkpoint(before: EpochRecord, record: CheckpointRecord, at: str) -> 
 
 def _start(one: Note) -> StartRecord:
     try:
-        return msgspec.convert({**one.fields, "at": one.at}, StartRecord)
+        return typed.convert({**one.fields, "at": one.at}, StartRecord)
     except msgspec.ValidationError:
         return StartRecord(at=one.at)
 

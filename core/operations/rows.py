@@ -13,6 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from ..errors import text_of
+from ..kit import typed
 from ..place import has_mark
 from ..proof import JSON_LINE
 from ..proof import UUID as UUID_BYTES
@@ -148,7 +149,7 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     """Return a row with text for bytes that are text, and without nulls: a missing column and a null are the same."""
     if row.get(JSON_LINE) is not None:
         with suppress(msgspec.MsgspecError, UnicodeDecodeError):
-            row = {**row, **msgspec.json.decode(row[JSON_LINE], type=dict[str, Any])}
+            row = {**row, **typed.decode(row[JSON_LINE], dict[str, Any])}
             del row[JSON_LINE]
     return {name: _text(value) for name, value in row.items() if value is not None}
 

@@ -36,6 +36,7 @@ import msgspec
 
 from ..connector import noted_address
 from ..errors import OncewardError, named_text_of, text_of
+from ..kit import typed
 from ..kit.times import duration
 from ..log import DirectoryStore, LogView, Start
 from ..log.notes import notes
@@ -454,7 +455,7 @@ class _Facts:
 
 def _status(state: PipelineState, what: str, *, advice: str = "", **known: object) -> PipelineStatus:
     fields = {"pipeline": "", "store": "", "state": state, "what": what, "advice": advice, **known}
-    return msgspec.convert(fields, PipelineStatus)
+    return typed.convert(fields, PipelineStatus)
 
 
 def _moved(facts: _Facts) -> PipelineStatus | None:

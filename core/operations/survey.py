@@ -18,6 +18,7 @@ import msgspec
 
 from ..checkpoint.recovery import Action, TransactionStatus, action, status_of
 from ..errors import ExternalError
+from ..kit import typed
 from ..log import Replace, Resolved, Void, audit_records
 from ..names import Scope
 from ..transaction import Committable, Observation, rows_by_sink
@@ -384,7 +385,7 @@ def _given_up(record: Resolved | Void | Replace) -> GivenUp:
         names = "; ".join(f"{sink} {transaction}" for sink, transaction in record.lost)
         why = f"lost, and written again with the same rows: {names}"
         return GivenUp(epoch=record.epoch, action="heal", why=why, at=record.at, **by_policy)
-    return msgspec.convert(record, GivenUp, from_attributes=True)
+    return typed.convert(record, GivenUp, from_attributes=True)
 
 
 def _epoch(pipeline: str, decision: Decide, completed: Completed | None) -> Epoch:
