@@ -36,7 +36,7 @@ setup: ## Make .venv with the locked packages and this checkout (done by the oth
 	@scripts/setup.sh
 
 .PHONY: check
-check: lint ## Lint, types, unit tests: three to four minutes, no service needed
+check: lint ## Lint, types, unit tests: two minutes on two cores, no service needed
 	@$(MAKE) --no-print-directory types & types=$$!; $(MAKE) --no-print-directory unit; unit=$$?; wait $$types && exit $$unit
 
 .PHONY: lint
@@ -53,7 +53,7 @@ types: setup
 .PHONY: unit
 unit: setup
 	@echo "== unit tests"
-	@$(PYTEST) tests -m "not slow $(SELECT)" --numprocesses $(WORKERS) $(ARGS)
+	@$(PYTEST) tests -m "not slow $(SELECT)" --numprocesses 3 $(ARGS)
 
 .PHONY: java
 java:
