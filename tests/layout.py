@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import math
 import re
 from collections import Counter, defaultdict
 from functools import cache
@@ -172,14 +174,220 @@ class _WithoutTexts(ast.NodeTransformer):
         return ast.ImportFrom(None if node.level else node.module, node.names, node.level)
 
 
+def circles() -> list[set[str]]:
+    """Return the sets of modules that import each other, `import_module(".name", …)` and imports for types included."""
+    below: dict[str, set[str]] = defaultdict(set)
+    for each in imports():
+        if each.module in modules():
+            below[dotted(ROOT / each.file)].add(each.module)
+    for module, path in modules().items():
+        called = (node for node in nodes_of(path) if isinstance(node, ast.Call) and node.args)
+        for node in called:
+            name = node.args[0].value if isinstance(node.args[0], ast.Constant) else None
+            if ast.unparse(node.func).endswith("import_module") and isinstance(name, str):
+                package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+                target = f"{package}{name}" if name.startswith(".") else name.removeprefix("onceward.")
+                below[module].update({target} & modules().keys())
+    reached = {module: _reached(below, module) for module in list(below)}
+    together = {module: {other for other in reached[module] if module in reached.get(other, ())} for module in reached}
+    return [set(one) for one in {frozenset(other) for other in together.values() if len(other) > 1}]
+
+
+def _reached(below: Mapping[str, set[str]], start: str) -> set[str]:
+    found: set[str] = set()
+    left = [start]
+    while left:
+        new = below.get(left.pop(), set()) - found
+        found |= new
+        left += new
+    return found
+
+
+def rooms(package: str) -> list[str]:
+    """Return the modules and packages in the top row of a package."""
+    paths = (ROOT / package).iterdir()
+    return sorted(path.stem for path in paths if not path.name.startswith("_") and path.suffix in {"", ".py"})
+
+
+def asking_for_connect() -> list[str]:
+    """Return where code outside of Spark's session asks whether a session is one of Spark Connect."""
+    return [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in python_files("connectors/spark")
+        if path.name != "session.py"
+        for node in nodes_of(path)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "is_connect"
+    ]
+
+
+_NO_DIALECTS = ("dialect.py", "sqlite", "mariadb", "postgres")
+_ROW_DIALECT = re.compile(r"isinstance\(.*RowDialect")
+_BACKENDS = re.compile(r"(backend|dialect\.name|get_backend_name\(\)|drivername).*(==|!=|\bin\b)")
+
+
+def switches_on_the_backend() -> list[str]:
+    """Return where code of `connectors/database` outside of its dialects asks which database it talks to."""
+    return [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in python_files("connectors/database")
+        if not any(part.startswith(_NO_DIALECTS) for part in path.relative_to(ROOT).parts)
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if _ROW_DIALECT.search(line) or _BACKENDS.search(line)
+    ]
+
+
+def importing_tests() -> list[str]:
+    """Return each import of a test module by another one."""
+    return [
+        f"{path.relative_to(ROOT)} imports {node.module}"
+        for path in python_files("tests", "integration")
+        for node in nodes_of(path)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").rpartition(".")[2].startswith("test_")
+    ]
+
+
+_FIRST_OF_A_FRAGMENT = frozenset(
+    [
+        "about",
+        "above",
+        "after",
+        "against",
+        "among",
+        "around",
+        "as",
+        "at",
+        "before",
+        "behind",
+        "below",
+        "beneath",
+        "beside",
+        "between",
+        "by",
+        "down",
+        "during",
+        "for",
+        "from",
+        "in",
+        "inside",
+        "into",
+        "like",
+        "near",
+        "of",
+        "off",
+        "on",
+        "onto",
+        "out",
+        "outside",
+        "over",
+        "past",
+        "per",
+        "since",
+        "through",
+        "till",
+        "to",
+        "toward",
+        "under",
+        "until",
+        "up",
+        "upon",
+        "with",
+        "within",
+        "without",
+        "how",
+        "what",
+        "when",
+        "where",
+        "whether",
+        "which",
+        "who",
+        "whom",
+        "whose",
+        "why",
+        "he",
+        "i",
+        "it",
+        "nobody",
+        "none",
+        "nothing",
+        "one",
+        "she",
+        "that",
+        "these",
+        "they",
+        "this",
+        "those",
+        "we",
+        "you",
+    ]
+)
+_ENTRY = re.compile(r"^ {4}\*{0,2}(\w+)(?: \([^)]*\))?: (.+)$", re.MULTILINE)
+
+
+def fragments() -> tuple[list[str], int]:
+    """Return the fragments among fields' docstrings and entries of `Args`, and how many of both there are.
+
+    A fragment begins with a preposition, a question word or a pronoun, or has at most two words.
+    """
+    texts = [text for path in modules().values() for text in _told(path)]
+    return [text for text in texts if _is_fragment(text)], len(texts)
+
+
+def _is_fragment(text: str) -> bool:
+    words = re.findall(r"[\w'`.]+", text)
+    return len(words) <= 2 or words[0].lower() in _FIRST_OF_A_FRAGMENT
+
+
+def _told(path: Path) -> Iterator[str]:
+    for node in nodes_of(path):
+        if isinstance(node, ast.ClassDef | ast.Module):
+            for field, about in zip(node.body, node.body[1:], strict=False):
+                if isinstance(field, ast.AnnAssign | ast.Assign) and isinstance(about, ast.Expr):
+                    value = about.value
+                    if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                        yield value.value
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            described = ast.get_docstring(node) or ""
+            for section in ("Args:", "Attributes:"):
+                _, _, rest = described.partition(f"{section}\n")
+                yield from (entry[2] for entry in _ENTRY.finditer(re.split(r"\n(?=\S)", rest)[0]))
+
+
+def twins() -> list[str]:
+    """Return the stems of modules and the names of public functions that stand in more than one place."""
+    stems = Counter(path.stem for path in modules().values() if not path.stem.startswith("_"))
+    functions = Counter(
+        node.name
+        for path in modules().values()
+        for node in tree_of(path).body
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+    )
+    return sorted({name for names in (stems, functions) for name, count in names.items() if count > 1})
+
+
+def exported() -> list[str]:
+    """Return the names that `onceward.operations` exports."""
+    import onceward.operations
+
+    return sorted(name for name, _ in inspect.getmembers(onceward.operations) if name in onceward.operations.__all__)
+
+
 def bars() -> dict[str, tuple[int, int]]:
     """Return what is measured of the layout: the figure now, and its goal."""
+    torn, told = fragments()
     from_cli = [each for each in imports() if each.file.startswith("cli/") and each.module.startswith("connectors.")]
     return {
         "imports of connectors in cli/": (len(from_cli), 8),
         "files of core/, cli/ and connectors/spark/ that name Kafka": (len(naming_kafka()), 4),
         "class names defined more than once": (len(repeated_class_names()), 8),
         "floors of connectors/database": (floors("connectors.database"), 8),
+        "circles of imports, import_module counted": (len(circles()), 0),
+        "rooms in the top row of connectors/spark": (len(rooms("connectors/spark")), 10),
+        "is_connect( outside of session": (len(asking_for_connect()), 1),
+        "names that onceward.operations exports": (len(exported()), 48),
+        "switches on the backend outside of the dialects": (len(switches_on_the_backend()), 4),
+        "fragments among fields' docstrings and Args, per cent": (math.ceil(100 * len(torn) / told), 10),
+        "twin names": (len(twins()), 25),
+        "test modules that import another one": (len(importing_tests()), 0),
     }
 
 
