@@ -246,79 +246,12 @@ def importing_tests() -> list[str]:
     ]
 
 
-_FIRST_OF_A_FRAGMENT = frozenset(
-    [
-        "about",
-        "above",
-        "after",
-        "against",
-        "among",
-        "around",
-        "as",
-        "at",
-        "before",
-        "behind",
-        "below",
-        "beneath",
-        "beside",
-        "between",
-        "by",
-        "down",
-        "during",
-        "for",
-        "from",
-        "in",
-        "inside",
-        "into",
-        "like",
-        "near",
-        "of",
-        "off",
-        "on",
-        "onto",
-        "out",
-        "outside",
-        "over",
-        "past",
-        "per",
-        "since",
-        "through",
-        "till",
-        "to",
-        "toward",
-        "under",
-        "until",
-        "up",
-        "upon",
-        "with",
-        "within",
-        "without",
-        "how",
-        "what",
-        "when",
-        "where",
-        "whether",
-        "which",
-        "who",
-        "whom",
-        "whose",
-        "why",
-        "he",
-        "i",
-        "it",
-        "nobody",
-        "none",
-        "nothing",
-        "one",
-        "she",
-        "that",
-        "these",
-        "they",
-        "this",
-        "those",
-        "we",
-        "you",
-    ]
+_FIRST_OF_A_FRAGMENT = re.compile(
+    "about|above|after|against|among|around|as|at|before|behind|below|beneath|beside|between|by|down|during|for|from|in|"
+    "inside|into|like|near|of|off|on|onto|out|outside|over|past|per|since|through|till|to|toward|under|until|up|upon|with|"
+    "within|without|how|what|when|where|whether|which|who|whom|whose|why|he|i|it|nobody|none|nothing|one|she|that|these|"
+    "they|this|those|we|you",
+    re.IGNORECASE,
 )
 _ENTRY = re.compile(r"^ {4}\*{0,2}(\w+)(?: \([^)]*\))?: (.+)$", re.MULTILINE)
 
@@ -334,7 +267,7 @@ def fragments() -> tuple[list[str], int]:
 
 def _is_fragment(text: str) -> bool:
     words = re.findall(r"[\w'`.]+", text)
-    return len(words) <= 2 or words[0].lower() in _FIRST_OF_A_FRAGMENT
+    return len(words) <= 2 or bool(_FIRST_OF_A_FRAGMENT.fullmatch(words[0]))
 
 
 def _told(path: Path) -> Iterator[str]:
