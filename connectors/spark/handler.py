@@ -43,7 +43,6 @@ from onceward.core.errors import (
     DecisionInDoubtError,
     EpochTornError,
     EpochVoidedError,
-    FencedError,
     OncewardError,
     text_of,
 )
@@ -647,8 +646,7 @@ class EpochHandler(HandlerSettings):
         """Tell observers and the pipeline's notes why an epoch, the start before it, or the query failed."""
         self._noted = True
         tell(EpochFailed(self.pipeline, batch, reason(error)))
-        if self._log_store is not None and not isinstance(error, FencedError):  # a newer run writes the notes now
-            note_failure(self._log_store, batch, reason(error))
+        note_failure(self._log_store, batch, reason(error), error)
 
     @property
     def query(self) -> str:

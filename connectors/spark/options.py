@@ -20,7 +20,6 @@ from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.errors import (
     ConfigurationError,
     EpochConflictError,
-    FencedError,
     NoDecisionLogError,
     OncewardError,
     StoreError,
@@ -226,9 +225,9 @@ def noting_failed_start(
         yield
     except Exception as error:
         log = None if EXPLAINING.get() else existing_log(store, checkpoint, pipeline)
-        if log is not None and not isinstance(error, FencedError):
+        if log is not None:
             register_log(log)
-            note_failure(log, None, reason(error))
+        note_failure(log, None, reason(error), error)
         raise
 
 

@@ -125,19 +125,13 @@ class _Writer:
                 with contextlib.suppress(OncewardError):
                     epoch = self._offered()[0]
                 self._tell_failed(epoch, reason(error))
-                if not isinstance(error, FencedError):  # a newer run writes the notes now
-                    self._note_failed(epoch, reason(error))
+                note_failure(self._existing_log(), epoch, reason(error), error)
                 raise
         return dict(self.__dict__)
 
     def _tell_failed(self, epoch: int | None, why: str) -> None:
         with contextlib.suppress(OncewardError):  # its name may be what is missing
             tell(EpochFailed(self._pipeline(), epoch, why))
-
-    def _note_failed(self, epoch: int | None, why: str) -> None:
-        log = self._existing_log()
-        if log is not None:
-            note_failure(log, epoch, why)
 
     def _existing_log(self) -> LogStore | None:
         """Return the store of the decision log, for notes; None if this process does not see it."""
@@ -198,9 +192,7 @@ class _Writer:
         try:
             yield
         except Exception as error:
-            log = self._existing_log()
-            if log is not None and not isinstance(error, FencedError):
-                note_task(log, epoch, reason(error))
+            note_task(self._existing_log(), epoch, reason(error), error)
             raise
 
     @contextlib.contextmanager
@@ -209,8 +201,7 @@ class _Writer:
         try:
             yield
         except Exception as error:
-            if not isinstance(error, FencedError):
-                self._note_failed(epoch, reason(error))
+            note_failure(self._existing_log(), epoch, reason(error), error)
             raise
 
     def _commit(self, messages: Sequence[WriterCommitMessage | None], epoch: int, about: EpochInput) -> None:
@@ -235,13 +226,14 @@ class _Writer:
         why, is_noted = self._why_aborted(batchId, "batch")
         self._tell_failed(batchId, why)
         written = [m for m in messages if isinstance(m, WrittenPartition) and m.acknowledgement is not None]
-        gave_up = not written
+        fenced: FencedError | None = None
         if written:
-            with contextlib.suppress(FencedError):  # decided, or a newer writer has started: both look after it
+            try:
                 self._resumed(written)[1].give_up()
-                gave_up = True
-        if gave_up and not is_noted:  # a newer run writes the notes now, and a commit has noted its own failure
-            self._note_failed(batchId, why)
+            except FencedError as error:  # decided, or a newer writer has started: both look after it
+                fenced = error
+        if not is_noted:  # a commit has noted its own failure
+            note_failure(self._existing_log(), batchId, why, fenced)
 
     def _why_aborted(self, epoch: int, what: str) -> tuple[str, bool]:
         """Return why an epoch failed, as far as that is known, and whether it is noted already."""
@@ -366,7 +358,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         why, is_noted = self._why_aborted(0, "batch write")
         self._tell_failed(0, why)
         if not is_noted:
-            self._note_failed(0, why)
+            note_failure(self._existing_log(), 0, why)
         if self.opened is None:
             return
         folder = Path(self.temporary) if self.temporary else None

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 from ..errors import (
     CheckpointFailedError,
     ConfigurationError,
-    FencedError,
     LifecycleError,
     OncewardError,
     ProtocolError,
@@ -357,8 +356,7 @@ class Job:
                 note_end(self._setup.store)
                 self.state = JobState.STOPPED if self._cancel.is_set() else JobState.FINISHED
                 return
-            if not isinstance(error, FencedError):  # a newer run writes the notes now
-                note_failure(self._setup.store, None, text_of(error))
+            note_failure(self._setup.store, None, text_of(error), error)
             repeated, self.failure = str(error) == str(self.failure), error
             now = clock()
             pause = None if is_hopeless(error) else restarts(now, now - began)

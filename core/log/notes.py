@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from ..errors import FencedError
 from ..folders import open_regular
 from ..kit import typed
 from ..kit.secrets import without_logins
@@ -106,14 +107,27 @@ def note_epoch(store: LogStore, event: EpochCompleted) -> None:
         note(store, "epoch", event.facts())
 
 
-def note_failure(store: LogStore, epoch: int | None, error: str) -> None:
-    """Leave a note of a start, an epoch or an attempt that failed, with its error in one line."""
-    note(store, "failure", {"epoch": epoch, "error": _line(error)})
+def note_failure(store: LogStore | None, epoch: int | None, why: str, error: BaseException | None = None) -> None:
+    """Leave a note of a start, an epoch or an attempt that failed, unless a newer run has fenced it.
+
+    Args:
+        store: Of the decision log; None if this process sees none.
+        epoch: Number of the epoch; None if it is not one epoch that failed.
+        why: Text of the error. The note keeps it in one line.
+        error: The error itself, if it is known here.
+    """
+    _note_error(store, "failure", epoch, why, error)
 
 
-def note_task(store: LogStore, epoch: int, error: str) -> None:
+def note_task(store: LogStore | None, epoch: int, why: str, error: BaseException) -> None:
     """Leave a note of a task that failed. It is no failure of the epoch yet: Spark may run the task again."""
-    note(store, "task", {"epoch": epoch, "error": _line(error)})
+    _note_error(store, "task", epoch, why, error)
+
+
+def _note_error(store: LogStore | None, what: str, epoch: int | None, why: str, error: BaseException | None) -> None:
+    # From its START on, the newer run alone writes notes: a fenced one is no failure of the pipeline.
+    if store is not None and not isinstance(error, FencedError):
+        note(store, what, {"epoch": epoch, "error": _line(why)})
 
 
 def note_source(store: LogStore, source: str, seconds: float, why: str, system: Mapping[str, Any]) -> None:
