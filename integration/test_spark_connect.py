@@ -13,8 +13,8 @@ from pyspark.errors.exceptions.connect import SparkConnectException, StreamingQu
 
 import onceward
 from onceward import FileSink, ForeachBatch, Output, PostgresSink, exactly_once
-from onceward.connectors.spark.connect import ConnectSession, node_names, read_by_session, streaming_sources
-from onceward.connectors.spark.plan import only_writes
+from onceward.connectors.spark.connect import ConnectSession, node_names, read_by_session
+from onceward.connectors.spark.kinds import plan_of
 from onceward.connectors.spark.query import read_text
 from onceward.core.errors import ConfigurationError, SchemaError
 from onceward.core.log import open_store, read
@@ -280,16 +280,16 @@ def test_the_plan_is_that_of_the_server(session: SparkSession, tmp_path: Path) -
     stream = Feed(tmp_path).stream(session)
     rate = session.readStream.format("rate").option("rowsPerSecond", "5").load()
     both = rate.join(stream, rate.value == stream.id)
-    assert [source.format for source in streaming_sources(both)] == ["rate", "json"]  # type: ignore[arg-type]
-    assert streaming_sources(rate)[0].options == {"rowspersecond": "5"}  # type: ignore[arg-type]
+    assert [source.format for source in plan_of(both).sources()] == ["rate", "json"]  # type: ignore[arg-type]
+    assert plan_of(rate).sources()[0].options == {"rowspersecond": "5"}  # type: ignore[arg-type]
     plain = rate.where("value > 1").selectExpr("value", "'two\nlines' AS text")
-    assert only_writes(plain)
+    assert plan_of(plain).only_writes()
     assert node_names(rate.selectExpr("value", "'\nFilter' AS text"))[0] == "Project"
-    assert not only_writes(stream)
-    assert not only_writes(rate.mapInArrow(lambda batches: batches, rate.schema))
-    assert not only_writes(rate.groupBy("value").count())
+    assert not plan_of(stream).only_writes()
+    assert not plan_of(rate.mapInArrow(lambda batches: batches, rate.schema)).only_writes()
+    assert not plan_of(rate.groupBy("value").count()).only_writes()
     session.udf.register("hidden", lambda value: value, "long")
-    assert not only_writes(rate.selectExpr("hidden(value) AS v"))
+    assert not plan_of(rate.selectExpr("hidden(value) AS v")).only_writes()
 
 
 def test_select_and_where_are_checked_as_in_a_classic_session(job: Job) -> None:

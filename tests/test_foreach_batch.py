@@ -10,6 +10,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from onceward.connectors.spark import foreach_batch
 from onceward.connectors.spark.foreach_batch import ForeachBatch
+from onceward.connectors.spark.plan import ClassicPlan
 from onceward.core.errors import ConfigurationError, SchemaError
 from onceward.core.log import MemoryStore, read
 from onceward.core.steps import Step, hooked
@@ -105,7 +106,7 @@ def test_a_sink_that_is_written_twice_gets_both(shop: Shop) -> None:
 
 def test_a_block_that_releases_what_it_writes_writes_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = [2]
-    monkeypatch.setattr(foreach_batch, "kept_parts", lambda _: kept[0])
+    monkeypatch.setattr(ClassicPlan, "kept_parts", lambda _: kept[0])
     batch = shop.batch(0, [1])
 
     def write(kept_at_the_end: int) -> None:

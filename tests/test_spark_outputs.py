@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onceward.connectors.spark import outputs
 from onceward.connectors.spark.outputs import Output, Transformations, checked_persist, merge_acknowledgements, sinks_of
+from onceward.connectors.spark.plan import ClassicPlan
 from onceward.core import events
 from onceward.core.checkpoint import OnLost
 from onceward.core.errors import ConfigurationError
@@ -63,7 +63,7 @@ def test_each_sink_gets_its_own_rows_in_one_decision(query: Query, monkeypatch: 
 def test_a_batch_is_kept_until_its_end_unless_it_is_read_once(
     query: Query, monkeypatch: pytest.MonkeyPatch, reads: int | None, kept: bool
 ) -> None:
-    monkeypatch.setattr(outputs, "reads_of", lambda *_: reads)
+    monkeypatch.setattr(ClassicPlan, "reads_of", lambda *_: reads)
     result = Frame([2], [4])
     seen: list[list[str]] = []
 
@@ -80,7 +80,7 @@ def test_a_batch_is_kept_until_its_end_unless_it_is_read_once(
 def test_what_does_not_read_the_micro_batch_is_refused_unless_the_output_says_so(
     query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outputs, "reads_of", lambda *_: 0)
+    monkeypatch.setattr(ClassicPlan, "reads_of", lambda *_: 0)
     functions: dict[str, Callable[[Any], Any]] = {"a": lambda _: Frame([2])}
     with pytest.raises(ConfigurationError, match=r"does not read the micro-batch.*reads_batch=False"):
         query.run(0, [1], handler=_handler(query, Transformations(functions, reading={"a"}), "a"))

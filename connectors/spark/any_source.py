@@ -233,9 +233,6 @@ def read_stream(spark: SparkSession, source: ResettableSource, *, max_rows: int 
     check_type("max_rows", max_rows, int | None)
     if max_rows is not None and max_rows < 1:
         raise ConfigurationError(f"max_rows is {max_rows}: it must be above 0")
-    if not is_connect(spark):  # the server does so, where the source is read
-        source.validate()
-        spark_schema(source)  # in the error of a Python data source it would be deep in Spark's own output
     reader: Any = spark.readStream.format(register_format(spark, source))
     if max_rows is not None:
         reader = reader.option(_ROWS, str(max_rows))
@@ -244,14 +241,19 @@ def read_stream(spark: SparkSession, source: ResettableSource, *, max_rows: int 
 
 
 def register_format(spark: SparkSession, source: ResettableSource) -> str:
-    """Register a format that reads the source, and return its name.
+    """Check a source, register a format that reads it, and return the format's name.
 
     Raises:
-        ConfigurationError: The source cannot be pickled.
+        ConfigurationError: The source cannot be pickled, or has a column of a type that Spark cannot read.
+        SourceError: The source does not answer.
     """
+    is_read_here = not is_connect(spark)  # or the server checks it, where it is read
+    if is_read_here:
+        source.validate()
+        spark_schema(source)  # in the error of a Python data source it would be deep in Spark's own output
     name = f"{FORMAT}-{secrets.token_hex(8)}"
     try:
-        members = {"format_name": name, "source": source, "is_validated": not is_connect(spark)}
+        members = {"format_name": name, "source": source, "is_validated": is_read_here}
         spark.dataSource.register(type("RegisteredSource", (AnySource,), members))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ConfigurationError(

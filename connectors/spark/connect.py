@@ -40,20 +40,19 @@ from onceward.core.errors import ConfigurationError, text_of
 from onceward.core.kit.options import check_type, plain
 
 from .options import check_log, noting_failed_start
-from .plan import StreamingSource
+from .plan import CHEAP, StreamingSource, named_stateful
 from .processes import observe_if_asked
 from .query import ASYNC, REAL_TIME, local_path, read_text, refusal_of, remembering_last
-from .session import QueryRun, is_run
+from .session import QueryRun, StartableQuery, is_run
 from .starting import check_start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import pyarrow as pa
-    from pyspark.sql.connect.dataframe import DataFrame
     from pyspark.sql.connect.streaming.query import StreamingQuery
 
-    from .handler import EpochHandler, HandlerSettings
+    from .session import EpochFunction
 
 _log = logging.getLogger("onceward.spark")
 STOP_SECONDS: Final = 60.0
@@ -85,18 +84,7 @@ def checked_location(checkpoint: Any) -> str:
     return location
 
 
-def empty_batch(df: Any) -> Any:
-    """Return an empty micro-batch of a query: from pyspark 4.3 on in a clone of the session, as Spark passes batches.
-
-    The server forgets the clone when nobody has used it for a while; results of functions need it until then.
-    """
-    session = df.sparkSession
-    if not pyspark.__version__.startswith(("4.0.", "4.1.", "4.2.")):
-        session = session.cloneSession()
-    return session.createDataFrame([], df.schema)
-
-
-def prepare(writer: DataStreamWriter, settings: HandlerSettings, schemas: Mapping[str, pa.Schema]) -> DataStreamWriter:
+def prepare(writer: DataStreamWriter, settings: StartableQuery, schemas: Mapping[str, pa.Schema]) -> DataStreamWriter:
     """Let a writer send the foreachBatch function when it is started: only then are checkpoint and output mode known.
 
     Raises:
@@ -113,7 +101,7 @@ def prepare(writer: DataStreamWriter, settings: HandlerSettings, schemas: Mappin
 
 def _start(
     writer: DataStreamWriter,
-    settings: HandlerSettings,
+    settings: StartableQuery,
     schemas: Mapping[str, pa.Schema],
     *place: Any,
     outputMode: str | None = None,  # noqa: N803 - pyspark's name
@@ -217,7 +205,7 @@ class StartedQuery:
         complete: Whether its output mode is complete.
     """
 
-    settings: HandlerSettings
+    settings: StartableQuery
     schemas: Mapping[str, pa.Schema]
     checkpoint: str
     complete: bool
@@ -252,7 +240,7 @@ def received(query: bytes) -> Callable[[Any, int], None]:
 class InOrder:
     """The foreachBatch function, in a process that SIGTERM ends between two epochs, not inside of one: see (4)."""
 
-    def __init__(self, handler: EpochHandler) -> None:
+    def __init__(self, handler: EpochFunction) -> None:
         self._handler = handler
         self._busy = self._ending = False
         signal.signal(signal.SIGTERM, self._end)
@@ -404,18 +392,52 @@ def _is_node(line: str) -> bool:
     return _BRANCH.match(line) is not None
 
 
-def streaming_sources(df: DataFrame) -> list[StreamingSource]:
-    """Return the streams of a query that its own description reads: those behind a view or in SQL are not listed."""
-    plan: Any = df._plan.to_proto(df._session.client)  # noqa: SLF001 - no public way to ask
-    return [_source(read) for read in _reads(plan) if read.is_streaming]
+class ConnectPlan:
+    """The plan of a DataFrame of Spark Connect: its own description, and what the server explains."""
 
+    def __init__(self, df: Any) -> None:
+        self._df = df
 
-def reads_of(frame: Any, batch: Any) -> int:
-    """Return how often the description of a DataFrame names a micro-batch; a view's name hides it."""
-    identifier = getattr(batch._plan, "_relation_id", None)  # noqa: SLF001 - no public way to ask
-    if identifier is None:
+    def node_names(self) -> list[str]:
+        """Read what the server prints."""
+        return node_names(self._df)
+
+    def sources(self) -> list[StreamingSource]:
+        """Return the streams that its own description reads: those behind a view or in SQL are not listed."""
+        return [_source(read) for read in _reads(self._described()) if read.is_streaming]
+
+    def only_writes(self) -> bool:
+        """Look at the optimized plan, in which a Python function has a node of its own."""
+        return all(name in CHEAP for name in node_names(self._df, "Optimized"))
+
+    def keeps_state(self) -> bool:
+        """Count any join as one of two streams: the server does not say what streams."""
+        return any(name == "Join" or named_stateful(name) for name in self.node_names())
+
+    def reads_of(self, batch: Any) -> int | None:
+        """Count how often its description names the batch; a view's name hides it."""
+        identifier = getattr(batch._plan, "_relation_id", None)  # noqa: SLF001 - no public way to ask
+        if identifier is None:
+            return None
+        return int(self._described().SerializeToString().count(identifier.encode())) or None
+
+    def kept_parts(self) -> int:
+        """Return 0: the server does not say what it has persisted."""
         return 0
-    return int(frame._plan.to_proto(frame._session.client).SerializeToString().count(identifier.encode()))  # noqa: SLF001
+
+    @contextmanager
+    def describing(self) -> Iterator[Any]:
+        """Yield an empty micro-batch: from pyspark 4.3 on in a clone of the session, as Spark passes batches.
+
+        The server forgets the clone when nobody has used it for a while; results of functions need it until then.
+        """
+        session = self._df.sparkSession
+        if not pyspark.__version__.startswith(("4.0.", "4.1.", "4.2.")):
+            session = session.cloneSession()
+        yield session.createDataFrame([], self._df.schema)
+
+    def _described(self) -> Any:
+        return self._df._plan.to_proto(self._df._session.client)  # noqa: SLF001 - no public way to ask
 
 
 def _source(read: Any) -> StreamingSource:

@@ -16,8 +16,9 @@ from onceward.core.sink import Guarantee
 from .any_source import registered_source
 from .formats import formats
 from .kafka import stream_source
+from .kinds import plan_of
 from .options import FormatOptions, check_complete_mode, check_store
-from .plan import Cause, read_plan, streaming_sources, unstable, unstable_for, unstable_output
+from .plan import Cause, read_plan, unstable, unstable_for, unstable_output
 from .query import local_path
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def _in_checkpoint(checkpoint: str | None) -> str | None:
 
 def _sources(query: PlannedQuery, one: Described) -> list[Finding]:
     """Report each source; those of one kind are told apart by what they read, or else by their order."""
-    sources = streaming_sources(query.df)
+    sources = plan_of(query.df).sources()
     findings = [_source(source, one, query.df.sparkSession) for source in sources]
     names = Counter(finding.where for finding in findings)
     read = [_read(source) for source in sources]

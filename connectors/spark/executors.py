@@ -35,7 +35,8 @@ from onceward.core.kit.secrets import without_logins
 from onceward.core.log.store import EXPLAINING
 from onceward.core.operations.findings import Finding, Health, failed, ok
 
-from .session import connect, is_connect, session_of, spark_errors
+from .kinds import connect_of, session_of
+from .session import spark_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -182,7 +183,7 @@ def check_cluster(master: str, systems: Iterable[Connector]) -> Finding:
     except Exception as error:  # noqa: BLE001 - whatever Spark raises
         why = without_logins(f"no session of {master}: {text_of(error).splitlines()[0]}")
         return failed(_CHECK, why, "see the message")
-    session = connect().ConnectSession(spark, "") if is_connect(spark) else session_of(spark)
+    session = session_of(spark)
     checks = [(system.name, partial(_check, system)) for system in systems]
     try:
         tasks, answers = 0, list[Answer]()
@@ -336,7 +337,7 @@ def obstacle(python: str) -> str:
 
 def warn_of_python(spark: SparkSession) -> None:
     """Log a warning if executors on this machine lack the packages: Spark itself says only that something failed."""
-    if is_connect(spark):
+    if connect_of(spark) is not None:
         return  # its server runs elsewhere
     context = spark.sparkContext
     if context.master is None or not context.master.startswith("local"):

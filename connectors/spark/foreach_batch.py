@@ -27,6 +27,7 @@ from onceward.sinks import Sink
 from .executors import executors_of, warn_of_python
 from .handler import EpochHandler, check_pipeline, check_settings, dead_letters_of, driven_sinks
 from .kafka import watched_sources, with_publication
+from .kinds import connect_of, plan_of, session_of
 from .outputs import (
     DEFAULT_PERSIST,
     AnySink,
@@ -38,9 +39,8 @@ from .outputs import (
     sinks_of,
 )
 from .parallelism import Writers, checked_writers, row_size
-from .plan import is_micro_batch, kept_parts, plan_keeps_state, plan_only_writes, sources_in
+from .plan import is_micro_batch, plan_keeps_state, plan_only_writes, sources_in
 from .query import called_for, check_offset_log, query_session
-from .session import is_connect, session_of
 from .task import schema_for
 
 if TYPE_CHECKING:
@@ -336,7 +336,7 @@ class _Batches:
             OncewardError: What is decided cannot be finished.
         """
         _check_batch(batch, "epoch takes the micro-batch that Spark passes to the function of foreachBatch")
-        if is_connect(batch):
+        if connect_of(batch) is not None:
             raise self._error(_ONLY_CLASSIC, number)
         query, run, called = called_for(batch.sparkSession)
         if called not in (None, number):
@@ -433,7 +433,7 @@ class _Writes:
         Raises:
             SchemaError: It has been given rows with other columns.
         """
-        self._kept.append((sink, frame, kept_parts(frame)))
+        self._kept.append((sink, frame, plan_of(frame).kept_parts()))
         before = self.frames.get(sink)
         if before is None:
             self.frames[sink], self.schemas[sink] = frame, schema
@@ -453,7 +453,7 @@ class _Writes:
             ConfigurationError: The block has released it: two writes would compute it again, and may get other values.
         """
         for sink, frame, parts in self._kept:
-            if kept_parts(frame) < parts:
+            if plan_of(frame).kept_parts() < parts:
                 raise ConfigurationError(
                     "a DataFrame that it writes was persisted, and unpersist() was called before the end of the block. "
                     "The block's writes are made at its end, so they would compute it again, each for itself. Call "

@@ -63,6 +63,7 @@ from onceward.sinks import DirectSink, TwoPhaseCommitSink
 from .executors import Executors, executors_of, explained, sending, warn_of_python
 from .idle import BetweenEpochs
 from .kafka import watched_sources, with_publication
+from .kinds import connect_of, plan_of, session_of
 from .options import (
     check_complete_mode,
     check_log,
@@ -85,11 +86,11 @@ from .outputs import (
     sinks_of,
 )
 from .parallelism import TOO_LARGE, Writers, checked_writers, driver_limit, row_size, writers_of
-from .plan import handlers, only_writes, streaming_sources
+from .plan import handlers
 from .query import check_offset_log, checked_folder, epoch_input, query_of, reason
 from .query_watch import QueryWatch
 from .refusals import Letters
-from .session import EndsQueries, QueryRun, QuerySession, StoppedError, connect, is_connect, session_of, spark_errors
+from .session import EndsQueries, QueryRun, QuerySession, StoppedError, spark_errors
 from .starting import check_runs, prepare_at_start, refuse_other_targets
 from .task import (
     ACK_COLUMN,
@@ -206,7 +207,7 @@ def exactly_once(
     outputs = Transformations.of(df, sinks, checked_persist(persist))
     policy = CommitPolicy.of(on_lost, commit_timeout, commit_backoff)
     spark = df.sparkSession
-    remote = connect() if is_connect(df) else None
+    remote, plan = connect_of(df), plan_of(df)
     if remote is not None:
         resolved = remote.checked_location(checkpoint) if checkpoint is not None else ""
     else:
@@ -228,7 +229,7 @@ def exactly_once(
         schemas[letters.sink.name] = schema_for_letters(letters.sink)
     for sink in (*driven, *([letters.sink] if letters is not None else [])):
         sink.check_schema(schemas[sink.name])
-    read = streaming_sources(df)
+    read = plan.sources()
     settings = HandlerSettings(
         sinks=driven,
         pipeline=pipeline,
@@ -237,7 +238,7 @@ def exactly_once(
         adopt=adopt,
         rewind=rewind,
         writers=writers,
-        cheap=only_writes(df) and not outputs.apart,
+        cheap=plan.only_writes() and not outputs.apart,
         row_size=row_size(df.schema),
         on_complete=with_publication(read, on_complete),
         outputs=outputs,

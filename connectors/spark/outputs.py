@@ -40,8 +40,7 @@ from onceward.core.kit.options import check_type
 from onceward.core.transaction import Acknowledgement
 from onceward.sinks import DirectSink, TwoPhaseCommitSink
 
-from .plan import keeps_state, reads_of
-from .session import connect, is_connect
+from .kinds import plan_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -158,13 +157,13 @@ class Transformations:
         if not functions:
             return cls(persist=persist)
         reading = {one.sink.name for one in own if one.reads_batch}
-        with describing(df) as empty:
+        with plan_of(df).describing() as empty:
             frames = {
                 name: apply_function(function, name, empty, must_read=name in reading)
                 for name, function in functions.items()
             }
             schemas = {name: _columns(frame, name) for name, frame in frames.items()}
-        return cls(functions, persist, reading, keeps_state(df), schemas, frames)
+        return cls(functions, persist, reading, plan_of(df).keeps_state(), schemas, frames)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "frames": {}}  # of the session in which the query was described
@@ -232,7 +231,7 @@ class _KeptBatch:
         """Go on keeping the batch if the frames read it more than once, or if an action has computed it already."""
         if not self._is_kept:
             return
-        reads = [1 if frame is self._batch else reads_of(frame, self._batch) for frame in frames]
+        reads = [1 if frame is self._batch else plan_of(frame).reads_of(self._batch) for frame in frames]
         if not self._sure and reads == [1] and self._before == _persisted(self._batch):
             self.release()
         elif hasattr(self._batch, "_jdf") and self._batch.storageLevel == StorageLevel.NONE:
@@ -338,7 +337,7 @@ def apply_function(
             "join streams in the query, before exactly_once",
             sink=sink,
         )
-    if must_read and reads_of(frame, batch) == 0:  # (5)
+    if must_read and plan_of(frame).reads_of(batch) == 0:  # (5)
         raise ConfigurationError(
             "the function of its Output returned a DataFrame that does not read the micro-batch, so rows would be "
             "missing. A view of the micro-batch belongs to batch.sparkSession: query it there, and not in the "
@@ -348,27 +347,6 @@ def apply_function(
         )
     result: DataFrame = frame
     return result
-
-
-@contextlib.contextmanager
-def describing(df: DataFrame) -> Iterator[DataFrame]:
-    """Yield an empty micro-batch of a query, in a clone of its session that is then given up.
-
-    Spark passes each micro-batch to its function in such a clone, too. (4)
-    """
-    if is_connect(df):
-        yield connect().empty_batch(df)
-        return
-    from pyspark.sql import SparkSession  # noqa: PLC0415 - needs a Spark installation
-
-    context, session = df.sparkSession.sparkContext, df.sparkSession._jsparkSession  # noqa: SLF001 - no public way
-    clone = SparkSession(context, session.cloneSession())
-    empty = clone.createDataFrame(context.emptyRDD(), df.schema)
-    try:
-        yield empty
-    finally:
-        # Clones share what is persisted: also release what was made of the empty DataFrame.
-        session.sharedState().cacheManager().uncacheQuery(empty._jdf, True)  # noqa: SLF001
 
 
 def _columns(frame: DataFrame, sink: str) -> StructType:

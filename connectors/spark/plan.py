@@ -15,18 +15,18 @@ table, and integration/test_explain.py measures it):
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 from weakref import WeakKeyDictionary
 
 from onceward.core.errors import ConfigurationError
 
-from .session import connect, is_connect
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -147,24 +147,106 @@ def nodes(plan: Any) -> Iterator[Any]:
         waiting += reversed(_items(node.children()))
 
 
-def node_names(df: DataFrame) -> list[str]:
-    """Return the names of the nodes of the analyzed logical plan, from the top."""
-    if is_connect(df):
-        names: list[str] = connect().node_names(df)
-        return names
-    return [node.nodeName() for node in nodes(analyzed_plan(df))]
+class QueryPlan(Protocol):
+    """The questions that are asked of a DataFrame's plan, whichever kind of session it is of."""
+
+    def node_names(self) -> list[str]:
+        """Return the names of the nodes of the analyzed logical plan, from the top."""
+
+    def sources(self) -> list[StreamingSource]:
+        """Return the streams that the query reads, in the order in which the checkpoint's offsets files list them."""
+
+    def only_writes(self) -> bool:
+        """Return whether the tasks only write, so need not be divided: no Python function, no state, no shuffle."""
+
+    def keeps_state(self) -> bool:
+        """Return whether a streaming query keeps state, so that every micro-batch must be run as a whole."""
+
+    def reads_of(self, batch: DataFrame) -> int | None:
+        """Return how often the DataFrame reads a micro-batch, as far as its plan shows it.
+
+        Args:
+            batch: The micro-batch of which a function has made the DataFrame.
+
+        Returns:
+            0 if it does not read it; 2 or more if Spark may compute the batch more than once; None if nobody can say,
+            because Spark Connect shows no view's plan.
+        """
+
+    def kept_parts(self) -> int:
+        """Return how many parts of the DataFrame Spark reads from what is persisted now; 0 without a JVM."""
+
+    def describing(self) -> AbstractContextManager[DataFrame]:
+        """Yield an empty micro-batch of the query, in a clone of its session that is then given up.
+
+        Spark passes each micro-batch to its function in such a clone, too.
+        """
 
 
-def streaming_sources(df: DataFrame) -> list[StreamingSource]:
-    """Return the streams that the query reads, in the order in which the checkpoint's offsets files list them."""
-    if is_connect(df):
-        sources: list[StreamingSource] = connect().streaming_sources(df)
-        return sources
-    return sources_in(analyzed_plan(df)) if hasattr(df, "_jdf") else []
+class ClassicPlan:
+    """The plan of a DataFrame of a classic session, which the JVM of this process shows."""
+
+    def __init__(self, df: DataFrame) -> None:
+        self._df = df
+        self._is_shown = hasattr(df, "_jdf")
+
+    def node_names(self) -> list[str]:
+        """Ask the JVM."""
+        return [node.nodeName() for node in nodes(analyzed_plan(self._df))]
+
+    def sources(self) -> list[StreamingSource]:
+        """Search the leaves of the plan."""
+        return sources_in(analyzed_plan(self._df)) if self._is_shown else []
+
+    def only_writes(self) -> bool:
+        """Compare the nodes with those that cost little."""
+        if not self._is_shown:
+            return False
+        session = cast("Any", self._df.sparkSession)
+        return plan_only_writes(analyzed_plan(self._df), session._jvm)  # noqa: SLF001 - no public way to ask
+
+    def keeps_state(self) -> bool:
+        """Search the plan for nodes that keep state and read a stream."""
+        return self._is_shown and plan_keeps_state(analyzed_plan(self._df))
+
+    def reads_of(self, batch: DataFrame) -> int | None:
+        """Count the leaves that are the batch's rows."""
+        if not self._is_shown:
+            return None
+        rdds = {leaf.rdd().id() for leaf in _leaves(batch) if leaf.nodeName() == _BATCH}
+        leaves = list(_leaves(self._df))
+        # A common table expression that is read twice may be computed twice.
+        expressions = sum(bool(leaf.nodeName() == "CTERelationRef") for leaf in leaves)
+        reads = sum(bool(leaf.nodeName() == _BATCH and leaf.rdd().id() in rdds) for leaf in leaves)
+        return reads and reads + expressions
+
+    def kept_parts(self) -> int:
+        """Count what Spark puts in place of persisted parts."""
+        if not self._is_shown:
+            return 0
+        again: Any = self._df.select("*")  # a DataFrame looks only once which of its parts are persisted
+        plan = again._jdf.queryExecution().withCachedData()  # noqa: SLF001
+        parts = (leaf for part in (plan, *_items(plan.subqueriesAll())) for leaf in _items(part.collectLeaves()))
+        return sum(leaf.nodeName().startswith("InMemoryRelation") for leaf in parts)
+
+    @contextmanager
+    def describing(self) -> Iterator[DataFrame]:
+        """Clone the session, as Spark does for a query."""
+        from pyspark.sql import SparkSession  # noqa: PLC0415 - needs a Spark installation
+
+        owner: Any = self._df.sparkSession
+        context, session = owner.sparkContext, owner._jsparkSession  # noqa: SLF001 - no public way
+        clone = SparkSession(context, session.cloneSession())
+        empty: Any = clone.createDataFrame(context.emptyRDD(), self._df.schema)
+        try:
+            yield empty
+        finally:
+            # Clones share what is persisted: also release what was made of the empty DataFrame.
+            session.sharedState().cacheManager().uncacheQuery(empty._jdf, True)  # noqa: SLF001
 
 
 def sources_in(plan: Any) -> list[StreamingSource]:
-    """Return the streams that an analyzed plan reads, see `streaming_sources`."""
+    """Return the streams that an analyzed plan reads, see `QueryPlan.sources`."""
     return [_source(leaf) for leaf in _items(plan.collectLeaves()) if leaf.isStreaming()]
 
 
@@ -177,7 +259,7 @@ def _source(leaf: Any) -> StreamingSource:
     return StreamingSource(str(name), {key.lower(): value for key, value in options.items()})
 
 
-_CHEAP: Final = frozenset(
+CHEAP: Final = frozenset(
     {
         "Project",
         "Filter",
@@ -192,48 +274,15 @@ _CHEAP: Final = frozenset(
 """Nodes of a logical plan that cost little per row, keep no state and move nothing between tasks."""
 
 
-def only_writes(df: DataFrame) -> bool:
-    """Return whether the tasks only write, so need not be divided: no Python function, no state, no shuffle."""
-    if is_connect(df):  # a Python function has a node of its own once the plan is optimized
-        return all(name in _CHEAP for name in connect().node_names(df, "Optimized"))
-    if not hasattr(df, "_jdf"):
-        return False
-    return plan_only_writes(analyzed_plan(df), cast("Any", df.sparkSession)._jvm)  # noqa: SLF001 - no public way to ask
-
-
 def plan_only_writes(plan: Any, jvm: Any) -> bool:
-    """Return the same for an analyzed plan, see `only_writes`."""
+    """Return whether tasks only write, by an analyzed plan, see `QueryPlan.only_writes`."""
     python = jvm.org.apache.spark.sql.catalyst.trees.TreePattern.PYTHON_UDF()
-    return not plan.containsPattern(python) and all(node.nodeName() in _CHEAP for node in nodes(plan))
+    return not plan.containsPattern(python) and all(node.nodeName() in CHEAP for node in nodes(plan))
 
 
 def is_micro_batch(df: DataFrame) -> bool:
     """Return whether a DataFrame is a micro-batch as Spark passes it to a foreachBatch function, and nothing more."""
     return str(analyzed_plan(df).nodeName()) == _BATCH
-
-
-def reads_of(frame: DataFrame, batch: DataFrame) -> int | None:
-    """Return how often a DataFrame reads a micro-batch, as far as its plan shows it.
-
-    Args:
-        frame: What a function made of the batch.
-        batch: The batch.
-
-    Returns:
-        0 if it does not read it; 2 or more if Spark may compute the batch more than once; None if nobody can say,
-        because Spark Connect shows no view's plan.
-    """
-    if is_connect(frame):
-        named: int = connect().reads_of(frame, batch)
-        return named or None
-    if not hasattr(frame, "_jdf"):
-        return None
-    rdds = {leaf.rdd().id() for leaf in _leaves(batch) if leaf.nodeName() == _BATCH}
-    leaves = list(_leaves(frame))
-    # A common table expression that is read twice may be computed twice.
-    expressions = sum(bool(leaf.nodeName() == "CTERelationRef") for leaf in leaves)
-    reads = sum(bool(leaf.nodeName() == _BATCH and leaf.rdd().id() in rdds) for leaf in leaves)
-    return reads and reads + expressions
 
 
 _BATCH: Final = "LogicalRDD"
@@ -246,25 +295,8 @@ def _leaves(frame: DataFrame) -> Iterator[Any]:
         yield from _items(part.collectLeaves())
 
 
-def kept_parts(frame: DataFrame) -> int:
-    """Return how many parts of a DataFrame Spark reads from what is persisted now; 0 without a JVM."""
-    if is_connect(frame) or not hasattr(frame, "_jdf"):
-        return 0
-    again = frame.select("*")  # a DataFrame looks only once which of its parts are persisted
-    plan = again._jdf.queryExecution().withCachedData()  # noqa: SLF001
-    parts = (leaf for part in (plan, *_items(plan.subqueriesAll())) for leaf in _items(part.collectLeaves()))
-    return sum(leaf.nodeName().startswith("InMemoryRelation") for leaf in parts)
-
-
-def keeps_state(df: DataFrame) -> bool:
-    """Return whether a streaming query keeps state, so that every micro-batch must be run as a whole."""
-    if is_connect(df):
-        return any(name == "Join" or _named_stateful(name) for name in connect().node_names(df))
-    return hasattr(df, "_jdf") and plan_keeps_state(analyzed_plan(df))
-
-
 def plan_keeps_state(plan: Any) -> bool:
-    """Return the same for an analyzed plan, see `keeps_state`."""
+    """Return whether a query keeps state, by its analyzed plan, see `QueryPlan.keeps_state`."""
     return any(_is_stateful(node) for node in nodes(plan))
 
 
@@ -322,10 +354,11 @@ def unstable_output(df: DataFrame) -> list[Unstable]:
 def _is_stateful(node: Any) -> bool:
     children = _items(node.children())
     streams = [child for child in children if child.isStreaming()]
-    return (_named_stateful(node.nodeName()) and bool(streams)) or (node.nodeName() == "Join" and len(streams) > 1)
+    return (named_stateful(node.nodeName()) and bool(streams)) or (node.nodeName() == "Join" and len(streams) > 1)
 
 
-def _named_stateful(name: str) -> bool:
+def named_stateful(name: str) -> bool:
+    """Return whether a node of this name keeps state, if what it reads is a stream."""
     return name in _STATEFUL or name.startswith("TransformWithState")
 
 

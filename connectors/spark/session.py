@@ -6,15 +6,17 @@ is a client of a server (`connect.py`).
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, runtime_checkable
 
 from pyspark.errors import PySparkException
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
-    from pyspark.sql import SparkSession
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from onceward.core.log import LogView
 
 
 class QueryRun(NamedTuple):
@@ -96,6 +98,26 @@ class EndsQueries(Protocol):
         """
 
 
+class EpochFunction(Protocol):
+    """The function of foreachBatch that writes a query's micro-batches."""
+
+    def prepare(self, view: LogView | None) -> None:
+        """Check, before the query starts, what can be refused then."""
+
+    def __call__(self, frame: DataFrame, batch: int) -> None:
+        """Write one micro-batch."""
+
+
+class StartableQuery(Protocol):
+    """The settings of a query that a server can be sent, and that make its EpochFunction there."""
+
+    pipeline: str
+    store: Any
+
+    def handler(self, spark: Any, schemas: Mapping[str, pa.Schema]) -> EpochFunction:
+        """Return the function for the query's micro-batches."""
+
+
 class StoppedError(Exception):
     """The query was stopped while its function waited. Not a failure: Spark knows it by the text."""
 
@@ -108,19 +130,6 @@ def is_run(one: Any, query: str, run: str) -> bool:
 def is_connect(owner: object) -> bool:
     """Return whether a session or a DataFrame belongs to Spark Connect."""
     return type(owner).__module__.startswith("pyspark.sql.connect")
-
-
-def connect() -> Any:
-    """Return the module of Spark Connect, whose packages a classic session does not need."""
-    return import_module(".connect", __package__)
-
-
-def session_of(spark: SparkSession | QuerySession) -> QuerySession:
-    """Return the session behind the interface that both kinds of sessions share; wrap a classic one."""
-    if isinstance(spark, QuerySession):
-        return spark
-    session: QuerySession = import_module(".classic", __package__).ClassicSession(spark)
-    return session
 
 
 def spark_errors() -> tuple[type[Exception], ...]:

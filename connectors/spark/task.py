@@ -19,7 +19,7 @@ from onceward.core.kit.arrays import number_array, repeated_text
 from onceward.core.kit.logs import show_if_asked
 from onceward.core.transaction import Acknowledgement, WriteContext
 
-from .plan import node_names
+from .kinds import plan_of
 from .refusals import SOURCE_COLUMN, IsolatingPartition, source_of
 from .schemas import arrow_schema, in_utc
 
@@ -250,7 +250,7 @@ def schema_for(frame: DataFrame, sink: Sink) -> pa.Schema:
             raise _not_row_by_row(sink) from None
         raise SchemaError(f"Spark cannot compute its select or where: {why}", sink=sink.name) from None
     # An aggregate or a window would be computed for each micro-batch by itself, or drop and multiply other sinks' rows.
-    if node_names(chosen) != ["Project", *node_names(frame)]:
+    if plan_of(chosen).node_names() != ["Project", *plan_of(frame).node_names()]:
         raise _not_row_by_row(sink)
     return arrow_schema(kind)
 
