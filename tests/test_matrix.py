@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import re
 
-from integration.matrix import BEGIN, END, ENVIRONMENTS, ROOT, Environment, Result, key_of, result_of, row, with_results
+from integration.matrix import (
+    BEGIN,
+    END,
+    ENVIRONMENTS,
+    ROOT,
+    Environment,
+    Result,
+    key_of,
+    result_of,
+    row,
+    tried_again,
+    with_results,
+)
 
 REPORT = """<testsuites><testsuite>
 <testcase name="passes"/><testcase name="is-skipped"><skipped/></testcase>
@@ -49,3 +61,10 @@ def test_a_row_of_the_table_is_written_anew_and_the_others_stay_in_order() -> No
 
 def test_what_failed_is_named() -> None:
     assert "1 failed: slow" in row(ENVIRONMENTS[0], Result("3.11.7", 7, ("slow",), 0))
+
+
+def test_a_second_run_counts_only_if_it_has_run_all_that_failed() -> None:
+    first = Result("3.13.0", 20, ("slow", "late"), 1)
+    assert tried_again(first, Result("3.13.0", 1, ("late",), 0)) == Result("3.13.0", 21, ("late",), 1)
+    for incomplete in (Result("3.13.0", 0, (), 0), Result("3.13.0", 1, (), 1), result_of("", "3.13.0")):
+        assert tried_again(first, incomplete) == first
