@@ -716,8 +716,15 @@ def test_a_pipeline_that_will_commit_is_not_warned_of(how: str, recwarn: pytest.
 
 def test_leaving_the_block_after_a_run_has_failed_raises_nothing():
     with pipeline(restart=RestartStrategy.none()) as p:
-        p.source(SequenceSource(ROWS)).map(lambda record: record["nothing"], uid="mine").sink(TargetSink(Target()))
+        started = threading.Event()  # start() raises the error of a run that has failed already
+
+        def mine(record: Any) -> Any:
+            started.wait(10)
+            return record["nothing"]
+
+        p.source(SequenceSource(ROWS)).map(mine, uid="mine").sink(TargetSink(Target()))
         job = p.start()
+        started.set()
         while not job.wait(0.01):
             pass
     assert isinstance(job.error, OperatorError)
