@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from confluent_kafka.admin import ResourceType
 
 from onceward import KafkaSink, SqlAlchemySink
 from onceward.core.checkpoint import Admission, Backoff, CommitPolicy, Coordinator, OnLost
@@ -15,11 +17,11 @@ from onceward.core.errors import DataLossError, SourceError
 from onceward.core.log import EpochInput, MemoryStore
 from onceward.core.transaction import Acknowledgement
 
-from .kafka_source_kit import Writer, values
+from .kafka_source_kit import Writer, rows, values, wait_until
 from .test_kafka_source import recreate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from onceward import KafkaSource
@@ -30,21 +32,25 @@ VALUES = [str(number) for number in range(6)]
 
 
 class Torn:
-    """Six records of a topic were decided for another topic and for a table; the table has lost them since."""
+    """Records of a topic were decided for another topic and for a table; the table has lost them since."""
 
-    def __init__(self, kafka: KafkaServer, topic: Callable[..., str], folder: Path) -> None:
+    def __init__(
+        self, kafka: KafkaServer, topic: Callable[..., str], folder: Path, sent: Sequence[str] = VALUES, **more: str
+    ) -> None:
         self.writer, self.name, self.out, self.database = (
             Writer(kafka.bootstrap_servers),
-            topic(),
+            topic(**more),
             topic(),
             folder / "db",
         )
+        self.sent = sent
         self.run("CREATE TABLE t (value BLOB)")
         self.store = MemoryStore()
         self.stream = KafkaSink("stream", bootstrap_servers=kafka.bootstrap_servers, topic=self.out)
         self.table = SqlAlchemySink("table", url=f"sqlite:///{self.database}", table="t")
-        self.writer.send(self.name, VALUES)
-        self.input = EpochInput(query="q", digest="d", start={self.name: {"0": 0}}, end={self.name: {"0": 6}})
+        self.writer.send(self.name, sent, key=b"the same")
+        end = len(sent)
+        self.input = EpochInput(query="q", digest="d", start={self.name: {"0": 0}}, end={self.name: {"0": end}})
         coordinator = self.opened()
         assert coordinator.admit(0, self.input) is Admission.NEW
         acks = self.computed(coordinator, self.writer.source(self.name), "stream", "table")
@@ -64,26 +70,32 @@ class Torn:
         coordinator.open(query="q")
         return coordinator
 
-    def computed(self, coordinator: Coordinator, source: KafkaSource, *sinks: str) -> list[Acknowledgement]:
+    def computed(
+        self, coordinator: Coordinator, source: KafkaSource, *sinks: str, meanwhile: Callable[[], None] = int
+    ) -> list[Acknowledgement]:
+        """Write the epoch; after the first batch that was read something may happen."""
         made = []
         for name in sinks:
             writing = SubtaskEpoch(coordinator.sinks[name], coordinator.context(name, 0, subtask=0))
             for split in source.splits(self.input.start, self.input.end):
-                for piece in source.read(split):
+                for number, piece in enumerate(source.read(split)):
                     writing.write(piece.batch.select(["value"]))
+                    if number == 0:
+                        meanwhile()
             made += [committable] if (committable := writing.pre_commit()) else []
         return [Acknowledgement(epoch=0, subtask=0, attempt=0, sinks=sinks, committables=tuple(made))]
 
-    def heal(self, **settings: Any) -> None:
+    def heal(self, meanwhile: Callable[[], None] = int, **settings: Any) -> None:
         coordinator = self.opened()
         assert coordinator.admit(0, self.input) is Admission.HEAL
-        acks = self.computed(coordinator, self.writer.source(self.name, **settings), "table")
+        source = self.writer.source(self.name, **settings)
+        acks = self.computed(coordinator, source, "table", meanwhile=meanwhile)
         coordinator.commit(0, acks, self.input)
 
     def shown(self, *in_table: str) -> None:
         assert sorted(row[0].decode() for row in self.run("SELECT value FROM t")) == sorted(in_table)
         out = self.writer.source(self.out)
-        assert sorted(values(out, out.start(), out.latest(out.start()))) == VALUES
+        assert sorted(values(out, out.start(), out.latest(out.start()))) == sorted(self.sent)
 
     def skipped(self) -> None:
         """What the error offers works."""
@@ -125,3 +137,55 @@ def test_a_topic_made_anew_with_the_same_records_heals(torn: Torn) -> None:
     torn.writer.send(torn.name, VALUES)
     torn.heal()
     torn.shown(*VALUES)
+
+
+MANY = [f"{number:05d} {'x' * 50}" for number in range(30_000)]
+"""Three batches of a source, of which a consumer fetches the third one only after the first was taken."""
+
+
+@pytest.fixture
+def long(kafka: KafkaServer, topic: Callable[..., str], tmp_path: Path) -> Torn:
+    return Torn(kafka, topic, tmp_path, MANY)
+
+
+def test_records_that_are_deleted_while_a_heal_reads_them_are_an_error_that_names_them(long: Torn) -> None:
+    with pytest.raises(
+        SourceError, match=r"records are lost before they were read: .*offsets \d+ to 29998 are deleted"
+    ):
+        long.heal(lambda: long.writer.delete_before(long.name, 0, 29_999))
+    long.skipped()
+
+
+def test_a_topic_made_anew_while_a_heal_reads_it_is_an_error_that_names_it(long: Torn) -> None:
+    with pytest.raises(SourceError, match=r"ends at offset 0, before \d+.*the topic was recreated"):
+        long.heal(lambda: recreate(long.writer, long.name))
+    long.skipped()
+
+
+def test_a_topic_made_anew_with_as_many_records_while_a_heal_reads_it_heals_nothing(long: Torn) -> None:
+    def make_anew() -> None:
+        recreate(long.writer, long.name)
+        long.writer.send(long.name, [f"other {value}" for value in MANY])
+
+    with pytest.raises(DataLossError, match=r"recorded 30000 rows.*gave 30000 rows.*a topic made anew"):
+        long.heal(make_anew)
+    long.skipped()
+
+
+def test_a_topic_that_is_compacted_while_a_heal_reads_it_heals_nothing(
+    kafka: KafkaServer, topic: Callable[..., str], tmp_path: Path
+) -> None:
+    compacted = {"cleanup_policy": "compact", "segment_ms": "100", "min_cleanable_dirty_ratio": "1.0"}
+    torn = Torn(kafka, topic, tmp_path, MANY, **compacted)
+
+    def compact() -> None:
+        torn.writer.alter(ResourceType.BROKER, "1", {"log.cleaner.backoff.ms": "100"})
+        torn.writer.alter(ResourceType.TOPIC, torn.name, {"min.cleanable.dirty.ratio": "0.001"})
+        time.sleep(0.15)  # more than segment.ms: only older segments are compacted
+        torn.writer.send(torn.name, ["one more"], key=b"the same")
+        source = torn.writer.source(torn.name)
+        wait_until(lambda: len(rows(source, source.splits(torn.input.start, torn.input.end))) < len(MANY))
+
+    with pytest.raises(DataLossError, match=r"recorded 30000 rows.*gave \d+ rows.*compaction"):
+        torn.heal(compact)
+    torn.skipped()

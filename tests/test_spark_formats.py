@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import pickle
+import sqlite3
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import fsspec
+import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
@@ -26,6 +29,7 @@ from onceward.core.errors import (
     EpochConflictError,
     FencedError,
     ProtocolError,
+    SchemaError,
 )
 from onceward.core.log import DirectoryStore, read
 from onceward.core.log.run_writers import OVERTAKEN, RUN_VARIABLE
@@ -173,6 +177,59 @@ class TestTheOutputModeComplete:
         columns = StructType([StructField("n", LongType())])
         with pytest.raises(ConfigurationError, match="would add every row again"):
             format_of(connectors()["files"])(options).streamWriter(columns, overwrite=True)
+
+
+class TestValidation:
+    """By the process that opens an epoch, in each of them: no process knows when a run of the query ends."""
+
+    COLUMNS = StructType([StructField("n", LongType())])
+
+    def writer(self, folder: Path) -> StreamWriter:
+        options = {"url": f"sqlite:///{folder}/db", "dbtable": "t", "pipeline": "p"}
+        options |= {"checkpointLocation": str(folder / "checkpoint")}
+        return SQL_FORMAT(options).streamWriter(self.COLUMNS, overwrite=False)
+
+    def run(self, folder: Path, statement: str) -> None:
+        with closing(sqlite3.connect(folder / "db")) as connection, connection:
+            connection.execute(statement)
+
+    def test_a_target_that_has_changed_since_the_last_run_is_refused(self, tmp_path: Path):
+        Checkpoint(tmp_path / "checkpoint").plan(0)
+        self.run(tmp_path, "CREATE TABLE t (n BIGINT)")
+        pickle.dumps(self.writer(tmp_path))
+        self.run(tmp_path, "ALTER TABLE t RENAME COLUMN n TO other")
+        before = read(DirectoryStore(tmp_path / "checkpoint" / "onceward")).start
+        with pytest.raises(SchemaError, match="n"):
+            pickle.dumps(self.writer(tmp_path))
+        # (Rule W) What refuses comes before START.
+        assert read(DirectoryStore(tmp_path / "checkpoint" / "onceward")).start == before
+
+    def test_the_process_that_commits_does_not_validate(self, tmp_path: Path):
+        """It would fail an epoch that is prepared already, and then its abort, too."""
+        Checkpoint(tmp_path / "checkpoint").plan(0)
+        self.writer(tmp_path)
+        with pytest.raises(SchemaError, match="table t"):
+            pickle.dumps(self.writer(tmp_path))
+
+    def test_what_is_decided_is_finished_before_the_target_is_validated(self, query: Query):
+        class Refuses(SparkSink):
+            def validate(self, schema: pa.Schema) -> None:
+                raise SchemaError(f"no column {schema.names[0]}")
+
+        query.checkpoint.plan(0)
+        messages = query.write(query.begin(), 0, [1])
+
+        def fail(step: Step) -> None:
+            if step is Step.COMMIT_BEFORE:
+                raise CommitPendingError("no answer")
+
+        with hooked(fail), pytest.raises(CommitPendingError):
+            query.commit(messages, 0)
+        schema = pa.schema([("n", pa.int64())])
+        writer = StreamWriter(Refuses(query.key), FormatOptions.parse(query.options), schema=schema)
+        with pytest.raises(SchemaError, match="no column n"):
+            pickle.dumps(writer)
+        assert (query.shown(), query.view().completed) == ([1], 0)
 
 
 def test_each_batch_is_written_once_and_told_when_it_is_completed(query: Query):

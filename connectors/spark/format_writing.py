@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 _OF_STREAMS: Final = frozenset({"rewind", "adopt", "checkpointlocation"})
 _OF_BATCHES: Final = frozenset({"runkey"})
-_validated: set[str] = set()
-"""What this driver process has validated already: it lives on across micro-batches."""
 
 
 class Writable(Protocol):
@@ -74,12 +72,12 @@ def stream_writer(format_: Writable, schema: StructType, *, overwrite: bool) -> 
     if tracking.lower() == "true":
         raise refusal_of(ASYNC)
     with _noting(format_):
-        sink = _sink(format_, schema)
+        sink, columns = own_sink(format_), arrow_schema(schema)
         if overwrite:
             check_complete_mode(sink)
     _refuse_options(format_, _OF_BATCHES, "streaming query", "a batch write")
     options, publisher = FormatOptions.parse(format_.options), publisher_from_options(format_.options)
-    writer: StreamWriter = _writers().StreamWriter(sink, options, publisher)
+    writer: StreamWriter = _writers().StreamWriter(sink, options, publisher, schema=columns)
     return writer
 
 
@@ -99,7 +97,9 @@ def batch_writer(format_: Writable, schema: StructType, *, overwrite: bool) -> B
     if publisher_from_options(format_.options) is not None:
         raise ConfigurationError("options offsets.… belong to a streaming query: a batch has no offsets")
     _refuse_options(format_, _OF_STREAMS, "batch write", "a streaming query")
-    writer: BatchWriter = _writers().BatchWriter(_sink(format_, schema), FormatOptions.parse(format_.options))
+    sink = own_sink(format_)
+    sink.validate(arrow_schema(schema))
+    writer: BatchWriter = _writers().BatchWriter(sink, FormatOptions.parse(format_.options))
     return writer
 
 
@@ -131,15 +131,6 @@ def _is_own(format_: Writable, option: str) -> bool:
         sink = format_.sink_class()
         return option in map(plain, option_names(sink, aliases=sink.option_aliases))
     return option not in COMMON or option == "name"
-
-
-def _sink(format_: Writable, schema: StructType) -> TwoPhaseCommitSink[Any]:
-    sink = own_sink(format_)
-    key = f"{schema.json()} {sorted(_own_options(format_).items())}"
-    if key not in _validated:
-        sink.validate(arrow_schema(schema))
-        _validated.add(key)
-    return sink
 
 
 def _writers() -> Any:

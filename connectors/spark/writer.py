@@ -152,7 +152,13 @@ class _Writer:
         coordinator = self._coordinator()
         since = coordinator.policy.monotonic()
         epoch, about = self._offered()
+        # (Rule A) A target that does not answer must not keep what is decided from being committed before it expires.
+        waits = coordinator.writer.look().undone is not None
+        if not waits:
+            self._validate()
         coordinator.open(rewind=self.options.rewind, first_epoch=epoch, query=about.query, epoch_input=about)
+        if waits:
+            self._validate()
         admission = coordinator.admit(epoch, about, adopt=self.options.adopt)
         lost = coordinator.lost
         return OpenedEpoch(
@@ -164,6 +170,9 @@ class _Writer:
             since=since,
             local_store=local_store(coordinator.writer.store),
         )
+
+    def _validate(self) -> None:
+        """Check the target before the epoch is written, unless that was done when the writer was made."""
 
     def _write(self, epoch: int, batches: Iterator[pa.RecordBatch], session: str = "") -> WrittenPartition:
         opened = self.opened
@@ -259,13 +268,25 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         sink: Where it goes.
         options: The common options.
         on_complete: Called after an epoch's COMPLETED entry, with its number and input.
+        schema: That of the rows, with which each epoch validates the sink: the process that opens one does not know
+            whether it is the first of a run. None: it is not validated.
     """
 
     def __init__(
-        self, sink: TwoPhaseCommitSink[Any], options: FormatOptions, on_complete: OnComplete | None = None
+        self,
+        sink: TwoPhaseCommitSink[Any],
+        options: FormatOptions,
+        on_complete: OnComplete | None = None,
+        *,
+        schema: pa.Schema | None = None,
     ) -> None:
         super().__init__(sink, options)
         self.on_complete = on_complete
+        self.schema = schema
+
+    def _validate(self) -> None:
+        if self.schema is not None:
+            self.sink.validate(self.schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         from pyspark import TaskContext  # noqa: PLC0415 - only there on an executor
