@@ -283,10 +283,8 @@ def test_6_old_brokers_hold_back_what_may_be_lost_in_part_until_half_of_the_time
     commits.commit(client, [PREPARED, OTHER])  # type: ignore[arg-type]
     assert client.sent == sent
     warnings = [record.getMessage() for record in caplog.records]
-    assert warnings == [
-        f"{OTHER.handle.transactional_id} is committed without waiting any longer for proof of what became of the rest "
-        "of its epoch"
-    ] * len(sent)
+    why = "committed without waiting any longer for proof of what became of the rest of its epoch"
+    assert warnings == [f"{OTHER.handle.transactional_id} is {why}"] * len(sent)
 
 
 @pytest.mark.parametrize("deleted", [{"a"}, {"a", "b"}])

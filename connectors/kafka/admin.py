@@ -201,7 +201,7 @@ class Admin:
         if not passes(fault):
             return f"{fault.str()} (asked at {self._servers})", True
         if self.complaints.down and not newest and not self.answered:
-            # librdkafka gives a reason for each connection that fails, but not for one that is closed without an answer.
+            # librdkafka gives a reason for a connection that fails, and none for one that is closed without an answer.
             newest = f"connections are closed without an answer. {other_protocol(self._protocol)}"
         return f"no broker answers at {self._servers}: {newest or fault.str()}", False
 
