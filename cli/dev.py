@@ -34,6 +34,16 @@ Home = Annotated[
     ),
 ]
 WithKafka = Annotated[bool, typer.Option("--kafka/--no-kafka", help="Include Kafka.")]
+Brokers = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=9,
+        help="Number of Kafka brokers. Several keep each topic on all of them, and notice a fault after as long as "
+        "with Kafka's defaults (9 s); each takes 300 MB of memory.",
+        show_default="1, or as many as there are",
+    ),
+]
 WithPostgres = Annotated[bool, typer.Option("--postgres/--no-postgres", help="Include PostgreSQL.")]
 
 
@@ -43,6 +53,7 @@ def up(
     home: Home = None,
     kafka: WithKafka = True,
     postgres: WithPostgres = True,
+    brokers: Brokers = None,
     topic: Annotated[
         list[str] | None,
         typer.Option(metavar="TOPIC", help="Create NAME or NAME:PARTITIONS if it does not exist; repeatable."),
@@ -62,7 +73,9 @@ def up(
         raise ConfigurationError(
             "--topic needs Kafka and --table needs PostgreSQL: leave out --no-kafka, --no-postgres"
         )
-    services = _services(home, kafka=kafka, postgres=postgres)
+    if brokers is not None and not kafka:
+        raise ConfigurationError("--brokers needs Kafka: leave out --no-kafka")
+    services = _services(home, kafka=kafka, postgres=postgres, brokers=brokers)
     say = console(stderr=True)
     if kafka:
         _fetch_kafka(say)
@@ -84,12 +97,12 @@ def down(
 ) -> None:
     """Stop the services; keep their data for the next start unless --delete is given."""
     services = _services(home, kafka=kafka, postgres=postgres)
-    for service in services.each:
-        was_running = service.running
-        service.stop()
+    ran = {name for name, service in services.named.items() if service.running}
+    services.stop()
+    for name, service in services.named.items():
         if delete:
             service.delete()
-        typer.echo(f"{service.title} {'stopped' if was_running else 'was not running'}{', deleted' if delete else ''}")
+        typer.echo(f"{name} {'stopped' if name in ran else 'was not running'}{', deleted' if delete else ''}")
 
 
 @app.command()
@@ -111,10 +124,12 @@ def env(*, home: Home = None) -> None:
     typer.echo(f"export DATABASE_URL={shlex.quote(services.dsn)}")
 
 
-def _services(home: Path | None, *, kafka: bool = True, postgres: bool = True) -> DevServices:
+def _services(
+    home: Path | None, *, kafka: bool = True, postgres: bool = True, brokers: int | None = None
+) -> DevServices:
     with needing("dev-services,kafka"):
         from onceward.testing.services import services_at  # noqa: PLC0415 - so that other commands work without this extra
-    return services_at(home, kafka=kafka, postgres=postgres, detached=True)
+    return services_at(home, kafka=kafka, postgres=postgres, brokers=brokers, detached=True)
 
 
 def _topic(text: str) -> tuple[str, int]:
@@ -174,17 +189,21 @@ def _fetch_kafka(say: Console) -> None:
 
 def _show(services: DevServices, *, as_json: bool) -> None:
     facts: dict[str, Any] = {"home": str(services.home)}
-    for service in services.each:
+    for name, service in services.named.items():
         pid, address = service.pid, service.address if service.folder.exists() else None
-        facts[service.title.lower()] = {
+        facts[name.lower()] = {
             "running": pid is not None,
             "pid": pid,
             service.address_name: address,
             "log": str(service.log),
         }
         if not as_json:  # and no table: an address that is cut or wrapped cannot be copied
-            typer.echo(f"{service.title}: {f'running, pid {pid}' if pid is not None else 'down'}")
+            typer.echo(f"{name}: {f'running, pid {pid}' if pid is not None else 'down'}")
             if address is not None:
                 typer.echo(f"  {service.address_name} {address}\n  log {service.log}")
+    if services.cluster is not None and services.cluster.folder.exists():
+        facts["bootstrap_servers"] = services.bootstrap_servers
+        if not as_json:
+            typer.echo(f"All brokers:\n  bootstrap_servers {services.bootstrap_servers}")
     if as_json:
         print_json(facts)

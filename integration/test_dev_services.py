@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient
+from tests.test_dev_commands import onceward
+
+from .kafka_kit import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -88,3 +96,27 @@ def test_what_a_test_left_down_is_up_for_the_next(kafka: KafkaServer, postgres: 
 def test_spark_runs_this_python(spark: SparkSession) -> None:
     frame = spark.range(10).mapInPandas(lambda batches: batches, "id long")
     assert frame.count() == 10
+
+
+@pytest.mark.slow
+@pytest.mark.kafka
+def test_several_brokers_are_started_shown_mended_and_stopped(tmp_path: Path) -> None:
+    """The next `up`, without the number, starts the one that has died."""
+    up = ("dev", "up", "--no-postgres", "--json")
+    try:
+        first = json.loads(onceward(*up, "--brokers", "3", "--topic", "orders:6", home=tmp_path).stdout)
+        brokers = [first[f"kafka broker {number}"] for number in (1, 2, 3)]
+        assert [broker["running"] for broker in brokers] == [True] * 3
+        servers = ",".join(broker["bootstrap_servers"] for broker in brokers)
+        assert first["bootstrap_servers"] == servers
+        seen = AdminClient({"bootstrap.servers": servers}).list_topics(timeout=10).topics["orders"]
+        assert [len(partition.replicas) for partition in seen.partitions.values()] == [3] * 6
+        os.kill(brokers[1]["pid"], signal.SIGKILL)
+        eventually(lambda: "broker 2: down" in onceward("dev", "status", home=tmp_path).stdout, "noticed")
+        second = json.loads(onceward(*up, home=tmp_path).stdout)
+        assert second["kafka broker 2"]["running"]
+        assert second["bootstrap_servers"] == servers
+    finally:
+        down = onceward("dev", "down", "--no-postgres", "--delete", home=tmp_path).stdout
+    assert down.splitlines() == [f"Kafka broker {number} stopped, deleted" for number in (1, 2, 3)]
+    assert "Kafka: down" in onceward("dev", "status", home=tmp_path).stdout

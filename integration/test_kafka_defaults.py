@@ -171,15 +171,15 @@ def test_rows_that_a_topic_takes_are_written_though_batches_of_them_are_not_take
     assert committed(cluster, bench, again) == [*values, *values]
 
 
-def any_rows(draw: Random, count: int) -> pa.RecordBatch:
+def any_rows(draw: Random, count: int, limit: int) -> pa.RecordBatch:
     """Rows below and above the limit, of all that a message consists of; some compress well, some do not."""
 
     def text(size: int) -> bytes:
         return draw.randbytes(size) if draw.random() < 0.5 else bytes(size)
 
     def size() -> int:
-        about = LIMIT + draw.randrange(-120, 120)
-        return draw.choice([0, 10, draw.randrange(2000), draw.randrange(LIMIT), about, 90_000])
+        about = limit + draw.randrange(-120, 120)
+        return draw.choice([0, 10, draw.randrange(2000), draw.randrange(limit), about, 4 * limit // 3])
 
     some = [{"key": "h", "value": text(draw.choice([3, 5000]))}]
     return pa.record_batch(
@@ -207,9 +207,10 @@ NIGHTLY_CODECS = [pytest.param(codec, marks=pytest.mark.nightly) for codec in ("
 
 @pytest.mark.parametrize("codec", ["none", "zstd", *NIGHTLY_CODECS])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.nightly) for n in range(1, 5))])
-def test_every_row_that_is_refused_fails_alone(cluster: KafkaCluster, codec: str, seed: int) -> None:
-    bench = bench_of(cluster, config={"compression.type": codec}, **{"max.message.bytes": str(LIMIT)})
-    batch, refused_rows = any_rows(Random(seed), 40), list[int]()
+@pytest.mark.parametrize("limit", [LIMIT, *(pytest.param(n, marks=pytest.mark.nightly) for n in (700, 900_000))])
+def test_every_row_that_is_refused_fails_alone(cluster: KafkaCluster, limit: int, codec: str, seed: int) -> None:
+    bench = bench_of(cluster, config={"compression.type": codec}, **{"max.message.bytes": str(limit)})
+    batch, refused_rows = any_rows(Random(seed), 40, limit), list[int]()
     prepared, refusal = attempt(bench, batch, 0)
     if refusal is not None:
         assert refusal.refuses_rows, refusal

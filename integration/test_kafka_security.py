@@ -20,6 +20,7 @@ from confluent_kafka.admin import (
 )
 from tests.hostile import TEXTS
 
+from onceward.connectors.kafka.admin import cluster_of
 from onceward.connectors.kafka.checks import check_kafka
 from onceward.connectors.kafka.settings import KafkaSettings
 from onceward.connectors.kafka.sink import KafkaSink
@@ -321,6 +322,56 @@ def test_a_wrong_password_is_said_at_once_and_not_shown(secured, mechanism):
     assert time.monotonic() - began < 8
     assert not caught.value.retryable
     assert "not-so-wonderful" not in str(caught.value)
+
+
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_a_scram_name_with_a_comma_and_an_equals_sign_carries_data_and_commits(secured, mechanism):
+    server, places, _ = secured
+    name, password = "carol,dave=1", "wonder,land="
+    kind = ScramMechanism[mechanism.replace("-", "_")]
+    user = UserScramCredentialUpsertion(name, ScramCredentialInfo(kind, 4096), password.encode())
+    admin = AdminClient({"bootstrap.servers": server.bootstrap_servers})
+    admin.alter_user_scram_credentials([user])[name].result()
+    login = {"sasl.mechanism": mechanism, "sasl.username": name, "sasl.password": password}
+    goes_through(places["SASL"], {"security.protocol": "SASL_PLAINTEXT", **login}, server.bootstrap_servers)
+
+
+WRONG = {"sasl.username": "alice", "sasl.password": "not-so-wonderful"}
+TLS = {"security.protocol": "SSL", "ssl.ca.location": "ca.pem"}
+CLIENT = {"ssl.certificate.location": "client.pem", "ssl.key.location": "client.locked"}
+
+
+@pytest.mark.parametrize(
+    ("place", "config", "says"),
+    [
+        ("SASL", {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", **WRONG}, "Invalid username or"),
+        ("SASL", {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "SCRAM-SHA-512", **WRONG}, "invalid creden"),
+        ("BOTH", {**TLS, "security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", **WRONG}, "Invalid username or"),
+        ("TLS", {**TLS, **CLIENT}, r"the private key is locked: set ssl\.key\.password"),
+        ("TLS", {**TLS, **CLIENT, "ssl.key.password": "x"}, r"cannot be opened with this ssl\.key\.password"),
+        ("TLS", TLS, "bad certificate"),
+        ("TLS", {}, "listener that expects another security.protocol than PLAINTEXT"),
+        ("SASL", {}, "listener that expects another security.protocol than PLAINTEXT"),
+        ("BOTH", {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", **WRONG}, "than SASL_PLAINTEXT"),
+        ("BOTH", TLS, "listener that expects another security.protocol than SSL"),
+        ("SASL", TLS, "PLAINTEXT broker listener|listener that expects another security.protocol than SSL"),
+    ],
+    ids=["password", "scram", "password over TLS", "locked key", "key's password", "no certificate", "plaintext at TLS",
+         "plaintext at SASL", "SASL at SASL_SSL", "TLS at SASL_SSL", "TLS at SASL"],
+)  # fmt: skip
+def test_each_client_says_why_it_is_refused(secured, place, config, says):
+    """librdkafka's when a sink starts, and kafka-python's, which commands and the commit use."""
+    _, places, folder = secured
+    files = {n: str(folder / v) if n.endswith(".location") else v for n, v in config.items()}
+    began = time.monotonic()
+    with pytest.raises(OncewardError, match=says):
+        KafkaSink("out", bootstrap_servers=places[place], topic="secured", config=files).validate(rows("x").schema)
+    for _ in range(3):  # it is no matter of luck
+        with pytest.raises(OncewardError, match=says) as caught:
+            cluster_of(KafkaSettings(places[place], files)).transactions.within(3).list_transactions()
+        assert "not-so-wonderful" not in str(caught.value)
+        assert str(caught.value).count("SaslAuthenticationFailedError") == 0
+    assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize("text", [*TEXTS, ".", "x" * 250])

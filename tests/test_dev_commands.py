@@ -49,6 +49,7 @@ def test_down_of_nothing_has_no_effect(tmp_path: Path) -> None:
         (["--topic", "my orders"], "such as orders:3"),
         (["--table", "paid"], "such as 'paid (cents bigint)'"),
         (["--topic", "orders", "--no-kafka"], "--topic needs Kafka"),
+        (["--brokers", "3", "--no-kafka"], "--brokers needs Kafka"),
         (["--table", "paid (cents bigint)", "--no-postgres"], "--table needs PostgreSQL"),
     ],
 )
@@ -59,6 +60,17 @@ def test_what_is_no_topic_or_table_is_one_message_before_anything_starts(
     assert said.returncode == 2
     assert answer in said.stderr
     assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize(("there", "words"), [("kafka", "1 Kafka broker,"), ("kafka-cluster/1", "1 Kafka broker,")])
+def test_another_number_of_brokers_than_the_folder_has_is_refused(tmp_path: Path, there: str, words: str) -> None:
+    folder = tmp_path / there
+    folder.mkdir(parents=True)
+    (folder / "settings.json").write_text('{"port": 1, "controller_port": 2, "cluster_id": "x"}')
+    answer = onceward("dev", "up", "--no-postgres", "--brokers", "3", home=tmp_path)
+    assert answer.returncode == 2
+    assert words in answer.stderr
+    assert "dev down --no-postgres --delete" in answer.stderr
 
 
 def test_completions_can_be_installed(tmp_path: Path) -> None:

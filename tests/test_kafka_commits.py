@@ -264,6 +264,29 @@ def test_what_is_held_back_is_committed_before_its_timeout():
     assert [outcome.status for outcome in outcomes] == [CommitStatus.LOST, CommitStatus.COMMITTED]
 
 
+@pytest.mark.parametrize(("age", "sent"), [(TIMEOUT // 2 - 60_000, []), (TIMEOUT // 2 + 1, ["commit of the other"])])
+def test_6_old_brokers_hold_back_what_may_be_lost_in_part_until_half_of_the_timeout_by_this_clock(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, age: int, sent: list[str]
+):
+    """Before Kafka 3.8, no broker tells for how long a transaction has been open."""
+    client = Pair()
+    client.open, describe = set(), client.describe
+
+    def silently(names: Iterable[str], *, topics: Collection[str]) -> dict[str, Description]:
+        return describe(names, topics=topics) | {MINE.transactional_id: Description(Code.NO_ANSWER)}
+
+    monkeypatch.setattr(client, "describe", silently)
+    monkeypatch.setattr(client, "running_longer", lambda *_: None)
+    monkeypatch.setattr(commits.time, "time", lambda: (MINE.started_ms + age) / 1000)
+    clock = iter([0.0, 0.1, *[3.0] * 5, *[10.0] * 100])
+    monkeypatch.setattr(commits.time, "monotonic", lambda: next(clock))
+    commits.commit(client, [PREPARED, OTHER])  # type: ignore[arg-type]
+    assert client.sent == sent
+    warnings = [record.getMessage() for record in caplog.records]
+    why = "committed without waiting any longer for proof of what became of the rest of its epoch"
+    assert warnings == [f"{OTHER.handle.transactional_id} is {why}"] * len(sent)
+
+
 @pytest.mark.parametrize("deleted", [{"a"}, {"a", "b"}])
 def test_the_rows_of_other_topics_are_committed_at_once_where_one_was_deleted(
     client: Client, deleted: set[str], caplog: pytest.LogCaptureFixture

@@ -17,7 +17,7 @@ from confluent_kafka.admin import AclOperation, AdminClient, NewTopic  # type: i
 from onceward.core.errors import ConfigurationError, ExternalError, KafkaError, OncewardError, refusing_rows
 from onceward.core.kit.processwide import PerProcess
 
-from .errors import FORBIDDEN, PASSING, Code, Retries, client_error, code_name, kafka_error
+from .errors import FORBIDDEN, PASSING, Code, Retries, client_error, code_name, kafka_error, other_protocol
 from .sizes import Sizes
 
 if TYPE_CHECKING:
@@ -64,6 +64,10 @@ def make_client(client: Callable[..., T], config: Mapping[str, Any], **more: Any
     except KafkaException as error:
         if error.args[0].name() == "_CRIT_SYS_RESOURCE":
             raise client_error("cannot make a Kafka client", error) from None
+        if str(config.get("security.protocol", "")).upper().endswith("SSL"):
+            from .security import tls_context  # noqa: PLC0415 - only then
+
+            tls_context(config)  # whose message says what is wrong with a file, and librdkafka's does not
         raise ConfigurationError(
             f"librdkafka refuses the Kafka settings: {error.args[0].str()}. They have librdkafka's names and values, "
             "not those of Kafka's Java client"
@@ -76,6 +80,7 @@ class Complaints:
     Attributes:
         refusal: The error with which the brokers refuse this client, if they do.
         newest: The newest reason why no broker can be reached; empty if there was none.
+        down: Whether no broker could be reached.
     """
 
     def __init__(self) -> None:
@@ -85,11 +90,14 @@ class Complaints:
         """Forget everything."""
         self.refusal: Any = None
         self.newest = ""
+        self.down = False
 
     def __call__(self, error: Any) -> None:
         if error.name() in REFUSALS:
             self.refusal = error
-        if not self.newest or error.name() != "_ALL_BROKERS_DOWN":  # which is no reason, but a summary
+        if error.name() == "_ALL_BROKERS_DOWN":  # which is no reason, but a summary
+            self.down = True
+        else:
             self.newest = error.str()
 
 
@@ -103,6 +111,7 @@ class Admin:
         self.answered = False
         self._doubted = False
         self._servers = settings["bootstrap.servers"]
+        self._protocol = settings.protocol
 
     def ask(
         self,
@@ -191,6 +200,9 @@ class Admin:
             return f"the brokers at {self._servers} refuse this client: {code}: {refusal.str()}", True
         if not passes(fault):
             return f"{fault.str()} (asked at {self._servers})", True
+        if self.complaints.down and not newest and not self.answered:
+            # librdkafka gives a reason for a connection that fails, and none for one that is closed without an answer.
+            newest = f"connections are closed without an answer. {other_protocol(self._protocol)}"
         return f"no broker answers at {self._servers}: {newest or fault.str()}", False
 
 

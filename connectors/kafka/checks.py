@@ -374,7 +374,8 @@ def _cluster(admin: AdminClient) -> Finding:
         return warning(
             check,
             "no permission to Alter",
-            "grant it, so that markers that a coordinator left out (KAFKA-20734) are written automatically",
+            "grant it (before Kafka 3.8: ClusterAction), so that markers that a coordinator left out (KAFKA-20734) are "
+            "written automatically",
         )
     return ok(check, "may Alter")
 

@@ -17,7 +17,7 @@ So, with the numbers and letters of ARCHITECTURE.md:
    compares the start that it has stored with its own time, as it does to abort a transaction at its timeout. No clock
    of another machine takes part; and a wrong answer would send a decided commit sooner or later, never a wrong one.
    Where brokers are too old for that question (before Kafka 3.8), a silent partition is waited for during half of one
-   call.
+   call, and what is held back for (6) until half of the timeout has passed by this machine's clock.
 3. A deleted topic is not waited for at all. Its rows are gone with it, and nothing else is: the rows of the other
    topics are committed, and the outcome says so. A topic counts as deleted when all brokers say that there is no such
    topic; or when they all show another id under its name (it was created again) and its partitions do not have the
@@ -316,12 +316,21 @@ def _overdue(
         # (2) The coordinator's own clock decides; no clock of another machine takes part.
         late = client.running_longer(ids, timeout_ms // 2)
         if late is None:
-            late = set(ids) if waited >= WAIT_IF_AGELESS else set()
+            late = {name for name, t in ids.items() if _overdue_if_ageless(t, stuck[t], waited)}
         transactions += [ids[name] for name in sorted(late)]
     for transaction in transactions:
         name, partitions = transaction.handle.transactional_id, _names(stuck[transaction])
-        _log.warning("%s is committed without waiting any longer for %s, which does not answer", name, partitions)
+        why = f"{partitions}, which does not answer" if partitions else "proof of what became of the rest of its epoch"
+        _log.warning("%s is committed without waiting any longer for %s", name, why)
     return transactions
+
+
+def _overdue_if_ageless(transaction: Prepared, inspection: Inspection, waited: float) -> bool:
+    """Return whether a transaction waits no longer, where the brokers cannot tell its age."""
+    if inspection.stuck:
+        return waited >= WAIT_IF_AGELESS
+    # (2) (6) If this clock is wrong, the epoch is committed sooner or later than it should be, and never lost by it.
+    return time.time() * 1000 - transaction.handle.started_ms >= inspection.timeout_ms // 2
 
 
 def abort(client: TransactionCoordinatorClient, transaction: Prepared) -> AbortOutcome:
@@ -383,6 +392,6 @@ def _skipped(code: int) -> str:
     if code in (Code.CLUSTER_AUTHORIZATION_FAILED, Code.UNSUPPORTED_VERSION):
         return (
             "the coordinator ended the transaction and left a partition out (KAFKA-20734), and this client may not "
-            f"write the marker ({code_name(code)}): grant it Alter on the cluster"
+            f"write the marker ({code_name(code)}): grant it Alter on the cluster (before Kafka 3.8: ClusterAction)"
         )
     return "the coordinator ended the transaction and left a partition out (KAFKA-20734): its marker is being written"

@@ -88,6 +88,11 @@ def code_name(code: int) -> str:
         return f"error code {code}"
 
 
+def other_protocol(own: str) -> str:
+    """Return why a listener may close each connection without an answer; `own` is this client's security.protocol."""
+    return f"A listener that expects another security.protocol than {own} closes connections like this"
+
+
 def kafka_error(what: str, code: int, detail: str = "", **context: Any) -> KafkaError:
     """Return a KafkaError for a broker's error code; its `retryable` follows from the code."""
     words = f": {detail}" if detail else ""

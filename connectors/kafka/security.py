@@ -94,7 +94,14 @@ def _identify(context: ssl.SSLContext, values: Mapping[str, str]) -> None:
         key = values.get("ssl.key.location") or _as_file(stack, values.get("ssl.key.pem"))
         if certificate is not None:
             # Without a function, OpenSSL would ask for the password of a locked key at the terminal, and wait.
-            context.load_cert_chain(certificate, key, values.get("ssl.key.password") or _no_password)
+            password = values.get("ssl.key.password")
+            try:
+                context.load_cert_chain(certificate, key, password or _no_password)
+            except ssl.SSLError as error:
+                if password is None:
+                    raise
+                why = f"the private key cannot be opened with this ssl.key.password ({text_of(error)})"
+                raise ValueError(why) from None
 
 
 def _no_password() -> str:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import copy
 import logging
 import random
+import re
 import threading
 import time
 import warnings
@@ -31,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from onceward.core.errors import named_text_of, text_of
 
-from .errors import FORBIDDEN, Code
+from .errors import FORBIDDEN, Code, other_protocol
 
 with warnings.catch_warnings():
     # kafka-python reads its schemas by a function that Python 3.11 and 3.12 call deprecated (3.13 does not any more).
@@ -93,6 +94,10 @@ OWN: Final = {
     "socket_connection_setup_timeout_ms": 4000,
     "socket_connection_setup_timeout_max_ms": 4000,
 }
+
+_NOT_KAFKA: Final = ("socket disconnected", "Handshake failed: [SSL: UNEXPECTED_EOF", "Invalid frame length")
+"""What a listener of another security.protocol answers."""
+_NAMES: Final = re.compile(r"(\[Error \d+\] |\w+Error: )*")
 
 Host = int | str
 """A broker: its node id; or the name of a configured address."""
@@ -214,7 +219,8 @@ class Wire:
 
     async def _ask_anyone(self, manager: Any, request: Any, deadline: float) -> WireAnswer:
         """Ask one host, and further ones while there is no answer (1)."""
-        won, asked, fault = Future(), dict[Host, Any](), WireAnswer(Code.NO_ANSWER, detail="no broker answered in time")
+        known = next(iter(self._reasons.values()), "no broker answered in time")
+        won, asked, fault = Future(), dict[Host, Any](), WireAnswer(Code.NO_ANSWER, detail=known)
         while not won.is_done and time.monotonic() < deadline:
             for host in self._hosts(manager):
                 if host not in asked or asked[host].is_done:
@@ -269,7 +275,10 @@ class Wire:
         # (3) The timer of a request closes the connection, after this call, too; not because this call has no time.
         seconds = max(SILENT_SECONDS, deadline - time.monotonic())
         try:
-            manager.get_connection(host, refresh_metadata_on_err=False)
+            known = host in manager._conns  # noqa: SLF001
+            connection = manager.get_connection(host, refresh_metadata_on_err=False)
+            if not known:
+                _read_to_the_end(connection)
             return manager.send(request, host, seconds * 1000)
         except Exception as error:  # noqa: BLE001 - an unknown node, a failed login
             manager._auth_failures.pop(host, None)  # noqa: SLF001 - it may be mended: the next call tries again
@@ -285,6 +294,9 @@ class Wire:
         if isinstance(error, NodeNotReadyError) and host in self._reasons:
             return WireAnswer(Code.NO_ANSWER, detail=self._reasons[host])
         fault = _fault(error)
+        never_heard = host not in self._patience and not isinstance(host, int)
+        if never_heard and any(words in fault.detail for words in _NOT_KAFKA):
+            fault = fault._replace(detail=f"{fault.detail}. {other_protocol(manager.config['security_protocol'])}")
         fault = fault._replace(detail=f"{_place(manager, host)}: {fault.detail}")
         self._reasons[host] = fault.detail
         return fault
@@ -472,6 +484,27 @@ class _Tokens(AbstractTokenProvider):  # type: ignore[misc]
         return self._source.extensions
 
 
+def _read_to_the_end(connection: Any) -> None:
+    """Have the connection read what its broker has sent right before it closed the connection.
+
+    A broker does that with a refused login. kafka-python drops what comes together with the end, so that a wrong
+    password looked like a network that is down (measured).
+    """
+    made = connection.connection_made
+
+    def reading(transport: Any) -> None:
+        receive = transport._sock_recv  # noqa: SLF001
+
+        def all_of_it() -> tuple[bytes, Any]:
+            data, end = receive()
+            return data, None if data else end  # the end is found again by the next read
+
+        transport._sock_recv = all_of_it  # noqa: SLF001
+        made(transport)
+
+    connection.connection_made = reading
+
+
 def _make_manager(config: Mapping[str, Any]) -> Any:
     config = dict(config)
     source = config.pop("token_source", None)
@@ -553,4 +586,6 @@ def _fault(error: Exception) -> WireAnswer:
     if isinstance(error, BrokerResponseError) and error.errno in FORBIDDEN:
         code = error.errno
     words = text_of(error)  # kafka-python's begin with the name
+    if code in FORBIDDEN:  # which has the name already
+        return WireAnswer(code, detail=_NAMES.sub("", words))
     return WireAnswer(code, detail=words if words.startswith(type(error).__name__) else named_text_of(error))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from onceward.core.errors import ConfigurationError
 
@@ -32,17 +33,26 @@ __all__ = [
 ]
 
 
+_CLUSTER: Final = "kafka-cluster"
+
+
 @dataclass(frozen=True)
 class DevServices:
-    """The services of one state folder; `kafka` or `postgres` is None if it was not asked for."""
+    """The services of one state folder; `kafka` or `postgres` is None if it was not asked for.
+
+    With several brokers, `cluster` has them, and `kafka` is None.
+    """
 
     home: Path
     kafka: KafkaServer | None
     postgres: PostgresServer | None
+    cluster: KafkaCluster | None = None
 
     @property
     def bootstrap_servers(self) -> str:
-        """Kafka's address for clients."""
+        """Kafka's address for clients, or all brokers' addresses."""
+        if self.cluster is not None:
+            return self.cluster.bootstrap_servers
         if self.kafka is None:
             raise ConfigurationError("there is no Kafka among these services: leave out kafka=False")
         return self.kafka.bootstrap_servers
@@ -55,9 +65,16 @@ class DevServices:
         return self.postgres.dsn
 
     @property
+    def named(self) -> dict[str, Service]:
+        """The services asked for, by names for people."""
+        brokers = self.cluster.brokers if self.cluster is not None else {}
+        named: dict[str, Service] = {f"{broker.title} broker {n}": broker for n, broker in brokers.items()}
+        return named | {one.title: one for one in (self.kafka, self.postgres) if one is not None}
+
+    @property
     def each(self) -> list[Service]:
         """The services asked for."""
-        return [service for service in (self.kafka, self.postgres) if service is not None]
+        return list(self.named.values())
 
     def start(self, timeout: float = 60.0) -> None:
         """Start those that do not run, together, and wait until all answer (`timeout` in seconds, for each)."""
@@ -65,15 +82,22 @@ class DevServices:
             service.start()
         for service in self.each:
             service.wait_ready(timeout)
+        if self.cluster is not None:
+            self.cluster.wait_in_sync()
 
     def stop(self) -> None:
-        """Stop those that run."""
-        for service in self.each:
-            service.stop()
+        """Stop those that run, together: brokers of a cluster wait for each other."""
+        with ThreadPoolExecutor(max(1, len(self.each))) as threads:
+            list(threads.map(lambda service: service.stop(), self.each))
 
 
 def services_at(
-    home: str | Path | None = None, *, kafka: bool = True, postgres: bool = True, detached: bool = False
+    home: str | Path | None = None,
+    *,
+    kafka: bool = True,
+    postgres: bool = True,
+    brokers: int | None = None,
+    detached: bool = False,
 ) -> DevServices:
     """Return the services of a state folder, started or not.
 
@@ -81,13 +105,28 @@ def services_at(
         home: State folder; default ONCEWARD_DEV_HOME, else `.run` in the current folder.
         kafka: Whether Kafka is wanted.
         postgres: Whether PostgreSQL is wanted.
-        detached: Whether what is started outlives this program.
+        brokers: Number of Kafka brokers; several have Kafka's own times (KAFKAS_TIMES). Default: as many as the folder
+            has, else 1.
+        detached: Whether what is started outlives this program. Several brokers always do.
+
+    Raises:
+        ConfigurationError: The folder has another number of brokers.
     """
     folder = state_home(home)
+    clustered = len(list((folder / _CLUSTER).glob("*/settings.json")))
+    there = clustered or int((folder / "kafka" / "settings.json").exists())
+    if kafka and brokers is not None and there not in (0, brokers):
+        raise ConfigurationError(
+            f"{folder} has {there} Kafka broker{'s' if there > 1 else ''}, not {brokers}: give another folder as the "
+            "services' home, or delete them with `onceward dev down --no-postgres --delete`"
+        )
+    number, cluster, server = brokers or there, None, None
+    if kafka and (clustered or number > 1):
+        cluster = KafkaCluster(folder / _CLUSTER, brokers=number, times=KAFKAS_TIMES, detached=True)
+    elif kafka:
+        server = KafkaServer(folder / "kafka", detached=detached)
     return DevServices(
-        folder,
-        KafkaServer(folder / "kafka", detached=detached) if kafka else None,
-        PostgresServer(folder / "postgres", detached=detached) if postgres else None,
+        folder, server, PostgresServer(folder / "postgres", detached=detached) if postgres else None, cluster
     )
 
 

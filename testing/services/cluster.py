@@ -52,6 +52,7 @@ class KafkaCluster:
         logins: Passwords by user name. With any, clients of `bootstrap_servers` log in by SASL/PLAIN, and may do only
             what an ACL allows; `settings_of` returns their settings. Clients of `direct` may do everything.
         config: Further settings of all brokers.
+        detached: True: the brokers outlive this program, so there is no proxy before them, and no login.
     """
 
     def __init__(
@@ -63,9 +64,13 @@ class KafkaCluster:
         times: Mapping[str, str] = QUICK_TIMES,
         logins: Mapping[str, str] | None = None,
         config: Mapping[str, str] | None = None,
+        detached: bool = False,
     ) -> None:
-        self.brokers = {number: KafkaServer(folder / str(number), heap=HEAP) for number in range(1, brokers + 1)}
-        self._clients = {number: free_port() for number in self.brokers}
+        self.folder = folder
+        self.brokers = {
+            number: KafkaServer(folder / str(number), heap=HEAP, detached=detached) for number in range(1, brokers + 1)
+        }
+        self._clients = {} if detached else {number: free_port() for number in self.brokers}
         self._logins = dict(logins or {})
         self.proxies = {number: Proxy(LOOPBACK, port) for number, port in self._clients.items()}
         """The network between the clients and each broker."""
@@ -85,8 +90,7 @@ class KafkaCluster:
 
     def __enter__(self) -> Self:
         try:
-            self._each(lambda broker: broker.start())
-            self.up_again()
+            self.start()
         except BaseException:
             self.__exit__()
             raise
@@ -97,10 +101,15 @@ class KafkaCluster:
         for proxy in self.proxies.values():
             proxy.close()
 
+    def start(self) -> None:
+        """Start the brokers that do not run, and wait until all replicas are in sync."""
+        self._each(lambda broker: broker.start())
+        self.up_again()
+
     @property
     def bootstrap_servers(self) -> str:
-        """Addresses for clients, through the proxies."""
-        return ",".join(f"{LOOPBACK}:{proxy.port}" for proxy in self.proxies.values())
+        """Addresses for clients, through the proxies if there are any."""
+        return ",".join(f"{LOOPBACK}:{proxy.port}" for proxy in self.proxies.values()) or self.direct
 
     @property
     def direct(self) -> str:
@@ -180,13 +189,14 @@ class KafkaCluster:
     def _listeners(self, number: int, *, controller: bool) -> dict[str, str]:
         settings, client = self.brokers[number].settings, "SASL_PLAINTEXT" if self._logins else "PLAINTEXT"
         inside = f"PLAINTEXT://{LOOPBACK}:{settings['port']}"
-        listeners = [inside, f"CLIENT://{LOOPBACK}:{self._clients[number]}"]
+        listeners = [inside, *(f"CLIENT://{LOOPBACK}:{port}" for n, port in self._clients.items() if n == number)]
+        told = [inside, *(f"CLIENT://{LOOPBACK}:{proxy.port}" for n, proxy in self.proxies.items() if n == number)]
         if controller:
             listeners.append(f"CONTROLLER://{LOOPBACK}:{settings['controller_port']}")
         return {
             "process.roles": "broker,controller" if controller else "broker",
             "listeners": ",".join(listeners),
-            "advertised.listeners": f"{inside},CLIENT://{LOOPBACK}:{self.proxies[number].port}",
+            "advertised.listeners": ",".join(told),
             "listener.security.protocol.map": f"PLAINTEXT:PLAINTEXT,CLIENT:{client},CONTROLLER:PLAINTEXT",
             "inter.broker.listener.name": "PLAINTEXT",
         }
