@@ -72,6 +72,12 @@ class MariaDb:
             else:
                 return
 
+    def check_alive(self) -> None:
+        """Raise an error with the end of the server's log if it has ended by itself."""
+        if self._process is not None and self._process.poll() is not None:
+            log = (self._folder / "log").read_text(errors="replace")[-6000:]
+            raise RuntimeError(f"MariaDB ended by itself ({self._process.returncode}): {log}")
+
     def kill(self) -> None:
         """SIGKILL."""
         if self._process is not None:
@@ -93,5 +99,6 @@ def running_mariadb() -> Iterator[MariaDb]:
         try:
             server.create()
             yield server
+            server.check_alive()
         finally:
             server.kill()

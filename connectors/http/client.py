@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import base64
 import re
+import socket
 import ssl
 import threading
 import time
-from contextlib import suppress
+import zlib
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Final, NamedTuple
-from urllib.parse import parse_qsl, unquote, urlsplit
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import parse_qsl, unquote, urljoin, urlsplit
 
 import httpx
 
@@ -30,7 +32,7 @@ from onceward.core.kit.processwide import PerProcess
 from onceward.core.kit.secrets import redact
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _VALUE: Final = re.compile(r"[\x21-\x7e]([\x20-\x7e\t]*[\x21-\x7e])?")
@@ -43,7 +45,9 @@ _KEPT: Final = 300
 """Characters of it that are kept for messages."""
 _IDLE_SECONDS: Final = 4.0
 """Servers close idle connections, some after five seconds: a request on such a one fails."""
-_SUCCESS: Final = range(200, 300)
+_SUCCESS: Final = frozenset(range(200, 300)) - {206, 207}
+"""207 (RFC 4918) gives each part of a request a status of its own, so some rows may have been refused, unsaid by it; a
+server that answers 206 took a delivery for a question."""
 _LATER: Final = frozenset({408, 409, 425, 429, *range(500, 600)})
 """Statuses of what may pass by itself."""
 
@@ -174,11 +178,15 @@ def _check_url(url: str) -> None:
 
 
 class HttpAnswer(NamedTuple):
-    """An answer: its status, the seconds to wait before the next request if it names them, its body's beginning."""
+    """An answer: its status, the seconds to wait before the next request if it names them, its body's beginning.
+
+    `location` is where it redirects to, as far as that may be shown.
+    """
 
     status: int
     retry_after: float | None
     text: str
+    location: str = ""
 
 
 def judge(status: int, also_later: Collection[int] = ()) -> type[SinkError] | None:
@@ -191,6 +199,18 @@ def judge(status: int, also_later: Collection[int] = ()) -> type[SinkError] | No
     if status in _SUCCESS:
         return None
     return RetryableSinkError if status in _LATER or status in also_later else SinkError
+
+
+def _decoded(body: bytes, encoding: str) -> bytes:
+    """Return the beginning of a body that was compressed though nobody asked for it; empty if it cannot be read."""
+    if encoding.strip().lower() in {"", "identity"}:
+        return body
+    if encoding.strip().lower() not in {"gzip", "x-gzip", "deflate"}:
+        return b""
+    for window in (zlib.MAX_WBITS | 32, -zlib.MAX_WBITS):  # gzip or zlib, by their heads; what some call deflate
+        with suppress(zlib.error):
+            return zlib.decompressobj(window).decompress(body, _READ)
+    return b""
 
 
 def seconds_to_wait(retry_after: str | None, now: datetime | None = None) -> float | None:
@@ -215,8 +235,54 @@ class _Url(httpx.URL):
         return _shown(super().__str__())
 
 
+class _Connection:
+    """A client with one connection, whose answer can be waited for no longer than `timeout`.
+
+    httpx limits each read, and a server that sends a byte now and then is always in time.
+    """
+
+    def __init__(self, settings: HttpSettings, tls: ssl.SSLContext) -> None:
+        self._seconds = settings.timeout
+        self._timeout = httpx.Timeout(settings.timeout, connect=settings.connect_timeout)
+        limits = httpx.Limits(max_connections=1, keepalive_expiry=_IDLE_SECONDS)
+        self._client = httpx.Client(verify=tls, timeout=self._timeout, limits=limits)
+        self._stream: Any = None
+        self._timer: threading.Timer | None = None
+        self.late = False
+
+    def send(self, request: httpx.Request) -> httpx.Response:
+        """Send a request; the answer, whose body has not been read."""
+        self.late = False
+        request.extensions["timeout"] = self._timeout.as_dict()
+        request.extensions["trace"] = self._observe
+        try:
+            return self._client.send(request, stream=True)
+        finally:
+            self._stop_timer()
+
+    def _observe(self, event: str, info: Mapping[str, Any]) -> None:
+        """Remember the connection, and limit the time until the headers are complete; see httpx's trace extension."""
+        if hasattr(info.get("return_value"), "get_extra_info"):
+            self._stream = info["return_value"]
+        if event.endswith("receive_response_headers.started"):
+            self._stop_timer()
+            self._timer = threading.Timer(self._seconds, self._cut)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _cut(self) -> None:
+        self.late = True
+        with suppress(OSError):  # not closed, because its number could be another file's by the next read
+            self._stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+
+
 class HttpClient:
-    """A client that sends requests one at a time, keeps connections alive, and obeys Retry-After.
+    """A client that keeps connections alive, and obeys Retry-After. Thread-safe: each request has a connection alone.
 
     Args:
         settings: Where to, and who we are.
@@ -228,18 +294,29 @@ class HttpClient:
     def __init__(self, settings: HttpSettings) -> None:
         self._settings = settings
         tls = settings.tls()
+        self._tls = httpx.create_ssl_context() if isinstance(tls, bool) else tls
+        self._not_before = 0.0
+        self._lock = threading.Lock()
+        self._idle = [self._connection()]
+
+    def _connection(self) -> _Connection:
         try:
-            self._client = httpx.Client(
-                verify=tls,
-                timeout=httpx.Timeout(settings.timeout, connect=settings.connect_timeout),
-                limits=httpx.Limits(max_connections=4, keepalive_expiry=_IDLE_SECONDS),
-            )
+            return _Connection(self._settings, self._tls)
         except (httpx.InvalidURL, ValueError, ImportError):  # its words may hold a password
             raise ConfigurationError(
                 "the environment names a proxy (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY) that httpx cannot use"
             ) from None
-        self._not_before = 0.0
-        self._lock = threading.Lock()
+
+    @contextmanager
+    def _lent(self) -> Iterator[_Connection]:
+        with self._lock:
+            connection = self._idle.pop() if self._idle else None
+        connection = connection or self._connection()
+        try:
+            yield connection
+        finally:
+            with self._lock:
+                self._idle.append(connection)
 
     def wait(self, longest: float) -> None:
         """Wait until the server wants to be asked again, but not longer than so many seconds."""
@@ -256,22 +333,27 @@ class HttpClient:
             SinkError: It can never be sent.
         """
         url, shown = self._settings.url, self._settings.shown
-        headers_ = httpx.Headers({"User-Agent": "onceward"})
+        headers_ = httpx.Headers({"User-Agent": "onceward", "Accept-Encoding": "identity"})
         headers_.update(self._settings.headers)
         headers_.update(headers)
         request = httpx.Request(method, url, headers=headers_, content=content)
         request.url = _Url(url)
-        request.extensions["timeout"] = self._client.timeout.as_dict()
-        try:
-            response = self._client.send(request, stream=True)
-        except httpx.RequestError as error:
-            raise RetryableSinkError(f"no answer from {shown}: {self._words(error)}") from None
-        except (httpx.InvalidURL, UnicodeError) as error:  # of a proxy: the own URL was tried when it was given
-            raise SinkError(f"cannot send to {shown}: {self._words(error)}") from None
-        try:
-            return self._read(response)
-        finally:
-            response.close()
+        with self._lent() as connection:
+            try:
+                response = connection.send(request)
+            except httpx.RequestError as error:
+                if connection.late:
+                    raise RetryableSinkError(
+                        f"no answer from {shown}: ReadTimeout: its headers were not complete after "
+                        f"{self._settings.timeout:g} s"
+                    ) from None
+                raise RetryableSinkError(f"no answer from {shown}: {self._words(error)}") from None
+            except (httpx.InvalidURL, UnicodeError) as error:  # of a proxy: the own URL was tried when it was given
+                raise SinkError(f"cannot send to {shown}: {self._words(error)}") from None
+            try:
+                return self._read(response)
+            finally:
+                response.close()
 
     def _read(self, response: httpx.Response) -> HttpAnswer:
         body, until = b"", time.monotonic() + self._settings.timeout
@@ -280,12 +362,20 @@ class HttpClient:
                 body += piece
                 if len(body) >= _READ or time.monotonic() >= until:
                     break
-        text = self._settings.redact(" ".join(body.decode(errors="replace").split()))[:_KEPT]
+        decoded = _decoded(body, response.headers.get("Content-Encoding", "")).decode(errors="replace")
+        text = self._settings.redact(" ".join(decoded.split()))[:_KEPT]
         seconds = None if response.is_success else seconds_to_wait(response.headers.get("Retry-After"))
         if seconds is not None or response.is_success:  # a success ends what was asked for before
             with self._lock:
                 self._not_before = time.monotonic() + (seconds or 0.0)
-        return HttpAnswer(response.status_code, seconds, text)
+        return HttpAnswer(response.status_code, seconds, text, self._location(response))
+
+    def _location(self, response: httpx.Response) -> str:
+        location = response.headers.get("Location", "") if response.is_redirect else ""
+        try:
+            return _shown(urljoin(self._settings.url, location)) if location else ""
+        except ValueError:
+            return ""
 
     def _words(self, error: Exception) -> str:
         return self._settings.redact(named_text_of(error))

@@ -53,6 +53,14 @@ _NAME: Final = re.compile(r"[A-Za-z0-9-]+\Z")
 _HEADER: Final = "header."
 """How the options of a format begin that give headers."""
 
+_ADVICE: Final = {
+    206: ", so it took the delivery for a question",
+    207: ", which does not say that it took all rows: let it take all or none",
+    413: ". The rows are decided, and their number is kept: let the server take larger requests. A lower rows_per_send "
+    "is for later rows",
+}
+"""What else there is to say of a status."""
+
 _log = logging.getLogger("onceward.http")
 
 
@@ -87,7 +95,7 @@ class HttpSink(WriteAheadLogSink):
         username: User name for Basic authentication.
         password: Password for Basic authentication.
         token: Bearer token.
-        timeout: Seconds to wait for each read of the response, and for its body.
+        timeout: Seconds to wait for the headers of the response, and for its body.
         connect_timeout: Seconds to wait for a connection.
         longest_wait: Upper limit, in seconds, for the pause that a server asks for with Retry-After.
         retry_statuses: Statuses from 300 to 499 that are temporary on this server, and so are retried, in addition to
@@ -209,7 +217,16 @@ class HttpSink(WriteAheadLogSink):
         """
         client = clients.get(self.settings)  # an unusable TLS file or proxy is found here
         if self.probe != "none":
-            client.request(self.probe, {})
+            answer = client.request(self.probe, {})
+            if answer.location:
+                _log.warning(
+                    "sink %s: %s redirects %s to %s, and the sink follows no redirects: if it redirects POST, too, "
+                    "give that address as url",
+                    self.name,
+                    self.settings.shown,
+                    self.probe,
+                    answer.location,
+                )
 
     def write(self, transaction: Segment, batch: pa.RecordBatch) -> None:
         """Append a batch, if it can be sent: after the decision it would be too late to refuse it."""
@@ -243,6 +260,8 @@ class HttpSink(WriteAheadLogSink):
         text += f" ({answer.text})" if answer.text else ""
         if answer.retry_after is not None:
             text += f", and wants to be asked again in {answer.retry_after:g} s"
+        text += f", a redirect to {answer.location}, which is not followed" if answer.location else ""
+        text += _ADVICE.get(answer.status, "")
         if error is not RetryableSinkError:
             text += ". No later rows were sent; it is sent again at the next start, under the same key"
         raise error(text, sink=self.name, transaction=str(delivery))
