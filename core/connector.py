@@ -41,28 +41,28 @@ class SystemAddress(NamedTuple):
     """Where a sink writes or a source reads, as options of the command line say it. It holds no secret."""
 
     address: str
-    """As `--at NAME=ADDRESS` takes it."""
+    """Address of the system, as `--at NAME=ADDRESS` takes it."""
     settings: tuple[str, ...] = ()
-    """As `--set NAME:SETTING=VALUE` takes them, `SETTING=VALUE` each."""
+    """Settings of the connection, `SETTING=VALUE` each, as `--set NAME:SETTING=VALUE` takes them."""
     missing: str = ""
-    """What a person must add, because it is secret: the connector's `login`; empty if nothing is missing."""
+    """Secret that a person must add, in words: the connector's `login`; empty if nothing is missing."""
     place: str = ""
-    """What a sink writes to there, as `--place NAME:PLACE` takes it; empty if it has no such name."""
+    """Place that a sink writes to there, as `--place NAME:PLACE` takes it; empty if it has no such name."""
 
 
 class Connector(ABC):
     """One kind of system; an instance is one system of that kind, at an address.
 
     Args:
-        address: Where it is, as `--at NAME=ADDRESS` gives it.
+        address: Address of the system, as `--at NAME=ADDRESS` gives it.
         settings: Further settings of the connection, as `--set NAME:SETTING=VALUE` gives them.
 
     Attributes:
         name: Name of the kind, as in `--at kafka=…`, `kafka:orders` and `format("onceward-kafka")`.
         sink: The class of its sink, as `module:class`; empty if it has none.
         source: The class of its source, likewise.
-        address_form: What an address looks like, for help and messages; empty if the system has none.
-        place_form: What names a place, likewise; empty if nothing can be read back.
+        address_form: Form of an address, for help and messages; empty if the system has none.
+        place_form: Form of a place's name, likewise; empty if nothing can be read back.
         extra: The extra of onceward that it needs; empty if none.
         spark_format: The class of its format for Spark, as `module:class`, where that does more than write into the
             sink; empty for one that is made of the sink.
@@ -71,7 +71,7 @@ class Connector(ABC):
             empty: none may.
         place_pattern: The same for places, which are read back from the log and from the notes beside it.
         setting_patterns: The same for values of settings, by the name of the setting.
-        login: What a person must add to a command if a login is needed, in words.
+        login: Secret that a person must add to a command if a login is needed, in words.
     """
 
     name: ClassVar[str]

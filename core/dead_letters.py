@@ -69,7 +69,7 @@ class DeadLetters(NamedTuple):
 
     sink: TwoPhaseCommitSink[Any]
     limit: Limit
-    """Of an epoch: a number of rows, or a share of those of each sink; None for any number."""
+    """Limit for an epoch: a number of rows, or a share of the rows of each sink; None for any number."""
 
     @property
     def most(self) -> int | None:
@@ -83,7 +83,7 @@ class DeadLetters(NamedTuple):
         share.
 
         Args:
-            tasks: How many tasks write the epoch at most; None if that is not known.
+            tasks: Maximum number of tasks that write the epoch; None if that is not known.
         """
         return self.limit * tasks if isinstance(self.limit, float) and tasks is not None else None
 
@@ -130,9 +130,9 @@ def letters_of(
     """Return the dead letter of a refused row.
 
     Args:
-        context: Of the sink that refused it.
+        context: Context of the sink that refused it.
         row: The row, as the sink got it.
-        error: Why it was refused.
+        error: Error with which the row was refused.
         source: The row's SOURCE columns, as far as the frame has them.
     """
     values = {

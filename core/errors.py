@@ -18,7 +18,7 @@ class OncewardError(Exception):
     """Base of all errors of this library.
 
     Args:
-        message: What happened and what to do. Passwords in it are hidden as far as they can be recognized.
+        message: Text that says what happened and what to do. Passwords in it are hidden where they can be recognized.
         pipeline: Name of the pipeline, if known.
         sink: Name of the sink, if known.
         epoch: Epoch number, if known.
@@ -26,11 +26,11 @@ class OncewardError(Exception):
     """
 
     retryable: bool = False
-    """Whether the same call may succeed later although nobody changes anything."""
+    """True if the same call may succeed later although nobody changes anything."""
     refuses_rows: bool = False
-    """Whether the target refused rows for their values, so that it may take the other rows of the same transaction."""
+    """True if the target refused rows for their values, so that it may take the other rows of the same transaction."""
     refuses_alone: bool = False
-    """Whether a row that is refused so alone is also refused after any other rows, as for a value that is too long.
+    """True if a row that is refused so alone is also refused after any other rows, as for a value that is too long.
     False if it may need rows before it: a trigger looks for them, or a foreign key to the same table."""
 
     def __init__(
@@ -173,8 +173,8 @@ class SqlError(SinkError):
     """A database refused or failed an operation.
 
     Attributes:
-        remedy: What to change so that the table takes refused rows; empty if the database's error code does not tell.
-        of_rows: Whether correcting the rows would help, too.
+        remedy: Change by which the table takes refused rows; empty if the database's error code does not show one.
+        of_rows: True if correcting the rows would help, too.
     """
 
     remedy: str = ""

@@ -37,16 +37,16 @@ class Started(NamedTuple):
     epoch: int | None
     """Newest decided epoch; None for a new log."""
     completed: float | None
-    """When it was completed, in seconds since 1970; None if the log does not say."""
+    """Time of that epoch's completion, in seconds since 1970; None if the log does not say."""
     log: str
     store: str
     finished: Sequence[Committable]
-    """What an earlier run had decided, and this start has committed."""
+    """Transactions that an earlier run had decided, and this start has committed."""
     aborted: Sequence[Committable]
-    """What no decision names, and this start has aborted."""
+    """Transactions that no decision names, and this start has aborted."""
     seconds: float
     guarantees: Mapping[str, str] = MappingProxyType({})
-    """By sink: exactly-once, or a weaker guarantee."""
+    """Guarantee of each sink: exactly-once, or a weaker one."""
 
 
 class EpochBegan(NamedTuple):
@@ -63,9 +63,9 @@ class CommitWaits(NamedTuple):
     pipeline: str
     epoch: int
     since: float
-    """When they were decided, in seconds since 1970."""
+    """Time of the decision, in seconds since 1970."""
     waiting: Mapping[str, float | None]
-    """By sink: when the first of them expires, in seconds since 1970; None: never, or not known."""
+    """Time at which the first transaction of each sink expires, in seconds since 1970; None: never, or not known."""
     done: Collection[str]
     """Sinks that have committed theirs."""
 
@@ -76,7 +76,7 @@ class Committed(NamedTuple):
     pipeline: str
     epoch: int
     seconds: Mapping[str, float]
-    """By sink that the decision names, since it was taken up."""
+    """Seconds since the decision was taken up, for each sink that it names."""
     voided: bool = False
 
 
@@ -92,10 +92,10 @@ class Took(NamedTuple):
     """Seconds of an epoch."""
 
     epoch: float
-    """Since the first of its transactions may have begun."""
+    """Seconds since the first of its transactions may have begun."""
     decide: float
     commit: float
-    """From the acknowledgements to COMPLETED, the decision included."""
+    """Seconds from the acknowledgements to COMPLETED, the decision included."""
 
 
 class EpochCompleted(NamedTuple):
@@ -108,11 +108,11 @@ class EpochCompleted(NamedTuple):
     committables: Sequence[Committable]
     sinks: Mapping[str, Sink]
     checkpoint: bool = False
-    """Whether it is a checkpoint of the embedded engine: these are also made where nothing is written."""
+    """True if it is a checkpoint of the embedded engine: these are also made where nothing is written."""
     written: Sequence[Written] = ()
-    """What each subtask did for each sink, as far as it is known."""
+    """Work of each subtask for each sink, as far as it is known."""
     took: Took | None = None
-    """None if an earlier run had decided it, and a start has finished it."""
+    """Seconds that the epoch took; None if an earlier run had decided it, and a start has finished it."""
 
     def rows(self) -> dict[str, int]:
         """Return the number of rows of each sink that took part."""
@@ -154,12 +154,12 @@ class EpochFailed(NamedTuple):
 
     pipeline: str
     epoch: int | None
-    """None for an attempt of the embedded engine, for a query that fails outside of its epochs, and where it is not
-    known."""
+    """Number of the epoch; None for an attempt of the embedded engine, for a query that fails outside of its epochs, or
+    if it is not known."""
     error: str
-    """In one line."""
+    """Description of the error, in one line."""
     again: bool = False
-    """Whether the driver tries again by itself, and has said so."""
+    """True if the driver tries again by itself, and has said so."""
 
 
 class SourceWaits(NamedTuple):
@@ -169,7 +169,7 @@ class SourceWaits(NamedTuple):
     source: str
     """Kind of the source, and what it reads."""
     seconds: float
-    """Since it answered last."""
+    """Seconds since the source last answered."""
     why: str
 
 
@@ -179,7 +179,7 @@ class SourceAnswers(NamedTuple):
     pipeline: str
     source: str
     seconds: float
-    """How long it did not."""
+    """Seconds for which the source did not answer."""
 
 
 class CheckpointEnded(NamedTuple):
@@ -202,7 +202,7 @@ class SubtaskUsage(NamedTuple):
     blocked: float = 0.0
     """Seconds in which it waited for room in its outputs (backpressure)."""
     timers: int | None = None
-    """How many are set; None where there can be none."""
+    """Number of timers that are set; None where there can be none."""
     lag: int | None = None
     """Rows, or numbers of rows, that its source has seen and not read; None if it is no resettable source."""
 

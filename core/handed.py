@@ -43,14 +43,14 @@ _PLACE: Final = np.uint64(0x9E3779B97F4A7C15)
 _ODD: Final = np.uint64(1)
 _NESTED: Final = "nested"
 _UNIT_OF_RAW: Final = "ns"
-"""Of the dates and times that row_hash.py does not take."""
+"""Unit of the dates and times that row_hash.py does not take."""
 
 
 class Handed:
     """Sums up a hash of all rows that a sink was handed, batch by batch.
 
     Args:
-        subtask: Its number, if the order of rows counts (4).
+        subtask: Number of the subtask, if the order of rows counts (4); else None.
     """
 
     def __init__(self, subtask: int | None = None) -> None:
@@ -142,9 +142,9 @@ def _flat(names: Sequence[str], columns: Sequence[pa.Array], *, inside: bool = F
     """Return columns that row_hash.py takes, in place of those that it does not.
 
     Args:
-        names: The columns' names.
-        columns: The columns.
-        inside: Whether they are parts of nested values: then their types are hashed with their names (3).
+        names: Names of the columns.
+        columns: The columns, in the same order.
+        inside: True if they are parts of nested values: then their types are hashed with their names (3).
     """
     count: Counter[str] = Counter()
     flat: list[tuple[str, pa.Array]] = []

@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     from .log import LogStore
 
 LOOK_SECONDS: Final = 1.0
-"""How often a predecessor looks for a request."""
+"""Seconds between two looks of a predecessor for a request."""
 STEP_SECONDS: Final = 0.1
-"""How often either side looks once they talk."""
+"""Seconds between two looks of either side once they talk."""
 BEAT_SECONDS: Final = 0.5
-"""How often a successor shows that it is alive."""
+"""Seconds between two signs of life of a successor."""
 SILENT_SECONDS: Final = 5.0
 """Time after which a side that has shown no sign of life counts as dead."""
 END_SECONDS: Final = 10.0
-"""How long a successor waits for its predecessor to end after START."""
+"""Seconds that a successor waits for its predecessor to end after START."""
 
 _log = logging.getLogger("onceward.coordinator")
 _REQUEST, _ANSWER = "H", "I"
@@ -58,7 +58,7 @@ class HandoverRequest(msgspec.Struct, frozen=True):
 
     id: str
     beat: int
-    """Grows while the successor is alive."""
+    """Number that grows while the successor is alive."""
 
 
 class HandoverState(StrEnum):
@@ -73,22 +73,22 @@ class HandoverAnswer(msgspec.Struct, frozen=True):
     """A predecessor's answer. JSON-serialisable."""
 
     id: str
-    """Of the request."""
+    """Identity of the request."""
     state: HandoverState
 
 
 _UNREADABLE: Final = HandoverRequest("", 0)
-"""Stands for a request that cannot be read: nobody changes it."""
+"""Request in place of one that cannot be read: nobody changes it."""
 _IN_DOUBT: Final = HandoverAnswer("", HandoverState.WORKING)
-"""Stands for an answer that may be in the store or not."""
+"""Answer in place of one that may be in the store or not."""
 
 
 def check_take_over(patience: float | None, *, known: bool = True) -> None:
     """Check a user's setting.
 
     Args:
-        patience: In seconds; None: nothing is taken over.
-        known: Whether this process knows before the start where the decision log is.
+        patience: Seconds to wait for the other driver; None: nothing is taken over.
+        known: True if this process knows before the start where the decision log is.
 
     Raises:
         ConfigurationError: It is no time, or the log is not known.
@@ -107,7 +107,7 @@ def run(steps: Generator[float, None, bool], pause: Callable[[float], object] = 
     """Run one side to its end.
 
     Args:
-        steps: The side.
+        steps: The steps of the side, each of which yields the seconds to pause.
         pause: Waits for a number of seconds; if it returns a true value, the side is given up.
 
     Returns:
@@ -152,9 +152,9 @@ class Successor(_Conversation):
     """The driver that takes a pipeline over.
 
     Args:
-        store: Of the pipeline's decision log.
+        store: Store of the pipeline's decision log.
         patience: Seconds to wait at most until the predecessor has ended its epoch.
-        clock: Monotonic, in seconds.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(self, store: LogStore, patience: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -263,10 +263,10 @@ class Predecessor(_Conversation):
     """The driver that runs a pipeline, and hands it over.
 
     Args:
-        store: Of the pipeline's decision log.
+        store: Store of the pipeline's decision log.
         start: Position of its START; -1 if it has put none and there is no other; None if it has put none: then it
             answers for the newest that is there.
-        clock: Monotonic, in seconds.
+        clock: Monotonic clock, in seconds.
 
     Attributes:
         start: Position of the START for which it answers.

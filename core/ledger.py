@@ -29,7 +29,7 @@ class Ledger:
     methods connect where they are called, as those of a sink do.
 
     Attributes:
-        records_transactions: Whether the target records each transaction, so that the sink's `inspect_many` can
+        records_transactions: True if the target records each transaction, so that the sink's `inspect_many` can
             distinguish transactions that the newest completed epoch committed from those that were never committed.
             Then each start checks that the target still has that epoch: a target that was replaced by an older copy (a
             lagging standby was promoted, a backup was restored) does not.

@@ -23,7 +23,7 @@ _PART = re.compile(r"[A-Za-z0-9._-]+")
 _UNIQUE = re.compile(r"[0-9a-f]{4,32}")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 _IN_FILE_NAMES = "~"
-"""In place of ":" in the names of files; no part of a name holds either."""
+"""Character in place of ":" in the names of files; no part of a name holds either."""
 
 
 def check_pipeline_name(name: str) -> str:
@@ -202,7 +202,7 @@ class Reached(NamedTuple):
     """Position of the START of the newest writer whose transactions it has."""
     epoch: int
     transactions: int = 0
-    """How many transactions of it were committed. 0 if an older version wrote this."""
+    """Number of its transactions that were committed; 0 if an older version wrote this."""
 
     @property
     def progress(self) -> Progress:
@@ -214,13 +214,13 @@ class Remembered(NamedTuple):
     """What a target remembers of one decision log under the names of a pipeline and sink."""
 
     owned: bool
-    """Whether it knows the log as the owner of the pipeline's and sink's names."""
+    """True if it knows the log as the owner of the pipeline's and sink's names."""
     progress: Progress
-    """Its newest commit of this log since a rewind; NOTHING if it has none."""
+    """Newest commit of this log in the target since a rewind; NOTHING if it has none."""
     lost: str = ""
-    """What the target is proven to have lost, whatever the decision log knows of it; empty if nothing."""
+    """Proven loss of the target, in words, whatever the decision log knows of it; empty if there is none."""
     transactions: int | None = None
-    """How many transactions of its newest commit's epoch it knows; None if it does not say."""
+    """Number of transactions of its newest commit's epoch that it knows; None if it does not say."""
 
 
 def other_log(scope: Scope, log: str, where: str, *, sink: str = "") -> EpochConflictError:
@@ -228,9 +228,9 @@ def other_log(scope: Scope, log: str, where: str, *, sink: str = "") -> EpochCon
 
     Args:
         scope: The names, and this log, or "" if there is none.
-        log: The other log.
-        where: Which target says so.
-        sink: Under which sink's name the other log has written, if that is another one.
+        log: Identity of the other log.
+        where: Name of the target that says so.
+        sink: Name of the sink under which the other log has written, if it differs from that of `scope`; else empty.
     """
     this = f"this is decision log {scope.log}" if scope.log else "there is no decision log yet"
     what = f"this pipeline (its sink {sink})" if sink not in ("", scope.sink) else "this pipeline and sink"
@@ -250,7 +250,7 @@ def outdated_log(scope: Scope, known: Progress, newest: Progress, where: str) ->
         scope: The names, and this log.
         known: The newest commit that the target knows.
         newest: The newest decision that the log knows.
-        where: Which target says so.
+        where: Name of the target that says so.
     """
     log = f"knows epochs up to {newest.epoch}" if newest != NOTHING else "knows of no epoch"
     return EpochConflictError(

@@ -16,15 +16,15 @@ class CommitStatus(StrEnum):
     """The possible results of one commit attempt."""
 
     COMMITTED = "committed"
-    """This call committed the transaction, and the target said so."""
+    """The target confirmed that this call committed the transaction."""
     ALREADY_COMMITTED = "already committed"
     """The target proves that it had been committed before."""
     RETRY_LATER = "retry later"
     """No answer, or a temporary fault: ask again."""
     FENCED = "fenced"
-    """Proven: a newer owner of the name ended this transaction by aborting it."""
+    """A newer owner of the name is proven to have aborted the transaction."""
     LOST = "lost"
-    """Proven: it was never committed and never can be (it expired, or somebody aborted it)."""
+    """The transaction is proven never to have been committed, and never can be (it expired, or somebody aborted it)."""
     UNKNOWN = "unknown"
     """The target cannot tell whether it was committed; asking again will not help."""
 
@@ -45,13 +45,13 @@ class AbortStatus(StrEnum):
     """The possible results of one abort attempt."""
 
     ABORTED = "aborted"
-    """Gone, by this call or before; or never there."""
+    """The transaction is gone, by this call or before, or was never there."""
     COMMITTED = "committed"
     """Refused: the transaction had been committed. The commit won."""
     RETRY_LATER = "retry later"
     """No answer, or a temporary fault: ask again."""
     UNKNOWN = "unknown"
-    """Nothing of it is left, and the target cannot tell how it ended: asking again will not help."""
+    """The transaction has left no trace, and the target cannot tell how it ended: asking again will not help."""
 
 
 class AbortOutcome(msgspec.Struct, frozen=True):
@@ -70,16 +70,16 @@ class Observation(StrEnum):
     """The state of a transaction that a target showed when it was asked."""
 
     OPEN = "open"
-    """Not prepared yet; it may still be written to."""
+    """The transaction is not prepared yet; it may still be written to."""
     PREPARED = "prepared"
-    """It waits to be committed or aborted; nothing of it is visible."""
+    """The transaction waits to be committed or aborted; none of its rows are visible."""
     BEGUN = "begun"
-    """Its commit takes several steps and has taken one of them: rows may be visible, and it can only be finished."""
+    """The commit takes several steps and has taken one of them: rows may be visible, and it can only be finished."""
     COMMITTED = "committed"
     ABORTED = "aborted"
-    """Proven: it ended without its commit."""
+    """The transaction is proven to have ended without its commit."""
     EXPIRED = "expired"
-    """Proven: its timeout ended it, or a newer owner of its name did."""
+    """The transaction is proven to have been ended by its timeout or by a newer owner of its name."""
     ABSENT = "absent"
     """There is no trace of it, so it may have been committed; in any case nothing is left to abort."""
     UNKNOWN = "unknown"
@@ -99,7 +99,8 @@ OUTCOMES: Final[dict[Observation, tuple[CommitStatus, AbortStatus]]] = {
     Observation.UNKNOWN: (CommitStatus.UNKNOWN, AbortStatus.UNKNOWN),
     Observation.NO_ANSWER: (CommitStatus.RETRY_LATER, AbortStatus.RETRY_LATER),
 }
-"""What a commit and an abort that changed nothing proved, by what the target showed. Sinks only say what they saw."""
+"""Results of a commit and of an abort that changed nothing, by the state that the target showed. Sinks report only the
+state that they saw."""
 
 PROVEN_NOT_COMMITTED: Final = frozenset({CommitStatus.LOST, CommitStatus.FENCED})
 """Outcomes that allow a decision to be voided: UNKNOWN is not among them."""
@@ -109,8 +110,8 @@ def commit_outcome(seen: Observation, detail: str = "") -> CommitOutcome:
     """Return the outcome of a commit that did not, or not provably, commit anything itself.
 
     Args:
-        seen: What the target shows now.
-        detail: Its own words.
+        seen: State that the target shows now.
+        detail: The target's own words.
     """
     return CommitOutcome(OUTCOMES[seen][0], detail)
 
@@ -119,7 +120,7 @@ def abort_outcome(seen: Observation, detail: str = "") -> AbortOutcome:
     """Return the outcome of an abort that did not, or not provably, abort anything itself.
 
     Args:
-        seen: What the target shows now.
-        detail: Its own words.
+        seen: State that the target shows now.
+        detail: The target's own words.
     """
     return AbortOutcome(OUTCOMES[seen][1], detail)

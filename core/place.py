@@ -25,13 +25,13 @@ class Place(ABC):
     """Something in a system that rows are written to or read from: a topic, a table, a folder.
 
     Args:
-        title: What people call it, such as `kafka:orders`.
+        title: Title of the place for people, such as `kafka:orders`.
 
     Attributes:
-        takes_copies: Whether rows that come from a topic arrive as its messages are, key and value, and not as the
+        takes_copies: True if rows that come from a topic arrive as its messages are, key and value, and not as the
             columns of the JSON objects in them.
-        holds_bytes: Whether all its columns are bytes, so that a text of JSON is not taken for bytes in Base64.
-        holds_upserts: Whether rows without a hash may be upserts, which the newest row of each key proves.
+        holds_bytes: True if all its columns are bytes, so that a text of JSON is not taken for bytes in Base64.
+        holds_upserts: True if rows without a hash may be upserts, which the newest row of each key proves.
     """
 
     takes_copies: ClassVar[bool] = False
@@ -46,8 +46,9 @@ class Place(ABC):
         """Read the rows that it holds, with the mark of the transaction that wrote each one.
 
         Args:
-            scope: Whose ledger or file names tell the epochs; None: nobody asks for them.
-            columns: Which columns to read; none: all that can be compared.
+            scope: Names of the pipeline, sink and log whose ledger or file names tell the epochs; None: nobody asks for
+                them.
+            columns: Columns to read; empty: all that can be compared.
 
         Raises:
             SinkError: The system does not answer, or refuses.
@@ -78,7 +79,7 @@ def fit_columns(
     """Return the columns of a batch that the schema names, converted to the schema's types.
 
     Args:
-        batch: The rows.
+        batch: The rows to convert.
         schema: The columns to keep, with their types.
         casts: Functions that convert a column first, by the mark that its field has in its metadata.
 

@@ -37,7 +37,7 @@ class OnLost(StrEnum):
 
 AnyOnLost = OnLost | Literal["fail", "replay", "skip"]
 DEFAULT_ON_LOST: Final = OnLost.REPLAY
-"""What a pipeline does unless its user says otherwise. An operator's command never writes anything again."""
+"""Default of a pipeline, unless its user says otherwise. An operator's command never writes anything again."""
 COMMIT_TIMEOUT: Final = 300.0
 COMMIT_BACKOFF: Final = 2.0
 FIRST_PAUSE: Final = 0.02
@@ -52,10 +52,10 @@ class Backoff:
 
     Attributes:
         first: Longest first pause in seconds.
-        factor: Growth per attempt.
+        factor: Factor by which the pause grows from one attempt to the next.
         most: Longest pause in seconds.
-        attempts: Pauses before giving up; None if only time bounds them.
-        sleep: How to wait.
+        attempts: Number of pauses before giving up; None if only time bounds them.
+        sleep: Function that waits for a number of seconds.
         fraction: Random number in [0, 1).
     """
 
@@ -70,7 +70,7 @@ class Backoff:
         """Wait before the next attempt; False if there is to be none.
 
         Args:
-            attempt: How many attempts were made before the last one.
+            attempt: Number of attempts that were made before the last one.
             left: Seconds until the end; the last attempt is made then.
         """
         if left <= 0 or (self.attempts is not None and attempt >= self.attempts):
@@ -105,18 +105,18 @@ class CommitPolicy:
     """The settings of a coordinator: retries, pauses, and the reaction to lost data.
 
     Attributes:
-        on_lost: What to do with a decided transaction that cannot be committed.
+        on_lost: Action for a decided transaction that cannot be committed.
         commit_timeout: Seconds for which a decided transaction is asked for again while its target answers "later".
-        commits: Pauses in between.
+        commits: Pauses between these requests.
         puts: Pauses between puts of the same bytes into the decision log.
-        make_all: How to make one call to each of several targets: at the same time, or in an order of one's own.
+        make_all: Function that makes one call to each of several targets: at the same time, or in an order of its own.
         sweep_every: Longest time in seconds between two sweeps of a pipeline that has epochs to commit.
         monotonic: Seconds on a clock that never goes back; used for ages, never for a decision.
         token: Fresh random identity (16 hex digits).
         now: Wall-clock time as text, for people.
         skips: Outcomes of a commit that on_lost=skip may skip.
-        skipped_by: Who says that lost data may be skipped, for the audit record.
-        skipped_why: Why, likewise.
+        skipped_by: Person or policy that says that lost data may be skipped, for the audit record.
+        skipped_why: Reason to skip lost data, for the audit record.
     """
 
     on_lost: OnLost = OnLost.FAIL
@@ -137,8 +137,8 @@ class CommitPolicy:
         """Make the policy for a user's settings.
 
         Args:
-            on_lost: One of OnLost, in any case.
-            commit_timeout: In seconds; 0 for one attempt.
+            on_lost: Value of OnLost, in upper or lower case.
+            commit_timeout: Seconds for which a commit is retried; 0 for one attempt.
             commit_backoff: Longest pause between two attempts, in seconds.
 
         Raises:

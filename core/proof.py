@@ -30,7 +30,7 @@ NO_ROWS: Final = "0" * 32
 _DIGITS: Final = 16
 _LANE: Final = 2**64
 HISTORY_BYTES: Final = 16 * 2**10
-"""How much of a decision may be the proofs of earlier epochs, in bytes of JSON: a hundred epochs, more or less."""
+"""Maximum size of the proofs of earlier epochs in a decision, in bytes of JSON: about a hundred epochs."""
 NUMBER: Final = "onceward.number"
 """Metadata of a column whose texts are decimal numbers, as short as they can be: 1.5, and not 1.50."""
 UUID: Final = "onceward.uuid"
@@ -62,9 +62,9 @@ class Proof(msgspec.Struct, frozen=True, omit_defaults=True):
     hash: str
     """Sum of the rows' hashes: two numbers of 64 bits, in hex."""
     columns: tuple[str, ...] = ()
-    """What of a row was hashed, by name."""
+    """Names of the columns that were hashed."""
     mark: str = ""
-    """How each row of the target shows which transaction wrote it, where that is not by the transaction's name."""
+    """Mark by which each row of the target shows its transaction; empty if the rows show the transaction's name."""
     kinds: tuple[str, ...] = ()
     """Digests of the kinds of the columns, one for each schema that was written; none if the target keeps no types."""
 
@@ -74,11 +74,11 @@ class Wrote(msgspec.Struct, frozen=True, omit_defaults=True):
 
     rows: int = 0
     hash: str = NO_ROWS
-    """Empty if a transaction has no proof."""
+    """Sum of the rows' hashes, in hex; empty if a transaction has no proof."""
     columns: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
-    """Of all schemas; empty if a transaction has none."""
+    """Digests of the kinds of the columns, of all schemas; empty if a transaction has none."""
 
     def plus(self, *others: Wrote) -> Wrote:
         """Return the sum of this and the others."""
@@ -108,11 +108,11 @@ class Proofs(msgspec.Struct, frozen=True, omit_defaults=True):
     """The proofs of a log's completed epochs: the newest of them one by one, and all of them together."""
 
     epochs: tuple[ProvenEpoch, ...] = ()
-    """Oldest first."""
+    """Newest completed epochs that fit into a decision, oldest first."""
     total: dict[str, Wrote] = {}
-    """By sink: all epochs of the log. Without a sink's hash if any of its transactions had none."""
+    """Rows of all epochs of the log, by sink. A sink's hash is empty if any of its transactions had none."""
     whole: bool = True
-    """Whether `total` begins with the log's first epoch."""
+    """True if `total` begins with the log's first epoch."""
 
     def plus(self, wrote: Iterable[tuple[int, str, Wrote]], begun: Any, ended: Any) -> Proofs:
         """Return the proofs with one more completed decision.
@@ -120,8 +120,8 @@ class Proofs(msgspec.Struct, frozen=True, omit_defaults=True):
         Args:
             wrote: Epoch, sink and what was written, of each transaction that is in the target; on the embedded engine
                 they may be of several epochs.
-            begun: Where the decision's input began.
-            ended: Where it ended.
+            begun: Offsets at which the decision's input began.
+            ended: Offsets at which it ended.
         """
         groups: dict[tuple[int, str], list[Wrote]] = {}
         for epoch, sink, one in wrote:
@@ -164,9 +164,9 @@ class RereadPiece(NamedTuple):
     rows: pa.RecordBatch
     """The columns that were hashed, and no others."""
     marks: Sequence[str]
-    """Which transaction wrote each row: the target's own name for it."""
+    """Transaction that wrote each row: the target's own name for it."""
     positions: Sequence[str]
-    """Where each row is, for people."""
+    """Position of each row, for people."""
 
 
 class Reread(NamedTuple):
@@ -176,11 +176,11 @@ class Reread(NamedTuple):
     epochs: Mapping[str, int]
     """The epochs of the marks, as far as the target itself knows them."""
     schema: pa.Schema
-    """Of the pieces' rows."""
+    """Schema of the pieces' rows."""
     is_foreign: Callable[[str], bool]
-    """Whether a mark that no epoch is known of cannot be that of an old epoch either."""
+    """Function that returns whether a mark whose epoch is not known cannot be that of an old epoch either."""
     counts: Mapping[int, int] = MappingProxyType({})
-    """How many rows the epochs wrote, as far as the target itself knows it."""
+    """Numbers of rows that the epochs wrote, as far as the target itself knows them."""
     unmarked: Collection[int] = ()
     """Epochs whose rows the target can no longer tell from those of others."""
     left_out: Sequence[str] = ()

@@ -40,7 +40,7 @@ WORDS_AT_ONCE: Final = 2**17
 _LONG_BYTES: Final = 8 * WORDS_AT_ONCE
 """Size from which a value is hashed by itself and in parts."""
 _DONE: Final = 100
-"""In place of the logarithm of a long value's size."""
+"""Number in place of the logarithm of a long value's size."""
 _PADDED_AT_MOST: Final = 2**30
 """Bytes; offsets of 32 bits address less than 2^31."""
 _GOLDEN: Final = 0x9E3779B97F4A7C15
@@ -49,7 +49,7 @@ _M1, _M2, _M3 = (np.uint64(m) for m in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53, 
 _S29, _S32, _S33 = (np.uint64(s) for s in (29, 32, 33))
 _NAN: Final = np.array([np.nan]).view(np.uint64)[0]
 _ROW: Final = np.uint64(_GOLDEN)
-"""What the sums of a row begin with: a row of nulls is a row."""
+"""First number in the sums of a row: a row of nulls is a row."""
 
 
 class _Known(threading.local):
@@ -66,10 +66,10 @@ class RowHash:
     """Sums up hashes of rows, batch by batch.
 
     Args:
-        typed: Whether the proof also says of which kinds the columns were.
+        typed: True if the proof also says of which kinds the columns were.
 
     Attributes:
-        rows: How many there were.
+        rows: Number of rows so far.
     """
 
     def __init__(self, *, typed: bool = False) -> None:

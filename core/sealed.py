@@ -17,7 +17,7 @@ from .kit import typed
 
 T = TypeVar("T")
 UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that it cannot read."""
+"""Errors that msgspec raises for bytes that it cannot read."""
 _HEADER: Final = re.compile(rb"([a-z-]+)/(\d+)(?: ([0-9a-f]{64}))?")
 
 

@@ -79,7 +79,8 @@ class Sink(ABC):
     and commits. So what belongs to a transaction is kept in the transaction, which one thread at a time uses.
 
     Args:
-        name: Unique in its pipeline; part of every transaction's name, so it must not change between runs.
+        name: Name of the sink, unique in its pipeline; part of every transaction's name, so it must not change
+            between runs.
         select: SQL expressions that make this sink's columns out of the pipeline's (default: all columns).
         where: SQL condition; this sink gets only rows for which it is true (default: all rows).
     """
@@ -151,8 +152,8 @@ class TwoPhaseCommitSink(Sink, Generic[Txn]):
     """A sink whose target can prepare a transaction that outlives the process that wrote it."""
 
     proof: bool = True
-    """Whether the rows are hashed as they are handed to the sink. Without that, what is lost of an epoch that is
-    visible elsewhere cannot be written again, because nothing shows that the rows are the same."""
+    """True if the rows are hashed as they are handed to the sink. Without that, lost rows of an epoch that is visible
+    elsewhere cannot be written again, because nothing shows that the rows are the same."""
 
     @property
     def ordered(self) -> bool:

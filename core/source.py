@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ROWS_PER_TURN: Final = 50_000
-"""To open a Kafka partition takes about 10 ms, and to read so many records 80 ms (measured)."""
+"""Number of rows that are read from one unit in a turn. Opening a Kafka partition takes about 10 ms, and reading so
+many records 80 ms (measured)."""
 Position = Any
-"""How far a source was read: a dict that JSON can hold, opaque to the code that stores it."""
+"""Position up to which a source was read: a dict that JSON can hold, opaque to the code that stores it."""
 
 
 class Split(msgspec.Struct, frozen=True):
@@ -37,9 +38,9 @@ class Split(msgspec.Struct, frozen=True):
     Picklable and JSON-serialisable.
 
     Attributes:
-        unit: Names the unit within the source.
-        start: Where the range begins.
-        end: Where it ends (exclusive).
+        unit: Name of the unit within the source.
+        start: Number at which the range begins.
+        end: Number at which it ends (exclusive).
     """
 
     unit: str
@@ -51,10 +52,11 @@ class Piece(NamedTuple):
     """A part of a split, as it was read."""
 
     batch: pa.RecordBatch
-    """At least one row, in the source's schema."""
+    """Rows in the source's schema, at least one."""
     next: int
-    """Where the split continues: `Split(unit, next, end)` delivers exactly the remaining rows. After the last piece,
-    the split is read to its end, whatever this says: where numbers do not count rows, a gap may follow the last one."""
+    """Number at which the split continues: `Split(unit, next, end)` delivers exactly the remaining rows. After the last
+    piece, the split is read to its end, whatever this says: where numbers do not count rows, a gap may follow the last
+    one."""
     numbers: Sequence[int] | None = None
     """Number of each row in the split, ascending, where numbers do not count rows. With them the embedded engine can
     stop between any two rows; without them, only between two pieces."""
@@ -186,8 +188,8 @@ class ResettableSource(Source):
         """Return the position up to which rows can be read now; the same position if there is nothing new.
 
         Args:
-            position: How far the source was read. Units that have appeared since (a new partition) are read from their
-                beginning.
+            position: Position up to which the source was read. Units that have appeared since (a new partition) are
+                read from their beginning.
             limit: Advance by at most about this many rows, shared fairly among the units.
             until: Do not advance beyond this position; units that it does not name stay where they are.
 

@@ -29,9 +29,10 @@ _log = logging.getLogger("onceward.sources")
 
 S = TypeVar("S", bound=Source)
 QUIET_SECONDS: Final = 10.0
-"""How long a pipeline completes no epoch until its sources are asked, and a source does not answer until it is told."""
+"""Seconds without a completed epoch after which the sources are asked, and without an answer after which a source is
+reported."""
 ASK_SECONDS: Final = 5.0
-"""How long the system may take to answer."""
+"""Seconds that the system may take to answer."""
 LOOK_SECONDS: Final = 5.0
 """Pause between two looks."""
 MOST_SECONDS: Final = 600.0
@@ -56,9 +57,9 @@ class SourceWatch:
     Args:
         pipeline: Name of the pipeline.
         sources: The sources by their titles, which tell two of one kind apart.
-        progress: Returns a value that changes with each completed epoch.
-        log: Returns the store of the decision log, for notes; None if it is not known yet.
-        clock: Seconds.
+        progress: Function that returns a value that changes with each completed epoch.
+        log: Function that returns the store of the decision log, for notes; None if it is not known yet.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ def telling_of_wait(name: str, source: Source) -> Iterator[None]:
 
     Args:
         name: Kind of the source.
-        source: The source.
+        source: The source that is waited for.
     """
     ended = threading.Event()
 
@@ -151,7 +152,8 @@ def titles(sources: Mapping[str, S]) -> dict[str, S]:
     """Return sources by titles that say what each reads; two that read the same are numbered.
 
     Args:
-        sources: By name: of its kind, or of its operator. A name that is used more than once ends in `#` and a number.
+        sources: Sources by the name of their kind or operator. A name that is used more than once ends in `#` and a
+            number.
     """
     titled: dict[str, S] = {}
     for name, source in sources.items():

@@ -63,7 +63,7 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
     transaction: str
     """Name in the external system: transactional id, gid, staging key."""
     handle: dict[str, Any] = {}
-    """What the external system needs beyond the name (JSON values only), for example producer id and epoch."""
+    """Values that the external system needs beyond the name (JSON values only), such as producer id and epoch."""
     rows: int = 0
     proof: Proof | None = None
     """Hash of what of its rows can be read back from the target; None if it was not requested, or is not known."""
@@ -197,10 +197,10 @@ class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
     sinks: tuple[str, ...]
     committables: tuple[Committable, ...] = ()
     retried: bool = False
-    """Whether an earlier or parallel attempt of this subtask may have left a transaction behind."""
+    """True if an earlier or parallel attempt of this subtask may have left a transaction behind."""
     written: tuple[Written, ...] = ()
     refused: dict[str, int] = {}
-    """Why rows were refused that went to the dead-letter sink, and how many; for people."""
+    """Number of rows that were refused and went to the dead-letter sink, by the reason; for people."""
 
     def to_json(self) -> str:
         """Serialise for the way from executor to driver."""
@@ -230,7 +230,7 @@ class WriteContext(msgspec.Struct, frozen=True, kw_only=True):
     A name that this process used in that epoch or an older one, or in an older generation, may be used again.
     """
     heals: bool = True
-    """Whether the driver can compute a decided epoch again, so that the rows are hashed as they are handed over."""
+    """True if the driver can compute a decided epoch again, so that the rows are hashed as they are handed over."""
     session: str = ""
     """Identity of the driver's run, if each of its epochs has its own START; empty if a run has one START.
 
@@ -262,8 +262,8 @@ class WriteContext(msgspec.Struct, frozen=True, kw_only=True):
 
         Args:
             kind: Kind of transaction.
-            transaction: Its name in the external system.
-            handle: What the external system needs beyond the name (JSON values only).
+            transaction: Name of the transaction in the external system.
+            handle: Values that the external system needs beyond the name (JSON values only).
             rows: Number of rows in it.
             version: Layout of `handle` for this kind.
             proof: Hash of its rows.

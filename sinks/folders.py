@@ -98,13 +98,13 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
     """Base of the sinks that prepare their data in a folder.
 
     Args:
-        name: Unique in its pipeline.
+        name: Name of the sink, unique in its pipeline.
         folder: The folder, of a local or mounted file system.
         select: SQL expressions that make this sink's columns out of the pipeline's; default: all columns.
         where: SQL condition; this sink gets only the rows for which it is true; default: all rows.
 
     Attributes:
-        kind: Of its committables.
+        kind: Kind of its committables.
 
     Raises:
         ConfigurationError: The folder is a URL.
@@ -112,7 +112,7 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
 
     kind: ClassVar[str]
     layout: ClassVar[type[Any]] = dict
-    """Of its committables' handles; a listed committable has an empty one."""
+    """Layout of its committables' handles; a listed committable has an empty handle."""
 
     def __init__(self, name: str, folder: str | Path, *, select: Names | None = None, where: str | None = None) -> None:
         super().__init__(name, select=select, where=where)
@@ -269,7 +269,7 @@ class FolderLedger(Ledger):
     """What a folder remembers of decision logs: claims, and the proofs of commits.
 
     Args:
-        sink: The sink.
+        sink: Sink that writes into the folder.
     """
 
     def __init__(self, sink: FolderSink[Any]) -> None:
@@ -343,7 +343,7 @@ class FolderClaims(Ledger):
     By itself, it is the ledger of a sink that does not record how far a log had come.
 
     Args:
-        folder: Where the claims are kept.
+        folder: Folder in which the claims are kept.
     """
 
     def __init__(self, folder: Path) -> None:

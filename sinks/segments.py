@@ -153,7 +153,7 @@ class Marks:
     """The number of a segment's rows that are delivered, in a file.
 
     Attributes:
-        sent: How many were delivered when the file was opened.
+        sent: Number of rows that were delivered when the file was opened.
 
     Raises:
         DataLossError: A mark in the middle is damaged.

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 ROWS_PER_SEND: Final = 500
 _MOST_ROWS: Final = 2**63 - 1
-"""What a handle can hold."""
+"""Largest number of rows that a handle can hold."""
 
 
 class Delivery(NamedTuple):
@@ -61,9 +61,9 @@ class Delivery(NamedTuple):
     Attributes:
         transaction: Name of the segment.
         first: Number of its first row in the segment.
-        rows: How many rows it has.
-        pinned: What `pinned()` returned when the rows were written.
-        again: Whether it may have been tried before: it was the next delivery when sending stopped.
+        rows: Number of its rows.
+        pinned: Values that `pinned()` returned when the rows were written.
+        again: True if it may have been tried before: it was the next delivery when sending stopped.
     """
 
     transaction: str
@@ -89,8 +89,8 @@ class WriteAheadLogSink(FolderSink[Segment]):
     """Base of sinks for targets without transactions. Subclass it and write `send`.
 
     Args:
-        name: Unique in its pipeline, up to 32 letters, digits, `.`, `_` and `-`. It is part of every transaction's
-            name, so it must not change between runs.
+        name: Name of the sink, unique in its pipeline: up to 32 letters, digits, `.`, `_` and `-`. It is part of every
+            transaction's name, so it must not change between runs.
         folder: Folder of the segments. All processes that write or commit must be able to reach it, and it must
             survive whatever the pipeline must survive.
         rows_per_send: Maximum number of rows in one delivery, which has at most 16 MiB, or one row.
@@ -105,7 +105,7 @@ class WriteAheadLogSink(FolderSink[Segment]):
     kind = "write-ahead-log"
     layout = _SegmentLayout
     remembers = False
-    """Whether the target recognizes the identity of a delivery that it has accepted before."""
+    """True if the target recognizes the identity of a delivery that it has accepted before."""
 
     def __init__(
         self,

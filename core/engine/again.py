@@ -29,10 +29,10 @@ class Again(NamedTuple):
     """A decided epoch that is computed again.
 
     Attributes:
-        lost: What is lost of it.
-        before: What the decision before it says.
-        ends: Where each subtask of a source ends.
-        kind: Of the barrier at its end.
+        lost: The epoch's decision and its lost transactions.
+        before: The engine's part of the decision before it.
+        ends: Position at which each subtask of a source ends.
+        kind: Kind of the barrier at the epoch's end.
     """
 
     lost: Lost

@@ -232,10 +232,10 @@ def check_types(
     """Check that the types of the parts in a checkpoint are those that these columns make.
 
     Args:
-        function: The totals.
-        uid: The operator.
-        where: The checkpoint.
-        of_state: For each subtask, the parts and their types.
+        function: The function that computes the totals.
+        uid: Uid of the operator.
+        where: Name of the checkpoint, for the error.
+        of_state: The parts with their types, as each subtask stored them.
         columns: The types of columns that are known before a row has been read.
 
     Raises:

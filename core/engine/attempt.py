@@ -63,9 +63,9 @@ class Attempt(ABC):
     """Tasks and checkpoints from START until the attempt ends, fails or is stopped.
 
     Attributes:
-        tasks: Connected, sources first.
-        state: Of the checkpoints.
-        history: The newest checkpoints that have ended.
+        tasks: Tasks of the attempt, connected, sources first.
+        state: State of the attempt's checkpoints.
+        history: Records of the newest checkpoints that have ended.
     """
 
     def __init__(self, started: StartedAttempt) -> None:

@@ -46,19 +46,19 @@ class CheckpointKind(Enum):
     """
 
     CHECKPOINT = (True, False, False, False)
-    """A periodic one."""
+    """A periodic checkpoint."""
     FINAL = (True, False, True, True)
-    """The last one of a job whose input has ended."""
+    """The last checkpoint of a job whose input has ended."""
     AGAIN = (True, False, True, False, True)
     """The end of a decided epoch that is computed again, because some of it was lost. It keeps no state."""
     AGAIN_DRAINED = (True, False, True, True, True)
-    """The same, if operators gave what they held back at the end of that epoch."""
+    """The end of such an epoch, if operators emitted the rows that they held back there."""
     SAVEPOINT = (False, True, False, False)
     """An intermediate savepoint: it commits nothing, so sinks need not prepare."""
     SUSPEND = (True, True, True, False)
-    """Stop with a savepoint."""
+    """A savepoint with which the job stops."""
     DRAIN = (True, True, True, True)
-    """Stop with a savepoint, and first let operators give what they hold back."""
+    """A savepoint with which the job stops, after operators have emitted the rows that they hold back."""
 
     def __init__(self, commits: bool, savepoint: bool, terminal: bool, drains: bool, again: bool = False) -> None:
         self.commits = commits
@@ -174,7 +174,7 @@ def _size_of(element: Element) -> tuple[int, int]:
 
 
 Partitioner: TypeAlias = Callable[[pa.RecordBatch, int], list[tuple[int, pa.RecordBatch]]]
-"""Of a batch and the number of an output's channels: which rows go to which, in order."""
+"""Function of a batch and the number of an output's channels; it returns the channels with their rows, in order."""
 
 
 def forward(batch: pa.RecordBatch, _channels: int) -> list[tuple[int, pa.RecordBatch]]:

@@ -65,15 +65,15 @@ class CheckpointsState(msgspec.Struct, frozen=True):
     sources: frozenset[TaskId]
     """Tasks that inject barriers."""
     tasks: frozenset[TaskId]
-    """All tasks; they acknowledge, and are told of the completion."""
+    """All tasks; they acknowledge checkpoints, and are notified of their completion."""
     next_id: int
     """Id of the next checkpoint: beyond all that were ever decided or restored."""
     last: CheckpointKind = CheckpointKind.FINAL
     """The checkpoint at the end of the input."""
     due: float | None = None
-    """When the next periodic one begins; None: there are none."""
+    """Time of the next periodic checkpoint, in seconds on the job's clock; None if there are no periodic ones."""
     opened: frozenset[TaskId] = frozenset()
-    """Tasks that have begun. Until all have, what is asked for waits in the queue."""
+    """Tasks that have begun. Until all have, requests wait in the queue."""
     exhausted: frozenset[TaskId] = frozenset()
     """Sources without more rows."""
     finished: frozenset[TaskId] = frozenset()
@@ -81,18 +81,18 @@ class CheckpointsState(msgspec.Struct, frozen=True):
     pending: tuple[Pending, ...] = ()
     """Checkpoints in progress, oldest first."""
     completing: Pending | None = None
-    """The one that all have acknowledged, until its `Complete` is answered."""
+    """The checkpoint that all have acknowledged, until its `Complete` is answered; None if there is none."""
     queue: tuple[Requested, ...] = ()
-    """What was asked for and has not begun."""
+    """Checkpoints that were requested and have not begun."""
     failures: int = 0
-    """How many failed in a row."""
+    """Number of checkpoints that failed in a row; savepoints do not count."""
     completed_at: float = -inf
     ending: bool = False
-    """Whether the last one, at the end of the input, was asked for."""
+    """True once the last checkpoint, at the end of the input, has been requested."""
     stopped: bool = False
-    """Whether nothing begins any more."""
+    """True if no checkpoint begins any more."""
     failure: OncewardError | None = None
-    """The first failure; it ends the attempt."""
+    """The first failure, which ends the attempt; None if there was none."""
 
     @property
     def may_begin_at(self) -> float:
@@ -120,12 +120,12 @@ def initial(
     """Return the state of an attempt that begins now.
 
     Args:
-        config: Of the run.
+        config: Settings of the run's checkpoints.
         sources: Tasks that inject barriers.
-        tasks: All tasks.
+        tasks: All tasks; they acknowledge checkpoints.
         next_id: Id of the next checkpoint.
         now: Seconds on the job's clock.
-        between: Chooses the first periodic checkpoint's delay.
+        between: Function that chooses the first periodic checkpoint's delay between two numbers of seconds.
         last: The checkpoint at the end of the input; if that of a decided epoch, it is the only one.
     """
     due = None

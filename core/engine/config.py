@@ -54,14 +54,14 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True):
         interval: Seconds from one trigger to the next. Without it, the end of the input is the only checkpoint.
         timeout: Seconds after which a checkpoint that is not complete fails.
         min_pause: Minimum number of seconds between the completion of one checkpoint and the trigger of the next.
-        max_concurrent: How many checkpoints may be in progress at the same time. A savepoint counts too.
-        tolerable_failures: How many checkpoints in a row may fail before the run fails. Savepoints do not count.
-        retained: How many completed checkpoints are kept. More than one makes it possible to go back on purpose.
+        max_concurrent: Maximum number of checkpoints in progress at the same time. A savepoint counts too.
+        tolerable_failures: Number of checkpoints in a row that may fail before the run fails. Savepoints do not count.
+        retained: Number of completed checkpoints that are kept. More than one makes it possible to go back on purpose.
         mode: "exactly-once"; "at-least-once" (barriers are not aligned); "at-most-once" (nothing is read again after a
             failure).
-        on_cancel: What happens to the state when the run is stopped without a savepoint: "keep" or "delete".
-        on_failure: What happens to the state when the run fails for good: "keep" or "delete".
-        history: How many checkpoints `pipeline.checkpoints` remembers.
+        on_cancel: Treatment of the state when the run is stopped without a savepoint: "keep" or "delete".
+        on_failure: Treatment of the state when the run fails and is not restarted: "keep" or "delete".
+        history: Number of checkpoints that `pipeline.checkpoints` remembers.
 
     Raises:
         ConfigurationError: A value makes no sense.
@@ -125,8 +125,8 @@ _TYPES: Final = {field.name: field.type for field in msgspec.structs.fields(Chec
 
 
 Restarts = Callable[[float, float], float | None]
-"""One run's memory of its failures: of the time of a failure (monotonic) and how long the attempt had run, the seconds
-to wait before the next attempt; None if there is none."""
+"""Memory of one run's failures: a function of the time of a failure (monotonic) and the seconds for which the
+attempt had run. It returns the seconds to wait before the next attempt; None if there is none."""
 
 
 @dataclass(frozen=True)
@@ -136,8 +136,8 @@ class RestartStrategy:
     Names and defaults are Flink's ("Task Failure Recovery" in its documentation). Pure: times come in as arguments.
 
     Attributes:
-        name: none, fixed-delay, failure-rate or exponential-delay.
-        begin: Makes a fresh memory of failures, for one run.
+        name: Name of the rule: none, fixed-delay, failure-rate or exponential-delay.
+        begin: Function that makes a fresh memory of failures, for one run.
     """
 
     name: str
@@ -229,10 +229,10 @@ class RestartStrategy:
 
         Args:
             initial: First pause in seconds.
-            most: Longest pause.
+            most: Longest pause in seconds.
             factor: Growth from one pause to the next.
             jitter: Fraction of the pause by which it is randomly lengthened or shortened.
-            reset_after: After an attempt that ran for this many seconds, pauses start from the first one again.
+            reset_after: Seconds that an attempt must run for pauses to start from the first one again.
             fraction: Random number in [0, 1).
         """
         _at_least("initial", initial, 0)

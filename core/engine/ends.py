@@ -40,7 +40,7 @@ S = TypeVar("S", bound="Source")
 _log = logging.getLogger("onceward.engine")
 _MOST_SCHEMAS: Final = 20
 EXHAUSTED: Final = object()
-"""What `poll` gives at the end of a bounded source."""
+"""Marker that `poll` returns at the end of a bounded source."""
 
 
 class SourceLogic(Logic, Generic[S]):
@@ -68,10 +68,10 @@ class ResettableLogic(SourceLogic["ResettableSource"]):
     """One subtask of a resettable source.
 
     Args:
-        source: Its share of the source.
-        subtask: Its number.
-        position: Where it begins.
-        until: Where it ends, if a decided epoch is computed again; else None.
+        source: The source, of which the subtask reads a share.
+        subtask: Number of the subtask.
+        position: Position at which it begins.
+        until: Position at which it ends, if a decided epoch is computed again; else None.
     """
 
     def __init__(
@@ -209,9 +209,9 @@ class SinkLogic(Logic):
     """One subtask of a sink.
 
     Args:
-        sink: The sink.
-        context: Makes the context of an epoch.
-        epoch: The first one.
+        sink: The sink that gets the rows.
+        context: Function that makes the context of an epoch.
+        epoch: Number of the first epoch.
         lock: Held while the sink checks a schema.
         skips: Ranges of rows that are not written, by their places: a decided epoch is computed again, and these are
             not lost.

@@ -21,9 +21,9 @@ class Status(StrEnum):
 
     COMPLETED = "completed"
     FAILED = "failed"
-    """It expired, a task declined it, or it could not be stored."""
+    """The checkpoint expired, a task declined it, or it could not be stored."""
     DECLINED = "declined"
-    """It did not begin."""
+    """The checkpoint did not begin."""
     SUBSUMED = "subsumed"
 
 
@@ -57,7 +57,7 @@ class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds on the job's clock."""
     duration: float = 0.0
     subtasks: int = 0
-    """How many were to acknowledge; `tasks` has those that did."""
+    """Number of subtasks that were to acknowledge; `tasks` has those that did."""
     tasks: list[TaskRecord] = []
 
     def __str__(self) -> str:
@@ -94,12 +94,12 @@ class Acknowledged(msgspec.Struct, frozen=True):
     checkpoint: int
     state: SubtaskState
     committables: tuple[Committable, ...] = ()
-    """What it prepared since the newest decision that it knows of."""
+    """Transactions that the task prepared since the newest decision that it knows of."""
     measured: TaskRecord = TaskRecord()
     target: str | None = None
     """Folder of the savepoint that it is for."""
     written: Written | None = None
-    """Of a sink: what it did since the last barrier."""
+    """The work of a sink since the last barrier; None for other tasks."""
 
 
 class Declined(msgspec.Struct, frozen=True):
@@ -167,11 +167,11 @@ class Pending(msgspec.Struct, frozen=True):
 
     barrier: Barrier
     triggered: float
-    """When, in seconds on the job's clock."""
+    """Time of its trigger, in seconds on the job's clock."""
     missing: frozenset[TaskId] = frozenset()
     """Tasks that have not acknowledged."""
     answer: Future[Any] | None = None
-    """Of whoever waits for it."""
+    """Future of a caller who waits for the checkpoint; None if nobody does."""
     acks: dict[TaskId, tuple[Acknowledged, float]] = {}
     """Acknowledgements, and when they came."""
 

@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from .state.storage import CheckpointStorage
 
 _TIMERS_AT_ONCE: Final = 10_000
-"""What they give becomes one batch."""
+"""Number of timers, and of rows at the end of the input, whose output becomes one batch."""
 
 
 class FunctionContext:
     """The surroundings of a running function: where it runs, and requests that it can make.
 
     Attributes:
-        uid: The operator.
-        subtask: Which of its subtasks this is.
-        parallelism: How many there are.
+        uid: Uid of the operator.
+        subtask: Number of the subtask, from 0.
+        parallelism: Number of the operator's subtasks.
     """
 
     def __init__(

@@ -41,9 +41,9 @@ class Operator:
     """The source, function or sink."""
     parallelism: int
     inputs: list[tuple[Operator, KeyEncoder | None]]
-    """What it reads, and how rows are keyed; None: they are not."""
+    """Operators that it reads, each with the encoder of its rows' keys; None if the rows are not keyed."""
     schema: pa.Schema | None = None
-    """Of what it gives, if it was fixed."""
+    """Schema of its output; None if the user did not fix it."""
 
     @property
     def keys(self) -> KeyEncoder | None:
@@ -104,9 +104,9 @@ class WeakPart(NamedTuple):
     """A part of a pipeline that weakens its guarantee.
 
     Attributes:
-        name: For people.
-        level: What it leaves of the guarantee.
-        why: How it weakens it.
+        name: Name of the part, for people.
+        level: Guarantee that is left with this part.
+        why: Reason why it weakens the guarantee, as the rest of a sentence that begins with its name.
     """
 
     name: str
@@ -118,8 +118,8 @@ class EndToEnd(NamedTuple):
     """A pipeline's guarantee.
 
     Attributes:
-        level: That of the weakest part.
-        why: What weakens it; empty for exactly-once.
+        level: Guarantee of the weakest part.
+        why: Reasons why it is weaker than exactly-once, one for each weak part; empty for exactly-once.
     """
 
     level: Guarantee

@@ -43,7 +43,7 @@ _log = logging.getLogger("onceward.engine")
 
 
 ANSWER_SECONDS: Final = 10.0
-"""How long a run that has ended waits for the answer to its last command."""
+"""Seconds that a run that has ended waits for the answer to its last command."""
 _INSIDE: Final = (
     "{} was called by a function, a sink, a source or an observer of the run itself, and the run waits until that "
     "returns. Call it in another thread, and do not wait for that thread"
@@ -160,7 +160,7 @@ class Job:
         """Make a savepoint, commit what comes before it, and end.
 
         Args:
-            folder: Its folder.
+            folder: Folder of the savepoint.
             drain: Have functions give what they hold back first, as at the end of the input.
             timeout: Seconds to wait at most.
 

@@ -24,7 +24,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 _LONGEST = 500
 _RECORDS_AT_ONCE = (16, 64)
-"""After so many records the time is looked at: at first, and later on."""
+"""Numbers of records after which the time is checked: the first time, and each later time."""
 
 
 def chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
@@ -44,7 +44,7 @@ class Frozen(NamedTuple):
     discard: Callable[[], None] = lambda: None
     """Free what the freezing holds; called once, at the end."""
     written: Written | None = None
-    """Of a sink: what it did since the last barrier."""
+    """The work of a sink since the last barrier; None for other tasks."""
 
 
 def nothing_to_write(_storage: CheckpointStorage | None, _folder: str) -> tuple[SubtaskState, int]:
@@ -63,9 +63,9 @@ class Logic:
         return [batch]
 
     reads_mixed = True
-    """Whether it takes batches of records of several shapes as they are; otherwise they are cut first."""
+    """True if it takes batches of records of several shapes as they are; otherwise they are cut first."""
     joins = False
-    """Whether small parts are joined first: what a sink gets at once may become a request, or a row group."""
+    """True if small parts are joined first: rows that a sink gets at once may become a request, or a row group."""
 
     @property
     def lag(self) -> int | None:

@@ -37,14 +37,14 @@ class Origin(NamedTuple):
     """The checkpoint to begin with."""
 
     metadata: Metadata | None
-    """What it holds; None: the pipeline begins anew."""
+    """Metadata of the checkpoint; None if the pipeline begins anew."""
     storage: CheckpointStorage | None
-    """Where its files are."""
+    """Storage of the checkpoint's files; None if it has none."""
     reference: Reference | None
     decided: int
     """Newest decided epoch."""
     goes_on: bool
-    """It is the newest decision's."""
+    """True if it is the checkpoint of the newest decision."""
     restored: Restored | None
     """The newest restore, this one or an earlier one."""
 

@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 WORK_SECONDS: Final = 0.05
-"""For how long a task works before it looks at what else there is to do."""
+"""Seconds that a task works before it looks for other things to do."""
 FIRST_ROWS: Final = 32
 """Rows of the first part, when nothing is known yet."""
 MOST_ROWS: Final = 1 << 20
 JOINED_ROWS: Final = 10_000
 """Rows to which small parts are joined for a sink, if it works these off in time."""
 _GROWTH: Final = (2, 8)
-"""By how much the number grows from one part to the next: at most twofold if only the estimate of the fixed time says
-so, and eightfold if the whole time of the last part does."""
+"""Limits of the growth from one part to the next: twofold if only the estimate of the fixed time calls for it, and
+eightfold if the whole time of the last part does."""
 _KEPT: Final = 0.8
 """Weight of a part when the next one is measured."""
 _LEAST_SHARE: Final = 0.01
-"""Of the time of a part, what is attributed to its rows at least."""
+"""Smallest share of a part's time that is attributed to its rows."""
 _SPREAD: Final = 0.01
 """Relative variance of the numbers of rows from which on fixed and proportional time can be told apart."""
 
@@ -89,7 +89,7 @@ class Pace:
         """Return the number of rows of the next part: no more than its readers can work off in time.
 
         Args:
-            room: For each output, how many rows that are.
+            room: Number of rows that each output has room for.
         """
         rows, out = self.rows, self._out / self._rows if self._rows else 1.0
         for most in room:

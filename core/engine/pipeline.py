@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from .records import Record
 
 _LAST_CHECKPOINT_SECONDS: Final = 10.0
-"""How long a run that a signal ends waits for its last checkpoint: a third of the time that Kubernetes gives."""
+"""Seconds that a run that a signal ends waits for its last checkpoint: a third of the time that Kubernetes gives."""
 
 
 class Stream:
@@ -116,7 +116,7 @@ class Stream:
         """Apply a function to each record batch: one in, one out.
 
         Args:
-            function: Returns a `pyarrow.RecordBatch` with any number of rows.
+            function: Function that returns a `pyarrow.RecordBatch` with any number of rows.
             uid: Stable name of the operator.
             parallelism: Number of subtasks.
             schema: Schema of what the function returns: the same column names in the same order. Columns of other types
@@ -156,11 +156,12 @@ class Stream:
         divided into batches.
 
         Args:
-            totals: By name: a column and its function, as in `{"total": ("amount", "sum"), "rows": ("*", "count")}`.
-                `count` counts values that are not null (int64), or rows (`"*"`). `sum` takes integers (int64), floats
-                (float64) and decimal128 (38 digits); `mean` the same (float64); `min` and `max` also text, bytes,
-                booleans, dates, times and timestamps (the column's type). Nulls are ignored, as in SQL; a total
-                without values is null. A total that does not fit its type fails the run.
+            totals: Column and function of each total, by the total's name:
+                `{"total": ("amount", "sum"), "rows": ("*", "count")}`. `count` counts values that are not null
+                (int64), or rows (`"*"`). `sum` takes integers (int64), floats (float64) and decimal128 (38 digits);
+                `mean` the same (float64); `min` and `max` also text, bytes, booleans, dates, times and timestamps (the
+                column's type). Nulls are ignored, as in SQL; a total without values is null. A total that does not fit
+                its type fails the run.
             ttl: Seconds for which a key's totals are kept after its last row, in processing time; then they begin anew.
                 None: forever.
             uid: Stable name of the state, which belongs to these functions and columns: others need another uid.
@@ -221,18 +222,18 @@ class Pipeline:
     Args:
         name: Name of the pipeline, up to 64 letters, digits, `.`, `_` and `-`. It is part of every transaction's name,
             so it must not change between runs, and no two pipelines may share it.
-        checkpointing: When checkpoints are made, and what is kept of them.
-        store: Where the decision log lives: a folder, a URL, or what `open_store` returns. Default: in memory, which
-            does not survive a restart of the process.
-        backend: Where keyed state lives: a MemoryBackend, a FileBackend or a RocksDBBackend.
-        restart: What happens after a failure. Default: exponential-delay with periodic checkpoints, none without.
+        checkpointing: Settings of the checkpoints: when they are made, and which are kept.
+        store: Store of the decision log: a folder, a URL, or the result of `open_store`. Default: memory, which does
+            not survive a restart of the process.
+        backend: Backend of keyed state: a MemoryBackend, a FileBackend or a RocksDBBackend.
+        restart: Rule for restarts after a failure. Default: exponential-delay with periodic checkpoints, none without.
         max_parallelism: Number of key groups, 1 to 32,768. It cannot change while there is state.
         parallelism: Number of subtasks of operators that do not set their own.
         max_batch_rows: Maximum number of rows that a function or a sink gets in one piece. Default: as many as it works
             off in about 50 ms.
         linger: Seconds for which a source waits for more rows before it passes on a batch with fewer rows than its
             readers work off in about 50 ms. Larger batches cost less, and each row may come so much later.
-        on_lost: What to do when a decided transaction can no longer be committed: "fail"; "skip", which leaves an audit
+        on_lost: Action when a decided transaction can no longer be committed: "fail"; "skip", which leaves an audit
             record; or "replay". That writes again what is proven not committed: the whole checkpoint, from the previous
             one on, if nothing of it is visible; otherwise only what was lost, if the sources can be read again and the
             rows are proven to be the same. It fails where that is not sound.
@@ -345,8 +346,8 @@ class Pipeline:
         Args:
             restore: Folder of a savepoint or checkpoint to begin with; default: the newest checkpoint, if there is one.
             claim: The pipeline owns that folder from now on, and deletes it once a newer checkpoint exists.
-            rewind: Why the pipeline goes back on purpose; the reason is kept in the decision log. Without `restore`,
-                the pipeline starts over: no state, and sources at their beginning.
+            rewind: Reason for going back on purpose; it is kept in the decision log. Without `restore`, the pipeline
+                starts over: no state, and sources at their beginning.
             import_from: Name of the pipeline that made the folder, if it was made under another decision log. Only
                 that log knows whether the rows before it were committed.
             allow_non_restored_state: Drop the state of operators that no longer exist.

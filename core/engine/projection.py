@@ -46,7 +46,7 @@ class _Expression(NamedTuple):
 
     text: str
     columns: frozenset[str] | None
-    """Names that it looks at, in lower case; None if it may look at all (`*`)."""
+    """Names of the columns that it uses, in lower case; None if it may use all (`*`)."""
 
 
 class Projection:

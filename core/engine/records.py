@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 Shape: TypeAlias = Any
-"""What of a value decides how it is read back. The shape of None fits with every other one."""
+"""The part of a value that decides how it is read back. The shape of None fits with every other one."""
 
 _PLAIN: Final = frozenset({int, float, str, bool, bytes, date, timedelta})
 """Types whose values all have one shape."""

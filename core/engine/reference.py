@@ -29,22 +29,22 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     """The location of a checkpoint's metadata, and their checksum. JSON-serialisable."""
 
     folder: str | None = None
-    """Where its metadata are; None: in `inline`."""
+    """Folder of the metadata; None if they are in `inline`."""
     sha256: str = ""
-    """Of the metadata file."""
+    """SHA-256 of the metadata file, in hex digits."""
     inline: str = ""
     """The metadata themselves, in base 64."""
     root: str | None = None
     """Folder that the files of inline metadata are in; None if there are none."""
     claimed: bool = False
-    """It was not made by this pipeline, which may delete it when newer ones are there."""
+    """True if a restore has claimed it: the pipeline may delete it when newer checkpoints are there."""
 
 
 class Restored(msgspec.Struct, frozen=True, kw_only=True):
     """A restore that was asked for and has taken effect (rule C: it does so once)."""
 
     folder: str | None = None
-    """What was restored; None: the pipeline began anew."""
+    """Folder that was restored; None if the pipeline began anew."""
     sha256: str = ""
     why: str | None = None
     """The reason for going back; None if the pipeline did not."""
@@ -55,7 +55,7 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
 
     checkpoint: Reference
     savepoints: tuple[Reference, ...] = ()
-    """Those that commit nothing themselves and whose rows it commits."""
+    """Savepoints that commit nothing themselves; this decision commits their rows."""
     restored: Restored | None = None
     """The newest restore before it."""
 
@@ -97,9 +97,9 @@ class Loaded(NamedTuple):
 
     metadata: Metadata
     sha256: str
-    """Of the metadata file."""
+    """SHA-256 of the metadata file, in hex digits."""
     storage: CheckpointStorage
-    """Where its files are."""
+    """Storage of its files."""
 
 
 def load(folder: str) -> Loaded:

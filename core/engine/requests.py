@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from ..log import LogStore
 
 POLL_SECONDS: Final = 1.0
-"""How often a run looks."""
+"""Seconds between two looks of a run for a request."""
 _LOOK_SECONDS: Final = 0.2
-"""How often the command looks for the answer."""
+"""Seconds between two looks of the command for the answer."""
 _REQUEST, _ANSWER = "Q", "A"
 
 
@@ -58,7 +58,7 @@ def ask(store: LogStore, kind: CheckpointKind, target: str, *, timeout: float) -
     """Ask the run that uses this log for a savepoint, and wait for it; where it is.
 
     Args:
-        store: Of the pipeline's decision log.
+        store: Store of the pipeline's decision log.
         kind: SAVEPOINT, SUSPEND or DRAIN.
         target: Location of an empty or new folder, as the run's machine sees it.
         timeout: Seconds to wait.

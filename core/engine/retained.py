@@ -56,7 +56,7 @@ class Retained:
 
     Args:
         storage: The folder; None if checkpoints are kept inside the decision log.
-        most: How many are kept.
+        most: Number of checkpoints that are kept.
         generation: Position of the writer's START.
     """
 
@@ -87,8 +87,8 @@ class Retained:
         """Keep a decided checkpoint, and drop the oldest beyond the number that is kept. Never raises.
 
         Args:
-            checkpoint: Its id; None for a savepoint, which is not kept here.
-            under_way: Others that are in progress: they may build on files of those that are dropped.
+            checkpoint: Id of the checkpoint; None for a savepoint, which is not kept here.
+            under_way: Ids of checkpoints in progress: they may build on files of those that are dropped.
         """
         if checkpoint is not None:
             self.folders.append(folder_of(checkpoint, self._generation))
@@ -107,10 +107,10 @@ class Retained:
         """Take over the checkpoints of an earlier run.
 
         Args:
-            reference: What the decision says of the restored checkpoint.
-            up_to: Its id: what is newer was left by going back. It does not count among those that are kept; but as
-                long as its folder is there, it can be restored, so its files stay.
-            clean: Delete what no checkpoint that counts refers to.
+            reference: Reference to the restored checkpoint, from the decision.
+            up_to: Id of the restored checkpoint. Newer ones were left by going back: they do not count among those
+                that are kept; but as long as their folders are there, they can be restored, so their files stay.
+            clean: Delete files that no checkpoint that counts refers to.
         """
         self._claimed = reference.folder if reference.claimed else None
         if self._storage is None:

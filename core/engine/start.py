@@ -58,7 +58,7 @@ class EngineWorld:
     Attributes:
         now: Seconds since 1970, for timers.
         between: A number between two others, at random.
-        choose: How a gate picks among its channels; None: in turns.
+        choose: Function by which a gate picks one of its channels; None: in turns.
     """
 
     now: Callable[[], float] = time.time
@@ -73,7 +73,7 @@ class Setup(NamedTuple):
     graph: Graph
     store: LogStore
     backend: StateBackend
-    """Bound to the pipeline's name."""
+    """Backend of keyed state, bound to the pipeline's name."""
     config: CheckpointConfig
     policy: CommitPolicy
     restart: RestartStrategy
@@ -88,17 +88,17 @@ class Assigned(NamedTuple):
     """The restored state of one subtask."""
 
     positions: list[Any] | None = None
-    """Those that the source's subtasks stored; None for a source that is new."""
+    """Positions that the source's subtasks stored; None for a source that is new."""
     keyed: tuple[KeyedHandle, ...] = ()
-    """Handles that overlap its key groups."""
+    """Handles that overlap the subtask's key groups."""
     lists: Mapping[str, list[bytes]] = {}
-    """Its items of each operator state."""
+    """Items of each operator state that belong to the subtask."""
     key_types: Sequence[Sequence[str]] = ()
     """Types of the keys that the operator's state is under, column by column."""
     all_new_types: bool = True
-    """Whether keys of other types are accepted from the first row on."""
+    """True if keys of other types are accepted from the first row on."""
     layouts: Mapping[str, str] = {}
-    """How the operator's states lie in the handles, by their names; none in those of early versions."""
+    """Layout of each of the operator's states in the handles, by its name; empty in those of early versions."""
 
 
 class StartedAttempt(NamedTuple):
@@ -108,12 +108,12 @@ class StartedAttempt(NamedTuple):
     coordinator: Coordinator
     completer: Completer
     backend: StateBackend
-    """Bound to the decision log too."""
+    """Backend of keyed state, bound to the decision log too."""
     restored_storage: CheckpointStorage | None
-    """Where restored files are."""
+    """Storage of the restored files; None if there are none."""
     assigned: Mapping[TaskId, Assigned]
     positions: Mapping[TaskId, Any]
-    """Where each subtask of a resettable source begins."""
+    """Position at which each subtask of a resettable source begins."""
     next_id: int
     """Id of the next checkpoint; epoch of the first rows."""
     restored: int | None
@@ -130,7 +130,7 @@ def start(
     Args:
         setup: The pipeline's graph, stores and settings.
         restore: The restore that was asked for.
-        again: Whether an attempt of this run was begun before.
+        again: True if an attempt of this run was begun before.
         run_writers: The writers that this run has become so far; see LogWriter.
 
     Raises:

@@ -40,15 +40,15 @@ class TaskWorld(NamedTuple):
     """The surroundings of a task."""
 
     tell: Callable[[Event], None]
-    """Tells the coordinator."""
+    """Function that passes an event to the coordinator."""
     monotonic: Callable[[], float]
-    """Seconds, for durations."""
+    """Function that returns seconds on a clock that never goes back, for durations."""
     now: Callable[[], float]
-    """Seconds since 1970, for timers."""
+    """Function that returns seconds since 1970, for timers."""
     run_later: Callable[[Callable[[], None]], None]
-    """Runs the asynchronous part of a snapshot."""
+    """Function that runs the asynchronous part of a snapshot."""
     storage: Callable[[Barrier], tuple[CheckpointStorage | None, str]]
-    """Where a checkpoint's files go: storage and folder in it."""
+    """Function that returns the storage of a checkpoint's files, and the folder in it."""
     most_rows: int = MOST_ROWS
     """Maximum number of rows that a task works on in one piece."""
     linger: float = 0.0

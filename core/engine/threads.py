@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("onceward.engine")
 IDLE_SECONDS = 0.02
-"""How often a source that has nothing is asked again."""
+"""Longest pause in seconds before a source that has nothing is asked again."""
 JOIN_SECONDS = 30.0
-"""How long an attempt that ends waits for its tasks, and then for what they still write out."""
+"""Seconds that an attempt that ends waits for its tasks, and then for the state that they still write out."""
 MEASURE_SECONDS = 1.0
-"""How often the counts of the subtasks are passed to observers."""
+"""Seconds between two reports of the subtasks' counts to observers."""
 _ASYNC_THREADS = 4
 
 

@@ -19,7 +19,7 @@ class Usage:
     """The counts of one subtask since it was made.
 
     Args:
-        monotonic: Seconds.
+        monotonic: Function that returns seconds on a clock that never goes back.
     """
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
@@ -40,8 +40,8 @@ class Usage:
 
         Args:
             began: Time that `begin` returned.
-            worked: Whether there was something to do.
-            full: Whether outputs are full.
+            worked: True if there was something to do.
+            full: True if outputs are full.
         """
         now = self._monotonic()
         if worked:

@@ -14,7 +14,7 @@ def warn(message: str, category: type[Warning] = OncewardWarning) -> None:
     """Warn of something in the calling program, at its own line.
 
     Args:
-        message: What it is, and what to do.
+        message: Description of the problem, and what to do.
         category: OncewardWarning for what is probably a mistake, DeprecationWarning for a name that is to go.
     """
     warnings.warn(message, category, stacklevel=_level() + 1)

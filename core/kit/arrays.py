@@ -19,9 +19,9 @@ def number_array(
     """Return the numbers as an array; a copy only if they do not lie side by side.
 
     Args:
-        values: The numbers.
+        values: The numbers of the array.
         kind: A type whose values are such numbers; None: the type of the numbers.
-        valid: Where this is false, the value is null; None: none is.
+        valid: Booleans, false where the value is null; None: no value is null.
     """
     nulls = None if valid is None or valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
     buffers = [nulls, pa.py_buffer(np.ascontiguousarray(values))]

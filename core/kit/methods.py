@@ -16,7 +16,7 @@ def refuse_idle_methods(kind: type, called: Collection[str], listed: Collection[
     """Refuse a class whose own methods are coroutines or generators where they are simply called.
 
     Args:
-        kind: The class.
+        kind: The class to check.
         called: Methods that are neither.
         listed: Methods that may be generators.
 
@@ -33,7 +33,7 @@ def idle(function: object, *, listed: bool = False) -> str:
 
     Args:
         function: A function, a partial one, or an object that can be called.
-        listed: Whether it may be a generator.
+        listed: True if it may be a generator.
     """
     call = function if inspect.isroutine(function) or isinstance(function, partial) else type(function).__call__
     is_async = inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call)
@@ -52,7 +52,7 @@ def refuse_hidden_names(kind: type) -> None:
     connector changes it on purpose, so its private names are not compared.
 
     Args:
-        kind: The class.
+        kind: The class to check.
 
     Raises:
         LifecycleError: It does; the message names the attribute and the base class.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Names = list[str] | tuple[str, ...]
 """Several names or expressions. Type checkers would take one text for a Sequence[str], too."""
 _ANNOTATIONS: Final = {"Collection": list, "Mapping": dict, "Names": Names, "Path": str, "Sequence": list}
-"""For names in signatures that their modules import for type checkers alone."""
+"""Types for names in signatures that their modules import for type checkers alone."""
 MOST_SECONDS: Final = 86400
 """Longest timeout: sockets refuse some larger values, but only when they are used."""
 OF_FORMATS: Final = (
@@ -60,7 +60,7 @@ def arguments(
 
     Args:
         make: The class or function that takes the arguments.
-        options: As given.
+        options: Values of the options by their names, as the user gave them.
         aliases: Options that are not called as their arguments: `{"dbtable": "table"}`.
         defaults: Arguments where no option gives them.
         omit: Further arguments that no option gives.

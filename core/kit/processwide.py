@@ -23,7 +23,7 @@ class PerProcess(Generic[K, V]):
     """A dictionary that makes missing values and is empty again in a forked child. Thread-safe.
 
     Args:
-        make: Makes the value of a key.
+        make: Function that makes the value of a key.
     """
 
     def __init__(self, make: Callable[[K], V]) -> None:

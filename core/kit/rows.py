@@ -38,11 +38,11 @@ _SIMPLE: Final[tuple[Callable[[pa.DataType], bool], ...]] = (
     pa.types.is_date,
     pa.types.is_time32,
 )
-"""Those that are written; not those that are refused, because Arrow adds types."""
+"""Tests of the types that are written; not of those that are refused, because Arrow adds types."""
 
 
 UNWRITABLE: Final = (ValueError, TypeError, OverflowError)
-"""Of dates after the year 9999, text that is not UTF-8, NaN in JSON."""
+"""Errors of values that cannot be written: dates after the year 9999, text that is not UTF-8, NaN in JSON."""
 
 
 def check_columns(sink: str, schema: pa.Schema) -> None:
@@ -124,9 +124,9 @@ def cast(
     """Cast rows to the types of a schema with the same columns.
 
     Args:
-        rows: What is to be cast.
-        schema: The types.
-        refusal: Makes the error for a column of `rows` whose values the schema's type cannot hold.
+        rows: The rows to cast.
+        schema: Schema with the types to cast to.
+        refusal: Function that makes the error for a column of `rows` whose values the schema's type cannot hold.
     """
     columns = []
     for field, own, column in zip(schema, rows.schema, rows.columns, strict=True):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 HIDDEN: Final = "***"
 UNREADABLE: Final = "…"
-"""Stands for all of an address that may not be shown."""
+"""Text in place of an address that may not be shown."""
 AMBIGUOUS: Final = (
     "has an @ that is not the one before the host, or a port that is no number, so a part of a password might be taken "
     "for the host and shown: percent-encode special characters (@ as %40, / as %2F, ? as %3F, : as %3A)"
@@ -82,8 +82,8 @@ def is_ambiguous(address: str, *, login: bool) -> bool:
     """Return whether a URL has an @ where none belongs: the text before it may be the rest of a password.
 
     Args:
-        address: The URL.
-        login: Whether its reader found a user or a password in it.
+        address: The URL to check.
+        login: True if its reader found a user or a password in it.
     """
     return address.partition("://")[2].count("@") > login
 

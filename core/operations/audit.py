@@ -48,25 +48,25 @@ class EpochVerdict(StrEnum):
     DIFFERS = "differs"
     """The target does not hold exactly the rows that were written."""
     UNPROVEN = "unproven"
-    """It is not known what was written."""
+    """The audit cannot know which rows were written."""
 
 
 class AuditLine(msgspec.Struct, frozen=True):
     """What an audit has found out about one epoch, or about all older ones together."""
 
     epoch: int | None
-    """Its number; None for all epochs of which the log keeps no hash of their own."""
+    """Number of the epoch; None for all epochs of which the log keeps no hash of their own."""
     written: int
     """Rows that were written, by the log."""
     found: int
     """Rows in the target."""
     verdict: EpochVerdict
-    """Whether the target holds what was written."""
+    """Verdict on whether the target holds the rows that were written."""
     source: EpochVerdict | None = None
-    """Whether the source's rows give those that were written; None if that was not asked for."""
+    """Verdict on whether the source's rows give those that were written; None if that was not asked for."""
     keys: int | None = None
-    """Of upserts, how many keys have their newest row in this epoch, by the source; None if that was not asked for. If
-    the target does not show which epoch wrote a row, `found` is the number of them whose row is in the target."""
+    """Number of keys of upserts with their newest row in this epoch, by the source; None if that was not asked for.
+    If the target does not show which epoch wrote a row, `found` is the number of them whose row is in the target."""
     ledger: int | None = None
     """Rows that the epoch wrote by the target's own ledger, if that is another number than the log's."""
 
@@ -88,8 +88,8 @@ class Expected:
     Attributes:
         epochs: Completed epochs that it lists individually.
         marks: Epoch of each mark, also of those that are decided and not completed.
-        older: What all other epochs wrote together; None if that is not known.
-        total: What all epochs wrote together; None if that is not known.
+        older: Rows that all other epochs wrote together; None if that is not known.
+        total: Rows that all epochs wrote together; None if that is not known.
         ordered: The numbers of those of `epochs` that are later than all epochs from before a rewind, in the order in
             which they were written.
     """
@@ -209,7 +209,7 @@ class Held(NamedTuple):
     foreign: Wrote
     """Rows that no known epoch wrote."""
     groups: dict[str, int | str]
-    """Of each mark its epoch, or OLDER or FOREIGN."""
+    """Epoch of each mark, or OLDER or FOREIGN."""
     differing: list[AuditLine]
     """Older epochs of which the target itself knows that it holds more or fewer rows than they wrote."""
 
@@ -218,10 +218,10 @@ def group_by_epoch(amounts: Mapping[str, Wrote], reread: Reread, expected: Expec
     """Sort the rows of a target by epochs.
 
     Args:
-        amounts: By mark.
-        reread: Where that comes from.
-        expected: By the log as it was before.
-        later: By the log as it was afterwards: epochs that came in between are not judged.
+        amounts: Number and hash of the target's rows, by mark.
+        reread: The target's rows, from which `amounts` were summed up.
+        expected: Rows that must be there, by the log as it was before the target was read.
+        later: The same by the log as it was afterwards: epochs that came in between are not judged.
     """
     expected = expected.without(reread.unmarked)
     marked = set(expected.marks.values()) | set(reread.epochs.values())
@@ -258,7 +258,7 @@ def _retyped(kinds: Collection[str], expected: Expected, group: int | str) -> bo
 
 
 _RETYPED: Final = Wrote(hash="0" * 31 + "1")
-"""Is added to rows whose values are those that were written, and whose types are not: their hash is another one."""
+"""Amount that is added to rows with the values that were written and other types, so that their hash is another one."""
 
 
 def judge(expected: Expected, held: Held, unmarked: Collection[int] = ()) -> tuple[list[AuditLine], int]:
@@ -268,8 +268,8 @@ def judge(expected: Expected, held: Held, unmarked: Collection[int] = ()) -> tup
     target still shows who wrote what (after it was restored from a dump, for example).
 
     Args:
-        expected: By the log.
-        held: By the target.
+        expected: Rows that must be there, by the log.
+        held: Rows that are there, by the target.
         unmarked: Epochs that the target cannot tell apart.
     """
     everything = held.older.plus(held.foreign)
@@ -313,11 +313,11 @@ class Audit:
         sink: Name of the sink.
         target: Title of the target, such as `postgres:orders`.
         lines: Epoch by epoch, oldest first.
-        foreign: How many rows in the target no epoch wrote.
+        foreign: Number of rows in the target that no epoch wrote.
         left_out: Columns that are not compared.
         rows: The rows that are not as they must be, as far as they can be named; None if all is as it must be.
         waiting: The epoch that is decided and waits for its commit, and is therefore not judged; None if none does.
-        by_key: Whether epochs without a hash can be proven by the newest row of each key, with a source and a key.
+        by_key: True if epochs without a hash can be proven by the newest row of each key, with a source and a key.
     """
 
     sink: str
@@ -367,12 +367,12 @@ def audit(
     Args:
         log: The pipeline's decision log.
         sink: Name of the sink.
-        place: Its target, as `open_place` returns it.
+        place: Target of the sink, as `open_place` returns it.
         epochs: Judge these alone; None: all. Epochs of which the log keeps no hash of their own are judged together.
-        source: What the pipeline reads, to name the rows that differ; None if that is not asked for. It must be a
-            topic.
-        mapping: From a record batch of the source's rows to one of the sink's; None: a topic gets a copy, a table the
-            columns of JSON.
+        source: Place that the pipeline reads, to name the rows that differ; None if that is not asked for. It must be
+            a topic.
+        mapping: Function from a record batch of the source's rows to one of the sink's; None: a topic gets a copy, a
+            table the columns of JSON.
         key: Column or columns that identify a row: one of other content is then reported as wrong, and not also as
             missing. Of upserts, the key of the table.
 
@@ -442,10 +442,10 @@ def _by_ledger(expected: Expected, held: Held, reread: Reread, *, apart: bool) -
     """Return lines of upserts in a target that does not show which epoch wrote a row, but has a ledger.
 
     Args:
-        expected: By the log.
-        held: By the target.
-        reread: Where that comes from.
-        apart: Whether each epoch has a line, because its newest rows will be compared. Otherwise only those have one of
+        expected: Rows that must be there, by the log.
+        held: Rows that are there, by the target.
+        reread: The target's rows and its ledger, from which `held` was made.
+        apart: True if each epoch has a line, because its newest rows will be compared. Otherwise only those have one of
             which the ledger has another number of rows.
     """
     written = [(number, expected.epochs[number].rows) for number in expected.ordered]
@@ -478,11 +478,11 @@ def _of_upserts(
     """Add what the newest rows prove of a line's epoch.
 
     Args:
-        line: The line.
-        judged: What was found out of all keys.
-        keys: How many keys have their newest row in each epoch.
+        line: The line of the epoch.
+        judged: Result of the comparison of all keys.
+        keys: Number of keys that have their newest row in each epoch.
         upserted: The epochs that were compared.
-        shown: Whether the target shows which epoch wrote a row; otherwise the line has no number of its rows yet.
+        shown: True if the target shows which epoch wrote a row; otherwise the line has no number of its rows yet.
     """
     if line.epoch is None or line.epoch not in upserted:
         return line if shown or line.epoch is not None else msgspec.structs.replace(line, found=judged.older)

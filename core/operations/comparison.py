@@ -43,7 +43,7 @@ class Discrepancy(NamedTuple):
     copies: int
     """Copies that are missing or too many."""
     positions: tuple[str, ...]
-    """Where it is in the output."""
+    """Positions of the row in the output."""
 
 
 def key_names(key: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -111,7 +111,7 @@ class Comparison:
     """Result of comparing one output with the rows that must be in it.
 
     Attributes:
-        output: Its name.
+        output: Name of the output.
         expected: Number of rows that must be in it.
         found: Number of rows in it.
         findings: Rows that are missing, duplicated or wrong.
@@ -140,9 +140,9 @@ def compare(
     Rows are compared whole, by a digest. Findings show the first 1,000 characters of a value.
 
     Args:
-        output: Its name.
+        output: Name of the output.
         expected: The rows that must be in it, in any order.
-        actual: What is in it.
+        actual: The rows that are in it.
         key: Column or columns that identify a row: a row of another content then counts as wrong, and not also as
             missing.
     """
@@ -178,7 +178,7 @@ class Verdict:
     """What was found in all outputs of a case.
 
     Attributes:
-        comparisons: One for each output.
+        comparisons: Result for each output.
         left_open: Transactions that are open or prepared, in words.
         key: Column that identifies a row.
         sources: Positions in the inputs, by the key's value.

@@ -37,14 +37,14 @@ class Described:
     """The facts that are known without a question to any server.
 
     Attributes:
-        name: For people.
+        name: Name of the query or pipeline, for people.
         pipeline: Name of the pipeline, if it is given.
         store: URL of the decision log's store, or the checkpoint folder; None if there is none, or it has no URL.
-        checkpoint: Where the checkpoint is.
-        policy: How a commit is tried again.
+        checkpoint: Location of the checkpoint; None if it is not known.
+        policy: Policy by which a commit is tried again.
         sinks: All sinks of onceward.
-        sources: Those sources of onceward that are known as objects.
-        findings: What was seen.
+        sources: Sources of onceward that are known as objects.
+        findings: Findings of the checks so far.
     """
 
     name: str
@@ -77,9 +77,9 @@ def sink_findings(sinks: Sequence[Any], policy: CommitPolicy, *, heals: bool = F
     """Return the guarantees of sinks, and the fate of rows that can no longer be committed.
 
     Args:
-        sinks: Those of the query.
-        policy: Its policy.
-        heals: Whether the query can compute a decided epoch again, to write only what was lost of it.
+        sinks: Sinks of the query.
+        policy: The query's policy for commits.
+        heals: True if the query can compute a decided epoch again, to write only the rows of it that were lost.
     """
     findings = []
     for sink in sinks:

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from .logs import Log
 
 _FOLDERS: Final = 10_000
-"""How many folders are looked into for decision logs."""
+"""Maximum number of folders that are searched for decision logs."""
 _OF_SPARK: Final = frozenset({"offsets", "commits", "sources", "state"})
 """Spark's own folders in a checkpoint, which may be many."""
 _OF_FILE_SYSTEMS: Final = frozenset({"lost+found"})
 """Folders of file systems, which only root can read."""
 _NAMES: Final = 50
-"""How many names of a folder are looked at to tell whether it is a decision log."""
+"""Maximum number of names in a folder that are read to recognize a decision log."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class FoundLogs:
     """The decision logs below a folder.
 
     Attributes:
-        logs: Those that can be read.
+        logs: Decision logs that can be read.
         errors: Folder of each of the others, and of each that cannot be searched, with what is wrong.
     """
 
@@ -97,8 +97,8 @@ def log_folders(root: Path, errors: dict[str, str] | None = None) -> Iterator[Pa
     Of a checkpoint that has its log inside, and of Spark's own folders, nothing else is searched.
 
     Args:
-        root: Where to begin.
-        errors: Gets each folder that cannot be searched, and so may have a log, with what is wrong.
+        root: Folder to begin with.
+        errors: Mapping that gets each folder that cannot be searched, and so may have a log, with what is wrong.
 
     Raises:
         ConfigurationError: There are too many folders; raised after those that were found.

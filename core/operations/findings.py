@@ -18,23 +18,23 @@ class Health(StrEnum):
 
     OK = "ok"
     WARNING = "warning"
-    """It works, and weakens the guarantee or may fail later."""
+    """The part works, and weakens the guarantee or may fail later."""
     FAILED = "failed"
-    """It does not work."""
+    """The part does not work."""
     SKIPPED = "skipped"
-    """Not asked for, or not to be had without what failed before."""
+    """The check was not requested, or cannot be made without what failed before."""
 
 
 class Finding(msgspec.Struct, frozen=True):
     """One check's result.
 
     Attributes:
-        check: What was checked. docs/guarantees.md names it beside each setup that weakens the guarantee.
-        health: How bad it is.
-        found: What was seen.
-        advice: What to do; empty if nothing.
-        where: Of which part: a sink, a source, a topic, an address; empty if there is only one.
-        guarantee: What is left of the guarantee because of this; None if it stays as it is.
+        check: Subject of the check. docs/guarantees.md names it beside each setup that weakens the guarantee.
+        health: Severity of the result.
+        found: Result of the check, in words.
+        advice: Action to take; empty if there is none.
+        where: Part that was checked: a sink, a source, a topic, an address; empty if there is only one.
+        guarantee: Guarantee that is left because of this; None if it stays as it is.
     """
 
     check: str

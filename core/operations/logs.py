@@ -36,10 +36,10 @@ def open_log(url: str, pipeline: str | None = None, *, writing: bool = False, re
     """Find a decision log; nothing is made or changed.
 
     Args:
-        url: Of the store, as for open_store, or a Spark checkpoint folder.
-        pipeline: Its name; a folder tells it by itself.
-        writing: It will be written to: an object store is probed first, as by open_store.
-        repairs: It has a gap, and counts from there on.
+        url: URL of the store, as for open_store, or a Spark checkpoint folder.
+        pipeline: Name of the pipeline; not needed for a folder, which holds it.
+        writing: True if it will be written to: an object store is probed first, as by open_store.
+        repairs: True if it may have a gap that is to be repaired: it is then read from the gap on.
 
     Raises:
         NoDecisionLogError: There is none.

@@ -32,7 +32,7 @@ class KeyRows(NamedTuple):
 
     epoch: int
     rows: dict[int, Row]
-    """By partition of the source; one of them is in the table."""
+    """Newest row of each partition of the source; one of them is in the table."""
 
 
 class Judgment(NamedTuple):
@@ -42,7 +42,7 @@ class Judgment(NamedTuple):
     wrong: set[int]
     """The epochs that rows which differ belong to."""
     right: Counter[int]
-    """How many keys have the row of each epoch that they must have."""
+    """Number of keys, by epoch, that have the row of it that they must have."""
     older: int
     """Rows of keys that none of the epochs read, but an older one may have."""
     foreign: int
@@ -93,11 +93,11 @@ class NewestRows:
         """Compare the table with the newest rows.
 
         Args:
-            title: Of the table.
+            title: Title of the table.
             records: The table's rows, each with the mark of the transaction that wrote it last.
             epoch_of: The epoch of a mark; None: an older one, or none. A later one than those added has overwritten
                 the row.
-            is_foreign: Whether no epoch wrote the rows of a mark.
+            is_foreign: Function that returns whether no epoch wrote the rows of a mark.
             judged: The epochs whose rows are compared; None: all that were added. The others only say which rows were
                 overwritten.
         """

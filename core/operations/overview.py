@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from .logs import Log
 
 TRANSACTIONS: Final = 200
-"""How many transactions or tasks of an epoch are listed; how many there are is told anyway."""
+"""Maximum number of transactions or tasks of an epoch that are listed; their total is shown anyway."""
 _EPOCHS: Final = 50
 _NOTES_OF_AN_EPOCH: Final = 4
-"""How many notes there may be for each epoch: failed checkpoints and starts among them."""
+"""Maximum number of notes for each epoch, failed checkpoints and starts among them."""
 _EPOCHS_OF_DAYS: Final = 10_000
-"""More than notes are kept of."""
+"""Number of epochs that is more than notes are kept of."""
 _STARTS: Final = 10
 _FAILED: Final = frozenset({"failed", "declined", "subsumed"})
 
@@ -53,36 +53,36 @@ class EpochRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     epoch: int
     kind: str = "epoch"
-    """"epoch", or the kind of the checkpoint: "checkpoint", "savepoint", …"""
+    """Kind: "epoch", or that of the checkpoint: "checkpoint", "savepoint", …"""
     status: str = "in progress"
-    """"in progress", "decided" (it waits for its commit), "completed", or how its checkpoint ended: "failed", …"""
+    """Status: "in progress", "decided" (its commit waits), "completed", or the end of its checkpoint: "failed", …"""
     reason: str = ""
-    """Why the checkpoint failed."""
+    """Reason why the checkpoint failed; empty if it did not."""
     began: str | None = None
     prepared: str | None = None
-    """When its decision was about to be written."""
+    """Time at which its decision was about to be written."""
     decided: str | None = None
     position: int | None = None
-    """Of the decision in the log."""
+    """Position of the decision in the log."""
     completed: str | None = None
     milliseconds: float | None = None
-    """From its beginning to its end."""
+    """Milliseconds from its beginning to its end."""
     commit_milliseconds: float | None = None
-    """From its decision to its end."""
+    """Milliseconds from its decision to its end."""
     rows: int | None = None
     sinks: dict[str, int | None] = {}
     """Rows of each sink."""
     transactions: int | None = None
     written: list[DecidedTransaction] = []
-    """Its transactions, as long as the log holds its decision; 200 at most."""
+    """Transactions of the epoch, as long as the log holds its decision; 200 at most."""
     size: int | None = None
-    """Bytes of state."""
+    """Size of the checkpoint's state, in bytes."""
     alignment: float | None = None
     """Longest time, in seconds, for which a subtask waited for barriers."""
     subtasks: int | None = None
-    """How many subtasks were to acknowledge the checkpoint."""
+    """Number of subtasks that were to acknowledge the checkpoint."""
     acknowledged: int | None = None
-    """How many did."""
+    """Number of subtasks that acknowledged it."""
     tasks: list[TaskRecord] = []
 
     @property
@@ -103,9 +103,9 @@ class StartRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A start of a pipeline."""
 
     at: str
-    """Time (UTC)."""
+    """Time of the start (UTC)."""
     position: int | None = None
-    """Of its START in the log."""
+    """Position of its START in the log."""
     milliseconds: float = 0
     finished: list[str] = []
     """Transactions that were decided before and that it committed, by name; 50 at most."""
@@ -118,7 +118,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 
     pipeline: str
     store: str
-    """Where its decision log is."""
+    """Description of the store of its decision log."""
     driver: str
     """"Spark" or "embedded engine"."""
     log: str
@@ -130,11 +130,11 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int | None
     """Position of the decision that waits for its commit; None if none does."""
     epochs: list[EpochRecord]
-    """The newest first."""
+    """Epochs of the pipeline, the newest first."""
     starts: list[StartRecord]
-    """The newest first; 10 at most."""
+    """Starts of the pipeline, the newest first; 10 at most."""
     given_up: list[GivenUp]
-    """What was skipped or written again, oldest first."""
+    """Audit records of transactions that were skipped or written again, oldest first."""
 
 
 def overview(log: Log, *, epochs: int = _EPOCHS) -> Overview:
@@ -142,7 +142,7 @@ def overview(log: Log, *, epochs: int = _EPOCHS) -> Overview:
 
     Args:
         log: The decision log. One that is not in a folder has no notes, so it tells only of its newest epochs.
-        epochs: How many epochs to return at most.
+        epochs: Maximum number of epochs to return.
 
     Raises:
         StoreError: The store did not answer, or the log is damaged.

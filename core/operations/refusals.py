@@ -20,17 +20,17 @@ class Refusal(StrEnum):
     COMPLETED = "completed"
     """A completed decision names it."""
     FOREIGN = "of another log"
-    """It belongs to another decision log."""
+    """The transaction belongs to another decision log."""
     LOG_UNKNOWN = "log not given"
-    """Its decision log was not given."""
+    """The transaction's decision log was not given."""
     LOG_GIVEN = "log given"
-    """It was to be aborted as an orphan, and its decision log was given."""
+    """The transaction was to be aborted as an orphan, and its decision log was given."""
     NOT_HELD = "not held"
-    """It is not open or prepared in any of the targets."""
+    """The transaction is not open or prepared in any of the targets."""
     NEEDS_PIPELINE = "needs a pipeline"
     """The name of the pipeline was not given."""
     NEEDS_TARGET = "needs a target"
-    """None of the targets has the decided transactions."""
+    """The targets do not have the decided transactions."""
     NEEDS_SINKS = "needs sinks"
     """Transactions of this kind of system are found through the pipeline's own sinks alone."""
     NEEDS_MAPPING = "needs a mapping"
@@ -61,13 +61,13 @@ class RefusedError(ConfigurationError):
     """An operation was refused. Nothing was done.
 
     Args:
-        problem: What is wrong. The message adds what to do about it.
-        reason: Why it was refused.
+        problem: Description of the problem. The message adds what to do about it.
+        reason: Reason why the operation was refused.
         pipeline: Name of the pipeline, if known.
 
     Attributes:
-        problem: What is wrong, without what to do about it.
-        reason: Why it was refused.
+        problem: Description of the problem, without what to do about it.
+        reason: Reason why the operation was refused.
     """
 
     def __init__(self, problem: str, reason: Refusal, *, pipeline: str | None = None) -> None:

@@ -19,7 +19,7 @@ def request_savepoint(log: Log, place: str, *, stop: bool = False, drain: bool =
         log: The pipeline's decision log.
         place: An empty or new folder, as the run's machine sees it: a path, or a URL that fsspec knows.
         stop: Commit the rows before the savepoint, and end the run.
-        drain: As `stop`, after functions have emitted the rows that they hold.
+        drain: Do the same as `stop`, after functions have emitted the rows that they hold.
         timeout: Seconds to wait.
 
     Raises:

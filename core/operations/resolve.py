@@ -87,9 +87,9 @@ class CommittedEpoch:
     """An epoch whose decision was finished by hand.
 
     Attributes:
-        epoch: Its number.
-        committed: How many of its transactions are committed, now or before.
-        given_up: How many of them were given up, now or before.
+        epoch: Number of the epoch.
+        committed: Number of its transactions that are committed, now or before.
+        given_up: Number of its transactions that were given up, now or before.
     """
 
     epoch: int
@@ -102,8 +102,8 @@ class NotAborted:
     """A transaction that was to be aborted and was not.
 
     Attributes:
-        transaction: As the survey found it.
-        why: The reason.
+        transaction: The transaction, as the survey found it.
+        why: Reason why it was not aborted.
     """
 
     transaction: FoundTransaction
@@ -115,8 +115,8 @@ class Aborted:
     """What became of transactions that were to be aborted.
 
     Attributes:
-        aborted: Those that are gone.
-        left: The others.
+        aborted: Transactions that are gone.
+        left: Transactions that were not aborted.
     """
 
     aborted: tuple[FoundTransaction, ...] = ()
@@ -131,7 +131,7 @@ class RepairPlan:
         pipeline: Pipeline that owns the log.
         epoch: Newest decided epoch, after which the log would continue.
         position: Position of the entry that decides it. Entries below it would be void.
-        completed: Whether that epoch is completed; if it is not, the pipeline's next start commits it.
+        completed: True if that epoch is completed; if it is not, the pipeline's next start commits it.
     """
 
     pipeline: str
@@ -158,8 +158,8 @@ def plan_commit(log: Log, decision: Decide, transactions: Sequence[FoundTransact
 
     Args:
         log: The pipeline's decision log.
-        decision: The one that waits: `log.view.undone`.
-        transactions: Those that a survey has found since.
+        decision: The decision that waits: `log.view.undone`.
+        transactions: Transactions that a survey has found since.
 
     Raises:
         ConfigurationError: `commit_decided` would refuse.
@@ -186,10 +186,10 @@ def commit_decided(
 
     Args:
         log: The pipeline's decision log.
-        decision: The one that waits: `log.view.undone`.
-        transactions: Those that a survey has found since.
-        skip_lost: Why the pipeline shall go on without what is proven not to be committed, now and for ever; None:
-            that is an error.
+        decision: The decision that waits: `log.view.undone`.
+        transactions: Transactions that a survey has found since.
+        skip_lost: Reason to continue without the transactions that are proven not to be committed, now and for ever;
+            None: they are an error.
         policy: Clock and pauses.
 
     Raises:
@@ -365,7 +365,7 @@ def abort_undecided(
 
     Args:
         log: The pipeline's decision log.
-        transactions: Those to be aborted, as `abortable` returns them.
+        transactions: Transactions to abort, as `abortable` returns them.
         policy: Clock and pauses.
 
     Raises:
@@ -390,7 +390,7 @@ def abort_orphaned(transactions: Sequence[FoundTransaction]) -> Aborted:
     """Abort exactly these, whose decision log is gone for good: nobody can decide or commit them any more.
 
     Args:
-        transactions: Those to be aborted, as `abortable` returns them.
+        transactions: Transactions to abort, as `abortable` returns them.
 
     Raises:
         ConfigurationError: The decision log of one of them was given to the survey; nothing was aborted.
@@ -413,7 +413,7 @@ def abortable(
     Aborts nothing: it says what `abort_undecided` and `abort_orphaned` would do.
 
     Args:
-        transactions: Those that a survey has found.
+        transactions: Transactions that a survey has found.
         names: The ones to return, by `FoundTransaction.exact`, or by name, whatever that holds now; none: all that may
             be aborted.
         orphaned: Return those whose decision log is another one, or was not given; they must be named.

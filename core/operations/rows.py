@@ -76,10 +76,10 @@ def map_rows(
     """Convert a source's rows to those that must be in a target, with the columns and types of its own rows.
 
     Args:
-        batches: The source's.
-        place: The target.
-        schema: Of the target's rows.
-        function: From the source's rows to the target's; None: a topic gets a copy, a table the columns of JSON.
+        batches: Record batches of the source's rows.
+        place: Place of the target's rows.
+        schema: Schema of the target's rows.
+        function: Mapping from the source's rows to the target's; None: a topic gets a copy, a table the JSON's columns.
 
     Raises:
         RefusedError: The rows do not fit the target.
@@ -178,10 +178,10 @@ def compare_places(
     A digest and a short form of each row are kept in memory.
 
     Args:
-        source: Where the rows come from, as `open_place` returns it.
-        target: Where they must be.
-        mapping: From a record batch of the source's rows to one of the target's; None: a topic gets a copy, a table
-            the columns of JSON.
+        source: Place of the rows that must be in the target, as `open_place` returns it.
+        target: Place that they must be in.
+        mapping: Function from a record batch of the source's rows to one of the target's; None: a topic gets a copy, a
+            table the columns of JSON.
         key: Column or columns that identify a row: one of other content is then reported as wrong, and not also as
             missing.
 

@@ -59,14 +59,14 @@ RESTARTS: Final = 3
 """Number of starts within RESTART_SECONDS from which a pipeline counts as restarting."""
 RESTART_SECONDS: Final = 600.0
 SILENT_EPOCHS: Final = 10
-"""How many times its usual pace a pipeline may be without an epoch, and at least SILENT_SECONDS."""
+"""Multiple of its usual pace that a pipeline may be without an epoch, and at least SILENT_SECONDS."""
 SILENT_SECONDS: Final = 60.0
 UNKNOWN_PACE_SECONDS: Final = 600.0
-"""How long it may be without an epoch if its pace is not known."""
+"""Seconds that it may be without an epoch if its pace is not known."""
 OVERDUE_SECONDS: Final = 60.0
-"""How much later than announced a driver may be started again."""
+"""Seconds that a driver may be started again later than announced."""
 AHEAD_SECONDS: Final = 60.0
-"""How far in the future a time may be: clocks of two machines differ a little. A later one gives no age."""
+"""Seconds that a time may be in the future: clocks of two machines differ a little. A later one gives no age."""
 LEAST_BYTES: Final = 1 << 16
 """Free bytes of the log's disk, below which it counts as full: an entry of many transactions has more."""
 NOTES: Final = 200
@@ -77,7 +77,7 @@ _MOST_WAITED: Final = 1e9
 """Seconds, beyond which a note of a source was not written by onceward."""
 _PROGRESS: Final = frozenset({"epoch", "checkpoint"})
 _ASIDE: Final = frozenset({"task", "source"})
-"""Notes of what may pass: they end no run and begin none."""
+"""Kinds of notes of faults that may pass: they end no run and begin none."""
 
 
 class PipelineState(StrEnum):
@@ -111,15 +111,15 @@ class Deadline(NamedTuple):
     """
 
     seconds: int | None = None
-    """Until the first one ends; None if none ends, or if that is not known of any."""
+    """Seconds until the first one ends; None if none ends, or if that is not known of any."""
     at_most: bool = False
-    """Whether less time may be left: it was counted from the decision, by the clocks of the driver and this machine."""
+    """True if less time may be left: it was counted from the decision, by the clocks of the driver and this machine."""
     silent: tuple[str, ...] = ()
     """Sinks whose targets were asked and have not answered."""
     unasked: tuple[str, ...] = ()
     """Sinks whose targets were not asked."""
     unknown: tuple[str, ...] = ()
-    """Those of both of which nobody knows whether their targets end transactions."""
+    """Sinks of both kinds for which it is not known whether their targets end transactions."""
 
     @property
     def unheard(self) -> str:
@@ -137,7 +137,7 @@ class NotedSystem(msgspec.Struct, frozen=True):
     """
 
     name: str
-    """Name of the sink, or what the source is called in messages."""
+    """Name of the sink, or of the source as messages call it."""
     system: str = ""
     """Name of the connector, such as `kafka`, or if nobody noted it, the kind of the transactions that wait; empty if
     neither is known, or `--at` cannot name such a target."""
@@ -146,14 +146,14 @@ class NotedSystem(msgspec.Struct, frozen=True):
     settings: tuple[str, ...] = ()
     """Settings of the connection, `NAME=VALUE` each, as `--set SYSTEM:NAME=VALUE` takes them."""
     missing: str = ""
-    """What a person must add to reach it, because it is secret."""
+    """Secret that a person must add to reach it, in words; empty if there is none."""
     place: str = ""
-    """What the sink writes to there, as `--place SYSTEM:PLACE` takes it."""
+    """Place that the sink writes to there, as `--place SYSTEM:PLACE` takes it."""
     decided: bool = False
-    """Whether the newest decision names the address. A note is no proof of it: a command that used the address could
+    """True if the newest decision names the address. A note is no proof of it: a command that used the address could
     send a password to whoever wrote the note."""
     noted: bool = False
-    """Whether it is known that `--at` cannot name the target; then there is no address."""
+    """True if it is known that `--at` cannot name the target; then there is no address."""
     is_source: bool = False
 
 
@@ -161,13 +161,13 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     """State of a pipeline, as `--json` shows it; times are UTC, and null is what is not known."""
 
     pipeline: str
-    """Empty if the log cannot be read."""
+    """Name of the pipeline; empty if the log cannot be read."""
     store: str
     state: PipelineState
     what: str
-    """What is the matter, in one sentence."""
+    """Explanation of the state, in one sentence."""
     advice: str = ""
-    """What to do; empty if nothing needs to be done."""
+    """Action to take; empty if nothing needs to be done."""
     since: str | None = None
     """Time from which the state counts: of the decision, the failure, the newest start or the last epoch."""
     epoch: int | None = None
@@ -177,7 +177,7 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     expires_in: int | None = None
     """Seconds until a target ends the first of the transactions that wait; null if none does, or if it is not known."""
     at_most: bool = False
-    """Whether less time may be left than `expires_in`: the target was not asked or did not answer, so it was counted
+    """True if less time may be left than `expires_in`: the target was not asked or did not answer, so it was counted
     from the decision, by the clocks of the driver and of this machine and the timeout that the pipeline noted."""
     unasked: tuple[str, ...] = ()
     """Sinks of the waiting decision whose targets were not asked."""
@@ -188,7 +188,7 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     pace: float | None = None
     """Usual seconds between two epochs."""
     silent_epochs: int | None = None
-    """How many epochs of the usual pace have not come."""
+    """Number of epochs of the usual pace that have not come."""
     restarts: int | None = None
     """Number of starts in the last ten minutes."""
     error: str | None = None
@@ -198,10 +198,10 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     source: str | None = None
     """The source that has not answered for longest; null if all answer, or if nobody has noted it."""
     exit_code: int | None = None
-    """The last one of the driver since an epoch was completed; only `onceward run` notes it."""
+    """The driver's last exit code since an epoch was completed; only `onceward run` notes it."""
     systems: tuple[NotedSystem, ...] = ()
-    """Where the sinks of the decision that waits write, or else all sinks; or what the source reads that does not
-    answer."""
+    """Systems that the sinks of the waiting decision write to, or else all sinks; or the system of the source that does
+    not answer."""
 
     @property
     def needs_somebody(self) -> bool:
@@ -224,8 +224,9 @@ def pipeline_status(
     """Return the state of a pipeline.
 
     Args:
-        log: Its decision log.
-        transactions: Those that a survey of the targets has found; they say when those of the waiting decision expire.
+        log: The pipeline's decision log.
+        transactions: Transactions that a survey of the targets has found; they say when those of the waiting decision
+            expire.
         now: The time; by default that of this machine.
     """
     where = log.store.describe()
@@ -338,17 +339,17 @@ def assess(
     Args:
         pipeline: Name of the pipeline.
         store: Description of the log's store.
-        view: What the log says.
+        view: Content of the log.
         noted: Notes beside the log, oldest first.
-        now: The time.
+        now: Time for which the state is returned.
         expires_in: Seconds until a target ends the first of the transactions that wait.
         expiring: Rows of those that a target will end; None: all.
-        lost: By sink, how many of the transactions that wait its target has ended without a commit; None if no target
-            was asked.
+        lost: Number of waiting transactions that a target has ended without a commit, by sink; None if no target was
+            asked.
         answered: Sinks whose targets have answered; of the others, the pipeline's own notes say when transactions end.
         silent: Sinks whose targets were asked and did not answer.
         committed: Names of transactions that are committed already.
-        obstacle: What keeps everybody from writing to the log, as `obstacle_of` returns it.
+        obstacle: Reason why nobody can write to the log, as `obstacle_of` returns it; empty if there is none.
     """
     ends = [one.at for one in noted if one.what in _PROGRESS]
     ends += [done.at for _, done in view.decisions if done is not None]
@@ -389,7 +390,7 @@ class _Facts:
     noted: Sequence[Note]
     now: datetime
     last: str | None
-    """When the newest epoch was completed."""
+    """Time at which the newest epoch was completed; None if that is not known."""
     pace: float | None
     obstacle: str = ""
 

@@ -36,21 +36,21 @@ class Advice(StrEnum):
 
     NOTHING = "nothing"
     COMMIT = "commit"
-    """It is decided: the pipeline's next start commits it, or `commit_decided`."""
+    """The transaction is decided: the pipeline's next start commits it, or `commit_decided`."""
     ABORT = "abort"
     """No decision names it: the pipeline's next start aborts it, or `abort_undecided`."""
     WAIT = "wait"
-    """Its writer may still be running. If it is not, ABORT holds."""
+    """The transaction's writer may still be running. If it is not, ABORT holds."""
     LOST = "lost"
-    """It is decided, and its rows are lost in the target."""
+    """The transaction is decided, and its rows are lost in the target."""
     GIVEN_UP = "given up"
     """An operator has skipped it."""
     STILL_OPEN = "still open"
-    """Its decision is completed, but the target still has it open."""
+    """The transaction's decision is completed, but the target still has it open."""
     COMMITTED_BY_HAND = "committed by hand"
-    """It is committed, and no decision names it."""
+    """The transaction is committed, and no decision names it."""
     FIND_LOG = "find its log"
-    """It belongs to another decision log than those given."""
+    """The transaction belongs to another decision log than those given."""
     GIVE_LOG = "give its log"
     """No decision log was given for it."""
     OUTDATED_LOG = "outdated log"
@@ -94,7 +94,7 @@ _BY_STATUS: Final = {
     TransactionStatus.OUTDATED_LOG: Advice.OUTDATED_LOG,
     TransactionStatus.UNKNOWN: Advice.GIVE_LOG,
 }
-"""What is only reported."""
+"""Advice for transactions that are only reported, by their status."""
 
 
 def advise(status: TransactionStatus, state: Observation) -> Advice:
@@ -117,14 +117,14 @@ class FoundTransaction:
     """A transaction that a target lists, or that a waiting decision names.
 
     Attributes:
-        committable: Its handle.
-        target: In which target; None if none of those given can have it.
-        status: What the decision log says.
-        state: What the target says when it is asked for this one.
-        listed: Whether the target lists it as open or prepared.
-        given_up: Whether somebody has said to go on without it.
-        expires: When the target ends it by itself, in seconds since 1970; None if it never does, or if that is not
-            known.
+        committable: Handle of the transaction.
+        target: The target that has it; None if none of those given can have it.
+        status: Status of the transaction by the decision log.
+        state: State of the transaction by the target, when it is asked for this one.
+        listed: True if the target lists it as open or prepared.
+        given_up: True if an operator or a policy has skipped it.
+        expires: Time at which the target ends it by itself, in seconds since 1970; None if it never does, or if that is
+            not known.
     """
 
     committable: Committable
@@ -182,11 +182,11 @@ class Survey:
     """The transactions that targets and decision logs show.
 
     Attributes:
-        transactions: Those that are open, prepared, or wait for their commit.
+        transactions: Transactions that are open, prepared, or wait for their commit.
         unanswered: Title of each target that did not answer, with the error. Its transactions are listed as far as the
             decision logs name them.
-        others: By title of the target: open transactions of other applications, which hold back readers of what they
-            have written to.
+        others: Open transactions of other applications by the target's title; they hold back readers of the places that
+            they have written to.
     """
 
     transactions: tuple[FoundTransaction, ...]
@@ -201,9 +201,9 @@ def survey(
 
     Args:
         logs: The decision logs that are known.
-        targets: Where to look; of two that have the same transaction, the first counts.
-        pipeline: Look at this one alone; None: at all.
-        must_answer: Whether a target that does not answer is an error.
+        targets: Targets to ask; of two that have the same transaction, the first counts.
+        pipeline: Name of the only pipeline to list; None: all.
+        must_answer: True if a target that does not answer is an error.
 
     Raises:
         ConfigurationError: A target cannot be searched without the name of a pipeline.
@@ -317,9 +317,9 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     decided: str
     completed: str | None = None
-    """None while it waits for its commit."""
+    """Time of its completion; None while it waits for its commit."""
     rows: dict[str, int]
-    """Of each sink."""
+    """Number of rows of each sink."""
     transactions: int
     input: Any
     """Offsets where its input ended."""
@@ -337,9 +337,9 @@ class GivenUp(msgspec.Struct, frozen=True, kw_only=True):
 
     epoch: int
     transaction: str
-    """Empty for all of the epoch."""
+    """Name of the transaction; empty for all of the epoch."""
     action: str
-    """What was done: "skip", "replay" (the epoch was written again) or "heal" (only what was lost of it)."""
+    """Action that was taken: "skip", "replay" (the epoch was written again) or "heal" (only its lost rows were)."""
     who: str
     why: str
     at: str
@@ -356,8 +356,8 @@ def history(log: Log, transactions: Sequence[FoundTransaction] = ()) -> History:
     """Return what a decision log says about the past. It is pruned at each completion, so there are few epochs.
 
     Args:
-        log: The log.
-        transactions: Those that the targets show now; they say when those of the waiting epoch expire.
+        log: The pipeline's decision log.
+        transactions: Transactions that the targets show now; they say when those of the waiting epoch expire.
     """
     epochs = {decision.epoch: _epoch(log.pipeline, decision, done) for decision, done in log.view.decisions}
     decided = [one for one in transactions if one.status is TransactionStatus.DECIDED]

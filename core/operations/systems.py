@@ -21,7 +21,7 @@ def open_target(system: str, at: str, settings: Mapping[str, str] | None = None)
 
     Args:
         system: Name of its connector, such as `kafka` or `postgres`.
-        at: Its address: bootstrap servers, a connection string, a URL.
+        at: Address of the system: bootstrap servers, a connection string, a URL.
         settings: Further settings of the connection: librdkafka's for Kafka, `ledger_schema` for a database.
 
     Raises:

@@ -21,10 +21,10 @@ class OtherTransaction:
     """A transaction of another application, which holds back readers of the same places.
 
     Attributes:
-        name: Its name in the target; empty if this client may not know it.
-        producer: Who has it open, in the target's words.
-        places: Where it has written.
-        started: When it began, in seconds since 1970 on the target's clock; None if that is not known.
+        name: Name of the transaction in the target; empty if this client may not know it.
+        producer: Client that has it open, in the target's words.
+        places: Places that it has written to.
+        started: Time at which it began, in seconds since 1970 on the target's clock; None if that is not known.
     """
 
     name: str
@@ -38,16 +38,17 @@ class Target:
     """Where transactions are.
 
     Attributes:
-        title: For people.
-        names: Under which names, pipeline and sink, something is open or prepared; it is given the pipelines that are
-            asked for by name. Raises ConfigurationError if it can be searched by a pipeline's name only, and SinkError
-            if the target did not answer.
-        known: Under which sinks' names a pipeline of this name has written here, as far as the target remembers.
-        holds: Whether committables of this kind and sink are here.
-        sink: By which transactions of the sink of this name are listed and ended.
-        expires: When the target ends each of these open transactions by itself, in seconds since 1970 on the clock of
-            this machine (which may be wrong: the age that the target knows counts), and None if it never does; None if
-            its sinks know that.
+        title: Title of the target, for people.
+        names: Function that returns the names, pipeline and sink, under which transactions are open or prepared; its
+            argument is the pipelines that are asked for by name. It raises ConfigurationError if the target can be
+            searched by a pipeline's name only, and SinkError if the target did not answer.
+        known: Function that returns the sinks' names under which a pipeline of this name has written here, as far as
+            the target remembers.
+        holds: Function that returns whether committables of this kind and sink are here.
+        sink: Function that returns the sink by which transactions under this sink's name are listed and ended.
+        expires: Function that returns the time at which the target ends each of these open transactions by itself, in
+            seconds since 1970 on the clock of this machine (which may be wrong: the age that the target knows counts),
+            and None if it never does; None if its sinks know that.
         others: Open transactions of other applications, as far as this client may see them; None if the target does not
             list any.
     """
@@ -66,7 +67,7 @@ def sinks_target(sinks: Iterable[Sink], title: str) -> Target:
 
     Args:
         sinks: The sinks; names are unique.
-        title: Where they come from, for people.
+        title: Title of the target, such as the origin of the sinks, for people.
 
     Raises:
         ConfigurationError: Two sinks have the same name.

@@ -22,11 +22,11 @@ class LazyNames:
 
     Args:
         module: Full name of the module.
-        table: By the extra that they need ("" for none): modules below `onceward`, each with its names.
+        table: Modules below `onceward`, each with its names, by the extra that they need ("" for none).
         more: Names that the module has by itself.
 
     Attributes:
-        homes: By name: its module and extra.
+        homes: Module and extra of each name.
     """
 
     def __init__(self, module: str, table: Mapping[str, Mapping[str, str]], more: tuple[str, ...] = ()) -> None:

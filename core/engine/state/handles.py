@@ -14,9 +14,9 @@ class FileRef(msgspec.Struct, frozen=True):
     """A file of written state; other checkpoints may refer to a shared one too."""
 
     name: str
-    """What it is called in the state that it belongs to (RocksDB's own name of it, for example)."""
+    """Name of the file in the state that it belongs to (RocksDB's own name of it, for example)."""
     path: str
-    """Where it is, below the checkpoint folder."""
+    """Path of the file, relative to the checkpoint folder."""
     size: int
     sha256: str
     shared: bool = False
@@ -80,7 +80,7 @@ class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     subtasks: list[SubtaskState]
     states: list[str] = []
-    """Names of the states: earlier versions write and read nothing else of them."""
+    """Names of the states; earlier versions write and read nothing else of them."""
     kinds: dict[str, str] = {}
     """Layouts of the states, by their names."""
     keys: list[str] = []
@@ -95,15 +95,15 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
     log: str = ""
     checkpoint: int
     savepoint: bool = False
-    """Whether it belongs to the user."""
+    """True for a savepoint, which belongs to the user."""
     commits: bool = True
-    """Whether what was written before it is committed with it."""
+    """True if the rows that were written before it are committed with it."""
     terminal: bool = False
-    """Whether the run ended with it."""
+    """True if the run ended with it."""
     drained: bool = False
-    """Whether operators gave what they held back before it."""
+    """True if operators emitted the rows that they held back before it."""
     dropped: str = ""
-    """Why there is no state in it, only positions; empty if there is."""
+    """Reason why it holds no state, only positions; empty if it holds state."""
     max_parallelism: int
     operators: dict[str, OperatorRecord]
 

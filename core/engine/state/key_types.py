@@ -74,10 +74,10 @@ class KeyTypes:
     """The types of keys that one subtask's state is under.
 
     Args:
-        uid: The operator.
+        uid: Uid of the operator.
         columns: Names of the key's columns.
         restored: Types in the checkpoint, column by column; none at a fresh start.
-        all_new: Whether types that the checkpoint does not have are accepted from the first row on.
+        all_new: True if types that the checkpoint does not have are accepted from the first row on.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ class KeyScope:
     """One subtask's keyed state: the table that holds it, the key at hand, and its timers.
 
     Args:
-        table: The table.
+        table: Table of the subtask's cells.
         groups: The key groups of the subtask.
         max_parallelism: Number of all key groups.
         now: Seconds since 1970, for the time to live.
@@ -212,7 +212,7 @@ class State:
     """Base of all states. A class attribute of a ProcessFunction; its name is the attribute's."""
 
     layout: ClassVar[str]
-    """How it lies in a checkpoint: one of another layout cannot read it."""
+    """Name of its form in a checkpoint; a state of another layout cannot read it."""
     name = ""
 
     @property
@@ -304,7 +304,7 @@ class ValueState(KeyedState, Generic[T]):
     The type parameter is that of the value: `ValueState(0)`, or `ValueState[int | None](None)`.
 
     Args:
-        default: What `get` gives where nothing was set.
+        default: Value that `get` returns where none was set.
         ttl: Seconds for which the value is kept after it was set; None: forever. Reading it does not renew it.
     """
 
@@ -414,7 +414,7 @@ class ReducingState(ValueState[T | None]):
     """One value for each key, into which others are folded; None before the first. The type parameter is the value's.
 
     Args:
-        reduce: Of the value so far and the one added, the next.
+        reduce: Function of the value so far and the one added; it returns the next value.
         ttl: Seconds for which the value is kept after one was added; None: forever. Reading it does not renew it.
     """
 
@@ -495,7 +495,7 @@ class OperatorState(State, Generic[T]):
     """A list that belongs to a subtask, not to a key. The type parameter is that of an item.
 
     Args:
-        redistribute: At a restore: "split" distributes the items of all subtasks, "union" gives all of them to each.
+        redistribute: Rule at a restore: "split" distributes all subtasks' items, "union" gives all of them to each.
     """
 
     layout = "operator"

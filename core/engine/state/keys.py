@@ -106,9 +106,9 @@ class Distinct(NamedTuple):
     values: list[Any]
     encoded: list[bytes]
     codes: pa.Array
-    """For each row, where its key is in those lists."""
+    """Index of each row's key in those lists."""
     types: Sequence[tuple[pa.DataType, ...]]
-    """Of the key's columns, for each shape of records."""
+    """Types of the key's columns, for each shape of records."""
 
 
 class KeyEncoder:

@@ -43,7 +43,7 @@ _NEAR_BYTES: Final = 16_000_000
 _OVERFLOW_BUFFER: Final = 4_000_000
 """Bytes of an overflow that RocksDB keeps in memory before it writes them."""
 _ENTRY: Final = 200
-"""What Python takes for an entry of a dictionary and its objects, in bytes."""
+"""Bytes that Python takes for an entry of a dictionary and its objects."""
 
 
 class RocksTable(KeyedTable):

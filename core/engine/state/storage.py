@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 SHARED: Final = "shared"
 METADATA: Final = "metadata"
 PROOF: Final = "decided"
-"""Beside the metadata: they were decided. See engine.reference."""
+"""Name of the file beside the metadata that proves that they were decided. See engine.reference."""
 _CHUNK: Final = 1 << 20
 _GONE: Final = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 _FOLDER: Final = re.compile(r"chk-[0-9]+-[0-9]+")

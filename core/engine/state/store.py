@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .storage import CheckpointStorage
 
 Cell: TypeAlias = tuple[bytes, bytes, bytes]
-"""Row, column, value."""
+"""Row, column and value of one cell."""
 
 
 class Overflow(ABC):
@@ -43,9 +43,9 @@ class KeyedTable(ABC):
     """The keyed state of one running subtask. One thread uses it; only what `freeze` returns runs elsewhere."""
 
     copied_whole: ClassVar[bool] = False
-    """Whether `freeze` copies every cell."""
+    """True if `freeze` copies every cell."""
     overflow: Callable[[], Overflow] | None = None
-    """Makes room outside of memory; None: there is none."""
+    """Function that makes room outside of memory; None: there is none."""
 
     @abstractmethod
     def get(self, row: bytes, column: bytes = b"") -> bytes | None: ...
@@ -78,9 +78,9 @@ class KeyedTable(ABC):
         """Replace each value by the result of a function of row and value; delete those for which it returns None.
 
         Args:
-            revised: The function.
-            most: How many cells it gets, beginning where the last call has ended, and at the front again after the
-                last cell; None: all.
+            revised: Function of a cell's row and value; it returns the new value, or None.
+            most: Maximum number of cells that it gets, beginning where the last call has ended, and at the front again
+                after the last cell; None: all.
         """
 
     @abstractmethod
@@ -110,7 +110,7 @@ class StateBackend(ABC):
     most: int | None = None
     """Bytes of one subtask's snapshot at most; None: any number."""
     storage: CheckpointStorage | None = None
-    """Where checkpoints are; None if they are kept inside the decision log."""
+    """Storage of the checkpoints; None if they are kept inside the decision log."""
 
     @abstractmethod
     def bind(self, name: str) -> StateBackend:
@@ -128,10 +128,10 @@ class StateBackend(ABC):
         """Open the table of one subtask.
 
         Args:
-            task: Whose.
+            task: Subtask that owns the table.
             groups: The key groups it owns.
             restored: Handles that overlap its groups; empty for a fresh start.
-            storage: Where the handles' files are.
+            storage: Storage of the handles' files; None if they have none.
             generation: Position of the run's START, for the names of files that checkpoints share.
 
         Raises:
@@ -142,7 +142,7 @@ class StateBackend(ABC):
 _FORMAT: Final = 2
 _MAGIC: Final = b"onceward-rows/2\n"
 _LENGTHS: Final = {b"onceward-rows/1\n": struct.Struct(">HIQ"), _MAGIC: struct.Struct(">IIQ")}
-"""Of a cell's parts, by the file's first bytes. In format 1 a row could not have more than 65,535 bytes."""
+"""Layout of the lengths of a cell's parts, by the file's first bytes. In format 1 a row had at most 65,535 bytes."""
 _PER_CHUNK: Final = 10_000
 
 

@@ -50,7 +50,7 @@ class Timers:
     """Timers by time.
 
     Args:
-        overflow: Makes room outside of memory when it is needed; None: all timers are in memory.
+        overflow: Function that makes room outside of memory when it is needed; None: all timers are in memory.
     """
 
     def __init__(self, overflow: Callable[[], Overflow] | None) -> None:

@@ -17,7 +17,7 @@ from ...errors import ConfigurationError
 
 TIME: Final = struct.Struct(">d")
 WITH_TIMES: Final = " with times"
-"""What a layout's name ends with if its cells have times."""
+"""Suffix of a layout's name if its cells have times."""
 LEAST: Final = 0.001
 """Seconds: clocks are not finer, so a shorter time might have passed at once."""
 MOST: Final = 1e12

@@ -34,7 +34,7 @@ class WorkingCopy:
 
     Args:
         local: Folder in which it is made; None: the system's folder for temporary files (TMPDIR).
-        owner: Whose it is: the location of a pipeline's checkpoints.
+        owner: Identity of its owner: the location of a pipeline's checkpoints.
 
     Raises:
         StateError: It cannot be made; the message names the folder.
