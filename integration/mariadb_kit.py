@@ -17,7 +17,7 @@ import pymysql
 from onceward.testing.machine import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 PROGRAM: Final = shutil.which("mariadbd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 """The server's program; None if it is not installed (Debian's package mariadb-server-core)."""
@@ -25,10 +25,16 @@ _START_SECONDS: Final = 60.0
 
 
 class MariaDb:
-    """A server in a folder, always at the same port."""
+    """A server in a folder, always at the same port.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: The folder.
+        options: Options of the server beside those of every test.
+    """
+
+    def __init__(self, folder: Path, options: Sequence[str] = ()) -> None:
         self._folder = folder
+        self._options = options
         self._process: subprocess.Popen[bytes] | None = None
         self.port = free_port()
 
@@ -59,7 +65,15 @@ class MariaDb:
         place = [f"--datadir={self._folder}/data", f"--socket={self._folder}/socket", f"--port={self.port}"]
         durable = ["--innodb-flush-log-at-trx-commit=1", "--sync-binlog=1", "--skip-name-resolve"]
         with (self._folder / "log").open("ab") as log:
-            command = [PROGRAM, "--no-defaults", *place, "--bind-address=127.0.0.1", *durable, *self._user]
+            command = [
+                PROGRAM,
+                "--no-defaults",
+                *place,
+                "--bind-address=127.0.0.1",
+                *durable,
+                *self._options,
+                *self._user,
+            ]
             self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self._folder)
         until = time.monotonic() + _START_SECONDS
         while True:
@@ -93,9 +107,9 @@ def version() -> str:
 
 
 @contextmanager
-def running_mariadb() -> Iterator[MariaDb]:
+def running_mariadb(*options: str) -> Iterator[MariaDb]:
     with TemporaryDirectory(prefix="onceward-test-") as folder:
-        server = MariaDb(Path(folder))
+        server = MariaDb(Path(folder), options)
         try:
             server.create()
             yield server

@@ -292,7 +292,8 @@ def check_own_tables(connection: Session, schema: str, tables: Sequence[str]) ->
     if published:
         _log.warning(
             "publications %s are FOR ALL TABLES, so their subscribers get the tables of schema %s, too, staged rows "
-            "included: publish single schemas (FOR TABLES IN SCHEMA …) or tables to spare them that",
+            "included, and a CREATE SUBSCRIPTION stops ('logical replication target relation … does not exist') while "
+            "it has no such table: publish single schemas (FOR TABLES IN SCHEMA …) or tables instead",
             *(published, schema),
         )
 
