@@ -24,7 +24,7 @@ OLDER = "spark35 SPARK35=integration/test_spark_older.py"
 OF_AN_EARLIER_RUN = '{"integration/test_ui.py::test_x": true}'
 
 
-TOOLS = ("promtool", "chromium")
+TOOLS = ("promtool", "chromium", "mariadbd")
 USED = [
     "bash",
     "sh",
@@ -123,4 +123,7 @@ def test_what_cannot_be_installed_is_said_and_the_rest_goes_on(tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "bin" / "promtool").exists()
     said = [line for line in done.stdout.splitlines() if line.startswith("==")]
-    assert said == ["== chromium cannot be installed: the tests of the page in a browser are skipped"]
+    assert said == [
+        "== chromium cannot be installed: the tests of the page in a browser are skipped",
+        "== mariadbd cannot be installed: the tests of MariaDB outside of containers are skipped",
+    ]
