@@ -202,6 +202,14 @@ def test_the_layout_does_not_move_away_from_its_goals() -> None:
     }, "write down what has become better; nothing may become worse"
 
 
+def test_the_architecture_says_in_which_process_each_module_for_spark_runs() -> None:
+    _, _, table = (ROOT / "ARCHITECTURE.md").read_text().partition("| process | what onceward does in it | modules |\n")
+    modules = {
+        name for line in table.split("\n\n")[0].splitlines() for name in re.findall(r"`(\w+)`", line.split("|")[3])
+    }
+    assert modules == set(layout.rooms("connectors/spark"))
+
+
 def test_an_import_is_known_with_the_package_that_a_link_leads_to() -> None:
     found = {(each.file, each.module) for each in layout.imports()}
     assert ("core/operations/resolve.py", "core.operations.survey") in found  # from .survey import …
