@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _OF_STREAMS: Final = frozenset({"rewind", "adopt", "checkpointlocation"})
 _OF_BATCHES: Final = frozenset({"runkey"})
 _validated: set[str] = set()
-"""What this driver process has validated already: it lives on across micro-batches."""
+"""Keys of sinks that this driver process has validated already: it lives on across micro-batches."""
 
 
 class Writable(Protocol):
@@ -63,9 +63,9 @@ def stream_writer(format_: Writable, schema: StructType, *, overwrite: bool) -> 
     """Make the writer of a streaming query.
 
     Args:
-        format_: The format.
-        schema: That of the rows.
-        overwrite: Whether the query has output mode complete.
+        format_: Format that writes.
+        schema: Schema of the rows.
+        overwrite: True if the query has output mode complete.
 
     Raises:
         ConfigurationError: An option is wrong, or the query cannot be written exactly once; the message says why.
@@ -87,9 +87,9 @@ def batch_writer(format_: Writable, schema: StructType, *, overwrite: bool) -> B
     """Make the writer of a batch.
 
     Args:
-        format_: The format.
-        schema: That of the rows.
-        overwrite: Whether the batch is to replace what is there.
+        format_: Format that writes.
+        schema: Schema of the rows.
+        overwrite: True if the batch is to replace existing rows.
 
     Raises:
         ConfigurationError: An option is wrong, or existing rows are to be replaced.
