@@ -79,9 +79,9 @@ def services_at(
 
     Args:
         home: State folder; default ONCEWARD_DEV_HOME, else `.run` in the current folder.
-        kafka: Whether Kafka is wanted.
-        postgres: Whether PostgreSQL is wanted.
-        detached: Whether what is started outlives this program.
+        kafka: True if Kafka is wanted.
+        postgres: True if PostgreSQL is wanted.
+        detached: True if what is started outlives this program.
     """
     folder = state_home(home)
     return DevServices(
@@ -97,8 +97,8 @@ def dev_services(home: str | Path | None = None, *, kafka: bool = True, postgres
 
     Args:
         home: State folder; default ONCEWARD_DEV_HOME, else `.run` in the current folder.
-        kafka: Whether to run Kafka.
-        postgres: Whether to run PostgreSQL.
+        kafka: True to run Kafka.
+        postgres: True to run PostgreSQL.
 
     Raises:
         ConfigurationError: Java or PostgreSQL's programs are missing; the message says what to install.
