@@ -29,10 +29,10 @@ _COMMANDS: Final = {
     PipelineState.FAILED: (_DOCTOR, ()),
     PipelineState.SILENT: (_LIST, ()),
 }
-"""What helps in a state, and its other options."""
+"""Command that helps in each state, with its further options."""
 _ADDRESS, _SINKS = "SYSTEM=ADDRESS", "MODULE:NAME"
 _STORE, _UNSHOWN = "STORE", "UNSHOWN"
-"""What a person replaces in a command."""
+"""Words of a command that a person replaces."""
 
 
 class AdvisedStatus(PipelineStatus, frozen=True, kw_only=True):
@@ -42,7 +42,7 @@ class AdvisedStatus(PipelineStatus, frozen=True, kw_only=True):
     """The command that does what is advised, or shows more; empty if nothing needs to be done. Several are separated
     by semicolons: one command asks one system of a kind."""
     fill_in: str = ""
-    """What must be filled in or added before the command can run, in words; empty if it can run as it is."""
+    """Text that says what must be filled in or added before the command can run; empty if it can run as it is."""
     docs: str = ""
     """Address of the page about this state: what it means, how much time is left, what to do."""
 
@@ -57,7 +57,7 @@ def with_advice(status: PipelineStatus, url: str, targets: Sequence[str]) -> Adv
     """Return a status with the command to use.
 
     Args:
-        status: The status.
+        status: Status of the pipeline.
         url: URL of the decision log's store.
         targets: Options of the command line that say where the targets are; empty if none were given.
     """
@@ -165,8 +165,8 @@ def _where(targets: Sequence[NotedSystem], *, needed: bool = True) -> tuple[list
     judge it, and a command that is copied would trust it with passwords.
 
     Args:
-        targets: The targets.
-        needed: Whether the command needs one.
+        targets: Targets of the pipeline.
+        needed: True if the command needs a target.
     """
     known = [one for one in targets if one.system in connectors() and one.decided]
     words: list[str] = []

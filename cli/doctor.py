@@ -74,9 +74,9 @@ def run_checks(
     """Check this machine, and the services that are named.
 
     Args:
-        access: How systems are reached.
-        places: What pipelines read and write, such as `kafka:TOPIC` and `files:FOLDER`, whose settings and rights are
-            checked.
+        access: Access to the systems.
+        places: Places that pipelines read and write, such as `kafka:TOPIC` and `files:FOLDER`, whose settings and
+            rights are checked.
         pipeline: Pipeline whose rights in its systems are checked, and whose log.
         store: URL of the decision log's store, or the checkpoint folder.
         cluster: Spark's master, whose executors are asked for the same; None: they are not.
@@ -135,9 +135,9 @@ def findings_of(extra: str, check: Callable[[], Iterable[Finding]], *, is_extra:
     """Yield the findings of a check, or a finding that says what it lacks or cannot do.
 
     Args:
-        extra: Whose packages it needs.
-        check: The check.
-        is_extra: Whether that is an extra of onceward, and not the connector of another package.
+        extra: Name of the extra whose packages the check needs.
+        check: Function that makes the check.
+        is_extra: True for an extra of onceward, False for the connector of another package.
     """
     try:
         yield from check()
@@ -220,8 +220,8 @@ def check_store(url: str | None, pipeline: str | None) -> Finding:
     """Check that the store can be read and, where needed, seen by other machines; report the log's state.
 
     Args:
-        url: Of the store, or the checkpoint folder; None: skipped.
-        pipeline: Whose log; a folder tells it by itself.
+        url: URL of the decision log's store, or the checkpoint folder; None to skip the check.
+        pipeline: Name of the log's pipeline; a folder tells it by itself.
     """
     if url is None:
         return skipped(_LOG, "give --store (or the checkpoint folder) to check it")
@@ -327,9 +327,9 @@ def check_pipeline(url: str, pipeline: str | None, targets: Sequence[Target]) ->
     """Check the pipeline's decision log and targets.
 
     Args:
-        url: Of the decision log's store, or the checkpoint folder.
+        url: URL of the decision log's store, or the checkpoint folder.
         pipeline: Its name; a folder tells it by itself.
-        targets: Where its transactions are.
+        targets: Targets that have the pipeline's transactions.
     """
     try:
         log = open_log(url, pipeline)

@@ -47,8 +47,9 @@ class Explanation(msgspec.Struct, frozen=True):
 
     Attributes:
         name: Name of the pipeline or of the query; "query" if it has none.
-        guarantee: What a reader of the targets sees of each record after any failure: that of the weakest part.
-        findings: What was checked, in the order: the query or graph itself, then the decision log and the targets.
+        guarantee: Guarantee for each record after any failure, as a reader of the targets sees it: that of the weakest
+            part.
+        findings: Results of the checks, in the order: the query or graph itself, then the decision log and the targets.
     """
 
     name: str
@@ -180,7 +181,7 @@ def load(reference: str, arguments: Sequence[str] = ()) -> list[Any]:
     Args:
         reference: `module:function` of a function that returns a DataStreamWriter or a Pipeline, or several of them;
             `file.py:function`; or a file, which is run up to where it would wait for what it has started.
-        arguments: Of the program (`sys.argv`).
+        arguments: Arguments of the program (`sys.argv`).
 
     Raises:
         ConfigurationError: There is no such thing, it fails, or it describes no query.

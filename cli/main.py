@@ -225,8 +225,8 @@ def write_skeleton(name: str, folder: Path, *, connector: bool = False) -> list[
 
     Args:
         name: Name of the module.
-        folder: The folder.
-        connector: Whether to write a connector, its test and a package's files, too. The sink and its test may then be
+        folder: Folder to write into.
+        connector: True to write a connector, its test and a package's files, too. The sink and its test may then be
             there, and stay.
 
     Raises:

@@ -71,7 +71,7 @@ class Search(Access):
     unanswered: dict[str, str] = field(init=False, default_factory=dict)
     """Targets that did not answer, and logs that could not be read, with what they raised."""
     others: Mapping[str, Sequence[OtherTransaction]] = field(init=False, default_factory=dict)
-    """By target: open transactions of other applications."""
+    """Open transactions of other applications, by target."""
 
     def found(self, logs: Sequence[Log] | None = None) -> Sequence[FoundTransaction]:
         """Return the transactions in the targets; those of the log's pipeline alone, if one is given."""

@@ -79,7 +79,7 @@ class Supervisor:
 
     Args:
         command: The program and its arguments.
-        strategy: When to start it again.
+        strategy: Strategy that says when to start it again.
         clock: Seconds, for the strategy.
     """
 

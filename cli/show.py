@@ -55,8 +55,8 @@ def table(transactions: Sequence[FoundTransaction], *, as_json: bool = False, un
     """Print a line for each transaction with its name, which is not cut, and its facts below.
 
     Args:
-        transactions: What was found.
-        as_json: Print JSON.
+        transactions: Transactions to print, each with its status.
+        as_json: True to print JSON.
         unanswered: Titles of targets that did not answer, and of logs that could not be read: nothing is known of them.
     """
     if as_json:

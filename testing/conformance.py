@@ -69,7 +69,7 @@ MANY: Final = 40
 SINK_CALLS: Final = ("begin", "write", "pre_commit", "commit_many", "abort", "lingering", "claim", "completed")
 AT_STARTS: Final = ("abort", "lingering", "claim")
 OF_A_SESSION: Final = ("begin", "write", "pre_commit")
-"""Which no network repeats."""
+"""Calls of a session, which no network repeats."""
 PAUSE: Final = 0.015
 MOST_MISSED: Final = 3
 """Points that a run may happen not to reach again, out of some forty."""
@@ -78,11 +78,11 @@ MANY_ROWS: Final = 900
 MOST_GROWN: Final = 3000
 MOST_INTERRUPTED: Final = 300
 MAY_BE_VISIBLE: Final = frozenset({Observation.BEGUN, Observation.COMMITTED, *UNPROVEN})
-"""What `inspect_many` may say of a transaction some of whose rows are visible."""
+"""Answers of `inspect_many` that are allowed for a transaction some of whose rows are visible."""
 PARTS: Final = 60
 MOST_LINES: Final = 400
 SHARE_OF_LINES: Final = 0.2
-"""Of a case's limit of time, for kills at lines; the rest is for the first and the last of them."""
+"""Share of a case's limit of time that kills at lines get; the rest is for the first and the last of them."""
 OVERDUE: Final = 10
 """A transaction that has not ended after so many of its timeouts never will."""
 

@@ -50,7 +50,7 @@ class Refused:
     Attributes:
         sink: Makes the sink that is refused.
         connector: Makes the connector to the same system, by the same user.
-        place: What the sink writes to, by its name; None if the place itself is not the fault.
+        place: Name of the place that the sink writes to; None if the place itself is not the fault.
     """
 
     sink: Callable[[], TwoPhaseCommitSink[Any]]

@@ -104,7 +104,7 @@ class KafkaContainer(_Crashable):
     """One Kafka broker in KRaft mode in a container like apache/kafka's.
 
     Args:
-        image: The image.
+        image: Name and tag of the image.
         config: Broker settings beside or instead of those for one fast node.
         alias: Name by which other containers of the same network reach the broker, at port 29092.
         behind_proxy: A port of this machine on which the broker listens too, and the address `host:port` that its
@@ -178,7 +178,7 @@ class PostgresContainer(_Database):
     """A PostgreSQL server in a container, with prepared transactions switched on.
 
     Args:
-        image: The image.
+        image: Name and tag of the image.
         config: Server settings beside or instead of `max_prepared_transactions = 100`.
     """
 
@@ -205,7 +205,7 @@ class MariaDbContainer(_Database):
     """A MariaDB server in a container like the official one.
 
     Args:
-        image: The image.
+        image: Name and tag of the image.
         config: Server settings, for example `{"max_connections": "50"}`.
     """
 

@@ -35,13 +35,13 @@ class FaultKind(StrEnum):
     """The kind of a call's failure."""
 
     FAIL = "fail"
-    """It is never made; the caller gets an error that may pass."""
+    """The call is never made; the caller gets an error that may pass."""
     DELAY = "delay"
-    """It is made late."""
+    """The call is made late."""
     LOSE_ANSWER = "lose the answer"
-    """It is made; the caller gets an error that may pass."""
+    """The call is made; the caller gets an error that may pass."""
     DUPLICATE = "duplicate"
-    """It is made twice, as by a network that repeats; the caller gets the second answer."""
+    """The call is made twice, as by a network that repeats; the caller gets the second answer."""
     DIE = "die"
     """The process ends by SIGKILL before it is made."""
     DIE_AFTER = "die after"
@@ -53,11 +53,11 @@ class Fault:
     """One fault.
 
     Attributes:
-        kind: What goes wrong.
+        kind: Kind of the failure.
         call: Name of the method, as in the wrapped class; "*" for any.
-        nth: At its nth call in this process, counted from 1.
-        times: At so many calls in a row.
-        seconds: How late, for DELAY.
+        nth: Number of the first call that fails, counted from 1 in each process.
+        times: Number of calls in a row that fail.
+        seconds: Delay of the call in seconds, for DELAY.
 
     Raises:
         ConfigurationError: A number is out of range.
@@ -134,7 +134,7 @@ class Faults:
     """A plan of the calls that go wrong. Thread-safe; picklable, and counts once in each process.
 
     Args:
-        faults: What is to go wrong. If several meet at a call, the first counts.
+        faults: Faults that are to happen. If several meet at a call, the first counts.
     """
 
     def __init__(self, *faults: Fault) -> None:
@@ -158,7 +158,7 @@ class Faults:
         Args:
             seed: The same seed gives the same faults for the same order of calls.
             rate: Probability, 0 to 1.
-            kinds: Of these; a DELAY takes up to 0.2 s.
+            kinds: Kinds of faults to choose from; a DELAY takes up to 0.2 s.
             calls: Only at these; default: at all.
 
         Raises:
@@ -188,10 +188,11 @@ class Faults:
         """Make a call with the planned fault, if there is one.
 
         Args:
-            call: Its name.
-            make: Makes it.
-            lost: What the caller gets instead of an answer, from words: raises, or says "retry later".
-            again: Whether a network could repeat it; if not, a DUPLICATE does not happen.
+            call: Name of the call.
+            make: Function that makes the call.
+            lost: Function that makes from words what the caller gets instead of an answer: it raises, or says "retry
+                later".
+            again: True if a network could repeat the call; if not, a DUPLICATE does not happen.
         """
         fault = self._next(call, again=again)
         if fault is None:

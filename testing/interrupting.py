@@ -25,11 +25,11 @@ class Interruption:
     """A context in which the line number `at` of a sink's own code raises Interrupted.
 
     Args:
-        sink: The sink.
-        at: Which of the lines that are passed, counted from 0.
+        sink: Sink whose code is interrupted.
+        at: Number of the line among those that are passed, counted from 0.
 
     Attributes:
-        line: Where it was, as `file:line`; empty if so many lines were not passed.
+        line: Line that was interrupted, as `file:line`; empty if so many lines were not passed.
     """
 
     def __init__(self, sink: object, at: int) -> None:

@@ -46,7 +46,7 @@ RESTARTS: Final = 20
 RESTART_PAUSE: Final = 0.05
 T = TypeVar("T")
 ONLY_LATER: Final = (Step.ABORT_BEFORE, Step.ABORT_AFTER, "abort().before", "abort().after")
-"""What a clean run does not pass, and one after a crash does."""
+"""Steps that a clean run does not pass, and one after a crash does."""
 UNPREDICTABLE: Final = frozenset({"validate", "discard"})
 """Calls that change nothing in a target, or come only after a failure."""
 
@@ -56,10 +56,10 @@ class Report:
     """The result of killing a process at each point.
 
     Attributes:
-        killed: At these points, in order.
-        missed: These points were not reached.
+        killed: Points at which the process was killed, in order.
+        missed: Points that were not reached.
         used: So many of the parts were written.
-        errors: What failed.
+        errors: Messages about all that failed.
     """
 
     killed: list[str] = field(default_factory=list)

@@ -74,9 +74,9 @@ class KilledEpoch:
     """One epoch that was killed, and what became of it.
 
     Attributes:
-        where: Before which line, and in which part of the protocol.
-        number: Of the epoch.
-        decided: Whether the log has a decision of it.
+        where: Text that says before which line, and in which part of the protocol.
+        number: Number of the epoch.
+        decided: True if the log has a decision of the epoch.
     """
 
     where: str
@@ -92,7 +92,7 @@ class LineReport:
         epochs: The epochs that were killed, one for each part of the rows.
         missed: Lines that were not reached again.
         left_out: Lines for which there was no time.
-        errors: What failed, each with the line.
+        errors: Messages about all that failed, each with the line.
     """
 
     epochs: list[KilledEpoch] = field(default_factory=list)
@@ -108,7 +108,7 @@ def kill_at_each_line(
 
     Args:
         sink: Its class must be importable by name in another process.
-        pipeline: Its name.
+        pipeline: Name of the pipeline.
         parts: ROWS_OF_AN_EPOCH rows for one epoch each.
         folder: Empty; for the decision log.
         seconds: No further epoch begins after so many, if ten lines were tried.
@@ -161,9 +161,9 @@ class _LineKiller:
         """Do the work in a fork until `end`, and note what the log says when it starts.
 
         Args:
-            work: What to do.
-            end: Where the fork is killed.
-            where: Of a new epoch; without it, the fork runs none.
+            work: Function that does the work.
+            end: Line or step at which the fork is killed; None if it is not.
+            where: Text that says where a new epoch is killed; if empty, the fork runs no new epoch.
 
         Returns:
             The lines that it passed, None if `end` killed it.

@@ -81,8 +81,8 @@ def failing_io(site: Site, *, after: bool) -> Iterator[list[Site]]:
     """Make a call fail once that this thread makes in the block; give a list that is empty once it has failed.
 
     Args:
-        site: The call.
-        after: Whether it takes effect, and only its answer is lost.
+        site: Call that fails.
+        after: True if the call takes effect, and only its answer is lost.
     """
     left = [site]
 
@@ -158,7 +158,7 @@ class Outage:
     """One way in which the whole target fails while a call is made.
 
     Attributes:
-        words: What happens, for messages.
+        words: Description of the outage, for messages.
         begin: Makes the target fail.
         end: Makes it work again.
     """

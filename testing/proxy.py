@@ -32,8 +32,8 @@ class Proxy:
     It runs in a thread of its own. The methods may be called from any other, and return when they have taken effect.
 
     Args:
-        host: Where the service is.
-        port: Its port.
+        host: Host of the service.
+        port: Port of the service.
         listen: The port for clients; default: a free one.
     """
 
@@ -59,7 +59,7 @@ class Proxy:
         """Deliver nothing more on any connection, and tell nobody.
 
         Args:
-            requests: Whether what clients send still arrives, so that only the answers are lost.
+            requests: True if what clients send still arrives, so that only the answers are lost.
         """
         self._do(self._open(requests=requests, answers=False))
 

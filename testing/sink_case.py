@@ -88,7 +88,7 @@ class SinkUnderTest:
         hasty: The same sink, with a transaction_timeout of a few seconds.
         refused: Rows that `validate` lets pass, and that the target refuses when they are written or prepared.
         misfit: A schema that the target cannot take.
-        remembers: Whether the target can tell how far a decision log had come when it last committed; Kafka cannot.
+        remembers: True if the target can tell how far a decision log had come when it last committed; Kafka cannot.
         secret: A password that the sink is given; nothing may show it.
         take_away: Removes all visible rows from the target, as its readers or its retention may; what the sink itself
             remembers of its commits stays. Needed where `commit` answers LOST or FENCED.
@@ -97,8 +97,8 @@ class SinkUnderTest:
             `to_pylist`.
         columns: Columns beside `n`, of types that the sink stores unchanged: the suite makes rows of values that are
             easily lost. Default: `text: string` if `rows` is left out, too.
-        keyed: Whether the target keeps one row for each value of `n`.
-        ordered: Whether `read` returns the rows of a subtask in the order in which they were written.
+        keyed: True if the target keeps one row for each value of `n`.
+        ordered: True if `read` returns the rows of a subtask in the order in which they were written.
         proxy: The sink reaches its target through it (`onceward.testing.proxy`), so that the suite can refuse
             connections, cut answers, delay and lose them.
         break_target: Makes the target fail each request; with `mend_target`, for targets that no proxy can cut off.
@@ -143,9 +143,9 @@ class SinkCase:
     """One pipeline of one test.
 
     Args:
-        sink_under_test: What is tested.
+        sink_under_test: Sink that is tested, with the functions that the suite needs.
         pipeline: Its name; default: a new one.
-        store: Of its decision log; default: a new one in memory.
+        store: Store of its decision log; default: a new one in memory.
     """
 
     def __init__(
@@ -277,9 +277,9 @@ class SinkCase:
         """Run the sink in an embedded pipeline that fails at each of these steps once.
 
         Args:
-            steps: Where to fail.
-            faults: Which calls of the sink go wrong.
-            store: Of the decision log.
+            steps: Steps at which the pipeline fails.
+            faults: Faults of the sink's calls.
+            store: Store of the decision log.
             pause: Seconds before each batch, so that there are several epochs.
         """
         left, lock = list(steps), threading.Lock()

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 MOST_SECONDS: Final = 20.0
 SEEN: Final = (Observation.NO_ANSWER, Observation.UNKNOWN)
 Answer = tuple[Any, Exception | None]
-"""What a call returned, and what it raised."""
+"""Result of a call: the value that it returned, and the exception that it raised."""
 
 
 class Failing:
@@ -57,8 +57,8 @@ class Failing:
 
     Attributes:
         sites: Calls that can be made to fail; known after `during`.
-        struck: Whether anything went wrong.
-        syncs: Whether what failed would have made rows durable.
+        struck: True if anything went wrong.
+        syncs: True if what failed would have made rows durable.
     """
 
     syncs = False
@@ -336,7 +336,7 @@ def each_fault(case: SinkCase, attempt: Callable[[Failing, int], None]) -> bool:
     """Make an attempt with each fault that can be made while it runs; return whether there is one.
 
     Args:
-        case: The case.
+        case: Case whose sink is called.
         attempt: Makes a call with a fault, and judges it; the second argument is the number of a row that is its own.
     """
     numbers = iter(range(case.first, case.first + 1000, 2))

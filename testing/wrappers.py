@@ -36,7 +36,7 @@ class _Faulty:
     wrapped: Any
     faults: Faults
     error: type[OncewardError]
-    """What a caller gets whose call, or its answer, is lost."""
+    """Error that a caller gets whose call, or its answer, is lost."""
 
     def _lost(self, words: str) -> Any:
         raise self.error(words)
@@ -94,9 +94,9 @@ class FaultySink(_AnyFaultySink, TwoPhaseCommitSink[Any]):
     """A TwoPhaseCommitSink with faults.
 
     Args:
-        sink: The sink.
-        faults: What goes wrong; calls are named as the methods: begin, write, pre_commit, discard, commit_many (also
-            for commit), abort, lingering, lingering_elsewhere, inspect_many, warm_up, validate, and of its ledger
+        sink: Sink whose calls fail.
+        faults: Faults of the calls, which are named as the methods: begin, write, pre_commit, discard, commit_many
+            (also for commit), abort, lingering, lingering_elsewhere, inspect_many, warm_up, validate, and of its ledger
             check_claim, claim, release, accept_loss, completed, forget.
     """
 
@@ -128,7 +128,7 @@ class FaultyLedger(_Faulty, Ledger):
 
     Args:
         ledger: The ledger of the sink that is wrapped.
-        faults: What goes wrong; calls are named as the methods.
+        faults: Faults of the calls, which are named as the methods.
     """
 
     error = InjectedSinkError
@@ -143,8 +143,8 @@ class FaultyDirectSink(_AnyFaultySink, DirectSink[Any]):
     """A DirectSink or IdempotentSink with faults.
 
     Args:
-        sink: The sink.
-        faults: What goes wrong; calls: open, write (which DUPLICATE makes twice), flush, close, validate.
+        sink: Sink whose calls fail.
+        faults: Faults of the calls: open, write (which DUPLICATE makes twice), flush, close, validate.
     """
 
     def __init__(self, sink: DirectSink[Any], faults: Faults) -> None:
@@ -161,9 +161,9 @@ class FaultySource(_Faulty, ResettableSource):
     """A ResettableSource with faults.
 
     Args:
-        source: The source.
-        faults: What goes wrong; calls: start, end, latest, splits, read, piece (each part that a read delivers),
-            publish, validate.
+        source: Source whose calls fail.
+        faults: Faults of the calls: start, end, latest, splits, read, piece (each part that a read delivers), publish,
+            validate.
     """
 
     error = InjectedSourceError
@@ -194,9 +194,9 @@ class FaultyLiveSource(_Faulty, LiveSource):
     """A LiveSource with faults.
 
     Args:
-        source: The source.
-        faults: What goes wrong; calls: listen, arrival (each batch that comes), validate. A batch whose arrival fails
-            is lost, as with any live source.
+        source: Source whose calls fail.
+        faults: Faults of the calls: listen, arrival (each batch that comes), validate. A batch whose arrival fails is
+            lost, as with any live source.
     """
 
     error = InjectedSourceError
@@ -217,9 +217,9 @@ class FaultyStore(_Faulty):
     """A store of a decision log with faults.
 
     Args:
-        store: The store.
-        faults: What goes wrong; calls: put_if_absent, get, list_keys, delete. A put that is made twice answers the
-            second time that a value is there.
+        store: Store whose calls fail.
+        faults: Faults of the calls: put_if_absent, get, list_keys, delete. A put that is made twice answers the second
+            time that a value is there.
     """
 
     error = InjectedStoreError

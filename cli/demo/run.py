@@ -99,14 +99,14 @@ TARGETS: Mapping[tuple[str, str], KafkaTopic | Table] = {
     ("Kafka", "at least once"): KafkaTopic(AT_LEAST_ONCE, PARTITIONS),
     ("PostgreSQL", "at least once"): Table(AT_LEAST_ONCE, _COLUMNS),
 }
-"""What the pipeline writes, by system and guarantee."""
+"""Topics and tables that the pipeline writes, by system and guarantee."""
 _TOPICS: Final = {endpoint.name: target for target, endpoint in TARGETS.items() if isinstance(endpoint, KafkaTopic)}
 VICTIMS = {"kill-driver": "driver", "kill-kafka": "broker", "kill-postgres": "database"}
-"""What gets SIGKILL, by the kit's fault."""
+"""Processes that get SIGKILL, by the kit's fault."""
 MADE: Final = ("services", "checkpoints", "driver.log")
-"""What a demo makes in its folder, and the next one deletes there."""
+"""Names of all that a demo makes in its folder, and that the next one deletes there."""
 SAID = "demo: "
-"""Before what the driver says in its log."""
+"""Prefix of the driver's messages in its log."""
 
 
 def checkpoint(folder: Path, target: str) -> Path:

@@ -14,7 +14,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     """The parts that a page does not have in their newest form."""
 
     version: int
-    """What the page passes the next time."""
+    """Version of the page, which it passes the next time."""
     parts: dict[str, msgspec.Raw]
 
 

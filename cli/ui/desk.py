@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _PAUSE: Final = 1.0
 """Seconds for which what was read is shown again."""
 _FOUND: Final = 500
-"""How many transactions of the targets are shown."""
+"""Number of the targets' transactions that are shown at most."""
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,7 +47,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     pipeline: str
     """Id of the pipeline on the page."""
     position: int
-    """Of the decision in the log."""
+    """Position of the decision in the log."""
     confirm: str
     """Name of the pipeline, typed by the user."""
 
@@ -57,7 +57,8 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     pipeline: str
     transactions: list[str]
-    """As the page has shown them, each with the digest of its handle: a name may be used again meanwhile."""
+    """Texts by which the page has shown them, each with the digest of its handle: a name may be used again
+    meanwhile."""
     confirm: str
 
 
@@ -75,7 +76,7 @@ class Watch:
     Args:
         stores: URLs of decision logs; of a local folder, its subfolders are searched, too.
         pipeline: Show this one alone; a store that is no folder needs it.
-        clock: Seconds.
+        clock: Clock that returns seconds.
         patience: Seconds to wait for a store that is no folder.
     """
 
@@ -142,10 +143,10 @@ class Desk:
     """Answers the page; its methods may be called from several threads.
 
     Args:
-        watch: The pipelines.
+        watch: Watch of the pipelines.
         search: The options of the command, which say where the targets are.
-        actions: Whether transactions can be ended.
-        clock: Seconds.
+        actions: True if transactions can be ended.
+        clock: Clock that returns seconds.
     """
 
     def __init__(

@@ -62,7 +62,7 @@ class ShownEpoch(EpochRecord, frozen=True, kw_only=True):
     """An epoch or a checkpoint as the page shows it."""
 
     logged: str | None = None
-    """When Spark recorded the batch as finished."""
+    """Time when Spark recorded the batch as finished; None if it has not."""
     steps: tuple[ShownStep, ...] = ()
 
 
@@ -107,7 +107,7 @@ class Question:
     """A question to a store, which may never be answered: it is waited for once, and looked at again later.
 
     Args:
-        where: Who is asked.
+        where: Name of the store, for messages.
     """
 
     def __init__(self, where: str) -> None:
@@ -119,8 +119,8 @@ class Question:
         """Return the answer to a call, or to the one before if that has not been answered yet.
 
         Args:
-            call: Asks.
-            seconds: How long to wait, if it is asked now.
+            call: Function that asks the store.
+            seconds: Seconds to wait for the answer, if it is asked now.
 
         Raises:
             StoreError: It has not been answered.
@@ -155,7 +155,7 @@ class Watched:
 
     Args:
         log: Its decision log.
-        url: Of the log's store.
+        url: URL of the log's store.
         patience: Seconds to wait for a store that is no folder; after that, what was last seen is shown, with its age.
     """
 

@@ -62,8 +62,8 @@ def make_app(desk: Desk, token: str, names: Collection[str] | None = None) -> AS
     """Make the web application.
 
     Args:
-        desk: Answers it.
-        token: What a request must know.
+        desk: Desk that answers the requests.
+        token: Secret that a request must contain.
         names: Names under which this machine is called from others, besides its addresses; None: it is not.
     """
     routes = [

@@ -34,9 +34,10 @@ if TYPE_CHECKING:
 
 EXIT_DIFFERS, EXIT_UNPROVEN = 1, 3
 _SHOWN: Final = 20
-"""How many epochs that differ are shown one by one."""
+"""Number of different epochs that are shown one by one."""
 _ATTEMPTS: Final = 3
-"""How often a target is read that does not show which epoch wrote a row, if an epoch is committed meanwhile."""
+"""Number of attempts to read a target that does not show which epoch wrote a row, if an epoch is committed
+meanwhile."""
 _STYLE: Final = {EpochVerdict.PROVEN: "green", EpochVerdict.DIFFERS: "red", EpochVerdict.UNPROVEN: "yellow"}
 
 
@@ -124,7 +125,7 @@ class Unread(NamedTuple):
     target: str
     error: str
     moving: bool
-    """Whether that is because an epoch was committed while it was read, or waits for its commit."""
+    """True if the reason is that an epoch was committed while it was read, or waits for its commit."""
 
 
 def _is_moving(error: OncewardError) -> bool:

@@ -25,7 +25,7 @@ _TABLES: Final = {
     "metadata/version-hint.text": "an Iceberg table",
     "metadata/*.metadata.json*": "an Iceberg table",
 }
-"""What the folder of a table holds, as a pattern."""
+"""Kinds of tables, by the pattern of a path that the folder of such a table holds."""
 
 
 _DATA: Final = {

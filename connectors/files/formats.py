@@ -67,7 +67,7 @@ FORMATS: Final[dict[str, Callable[[BinaryIO, pa.Schema], Any]]] = {
     "jsonl": _JsonLinesWriter,
     "arrow": pa.ipc.new_file,
 }
-"""What writes batches of one schema into an open file, by format."""
+"""Makers of writers of one schema's batches into an open file, by format."""
 
 
 def as_lines(batch: pa.RecordBatch, partition_by: Sequence[str] = ()) -> pa.RecordBatch:
@@ -238,12 +238,12 @@ class Files:
     Args:
         context: Context of the attempt.
         area: Folder of all transactions.
-        format_: One of FORMATS.
+        format_: Format of the files, a key of FORMATS.
         roll_bytes: Size in bytes after which a new file is started.
 
     Attributes:
         finished: Partition and number of each complete file, as in the finished name.
-        hash: Of the rows; None if they are not hashed.
+        hash: Hash of the rows; None if they are not hashed.
     """
 
     def __init__(self, context: WriteContext, area: Path, format_: str, roll_bytes: int) -> None:

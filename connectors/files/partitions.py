@@ -28,7 +28,7 @@ _SHOWN: Final = 60
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 """Spark's and Hive's text of null and of the empty string."""
 _ENCODED: Final = {code: f"%{code:02X}" for code in (*range(0x20), 0x7F, *map(ord, "\"#%'*/:<=>?[\\]^{|"))}
-"""What Spark encodes, and also what Spark encodes on Windows alone."""
+"""Escapes of the characters that Spark encodes, those included that Spark encodes on Windows alone, by code point."""
 _PLAIN: Final = (-3, 7)
 """Powers of ten from which, and up to which, Java writes a real number without an exponent."""
 _UNITS: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}

@@ -51,9 +51,9 @@ def hashed_columns(batch: pa.RecordBatch, format_: str, partition_by: Sequence[s
     """Return the columns of written rows that are hashed, as the target holds them.
 
     Args:
-        batch: As the format's writer takes it, with the columns that become folders.
-        format_: One of FORMATS.
-        partition_by: These columns.
+        batch: Rows as the format's writer takes them, with the columns that become folders.
+        format_: Format of the files, a key of FORMATS.
+        partition_by: Names of the columns that become folders.
     """
     columns: dict[str, pa.Array] = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -76,12 +76,12 @@ class _File(NamedTuple):
     """A finished file.
 
     Attributes:
-        path: Where it is.
+        path: Path of the file.
         shown: Its path below the folder.
         mark: Its transaction, as in the names of files; if it is none of a sink's, its path.
-        format: One of FORMATS.
+        format: Format of the file, a key of FORMATS.
         folders: Columns that became folders, and their texts.
-        schema: Of what is hashed.
+        schema: Schema of the columns that are hashed.
     """
 
     path: Path
@@ -96,7 +96,7 @@ class WrittenFolder(Place):
     """A folder of a FileSink.
 
     Args:
-        path: Where it is.
+        path: Path of the folder.
     """
 
     def __init__(self, path: str) -> None:
@@ -118,9 +118,9 @@ def reread(folder: str, scope: Scope | None, columns: Sequence[str] = ()) -> Rer
     """Read the folder's finished files.
 
     Args:
-        folder: The sink's.
-        scope: Whose files are not foreign; None: it does not matter.
-        columns: What to read; none: whatever can be compared.
+        folder: Path of the sink's folder.
+        scope: Scope of the sinks whose files are not foreign; None if it does not matter.
+        columns: Names of the columns to read; empty for all that can be compared.
 
     Raises:
         ConfigurationError: There is no such folder.

@@ -84,14 +84,14 @@ _LASTING: Final = {
 }
 """Faults that a retry would meet again, and what to do."""
 _PART: Final = r"(?!\.{1,2}(/|\Z))[^/\0]+"
-"""Of a path that stays below its folder."""
+"""Pattern for one part of a path that stays below its folder."""
 
 
 class _FilesLayout(msgspec.Struct, frozen=True):
     """Layout of a committable's handle."""
 
     files: list[Annotated[str, msgspec.Meta(pattern=rf"^{_PART}(/{_PART})*\Z")]]
-    """Below the folder."""
+    """Paths of the files, below the folder."""
     folder: str | None = None
 
 

@@ -52,12 +52,12 @@ _ONE_BY_ONE: Final[dict[str, Any]] = {
     "fragment_readahead": 0,
     "use_threads": False,
 }
-"""How pyarrow.dataset scans files of small and of large rows."""
+"""Options with which pyarrow.dataset scans files of small and of large rows."""
 
 
 _TEXTS: Final = ("csv", "jsonl")
 _DATASETS: Final = {"parquet": "parquet", "arrow": "ipc"}
-"""What pyarrow.dataset calls the formats that it reads. It skips compressed files of text, or takes them for text."""
+"""Names in pyarrow.dataset of the formats that it reads. It skips compressed files of text, or takes them for text."""
 
 
 class FileSource(ResettableSource):

@@ -33,7 +33,7 @@ CSV_NULLS: Final[dict[str, Any]] = {
     "strings_can_be_null": True,
     "quoted_strings_can_be_null": False,
 }
-"""How Arrow tells nulls from texts without characters."""
+"""Options with which Arrow tells nulls from texts without characters."""
 _CODECS: Final = {
     b"\x1f\x8b": "gzip",
     b"BZh91AY&SY": "bz2",
@@ -42,7 +42,7 @@ _CODECS: Final = {
 }
 """Arrow's names of compressions, by the bytes with which such a file begins."""
 _BINARY: Final = (b"PK\x03\x04", b"\xfd7zXZ", b"x\x9c", b"x\xda", b"x\x01", b"PAR1", b"ARROW1")
-"""How files begin that are none of text: ZIP, XZ, zlib, Parquet, Arrow."""
+"""First bytes of files that are not text: ZIP, XZ, zlib, Parquet, Arrow."""
 
 
 def open_text(path: Path) -> Any:

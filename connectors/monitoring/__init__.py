@@ -18,7 +18,7 @@ _KNOWN: Final[Mapping[str, Mapping[str, Callable[[], None]]]] = {
     metrics.VARIABLE: {"prometheus": metrics.into_folder, "opentelemetry": metrics.opentelemetry},
     lineage.VARIABLE: {"openlineage": lineage.openlineage},
 }
-"""What each environment variable may ask for."""
+"""Observers that each environment variable may ask for, by the variable and the observer's name."""
 _asked: Final[set[tuple[str, str]]] = set()
 
 

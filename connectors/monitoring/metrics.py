@@ -31,12 +31,12 @@ __all__ = ["opentelemetry", "prometheus", "serve"]
 _log = logging.getLogger("onceward.observers")
 VARIABLE: Final = "ONCEWARD_METRICS"
 DEFAULT_PORT: Final = 9464
-"""Of OpenTelemetry's exporter for Prometheus."""
+"""Port of OpenTelemetry's exporter for Prometheus."""
 _MULTIPROCESS: Final = "PROMETHEUS_MULTIPROC_DIR"
 LAG_SECONDS: Final = 15.0
-"""Between two looks at the last stable offsets of a sink."""
+"""Seconds between two looks at the last stable offsets of a sink."""
 _made: Final[dict[int, tuple[Any, _Exporter]]] = {}
-"""By the identity of a registry or provider: each gets its metrics once."""
+"""Exporters by the identity of a registry or provider: each gets its metrics once."""
 
 
 def serve(port: int = DEFAULT_PORT, host: str = "0.0.0.0") -> int:  # noqa: S104 - as Prometheus' own client

@@ -46,13 +46,13 @@ class MetricKind(StrEnum):
 
 _UNITS: Final = {"s": "_seconds", "By": "_bytes"}
 BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-"""Of all histograms, in seconds."""
+"""Upper bounds of the buckets of all histograms, in seconds."""
 BEHIND: Final = "maxOffsetsBehindLatest"
 """Spark's name for the lag of the partition that is furthest behind, in the metrics of a Kafka source."""
 
 
 _TOPICS: Final = 3
-"""How many topics of one source a label names."""
+"""Number of topics of one source that a label names."""
 
 
 class Metric(NamedTuple):
@@ -60,8 +60,8 @@ class Metric(NamedTuple):
 
     Attributes:
         name: Name in OpenTelemetry, of which that in Prometheus is made.
-        kind: How values add up.
-        unit: As UCUM writes it: s, By, {row}.
+        kind: Kind of the metric, which says how its values add up.
+        unit: Unit in UCUM: s, By, {row}.
         labels: Labels in addition to `pipeline`.
         help: Description for people.
     """

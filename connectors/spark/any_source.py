@@ -46,7 +46,7 @@ _log = logging.getLogger("onceward.spark")
 FORMAT = "onceward-source"
 _ROWS = "maxRows"
 _registered: dict[str, ResettableSource] = {}
-"""What the sessions of this process know, for as long as they do."""
+"""Sources that the sessions of this process know, by the names of their formats, until the process ends."""
 Offsets = dict[str, Any]
 
 
@@ -67,7 +67,7 @@ class SourceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A reader of a stream. The methods are documented in pyspark.
 
     Args:
-        source: What is read.
+        source: Source that is read.
         max_rows: Rows of one batch, about; None: as many as the source wants.
     """
 
@@ -187,7 +187,8 @@ class AnySource(DataSource):
     format_name: ClassVar[str] = FORMAT
     source: ClassVar[ResettableSource]
     is_validated: ClassVar[bool] = True
-    """Whether the process that registered it has validated the source; a client of Spark Connect may not reach it."""
+    """True if the process that registered the format has validated the source; a client of Spark Connect may not reach
+    it."""
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)

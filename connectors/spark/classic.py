@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 INTERRUPTED: Final = (
     "py4j.protocol.Py4JJavaError: An error occurred while calling sleep.\n: java.lang.InterruptedException"
 )
-"""What Spark takes for the end of a query that was stopped, and not for a failure."""
+"""Text of the error that Spark takes for the end of a query that was stopped, and not for a failure."""
 
 
 class ClassicSession:

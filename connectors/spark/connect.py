@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("onceward.spark")
 STOP_SECONDS: Final = 60.0
-"""For how long a process that was told to end may go on with its epoch."""
+"""Seconds for which a process that was told to end may still work on its epoch."""
 _TERMINATED: Final = 128 + signal.SIGTERM
 _SPLITS: Final = re.compile(r"\bsplits=(\d+)")
 _BRANCH: Final = re.compile(r"[ :]*[+:]- ")
@@ -199,10 +199,10 @@ class StartedQuery:
     """A query that is being started.
 
     Attributes:
-        settings: What exactly_once was given.
-        schemas: Of each sink's rows, by the sink's name.
+        settings: Settings that exactly_once was given.
+        schemas: Arrow schemas of the sinks' rows, by the sink's name.
         checkpoint: Location of the query's checkpoint.
-        complete: Whether its output mode is complete.
+        complete: True if the query's output mode is complete.
     """
 
     settings: StartableQuery
@@ -275,7 +275,7 @@ class ConnectSession:
     Args:
         spark: The session, as that process has it: that of the client, not the query's own clone (SPARK-44462).
         checkpoint: Location of the query's checkpoint.
-        complete: Whether the query's output mode is complete.
+        complete: True if the query's output mode is complete.
     """
 
     def __init__(self, spark: SparkSession, checkpoint: str, *, complete: bool = False) -> None:

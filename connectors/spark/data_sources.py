@@ -38,7 +38,7 @@ def need_available(name: str, instead: str) -> None:
 
     Args:
         name: The function or format that needs them.
-        instead: What the user can do without them.
+        instead: Advice for the user who has no such data sources, as the end of a sentence.
 
     Raises:
         ConfigurationError: This version of pyspark has none.

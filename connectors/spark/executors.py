@@ -51,15 +51,15 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("onceward.spark")
 DEFAULT_PYTHON: Final = "python3"
-"""What Spark runs without PYSPARK_PYTHON."""
+"""Command that Spark runs for Python without PYSPARK_PYTHON."""
 PYTHON_ADVICE: Final = f"set PYSPARK_PYTHON={sys.executable} before the session starts"
 _PROBE: Final = "import sys, onceward.core.log, numpy, pyarrow; print('.'.join(map(str, sys.version_info[:2])))"
 PROBE_SECONDS: Final = 15.0
-"""For how long a start waits for the probe; a cluster may be busy, or still be starting executors."""
+"""Seconds for which a start waits for the probe; a cluster may be busy, or still be starting executors."""
 PROBE_TASKS: Final = 16
 """The most tasks of a probe; each of them keeps one Python worker, which the first epoch uses."""
 DOCTOR_SECONDS: Final = 120.0
-"""The same for `onceward doctor`."""
+"""Seconds for which `onceward doctor` waits for it."""
 _CHECK: Final = "executors"
 ANSWER: Final = "answer"
 MARK: Final = "executors differ: "
@@ -68,7 +68,7 @@ _OF_SPARK: Final = (
     re.compile(r"\[PYTHON_VERSION_MISMATCH\] (.*)"),
     re.compile(r"(Cannot run program .*)"),
 )
-"""What Spark itself says of an interpreter that cannot work at all."""
+"""Messages of Spark about an interpreter that cannot work at all."""
 _OF_PYTHON: Final = re.compile(r"((?:ModuleNotFoundError|\[PACKAGE_NOT_INSTALLED\]|ImportError):? .*)")
 _ADVICE: Final = "Nothing was written. Give executors the same minor version of Python, and the same packages"
 
@@ -77,8 +77,8 @@ class Answer(NamedTuple):
     """What one task of a probe has found.
 
     Attributes:
-        host: Where it ran.
-        problem: Why nothing can be written from there; empty if nothing is wrong.
+        host: Name of the machine on which the task ran.
+        problem: Reason why nothing can be written from there; empty if nothing is wrong.
         sink: The sink whose target does not answer there; empty if it is not about one.
     """
 
@@ -91,12 +91,13 @@ class Executors:
     """The executors of a cluster, which are being asked whether they can write into these sinks.
 
     Args:
-        spark: The session.
-        tasks: How many tasks ask; Spark spreads them over the executors.
-        checks: What each task calls, by the name of a sink: it raises an error if the sink's target does not answer.
+        spark: Session whose executors are asked.
+        tasks: Number of tasks that ask; Spark spreads them over the executors.
+        checks: Function that each task calls, by the name of a sink: it raises an error if the sink's target does not
+            answer.
 
     Attributes:
-        answers: What they have answered, once `problem` has returned.
+        answers: Answers of the tasks, once `problem` has returned.
     """
 
     def __init__(self, spark: SparkSession, tasks: int, checks: Iterable[tuple[str, Callable[[], object]]]) -> None:
@@ -109,7 +110,7 @@ class Executors:
         """Return why executors cannot write; None if nothing is wrong, or if they have not answered in time: see (3).
 
         Args:
-            seconds: For how long the first call waits for their answers; later ones return the same.
+            seconds: Seconds for which the first call waits for their answers; later calls return the same.
         """
         if self._asking is not None:
             asking, self._asking = self._asking, None

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from .outputs import OutputJob
 
 _done: Final[dict[str, tuple[str, int]]] = {}
-"""For each pipeline, the run and the batch that this process wrote last. (4)"""
+"""Newest run and batch that this process has written, by pipeline. (4)"""
 
 
 _ONLY_CLASSIC: Final = (
@@ -87,20 +87,20 @@ class ForeachBatch:
             the function itself.
         pipeline: Name of the pipeline, up to 64 letters, digits, `.`, `_` and `-`. It is part of every transaction's
             name, so it must not change between runs, and no two pipelines may share it.
-        store: Where the decision log lives: a URL for `open_store`. Default: the folder `onceward` in the query's
+        store: Place of the decision log: a URL for `open_store`. Default: the folder `onceward` in the query's
             checkpoint.
         writers: Maximum number of tasks that write an epoch, see `exactly_once`.
         commit_timeout: Seconds for which a commit is retried while a target does not answer. Then the query fails with
             CommitPendingError; the decision remains valid, and the query's next start commits it.
         commit_backoff: Longest pause between two attempts to commit, in seconds; the first pauses are shorter.
-        on_lost: What to do when a decided transaction can no longer be committed: "replay", "fail" or "skip", see
+        on_lost: Policy for a decided transaction that can no longer be committed: "replay", "fail" or "skip", see
             `exactly_once`.
         adopt: Start with an empty decision log at whatever batch the query has reached, because its function wrote in
             another way until now.
-        rewind: Why the pipeline goes back to an older state, or leaves batches out, on purpose. The decision log
-            records the reason, and it counts once.
-        persist: Where Spark keeps the rows of a micro-batch until it is committed, if several DataFrames are written:
-            "DISK_ONLY" or "MEMORY_AND_DISK".
+        rewind: Reason why the pipeline goes back to an older state, or leaves batches out, on purpose. The decision log
+            records it, and it counts once.
+        persist: Storage level at which Spark keeps the rows of a micro-batch until it is committed, if several
+            DataFrames are written: "DISK_ONLY" or "MEMORY_AND_DISK".
         dead_letter: Sink for the rows that other sinks refuse for their values, see `exactly_once`.
         max_dead_letters: Limit of refused rows in an epoch, above which the query stops: a number of rows, or as a
             float a share of the epoch's rows for any one sink. None: no limit.
@@ -156,7 +156,7 @@ class ForeachBatch:
 
         Args:
             batch: The micro-batch.
-            batch_id: Its number.
+            batch_id: Number of the micro-batch.
 
         Raises:
             OncewardError: As `EpochWriter.write` and the end of its block do.
@@ -184,7 +184,7 @@ class ForeachBatch:
 
         Args:
             batch: The micro-batch, as Spark passes it.
-            batch_id: Its number.
+            batch_id: Number of the micro-batch.
         """
         return EpochWriter(self._pipeline, batch, batch_id)
 
@@ -213,7 +213,7 @@ class EpochWriter:
         Args:
             df: A DataFrame that is not streaming. It is computed when the block ends, so what it needs must last
             until then: call `unpersist()` after the block.
-            sink: One of the sinks that the ForeachBatch was given.
+            sink: Sink that the ForeachBatch was given.
 
         Raises:
             ConfigurationError: The block is not open, the DataFrame is streaming, or the sink is not one of these.
@@ -327,7 +327,7 @@ class _Batches:
 
         Args:
             batch: The micro-batch.
-            number: Its number.
+            number: Number of the micro-batch.
             whole: Sinks that get the micro-batch as it is.
 
         Raises:

@@ -61,9 +61,9 @@ def stream_writer(format_: Writable, schema: StructType, *, overwrite: bool) -> 
     """Make the writer of a streaming query.
 
     Args:
-        format_: The format.
-        schema: That of the rows.
-        overwrite: Whether the query has output mode complete.
+        format_: Format that writes.
+        schema: Schema of the rows.
+        overwrite: True if the query has output mode complete.
 
     Raises:
         ConfigurationError: An option is wrong, or the query cannot be written exactly once; the message says why.
@@ -85,9 +85,9 @@ def batch_writer(format_: Writable, schema: StructType, *, overwrite: bool) -> B
     """Make the writer of a batch.
 
     Args:
-        format_: The format.
-        schema: That of the rows.
-        overwrite: Whether the batch is to replace what is there.
+        format_: Format that writes.
+        schema: Schema of the rows.
+        overwrite: True if the batch is to replace existing rows.
 
     Raises:
         ConfigurationError: An option is wrong, or existing rows are to be replaced.

@@ -38,7 +38,7 @@ class SinkFormat(DataSource):
 
     Attributes:
         format_name: Name of the format.
-        connector: Whose sink it writes into, see `of_connector`.
+        connector: Connector whose sink the format writes into, see `of_connector`.
     """
 
     format_name: ClassVar[str]

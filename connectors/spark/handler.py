@@ -120,7 +120,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("onceward.spark")
 ATTEMPTS: Final = 3
-"""How often one micro-batch is written if its decisions are lost again and again; then the query ends."""
+"""Number of times that one micro-batch is written if its decisions are lost again and again; then the query ends."""
 
 
 def exactly_once(
@@ -148,16 +148,17 @@ def exactly_once(
 
     Args:
         df: A streaming DataFrame, of a classic session or of a Spark Connect session.
-        sinks: Where the rows go. Each sink has a name that is unique in the pipeline, and may choose columns and rows
-            with `select` and `where`. As `Output(sink, function)` it gets its own transformation of each micro-batch. A
-            sink with a weaker guarantee (an IdempotentSink, a DirectSink) keeps it, and a warning says so.
+        sinks: Sinks that get the rows. Each sink has a name that is unique in the pipeline, and may choose columns and
+            rows with `select` and `where`. As `Output(sink, function)` it gets its own transformation of each
+            micro-batch. A sink with a weaker guarantee (an IdempotentSink, a DirectSink) keeps it, and a warning says
+            so.
         checkpoint: Spark's checkpoint folder of this query. Default: `spark.sql.streaming.checkpointLocation`, which
             the formats cannot see: they need the option. Without either, Spark would make a temporary folder, and a
             restart would write everything again.
         pipeline: Name of the pipeline, up to 64 letters, digits, `.`, `_` and `-`. It is part of every transaction's
             name, so it must not change between runs, and no two pipelines may share it. By this name the targets know
             which decision log has written into them, so a query whose checkpoint was deleted is refused.
-        store: Where the decision log lives: a URL for `open_store`. Default: the folder `onceward` in the checkpoint.
+        store: Place of the decision log: a URL for `open_store`. Default: the folder `onceward` in the checkpoint.
         writers: Maximum number of tasks that write an epoch. "auto": as many as can run at the same time, and fewer if
             few rows come in and the query's tasks do little but write them; very few rows (up to 10,000, about 8 MB)
             are written by the driver itself. None: one for each partition. Each task writes one transaction in each
@@ -165,18 +166,19 @@ def exactly_once(
         commit_timeout: Seconds for which a commit is retried while a target does not answer. Then the query fails with
             CommitPendingError; the decision remains valid, and the query's next start commits it.
         commit_backoff: Longest pause between two attempts to commit, in seconds; the first pauses are shorter.
-        on_lost: What to do when a decided transaction can no longer be committed. "replay" writes again what is proven
+        on_lost: Policy for a decided transaction that can no longer be committed. "replay" writes again what is proven
             not committed: the whole epoch if nothing of it is visible yet, otherwise only what was lost, and only if
             count and hash of all that the sinks were handed are those of the decision. "fail" stops with DataLossError
             and commits nothing more. "skip" goes on without the lost rows and leaves an audit record.
         adopt: Start with an empty decision log at whatever batch the query has reached, because it ran with another
             sink until now.
-        rewind: Why the pipeline goes back to an older state on purpose. The decision log records the reason, and the
+        rewind: Reason why the pipeline goes back to an older state on purpose. The decision log records it, and the
             rewind is done once: a query that is started again with the same reason continues, or is refused if its
             checkpoint does not go on from there.
-        persist: Where Spark keeps the rows of a micro-batch until it is committed, if they are read more than once:
-            "DISK_ONLY" (the executors' disks, no memory), or "MEMORY_AND_DISK" (in the executors' storage memory as far
-            as there is room, the rest on disk). Without an Output that has a function nothing is kept.
+        persist: Storage level at which Spark keeps the rows of a micro-batch until it is committed, if they are read
+            more than once: "DISK_ONLY" (the executors' disks, no memory), or "MEMORY_AND_DISK" (in the executors'
+            storage memory as far as there is room, the rest on disk). Without an Output that has a function nothing is
+            kept.
         dead_letter: Sink for the rows that other sinks refuse for their values, in the same epoch. It gets the refused
             row as JSON, the reason, the sink, and the topic, partition and offset where the query has these columns.
             Default: a refused row fails its epoch.
@@ -272,11 +274,12 @@ class HandlerSettings:
     """What an EpochHandler is made of, without a session, so that it can be pickled for a Spark Connect server.
 
     Attributes:
-        sinks: The pipeline's.
-        cheap: Whether the query's tasks do little but write.
+        sinks: Sinks of the pipeline that get the rows, as the coordinator drives them.
+        cheap: True if the query's tasks do little but write.
         row_size: Expression for the size of a row in bytes; None if this process may not gather the rows.
         outputs: The transformations of sinks that have one.
-        dead_letters: Where rows go that the sinks refuse; None if they fail the epoch.
+        dead_letters: Settings of the dead letters, to which the sinks' refused rows go; None if such a row fails the
+            epoch.
         sources: The query's, by titles, as far as they can say whether their systems answer.
     """
 
@@ -303,8 +306,8 @@ class HandlerSettings:
         """Return the function for the query's micro-batches.
 
         Args:
-            spark: The session.
-            schemas: Of each sink's rows, by the sink's name.
+            spark: Session in which the query runs.
+            schemas: Arrow schemas of the sinks' rows, by the sink's name.
         """
         return EpochHandler(spark=spark, schemas=schemas, **vars(self))
 
@@ -323,7 +326,7 @@ def check_pipeline(sinks: Sequence[AnySink], pipeline: str, taker: str = "exactl
 
     Args:
         sinks: The sinks, which are not checked yet.
-        pipeline: The name.
+        pipeline: Name of the pipeline.
         taker: The function or class that takes them, for messages.
 
     Raises:
@@ -375,8 +378,8 @@ def driven_sinks(sinks: Iterable[AnySink], *, tries: bool = False) -> list[TwoPh
     """Return the sinks as the coordinator drives them, and warn of those whose guarantee is weaker.
 
     Args:
-        sinks: The sinks.
-        tries: Whether sinks should have their targets try rows before these are durable, where they can.
+        sinks: Sinks of the pipeline.
+        tries: True if sinks should have their targets try rows before these are durable, where they can.
     """
     driven = [DirectlyWritten(sink) if isinstance(sink, DirectSink) else sink for sink in sinks]
     if tries:
@@ -431,9 +434,9 @@ class EpochHandler(HandlerSettings):
     """Function that Spark calls with each micro-batch; it keeps one coordinator per run of the query.
 
     Attributes:
-        spark: The session.
-        schemas: Of each sink's rows, by the sink's name; a sink without one is validated by the caller.
-        executors: What is asked of the executors; None if they are on this machine, or before the query starts.
+        spark: Session in which the query runs.
+        schemas: Arrow schemas of the sinks' rows, by the sink's name; a sink without one is validated by the caller.
+        executors: Probe of the executors; None if they are on this machine, or before the query starts.
         find_log: Returns the store of the decision log; None if there is none yet, or nobody knows before the first
             epoch.
     """
@@ -511,7 +514,7 @@ class EpochHandler(HandlerSettings):
         must not keep what is decided from being committed elsewhere before it expires.
 
         Args:
-            view: What the decision log says; None if there is none yet.
+            view: State of the decision log; None if there is none yet.
 
         Raises:
             ConfigurationError: A target is not set up for the guarantee.
@@ -561,9 +564,9 @@ class EpochHandler(HandlerSettings):
 
         Args:
             spark: The session, which is warmed up first.
-            checkpoint: The query's.
+            checkpoint: Location of the query's checkpoint.
             patience: Seconds to wait at most until that driver has ended its epoch; None: do nothing.
-            writer: What will start the query.
+            writer: DataStreamWriter that will start the query.
 
         Raises:
             FencedError: Yet another driver is taking it over.
@@ -618,7 +621,7 @@ class EpochHandler(HandlerSettings):
         """Watch a query that has started.
 
         Args:
-            query: Its id.
+            query: Id of the query.
             run: Id of its run.
             log: Store of the decision log; None if there is none yet.
         """
@@ -792,8 +795,8 @@ class EpochHandler(HandlerSettings):
 
         Args:
             frame: The micro-batch.
-            coordinator: The run's.
-            batch: Its number.
+            coordinator: Coordinator of the run.
+            batch: Number of the micro-batch.
             tasks: Maximum number of tasks; None for one for each partition.
             limit: Bytes of the largest row that this process may get; None: tasks write.
         """
@@ -876,8 +879,8 @@ class EpochHandler(HandlerSettings):
 
         Args:
             frame: The micro-batch.
-            coordinator: The run's.
-            batch: Its number.
+            coordinator: Coordinator of the run.
+            batch: Number of the micro-batch.
             tasks: Maximum number of tasks of each job; None for one for each partition.
             only: The sinks that write, and in which subtasks (None for all); None for all sinks.
         """

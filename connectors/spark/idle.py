@@ -30,11 +30,11 @@ class BetweenEpochs:
     """Sweeps for one run of a query, and hands it over, never while an epoch is under way.
 
     Args:
-        pipeline: Its name.
+        pipeline: Name of the pipeline.
         current: The coordinator of the run, if it has one.
-        store: Of the decision log, if there is one yet.
+        store: Store of the decision log, if there is one yet.
         started: Position of the newest START that the run has put; None before that.
-        is_active: Whether the run has not ended.
+        is_active: Function that returns True until the run has ended.
         every: Seconds between two sweeps.
         stop: Ends the run when a newer driver has started; None if nothing here can end it.
         await_stop: Waits in Spark's thread for that end; it raises what Spark expects then.

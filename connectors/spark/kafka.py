@@ -57,11 +57,11 @@ ELSEWHERE: Final = ("bootstrap_servers", "topics", "pattern", "assign", "startin
 """Arguments of KafkaSource that other options give: those above, and `kafka.*`."""
 GROUP: Final = "kafka.group.id"
 PUBLISHING: Final = "offsets."
-"""How the options of a format begin that say where to publish: `offsets.kafka.group.id`, `offsets.kafka.*`."""
+"""Beginning of the options of a format that say where to publish: `offsets.kafka.group.id`, `offsets.kafka.*`."""
 QUIET_SECONDS: Final = 60.0
-"""For how long nothing is published after a failure: what may be skipped does not set the query's pace."""
+"""Seconds for which nothing is published after a failure: what may be skipped does not set the query's pace."""
 NOTHING: Final = "-"
-"""What an offsets file says of a source that has not begun."""
+"""Text in an offsets file for a source that has not begun."""
 _quiet_until: dict[Group, float] = {}
 
 
@@ -170,10 +170,10 @@ def publish(groups: Sequence[Group | None] | Group, epoch: int, about: EpochInpu
     """Publish an epoch's end offsets; `about.end` holds one JSON text for each source.
 
     Args:
-        groups: For each streaming source of the query, in order: to which group; None: not published. Or the one group
-            to which all Kafka sources are published, this library's and Spark's own.
+        groups: Group to which each streaming source of the query is published, in order; None for a source that is not.
+            Or the one group to which all Kafka sources are published, this library's and Spark's own.
         epoch: The epoch's number.
-        about: Its input.
+        about: Input of the epoch.
     """
     from onceward.connectors.kafka.admin import publish_offsets  # noqa: PLC0415 - an extra
 

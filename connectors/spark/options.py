@@ -52,11 +52,11 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
         store: URL of the decision log's store; by default inside the checkpoint.
         checkpoint: The query's checkpoint location (streaming).
         run_key: Identity of a batch run: a rerun with the same one writes nothing again.
-        on_lost: See exactly_once.
-        commit_timeout: In seconds; see exactly_once.
-        commit_backoff: In seconds; see exactly_once.
-        adopt: See exactly_once.
-        rewind: See exactly_once.
+        on_lost: Policy for a decided transaction that can no longer be committed, see `exactly_once`.
+        commit_timeout: Seconds for which a commit is retried, see `exactly_once`.
+        commit_backoff: Longest pause between two attempts to commit, in seconds, see `exactly_once`.
+        adopt: True to start with an empty decision log at whatever batch the query has reached, see `exactly_once`.
+        rewind: Reason why the pipeline goes back to an older state on purpose, see `exactly_once`.
     """
 
     pipeline: str | None = None
@@ -150,9 +150,9 @@ def open_log(
     """Open the store of a pipeline's decision log: the given or named one, or the one inside the checkpoint.
 
     Args:
-        store: What the user gave.
+        store: Store of the log, or its URL, as the user gave it; None for the one inside the checkpoint.
         checkpoint: Root of the checkpoint, as a URL.
-        pipeline: Whose log it is.
+        pipeline: Name of the pipeline whose log it is.
         existing: Only look: nothing is made.
 
     Raises:
@@ -183,9 +183,9 @@ def check_log(
     Nothing is written. A store that does not answer now is asked again by the first epoch.
 
     Args:
-        store: What the user gave.
+        store: Store of the log, or its URL, as the user gave it; None for the one inside the checkpoint.
         checkpoint: Root of the checkpoint, as a URL.
-        pipeline: Its name.
+        pipeline: Name of the pipeline.
         master: Spark's, if known.
 
     Returns:
@@ -217,7 +217,7 @@ def noting_failed_start(
     """Note what is raised beside the pipeline's decision log, if there is one: a start that fails has no coordinator.
 
     Args:
-        store: What the user gave.
+        store: Store of the log, or its URL, as the user gave it; None for the one inside the checkpoint.
         checkpoint: Root of the checkpoint, as a URL; None if it is not known.
         pipeline: Its name; None if it is the query's id, which is not known yet.
     """
@@ -272,7 +272,7 @@ def check_store(local: str, master: str | None) -> None:
     """Refuse a store on a local disk where the driver may run elsewhere the next time.
 
     Args:
-        local: What `local_store` says of it.
+        local: Description of the store by `local_store`; empty if other machines see it, too.
         master: Spark's, if known.
 
     Raises:

@@ -60,12 +60,12 @@ class Output:
     """A sink of `exactly_once`, and the transformation of each micro-batch whose rows it gets.
 
     Args:
-        sink: Where the rows go.
+        sink: Sink that gets the rows.
         transform: A function that takes the micro-batch, a DataFrame that is not streaming, and returns the DataFrame
             to write: an aggregate, a join with a table, rows exploded or deduplicated. It is called on the driver: once
             with an empty DataFrame when the query is described, and then in each attempt of a micro-batch. It should
             only describe the DataFrame, because an action in it is a job more. None: the sink gets the micro-batch.
-        reads_batch: Whether the result must read the micro-batch, as its plan shows. Set it to False for a function
+        reads_batch: True if the result must read the micro-batch, as its plan shows. Set it to False for a function
             that returns something else on purpose: rows that it collected or made, or another table's.
 
     Raises:
@@ -110,7 +110,7 @@ class Jobs(Protocol):
 
         Args:
             batch: The micro-batch.
-            sinks: Those that are to be written.
+            sinks: Sinks that are to be written.
         """
 
 
@@ -122,8 +122,8 @@ class Transformations:
         functions: The transformation of each sink that has one.
         persist: Name of Spark's storage level.
         reading: The sinks whose functions must return something that reads the micro-batch.
-        stateful: Whether the query keeps state.
-        schemas: For each of these sinks, the columns of the result for an empty micro-batch.
+        stateful: True if the query keeps state.
+        schemas: Columns of the result for an empty micro-batch, by the name of each of these sinks.
         frames: The results for an empty micro-batch; only filled while `explain` describes the query.
     """
 
@@ -146,7 +146,7 @@ class Transformations:
         Args:
             df: The streaming DataFrame.
             outputs: Sinks, and Outputs that may have a function.
-            persist: Where Spark keeps the rows of a micro-batch while several jobs read them.
+            persist: Storage level at which Spark keeps the rows of a micro-batch while several jobs read them.
 
         Raises:
             ConfigurationError: One does not return a DataFrame that can be written as a batch.
@@ -214,8 +214,8 @@ class _KeptBatch:
 
     Args:
         batch: The micro-batch.
-        level: Where it is kept.
-        sure: Whether it is known to be read more than once.
+        level: Storage level at which it is kept.
+        sure: True if it is known to be read more than once.
     """
 
     def __init__(self, batch: DataFrame, level: StorageLevel, sure: bool) -> None:
@@ -276,7 +276,7 @@ def merge_acknowledgements(
     A job with fewer partitions than another one has nothing to write in the subtasks that it lacks. (2)
 
     Args:
-        acks: Of all jobs; a job has one of each of its partitions.
+        acks: Acknowledgements of all jobs; a job has one of each of its partitions.
         sinks: All that take part.
     """
     subtasks: dict[int, list[Acknowledgement]] = {}

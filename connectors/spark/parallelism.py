@@ -74,7 +74,7 @@ def writers_of(writers: Writers, slots: int | None, about: EpochInput, *, cheap:
         writers: The user's choice.
         slots: Number of tasks that can run at the same time; None if executors are allocated as they are needed.
         about: The epoch's input.
-        cheap: Whether the query's tasks do little but write, see `QueryPlan.only_writes`.
+        cheap: True if the query's tasks do little but write, see `QueryPlan.only_writes`.
     """
     if writers != "auto":
         return writers
@@ -95,7 +95,7 @@ def driver_limit(
         writers: The user's choice.
         about: The epoch's input.
         row_bytes: Size of a row of the epoch before, in bytes; None if there was none: then each row is checked.
-        cheap: Whether no more rows come out of the query than go in, see `QueryPlan.only_writes`.
+        cheap: True if no more rows come out of the query than go in, see `QueryPlan.only_writes`.
         copies: Number of times that each row may come: sinks with `select` or `where` get one copy each.
     """
     rows = rows_of(about) if writers == "auto" and cheap else None

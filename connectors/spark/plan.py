@@ -55,7 +55,7 @@ class Unstable(NamedTuple):
     expression: str
     cause: Cause
     kept: bool
-    """Whether state is made of it: an aggregate, a deduplication, a join of streams, or a function with state."""
+    """True if state is made of it: an aggregate, a deduplication, a join of streams, or a function with state."""
 
 
 class StreamingSource(NamedTuple):
@@ -70,11 +70,11 @@ class PlannedQuery:
     """A query that is described and not started.
 
     Attributes:
-        df: What it computes.
-        format: Where it writes: a format's name, `foreachbatch`, `foreach`.
+        df: DataFrame that the query computes.
+        format: Format that the query writes: a format's name, `foreachbatch`, `foreach`.
         output_mode: append, update or complete.
         trigger: Class of its trigger, for example ProcessingTimeTrigger.
-        options: In lower case.
+        options: Options of the writer, by names in lower case.
         handler: The EpochHandler of exactly_once; None for any other writer.
     """
 
@@ -388,8 +388,8 @@ def _unstable_in(node: Any, *, pinned: bool) -> Iterator[tuple[str, Cause]]:
     """Yield the innermost expressions of one node of the plan whose values may differ, and why.
 
     Args:
-        node: Of a logical plan.
-        pinned: Whether Spark pins clocks to the batch here.
+        node: Node of a logical plan.
+        pinned: True if Spark pins clocks to the batch here.
     """
     waiting = list(_items(node.expressions()))
     while waiting:

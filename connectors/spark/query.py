@@ -63,7 +63,7 @@ class Called(NamedTuple):
     query: str
     run: str
     batch: int | None
-    """None if this version of Spark does not say."""
+    """Number of the micro-batch; None if this version of Spark does not say."""
 
 
 def called_for(spark: SparkSession) -> Called:
@@ -88,7 +88,7 @@ def query_session(session: SparkSession, query: str) -> tuple[SparkSession, Any]
     Args:
         session: The clone that its micro-batches come with. It does not know the query, but shares Spark's list of
             those that run.
-        query: Its id.
+        query: Id of the query.
     """
     from pyspark.sql import SparkSession  # noqa: PLC0415 - needs a Spark installation
 
@@ -103,7 +103,7 @@ def current_run(spark: SparkSession, last: QueryRun | None = None) -> QueryRun:
 
     Args:
         spark: The session that started the query; the batch's own one is a clone that does not know the query.
-        last: What this said before; the same run is not looked up again.
+        last: Run that this function returned before; the same run is not looked up again.
 
     Raises:
         ConfigurationError: It is not called by a streaming query, or by one in a mode that is refused.
@@ -148,7 +148,7 @@ def any_stage_failed(spark: SparkSession, stages: Iterable[int]) -> bool:
     """Return whether a task of these stages failed, or a stage ran twice: an attempt may have left something behind.
 
     Args:
-        spark: The session.
+        spark: Session that ran the stages.
         stages: Ids of finished stages; one that Spark has forgotten counts as failed.
     """
     tracker = spark.sparkContext.statusTracker()

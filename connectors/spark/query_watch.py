@@ -28,7 +28,7 @@ class QueryWatch:
     """Watches one run of a query.
 
     Args:
-        is_active: Whether it is still running.
+        is_active: Function that returns True while the run is still active.
         look: Asks its sources.
         ended: Called once, when it is no longer running.
     """

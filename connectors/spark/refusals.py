@@ -42,7 +42,7 @@ class Letters:
         sink: Sink that takes the dead letters.
         context: Context of their transactions, with subtask and attempt still to be filled in.
         most: Number of refused rows above which a subtask stops; None for any number.
-        written: Whether dead letters are written: False if the epoch lost other rows and is written again.
+        written: True if dead letters are written; False if the epoch lost other rows and is written again.
         share: Share of its own rows above which a subtask stops, once it is above DEFAULT_LIMIT rows: few rows say
             little of the others. None for any.
     """
@@ -65,12 +65,13 @@ class IsolatingPartition:
     """One partition of an epoch, whose sinks may refuse rows.
 
     Args:
-        epochs: For each sink, the subtask's epoch.
+        epochs: Epoch of the subtask for each sink, in the order of the sinks.
         writing: The numbers of those that write.
         part: The rows of a sink, by its number, in a batch.
-        source: Where these rows came from, in the same order.
-        letters: Where refused rows go.
-        context: That of the dead letters.
+        source: Function that returns the columns that say where these rows came from, in the same order; None if
+            nothing does.
+        letters: Settings of the dead letters, to which refused rows go.
+        context: Context of the dead letters' transaction.
 
     Attributes:
         letters: The dead letters' epoch.
@@ -198,7 +199,7 @@ def source_of(batch: pa.RecordBatch, rows: pa.Array | None) -> pa.RecordBatch | 
     """Return where the rows of a batch came from; None if it does not say.
 
     Args:
-        batch: With the columns of SOURCE, or with SOURCE_COLUMN beside those of the sinks.
+        batch: Rows with the columns of SOURCE, or with SOURCE_COLUMN beside those of the sinks.
         rows: The sink's column, null where a row is not for it; None if the batch has the rows themselves.
     """
     if rows is None:

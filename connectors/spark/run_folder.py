@@ -50,7 +50,7 @@ PREFIX: Final = "onceward-batch-"
 _TASKS, _FAILED, _SWEPT = ".tasks", ".failed", ".swept"  # a store does not list names with a dot
 _POLL_SECONDS: Final = 0.05
 WAIT_SECONDS: Final = 10.0
-"""How long an abort waits for tasks: Spark gives a Python worker 2 seconds (spark.python.task.killTimeout)."""
+"""Seconds that an abort waits for tasks: Spark gives a Python worker 2 seconds (spark.python.task.killTimeout)."""
 _OLD_SECONDS: Final = 86400.0
 """Age at which no task of a failed run is taken for alive on another machine."""
 _SETTLED_SECONDS: Final = 600.0
@@ -118,7 +118,7 @@ def mark_failed(folder: Path, pipeline: str, sink: TwoPhaseCommitSink[Any], *, s
         folder: The run's folder, with its decision log.
         pipeline: Name of the run's pipeline.
         sink: The sink that it wrote into.
-        succeeded: Whether its rows are committed; what is left to sweep is then of tasks that were repeated.
+        succeeded: True if the run's rows are committed; what is left to sweep is then of tasks that were repeated.
     """
     mark = FailedRun(pipeline, sink.name, target_of(sink), succeeded)
     if not mark.target:

@@ -29,7 +29,7 @@ class QueryRun(NamedTuple):
     checkpoint: str
     """Root of the checkpoint, as a URL."""
     complete: bool = False
-    """Whether its output mode is complete: each epoch brings the whole result again."""
+    """True if the query's output mode is complete: each epoch brings the whole result again."""
 
 
 @runtime_checkable
@@ -56,7 +56,7 @@ class QuerySession(Protocol):
         """Return the run whose foreachBatch function is being called in this thread.
 
         Args:
-            last: What this returned before; the same run is not looked up again.
+            last: Run that this method returned before; the same run is not looked up again.
 
         Raises:
             ConfigurationError: It is not called by a streaming query, or by one in a mode that is refused.

@@ -51,7 +51,7 @@ def prepare_at_start(writer: Any, prepare: Callable[[], None], watch: Callable[[
     """Make a writer of a classic session prepare the query's targets when it is started, and have the query watched.
 
     Args:
-        writer: The DataStreamWriter.
+        writer: DataStreamWriter of the query.
         prepare: Checks the targets, and creates what is missing in them.
         watch: Watches the query that has started.
     """

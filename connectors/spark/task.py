@@ -71,11 +71,11 @@ def write_partition(
     """Write one partition into every sink; on any failure roll back the transactions that are not pre-committed.
 
     Args:
-        sinks: The pipeline's.
-        contexts: One for each sink, with subtask and attempt still to be filled in.
-        batches: Of the frame that `projected` made.
-        only: For each sink, the subtasks that write (the others only compute); None for all.
-        letters: Where refused rows go; None if they fail the epoch.
+        sinks: Sinks of the pipeline, in the order of the contexts.
+        contexts: Contexts of the transactions, one for each sink, with subtask and attempt still to be filled in.
+        batches: Rows of the partition, in the columns that `project_sinks` made.
+        only: Subtasks that write, for each sink (the others only compute); None for all.
+        letters: Settings of the dead letters, to which refused rows go; None if such a row fails the epoch.
     """
     here = place()
     own_contexts = [msgspec.structs.replace(c, subtask=here.subtask, attempt=here.attempt) for c in contexts]
@@ -128,12 +128,12 @@ def write_and_tell(
     """Write a partition, for `mapInArrow`; yield one row: acknowledgement, stage, size of a row.
 
     Args:
-        sinks: The pipeline's.
-        contexts: One for each sink, with subtask and attempt still to be filled in.
-        batches: Of the frame that `projected` made.
+        sinks: Sinks of the pipeline, in the order of the contexts.
+        contexts: Contexts of the transactions, one for each sink, with subtask and attempt still to be filled in.
+        batches: Rows of the partition, in the columns that `project_sinks` made.
         names: The columns' names, if they come under others.
-        only: See write_partition.
-        letters: See write_partition.
+        only: Subtasks that write, as in `write_partition`.
+        letters: Settings of the dead letters, as in `write_partition`.
     """
     show_if_asked()
     rows = size = 0
@@ -158,8 +158,8 @@ def project_sinks(frame: DataFrame, sinks: Sequence[Sink], *, source: bool = Fal
 
     Args:
         frame: The query's rows.
-        sinks: The sinks.
-        source: Whether to add where each row came from, if the frame says.
+        sinks: Sinks that get the rows.
+        source: True if the columns that say where each row came from are added, if the frame has them.
     """
     if share_batches(sinks):
         return frame

@@ -64,11 +64,11 @@ class OpenedEpoch(msgspec.Struct, frozen=True, kw_only=True):
     """An epoch that was opened and admitted.
 
     Attributes:
-        token: The writer.
-        context: In which it is written, with subtask and attempt still to be filled in.
-        replay: Whether it is decided and completed: nothing is written.
-        since: When, in seconds on the monotonic clock, which is the same for all processes of a machine: no transaction
-            of the epoch is older.
+        token: Token of the writer that opened the epoch.
+        context: Context in which the epoch is written, with subtask and attempt still to be filled in.
+        replay: True if the epoch is decided and completed: then nothing is written.
+        since: Time before which no transaction of the epoch was begun, in seconds on the monotonic clock, which is the
+            same for all processes of a machine.
         local_store: The decision log's store, if one machine alone sees it.
         lost: Transactions that are written again, of an epoch that is decided and visible in part.
         only: The subtasks that write then; None for all.
@@ -265,7 +265,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     """A writer of each micro-batch of a streaming query as one epoch: `write` on executors, the rest on the driver.
 
     Args:
-        sink: Where it goes.
+        sink: Sink that the epochs are written into.
         options: The common options.
         on_complete: Called after an epoch's COMPLETED entry, with its number and input.
         schema: That of the rows, with which each epoch validates the sink: the process that opens one does not know

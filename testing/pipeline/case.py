@@ -52,9 +52,9 @@ class Case:
     """One case of a pipeline.
 
     Attributes:
-        addresses: Where its services and files are.
-        verdict: What was found at its end; None before.
-        nothing_hit: Why the fault found nothing to hit; "" if it did.
+        addresses: Addresses of its services and files.
+        verdict: Verdict at its end; None before.
+        nothing_hit: Reason why the fault found nothing to hit; empty if it did.
     """
 
     def __init__(

@@ -54,7 +54,7 @@ class DriverStart:
     Attributes:
         arguments: The program and its arguments.
         environment: Its variables, all of them.
-        folder: Where it runs.
+        folder: Folder in which it runs.
         log: File to which its output is appended.
     """
 
@@ -188,9 +188,9 @@ class DriverSupervisor:
     """Starts a driver, and starts it again half a second after it ended, as a service manager would.
 
     Attributes:
-        start: How the driver is started.
+        start: Command, environment and files with which the driver starts.
         first: Further variables for its first life.
-        exit_codes: Of the lives that ended.
+        exit_codes: Exit codes of the lives that ended.
     """
 
     start: DriverStart

@@ -247,7 +247,8 @@ class Table(Endpoint):
         name: Name of the table.
         columns: Column definitions, as in CREATE TABLE; a table of this name is dropped first. "": the pipeline makes
             the table, which counts as empty until then.
-        query: What is read; default all columns of the table. It may read tables that the pipeline makes.
+        query: Text of the SQL query to read with; default all columns of the table. It may read tables that the
+            pipeline makes.
         url: SQLAlchemy's URL of another database, in which `{folder}` is the case's folder; default: the case's own
             PostgreSQL database.
     """
@@ -334,7 +335,7 @@ class Folder(Endpoint):
 
     Args:
         name: Name of the folder below the case's.
-        format: What is read: "json" (lines), "parquet", "csv", "arrow" (Arrow's IPC files).
+        format: Format of the files: "json" (lines), "parquet", "csv", "arrow" (Arrow's IPC files).
     """
 
     kind: ClassVar[str] = "folder"
@@ -369,7 +370,7 @@ class Custom(Endpoint):
     """Anything else, by two functions.
 
     Args:
-        name: For messages.
+        name: Name of the endpoint, for messages.
         reader: Returns all rows that the strictest reader sees, from the case's addresses.
         feeder: Appends rows; needed for an input.
     """

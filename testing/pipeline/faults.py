@@ -42,11 +42,11 @@ class Scene:
     Attributes:
         supervisor: The driver and who starts it again.
         servers: The services that run, by system.
-        addresses: Where they and the case's folder are.
-        dice: Seeded.
-        until: When rows cease to be fed, in seconds of time.monotonic().
+        addresses: Addresses of the servers and of the case's folder.
+        dice: Seeded generator of random numbers.
+        until: Time when rows cease to be fed, in seconds of time.monotonic().
         note: Keeps a line for the report.
-        proxies: Between the driver and each of the services, if the fault's name begins with `cut-`; else none.
+        proxies: Proxies between the driver and each of the services, if the fault's name begins with `cut-`; else none.
     """
 
     supervisor: DriverSupervisor
@@ -214,7 +214,7 @@ class PlannedFault(NamedTuple):
         seed: Decides the moment of the fault, and what it hits.
         inject: Function that injects the fault.
         environment: Variables of the driver's first life.
-        moments: It strikes within this share of the time in which rows are fed.
+        moments: Share of the time in which rows are fed, from its beginning, within which the fault strikes.
     """
 
     name: str
@@ -244,9 +244,10 @@ def planned_faults(
 
     Args:
         level: "smoke": each fault once; "full": more faults, three seeds; "hours": a hundred seeds.
-        faults: To choose from; one that is named after a system, `kill-kafka`, only where `needs` has it.
+        faults: Faults to choose from, by name; one that is named after a system, `kill-kafka`, only where `needs` has
+            it.
         needs: The systems that the pipeline uses.
-        steps: Whether to crash at onceward's durable steps too.
+        steps: True to crash at onceward's durable steps, too.
     """
     smoke = level == "smoke"
     other = {KAFKA, POSTGRES} - needs

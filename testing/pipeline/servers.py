@@ -42,7 +42,7 @@ class Servers:
     """The servers of a test run, each with a proxy; both are started when they are first asked for, and kept.
 
     Args:
-        folder: For the state of local ones.
+        folder: Folder for the state of local servers.
     """
 
     def __init__(self, folder: Path) -> None:

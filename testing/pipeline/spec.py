@@ -35,18 +35,18 @@ class PipelineSpec:
 
     Attributes:
         command: The program and its arguments, or a function at the top level of a file.
-        inputs: One or several; the n-th row goes to input n modulo their number.
-        outputs: One or several.
+        inputs: Input, or several; the n-th row goes to input n modulo their number.
+        outputs: Output, or several.
         services: "containers", "local" for processes on this machine, or "auto": containers if Docker answers.
         key: Column that identifies a row in inputs and outputs, so that offending rows are traced to their source.
         row_count: Number of rows that are fed.
-        feed_seconds: How long they are fed, after the first output was seen.
+        feed_seconds: Seconds for which rows are fed, after the first output was seen.
         timeout: Seconds for the first output, and for all output after the fault.
         quiet: Seconds for which the outputs must not change at the end.
-        stop_seconds: How long the driver has to end after SIGTERM.
+        stop_seconds: Seconds that the driver has to end after SIGTERM.
         reference_run: Do not ask `expected`; compare with the outputs of a run without faults, made once for the class.
-        max_blocked_seconds: How long readers may be blocked in one place after the fault, by a transaction that stays
-            open or prepared; None: until the outputs must be complete.
+        max_blocked_seconds: Seconds for which readers may be blocked in one place after the fault, by a transaction
+            that stays open or prepared; None: until the outputs must be complete.
         uses_onceward: Also crash the driver at onceward's durable steps (ONCEWARD_CRASH_AT).
         environment: Further variables for the driver.
         faults: The faults to choose from, by name.
@@ -76,7 +76,7 @@ class PipelineSpec:
         """Return the expected output for these rows: the rows of every output, or rows by the outputs' names.
 
         Args:
-            rows: What the inputs hold, by input, partition and offset.
+            rows: Rows that the inputs hold, by input, partition and offset.
         """
         return rows
 
@@ -99,7 +99,7 @@ class ReferenceRun(NamedTuple):
     """The inputs and outputs of a run without faults.
 
     Attributes:
-        inputs: How often each row is in the inputs.
+        inputs: Number of times that each row is in the inputs, by the row's text.
         outputs: The rows of each output, which are expected again.
     """
 

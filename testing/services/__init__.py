@@ -103,11 +103,11 @@ def services_at(
 
     Args:
         home: State folder; default ONCEWARD_DEV_HOME, else `.run` in the current folder.
-        kafka: Whether Kafka is wanted.
-        postgres: Whether PostgreSQL is wanted.
+        kafka: True if Kafka is wanted.
+        postgres: True if PostgreSQL is wanted.
         brokers: Number of Kafka brokers; several have Kafka's own times (KAFKAS_TIMES). Default: as many as the folder
             has, else 1.
-        detached: Whether what is started outlives this program. Several brokers always do.
+        detached: True if what is started outlives this program. Several brokers always do.
 
     Raises:
         ConfigurationError: The folder has another number of brokers.
@@ -136,8 +136,8 @@ def dev_services(home: str | Path | None = None, *, kafka: bool = True, postgres
 
     Args:
         home: State folder; default ONCEWARD_DEV_HOME, else `.run` in the current folder.
-        kafka: Whether to run Kafka.
-        postgres: Whether to run PostgreSQL.
+        kafka: True to run Kafka.
+        postgres: True to run PostgreSQL.
 
     Raises:
         ConfigurationError: Java or PostgreSQL's programs are missing; the message says what to install.

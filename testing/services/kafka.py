@@ -60,7 +60,7 @@ JVM_OPTIONS = "KAFKA_JVM_PERFORMANCE_OPTS"
 QUICK_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 
 META, BOOTSTRAP = "meta.properties", "bootstrap.checkpoint"
-"""What formatting writes: the broker's ids; and the versions of the cluster's features."""
+"""Files that formatting writes: the broker's ids; and the versions of the cluster's features."""
 UNUSUAL = {"log.dirs", "metadata.log.dir", "unstable.feature.versions.enable"}
 """Settings with which formatting writes something else, or elsewhere."""
 
@@ -79,7 +79,8 @@ def listener_settings(listeners: Mapping[str, tuple[str, str]]) -> dict[str, str
     """Return the broker's settings for listeners without encryption.
 
     Args:
-        listeners: By name: where the broker listens, and the address that clients are told ("": none).
+        listeners: Pairs of the address where the broker listens and the address that clients are told ("": none), by
+            listener's name.
     """
     return {
         "listeners": ",".join(f"{name}://{here}" for name, (here, _) in listeners.items()),

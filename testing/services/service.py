@@ -46,7 +46,7 @@ class Service(ABC):
 
     title: ClassVar[str]
     address_name: ClassVar[str]
-    """What clients call this service's address, and the attribute that holds it."""
+    """Name that clients use for this service's address, and of the attribute that holds it."""
     stop_signals: ClassVar[Sequence[tuple[Signals, float]]]
     """Signals to try in turn for an orderly stop, each with the seconds to wait."""
 

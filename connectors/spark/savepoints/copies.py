@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from onceward.core.operations.logs import Log
 
 QUIET_SECONDS: Final = 2.0
-"""For which a checkpoint must not change before its query is taken for stopped."""
+"""Seconds for which a checkpoint must not change before its query is taken for stopped."""
 _STOP: Final = (
     "Stop it (query.stop(), or SIGTERM to its driver, and wait until the process has ended), then repeat this"
 )

@@ -65,9 +65,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str
     """Location of the checkpoint that it is a copy of."""
     store: str | None = None
-    """Where its decision log was; None: in the checkpoint."""
+    """URL of the store that its decision log was in; None if that was the checkpoint."""
     retired: bool = False
-    """Whether that log has ended with this savepoint."""
+    """True if that log has ended with this savepoint."""
     files: tuple[FileRef, ...]
     entries: tuple[FileRef, ...]
 
@@ -161,14 +161,14 @@ class FoundSavepoint(msgspec.Struct, frozen=True, kw_only=True):
     """A savepoint of a Spark query or of the embedded engine, or what an interrupted copy has left of one."""
 
     place: str
-    """Its folder."""
+    """Location of its folder."""
     kind: str
     """"spark", "engine", "incomplete", "damaged", or "newer": of a newer version of the library."""
     pipeline: str
     epoch: int | None = None
     made: str = ""
     size: int | None = None
-    """Bytes."""
+    """Size of its files in bytes; None if it is not known."""
     retired: bool = False
     restored_to: str = ""
     problem: str = ""

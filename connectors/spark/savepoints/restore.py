@@ -60,7 +60,7 @@ class LogAt(NamedTuple):
 
     place: str
     store: LogStore | None
-    """None: in a savepoint, which cannot be written to."""
+    """Store that holds the log; None if that is a savepoint, which cannot be written to."""
     view: LogView
 
 
@@ -69,11 +69,11 @@ class RestorePlan:
     """A plan of `restore_savepoint`.
 
     Attributes:
-        saved: The savepoint.
+        saved: Savepoint that is restored.
         checkpoint: The new folder.
         store: URL of the store where the log will be; None: in the checkpoint.
-        back: How the pipeline goes back; None if it does not.
-        place: Where the log will be, for people and for the next restore.
+        back: Identity of the rewind by which the pipeline goes back; None if it does not go back.
+        place: Location where the log will be, for people and for the next restore.
         current: The log in use; None if it cannot be found.
         departure: The checkpoint that the query leaves; None unless the log is known and will be in a store of its own.
     """
@@ -109,7 +109,7 @@ def plan_restore(
         checkpoint: The folder to restore to: new, empty, or with a part of this savepoint.
         store: URL of the store where the decision log will be; None: in the checkpoint.
         pipeline: Name of the pipeline, to be sure; None: whichever it is.
-        rewind: Why the pipeline goes back although epochs were written since; None if it does not.
+        rewind: Reason why the pipeline goes back although epochs were written since; None if it does not.
 
     Raises:
         ConfigurationError: The savepoint is not one of a Spark query, or not of this pipeline, or the folder holds
@@ -166,7 +166,7 @@ def restore_savepoint(plan: RestorePlan, *, policy: CommitPolicy | None = None) 
     """Restore a savepoint of a Spark query, which is started at its new checkpoint next.
 
     Args:
-        plan: What `plan_restore` returned. If that is no longer so, the restore is refused.
+        plan: Plan that `plan_restore` returned. If it does not hold any longer, the restore is refused.
         policy: Clocks and pauses.
 
     Raises:
