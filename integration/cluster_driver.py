@@ -2,9 +2,9 @@
 
 Run as `python cluster_driver.py MASTER FOLDER DSN TABLE FAULT`. FAULT is `executor`, `decommission` (the executor is
 told to leave), `task`, `prepared` or `writing` (subtask 0 names its machine and waits to be killed), `slow` (so that
-Spark speculates), `idle` (a trigger so long that Spark ends idle workers), `scaled` (executors are allocated
-dynamically: each leaves between two epochs) or `none`; with `format` nothing fails, and the query writes through the
-format.
+Spark speculates), `speculated` (the same, with a task for each partition), `idle` (a trigger so long that Spark ends
+idle workers), `scaled` (executors are allocated dynamically: each leaves between two epochs), `torn` (none, with a task
+for each partition) or `none`; with `format` nothing fails, and the query writes through the format.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 from pyspark.sql import SparkSession
@@ -23,12 +23,16 @@ from pyspark.sql import SparkSession
 from onceward import PostgresSink
 from onceward.connectors.spark import exactly_once
 
+if TYPE_CHECKING:
+    from onceward.connectors.spark.parallelism import Writers
+
 SLOW_SECONDS = 30
 KILLED_SECONDS = 120
 PAUSES = {"idle": 65, "scaled": 10}
 """Seconds between two epochs: Spark ends workers that were idle for a minute, and executors when it is told to."""
 KILLS = ("prepared", "writing")
-STRIKES = ("executor", "decommission", "slow", "task")
+STRIKES = ("executor", "decommission", "slow", "speculated", "task")
+SPECULATED = ("slow", "speculated")
 SPECULATION = {"": "true", ".interval": "100ms", ".quantile": "0.5", ".multiplier": "1.1", ".minTaskRuntime": "1s"}
 SCALED = {
     "enabled": "true",
@@ -61,7 +65,7 @@ class FaultySink(PostgresSink):
             if self.fault == "decommission":
                 executor.send_signal(signal.SIGPWR)  # "Registering PWR handler to trigger decommissioning"
                 return committable
-            if self.fault == "slow":
+            if self.fault in SPECULATED:
                 time.sleep(SLOW_SECONDS)
                 return committable
             raise RuntimeError("this attempt is lost after its pre-commit")
@@ -79,7 +83,7 @@ class FaultySink(PostgresSink):
 def main(master: str, folder: str, dsn: str, table: str, fault: str) -> None:
     builder = SparkSession.builder.master(master).config("spark.ui.enabled", "false")
     builder = builder.config("spark.executor.memory", "512m").config("spark.sql.shuffle.partitions", "2")
-    if fault == "slow":
+    if fault in SPECULATED:
         for name, value in SPECULATION.items():
             builder = builder.config(f"spark.speculation{name}", value)
     if fault == "decommission":
@@ -101,7 +105,9 @@ def main(master: str, folder: str, dsn: str, table: str, fault: str) -> None:
         sink = FaultySink("table", dsn=dsn, table=table)
         sink.marker, sink.fault = f"{folder}/struck", fault
         store = dsn.replace("postgresql:", "postgresql+psycopg:") if fault in KILLS else None
-        writer = exactly_once(stream.repartition(2), sink, checkpoint=checkpoint, pipeline="cluster", store=store)
+        writers: Writers = None if fault in ("torn", "speculated") else "auto"
+        of = {"checkpoint": checkpoint, "pipeline": "cluster", "store": store}
+        writer = exactly_once(stream.repartition(2), sink, writers=writers, **of)
     if fault in PAUSES:
         query = writer.trigger(processingTime=f"{PAUSES[fault]} seconds").start()
         while query.isActive and not (query.lastProgress and query.lastProgress.batchId >= 1):

@@ -125,6 +125,26 @@ def test_a_query_that_computes_other_rows_heals_nothing_and_says_so(job: TornJob
     assert job.actions() == ["skip", "skip"]
 
 
+def test_a_query_goes_on_in_the_same_program_after_heals_and_after_one_that_was_refused(job: TornJob) -> None:
+    """Each run forgets what the one before it knew of the decision."""
+
+    def frame(word: str) -> DataFrame:
+        return job.feed.stream(job.spark).withColumn("word", sf.lit(word))
+
+    for refused in (0, 2):
+        for committable in job.die_at(Step.COMMIT_AFTER, frame("same"))["table"]:
+            job.roll_back(committable)
+        for _ in range(refused):
+            with pytest.raises(StreamingQueryException, match="lost cannot be written again"):
+                job.run(frame("other"))
+        job.run(frame("same"))
+        assert job.seen_once()
+        job.feed.add()
+    job.run(frame("another"))
+    assert job.seen_once()
+    assert job.actions() == ["heal"] * 2
+
+
 class NestedJob(TornJob):
     """The table has a column that does not read back as it was written, so that `verify` leaves it out."""
 

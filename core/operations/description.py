@@ -103,9 +103,10 @@ def _replayed(sinks: Sequence[Any], *, heals: bool) -> str:
     two_phase = [sink for sink in sinks if not isinstance(sink, DirectlyWritten)]
     without = [sink.name for sink in two_phase if not sink.proof]
     healed = [sink.name for sink in two_phase if sink.name not in without]
+    unless = " (unless it has a union column, which cannot be hashed; column types are not looked at here)"
     if not without:
-        return f"{whole}; if some of it is visible, only what was lost"
-    parts = f", and only what was lost for {', '.join(healed)}" if healed else ""
+        return f"{whole}; if some of it is visible, only what was lost{unless}"
+    parts = f", and only what was lost for {', '.join(healed)}{unless}" if healed else ""
     return (
         f"{whole}{parts}; for {', '.join(without)} the query stops then, because the decision log holds no hash of the "
         "rows to compare with"
