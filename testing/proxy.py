@@ -90,6 +90,10 @@ class Proxy:
         """Accept connections again, and deliver the bytes that the open ones hold."""
         self._do(self._mend())
 
+    def lead_to(self, host: str, port: int) -> None:
+        """Lead new connections to another server, as a name does after a failover; the open ones stay."""
+        self._target = host, port
+
     def close(self) -> None:
         """Reset all connections and end the thread."""
         self.refuse()
