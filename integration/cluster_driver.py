@@ -26,13 +26,12 @@ from onceward.connectors.spark import exactly_once
 if TYPE_CHECKING:
     from onceward.connectors.spark.parallelism import Writers
 
-SLOW_SECONDS = 30
+SLOW_SECONDS = {"slow": 30, "speculated": 120}
 KILLED_SECONDS = 120
 PAUSES = {"idle": 65, "scaled": 10}
 """Seconds between two epochs: Spark ends workers that were idle for a minute, and executors when it is told to."""
 KILLS = ("prepared", "writing")
 STRIKES = ("executor", "decommission", "slow", "speculated", "task")
-SPECULATED = ("slow", "speculated")
 SPECULATION = {"": "true", ".interval": "100ms", ".quantile": "0.5", ".multiplier": "1.1", ".minTaskRuntime": "1s"}
 SCALED = {
     "enabled": "true",
@@ -65,8 +64,8 @@ class FaultySink(PostgresSink):
             if self.fault == "decommission":
                 executor.send_signal(signal.SIGPWR)  # "Registering PWR handler to trigger decommissioning"
                 return committable
-            if self.fault in SPECULATED:
-                time.sleep(SLOW_SECONDS)
+            if self.fault in SLOW_SECONDS:
+                time.sleep(SLOW_SECONDS[self.fault])
                 return committable
             raise RuntimeError("this attempt is lost after its pre-commit")
         return committable
@@ -83,7 +82,7 @@ class FaultySink(PostgresSink):
 def main(master: str, folder: str, dsn: str, table: str, fault: str) -> None:
     builder = SparkSession.builder.master(master).config("spark.ui.enabled", "false")
     builder = builder.config("spark.executor.memory", "512m").config("spark.sql.shuffle.partitions", "2")
-    if fault in SPECULATED:
+    if fault in SLOW_SECONDS:
         for name, value in SPECULATION.items():
             builder = builder.config(f"spark.speculation{name}", value)
     if fault == "decommission":

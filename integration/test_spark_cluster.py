@@ -59,7 +59,6 @@ def test_39_89_100_the_lost_attempt_is_aborted_and_the_retry_commits(
     assert prepared_in(dsn) == 0
 
 
-@pytest.mark.nightly
 def test_a_heal_whose_slow_task_spark_runs_twice_writes_each_row_once(
     tmp_path: Path, dsn: str, driver_environment: dict[str, str]
 ) -> None:

@@ -103,8 +103,7 @@ def test_a_driver_that_is_killed_in_each_part_of_a_heal_in_turn_writes_each_row_
     assert killed == list(IN_TURN)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 12))])
 def test_a_driver_that_is_killed_at_four_points_of_its_heals_writes_each_row_once(driver: Driver, seed: int) -> None:
     """Whatever a kill has left of the decision is torn once more, before the next process starts."""
     random = Random(seed)
