@@ -40,8 +40,8 @@ Brokers = Annotated[
     int | None,
     typer.Option(
         metavar="N",
-        help="Number of Kafka brokers, 1 to 9. Several keep each topic on all of them, and notice a fault after as long as "
-        "with Kafka's defaults (9 s); each takes 300 MB of memory.",
+        help="Number of Kafka brokers, 1 to 9. Several keep each topic on all of them, and notice a fault after as "
+        "long as with Kafka's defaults (9 s); each takes 300 MB of memory.",
         show_default="1, or as many as there are",
     ),
 ]
