@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from onceward.testing.services import DevServices
 
+MOST_BROKERS: Final = 9
+
 app = typer.Typer(no_args_is_help=True, help="Run a real Kafka broker and PostgreSQL server in the background.")
 
 Home = Annotated[
@@ -37,10 +39,9 @@ WithKafka = Annotated[bool, typer.Option("--kafka/--no-kafka", help="Include Kaf
 Brokers = Annotated[
     int | None,
     typer.Option(
-        min=1,
-        max=9,
-        help="Number of Kafka brokers. Several keep each topic on all of them, and notice a fault after as long as "
-        "with Kafka's defaults (9 s); each takes 300 MB of memory.",
+        metavar="N",
+        help="Number of Kafka brokers, 1 to 9. Several keep each topic on all of them, and notice a fault after as "
+        "long as with Kafka's defaults (9 s); each takes 300 MB of memory.",
         show_default="1, or as many as there are",
     ),
 ]
@@ -75,6 +76,8 @@ def up(
         )
     if brokers is not None and not kafka:
         raise ConfigurationError("--brokers needs Kafka: leave out --no-kafka")
+    if brokers is not None and not 1 <= brokers <= MOST_BROKERS:
+        raise ConfigurationError(f"--brokers {brokers} is refused: give a number from 1 to {MOST_BROKERS}")
     services = _services(home, kafka=kafka, postgres=postgres, brokers=brokers)
     say = console(stderr=True)
     if kafka:

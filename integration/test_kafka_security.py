@@ -1,6 +1,8 @@
 """SASL and TLS: each mechanism carries the data and the commits, and a wrong password is said without showing it."""
 
+import os
 import re
+import subprocess
 import time
 from pathlib import Path
 
@@ -143,6 +145,31 @@ def test_tls_with_a_client_certificate_carries_data_and_commits(secured, form):
     if form == "locked key":
         config |= {"ssl.key.location": str(folder / "client.locked"), "ssl.key.password": SECRET}
     goes_through(places["TLS"], {"security.protocol": "SSL", **config}, server.bootstrap_servers)
+
+
+@pytest.mark.parametrize("kind", ["JKS", "PKCS12"])
+def test_key_stores_that_are_converted_as_documented_carry_data_and_commits(secured, tmp_path, kind):
+    server, places, made = secured
+
+    def run(command):
+        environment = {**os.environ, "STORE_PASSWORD": SECRET}
+        done = subprocess.run(
+            ["bash", "-ec", command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    run(
+        f"openssl pkcs12 -export -in {made}/client.pem -inkey {made}/client.key -passout env:STORE_PASSWORD > c.p12; "
+        f"keytool -importkeystore -noprompt -srckeystore c.p12 -srcstorepass:env STORE_PASSWORD "
+        f"-destkeystore client.jks -deststoretype {kind} -deststorepass:env STORE_PASSWORD; "
+        f"keytool -importcert -noprompt -alias ca -file {made}/ca.pem -keystore truststore.jks -storetype {kind} "
+        "-storepass:env STORE_PASSWORD"
+    )
+    run(re.search(r"### Java key stores.*?```bash\n(.*?)```", DOCS.read_text(), re.DOTALL)[1])
+    files = {"ca": "ca.pem", "certificate": "client.pem", "key": "client.key"}
+    config = {f"ssl.{what}.location": str(tmp_path / name) for what, name in files.items()}
+    config |= {"security.protocol": "SSL", "ssl.key.password": SECRET}
+    goes_through(places["TLS"], config, server.bootstrap_servers)
 
 
 def test_sasl_over_tls_carries_data_and_commits(secured):

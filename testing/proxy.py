@@ -40,6 +40,8 @@ class Proxy:
     def __init__(self, host: str, port: int, listen: int | None = None) -> None:
         self._target = host, port
         self.port = listen or free_port()
+        self.answered = 0
+        """Bytes of answers that were delivered."""
         self._connections: set[asyncio.Task[None]] = set()
         self._requests, self._answers = asyncio.Event(), asyncio.Event()
         self._part: int | None = None
@@ -164,6 +166,7 @@ class Proxy:
                     await sink.drain()
                     await asyncio.sleep(_REST_SECONDS)  # a reset would overtake what is on its way
                     raise ConnectionResetError
+                self.answered += len(data)
             sink.write(data)
             await sink.drain()
         await gate.wait()  # the end of a connection is a packet, too

@@ -50,6 +50,7 @@ def test_down_of_nothing_has_no_effect(tmp_path: Path) -> None:
         (["--table", "paid"], "such as 'paid (cents bigint)'"),
         (["--topic", "orders", "--no-kafka"], "--topic needs Kafka"),
         (["--brokers", "3", "--no-kafka"], "--brokers needs Kafka"),
+        (["--brokers", "0"], "--brokers 0 is refused: give a number from 1 to 9"),
         (["--table", "paid (cents bigint)", "--no-postgres"], "--table needs PostgreSQL"),
     ],
 )

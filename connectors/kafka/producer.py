@@ -90,7 +90,10 @@ class DeliveryFailures:
             self.first = f"a message for topic {topic}{where} was refused: {error.str()} ({error.name()})"
             self.first += advice(error.name())
             if error.name() == "_PURGE_QUEUE":  # librdkafka keeps the reason to itself
-                self.first += ". The transaction has failed: is this client allowed to Write to the topic?"
+                self.first += (
+                    ". The transaction has failed: this client may not Write to the topic, or its transactional id was "
+                    "not used for transactional.id.expiration.ms"
+                )
 
 
 class TransactionalProducer:
