@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _OF_STREAMS: Final = frozenset({"rewind", "adopt", "checkpointlocation"})
 _OF_BATCHES: Final = frozenset({"runkey"})
 _validated: set[str] = set()
-"""Keys of sinks that this driver process has validated already: it lives on across micro-batches."""
+"""Schemas and options with which this driver process has validated sinks: it lives on across micro-batches."""
 
 
 class Writable(Protocol):
