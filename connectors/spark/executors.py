@@ -93,8 +93,8 @@ class Executors:
     Args:
         spark: Session whose executors are asked.
         tasks: Number of tasks that ask; Spark spreads them over the executors.
-        checks: Function that each task calls, by the name of a sink: it raises an error if the sink's target does not
-            answer.
+        checks: Pairs of a sink's name and a function that each task calls: it raises an error if the sink's target does
+            not answer.
 
     Attributes:
         answers: Answers of the tasks, once `problem` has returned.

@@ -71,7 +71,7 @@ class PlannedQuery:
 
     Attributes:
         df: DataFrame that the query computes.
-        format: Format that the query writes: a format's name, `foreachbatch`, `foreach`.
+        format: Name of the format that the query writes; `foreachbatch` or `foreach` if it calls a function.
         output_mode: append, update or complete.
         trigger: Class of its trigger, for example ProcessingTimeTrigger.
         options: Options of the writer, by names in lower case.

@@ -32,11 +32,11 @@ class Admission(StrEnum):
     """What to do with an offered epoch."""
 
     NEW = "new"
-    """Write it."""
+    """The epoch is new: write it."""
     REPLAY = "replay"
-    """It is decided and completed: write nothing, succeed."""
+    """The epoch is decided and completed: write nothing, succeed."""
     HEAL = "heal"
-    """It is decided and visible in part: write what is lost of it."""
+    """The epoch is decided and visible in part: write what is lost of it."""
 
 
 def admission(

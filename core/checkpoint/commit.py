@@ -57,14 +57,14 @@ def finish(
     """Commit what the decision names and put COMPLETED; idempotent.
 
     Args:
-        permit: The decision.
+        permit: Permit that the decision gives.
         writer: The newest writer; its policy says for how long to try, and what to do with what is lost.
         sinks: The pipeline's, by name.
         hold: Sinks that get no commits, because their targets have lost earlier ones: after COMPLETED, what a target
             has would no longer show that.
-        fresh: Whether this process made the decision just now, so that the first round need not ask what is lost (2).
-        heals: Whether the caller can write the lost part of an epoch again.
-        claims: Whether the sinks that took part claim their names; not if a rewind settles whose they are.
+        fresh: True if this process made the decision just now, so that the first round need not ask what is lost (2).
+        heals: True if the caller can write the lost part of an epoch again.
+        claims: True if the sinks that took part claim their names; False if a rewind settles whose they are.
 
     Returns:
         Whether COMPLETED was put; not if the decision was voided, or has a share of a sink in `hold`.

@@ -73,12 +73,12 @@ class Coordinator:
     """The driver's half of the protocol for one run of one pipeline.
 
     Args:
-        pipeline: Its name.
-        store: Where its decision log is.
+        pipeline: Name of the pipeline.
+        store: Store of the pipeline's decision log.
         sinks: All its sinks, with unique names.
-        policy: How to behave.
-        numbering: Whether epochs are consecutive, as Spark's micro-batches are, or checkpoints with gaps.
-        heals: Whether the driver can compute a decided epoch again from the same input, to write what is lost of it.
+        policy: Policy of the run: how to handle losses, and how often and how long to try.
+        numbering: Numbering of the epochs: consecutive, as Spark's micro-batches are, or checkpoints with gaps.
+        heals: True if the driver can compute a decided epoch again from the same input, to write what is lost of it.
         run_writers: The run, if it starts again after failures by itself; see LogWriter.
     """
 
@@ -128,10 +128,11 @@ class Coordinator:
         that offers the newest decided epoch from the same input.
 
         Args:
-            rewind: Why the pipeline goes back to an older state on purpose; None if it does not.
+            rewind: Reason why the pipeline goes back to an older state on purpose; None if it does not.
             first_epoch: The only epoch that may follow the rewind; None for whichever the driver offers first.
-            query: Who will run the epochs. If another one decided the newest, that one is not fenced by a mistake.
-            epoch_input: What the first epoch will be computed from, if that is known.
+            query: Identity of the query that will run the epochs. If another one decided the newest, that one is not
+                fenced by a mistake.
+            epoch_input: Input of the first epoch, if that is known.
 
         Raises:
             ConfigurationError: `rewind` is no text, or empty.
@@ -211,7 +212,7 @@ class Coordinator:
         """Go on as the writer of `token`, which another process opened.
 
         Args:
-            token: The writer.
+            token: Token of the writer.
             lost: Names of the lost transactions that it writes again.
 
         Raises:
@@ -227,7 +228,7 @@ class Coordinator:
 
         Args:
             epoch: The driver's epoch number.
-            epoch_input: What it will be computed from.
+            epoch_input: Input that the epoch will be computed from.
             adopt: Accept any first epoch of an empty log (the query ran with another sink before).
 
         Raises:
@@ -282,7 +283,7 @@ class Coordinator:
 
         Args:
             epoch: An admitted epoch.
-            acknowledgements: One of every subtask.
+            acknowledgements: Acknowledgements of all subtasks, one of each.
             epoch_input: The same that was admitted.
             state: State handles of the embedded engine.
             sweep_after: Also abort what attempts that do not count may have left behind.

@@ -38,9 +38,9 @@ class Lost(NamedTuple):
     """What is lost of a decided epoch.
 
     Attributes:
-        decision: The decision.
+        decision: Decision of the epoch.
         committables: Its lost transactions.
-        subtasks: How many subtasks wrote the epoch; 0 if that is not known.
+        subtasks: Number of subtasks that wrote the epoch; 0 if that is not known.
     """
 
     decision: Decide

@@ -118,10 +118,10 @@ class Isolation:
     """One sink in one subtask, whose transaction was refused.
 
     Args:
-        sink: The sink.
-        context: The subtask's.
-        parts: For each batch that the subtask got, the rows of the sink, when called with its number.
-        sizes: How many rows each of them has.
+        sink: Sink whose transaction was refused.
+        context: Context of the subtask.
+        parts: Function that returns the rows of the sink in a batch that the subtask got, by the batch's number.
+        sizes: Numbers of the sink's rows in these batches, in the same order.
         most: Number of refused rows above which to stop; None for any number.
         limit: The limit in words, if it is another one than a number of rows.
     """
@@ -147,7 +147,7 @@ class Isolation:
         """Write the rows that the target takes into one transaction (2), and return it.
 
         Args:
-            error: What the transaction of all rows was refused with.
+            error: Error with which the transaction of all rows was refused.
 
         Raises:
             DeadLetterLimitError: More rows than allowed are refused.

@@ -61,8 +61,8 @@ def check_kept(
 
     Args:
         writer: The newest writer.
-        sinks: Those whose targets are asked.
-        starting: Nothing of a new epoch is prepared yet, and nothing was listed to be aborted. Otherwise it is
+        sinks: Sinks whose targets are asked, by name.
+        starting: True if nothing of a new epoch is prepared yet, and nothing was listed to be aborted. Otherwise it is
             an error, too, if something had to be committed again: a second failover could undo that commit, and leave
             the rest as it was seen.
 

@@ -28,7 +28,7 @@ class LossVerdict(StrEnum):
     STANDS = "stands"
     """Go on without what is lost: it was given up, with an audit record."""
     VOIDED = "voided"
-    """Nothing of it was committed, and nothing ever will be: the epoch can be written again."""
+    """The epoch can be written again: nothing of it was committed, and nothing ever will be."""
     WAITS = "waits"
     """A target does not answer, so nobody knows yet."""
 
@@ -38,9 +38,9 @@ def settle(decision: Decide, shares: Sequence[Share], writer: LogWriter, *, heal
 
     Args:
         decision: A decision that is not completed.
-        shares: Those of all its sinks.
+        shares: Shares of all sinks of the decision.
         writer: The newest writer.
-        heals: Whether the caller can write the lost part of the epoch again.
+        heals: True if the caller can write the lost part of the epoch again.
 
     Raises:
         DataLossError: The policy says to fail, or what it says would not be sound. Nothing was committed since the loss
@@ -123,10 +123,10 @@ def torn(decision: Decide, failures: Failures, *, heals: bool, obstacle: str = "
     """Make the error for an epoch some of which is visible, or may be, and some of which is lost.
 
     Args:
-        decision: The epoch's.
-        failures: What is lost.
-        heals: Whether the caller can write the lost part again.
-        obstacle: Why that would not be sound; empty if nothing is known to be in the way.
+        decision: Decision of the epoch.
+        failures: Transactions that are lost, with the targets' answers.
+        heals: True if the caller can write the lost part again.
+        obstacle: Reason why that would not be sound; empty if nothing is known to be in the way.
     """
     if not obstacle and not heals:
         obstacle = (

@@ -26,8 +26,8 @@ class EpochNumbering(ABC):
     """Which epoch may be decided next, by whom, and with which transactions.
 
     Attributes:
-        overlapping: Whether subtasks write the next epoch while one is decided and committed.
-        needs_sinks: Whether a pipeline must have a sink that takes part in two-phase commit.
+        overlapping: True if subtasks write the next epoch while one is decided and committed.
+        needs_sinks: True if a pipeline must have a sink that takes part in two-phase commit.
     """
 
     overlapping: ClassVar[bool]

@@ -56,7 +56,7 @@ class TransactionStatus(StrEnum):
     LINGERING = "lingering"
     """Certainly named by no decision, now and ever."""
     FOREIGN = "of another log"
-    """It carries the name of the pipeline, and another decision log made it."""
+    """Another decision log made it, and it carries the name of the pipeline."""
     OUTDATED_LOG = "ahead of the log"
     """Its writer or epoch is one that this log has not come to: the log is an outdated copy."""
     UNKNOWN = "log not given"
@@ -165,9 +165,9 @@ class Swept:
     """What a sweep did.
 
     Attributes:
-        aborted: Gone.
+        aborted: Transactions that are gone now.
         reported: Left alone, because they are not this log's or this writer's.
-        left: To be aborted, but the target did not do it now: sweep again.
+        left: Transactions that are to be aborted, but the target did not do it now: sweep again.
     """
 
     aborted: tuple[Committable, ...] = ()

@@ -51,7 +51,7 @@ def withdraw(decision: Decide, shares: Sequence[Share], writer: LogWriter) -> bo
 
     Args:
         decision: The decision, some of whose transactions are lost.
-        shares: Those of all its sinks.
+        shares: Shares of all sinks of the decision.
         writer: The newest writer.
 
     Returns:

@@ -32,25 +32,25 @@ Failures: TypeAlias = "list[tuple[Committable, CommitOutcome]]"
 SLOW: Final = 60.0
 """Seconds after which a warning names a call that has not returned."""
 LOST_STATES: Final = frozenset({Observation.ABORTED, Observation.EXPIRED})
-"""What a look must show to prove that a transaction was not committed and never will be."""
+"""Answers of a look that prove that a transaction was not committed and never will be."""
 VISIBLE_STATES: Final = frozenset({Observation.COMMITTED, Observation.BEGUN})
-"""What a look must show for rows to be visible, or perhaps visible: nobody may write the whole epoch again."""
+"""Answers of a look that show rows to be visible, or perhaps visible: nobody may write the whole epoch again."""
 
 
 class Share:
     """One sink's share of a decision.
 
     Attributes:
-        sink: The sink.
-        expires: Whether the target ends the sink's transactions by itself after a while.
+        sink: Sink whose share it is.
+        expires: True if the target ends the sink's transactions by itself after a while.
         failures: Transactions that can no longer be committed, with the target's answer.
-        error: What the sink raised, if asking again does not help.
-        visible: Whether readers see any of its rows that nobody may write again.
-        seconds: How long its commit took.
-        detail: Why it waits.
-        unseen: Whether its target did not answer `look`; then it gets no commits in this round.
-        accepted: Whether the policy has accepted a loss of its target in this commit.
-        owns: Whether the sink owns its names in its target once its share has ended.
+        error: Error that the sink raised, if asking again does not help; None if there is none.
+        visible: True if readers see any of its rows that nobody may write again.
+        seconds: Seconds that its commit took.
+        detail: Reason why it waits.
+        unseen: True if its target did not answer `look`; then it gets no commits in this round.
+        accepted: True if the policy has accepted a loss of its target in this commit.
+        owns: True if the sink owns its names in its target once its share has ended.
     """
 
     def __init__(

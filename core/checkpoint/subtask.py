@@ -140,7 +140,7 @@ class DirectlyWritten(TwoPhaseCommitSink[_Open]):
     written again.
 
     Args:
-        sink: The sink.
+        sink: Sink that is written directly.
     """
 
     proof = False

@@ -23,7 +23,7 @@ P = ParamSpec("P")
 S = TypeVar("S", bound="_Store")
 
 ANSWER_SECONDS: Final = 60.0
-"""How long a call may take; as `answer_within` of the database sinks."""
+"""Seconds that a call may take; as `answer_within` of the database sinks."""
 
 
 class _Store(Protocol):

@@ -42,9 +42,9 @@ def put_entries(store: LogStore, entries: Iterable[tuple[str, bytes]], place: st
     """Put a copy of a log into a store; entries that are there already are left as they are.
 
     Args:
-        store: Of the copy.
-        entries: As `entries_of` reads them.
-        place: Where the store is, for messages.
+        store: Store of the copy.
+        entries: Entries of the log, as `entries_of` reads them.
+        place: Location of the store, for messages.
 
     Raises:
         ConfigurationError: The store holds another log.

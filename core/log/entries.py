@@ -72,9 +72,10 @@ class Start(_Entry, frozen=True, kw_only=True, tag="START"):
     """A new writer: from here on every older writer's next put fails."""
 
     tool: str = ""
-    """Which command of an operator wrote it, to end older writers; empty for a run, which goes on to decide epochs."""
+    """Command of an operator that wrote the entry, to end older writers; empty for a run, which goes on to decide
+    epochs."""
     floor: int = 0
-    """Of a repair: entries below it are void, because some of them are lost. 0 if nothing was repaired."""
+    """Position below which a repair has made entries void, because some of them are lost. 0 if nothing was repaired."""
 
 
 class Decide(_Entry, frozen=True, kw_only=True, tag="DECIDE"):
@@ -87,17 +88,19 @@ class Decide(_Entry, frozen=True, kw_only=True, tag="DECIDE"):
     state: dict[str, Any] = {}
     """State handles of the embedded engine, by operator uid (JSON values)."""
     follows: int | None = None
-    """Where numbers may have gaps, because checkpoints of the embedded engine were given up: the epoch before."""
+    """Number of the epoch before, if numbers may have gaps, because checkpoints of the embedded engine were given up;
+    None if they have none."""
     rewind: Rewound | None = None
     """The newest rewind before this decision: its own entry is pruned."""
     proofs: Proofs | None = None
-    """What the epochs before wrote: their own decisions are pruned. None if an older version wrote this."""
+    """Proofs of what the epochs before wrote: their own decisions are pruned. None if an older version wrote this."""
     reached: dict[str, Reached] = {}
     """The newest commit of each sink in the epochs before, since the newest rewind; not there for one that had none."""
     own_epochs: bool = False
-    """Whether `reached` has the transactions' own epochs. False if an older version wrote this: those of decisions."""
+    """True if `reached` has the transactions' own epochs. False if an older version wrote this: those of decisions."""
     subtasks: int = 0
-    """How many subtasks acknowledged: what is lost is written again by as many. 0 if an older version wrote this."""
+    """Number of subtasks that acknowledged: what is lost is written again by as many. 0 if an older version wrote
+    this."""
     datasets: dict[str, str] = {}
     """Name of each sink's dataset; empty for one that does not say. Empty if an older version wrote this."""
     targets: dict[str, Any] = {}
@@ -139,7 +142,7 @@ class Replace(_Entry, frozen=True, kw_only=True, tag="REPLACE"):
     lost: tuple[tuple[str, str], ...]
     """Sink and transaction of each one that the decision no longer names."""
     committables: tuple[Committable, ...]
-    """Those that it names instead. Their rows are the same, by count and hash for each sink."""
+    """Committables that it names instead. Their rows are the same, by count and hash for each sink."""
 
 
 class Resolved(_Entry, frozen=True, kw_only=True, tag="RESOLVED"):
@@ -151,7 +154,8 @@ class Resolved(_Entry, frozen=True, kw_only=True, tag="RESOLVED"):
     who: str
     why: str
     sink: str = ""
-    """Whose target has lost more than this log can name, and goes on with what it has; then `transaction` is empty."""
+    """Name of a sink whose target has lost more than this log can name, and goes on with what it has; then
+    `transaction` is empty."""
 
 
 class Moved(_Entry, frozen=True, kw_only=True, tag="MOVED"):

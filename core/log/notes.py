@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from .store import LogStore
 
 FILE: Final = ".history"
-"""In the log's folder; a store does not list names with a dot."""
+"""Name of the notes' file in the log's folder; a store does not list names with a dot."""
 OLDER: Final = ".history.1"
 MOST_BYTES: Final = 1 << 18
 """Size at which the file becomes the older one, in place of the one before."""
 _TAIL: Final = 2 * MOST_BYTES
-"""How much of each file is read: all of it, unless others have made it larger."""
+"""Number of bytes of each file that are read: all of it, unless others have made it larger."""
 _NAMES: Final = 50
-"""How many transactions a note names at most."""
+"""Number of transactions that a note names at most."""
 _ERROR: Final = 500
-"""How many characters of an error a note holds."""
+"""Number of characters of an error that a note holds at most."""
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,9 +82,9 @@ def note_start(
     """Leave a note of a start.
 
     Args:
-        store: Of the decision log.
-        event: The start.
-        position: Of its START in the log.
+        store: Store of the decision log.
+        event: Event of the start.
+        position: Position of the start's START in the log.
         timeouts: Returns after how many seconds the targets of sinks end an open transaction. Only a note needs it.
         targets: Returns where sinks write, without secrets, as `onceward.core.operations.status` reads it.
     """
@@ -111,7 +111,7 @@ def note_failure(store: LogStore | None, epoch: int | None, why: str, error: Bas
     """Leave a note of a start, an epoch or an attempt that failed, unless a newer run has fenced it.
 
     Args:
-        store: Of the decision log; None if this process sees none.
+        store: Store of the decision log; None if this process sees none.
         epoch: Number of the epoch; None if it is not one epoch that failed.
         why: Text of the error. The note keeps it in one line.
         error: The error itself, if it is known here.
@@ -134,10 +134,10 @@ def note_source(store: LogStore, source: str, seconds: float, why: str, system: 
     """Leave a note of a source that has not answered for so long, or, if `why` is empty, that answers again.
 
     Args:
-        store: Of the decision log.
+        store: Store of the decision log.
         source: Title of the source.
-        seconds: How long it has not answered.
-        why: What it answers instead.
+        seconds: Seconds for which it has not answered.
+        why: Text of its error; empty if it answers again. The note keeps it in one line.
         system: The address of what it reads, as of a sink's target in a note of a start.
     """
     note(store, "source", {"source": source, "seconds": round(seconds, 1), "why": _line(why), "system": system})
@@ -157,9 +157,9 @@ def note_life(
     Args:
         folder: The log's directory.
         code: Exit code of the process.
-        seconds: How long it lived.
+        seconds: Seconds for which the process lived.
         again: Seconds until it is started again; None if it is not.
-        stopped: Whether a signal to `onceward run` has ended it.
+        stopped: True if a signal to `onceward run` has ended the process.
         writers: Identities of the writers that the run's processes have become. The end of a run that another one has
             taken over is no end of the pipeline.
     """

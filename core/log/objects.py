@@ -45,7 +45,7 @@ class ObjectFiles:
 
     Args:
         filesystem: An fsspec file system.
-        root: The prefix.
+        root: Prefix of the files' paths in the file system.
     """
 
     def __init__(self, filesystem: AbstractFileSystem, root: str) -> None:

@@ -52,7 +52,7 @@ class RunWriters:
         writers: Their identities, the newest ones last.
         since: Position of the log's tail when the first of them started; None before that.
         start: Position of the newest START that this process has put; None before that.
-        file: Where they are noted for later processes of the same run; None if it has one process.
+        file: File in which they are noted for later processes of the same run; None if it has one process.
     """
 
     writers: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT))
@@ -88,7 +88,7 @@ class RunWriters:
         """Note a writer before its START is put, because the answer may be lost.
 
         Args:
-            writer_id: Its identity.
+            writer_id: Identity of the writer.
             tail: Position of the log's last entry.
 
         Raises:

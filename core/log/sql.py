@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("onceward.log")
 _WARNINGS: Final = "onceward warnings"
-"""Where a connection's record has what the server warned of."""
+"""Key of a connection's record under which it has the server's warnings."""
 
 RIGHTS: Final = "SELECT, INSERT, DELETE"
 _FAMILY: Final = ("mysql", "mariadb")
@@ -74,7 +74,7 @@ class SqlStore:
 
     Args:
         url: SQLAlchemy URL, for example `sqlite:////var/lib/log.db` or `postgresql+psycopg://user@host/db`.
-        pipeline: Whose log; several pipelines share the table.
+        pipeline: Name of the pipeline whose log it is; several pipelines share the table.
         existing: Make nothing; what is not there is an error.
 
     Raises:

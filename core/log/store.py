@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 EXPLAINING: Final = ContextVar("EXPLAINING", default=False)
-"""Whether pipelines are built to be explained and not to run: then no store is opened."""
+"""True while pipelines are built to be explained and not to run: then no store is opened."""
 IN_CHECKPOINT: Final = "onceward"
 """Folder of the decision log inside a Spark checkpoint, so that it is copied and moved with it."""
 MOVED_MARK: Final = f"{IN_CHECKPOINT}/.moved"
 """File in a checkpoint that a restored savepoint has replaced, if the log is elsewhere: it names the new checkpoint."""
 MOST_BYTES: Final = 1 << 30
-"""Of an entry in a folder: a larger one was not written by onceward."""
+"""Size in bytes of the largest entry in a folder: a larger one was not written by onceward."""
 _SQL: Final = ("sqlite", "postgresql", "mariadb", "mysql")
 
 
@@ -128,7 +128,7 @@ class DirectoryStore:
 
     Args:
         path: The folder; created if missing.
-        shared: Whether the folder is on a file system that all machines of the pipeline see (with hard links and
+        shared: True if the folder is on a file system that all machines of the pipeline see (with hard links and
             close-to-open consistency, as NFS has). A local one is refused where the driver may move.
     """
 

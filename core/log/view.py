@@ -32,7 +32,7 @@ class LogView:
     """The log as one reader saw it at one instant.
 
     Attributes:
-        pipeline: Whose log it is; empty for an empty log.
+        pipeline: Name of the pipeline whose log it is; empty for an empty log.
         log: Identity of the log; empty for an empty log.
         tail: Position of the newest entry; NONE for an empty log.
         floor: Entries below it are void.
@@ -45,16 +45,16 @@ class LogView:
         taken_back: A decision that was not completed when a REWIND covered it: it will never be committed, and what is
             prepared of it must be ended before the next decision.
         skipped: Transactions that RESOLVED entries exempt from the undone decision.
-        rewound: Whether a REWIND is newer than any decision.
+        rewound: True if a REWIND is newer than any decision.
         awaited: The only epoch that a REWIND or a VOID lets be decided next; NONE if none of them said so.
-        before: What the next decision's input must go on from; None if that is not known.
+        before: Input that the next decision's must go on from; None if that is not known.
         rewind: The newest rewind that was done, whether decisions have followed it or not.
         claimed: Sinks that have claimed their names for this log since the rewind.
         reached: The newest commit of each sink since the rewind, as its target must know it.
-        finished: How far the completed decisions have come.
-        moved: Where the log goes on; empty if it does here.
-        proofs: What the completed decisions wrote.
-        entries: From the floor up.
+        finished: Progress of the completed decisions.
+        moved: Location where the log goes on; empty if it does here.
+        proofs: Proofs of what the completed decisions wrote.
+        entries: Entries of the log from the floor up.
         head: First line of the newest entry's bytes; empty if this was not read from a store.
     """
 

@@ -96,9 +96,9 @@ class LogWriter:
     """One writer of one pipeline's decision log, from its START until it is fenced.
 
     Args:
-        store: Where the log is.
-        pipeline: Its name.
-        policy: How to behave.
+        store: Store that has the log.
+        pipeline: Name of the pipeline.
+        policy: Policy of the writer: how to handle losses, and how often and how long to try.
         run_writers: The run to which this writer belongs. It does not start if another run has started since: each
             would drive out the other. Without it, a writer starts in any case.
     """
@@ -223,7 +223,7 @@ class LogWriter:
         """Record that every transaction of the epoch's decision has ended; then prune.
 
         Args:
-            epoch: Which one.
+            epoch: Number of the epoch.
             claimed: Sinks that own their names in their targets; None: all of the decision.
 
         Raises:
@@ -262,7 +262,7 @@ class LogWriter:
 
         Args:
             lost: Transactions that it names, each proven not committed.
-            committables: Those that hold the same rows.
+            committables: Committables of the transactions that hold the same rows.
 
         Raises:
             LifecycleError: No decision waits.
@@ -421,8 +421,8 @@ class LogWriter:
         """Offer the same bytes until the answer is definite: whether they are in the slot.
 
         Args:
-            key: The slot.
-            data: The bytes.
+            key: Key of the slot.
+            data: Bytes of the entry.
             behind: Position and first line of an entry that must be there. A standby that lags behind does not have it;
                 what is put behind a gap, or behind another entry, does not belong to this log.
         """
