@@ -196,7 +196,7 @@ def test_the_layout_does_not_move_away_from_its_goals() -> None:
         "is_connect( outside of session": 2,
         "names that onceward.operations exports": 65,
         "switches on the backend outside of the dialects": 36,
-        "fragments among fields' docstrings and Args, per cent": 11,
+        "fragments among fields' docstrings and Args, per cent": 7,
         "twin names": 86,
         "test modules that import another one": 32,
     }, "write down what has become better; nothing may become worse"
