@@ -260,6 +260,19 @@ class Decided:
             coordinator.commit(0, [ack], about)
 
 
+JOB = """
+import pyarrow as pa
+from onceward import KafkaSink, SequenceSource
+from onceward.core import Pipeline
+
+def build():
+    pipeline = Pipeline("explained", store="{store}")
+    numbers = SequenceSource(pa.table({{"value": ["1"]}}), batch_rows=1)
+    pipeline.source(numbers, uid="numbers").sink(KafkaSink("out", bootstrap_servers="{servers}", topic="{topic}"))
+    return pipeline
+"""
+
+
 def onceward(*arguments: str) -> tuple[float, subprocess.CompletedProcess[str]]:
     began = time.monotonic()
     command = [sys.executable, "-c", "from onceward.cli.main import main; main()", *arguments]
@@ -285,6 +298,10 @@ def test_commands_are_done_soon_though_one_host_of_three_is_silent(
         assert "did not answer" in done.stdout + done.stderr
         took["txn commit"], done = onceward("txn", "commit", "--store", decided.store, *at, "--yes")
     took["txn list"], listed = onceward("txn", "list", "--store", decided.store, *at)
+    (tmp_path / "job.py").write_text(JOB.format(store=f"file://{tmp_path}/other", servers=servers, topic=decided.topic))
+    took["explain"], explained = onceward("explain", f"{tmp_path}/job.py:build")
+    assert "exactly-once" in explained.stdout, explained.stdout + explained.stderr
+    assert "transaction.max.timeout.ms" in explained.stdout
     print(fault, round(usual, 1), {name: round(seconds, 1) for name, seconds in took.items()})
     assert (done.returncode, listed.returncode) == (0, 0), done.stdout + done.stderr + listed.stdout + listed.stderr
     assert {finding["check"] for finding in json.loads(doctor.stdout)} >= {f"topic {decided.topic}"}

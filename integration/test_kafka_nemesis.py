@@ -27,9 +27,9 @@ from .kafka_kit import eventually, read_all
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow]
 PARTITIONS, KEYS = 3, 7
 NIGHT = float(os.environ.get("ONCEWARD_NEMESIS_SECONDS", "3600"))
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(2 * NIGHT + 1800)]
 REST, LAST = 5.0, 240.0
 """Seconds between two faults, and for the last rows to come."""
 DRIVER = Path(__file__).with_name("nemesis_driver.py")
@@ -138,13 +138,7 @@ def values(cluster: KafkaCluster, topic: str) -> list[tuple[bytes, int]]:
     return []
 
 
-@pytest.mark.parametrize(
-    "seconds",
-    [
-        pytest.param(50.0, marks=pytest.mark.timeout(900)),
-        pytest.param(NIGHT, marks=[pytest.mark.nightly, pytest.mark.timeout(2 * NIGHT + 1800)], id="night"),
-    ],
-)
+@pytest.mark.parametrize("seconds", [50.0, pytest.param(NIGHT, id="night", marks=pytest.mark.nightly)])
 def test_a_spark_job_is_exact_whatever_becomes_of_any_one_broker(tmp_path: Path, seconds: float) -> None:
     draw, done = Random(56), dict.fromkeys((fault.__name__ for fault in FAULTS), 0)
     with KafkaCluster(tmp_path / "cluster", times=KAFKAS_TIMES) as cluster:

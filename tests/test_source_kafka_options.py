@@ -6,11 +6,11 @@ import pickle
 import re
 from datetime import UTC, datetime
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 
 from onceward import KafkaSource
 from onceward.connectors.kafka import admin
@@ -32,6 +32,9 @@ from onceward.connectors.spark.any_source import SourceStreamReader
 from onceward.connectors.spark.kafka import batch_source, stream_source
 from onceward.core.errors import ConfigurationError, SourceError
 from onceward.core.source import Split
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 SERVERS = {"kafka.bootstrap.servers": "broker:9092"}
 ORDERS = {**SERVERS, "subscribe": "orders"}
@@ -261,10 +264,8 @@ def test_the_engines_position_says_which_topic_it_is_of(monkeypatch: pytest.Monk
     assert a_source(monkeypatch, "new").latest({"t": {"0": 20}}) == {"t": {"0": 50}}  # Spark's
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_a_broker_may_not_have_heard_of_a_partition_yet(monkeypatch: pytest.MonkeyPatch, times: int):
-    unheard = KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
-    answers = iter([unheard] * times + [SimpleNamespace(offset=7)])
+def answering(monkeypatch: pytest.MonkeyPatch, answers: Iterator[Any]) -> None:
+    """Have brokers answer each question for an offset with the next of these: an offset, or an error."""
 
     def result() -> Any:
         answer = next(answers)
@@ -284,6 +285,22 @@ def test_a_broker_may_not_have_heard_of_a_partition_yet(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(admin, "make_client", lambda *_, **__: Client())
     monkeypatch.setattr(admin, "PAUSE_SECONDS", 0)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_what_librdkafka_says_of_a_partition_without_a_leader_is_no_offset(monkeypatch: pytest.MonkeyPatch, times: int):
+    """It was taken for the end of the partition: records that are there seemed to be lost (seen in an election)."""
+    unknown = SimpleNamespace(offset=OFFSET_INVALID)
+    answering(monkeypatch, iter([unknown] * times + [SimpleNamespace(offset=7), SimpleNamespace(offset=-1)]))
+    lookup = Lookup(KafkaSettings(f"c:{times}"), committed=True, retry_seconds=5)
+    assert lookup.offsets({Partition("t", 0): LATEST}) == [{Partition("t", 0): 7}]
+    assert lookup.at_times({Partition("t", 0): 5}) == {Partition("t", 0): LATEST}  # no record is so new
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_broker_may_not_have_heard_of_a_partition_yet(monkeypatch: pytest.MonkeyPatch, times: int):
+    unheard = KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+    answering(monkeypatch, iter([unheard] * times + [SimpleNamespace(offset=7)]))
     lookup = Lookup(KafkaSettings(f"b:{times}"), committed=True, retry_seconds=5)
     if times == 1:
         assert lookup.offsets({Partition("t", 0): LATEST}) == [{Partition("t", 0): 7}]

@@ -102,7 +102,7 @@ class Lookup:
         def ask(admin: Any, seconds: float) -> list[Offsets]:
             all_sent = [sent(admin, question, seconds) if question else {} for question in questions]
             try:
-                return [
+                listed = [
                     {Partition(at.topic, at.partition): int(future.result().offset) for at, future in futures.items()}
                     for futures in all_sent
                 ]
@@ -110,6 +110,10 @@ class Lookup:
                 if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART or time.monotonic() > heard:
                     raise
                 raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE)) from error  # which may pass
+            # While a partition has no leader, librdkafka may say OFFSET_INVALID (-1001) without an error.
+            if any(offset < LATEST for offsets in listed for offset in offsets.values()):
+                raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
+            return listed
 
         topics = ", ".join(sorted({partition.topic for question in questions for partition in question}))
         return self._ask(f"ask for offsets of {topics}", ask)
