@@ -18,7 +18,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.conftest import pytest_collection_finish
 
-from onceward.testing.services import KafkaServer, PostgresServer
+from onceward.testing.services import KafkaCluster, KafkaServer, PostgresServer
 from onceward.testing.services.jars import PEER_JARS, ensure_jars
 
 from . import scheduling
@@ -226,3 +226,10 @@ def spark_settings(scratch: Path) -> dict[str, str]:
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
         "spark.local.dir": str(scratch / "local"),
     }
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """Two brokers of the test's own; the log of transactions is on both, so that its coordinators can move."""
+    with KafkaCluster(tmp_path, brokers=2, controllers=1) as cluster:
+        yield cluster

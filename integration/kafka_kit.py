@@ -7,7 +7,8 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from onceward.connectors.kafka.admin import cluster_of
 from onceward.connectors.kafka.sink import KafkaSink
@@ -129,3 +130,25 @@ def eventually(check: Callable[[], bool], what: str, seconds: float = READ_SECON
     while not check():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
         time.sleep(DELAY_SECONDS)
+
+
+def leaderless(bench):
+    """By a definite answer: a client that nobody answers knows of no leaders either."""
+    try:
+        name = bench.topic
+        topic = AdminClient({"bootstrap.servers": bench.servers}).list_topics(name, timeout=5).topics[name]
+    except KafkaException:
+        return None
+    leaders = [partition.leader for partition in topic.partitions.values()]
+    return leaders == [-1] if leaders else None
+
+
+def lose_leader(bench, second):
+    second.kill()
+    eventually(lambda: leaderless(bench) is True, "the controller has taken the leadership away", seconds=60)
+
+
+def bring_back(bench, second):
+    second.start()
+    second.wait_ready()
+    eventually(lambda: leaderless(bench) is False, "a leader again", seconds=60)

@@ -150,3 +150,9 @@ def wait_until(holds: Callable[[], bool], seconds: float = 90.0) -> None:
     while not holds():
         assert time.monotonic() < give_up, "it did not come about"
         time.sleep(0.02)
+
+
+def recreate(writer: Writer, name: str) -> None:
+    writer.delete_topic(name)
+    wait_until(lambda: not writer.source(name)._find().partitions)
+    writer.create_topic(name)

@@ -8,10 +8,12 @@ import time
 import uuid
 from collections import Counter
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 
+from onceward import KafkaSink, PostgresSink
+from onceward.connectors.spark import exactly_once
 from onceward.core.steps import Step, hooked
 
 from .kafka_kit import read_all
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from onceward.testing.services import KafkaServer
 
 SCHEMA = "id long, word string"
 
@@ -97,3 +102,43 @@ def ids_in_topic(bootstrap_servers: str, topic: str) -> Counter[int]:
 def once(rows: int) -> Counter[int]:
     """Each id exactly once."""
     return Counter(range(rows))
+
+
+JSON = ["to_json(struct(*)) AS value"]
+
+
+class Job:
+    """A pipeline of the tests: feed → Kafka and PostgreSQL."""
+
+    def __init__(self, spark: SparkSession, folder: Path, kafka: KafkaServer, topic: str, dsn: str) -> None:
+        self.spark, self.folder, self.dsn, self.topic = spark, folder, dsn, topic
+        self.servers = kafka.bootstrap_servers
+        self.feed = Feed(folder)
+        self.checkpoint = folder / "checkpoint"
+        self.pipeline = f"words-{folder.name}"[:60]
+        make_table(dsn)
+
+    def sinks(self) -> list[Any]:
+        return [
+            KafkaSink("topic", bootstrap_servers=self.servers, topic=self.topic, select=JSON),
+            PostgresSink("table", dsn=self.dsn, table="words"),
+        ]
+
+    def start(self, frame: DataFrame | None = None, **options: Any) -> StreamingQuery:
+        frame = self.feed.stream(self.spark) if frame is None else frame
+        options = {"checkpoint": str(self.checkpoint), "pipeline": self.pipeline, **options}
+        return exactly_once(frame, *self.sinks(), **options).trigger(availableNow=True).start()
+
+    def run(self, frame: DataFrame | None = None, **options: Any) -> None:
+        query = self.start(frame, **options)
+        try:
+            query.awaitTermination()
+        finally:
+            query.stop()
+
+    def seen_once(self) -> bool:
+        return (
+            ids_in_topic(self.servers, self.topic) == once(self.feed.rows)
+            and ids_in_table(self.dsn) == once(self.feed.rows)
+            and prepared_in(self.dsn) == 0
+        )

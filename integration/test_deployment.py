@@ -26,10 +26,10 @@ from onceward.testing.pipeline import FAULTS, KafkaTopic, PipelineTest, Table
 from onceward.testing.pipeline.driver import paused
 from onceward.testing.services.jars import PEER_JARS, ensure_jars
 
+from .pages_kit import BLOCK, ROOT, build_wheel
 from .pipeline_kit import SparkPipeline
+from .s3_kit import BUCKET, S3Server
 from .standalone_kit import SPARK_HOME, StandaloneCluster, is_executor
-from .test_readme import BLOCK, ROOT, build_wheel
-from .test_store_s3 import BUCKET, S3Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

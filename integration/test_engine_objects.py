@@ -14,7 +14,7 @@ from onceward.core import CheckpointConfig, FileBackend, RestartStrategy, RocksD
 from onceward.core.errors import CheckpointFailedError, ConfigurationError, StateDamagedError
 from onceward.sources import SequenceSource
 
-from .test_store_s3 import S3Server, s3, url
+from .s3_kit import S3Server, s3, url
 
 if TYPE_CHECKING:
     from collections.abc import Callable

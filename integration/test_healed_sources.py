@@ -17,8 +17,7 @@ from onceward.core.errors import DataLossError, SourceError
 from onceward.core.log import EpochInput, MemoryStore
 from onceward.core.transaction import Acknowledgement
 
-from .kafka_source_kit import Writer, rows, values, wait_until
-from .test_kafka_source import recreate
+from .kafka_source_kit import Writer, recreate, rows, values, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ import time
 import uuid
 
 import pytest
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
 
 from onceward.connectors.kafka import commits, producer
 from onceward.connectors.kafka.admin import cluster_of
@@ -17,7 +15,7 @@ from onceward.core.errors import KafkaError
 from onceward.core.transaction import AbortStatus, CommitStatus, Observation
 from onceward.testing.services import KafkaCluster
 
-from .kafka_kit import Bench, eventually, handle_of, numbered, rows
+from .kafka_kit import Bench, bring_back, eventually, handle_of, lose_leader, numbered, rows
 
 pytestmark = pytest.mark.kafka
 
@@ -136,13 +134,6 @@ def test_after_pre_commit_only_the_driver_needs_the_broker(bench, kafka, monkeyp
     assert bench.values() == [b"x"]
 
 
-@pytest.fixture
-def pair(tmp_path):
-    """Two brokers of the test's own; the log of transactions is on both, so that its coordinators can move."""
-    with KafkaCluster(tmp_path, brokers=2, controllers=1) as cluster:
-        yield cluster
-
-
 @pytest.fixture(scope="module")
 def shared_pair(tmp_path_factory):
     with KafkaCluster(tmp_path_factory.mktemp("pair"), brokers=2, controllers=1) as cluster:
@@ -156,28 +147,6 @@ def apart(shared_pair):
     second.start_again()
     topic = shared_pair.create(f"apart-{uuid.uuid4().hex[:8]}", replicas=[[2]])
     return shared_pair.direct, topic, second
-
-
-def leaderless(bench):
-    """By a definite answer: a client that nobody answers knows of no leaders either."""
-    try:
-        name = bench.topic
-        topic = AdminClient({"bootstrap.servers": bench.servers}).list_topics(name, timeout=5).topics[name]
-    except KafkaException:
-        return None
-    leaders = [partition.leader for partition in topic.partitions.values()]
-    return leaders == [-1] if leaders else None
-
-
-def lose_leader(bench, second):
-    second.kill()
-    eventually(lambda: leaderless(bench) is True, "the controller has taken the leadership away", seconds=60)
-
-
-def bring_back(bench, second):
-    second.start()
-    second.wait_ready()
-    eventually(lambda: leaderless(bench) is False, "a leader again", seconds=60)
 
 
 @pytest.mark.slow

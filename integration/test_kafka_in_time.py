@@ -20,9 +20,8 @@ from onceward.core.log import EpochInput, MemoryStore
 from onceward.core.steps import Step
 from onceward.core.transaction import AbortStatus, Acknowledgement, CommitStatus
 
-from .kafka_kit import Bench, eventually, prepared_of, read_all, rows
+from .kafka_kit import Bench, bring_back, eventually, lose_leader, prepared_of, read_all, rows
 from .spark_kit import Crash, crash_at
-from .test_kafka_faults import bring_back, lose_leader, pair  # noqa: F401 - pair is a fixture
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,7 +111,7 @@ def test_a_handle_says_which_topics_it_wrote_to(kafka: KafkaServer, topic: Calla
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_partition_that_is_silent_for_longer_than_the_timeout_loses_nothing(pair: Any) -> None:  # noqa: F811
+def test_a_partition_that_is_silent_for_longer_than_the_timeout_loses_nothing(pair: Any) -> None:
     """The coordinator would abort the transaction at its timeout, and with it the rows of the healthy partition."""
     servers, second = pair.direct, pair.brokers[2]
     for name, where in {"here": [[1]], "apart": [[2]]}.items():

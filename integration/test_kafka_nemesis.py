@@ -138,7 +138,7 @@ def values(cluster: KafkaCluster, topic: str) -> list[tuple[bytes, int]]:
     return []
 
 
-@pytest.mark.parametrize("seconds", [50.0, pytest.param(NIGHT, id="night", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("seconds", [50.0, pytest.param(NIGHT, marks=pytest.mark.nightly)])
 def test_a_spark_job_is_exact_whatever_becomes_of_any_one_broker(tmp_path: Path, seconds: float) -> None:
     draw, done = Random(56), dict.fromkeys((fault.__name__ for fault in FAULTS), 0)
     with KafkaCluster(tmp_path / "cluster", times=KAFKAS_TIMES) as cluster:

@@ -23,7 +23,7 @@ from onceward.operations import Log, PipelineState, pipeline_status
 from onceward.testing.machine import accepts_connections
 from onceward.testing.services import KafkaServer
 
-from .kafka_source_kit import Writer, rows, values, wait_until
+from .kafka_source_kit import Writer, recreate, rows, values, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -152,12 +152,6 @@ def test_68_the_engine_notices_a_topic_made_anew_in_a_later_attempt_too(writer: 
     end = writer.source(name).share(0, 1).latest(first)
     assert values(lenient, position, first) + values(lenient, first, end) == texts(40)
     assert writer.source(name).share(0, 1).latest(end) == end
-
-
-def recreate(writer: Writer, name: str) -> None:
-    writer.delete_topic(name)
-    wait_until(lambda: not writer.source(name)._find().partitions)
-    writer.create_topic(name)
 
 
 @pytest.mark.parametrize("headers", [False, True])

@@ -21,20 +21,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyspark
 import pytest
 
-import onceward
-
 from .kafka_kit import read_all
+from .pages_kit import BLOCK, ROOT, build_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 GETTING_STARTED = (ROOT / "docs" / "getting-started.md").read_text()
 ENGINE = (ROOT / "docs" / "engine.md").read_text()
 CUSTOM_SINK = (ROOT / "docs" / "how-to" / "custom-sink.md").read_text()
 TESTING = (ROOT / "docs" / "testing.md").read_text()
-BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 pytestmark = [pytest.mark.pages, pytest.mark.spark, pytest.mark.kafka, pytest.mark.postgres, pytest.mark.timeout(1500)]
 
 
@@ -156,14 +153,6 @@ def programs(page: str) -> dict[str, str]:
     run = {file for command in commands for file in re.findall(r"examples/\S+", command)}
     assert run <= set(linked.findall(page))
     return {**{file: (ROOT / file).read_text() for file in run}, **shown}
-
-
-def build_wheel(folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", folder, ROOT]
-    version = {"SETUPTOOLS_SCM_PRETEND_VERSION": onceward.__version__}  # another one, if a file has been edited since
-    subprocess.run(command, env={**os.environ, **version}, check=True)
-    [wheel] = folder.glob("onceward-*.whl")
-    return wheel
 
 
 def test_a_new_user_follows_it_from_top_to_bottom(shell: Shell, environment: Installed) -> None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 from tests.hostile import check_altered
 from tests.sink_kit import LOG, commit_in_child, context, delete_files_of, prepared
-from tests.test_verify import Job
+from tests.verify_kit import Job
 from typer.testing import CliRunner
 
 from onceward.cli.main import app

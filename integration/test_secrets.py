@@ -23,8 +23,8 @@ from onceward.testing.services import KafkaServer
 from .certificates import SECRET as KEY_PASSWORD
 from .certificates import make_certificates
 from .redis_kit import running_valkey
+from .s3_kit import S3Server
 from .secrets_commands import Commands
-from .test_store_s3 import S3Server
 from .token_endpoint import token_endpoint
 
 if TYPE_CHECKING:

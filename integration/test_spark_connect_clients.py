@@ -18,8 +18,8 @@ import pytest
 from onceward import FileSink, ProgressListener, exactly_once
 
 from .connect_kit import ConnectServer, remote_functions, wait_until
+from .pages_kit import build_wheel
 from .spark_kit import Feed, once
-from .test_readme import build_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -24,56 +24,17 @@ from onceward.core.errors import ConfigurationError, EpochConflictError, SchemaE
 from onceward.core.log import LogWriter, open_store, read
 from onceward.core.steps import Step
 
-from .spark_kit import Feed, crash_at, ids_in_table, ids_in_topic, make_table, once, prepared_in
+from .spark_kit import JSON, Job, crash_at, ids_in_table, ids_in_topic, make_table, once, prepared_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
     from onceward.testing.services import KafkaServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.postgres]
-JSON = ["to_json(struct(*)) AS value"]
-
-
-class Job:
-    """A pipeline of the tests: feed → Kafka and PostgreSQL."""
-
-    def __init__(self, spark: SparkSession, folder: Path, kafka: KafkaServer, topic: str, dsn: str) -> None:
-        self.spark, self.folder, self.dsn, self.topic = spark, folder, dsn, topic
-        self.servers = kafka.bootstrap_servers
-        self.feed = Feed(folder)
-        self.checkpoint = folder / "checkpoint"
-        self.pipeline = f"words-{folder.name}"[:60]
-        make_table(dsn)
-
-    def sinks(self) -> list[Any]:
-        return [
-            KafkaSink("topic", bootstrap_servers=self.servers, topic=self.topic, select=JSON),
-            PostgresSink("table", dsn=self.dsn, table="words"),
-        ]
-
-    def start(self, frame: DataFrame | None = None, **options: Any) -> StreamingQuery:
-        frame = self.feed.stream(self.spark) if frame is None else frame
-        options = {"checkpoint": str(self.checkpoint), "pipeline": self.pipeline, **options}
-        return exactly_once(frame, *self.sinks(), **options).trigger(availableNow=True).start()
-
-    def run(self, frame: DataFrame | None = None, **options: Any) -> None:
-        query = self.start(frame, **options)
-        try:
-            query.awaitTermination()
-        finally:
-            query.stop()
-
-    def seen_once(self) -> bool:
-        return (
-            ids_in_topic(self.servers, self.topic) == once(self.feed.rows)
-            and ids_in_table(self.dsn) == once(self.feed.rows)
-            and prepared_in(self.dsn) == 0
-        )
 
 
 @pytest.fixture

@@ -23,8 +23,7 @@ from onceward.core.steps import CRASH_VARIABLE, Step
 from onceward.testing.proxy import Proxy
 
 from .format_driver import JSON
-from .spark_kit import crash_at, ids_in_table, ids_in_topic, make_table, once, prepared_in
-from .test_spark_exactly_once import Job
+from .spark_kit import Job, crash_at, ids_in_table, ids_in_topic, make_table, once, prepared_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pymysql
 import pytest
 from sqlalchemy import create_engine, make_url, text
-from tests.test_verify import Job as PlainJob
-from tests.test_verify import wrong
+from tests.verify_kit import Job as PlainJob
+from tests.verify_kit import wrong
 from typer.testing import CliRunner
 
 from onceward import KafkaSink, PostgresSink, SqlAlchemySink

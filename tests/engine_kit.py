@@ -9,21 +9,22 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import pyarrow as pa
 
+from onceward import DirectSink
 from onceward.core import CheckpointConfig, Pipeline, ProcessFunction, RestartStrategy, ValueState
+from onceward.core.engine.channels import Aligned, Cancel, Channel, End, Gate, Input
 from onceward.core.engine.reference import Decided, resolve
 from onceward.core.engine.state.keys import key_in
 from onceward.core.engine.state.store import decode_cells
 from onceward.core.log import read
 from onceward.core.row_hash import RowHash, covers, proof_of
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, WriteContext
-from onceward.sinks import TwoPhaseCommitSink
+from onceward.sinks import IdempotentSink, TwoPhaseCommitSink
 from onceward.sources import SequenceSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-    import pyarrow as pa
 
     from onceward.core.engine.state.handles import Metadata
     from onceward.core.log import MemoryStore
@@ -226,3 +227,69 @@ def pipeline(name: str = "p", **options: Any) -> Pipeline:
     options.setdefault("restart", RestartStrategy.fixed_delay(attempts=20, delay=0))
     options.setdefault("checkpointing", CheckpointConfig(interval=0.05))
     return Pipeline(name, **options)
+
+
+def batch(number: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"n": [number]})
+
+
+def gate(channels: int, *, aligned: bool = True, capacity: int = 8) -> Gate:
+    return Gate([Channel(capacity) for _ in range(channels)], aligned=aligned, clock=lambda: 0.0)
+
+
+def drain(gate_: Gate) -> list[object]:
+    """All that can be read now: numbers of rows, and events."""
+    found: list[object] = []
+    while (event := gate_.poll()) is not None:
+        found.append(told(event))
+    return found
+
+
+def told(event: Input) -> object:
+    match event:
+        case Aligned():
+            return f"barrier {event.barrier.checkpoint}"
+        case Cancel():
+            return f"cancel {event.checkpoint}"
+        case End():
+            return "end"
+        case batch:
+            return batch["n"][0].as_py()
+
+
+def feed(gate_: Gate, channel: int, *elements: object) -> None:
+    for element in elements:
+        assert gate_.channels[channel].offer(batch(element) if isinstance(element, int) else element)  # type: ignore[arg-type]
+
+
+Record = dict[str, Any]
+
+
+class Rows(DirectSink[None]):
+    """Keeps what it gets."""
+
+    def __init__(self) -> None:
+        super().__init__("rows")
+        self.rows: list[Record] = []
+
+    def open(self, context: Any) -> None:
+        """Nothing to open."""
+
+    def write(self, writer: None, batch: pa.RecordBatch) -> None:  # noqa: ARG002 - signature
+        self.rows += batch.to_pylist()
+
+
+class ByKey(IdempotentSink[None]):
+    """The newest value of each key, and all it ever was."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__("by_key")
+        self.target = target
+
+    def open(self, context: Any) -> None:
+        """Nothing to open."""
+
+    def write(self, writer: None, batch: pa.RecordBatch) -> None:  # noqa: ARG002 - signature
+        for row in batch.to_pylist():
+            self.target.committed.setdefault(str(row["k"]), []).append(row)
+        self.target.written += batch.num_rows

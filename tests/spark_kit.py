@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyspark
 
+from onceward.connectors.spark.handler import EpochHandler
+from onceward.core.log import MemoryStore, read
+
+from .core_fakes import policy
 from .engine_kit import Target, TargetSink, Transaction
 
 if TYPE_CHECKING:
@@ -208,3 +212,51 @@ class Session:
 def stage(attempt: int = 0, failed: int = 0) -> Any:
     """What Spark's status tracker says of a finished stage."""
     return SimpleNamespace(currentAttemptId=attempt, numFailedTasks=failed)
+
+
+class Query:
+    """One streaming query with one sink, and its runs."""
+
+    def __init__(self, folder: Path, **conf: str) -> None:
+        self.checkpoint = Checkpoint(folder / "checkpoint")
+        self.spark = Session(self.checkpoint, **conf)
+        self.key = str(folder)
+        self.target = target_called(self.key)
+        self.store = MemoryStore()
+        self.told: list[tuple[int, int]] = []
+        self.handler = self.driver()
+
+    def driver(self, **changes: Any) -> EpochHandler:
+        """A driver process that calls exactly_once; the query's run is a new one."""
+        values: dict[str, Any] = {
+            "pipeline": "p",
+            "store": self.store,
+            "adopt": False,
+            "rewind": None,
+            "writers": "auto",
+            "cheap": False,
+            "row_size": "0",
+            "policy": policy(),
+            **changes,
+        }
+        sinks = values.pop("sinks", None) or [SparkSink(self.key)]
+        return EpochHandler(spark=self.spark, sinks=sinks, on_complete=self.tell, **values)  # type: ignore[arg-type]
+
+    def tell(self, epoch: int, _about: Any) -> None:
+        self.told.append((epoch, read(self.store).completed))
+
+    def run(self, batch: int, *partitions: list[int], handler: EpochHandler | None = None, **frame: Any) -> Frame:
+        """One micro-batch."""
+        self.checkpoint.plan(batch)
+        made = Frame(*(partitions or ([batch],)), **frame)
+        (handler or self.handler)(made, batch)  # type: ignore[arg-type]
+        return made
+
+    def shown(self) -> list[int]:
+        return sorted(row["n"] for row in self.target.rows)
+
+
+def active(query: Query) -> Any:
+    """The query's run, as Spark lists it."""
+    streams = query.spark.streams
+    return SimpleNamespace(id=query.spark.query, runId=query.spark.run, stop=lambda: streams.active.clear())  # noqa: PLW0108 - made before the list is

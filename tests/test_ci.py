@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 MAKE = """#!/bin/sh
 echo "$*${SELECT:+ SELECT=$SELECT}${ONCEWARD_TESTS_UNTIL:+ timed}" >> made
-case " $FAILING " in *" $1 "*) exit 1 ;; esac
+case " $FAILING " in
+  *" $1 "*) mkdir -p .pytest_cache/v/cache; echo "$LAST_FAILED" > .pytest_cache/v/cache/lastfailed; exit 1 ;;
+esac
 """
 REST = "SELECT=and not nightly and by_ci"
 TIMED = f"long ARGS=-rs {REST} timed"
@@ -37,6 +39,9 @@ USED = [
     "tee",
     "cp",
     "grep",
+    "sed",
+    "sort",
+    "uniq",
     "cut",
     "tail",
     "sleep",
@@ -44,6 +49,13 @@ USED = [
     "cat",
 ]
 """What `.ci/run` itself calls."""
+
+
+NOTHING_AGAIN = "== no test was tried again"
+TWO_FAILED = """{
+  "tests/test_ui.py::test_x": true,
+  "tests/test_ui.py::test_y[\\"a b\\": true]": true
+}"""
 
 
 def prepare(folder: Path, programs: dict[str, str]) -> None:
@@ -58,7 +70,8 @@ def run(folder: Path, failing: str) -> tuple[int, list[str]]:
     prepare(folder, {f"bin/{tool}": "#!/bin/sh" for tool in TOOLS})  # nothing is installed
     path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "FAILING": failing}
-    done = subprocess.run([folder / ".ci" / "run"], env=environment, check=False, timeout=60)
+    with (folder / "told").open("w") as told:
+        done = subprocess.run([folder / ".ci" / "run"], env=environment, stdout=told, check=False, timeout=60)
     return done.returncode, (folder / "made").read_text().splitlines()
 
 
@@ -107,6 +120,30 @@ def test_what_fails_twice_has_failed(tmp_path: Path, failing: str, last: str) ->
     assert made[-1].startswith(last)
 
 
+def told_at_the_end(folder: Path) -> list[str]:
+    lines = [" ".join(line.split()) for line in (folder / "told").read_text().splitlines()]
+    return lines[lines.index("== how often what was tried again:") :]
+
+
+@pytest.mark.parametrize(("failing", "times"), [("test", 1), ("pages", 1), ("test long", 2)])
+def test_what_is_tried_again_is_told_at_the_end_by_name_whether_it_then_passes_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str, times: int
+) -> None:
+    monkeypatch.setenv("LAST_FAILED", TWO_FAILED)
+    run(tmp_path, failing)
+    ids = ["tests/test_ui.py::test_x", r"tests/test_ui.py::test_y[\"a b\": true]"]
+    assert told_at_the_end(tmp_path)[1:] == [f"{times} {each}" for each in ids]
+
+
+def test_a_step_that_is_tried_again_without_a_failed_test_is_told_and_so_is_a_run_that_tries_nothing_again(
+    tmp_path: Path,
+) -> None:
+    run(tmp_path, "spark35")
+    assert told_at_the_end(tmp_path)[1:] == ["1 make spark35 (no test is recorded as failed)"]
+    run(tmp_path, "")
+    assert (tmp_path / "told").read_text().splitlines()[-1] == NOTHING_AGAIN
+
+
 APT = """#!/bin/sh
 case "$*" in *"install"*prometheus*) cp bin/make bin/promtool ;; esac
 """
@@ -126,4 +163,5 @@ def test_what_cannot_be_installed_is_said_and_the_rest_goes_on(tmp_path: Path) -
     assert said == [
         "== chromium cannot be installed: the tests of the page in a browser are skipped",
         "== mariadbd cannot be installed: the tests of MariaDB outside of containers are skipped",
+        NOTHING_AGAIN,
     ]

@@ -59,8 +59,8 @@ from onceward.core.steps import CRASH_VARIABLE, Step, hooked
 from onceward.core.transaction import Acknowledgement, Committable
 
 from .engine_kit import RunningSum, Slowly, Target, TargetSink, numbers, pipeline, reach, sums
+from .entries_kit import ENTRIES
 from .sink_kit import Mailbox
-from .test_core_entries import ENTRIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -30,42 +30,11 @@ from onceward.core.errors import (
 from onceward.core.log import EpochInput, Rewind, read
 from onceward.core.transaction import ANY_EPOCH, AbortStatus, CommitOutcome, CommitStatus, Committable, Observation
 
+from .coordinator_kit import LATER, LOST, UNKNOWN, Bench, about
 from .core_fakes import FakeSink, MemoryStore, acknowledgement, answer_lost, not_written, policy, prepared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-LATER, LOST, UNKNOWN = CommitStatus.RETRY_LATER, CommitStatus.LOST, CommitStatus.UNKNOWN
-
-
-class Bench:
-    """A pipeline `p` with one sink `a`, and epochs whose input is their number."""
-
-    def __init__(self, sink: FakeSink | None = None, **changes: object) -> None:
-        self.store = MemoryStore()
-        self.sink = sink or FakeSink()
-        self.changes = changes
-
-    def coordinator(self, *others: FakeSink) -> Coordinator:
-        return Coordinator("p", self.store, [self.sink, *others], policy(**self.changes))
-
-    def opened(self, *others: FakeSink) -> Coordinator:
-        coordinator = self.coordinator(*others)
-        coordinator.open()
-        return coordinator
-
-    def committable(self, coordinator: Coordinator, epoch: int, subtask: int = 0) -> Committable:
-        return prepared(coordinator.context("a", epoch, subtask=subtask))
-
-    def run(self, coordinator: Coordinator, epoch: int) -> Committable:
-        assert coordinator.admit(epoch, about(epoch)) is Admission.NEW
-        committable = self.committable(coordinator, epoch)
-        coordinator.commit(epoch, [acknowledgement(committable, epoch=epoch)], about(epoch))
-        return committable
-
-
-def about(epoch: int, query: str = "q") -> EpochInput:
-    return EpochInput(query=query, digest=f"digest {epoch}", start=[epoch * 10], end=[epoch * 10 + 10])
 
 
 class TestAdmission:

@@ -7,38 +7,10 @@ import msgspec
 import pytest
 
 from onceward.core.errors import LogDamagedError
-from onceward.core.log import Completed, Decide, Entry, EpochInput, Resolved, Rewind, Rewound, Start, Void
+from onceward.core.log import Entry, EpochInput, Rewind, Rewound
 from onceward.core.log.entries import decode, encode, key_of, position_of
-from onceward.core.transaction import Committable
 
-NAMES = {"pipeline": "p", "log": "0a0b0c0d", "writer_id": "00112233"}
-BASE = {**NAMES, "position": 7, "start": 3, "at": "2024-05-01T00:00Z"}
-COMMITTABLE = Committable(
-    kind="kafka",
-    pipeline="p",
-    sink="a",
-    log="0a0b0c0d",
-    generation=3,
-    epoch=5,
-    transaction="onceward:1:p:a:0a0b0c0d:beef:0",
-    handle={"producer": 12, "epoch": 3, "é": [None, True, 1.5]},
-    rows=9,
-)
-ENTRIES: list[Entry] = [
-    Start(**BASE),
-    Decide(
-        **BASE,
-        epoch=5,
-        sinks=("a", "b"),
-        committables=(COMMITTABLE,),
-        input=EpochInput(query="q", digest="d", start=[1, {"x": 2}], end=None),
-        state={"count": {"file": "x"}},
-    ),
-    Completed(**BASE, epoch=5, floor=4),
-    Rewind(**BASE, rewind=Rewound(query="q", epoch=2, why="wrong code")),
-    Void(**BASE, epoch=5, proofs=("gid: absent",)),
-    Resolved(**BASE, epoch=5, transaction="t", action="skip", who="me", why="lost"),
-]
+from .entries_kit import BASE, ENTRIES
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: type(entry).__name__)

@@ -38,6 +38,7 @@ from onceward.testing.faults import Faults
 from onceward.testing.wrappers import FaultySink
 
 from .core_fakes import FakeSink, MemoryStore, acknowledgement, answer_lost, policy, prepared
+from .losses_kit import Bench
 from .sink_kit import Crash
 
 if TYPE_CHECKING:
@@ -45,26 +46,6 @@ if TYPE_CHECKING:
 
 
 COMMITTED, PREPARED, ABORTED = Observation.COMMITTED, Observation.PREPARED, Observation.ABORTED
-
-
-class Bench:
-    """A pipeline `p` whose sink `a` keeps a ledger, after one completed epoch."""
-
-    def __init__(self, seen: Observation, *, records_transactions: bool = True) -> None:
-        self.store, self.sink = MemoryStore(), FakeSink()
-        self.sink.records_transactions = records_transactions  # type: ignore[misc]
-        coordinator = self.open()
-        about = EpochInput(query="q", start=0, end=1)
-        coordinator.admit(0, about)
-        self.done: Committable = prepared(coordinator.context("a", 0, subtask=0), rows=7)
-        coordinator.commit(0, [acknowledgement(self.done)], about)
-        self.sink.states[self.done.transaction] = seen
-        self.sink.committed.clear()
-
-    def open(self, **changes: object) -> Coordinator:
-        coordinator = Coordinator("p", self.store, [self.sink], policy(**changes))
-        coordinator.open()
-        return coordinator
 
 
 def test_what_is_still_committed_is_left_alone():

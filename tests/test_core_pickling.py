@@ -13,7 +13,7 @@ from onceward.core.errors import LogDamagedError, OncewardError, StoreError, tex
 from onceward.core.log import WriterToken
 from onceward.core.transaction import Acknowledgement, CommitOutcome, CommitStatus, Committable, WriteContext
 
-from .test_core_entries import COMMITTABLE
+from .entries_kit import COMMITTABLE
 
 ALL_ERRORS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, OncewardError)]
 ACKNOWLEDGEMENT = Acknowledgement(epoch=5, subtask=1, attempt=2, sinks=("a",), committables=(COMMITTABLE,))

@@ -29,8 +29,7 @@ from onceward.core.names import NOTHING, Remembered
 from onceward.core.transaction import CommitOutcome, CommitStatus, Committable, Observation
 
 from .core_fakes import FakeSink, MemoryStore, acknowledgement, policy, prepared
-from .test_core_kept import Bench
-from .test_core_torn import ABORTED, ABOUT, COMMITTED, PREPARED, Case, Target
+from .losses_kit import ABORTED, ABOUT, COMMITTED, PREPARED, Bench, Case, Target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

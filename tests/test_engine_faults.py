@@ -41,8 +41,7 @@ from onceward.core.log import DirectoryStore, MemoryStore, read
 from onceward.core.log.run_writers import OVERTAKEN, RUN_VARIABLE
 from onceward.sources import SequenceSource
 
-from .engine_kit import RunningSum, Slowly, Target, TargetSink, numbers, pipeline, reach, sums
-from .test_engine_gate import drain, feed, gate
+from .engine_kit import RunningSum, Slowly, Target, TargetSink, drain, feed, gate, numbers, pipeline, reach, sums
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,40 +4,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from onceward.core.engine.channels import Aligned, Barrier, Cancel, Channel, End, Gate, Input
+from onceward.core.engine.channels import Aligned, Barrier, Cancel, Channel, End
 
-
-def batch(number: int) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pydict({"n": [number]})
-
-
-def gate(channels: int, *, aligned: bool = True, capacity: int = 8) -> Gate:
-    return Gate([Channel(capacity) for _ in range(channels)], aligned=aligned, clock=lambda: 0.0)
-
-
-def drain(gate_: Gate) -> list[object]:
-    """All that can be read now: numbers of rows, and events."""
-    found: list[object] = []
-    while (event := gate_.poll()) is not None:
-        found.append(told(event))
-    return found
-
-
-def told(event: Input) -> object:
-    match event:
-        case Aligned():
-            return f"barrier {event.barrier.checkpoint}"
-        case Cancel():
-            return f"cancel {event.checkpoint}"
-        case End():
-            return "end"
-        case batch:
-            return batch["n"][0].as_py()
-
-
-def feed(gate_: Gate, channel: int, *elements: object) -> None:
-    for element in elements:
-        assert gate_.channels[channel].offer(batch(element) if isinstance(element, int) else element)  # type: ignore[arg-type]
+from .engine_kit import batch, drain, feed, gate
 
 
 def test_57_rows_behind_a_barrier_wait_until_it_arrived_everywhere_and_rows_elsewhere_go_on():

@@ -15,10 +15,10 @@ from onceward.core.checkpoint.subtask import DirectlyWritten, SubtaskEpoch
 from onceward.core.errors import OncewardError
 from onceward.core.log import MemoryStore
 from onceward.core.transaction import WriteContext
-from onceward.sinks import DirectSink, IdempotentSink
+from onceward.sinks import DirectSink
 from onceward.sources import LiveSource, SequenceSource
 
-from .engine_kit import Slowly, Target, TargetSink
+from .engine_kit import ByKey, Slowly, Target, TargetSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -94,22 +94,6 @@ class Shown(DirectSink[list[Any]]):
 
     def write(self, writer: list[Any], batch: pa.RecordBatch) -> None:
         writer += batch.to_pylist()
-        self.target.written += batch.num_rows
-
-
-class ByKey(IdempotentSink[None]):
-    """The newest value of each key, and all it ever was."""
-
-    def __init__(self, target: Target) -> None:
-        super().__init__("by_key")
-        self.target = target
-
-    def open(self, context: Any) -> None:
-        """Nothing to open."""
-
-    def write(self, writer: None, batch: pa.RecordBatch) -> None:  # noqa: ARG002 - signature
-        for row in batch.to_pylist():
-            self.target.committed.setdefault(str(row["k"]), []).append(row)
         self.target.written += batch.num_rows
 
 

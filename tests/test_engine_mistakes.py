@@ -28,8 +28,7 @@ from onceward.core.engine.state.keys import KeyEncoder, encode_key, normal
 from onceward.core.engine.state.memory import MemoryTable
 from onceward.core.errors import ConfigurationError, LifecycleError, OperatorError
 
-from .engine_kit import pipeline
-from .test_engine_reuse import Rows
+from .engine_kit import Rows, pipeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,7 +14,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from onceward import (
-    DirectSink,
     ListState,
     MapState,
     OperatorState,
@@ -27,28 +26,10 @@ from onceward import (
 from onceward.core.engine.records import copied
 from onceward.core.log import MemoryStore
 
-from .engine_kit import typed
+from .engine_kit import Record, Rows, typed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-
-    import pyarrow as pa
-
-Record = dict[str, Any]
-
-
-class Rows(DirectSink[None]):
-    """Keeps what it gets."""
-
-    def __init__(self) -> None:
-        super().__init__("rows")
-        self.rows: list[Record] = []
-
-    def open(self, context: Any) -> None:
-        """Nothing to open."""
-
-    def write(self, writer: None, batch: pa.RecordBatch) -> None:  # noqa: ARG002 - signature
-        self.rows += batch.to_pylist()
 
 
 class Hand:

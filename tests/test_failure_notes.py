@@ -24,10 +24,9 @@ from onceward.core.operations.logs import open_log
 from onceward.core.operations.status import RESTARTS, PipelineState, assess, pipeline_status
 from onceward.core.policy import CommitPolicy
 
-from .spark_kit import SparkSink
-from .test_spark_exactly_once import Query
-from .test_spark_formats import Query as FormatQuery
-from .test_status import NOW, judged, log, written
+from .formats_kit import Query as FormatQuery
+from .spark_kit import Query, SparkSink
+from .status_kit import NOW, judged, log, written
 
 if TYPE_CHECKING:
     from pathlib import Path

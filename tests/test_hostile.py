@@ -26,7 +26,7 @@ from onceward.core.transaction import CommitStatus, Committable, Observation
 from .hostile import TEXTS, VALUES, check_altered
 from .http_kit import Inbox
 from .sink_kit import LOG, Mailbox, prepared
-from .test_sql_sqlite import Database, context, expected, words, write
+from .sqlite_kit import Database, context, expected, words, write
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,8 +15,8 @@ from onceward.core.errors import ConfigurationError
 from onceward.core.events import EpochFailed, log
 from onceward.core.kit.logs import show_if_asked
 
+from .coordinator_kit import Bench, about
 from .core_fakes import FakeSink
-from .test_core_coordinator import Bench, about
 
 ALWAYS = {"pipeline", "epoch", "milliseconds"}
 

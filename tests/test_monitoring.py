@@ -34,9 +34,9 @@ from onceward.core.transaction import Written
 from onceward.sinks import DirectSink
 from onceward.sources import SequenceSource
 
+from .coordinator_kit import LATER, Bench, about
 from .core_fakes import FakeSink, acknowledgement
 from .engine_kit import Slowly, Target, TargetSink, numbers, pipeline, reach
-from .test_core_coordinator import LATER, Bench, about
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-from .test_verify import FORMATS, FileJob
+from .verify_kit import FORMATS, FileJob
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,7 +22,7 @@ from onceward.core.kit.options import option_names
 from onceward.core.kit.secrets import is_secret_name, shown_address, without_logins
 from onceward.core.log import open_store
 
-from .test_empty_options import GOOD, OPTIONS, use
+from .options_kit import GOOD, OPTIONS, use
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

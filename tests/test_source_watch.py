@@ -23,8 +23,8 @@ from onceward.core.operations.status import PipelineState
 from onceward.core.source_watch import ASK_SECONDS, MOST_SECONDS, QUIET_SECONDS, SourceWatch, telling_of_wait, titles
 from onceward.sources import SequenceSource
 
-from .test_spark_exactly_once import Query
-from .test_status import at, judged, log, written
+from .spark_kit import Query
+from .status_kit import at, judged, log, written
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ from onceward.connectors.spark.parallelism import TOO_LARGE
 from onceward.connectors.spark.query import any_stage_failed, check_offset_log, epoch_input, read_text, reason
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, SinkError
 from onceward.core.handover import Successor, run
-from onceward.core.log import DirectoryStore, LogWriter, MemoryStore, Rewind, RunWriters, read
+from onceward.core.log import DirectoryStore, LogWriter, Rewind, RunWriters, read
 from onceward.core.log.notes import notes
 from onceward.core.log.run_writers import OVERTAKEN, RUN_VARIABLE
 from onceward.core.policy import OnLost
@@ -26,54 +26,12 @@ from onceward.core.steps import Step, hooked
 
 from .core_fakes import FakeSink, policy
 from .engine_kit import TargetSink
-from .spark_kit import QUERY, Checkpoint, Frame, Session, SparkSink, stage, target_called
+from .spark_kit import QUERY, Checkpoint, Frame, Query, active, stage
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
     from pathlib import Path
-
-
-class Query:
-    """One streaming query with one sink, and its runs."""
-
-    def __init__(self, folder: Path, **conf: str) -> None:
-        self.checkpoint = Checkpoint(folder / "checkpoint")
-        self.spark = Session(self.checkpoint, **conf)
-        self.key = str(folder)
-        self.target = target_called(self.key)
-        self.store = MemoryStore()
-        self.told: list[tuple[int, int]] = []
-        self.handler = self.driver()
-
-    def driver(self, **changes: Any) -> EpochHandler:
-        """A driver process that calls exactly_once; the query's run is a new one."""
-        values: dict[str, Any] = {
-            "pipeline": "p",
-            "store": self.store,
-            "adopt": False,
-            "rewind": None,
-            "writers": "auto",
-            "cheap": False,
-            "row_size": "0",
-            "policy": policy(),
-            **changes,
-        }
-        sinks = values.pop("sinks", None) or [SparkSink(self.key)]
-        return EpochHandler(spark=self.spark, sinks=sinks, on_complete=self.tell, **values)  # type: ignore[arg-type]
-
-    def tell(self, epoch: int, _about: Any) -> None:
-        self.told.append((epoch, read(self.store).completed))
-
-    def run(self, batch: int, *partitions: list[int], handler: EpochHandler | None = None, **frame: Any) -> Frame:
-        """One micro-batch."""
-        self.checkpoint.plan(batch)
-        made = Frame(*(partitions or ([batch],)), **frame)
-        (handler or self.handler)(made, batch)  # type: ignore[arg-type]
-        return made
-
-    def shown(self) -> list[int]:
-        return sorted(row["n"] for row in self.target.rows)
 
 
 @pytest.fixture
@@ -552,12 +510,6 @@ def test_the_writer_refuses_what_would_remove_onceward_from_the_query():
         with pytest.raises(ConfigurationError, match="would replace what exactly_once has set up"):
             call()
     assert writer.trigger() == "as before"
-
-
-def active(query: Query) -> Any:
-    """The query's run, as Spark lists it."""
-    streams = query.spark.streams
-    return SimpleNamespace(id=query.spark.query, runId=query.spark.run, stop=lambda: streams.active.clear())  # noqa: PLW0108 - made before the list is
 
 
 @pytest.mark.parametrize("how", ["handed over", "stopped", "failed", "fenced"])

@@ -19,7 +19,6 @@ from onceward.connectors.spark.formats import AnyFormat, format_of
 from onceward.connectors.spark.options import FormatOptions, check_complete_mode
 from onceward.connectors.spark.query import newest_batch, read_text
 from onceward.connectors.spark.task import write_partition
-from onceward.connectors.spark.writer import StreamWriter
 from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.connector import connectors
 from onceward.core.errors import (
@@ -31,7 +30,6 @@ from onceward.core.errors import (
     ProtocolError,
     SchemaError,
 )
-from onceward.core.log import DirectoryStore, read
 from onceward.core.log.run_writers import OVERTAKEN, RUN_VARIABLE
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import Observation, WriteContext
@@ -40,65 +38,15 @@ from onceward.testing.faults import Faults
 from onceward.testing.wrappers import FaultyDirectSink, FaultySink
 
 from .core_fakes import policy
-from .spark_kit import Checkpoint, SparkSink, batches, running, target_called
+from .formats_kit import TIMEOUT, Query
+from .spark_kit import SparkSink, batches, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from onceward.connectors.spark.writer import StreamWriter
     from onceward.core.checkpoint import CommitPolicy
-    from onceward.core.log import LogView
-
-TIMEOUT = 40.0
-
-
-class Query:
-    """One streaming query through a format."""
-
-    def __init__(self, folder: Path) -> None:
-        self.checkpoint = Checkpoint(folder / "checkpoint")
-        self.key, self.log = str(folder), folder / "log"
-        self.target = target_called(self.key)
-        self.options = {"checkpointLocation": str(self.checkpoint.root), "store": str(self.log), "pipeline": "p"}
-        self.told: list[int] = []
-
-    def writer(self, **options: str) -> StreamWriter:
-        sink = SparkSink(self.key, timeout=TIMEOUT)
-        return StreamWriter(sink, FormatOptions.parse({**self.options, **options}))
-
-    def begin(self, **options: str) -> bytes:
-        """Spark's first process: START, sweep, recovery."""
-        return pickle.dumps(self.writer(**options))
-
-    def write(self, begun: bytes, batch: int, *partitions: Sequence[int], attempt: int = 0) -> list[Any]:
-        """The executors."""
-        messages = []
-        for number, values in enumerate(partitions):
-            writer: StreamWriter = pickle.loads(begun)
-            properties = {"streaming.sql.batchId": str(batch), "spark.jobGroup.id": "run"}
-            with running(number, attempt=attempt, properties=properties):
-                messages.append(pickle.loads(pickle.dumps(writer.write(batches(values)))))
-        return messages
-
-    def commit(self, messages: list[Any], batch: int) -> None:
-        """Spark's second process."""
-        writer = self.writer()
-        writer.on_complete = lambda epoch, _: self.told.append(epoch)
-        writer.commit(messages, batch)
-
-    def abort(self, messages: list[Any], batch: int = 0) -> None:
-        """Spark's second process, when a task or commit has failed."""
-        self.writer().abort(messages, batch)
-
-    def run(self, batch: int) -> None:
-        self.checkpoint.plan(batch)
-        self.commit(self.write(self.begin(), batch, [10 * batch], [10 * batch + 1]), batch)
-
-    def view(self) -> LogView:
-        return read(DirectoryStore(self.log))
-
-    def shown(self) -> list[int]:
-        return sorted(row["n"] for row in self.target.rows)
 
 
 @pytest.fixture

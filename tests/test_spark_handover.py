@@ -19,8 +19,7 @@ from onceward.core.handover import SILENT_SECONDS, Successor, run
 from onceward.core.log import EpochInput, LogWriter, read
 
 from .core_fakes import policy
-from .spark_kit import Frame, SparkSink
-from .test_spark_exactly_once import Query, active
+from .spark_kit import Frame, Query, SparkSink, active
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,8 +17,7 @@ from onceward.core.steps import Step, hooked
 from onceward.core.transaction import Acknowledgement
 
 from .core_fakes import policy
-from .spark_kit import Frame, SparkSink, target_called
-from .test_spark_exactly_once import Query
+from .spark_kit import Frame, Query, SparkSink, target_called
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

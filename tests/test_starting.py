@@ -30,9 +30,8 @@ from onceward.connectors.spark.starting import prepare_at_start
 from onceward.core.errors import ConfigurationError, OncewardWarning, SchemaError
 from onceward.core.log import MemoryStore
 
-from .spark_kit import SparkSink, target_called
-from .test_engine_guarantee import ByKey
-from .test_spark_exactly_once import Query
+from .engine_kit import ByKey
+from .spark_kit import Query, SparkSink, target_called
 
 if TYPE_CHECKING:
     from collections.abc import Callable

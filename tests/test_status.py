@@ -27,7 +27,7 @@ from onceward.core.checkpoint import CommitPolicy, Coordinator
 from onceward.core.connector import address_to_note, noted_address
 from onceward.core.errors import OncewardError
 from onceward.core.log import DirectoryStore, EpochInput, LogView, LogWriter, MemoryStore
-from onceward.core.log.notes import Note, note
+from onceward.core.log.notes import note
 from onceward.core.operations.discovery import find_logs
 from onceward.core.operations.findings import Health
 from onceward.core.operations.logs import open_log
@@ -35,7 +35,6 @@ from onceward.core.operations.refusals import RefusedError
 from onceward.core.operations.status import (
     PipelineState,
     PipelineStatus,
-    assess,
     duration,
     pipeline_status,
 )
@@ -44,54 +43,11 @@ from onceward.sources import SequenceSource
 from onceward.testing.sink_case import numbered
 
 from .engine_kit import pipeline
+from .status_kit import at, judged, log, written
 from .ui_kit import Folder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
-
-NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
-
-
-def at(ago: float) -> str:
-    return (NOW - timedelta(seconds=ago)).isoformat(timespec="milliseconds")
-
-
-def written(*seconds_ago: float, what: str = "epoch", **fields: Any) -> list[Note]:
-    return [Note(what=what, at=at(ago), fields=fields) for ago in seconds_ago]
-
-
-def log(
-    ago: float,
-    *,
-    decided: bool = False,
-    completed: bool = False,
-    moved: str = "",
-    sinks: Sequence[str] = ("files",),
-    kind: str = "files",
-    targets: Any = None,
-) -> LogView:
-    """A log whose entries were all written so long ago."""
-    writer = LogWriter(MemoryStore(), "orders", CommitPolicy(now=lambda: at(ago)))
-    writer.start()
-    if decided:
-        lost = [
-            Committable(
-                kind=kind, pipeline="orders", sink=sink, log=writer.view.log, generation=0, epoch=0, subtask=0,
-                attempt=0, transaction=f"t{number}" if number else "t", rows=538,
-            )
-            for number, sink in enumerate(sinks)
-        ]  # fmt: skip
-        writer.decide(0, lost, sinks=list(sinks), epoch_input=EpochInput(), targets=targets)
-    if completed:
-        writer.complete(0)
-    if moved:
-        writer.move(moved)
-    return writer.view
-
-
-def judged(view: LogView, noted: list[Note], **more: Any) -> PipelineStatus:
-    return assess("orders", "folder a", view, sorted(noted, key=lambda one: one.at), NOW, **more)
 
 
 def test_a_pipeline_whose_epochs_come_is_running() -> None:

@@ -16,8 +16,8 @@ from onceward.connectors.database.conversions import UnfitError, conversion
 from onceward.core.errors import OncewardError, SchemaError
 from onceward.core.transaction import CommitStatus
 
+from .arrays_kit import ARRAYS
 from .sink_kit import context
-from .test_accepted_types import ARRAYS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -109,13 +109,14 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2, help="each with services and Spark sessions of its own")
     parser.add_argument("--style", choices=list(Style), action="append", help="only this one; can be repeated")
     parser.add_argument("--sinks", choices=list(COMBINATIONS), action="append", help="only these; can be repeated")
-    parser.add_argument("--results", type=Path, help="default: SEED.jsonl in the folder results")
+    parser.add_argument("--results", type=Path, help="default: .cache/crash-matrix/SEED.jsonl")
     parser.add_argument("--case", action="append", help="only this one again, without results; can be repeated")
     parser.add_argument("--page", action="store_true", help="only write the page of the results")
     arguments = parser.parse_args()
     styles = [Style(name) for name in arguments.style or Style]
-    file: Path = arguments.results or Path(__file__).with_name("results") / f"{arguments.seed}.jsonl"
-    evidence = Path(".cache", "crash-matrix", f"{arguments.seed}.evidence")
+    folder = Path(".cache", "crash-matrix")
+    file: Path = arguments.results or folder / f"{arguments.seed}.jsonl"
+    evidence = folder / f"{arguments.seed}.evidence"
     results = Results(file, arguments.seed, arguments.kills)
     if arguments.page:
         results.write_page()
@@ -128,8 +129,8 @@ def main() -> int:
     )
     signal.signal(signal.SIGTERM, _interrupted)
     try:
-        with _home() as folder, ThreadPoolExecutor() as pool:
-            homes = [Path(folder, str(number)) for number in range(arguments.workers)]
+        with _home() as scratch, ThreadPoolExecutor() as pool:
+            homes = [Path(scratch, str(number)) for number in range(arguments.workers)]
             tasks = [pool.submit(work, home, evidence, groups, results) for home in homes]
             try:
                 for task in tasks:

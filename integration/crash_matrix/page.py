@@ -37,7 +37,7 @@ Processes are killed at each durable step of the protocol (`core/steps.py`), for
 sinks and driving style (`exactly_once`, a format, the embedded engine), on real Kafka, PostgreSQL, MariaDB and Valkey
 servers and an HTTP server that honors keys. After each kill a new driver finishes the work. Then the strictest reader
 of each target must see each input row exactly once, and nothing may be left open, prepared, staged or pending. The run
-itself writes this page.
+itself writes this page, from the campaigns whose results are in `.cache/crash-matrix`; git keeps the page alone.
 
 ```bash
 make crash-matrix                                             # 2,000 kills; a run that was interrupted goes on

@@ -1,0 +1,59 @@
+"""Decision logs and notes of a given age, and what is said of them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from onceward.core.checkpoint import CommitPolicy
+from onceward.core.log import EpochInput, LogView, LogWriter, MemoryStore
+from onceward.core.log.notes import Note
+from onceward.core.operations.status import PipelineStatus, assess
+from onceward.core.transaction import Committable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def at(ago: float) -> str:
+    return (NOW - timedelta(seconds=ago)).isoformat(timespec="milliseconds")
+
+
+def written(*seconds_ago: float, what: str = "epoch", **fields: Any) -> list[Note]:
+    return [Note(what=what, at=at(ago), fields=fields) for ago in seconds_ago]
+
+
+def log(
+    ago: float,
+    *,
+    decided: bool = False,
+    completed: bool = False,
+    moved: str = "",
+    sinks: Sequence[str] = ("files",),
+    kind: str = "files",
+    targets: Any = None,
+) -> LogView:
+    """A log whose entries were all written so long ago."""
+    writer = LogWriter(MemoryStore(), "orders", CommitPolicy(now=lambda: at(ago)))
+    writer.start()
+    if decided:
+        lost = [
+            Committable(
+                kind=kind, pipeline="orders", sink=sink, log=writer.view.log, generation=0, epoch=0, subtask=0,
+                attempt=0, transaction=f"t{number}" if number else "t", rows=538,
+            )
+            for number, sink in enumerate(sinks)
+        ]  # fmt: skip
+        writer.decide(0, lost, sinks=list(sinks), epoch_input=EpochInput(), targets=targets)
+    if completed:
+        writer.complete(0)
+    if moved:
+        writer.move(moved)
+    return writer.view
+
+
+def judged(view: LogView, noted: list[Note], **more: Any) -> PipelineStatus:
+    return assess("orders", "folder a", view, sorted(noted, key=lambda one: one.at), NOW, **more)
