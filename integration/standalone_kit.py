@@ -72,7 +72,7 @@ class Daemon:
 
 
 class StandaloneCluster:
-    """A master, and workers with a core each.
+    """A master, and workers with a core each, each of them on a host of its own: else Spark speculates on none.
 
     Args:
         folder: For logs and the folders of applications.
@@ -93,15 +93,17 @@ class StandaloneCluster:
         }
         port = free_port()
         self.url = f"spark://127.0.0.1:{port}"
-        at = ["--host", "127.0.0.1", "--webui-port", "0"]
-        master = [*at, "--port", str(port)]
+        master = ["--host", "127.0.0.1", "--webui-port", "0", "--port", str(port)]
         self.master = Daemon("master.Master", folder / "master.log", variables, master, "New state: (ALIVE|RECOVERING)")
         self.workers = [
             Daemon(
                 "worker.Worker",
                 folder / f"worker-{number}.log",
                 variables,
-                [*at, "--cores", "1", "--memory", memory, "--work-dir", f"{folder}/work-{number}", self.url],
+                [
+                    *("--host", f"127.0.0.{number + 1}", "--webui-port", "0", "--cores", "1", "--memory", memory),
+                    *("--work-dir", f"{folder}/work-{number}", self.url),
+                ],
                 "Successfully registered with master",
             )
             for number in range(workers)
