@@ -72,7 +72,7 @@ class Daemon:
 
 
 class StandaloneCluster:
-    """A master, and workers with a core each, each of them on a host of its own: else Spark speculates on none.
+    """A master, and workers with a core each.
 
     Args:
         folder: For logs and the folders of applications.
@@ -80,10 +80,18 @@ class StandaloneCluster:
         workers: Their number.
         memory: Of each worker, as Spark writes it.
         options: Java options of the master and the workers.
+        apart: Whether each worker has a host of its own: Spark runs no task twice on one host to speculate.
     """
 
     def __init__(
-        self, folder: Path, environment: Mapping[str, str], *, workers: int = 1, memory: str = "512m", options: str = ""
+        self,
+        folder: Path,
+        environment: Mapping[str, str],
+        *,
+        workers: int = 1,
+        memory: str = "512m",
+        options: str = "",
+        apart: bool = False,
     ) -> None:
         variables = {
             **environment,
@@ -101,7 +109,16 @@ class StandaloneCluster:
                 folder / f"worker-{number}.log",
                 variables,
                 [
-                    *("--host", f"127.0.0.{number + 1}", "--webui-port", "0", "--cores", "1", "--memory", memory),
+                    *(
+                        "--host",
+                        f"127.0.0.{number + 1 if apart else 1}",
+                        "--webui-port",
+                        "0",
+                        "--cores",
+                        "1",
+                        "--memory",
+                        memory,
+                    ),
                     *("--work-dir", f"{folder}/work-{number}", self.url),
                 ],
                 "Successfully registered with master",
