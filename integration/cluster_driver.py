@@ -55,7 +55,7 @@ class FaultySink(PostgresSink):
         if self.fault == "prepared":
             self.wait_to_be_killed(committable.subtask)
         if committable.subtask == 0 and self.fault in STRIKES and not Path(self.marker).exists():
-            Path(self.marker).touch()
+            Path(self.marker).write_text(f"epoch {committable.epoch}, attempt {committable.attempt}")
             # worker → pyspark.daemon → the executor's JVM
             executor = psutil.Process(os.getppid()).parent()
             assert executor is not None
@@ -103,8 +103,9 @@ def main(master: str, folder: str, dsn: str, table: str, fault: str) -> None:
     else:
         sink = FaultySink("table", dsn=dsn, table=table)
         sink.marker, sink.fault = f"{folder}/struck", fault
-        store = dsn.replace("postgresql:", "postgresql+psycopg:") if fault in KILLS else None
         writers: Writers = None if fault in ("torn", "speculated") else "auto"
+        shared = fault in KILLS or writers is None
+        store = dsn.replace("postgresql:", "postgresql+psycopg:") if shared else None
         of = {"checkpoint": checkpoint, "pipeline": "cluster", "store": store}
         writer = exactly_once(stream.repartition(2), sink, writers=writers, **of)
     if fault in PAUSES:

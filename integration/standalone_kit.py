@@ -80,10 +80,18 @@ class StandaloneCluster:
         workers: Their number.
         memory: Of each worker, as Spark writes it.
         options: Java options of the master and the workers.
+        apart: Whether each worker has a host of its own: Spark runs no task twice on one host to speculate.
     """
 
     def __init__(
-        self, folder: Path, environment: Mapping[str, str], *, workers: int = 1, memory: str = "512m", options: str = ""
+        self,
+        folder: Path,
+        environment: Mapping[str, str],
+        *,
+        workers: int = 1,
+        memory: str = "512m",
+        options: str = "",
+        apart: bool = False,
     ) -> None:
         variables = {
             **environment,
@@ -93,15 +101,26 @@ class StandaloneCluster:
         }
         port = free_port()
         self.url = f"spark://127.0.0.1:{port}"
-        at = ["--host", "127.0.0.1", "--webui-port", "0"]
-        master = [*at, "--port", str(port)]
+        master = ["--host", "127.0.0.1", "--webui-port", "0", "--port", str(port)]
         self.master = Daemon("master.Master", folder / "master.log", variables, master, "New state: (ALIVE|RECOVERING)")
         self.workers = [
             Daemon(
                 "worker.Worker",
                 folder / f"worker-{number}.log",
                 variables,
-                [*at, "--cores", "1", "--memory", memory, "--work-dir", f"{folder}/work-{number}", self.url],
+                [
+                    *(
+                        "--host",
+                        f"127.0.0.{number + 1 if apart else 1}",
+                        "--webui-port",
+                        "0",
+                        "--cores",
+                        "1",
+                        "--memory",
+                        memory,
+                    ),
+                    *("--work-dir", f"{folder}/work-{number}", self.url),
+                ],
                 "Successfully registered with master",
             )
             for number in range(workers)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from onceward.core.steps import CRASH_VARIABLE, Step
 from .batch_driver import slow_table
 from .cluster_driver import STRIKES
 from .spark_kit import Feed, ids_in_table, make_table, once, prepared_in
+from .standalone_kit import StandaloneCluster
 
 pytestmark = [pytest.mark.spark, pytest.mark.postgres, pytest.mark.slow]
 UNEXPECTED = re.compile(r"onceward\.core\.errors\.(?!FencedError|EpochConflictError)\w+")
@@ -62,28 +65,28 @@ def test_39_89_100_the_lost_attempt_is_aborted_and_the_retry_commits(
 def test_a_heal_whose_slow_task_spark_runs_twice_writes_each_row_once(
     tmp_path: Path, dsn: str, driver_environment: dict[str, str]
 ) -> None:
-    """The first attempt has prepared what was lost, and waits, while the second one prepares it again."""
+    """One attempt has prepared what was lost, and waits, while the other one prepares it again."""
     make_table(dsn)
     feed = Feed(tmp_path)
     feed.add()
     environment = {**driver_environment, CRASH_VARIABLE: Step.DECIDE_AFTER}
-    dead = start("local[2]", tmp_path, dsn, "torn", environment)
-    said = dead.communicate(timeout=240)[1]
-    log = open_store(str(tmp_path / "checkpoint" / "onceward"), pipeline="cluster")
-    decision = read(log).undone
-    assert decision is not None, said[-3000:]
-    lost, kept = sorted(decision.committables, key=lambda c: c.subtask)
-    sink = PostgresSink("table", dsn=dsn, table="words")
-    assert sink.commit(kept).settled
-    assert sink.abort(lost).done
-    feed.add()
-    driver = start("local-cluster[2,1,1024]", tmp_path, dsn, "speculated", driver_environment)
-    said = driver.communicate(timeout=240)[1]
-    assert driver.returncode == 0, said[-3000:]
-    assert (tmp_path / "struck").exists()
-    [replaced] = audit_records(log)
-    assert isinstance(replaced, Replace)
-    assert [c.attempt for c in replaced.committables] == [1]
+    said = start("local[2]", tmp_path, dsn, "torn", environment).communicate(timeout=240)[1]
+    log: Any = open_store(dsn.replace("postgresql:", "postgresql+psycopg:"), pipeline="cluster")
+    with closing(log):
+        decision = read(log).undone
+        assert decision is not None, said[-3000:]
+        lost, kept = sorted(decision.committables, key=lambda c: c.subtask)
+        sink = PostgresSink("table", dsn=dsn, table="words")
+        assert sink.commit(kept).settled
+        assert sink.abort(lost).done
+        with StandaloneCluster(tmp_path, driver_environment, workers=2, apart=True).running() as cluster:
+            driver = start(cluster.url, tmp_path, dsn, "speculated", driver_environment)
+            said = driver.communicate(timeout=240)[1]
+        assert driver.returncode == 0, said[-3000:]
+        [replaced] = audit_records(log)
+        assert isinstance(replaced, Replace)
+        struck = (tmp_path / "struck").read_text()
+        assert [f"epoch 0, attempt {1 - c.attempt}" for c in replaced.committables] == [struck]
     assert ids_in_table(dsn) == once(feed.rows)
     assert prepared_in(dsn) == 0
 
