@@ -35,8 +35,18 @@ class S3Server:
         for part in ("master", "volume", "filer", "s3"):
             for name in (f"{part}.port", f"{part}.port.grpc"):
                 self.ports[name] = free_port(set(self.ports.values()))
+        self._write_identity(secret)
+
+    def _write_identity(self, secret: str) -> None:
         identity = {"name": KEY, "credentials": [{"accessKey": KEY, "secretKey": secret}], "actions": ["Admin"]}
-        (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+        (self.folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+
+    def change_secret(self, secret: str) -> None:
+        """Start again with another secret; clients keep the one that they have."""
+        self.kill()
+        self.secret = secret
+        self._write_identity(secret)
+        self.start()
 
     def start(self) -> None:
         """Start, and wait until it takes a put."""

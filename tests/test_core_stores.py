@@ -437,6 +437,21 @@ class TestMemoryObjects(StoreContract):
         with pytest.raises(TimeoutError, match="of a driver"):
             bounded.in_time(late, "a store")
 
+    def test_the_probe_refuses_no_store_whose_answers_were_lost_so_that_its_client_repeated_both_puts(
+        self, memory: AtomicMemory
+    ):
+        put = memory.pipe_file
+
+        def repeated(*arguments: object, **options: object) -> None:
+            put(*arguments, **options)  # type: ignore[arg-type]
+            put(*arguments, **options)  # type: ignore[arg-type]
+
+        memory.pipe_file = repeated  # type: ignore[method-assign]
+        store = ObjectStore(memory, "/bucket/log")
+        assert not memory.store
+        memory.pipe_file = put  # type: ignore[method-assign]
+        assert store.put_if_absent(key_of(0), b"")
+
     def test_the_probe_leaves_nothing_behind(self, memory: AtomicMemory):
         ObjectStore(memory, "/bucket/log")
         assert not memory.store

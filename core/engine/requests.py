@@ -89,9 +89,9 @@ def ask(store: LogStore, kind: CheckpointKind, target: str, *, timeout: float) -
 def _wait(store: LogStore, request: Request, start: int, until: float) -> str:
     text, is_written = msgspec.json.encode(request), False
     while True:
-        is_written = is_written or store.put_if_absent(
-            _key(_REQUEST, start), text
-        )  # else the run takes another command's first
+        key = _key(_REQUEST, start)
+        # Or the answer to its put was lost, and repeated; else the run takes another command's first.
+        is_written = is_written or store.put_if_absent(key, text) or store.get(key) == text
         late, restarted = time.monotonic() >= until, read(store).start != start
         untaken = not is_written or store.get(_key(_REQUEST, start)) == text
         data = store.get(_key(_ANSWER, start))

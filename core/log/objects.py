@@ -183,9 +183,11 @@ class ObjectStore:
         try:
             with ThreadPoolExecutor(2) as pool:
                 won = list(pool.map(lambda data: self.put_if_absent(key, data), [b"first", b"second"]))
+            # A client that repeats a put whose answer was lost finds its own file, and takes itself for the loser.
+            is_put = any(won) or self.get(key) is not None
         finally:
             self.delete(key)
-        if sorted(won) != [False, True]:
+        if all(won) or not is_put:
             raise ConfigurationError(
                 f"{self.describe()} let {sum(won)} of two concurrent writers win one key: its conditional put does "
                 "not work, so it cannot hold a decision log"
