@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
-from tests.test_dev_commands import onceward
+from tests.commands_kit import onceward
 
 from .kafka_kit import eventually
 

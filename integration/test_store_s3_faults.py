@@ -17,7 +17,7 @@ from onceward.core.log.objects import ObjectStore
 from onceward.testing.proxy import Proxy
 
 from .kafka_kit import eventually
-from .test_store_s3 import BUCKET, S3Server
+from .s3_kit import BUCKET, S3Server
 
 if TYPE_CHECKING:
     import asyncio

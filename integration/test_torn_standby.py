@@ -15,7 +15,7 @@ from onceward.core.steps import Step
 
 from .postgres_kit import running_server, running_standby
 from .spark_kit import ids_in_topic, once
-from .test_postgres_standby import QUIET, Pair
+from .standby_kit import QUIET, Pair
 from .torn_kit import ROWS, Torn, die_at, input_of, roll_back_by_hand
 
 if TYPE_CHECKING:

@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import subprocess
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from onceward.cli.main import RepeatsFiltered
 
-SOURCE = Path(__file__).parent.parent / "src"
-MAIN = "from onceward.cli.main import main; main()"
+from .commands_kit import onceward
 
-
-def onceward(*arguments: str, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    kept = {key: value for key, value in os.environ.items() if key != "JAVA_HOME"}
-    return subprocess.run(
-        [sys.executable, "-c", MAIN, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**kept, "PYTHONPATH": str(SOURCE), "ONCEWARD_DEV_HOME": str(home), **environment},
-    )
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_status_of_nothing_is_down_with_exit_code_1(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from onceward.connectors.spark.formats import AnyFormat, format_of
 from onceward.connectors.spark.options import FormatOptions, check_complete_mode
 from onceward.connectors.spark.query import newest_batch, read_text
 from onceward.connectors.spark.task import write_partition
+from onceward.connectors.spark.writer import StreamWriter
 from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.connector import connectors
 from onceward.core.errors import (
@@ -30,6 +31,7 @@ from onceward.core.errors import (
     ProtocolError,
     SchemaError,
 )
+from onceward.core.log import DirectoryStore, read
 from onceward.core.log.run_writers import OVERTAKEN, RUN_VARIABLE
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import Observation, WriteContext
@@ -39,13 +41,12 @@ from onceward.testing.wrappers import FaultyDirectSink, FaultySink
 
 from .core_fakes import policy
 from .formats_kit import TIMEOUT, Query
-from .spark_kit import SparkSink, batches, running
+from .spark_kit import Checkpoint, SparkSink, batches, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from onceward.connectors.spark.writer import StreamWriter
     from onceward.core.checkpoint import CommitPolicy
 
 
