@@ -48,7 +48,7 @@ class MariaDb:
             shutil.chown(self._folder, "nobody")
         command = ["mariadb-install-db", "--no-defaults", f"--datadir={self._folder}/data", "--skip-test-db"]
         command += ["--auth-root-authentication-method=normal", *self._user]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=self._folder)
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=self._folder, env=self._environment)
         self.start_again()
         with self._connected() as connection, connection.cursor() as cursor:
             cursor.execute("CREATE DATABASE matrix")
@@ -56,6 +56,11 @@ class MariaDb:
     @property
     def _user(self) -> list[str]:
         return [f"--user={pwd.getpwnam('nobody').pw_name}"] if os.geteuid() == 0 else []
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        """A server that starts deletes what others have in the folder for temporary files: one for each."""
+        return {**os.environ, "TMPDIR": str(self._folder)}
 
     def _connected(self) -> pymysql.connections.Connection:
         return pymysql.connect(host="127.0.0.1", port=self.port, user="root", connect_timeout=5)
@@ -74,7 +79,7 @@ class MariaDb:
                 *self._options,
                 *self._user,
             ]
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self._folder)
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self._folder, env=self._environment)
         until = time.monotonic() + _START_SECONDS
         while True:
             try:
