@@ -41,7 +41,7 @@ from ..kit.times import duration
 from ..log import DirectoryStore, LogView, Start
 from ..log.notes import notes
 from ..names import is_sink_name
-from ..source_watch import MOST_SECONDS
+from ..run.source_watch import MOST_SECONDS
 from ..transaction import Observation, rows_by_sink
 from .survey import history
 
