@@ -76,7 +76,9 @@ def table(transactions: Sequence[FoundTransaction], *, as_json: bool = False, un
         out.print(f"  → {advice(one.advice)}")
     found = f"transactions: {len(transactions)}" if transactions else "no open, prepared or waiting transactions"
     if unanswered:
-        found = f"{found} elsewhere; of these nothing is known, because they did not answer: {', '.join(unanswered)}"
+        found = (
+            f"transactions found: {len(transactions)}; nothing is known of what did not answer: {', '.join(unanswered)}"
+        )
     out.print(found)
 
 
