@@ -219,7 +219,7 @@ def _open(settings: KafkaSettings, facts: Mapping[str, str | None]) -> Finding:
     except KafkaError as error:
         return skipped(name, str(error))
     oldest = max((time.time() - handle.started_ms / 1000 for handle in handles), default=0.0)
-    text = f"{len(handles)}, the oldest {oldest:.0f} s old" if handles else "0"
+    text = f"{len(handles) or 'none'} under onceward's names" + (f", the oldest {oldest:.0f} s old" if handles else "")
     if oldest > int(facts.get("transaction.max.timeout.ms") or 0) / 2000:
         advice = "they block readers until they expire. Restart their pipelines, or see `onceward txn list`"
         return warning(name, text, advice)
