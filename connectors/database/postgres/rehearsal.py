@@ -131,7 +131,7 @@ class Rehearsed(NamedTuple):
     sequences: list[int]
     """The role needs a right on these sequences, because defaults ask them for numbers; an identity does not."""
     numbered: list[int]
-    """These sequences must not end before they have numbered the rows."""
+    """Every sequence here must have a number for each of the rows."""
 
 
 def check_filled(
