@@ -41,9 +41,15 @@ SELECT pg_catalog.concat_ws(';', c.xmin,
   ARRAY(SELECT (oid, xmin)::text FROM pg_catalog.pg_rewrite WHERE ev_class = c.oid),
   ARRAY(SELECT (indexrelid, xmin)::text FROM pg_catalog.pg_index WHERE indrelid = c.oid),
   ARRAY(SELECT (oid, xmin)::text FROM pg_catalog.pg_publication),
-  ARRAY(SELECT (oid, xmin)::text FROM pg_catalog.pg_publication_rel WHERE prrelid = c.oid),
-  ARRAY(SELECT (oid, xmin)::text FROM pg_catalog.pg_proc WHERE oid = ANY (%(functions)s::oid[]))
-), NOT EXISTS (
+  ARRAY(SELECT (oid, xmin)::text FROM pg_catalog.pg_publication_rel WHERE prrelid = c.oid)
+){} FROM pg_catalog.pg_class c WHERE c.oid = %(oid)s
+"""
+"""A text that changes with the table's definition, the rights on it, its defaults, and what is published; then whether
+the functions and sequences of the defaults can still be used. Each subtask of each epoch asks for both in one round
+trip, so there is no join, and no order: a change of that costs one rehearsal."""
+_DEFAULTS: Final = """,
+  ARRAY(SELECT (oid, xmin)::text FROM pg_catalog.pg_proc WHERE oid = ANY (%(functions)s::oid[])),
+NOT EXISTS (
   SELECT FROM unnest(%(functions)s::oid[]) AS f(oid) WHERE NOT has_function_privilege(f.oid, 'EXECUTE')
 ) AND NOT EXISTS (
   SELECT FROM pg_catalog.pg_sequence q WHERE q.seqrelid = ANY (%(sequences)s::oid[])
@@ -53,11 +59,9 @@ SELECT pg_catalog.concat_ws(';', c.xmin,
   AND CASE WHEN has_sequence_privilege(q.seqrelid, 'SELECT, USAGE')
     THEN coalesce(pg_catalog.pg_sequence_last_value(q.seqrelid)::numeric + q.seqincrement, q.seqstart)
       + %(more)s::numeric * q.seqincrement NOT BETWEEN q.seqmin AND q.seqmax END
-) FROM pg_catalog.pg_class c WHERE c.oid = %(oid)s
+)
 """
-"""A text that changes with the table's definition, the rights on it, its defaults, and what is published; and whether
-the functions and sequences of the defaults can still be used. Each subtask of each epoch asks for both in one round
-trip, so there is no join, and no order: a change of that costs one rehearsal."""
+"""The part that _VERSION has only where the table has defaults, because each part of a statement takes time to plan."""
 _FILLED: Final = """
 SELECT a.attname::text, pg_catalog.pg_get_expr(d.adbin, d.adrelid), s.oid::regclass::text,
   CASE WHEN has_sequence_privilege(s.oid, 'SELECT, USAGE')
@@ -124,8 +128,8 @@ class Filled(NamedTuple):
 class Rehearsed(NamedTuple):
     """A rehearsal: the version of all that it depends on, and the oids of what is asked for again in each epoch."""
 
-    version: str
-    """The text that _VERSION asks for."""
+    version: tuple[Any, ...]
+    """The answers to _VERSION, and to the first part of _DEFAULTS."""
     functions: list[int]
     """The defaults call these functions."""
     sequences: list[int]
@@ -192,12 +196,12 @@ def rehearse(connection: Session, table: PgTable, movement: Movement, stage: Tab
     """
     about = (connection.info.dsn, table.oid, movement.key, movement.columns)
     known = _tried.get(about)
-    if known is not None and _ask(connection, table, rows, known) == (known.version, True):
+    if known is not None and _ask(connection, table, rows, known) == (*known.version, True):
         return
     filled, functions = check_filled(connection, table, movement.columns, rows)
     sequences = {one.sequence_oid: one.expression is not None for one in filled if one.sequence_oid is not None}
-    known = Rehearsed("", functions, [oid for oid, by_default in sequences.items() if by_default], list(sequences))
-    version, _ = _ask(connection, table, rows, known)
+    known = Rehearsed((), functions, [oid for oid, by_default in sequences.items() if by_default], list(sequences))
+    *version, _ = _ask(connection, table, rows, known)
     # Numbers are given, because a number that a sequence has given out stays so.
     numbers = {one.name: str(one.next) for one in filled if one.is_plain and one.next is not None}
     expressions = [one.expression for one in filled if one.expression is not None and one.name not in numbers]
@@ -211,12 +215,14 @@ def rehearse(connection: Session, table: PgTable, movement: Movement, stage: Tab
     finally:
         if connection.info.transaction_status is not psycopg.pq.TransactionStatus.UNKNOWN:
             connection.execute("ROLLBACK TO SAVEPOINT onceward_merge")
-    _tried[about] = known._replace(version=version)
+    _tried[about] = known._replace(version=tuple(version))
 
 
 def _ask(connection: Session, table: PgTable, rows: int, known: Rehearsed) -> tuple[Any, ...]:
     parameters = {**known._asdict(), "oid": table.oid, "more": rows - 1}
-    return connection.execute(_VERSION, parameters).fetchone() or ("", False)
+    defaults = _DEFAULTS if known.functions or known.numbered else ""
+    row = connection.execute(_VERSION.format(defaults).encode(), parameters).fetchone() or ("", None, False)
+    return row if defaults else (row[0], None, True)
 
 
 def _merge(connection: Session, statements: Sequence[str]) -> None:
