@@ -194,6 +194,8 @@ def test_the_layout_does_not_move_away_from_its_goals() -> None:
         "circles of imports, import_module counted": 0,
         "rooms in the top row of connectors/spark": 29,
         "is_connect( outside of session": 2,
+        "openers of a run: callers of Coordinator(": 1,
+        "places that note a failure": 1,
         "names that onceward.operations exports": 65,
         "switches on the backend outside of the dialects": 36,
         "fragments among fields' docstrings and Args, per cent": 7,
