@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final
 from onceward.core.kit.lazy import importing
 
 if TYPE_CHECKING:
-    from .any_source import read_stream
-    from .foreach_batch import ForeachBatch
-    from .formats import format_of, register
-    from .handler import exactly_once
-    from .outputs import Output
+    from .formats.formats import format_of, register
+    from .read.any_source import read_stream
+    from .write.foreach_batch import ForeachBatch
+    from .write.handler import exactly_once
+    from .write.outputs import Output
 
 __all__ = ["ForeachBatch", "Output", "exactly_once", "format_of", "read_stream", "register"]
 
