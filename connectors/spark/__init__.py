@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 __all__ = ["ForeachBatch", "Output", "exactly_once", "format_of", "read_stream", "register"]
 
 _HOMES: Final = {
-    ".any_source": "read_stream",
-    ".foreach_batch": "ForeachBatch",
-    ".formats": "format_of register",
-    ".handler": "exactly_once",
-    ".outputs": "Output",
+    ".read.any_source": "read_stream",
+    ".write.foreach_batch": "ForeachBatch",
+    ".formats.formats": "format_of register",
+    ".write.handler": "exactly_once",
+    ".write.outputs": "Output",
 }
 
 if not TYPE_CHECKING:  # so that type checkers find names that do not exist
