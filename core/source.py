@@ -148,6 +148,11 @@ class ResettableSource(Source):
         return ""
 
     @property
+    def leaves_out(self) -> bool:
+        """Whether rows that can no longer be delivered are left out with a warning, because its user has chosen so."""
+        return False
+
+    @property
     def counts_rows(self) -> bool:
         """Whether the numbers of a split count rows; False if some numbers have no row, as Kafka's offsets may.
 

@@ -145,6 +145,10 @@ class KafkaSource(ResettableSource):
         _check_numbers(self)
 
     @property
+    def leaves_out(self) -> bool:
+        return not self.fail_on_data_loss
+
+    @property
     def schema(self) -> pa.Schema:
         return schema(include_headers=self.include_headers)
 

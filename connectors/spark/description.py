@@ -128,7 +128,7 @@ def _source(source: StreamingSource, one: Described, session: SparkSession) -> F
     if source_object is not None:
         one.sources.append(source_object)
         name = type(source_object).__name__
-        if getattr(source_object, "fail_on_data_loss", True) is False:
+        if source_object.leaves_out:
             return _loses(name)
         return part_finding("source", of_source(name, source_object), name, _AGAIN)
     return _built_in(source, name, session)
