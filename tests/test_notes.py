@@ -1,0 +1,136 @@
+"""The lines of notes beside a decision log: what is written, and what is read of lines that others wrote."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from onceward.core.engine.events import CheckpointRecord, TaskRecord
+from onceward.core.errors import FencedError
+from onceward.core.events import EpochCompleted, Started, Took
+from onceward.core.log import DirectoryStore, EpochInput
+from onceward.core.log.notes import (
+    FILE,
+    note,
+    note_end,
+    note_epoch,
+    note_failure,
+    note_life,
+    note_source,
+    note_start,
+    note_task,
+)
+from onceward.core.transaction import Committable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+TOOK = Took(0.5, 0.1, 0.2)
+KAFKA = {"system": "kafka", "address": "broker:9092"}
+
+
+def committable(transaction: str, sink: str = "files", rows: int = 3) -> Committable:
+    return Committable(
+        kind="files", pipeline="p", sink=sink, log="0123abcd", generation=0, epoch=7, transaction=transaction, rows=rows
+    )
+
+
+def started(store: DirectoryStore) -> None:
+    event = Started("p", 6, None, "0123abcd", "folder", [committable("a")], [committable("b")], 0.25)
+    note_start(store, event, 4, lambda: {"files": 900.0}, lambda: {"files": KAFKA, "out": {}})
+
+
+def completed(store: DirectoryStore, took: Took | None = TOOK, *, checkpoint: bool = False) -> None:
+    sinks: Any = {"files": None, "table": None}
+    made = [] if checkpoint else [committable("a"), committable("b", "table", 2)]
+    event = EpochCompleted("p", "0123abcd", 7, EpochInput(), made, sinks, checkpoint=checkpoint, took=took)
+    note_epoch(store, event)
+
+
+RECORD = CheckpointRecord(
+    checkpoint=3,
+    kind="checkpoint",
+    status="completed",
+    duration=0.5,
+    subtasks=1,
+    tasks=[TaskRecord(task="a[0]", state=9)],
+)
+TASK = (
+    '{"task":"a[0]","acknowledged":0.0,"alignment":0.0,"buffered":0,"sync":0.0,"asynchronous":0.0,"uploaded":0,'
+    '"state":9,"rows_in":0,"rows_out":0,"busy":0.0,"blocked":0.0,"timers":null,"lag":null}'
+)
+WRITTEN: dict[str, tuple[Callable[[DirectoryStore], None], str]] = {
+    "start": (
+        started,
+        (
+            '{"what":"start","at":"AT","fields":{"position":4,"finished":["a"],"aborted":["b"],"milliseconds":250,'
+            '"timeouts":{"files":900.0},"targets":{"files":{"system":"kafka","address":"broker:9092"},"out":{}}}}'
+        ),
+    ),
+    "epoch": (
+        completed,
+        (
+            '{"what":"epoch","at":"AT","fields":{"epoch":7,"rows":5,"sinks":{"files":3,"table":2},"transactions":2,'
+            '"milliseconds":500,"commit_milliseconds":200}}'
+        ),
+    ),
+    "epoch of another run": (
+        lambda store: completed(store, None),
+        (
+            '{"what":"epoch","at":"AT","fields":{"epoch":7,"rows":5,"sinks":{"files":3,"table":2},"transactions":2,'
+            '"milliseconds":null,"commit_milliseconds":null}}'
+        ),
+    ),
+    "empty checkpoint": (lambda store: completed(store, checkpoint=True), ""),
+    "checkpoint": (
+        lambda store: note(store, "checkpoint", RECORD),
+        (
+            '{"what":"checkpoint","at":"AT","fields":{"checkpoint":3,"kind":"checkpoint","status":"completed","reason":"",'
+            f'"triggered":0.0,"duration":0.5,"subtasks":1,"tasks":[{TASK}]}}}}'
+        ),
+    ),
+    "failure": (
+        lambda store: note_failure(store, 7, "no\n table of postgresql://me:secret@db/shop", ValueError()),
+        '{"what":"failure","at":"AT","fields":{"epoch":7,"error":"no table of postgresql://me:***@db/shop"}}',
+    ),
+    "failure of a start": (
+        lambda store: note_failure(store, None, "x" * 900),
+        f'{{"what":"failure","at":"AT","fields":{{"epoch":null,"error":"{"x" * 500}"}}}}',
+    ),
+    "failure of a fenced run": (lambda store: note_failure(store, 7, "x", FencedError("newer")), ""),
+    "task": (
+        lambda store: note_task(store, 7, "full", OSError("full")),
+        '{"what":"task","at":"AT","fields":{"epoch":7,"error":"full"}}',
+    ),
+    "task of a fenced run": (lambda store: note_task(store, 7, "x", FencedError("newer")), ""),
+    "source": (
+        lambda store: note_source(store, "in (topic x)", 20.04, "no broker", KAFKA),
+        (
+            '{"what":"source","at":"AT","fields":{"source":"in (topic x)","seconds":20.0,"why":"no broker",'
+            '"system":{"system":"kafka","address":"broker:9092"}}}'
+        ),
+    ),
+    "source that answers": (
+        lambda store: note_source(store, "in (topic x)", 20.04, "", {}),
+        '{"what":"source","at":"AT","fields":{"source":"in (topic x)","seconds":20.0,"why":"","system":{}}}',
+    ),
+    "life": (
+        lambda store: note_life(store.path, 137, 2.5004, again=None, stopped=True, writers=["a"]),
+        '{"what":"life","at":"AT","fields":{"code":137,"seconds":2.5,"again":null,"stopped":true,"writers":["a"]}}',
+    ),
+    "end": (note_end, '{"what":"end","at":"AT","fields":{}}'),
+}
+"""What is noted, and the line of it, as releases have written it."""
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_note_is_written_as_it_always_was(tmp_path: Path, name: str) -> None:
+    store = DirectoryStore(tmp_path / "log")
+    noted, line = WRITTEN[name]
+    noted(store)
+    file = store.path / FILE
+    text = file.read_text() if file.exists() else ""
+    assert re.sub(r'"at":"[^"]{29}"', '"at":"AT"', text) == (f"{line}\n" if line else "")
