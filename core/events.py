@@ -18,8 +18,8 @@ from .transaction import rows_by_sink
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from .engine.events import CheckpointRecord
     from .log import EpochInput
+    from .log.note_kinds import CheckpointRecord
     from .sink import Sink
     from .transaction import Committable, Written
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onceward.core.engine.events import CheckpointRecord, TaskRecord
 from onceward.core.errors import FencedError
 from onceward.core.events import EpochCompleted, Started, Took
 from onceward.core.log import DirectoryStore, EpochInput
+from onceward.core.log.note_kinds import CheckpointRecord, TaskRecord
 from onceward.core.log.notes import (
     FILE,
     note,

@@ -23,7 +23,6 @@ from .checkpoints import CheckpointsState, advance, initial
 from .ends import LiveLogic, ResettableLogic, SinkLogic
 from .events import (
     Acknowledged,
-    CheckpointRecord,
     Complete,
     Confirm,
     Discard,
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ..errors import OncewardError
+    from ..log.note_kinds import CheckpointRecord
     from ..sink import TwoPhaseCommitSink
     from .channels import Barrier, TaskId
     from .graph import Operator

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from ..engine.completion import QUERY as EMBEDDED
-from ..engine.events import CheckpointRecord, TaskRecord
 from ..errors import ConfigurationError
 from ..kit import typed
 from ..log import DirectoryStore
+from ..log.note_kinds import CheckpointRecord, TaskRecord
 from ..log.notes import notes
 from ..transaction import rows_by_sink
 from .survey import GivenUp, given_up
