@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from onceward.core.errors import FencedError
 from onceward.core.events import EpochCompleted, Started, Took
 from onceward.core.log import DirectoryStore, EpochInput
-from onceward.core.log.note_kinds import CheckpointRecord, TaskRecord
+from onceward.core.log.note_kinds import KINDS, CheckpointRecord, FailureNote, TaskRecord
 from onceward.core.log.notes import (
     FILE,
-    note,
+    leave,
     note_end,
     note_epoch,
     note_failure,
     note_life,
+    note_of,
     note_source,
     note_start,
     note_task,
+    notes,
 )
 from onceward.core.transaction import Committable
 
@@ -86,7 +90,7 @@ WRITTEN: dict[str, tuple[Callable[[DirectoryStore], None], str]] = {
     ),
     "empty checkpoint": (lambda store: completed(store, checkpoint=True), ""),
     "checkpoint": (
-        lambda store: note(store, "checkpoint", RECORD),
+        lambda store: leave(store, RECORD),
         (
             '{"what":"checkpoint","at":"AT","fields":{"checkpoint":3,"kind":"checkpoint","status":"completed","reason":"",'
             f'"triggered":0.0,"duration":0.5,"subtasks":1,"tasks":[{TASK}]}}}}'
@@ -134,3 +138,49 @@ def test_a_note_is_written_as_it_always_was(tmp_path: Path, name: str) -> None:
     file = store.path / FILE
     text = file.read_text() if file.exists() else ""
     assert re.sub(r'"at":"[^"]{29}"', '"at":"AT"', text) == (f"{line}\n" if line else "")
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_note_is_read_with_the_fields_that_were_written(tmp_path: Path, name: str) -> None:
+    _, line = WRITTEN[name]
+    (tmp_path / FILE).write_text(line.replace('"AT"', '"2026-01-01T12:00:00.000+00:00"') + "\n")
+    read = notes(tmp_path, 9)
+    assert len(read) == bool(line)
+    for one in read:
+        leave(DirectoryStore(tmp_path / "again"), one)
+        again = json.loads((tmp_path / "again" / FILE).read_text())
+        assert {**again, "at": "AT"} == json.loads(line)
+        assert one.at == "2026-01-01T12:00:00.000+00:00"
+
+
+ODD: list[Any] = [None, "x", -1, 0.5, 10**30, 1e300, True, [], ["x"], {}, {"x": 7}, {"files": "x"}]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_field_that_somebody_else_has_changed_costs_no_other_field_and_no_other_note(
+    tmp_path: Path, kind: str
+) -> None:
+    line = json.loads(next(text for _, text in WRITTEN.values() if f'"what":"{kind}"' in text))
+    sound = note_of(**line)
+    assert sound is not None
+    needed = {field.name for field in msgspec.structs.fields(KINDS[kind]) if field.required}
+    for name in line["fields"]:
+        for odd in ODD:
+            changed = {**line, "fields": {**line["fields"], name: odd}}
+            (tmp_path / FILE).write_text("\n".join(map(json.dumps, (line, changed, line))))
+            read = notes(tmp_path, 9)
+            assert read[0] == read[-1] == sound
+            assert len(read) == 3 or name in needed
+            for one in read:
+                others = {other: getattr(one, other) for other in line["fields"] if other != name}
+                assert others == {other: getattr(sound, other) for other in others}
+
+
+def test_lines_of_kinds_that_are_not_known_are_no_notes_and_hide_none(tmp_path: Path) -> None:
+    """A later version may note more: what it adds is no end of a failure, nor of a run."""
+    failed = '{"what":"failure","at":"2026-01-01T12:00:00.000+00:00","fields":{"epoch":7,"error":"full"}}'
+    later = '{"what":"weather","at":"2026-01-01T12:00:01.000+00:00","fields":{"sun":1}}'
+    more = failed.replace('"epoch":7', '"epoch":7,"sun":{"bright":1}')
+    lines = [failed, later, "{", "[]", '{"what":7}', '{"what":"end"}', more]
+    (tmp_path / FILE).write_text("\n".join(lines))
+    assert notes(tmp_path, 9) == [FailureNote(at="2026-01-01T12:00:00.000+00:00", epoch=7, error="full")] * 2

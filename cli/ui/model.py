@@ -22,10 +22,11 @@ from onceward.core.errors import OncewardError, StoreError, named_text_of, text_
 from onceward.core.kit.times import duration
 from onceward.core.log import DirectoryStore
 from onceward.core.log.entries import position_of
+from onceward.core.log.note_kinds import StartNote
 from onceward.core.log.notes import FILE, notes
 from onceward.core.operations.overview import decided_epochs, newest_of, overview_of
 from onceward.core.operations.status import NOTES, judged, obstacle_of, unreadable
-from onceward.operations import EpochRecord, GivenUp, StartRecord
+from onceward.operations import EpochRecord, GivenUp
 
 from ..advice import AdvisedStatus
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from onceward.core.log import LogView
-    from onceward.core.log.notes import Note
+    from onceward.core.log.note_kinds import Note
     from onceward.operations import Log, PipelineStatus
 
 EPOCHS: Final = 50
@@ -86,7 +87,7 @@ class ShownPipeline(msgspec.Struct, kw_only=True):
     waiting: int | None = None
     """Position of the decision that is not completed."""
     epochs: list[ShownEpoch] = []
-    starts: list[StartRecord] = []
+    starts: list[StartNote] = []
     given_up: list[GivenUp] = []
 
 

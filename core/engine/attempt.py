@@ -15,7 +15,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from ..events import CheckpointEnded, OperatorsMeasured, tell
-from ..log.notes import note
+from ..log.notes import leave
 from ..source import ResettableSource
 from .aggregate import AggregateLogic, Aggregation
 from .channels import Channel, CheckpointKind, Gate, TaskOutput, by_key, forward, rebalance
@@ -157,7 +157,7 @@ class Attempt(ABC):
                 most = self._config.history
                 self.history = (*self.history, record)[-most:] if most else ()
                 tell(CheckpointEnded(self._started.coordinator.pipeline, record, bad))
-                note(self._started.setup.store, "checkpoint", record)
+                leave(self._started.setup.store, record)
 
     def _post(self, message: ToTask, to: Iterable[TaskId]) -> None:
         for task in to:

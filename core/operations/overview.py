@@ -6,7 +6,6 @@ has them (see core/log/notes.py). What only a note says is for people: nothing i
 
 from __future__ import annotations
 
-from contextlib import suppress
 from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -14,9 +13,8 @@ import msgspec
 
 from ..engine.completion import QUERY as EMBEDDED
 from ..errors import ConfigurationError
-from ..kit import typed
 from ..log import DirectoryStore
-from ..log.note_kinds import CheckpointRecord, TaskRecord
+from ..log.note_kinds import CheckpointRecord, EpochNote, StartNote, TaskRecord
 from ..log.notes import notes
 from ..transaction import rows_by_sink
 from .survey import GivenUp, given_up
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ..log import Completed, Decide, LogView
-    from ..log.notes import Note
+    from ..log.note_kinds import Note
     from .logs import Log
 
 TRANSACTIONS: Final = 200
@@ -99,20 +97,6 @@ class EpochRecord(msgspec.Struct, frozen=True, kw_only=True):
 R = TypeVar("R", bound=EpochRecord)
 
 
-class StartRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A start of a pipeline."""
-
-    at: str
-    """Time of the start (UTC)."""
-    position: int | None = None
-    """Position of its START in the log."""
-    milliseconds: float = 0
-    finished: list[str] = []
-    """Transactions that were decided before and that it committed, by name; 50 at most."""
-    aborted: list[str] = []
-    """Transactions of earlier writers that it aborted, by name; 50 at most."""
-
-
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a pipeline. Times are UTC."""
 
@@ -131,7 +115,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """Position of the decision that waits for its commit; None if none does."""
     epochs: list[EpochRecord]
     """Epochs of the pipeline, the newest first."""
-    starts: list[StartRecord]
+    starts: list[StartNote]
     """Starts of the pipeline, the newest first; 10 at most."""
     given_up: list[GivenUp]
     """Audit records of transactions that were skipped or written again, oldest first."""
@@ -165,7 +149,7 @@ def overview_of(log: Log, view: LogView, most: int, decided: Mapping[int, EpochR
         generation=view.start,
         waiting=view.undone.position if view.undone is not None else None,
         epochs=newest_of(_records(noted, decided), most),
-        starts=[_start(one) for one in noted if one.what == "start"][-_STARTS:][::-1],
+        starts=[one for one in noted if isinstance(one, StartNote)][-_STARTS:][::-1],
         given_up=given_up(log)[-most:],
     )
 
@@ -224,23 +208,30 @@ def _decided(decision: Decide, done: Completed | None) -> EpochRecord:
 def _records(noted: Sequence[Note], decided: Mapping[int, EpochRecord]) -> dict[int, EpochRecord]:
     records: dict[int, EpochRecord] = {}
     for one in noted:
-        with suppress(msgspec.ValidationError, KeyError):
-            if one.what == "epoch":
-                epoch = typed.convert(one.fields, EpochRecord)
-                records[epoch.epoch] = msgspec.structs.replace(
-                    epoch,
-                    status="completed",
-                    completed=one.at,
-                    began=_before(one.at, epoch.milliseconds),
-                    prepared=_before(one.at, epoch.commit_milliseconds),
-                )
-            elif one.what == "checkpoint":
-                record = typed.convert(one.fields, CheckpointRecord)
-                before = records.get(record.checkpoint, EpochRecord(epoch=record.checkpoint))
-                records[record.checkpoint] = _with_checkpoint(before, record, one.at)
+        if isinstance(one, EpochNote):
+            records[one.epoch] = _completed(one)
+        elif isinstance(one, CheckpointRecord):
+            before = records.get(one.checkpoint, EpochRecord(epoch=one.checkpoint))
+            records[one.checkpoint] = _with_checkpoint(before, one)
     for number, known in decided.items():
         records[number] = _with_decision(records.get(number), known)
     return records
+
+
+def _completed(note: EpochNote) -> EpochRecord:
+    return EpochRecord(
+        epoch=note.epoch,
+        status="completed",
+        began=_before(note.at, note.milliseconds),
+        prepared=_before(note.at, note.commit_milliseconds),
+        decided=note.decided or None,
+        completed=note.at,
+        milliseconds=note.milliseconds,
+        commit_milliseconds=note.commit_milliseconds,
+        rows=note.rows,
+        sinks=note.sinks,
+        transactions=note.transactions,
+    )
 
 
 def _with_decision(record: EpochRecord | None, known: EpochRecord) -> EpochRecord:
@@ -258,7 +249,7 @@ def _with_decision(record: EpochRecord | None, known: EpochRecord) -> EpochRecor
     )
 
 
-def _with_checkpoint(before: EpochRecord, record: CheckpointRecord, at: str) -> EpochRecord:
+def _with_checkpoint(before: EpochRecord, record: CheckpointRecord) -> EpochRecord:
     milliseconds = record.duration * 1000
     return msgspec.structs.replace(
         before,
@@ -266,21 +257,14 @@ def _with_checkpoint(before: EpochRecord, record: CheckpointRecord, at: str) -> 
         status=record.status,
         reason=record.reason,
         milliseconds=milliseconds,
-        began=_before(at, milliseconds),
-        completed=at if record.status == "completed" else None,
+        began=_before(record.at, milliseconds),
+        completed=record.at if record.status == "completed" else None,
         size=sum(task.state for task in record.tasks),
         alignment=max((task.alignment for task in record.tasks), default=0.0),
         subtasks=record.subtasks,
         acknowledged=len(record.tasks),
         tasks=record.tasks[:TRANSACTIONS],
     )
-
-
-def _start(one: Note) -> StartRecord:
-    try:
-        return typed.convert({**one.fields, "at": one.at}, StartRecord)
-    except msgspec.ValidationError:
-        return StartRecord(at=one.at)
 
 
 def _before(at: str, milliseconds: float | None) -> str | None:

@@ -32,7 +32,8 @@ from ..errors import (
 )
 from ..events import EpochCompleted
 from ..log import LogWriter
-from ..log.notes import note
+from ..log.note_kinds import EpochNote
+from ..log.notes import leave
 from ..log.reader import read_behind_gap
 from ..outcome import PROVEN_NOT_COMMITTED, Observation
 from ..sink import TwoPhaseCommitSink
@@ -238,7 +239,7 @@ def _note(decision: Decide, writer: LogWriter, sinks: Mapping[str, TwoPhaseCommi
     completed = EpochCompleted(
         writer.pipeline, decision.log, decision.epoch, decision.input, committables=committed, sinks=sinks
     )
-    note(writer.store, "epoch", {**completed.facts(), "decided": decision.at, "tool": "txn commit"})
+    leave(writer.store, EpochNote(**completed.facts(), decided=decision.at, tool="txn commit"))
 
 
 def _committing(transactions: Sequence[FoundTransaction]) -> Mapping[str, TwoPhaseCommitSink[Any]]:

@@ -17,7 +17,7 @@ from .core.operations.audit import Audit, AuditLine, EpochVerdict, audit
 from .core.operations.comparison import Comparison, Discrepancy, Mismatch
 from .core.operations.discovery import FoundLogs, find_logs
 from .core.operations.logs import Log, open_log
-from .core.operations.overview import DecidedTransaction, EpochRecord, Overview, StartRecord, epochs_of_day, overview
+from .core.operations.overview import DecidedTransaction, EpochRecord, Overview, epochs_of_day, overview
 from .core.operations.refusals import Refusal, RefusedError
 from .core.operations.requests import request_savepoint
 from .core.operations.resolve import (
@@ -76,7 +76,6 @@ __all__ = [
     "RepairedLog",
     "RestorePlan",
     "SavepointPlan",
-    "StartRecord",
     "Survey",
     "Target",
     "TransactionStatus",
