@@ -30,6 +30,7 @@ from onceward.core.kit.options import pairs
 from onceward.core.log import Decide, DirectoryStore, LogView, LogWriter, Resolved, audit_records
 from onceward.core.log.view import NONE
 from onceward.core.names import Scope
+from onceward.core.operations.history import GivenUp, history
 from onceward.core.operations.logs import Log, open_log
 from onceward.core.operations.refusals import Refusal, RefusedError
 from onceward.core.operations.resolve import (
@@ -40,7 +41,7 @@ from onceward.core.operations.resolve import (
     abortable,
     commit_decided,
 )
-from onceward.core.operations.survey import Advice, FoundTransaction, GivenUp, advise, history, survey
+from onceward.core.operations.survey import Advice, FoundTransaction, advise, survey
 from onceward.core.operations.targets import sinks_target
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import ANY_EPOCH, Committable, Observation

@@ -30,8 +30,8 @@ from onceward.core.log.note_kinds import EpochNote
 from onceward.core.log.notes import FILE, MOST_BYTES, OLDER, note, notes
 from onceward.core.log.sql import SqlStore
 from onceward.core.operations.discovery import Unsynced
+from onceward.core.operations.history import TRANSACTIONS, decided_epochs
 from onceward.core.operations.logs import open_log
-from onceward.core.operations.overview import TRANSACTIONS, decided_epochs
 from onceward.core.operations.status import PipelineState
 from onceward.core.operations.targets import Target, sinks_target
 from onceward.core.transaction import Committable

@@ -24,7 +24,7 @@ from onceward.core.log import DirectoryStore
 from onceward.core.log.entries import position_of
 from onceward.core.log.note_kinds import StartNote
 from onceward.core.log.notes import FILE, notes
-from onceward.core.operations.overview import decided_epochs, newest_of, overview_of
+from onceward.core.operations.history import decided_epochs, newest_of, overview_of
 from onceward.core.operations.status import NOTES, judged, obstacle_of, unreadable
 from onceward.operations import EpochRecord, GivenUp
 

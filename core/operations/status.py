@@ -54,7 +54,7 @@ from ..log.notes import notes
 from ..names import is_sink_name
 from ..source_watch import MOST_SECONDS
 from ..transaction import Observation, rows_by_sink
-from .survey import history
+from .history import history
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

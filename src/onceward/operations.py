@@ -16,8 +16,18 @@ from .core.checkpoint.recovery import TransactionStatus
 from .core.operations.audit import Audit, AuditLine, EpochVerdict, audit
 from .core.operations.comparison import Comparison, Discrepancy, Mismatch
 from .core.operations.discovery import FoundLogs, find_logs
+from .core.operations.history import (
+    DecidedTransaction,
+    Epoch,
+    EpochRecord,
+    GivenUp,
+    History,
+    Overview,
+    epochs_of_day,
+    history,
+    overview,
+)
 from .core.operations.logs import Log, open_log
-from .core.operations.overview import DecidedTransaction, EpochRecord, Overview, epochs_of_day, overview
 from .core.operations.refusals import Refusal, RefusedError
 from .core.operations.requests import request_savepoint
 from .core.operations.resolve import (
@@ -37,7 +47,7 @@ from .core.operations.resolve import (
 )
 from .core.operations.rows import compare_places
 from .core.operations.status import NotedSystem, PipelineState, PipelineStatus, assess, pipeline_status
-from .core.operations.survey import Advice, Epoch, FoundTransaction, GivenUp, History, Survey, history, survey
+from .core.operations.survey import Advice, FoundTransaction, Survey, survey
 from .core.operations.systems import open_place, open_target
 from .core.operations.targets import OtherTransaction, Target, sinks_target
 from .core.place import Place
