@@ -39,7 +39,7 @@ from onceward.operations import (
 from onceward.operations import repair_log as repair
 
 from . import show
-from .advice import ShownHistory, with_advice
+from .advice import with_advice
 from .options import Access, AsJson, Pipeline, Yes, address_forms, load_sinks, targets_of, with_group
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ def checkpoints(search: Search, *, as_json: AsJson = False) -> None:
     past = history(log, transactions)
     waiting = [msgspec.structs.replace(one, expires_in=status.expires_in) for one in past.epochs if not one.completed]
     epochs = [*(one for one in past.epochs if one.completed), *waiting]
-    show.history(ShownHistory(epochs=epochs, given_up=past.given_up, status=status), as_json=as_json)
+    show.history(msgspec.structs.replace(past, epochs=epochs), status, as_json=as_json)
     search.end()
 
 

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from onceward import FileSink, KafkaSink, PostgresSink, SqlAlchemySink
-from onceward.cli.advice import AdvisedStatus, with_advice
+from onceward.cli.advice import with_advice
 from onceward.cli.doctor import _tried, check_store
 from onceward.cli.main import app
 from onceward.cli.operate import Search
@@ -106,13 +106,13 @@ LOGIN_OF_KAFKA = "the settings of the login and of TLS: --set kafka:@FILE"
 COMMIT = "onceward txn commit --store /data/orders"
 
 
-def waiting(targets: Any, *sinks: str, kind: str = "own") -> AdvisedStatus:
+def waiting(targets: Any, *sinks: str, kind: str = "own") -> PipelineStatus:
     """The status of a pipeline whose sinks have decided transactions that wait, with the targets in the decision."""
     told = judged(log(120, decided=True, sinks=sinks or ("files",), kind=kind, targets=targets), [])
     return with_advice(told, "/data/orders", [])
 
 
-def noting(targets: Any, kind: str = "own") -> AdvisedStatus:
+def noting(targets: Any, kind: str = "own") -> PipelineStatus:
     """The same, of a decision that an older version made, with the targets in a note."""
     told = judged(log(120, decided=True, kind=kind), written(500, what="start", targets=targets))
     return with_advice(told, "/data/orders", [])

@@ -1,4 +1,4 @@
-"""The state of a pipeline, out of its decision log and of the notes beside it.
+"""The past of a pipeline, from its decision log and the notes beside it: epochs, starts, and what was given up.
 
 The log keeps the newest epochs only. Notes say more of the past, and how long things took; only a log in a folder
 has them (see core/log/notes.py). What only a note says is for people: nothing is decided by it.
@@ -7,7 +7,7 @@ has them (see core/log/notes.py). What only a note says is for people: nothing i
 from __future__ import annotations
 
 from datetime import date, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -48,8 +48,11 @@ class DecidedTransaction(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
 
 
-class EpochRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """An epoch, or a checkpoint of the embedded engine. Times are UTC; None is what nobody wrote down."""
+class Epoch(msgspec.Struct, frozen=True, kw_only=True):
+    """An epoch, or a checkpoint of the embedded engine. Times are UTC; None is what is not known.
+
+    The log alone says less of an epoch than its notes do. What is added from elsewhere is said at the field.
+    """
 
     epoch: int
     kind: str = "epoch"
@@ -65,6 +68,9 @@ class EpochRecord(msgspec.Struct, frozen=True, kw_only=True):
     position: int | None = None
     """Position of the decision in the log."""
     completed: str | None = None
+    """Time of its completion; None while it waits for its commit."""
+    logged: str | None = None
+    """Time when Spark recorded the batch as finished; only `onceward ui` reads Spark's checkpoint."""
     milliseconds: float | None = None
     """Milliseconds from its beginning to its end."""
     commit_milliseconds: float | None = None
@@ -84,6 +90,15 @@ class EpochRecord(msgspec.Struct, frozen=True, kw_only=True):
     acknowledged: int | None = None
     """Number of subtasks that acknowledged it."""
     tasks: list[TaskRecord] = []
+    input: Any = None
+    """Offsets where its input ended, by `history`."""
+    checkpoint: str | None = None
+    """Folder of the embedded engine's checkpoint, by `history`."""
+    retained: tuple[str, ...] = ()
+    """Earlier checkpoints beside it, from which a run can be restored too, by `history`."""
+    expires_in: int | None = None
+    """Seconds until a target ends the first of the transactions that wait for their commit, by `history`; None if no
+    target that was given will end one."""
 
     @property
     def newest_time(self) -> str:
@@ -96,35 +111,72 @@ class EpochRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.status in _FAILED and self.position is None and self.completed is None
 
 
-R = TypeVar("R", bound=EpochRecord)
+class GivenUp(msgspec.Struct, frozen=True, kw_only=True):
+    """The audit record of a transaction that was given up (RESOLVED), or of rows written again (VOID, REPLACE)."""
+
+    epoch: int
+    transaction: str
+    """Name of the transaction; empty for all of the epoch."""
+    action: str
+    """Action that was taken: "skip", "replay" (the epoch was written again) or "heal" (only its lost rows were)."""
+    who: str
+    why: str
+    at: str
 
 
-class Overview(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a pipeline. Times are UTC."""
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a pipeline's past. Times are UTC."""
 
     pipeline: str
     store: str
     """Description of the store of its decision log."""
-    driver: str
+    driver: str = ""
     """"Spark" or "embedded engine"."""
-    log: str
+    log: str = ""
     """Identity of the log."""
-    newest: str
+    newest: str = ""
     """Time of the log's newest entry; empty if it has none."""
-    generation: int
+    generation: int = -1
     """Position of the newest START."""
-    waiting: int | None
+    waiting: int | None = None
     """Position of the decision that waits for its commit; None if none does."""
-    epochs: list[EpochRecord]
-    """Epochs of the pipeline, the newest first."""
-    starts: list[StartNote]
-    """Starts of the pipeline, the newest first; 10 at most."""
-    given_up: list[GivenUp]
+    epochs: list[Epoch] = []
+    """Epochs of the pipeline: those of `overview`, the newest first, or those of `history`, the oldest first."""
+    starts: list[StartNote] = []
+    """Starts of the pipeline that `overview` has found notes of, the newest first; 10 at most."""
+    given_up: list[GivenUp] = []
     """Audit records of transactions that were skipped or written again, oldest first."""
 
 
-def overview(log: Log, *, epochs: int = _EPOCHS) -> Overview:
-    """Return the state of a pipeline, from its decision log and the notes beside it. Asks no target.
+def history(log: Log, transactions: Sequence[FoundTransaction] = ()) -> History:
+    """Return what a decision log itself says about the past. It is pruned at each completion, so there are few epochs.
+
+    Args:
+        log: The pipeline's decision log.
+        transactions: Transactions that the targets show now; they say when those of the waiting epoch expire.
+    """
+    view = log.view
+    epochs = decided_epochs(view)
+    epochs |= {decision.epoch: _with_input(epochs[decision.epoch], decision) for decision, _ in view.decisions}
+    decided = [one for one in transactions if one.status is TransactionStatus.DECIDED]
+    waiting = [one for one in decided if one.expires_in is not None]
+    for epoch in {one.committable.epoch for one in waiting} & set(epochs):
+        seconds = min(one.expires_in or 0 for one in waiting if one.committable.epoch == epoch)
+        epochs[epoch] = msgspec.structs.replace(epochs[epoch], expires_in=seconds)
+    return _past(log, view, epochs=list(epochs.values()), given_up=given_up(log, view))
+
+
+def _with_input(epoch: Epoch, decision: Decide) -> Epoch:
+    from ..engine.reference import Decided, older_checkpoints  # noqa: PLC0415 - the embedded engine
+
+    decided = Decided.of(decision)
+    folder = decided.checkpoint.folder if decided is not None else None
+    retained = older_checkpoints(folder, decision.epoch) if folder is not None else ()
+    return msgspec.structs.replace(epoch, input=decision.input.end, checkpoint=folder, retained=retained)
+
+
+def overview(log: Log, *, epochs: int = _EPOCHS) -> History:
+    """Return a pipeline's past, from its decision log and the notes beside it. Asks no target.
 
     Args:
         log: The decision log. One that is not in a folder has no notes, so it tells only of its newest epochs.
@@ -137,12 +189,22 @@ def overview(log: Log, *, epochs: int = _EPOCHS) -> Overview:
     return overview_of(log, view, epochs, decided_epochs(view))
 
 
-def overview_of(log: Log, view: LogView, most: int, decided: Mapping[int, EpochRecord]) -> Overview:
-    """Return the state of a pipeline if these decisions are known of, some of which the log may have forgotten."""
+def overview_of(log: Log, view: LogView, most: int, decided: Mapping[int, Epoch]) -> History:
+    """Return a pipeline's past if these decisions are known of, some of which the log may have forgotten."""
     folder = log.store.path if isinstance(log.store, DirectoryStore) else None
     noted = notes(folder, _NOTES_OF_AN_EPOCH * most) if folder is not None else []
+    return _past(
+        log,
+        view,
+        epochs=newest_of(_records(noted, decided), most),
+        starts=[one for one in noted if isinstance(one, StartNote)][-_STARTS:][::-1],
+        given_up=given_up(log, view)[-most:],
+    )
+
+
+def _past(log: Log, view: LogView, **more: Any) -> History:
     embedded = view.newest is not None and view.newest.input.query == EMBEDDED
-    return Overview(
+    return History(
         pipeline=log.pipeline,
         store=log.store.describe(),
         driver="embedded engine" if embedded else "Spark",
@@ -150,9 +212,7 @@ def overview_of(log: Log, view: LogView, most: int, decided: Mapping[int, EpochR
         newest=view.entries[-1].at if view.entries else "",
         generation=view.start,
         waiting=view.undone.position if view.undone is not None else None,
-        epochs=newest_of(_records(noted, decided), most),
-        starts=[one for one in noted if isinstance(one, StartNote)][-_STARTS:][::-1],
-        given_up=given_up(log)[-most:],
+        **more,
     )
 
 
@@ -178,20 +238,20 @@ def epochs_of_day(log: Log, sink: str, day: str) -> range | None:
     return range(min(numbers), max(numbers) + 1) if numbers else None
 
 
-def newest_of(records: Mapping[int, R], most: int) -> list[R]:
+def newest_of(records: Mapping[int, Epoch], most: int) -> list[Epoch]:
     """Return so many of the epochs, the newest first."""
     return sorted(records.values(), key=lambda one: (one.newest_time, one.epoch), reverse=True)[:most]
 
 
-def decided_epochs(view: LogView) -> dict[int, EpochRecord]:
+def decided_epochs(view: LogView) -> dict[int, Epoch]:
     """Return the epochs whose decisions the log still holds."""
     return {decision.epoch: _decided(decision, done) for decision, done in view.decisions}
 
 
-def _decided(decision: Decide, done: Completed | None) -> EpochRecord:
+def _decided(decision: Decide, done: Completed | None) -> Epoch:
     rows = rows_by_sink(decision.committables, decision.sinks)
     completed = done.at if done is not None else None
-    return EpochRecord(
+    return Epoch(
         epoch=decision.epoch,
         status="completed" if completed is not None else "decided",
         decided=decision.at,
@@ -207,21 +267,21 @@ def _decided(decision: Decide, done: Completed | None) -> EpochRecord:
     )
 
 
-def _records(noted: Sequence[Note], decided: Mapping[int, EpochRecord]) -> dict[int, EpochRecord]:
-    records: dict[int, EpochRecord] = {}
+def _records(noted: Sequence[Note], decided: Mapping[int, Epoch]) -> dict[int, Epoch]:
+    records: dict[int, Epoch] = {}
     for one in noted:
         if isinstance(one, EpochNote):
             records[one.epoch] = _completed(one)
         elif isinstance(one, CheckpointRecord):
-            before = records.get(one.checkpoint, EpochRecord(epoch=one.checkpoint))
+            before = records.get(one.checkpoint, Epoch(epoch=one.checkpoint))
             records[one.checkpoint] = _with_checkpoint(before, one)
     for number, known in decided.items():
         records[number] = _with_decision(records.get(number), known)
     return records
 
 
-def _completed(note: EpochNote) -> EpochRecord:
-    return EpochRecord(
+def _completed(note: EpochNote) -> Epoch:
+    return Epoch(
         epoch=note.epoch,
         status="completed",
         began=_before(note.at, note.milliseconds),
@@ -236,7 +296,7 @@ def _completed(note: EpochNote) -> EpochRecord:
     )
 
 
-def _with_decision(record: EpochRecord | None, known: EpochRecord) -> EpochRecord:
+def _with_decision(record: Epoch | None, known: Epoch) -> Epoch:
     if record is None or (record.completed or "") < (known.decided or ""):  # the same number again, after a rewind
         return known
     return msgspec.structs.replace(
@@ -251,7 +311,7 @@ def _with_decision(record: EpochRecord | None, known: EpochRecord) -> EpochRecor
     )
 
 
-def _with_checkpoint(before: EpochRecord, record: CheckpointRecord) -> EpochRecord:
+def _with_checkpoint(before: Epoch, record: CheckpointRecord) -> Epoch:
     milliseconds = record.duration * 1000
     return msgspec.structs.replace(
         before,
@@ -277,68 +337,15 @@ def _before(at: str, milliseconds: float | None) -> str | None:
     return when.isoformat(timespec="milliseconds") if milliseconds is not None else None
 
 
-class Epoch(msgspec.Struct, frozen=True, kw_only=True):
-    """An epoch that a decision log still holds; times are UTC."""
-
-    pipeline: str
-    epoch: int
-    decided: str
-    completed: str | None = None
-    """Time of its completion; None while it waits for its commit."""
-    rows: dict[str, int]
-    """Number of rows of each sink."""
-    transactions: int
-    input: Any
-    """Offsets where its input ended."""
-    checkpoint: str | None
-    """Folder of the embedded engine's checkpoint."""
-    retained: tuple[str, ...]
-    """Earlier checkpoints beside it, from which a run can be restored too."""
-    expires_in: int | None = None
-    """Seconds until a target ends the first of the transactions that wait for their commit; None if no target that was
-    given will end one."""
-
-
-class GivenUp(msgspec.Struct, frozen=True, kw_only=True):
-    """The audit record of a transaction that was given up (RESOLVED), or of rows written again (VOID, REPLACE)."""
-
-    epoch: int
-    transaction: str
-    """Name of the transaction; empty for all of the epoch."""
-    action: str
-    """Action that was taken: "skip", "replay" (the epoch was written again) or "heal" (only its lost rows were)."""
-    who: str
-    why: str
-    at: str
-
-
-class History(msgspec.Struct, frozen=True, kw_only=True):
-    """What a decision log tells of the past: the epochs that it still holds, oldest first, and all ever given up."""
-
-    epochs: list[Epoch]
-    given_up: list[GivenUp]
-
-
-def history(log: Log, transactions: Sequence[FoundTransaction] = ()) -> History:
-    """Return what a decision log says about the past. It is pruned at each completion, so there are few epochs.
+def given_up(log: Log, view: LogView | None = None) -> list[GivenUp]:
+    """Return all that was ever given up, oldest first.
 
     Args:
         log: The pipeline's decision log.
-        transactions: Transactions that the targets show now; they say when those of the waiting epoch expire.
+        view: Content of the log, if it was read a moment ago.
     """
-    epochs = {decision.epoch: _epoch(log.pipeline, decision, done) for decision, done in log.view.decisions}
-    decided = [one for one in transactions if one.status is TransactionStatus.DECIDED]
-    waiting = [one for one in decided if one.expires_in is not None]
-    for epoch in {one.committable.epoch for one in waiting} & set(epochs):
-        seconds = min(one.expires_in or 0 for one in waiting if one.committable.epoch == epoch)
-        epochs[epoch] = msgspec.structs.replace(epochs[epoch], expires_in=seconds)
-    return History(epochs=list(epochs.values()), given_up=given_up(log))
-
-
-def given_up(log: Log) -> list[GivenUp]:
-    """Return all that was ever given up, oldest first."""
     records = {record.position: record for record in audit_records(log.store)}
-    for entry in log.view.entries:
+    for entry in (view or log.view).entries:
         if isinstance(entry, Resolved | Void | Replace):
             records.setdefault(entry.position, entry)
     return [_given_up(record) for record in records.values()]
@@ -353,21 +360,3 @@ def _given_up(record: Resolved | Void | Replace) -> GivenUp:
         why = f"lost, and written again with the same rows: {names}"
         return GivenUp(epoch=record.epoch, action="heal", why=why, at=record.at, **by_policy)
     return typed.convert(record, GivenUp, from_attributes=True)
-
-
-def _epoch(pipeline: str, decision: Decide, completed: Completed | None) -> Epoch:
-    from ..engine.reference import Decided, older_checkpoints  # noqa: PLC0415 - the embedded engine
-
-    decided = Decided.of(decision)
-    folder = decided.checkpoint.folder if decided is not None else None
-    return Epoch(
-        pipeline=pipeline,
-        epoch=decision.epoch,
-        decided=decision.at,
-        completed=completed.at if completed is not None else None,
-        rows=rows_by_sink(decision.committables, decision.sinks),
-        transactions=len(decision.committables),
-        input=decision.input.end,
-        checkpoint=folder,
-        retained=older_checkpoints(folder, decision.epoch) if folder is not None else (),
-    )

@@ -213,6 +213,13 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     systems: tuple[NotedSystem, ...] = ()
     """Systems that the sinks of the waiting decision write to, or else all sinks; or the system of the source that does
     not answer."""
+    command: str = ""
+    """The command that does what is advised, or shows more; empty if nothing needs to be done, and in Python. Several
+    are separated by semicolons: one command asks one system of a kind."""
+    fill_in: str = ""
+    """Text that says what must be filled in or added before the command can run; empty if it can run as it is."""
+    docs: str = ""
+    """Address of the page about this state: what it means, how much time is left, what to do; empty in Python."""
 
     @property
     def needs_somebody(self) -> bool:
