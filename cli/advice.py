@@ -19,7 +19,8 @@ from .options import either
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from onceward.operations import NotedSystem, PipelineStatus
+    from onceward.core.operations.status import NotedSystem
+    from onceward.operations import PipelineStatus
 
 _DOCTOR, _LIST = "doctor", "txn list"
 _COMMANDS: Final = {

@@ -45,7 +45,7 @@ from .options import Access, AsJson, Pipeline, Yes, address_forms, load_sinks, t
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from onceward.operations import OtherTransaction, Target
+    from onceward.core.operations.targets import OtherTransaction, Target
 
 app = typer.Typer(no_args_is_help=True, help="List, inspect, commit and abort transactions that are in doubt.")
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from onceward.core.operations.status import Deadline
-    from onceward.operations import Epoch, FoundTransaction, History, Log, OtherTransaction, PipelineStatus
+    from onceward.core.operations.targets import OtherTransaction
+    from onceward.operations import Epoch, FoundTransaction, History, Log, PipelineStatus
 
 
 FENCES = "a run of this pipeline that is still alive would be fenced and stop"

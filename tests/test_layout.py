@@ -194,7 +194,7 @@ def test_the_layout_does_not_move_away_from_its_goals() -> None:
         "circles of imports, import_module counted": 0,
         "rooms in the top row of connectors/spark": 31,
         "is_connect( outside of session": 2,
-        "names that onceward.operations exports": 62,
+        "names that onceward.operations exports": 48,
         "switches on the backend outside of the dialects": 36,
         "fragments among fields' docstrings and Args, per cent": 7,
         "twin names": 86,
