@@ -188,7 +188,8 @@ class Desk:
             shown = self._shown[id_]
             opened = self._opened.setdefault(id_, Changes())
             epochs = {str(one.epoch): with_steps(one, of_spark=shown.of_spark) for one in shown.epochs}
-            whole = {**msgspec.structs.asdict(shown), "name": shown.pipeline, "epochs": []}
+            starts = [msgspec.structs.replace(one, timeouts={}, targets={}) for one in shown.starts]
+            whole = {**msgspec.structs.asdict(shown), "name": shown.pipeline, "epochs": [], "starts": starts}
             opened.put({"": {"pipeline": whole, "order": list(epochs)}, **epochs})
             return opened.since(since)
 
