@@ -12,7 +12,7 @@ import pytest
 from onceward.core.errors import FencedError
 from onceward.core.events import EpochCompleted, Started, Took
 from onceward.core.log import DirectoryStore, EpochInput
-from onceward.core.log.note_kinds import KINDS, CheckpointRecord, FailureNote, TaskRecord
+from onceward.core.log.note_kinds import KINDS, CheckpointRecord, FailureNote, SourceNote, TaskRecord
 from onceward.core.log.notes import (
     FILE,
     leave,
@@ -100,6 +100,10 @@ WRITTEN: dict[str, tuple[Callable[[DirectoryStore], None], str]] = {
         lambda store: note_failure(store, 7, "no\n table of postgresql://me:secret@db/shop", ValueError()),
         '{"what":"failure","at":"AT","fields":{"epoch":7,"error":"no table of postgresql://me:***@db/shop"}}',
     ),
+    "failure that names a file whose name is no text": (
+        lambda store: note_failure(store, 7, "no file /data/\udcff"),
+        '{"what":"failure","at":"AT","fields":{"epoch":7,"error":"no file /data/\\\\udcff"}}',
+    ),
     "failure of a start": (
         lambda store: note_failure(store, None, "x" * 900),
         f'{{"what":"failure","at":"AT","fields":{{"epoch":null,"error":"{"x" * 500}"}}}}',
@@ -184,3 +188,12 @@ def test_lines_of_kinds_that_are_not_known_are_no_notes_and_hide_none(tmp_path: 
     lines = [failed, later, "{", "[]", '{"what":7}', '{"what":"end"}', more]
     (tmp_path / FILE).write_text("\n".join(lines))
     assert notes(tmp_path, 9) == [FailureNote(at="2026-01-01T12:00:00.000+00:00", epoch=7, error="full")] * 2
+
+
+@pytest.mark.parametrize("odd", [object(), "\udcff", {object(): 1}, [], 2**70])
+def test_a_note_that_json_cannot_hold_fails_nothing(tmp_path: Path, odd: Any) -> None:
+    leave(DirectoryStore(tmp_path / "log"), SourceNote(source="in", system=odd))
+    note_start(
+        DirectoryStore(tmp_path / "log"), Started("p", 6, None, "", "", [], [], 0.0), 4, dict, lambda: {"a": odd}
+    )
+    note_source(DirectoryStore(tmp_path / "log"), "\udcff", 1.0, "\udcff", {"address": odd})

@@ -68,7 +68,7 @@ def _as_line(event: Note) -> tuple[str, dict[str, Any]]:
 
 
 def _append(folder: Path, what: str, fields: Any) -> None:
-    with suppress(OSError, TypeError):
+    with suppress(OSError, TypeError, ValueError):  # what cannot be written, or has no form in JSON
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = msgspec.json.encode({"what": what, "at": at, "fields": fields}) + b"\n"
         # One write at the end of the file: lines of two processes do not mix.
@@ -178,7 +178,9 @@ def note_life(
 
 
 def _line(error: str) -> str:
-    return without_logins(" ".join(error.split()))[:_ERROR]
+    """Return a text in one line of UTF-8, without passwords: an error may name a file whose name is no text."""
+    text = " ".join(error.split()).encode(errors="backslashreplace").decode()
+    return without_logins(text)[:_ERROR]
 
 
 def note_end(store: LogStore) -> None:
