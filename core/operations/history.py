@@ -51,7 +51,7 @@ class DecidedTransaction(msgspec.Struct, frozen=True, kw_only=True):
 class Epoch(msgspec.Struct, frozen=True, kw_only=True):
     """An epoch, or a checkpoint of the embedded engine. Times are UTC; None is what is not known.
 
-    The log alone says less of an epoch than its notes do. What is added from elsewhere is said at the field.
+    A log alone says less of an epoch than the notes beside it. Fields that one reader alone fills say so.
     """
 
     epoch: int

@@ -36,7 +36,6 @@ import msgspec
 
 from ..connector import noted_address
 from ..errors import OncewardError, named_text_of, text_of
-from ..kit import typed
 from ..kit.times import duration
 from ..log import DirectoryStore, LogView, Start
 from ..log.note_kinds import (
@@ -424,9 +423,8 @@ class _Facts:
 
         A run notes nothing before it has started, and another run's end may be noted later than this one's start.
         """
-        newest = next(
-            (one for one in reversed(self.noted) if not isinstance(one, _ASIDE) and not _is_by_hand(one)), None
-        )
+        own = (one for one in reversed(self.noted) if not (isinstance(one, _ASIDE) or _is_by_hand(one)))
+        newest = next(own, None)
         if newest is None or self.run is None or _is_ahead(self.run.at, self.now):
             return newest
         writers = newest.writers if isinstance(newest, LifeNote) else []
@@ -487,9 +485,8 @@ def _error_of(note: Note) -> str:
     return note.error if isinstance(note, ErrorNote) else note.why if isinstance(note, SourceNote) else ""
 
 
-def _status(state: PipelineState, what: str, *, advice: str = "", **known: object) -> PipelineStatus:
-    fields = {"pipeline": "", "store": "", "state": state, "what": what, "advice": advice, **known}
-    return typed.convert(fields, PipelineStatus)
+def _status(state: PipelineState, what: str, **known: Any) -> PipelineStatus:
+    return PipelineStatus(pipeline="", store="", state=state, what=what, **known)
 
 
 def _moved(facts: _Facts) -> PipelineStatus | None:
