@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onceward import KafkaSink, PostgresSink, SqlAlchemySink
+from onceward import FileSink, KafkaSink, PostgresSink, SqlAlchemySink
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,4 +43,8 @@ class DyingSql(_Dies, SqlAlchemySink):
     """Dies before it commits."""
 
 
-KINDS: dict[str, Any] = {"kafka": DyingKafka, "postgres": DyingPostgres, "sql": DyingSql}
+class DyingFiles(_Dies, FileSink):
+    """Dies before it commits."""
+
+
+KINDS: dict[str, Any] = {"kafka": DyingKafka, "postgres": DyingPostgres, "sql": DyingSql, "files": DyingFiles}

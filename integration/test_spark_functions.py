@@ -13,8 +13,8 @@ from pyspark.sql import functions as sf
 from onceward import FileSink, ForeachBatch, Output, exactly_once
 from onceward.connectors.spark import handler
 from onceward.core.errors import ConfigurationError, EpochConflictError, SchemaError
-from onceward.core.handover import Successor
 from onceward.core.log import DirectoryStore, read
+from onceward.core.run.handover import Successor
 
 from .spark_kit import Feed
 

@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as sf
@@ -43,6 +44,7 @@ class FormatJob:
             "kafka": {"kafka.bootstrap.servers": self.servers, "topic": self.topic},
             "postgres": {"dsn": self.dsn, "table": "words", "commit": "prepared"},
             "sql": {"url": f"sqlite:///{self.database}", "table": "words"},
+            "files": {"path": str(folder / "words")},
         }
         spark.sparkContext.addPyFile(str(Path(__file__).with_name("dying_sinks.py")))
         self.options = {"sink": f"dying_sinks:{KINDS[kind].__name__}", "name": self.name, **of_kind[kind]}
@@ -87,6 +89,8 @@ class FormatJob:
             return ids_in_topic(self.servers, self.topic)
         if self.kind == "sql":
             return Counter(number for (number,) in self.sql("SELECT id FROM words"))
+        if self.kind == "files":
+            return Counter(pq.read_table(self.folder / "words").column("id").to_pylist())
         assert prepared_in(self.dsn) == 0
         return ids_in_table(self.dsn)
 
@@ -94,7 +98,7 @@ class FormatJob:
         return [record.action for record in given_up(self.log)]
 
 
-ALL = ["kafka", pytest.param("postgres", marks=pytest.mark.nightly), pytest.param("sql", marks=pytest.mark.nightly)]
+ALL = ["kafka", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in ("postgres", "sql", "files"))]
 
 
 @pytest.fixture

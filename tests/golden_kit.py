@@ -5,6 +5,7 @@ What a run cannot fix (the folder, random parts of names, versions of packages) 
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import itertools
 import re
@@ -247,3 +248,13 @@ def normalized(text: str, folder: Path) -> str:
     numbers: dict[str, int] = {}
     text = _UNIQUE.sub(lambda name: f"{name[1]}RANDOM-{numbers.setdefault(name[0], len(numbers) + 1)}", text)
     return _DIGEST.sub("+DIGEST", text)
+
+
+def compare(file: Path, printed: str, request: pytest.FixtureRequest) -> None:
+    """Compare a text with a golden file; write the file anew with `--update-golden`."""
+    if request.config.getoption("--update-golden"):
+        file.write_text(printed)
+        return
+    golden = file.read_text()
+    difference = difflib.unified_diff(golden.splitlines(), printed.splitlines(), str(file), "now", lineterm="")
+    assert printed == golden, "\n".join(difference)

@@ -5,7 +5,6 @@ Write the files anew, and read the difference, with `pytest tests/test_golden.py
 
 from __future__ import annotations
 
-import difflib
 import shlex
 import sys
 from contextlib import chdir
@@ -16,7 +15,7 @@ import pytest
 
 from onceward.cli.main import main
 
-from .golden_kit import Scene, normalized
+from .golden_kit import Scene, compare, normalized
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -118,17 +117,7 @@ def test_a_command_prints_what_it_printed(
     printed = capfd.readouterr()
     text = f"$ onceward {command}\n{printed.out}"
     text += f"--- standard error\n{printed.err}" if printed.err else ""
-    _compare(name, normalized(f"{text}--- exit code {end.value.code or 0}\n", scene.folder), request)
-
-
-def _compare(name: str, printed: str, request: pytest.FixtureRequest) -> None:
-    file = GOLDEN / f"{name}.txt"
-    if request.config.getoption("--update-golden"):
-        file.write_text(printed)
-        return
-    golden = file.read_text()
-    difference = difflib.unified_diff(golden.splitlines(), printed.splitlines(), str(file), "now", lineterm="")
-    assert printed == golden, "\n".join(difference)
+    compare(GOLDEN / f"{name}.txt", normalized(f"{text}--- exit code {end.value.code or 0}\n", scene.folder), request)
 
 
 def test_each_golden_file_is_of_a_command() -> None:

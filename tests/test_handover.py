@@ -17,7 +17,9 @@ import pytest
 
 from onceward.core import CheckpointConfig, FileBackend, JobState, RestartStrategy
 from onceward.core.errors import ConfigurationError, FencedError, OncewardError, StoreError
-from onceward.core.handover import (
+from onceward.core.log import DirectoryStore, EpochInput, LogWriter, MemoryStore, read
+from onceward.core.log.entries import key_of
+from onceward.core.run.handover import (
     LOOK_SECONDS,
     SILENT_SECONDS,
     STEP_SECONDS,
@@ -26,8 +28,6 @@ from onceward.core.handover import (
     check_take_over,
     run,
 )
-from onceward.core.log import DirectoryStore, EpochInput, LogWriter, MemoryStore, read
-from onceward.core.log.entries import key_of
 
 from .core_fakes import policy
 from .engine_kit import Slowly, Target, TargetSink, numbers, pipeline, reach

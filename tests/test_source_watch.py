@@ -15,12 +15,19 @@ from onceward.cli.advice import with_advice
 from onceward.connectors.spark.kafka import watched_sources
 from onceward.connectors.spark.plan import StreamingSource
 from onceward.connectors.spark.query_watch import QueryWatch
-from onceward.core import source_watch
 from onceward.core.errors import SourceError
 from onceward.core.log import DirectoryStore
 from onceward.core.log.note_kinds import FailureNote, Note, SourceNote
 from onceward.core.operations.status import PipelineState
-from onceward.core.source_watch import ASK_SECONDS, MOST_SECONDS, QUIET_SECONDS, SourceWatch, telling_of_wait, titles
+from onceward.core.run import source_watch
+from onceward.core.run.source_watch import (
+    ASK_SECONDS,
+    MOST_SECONDS,
+    QUIET_SECONDS,
+    SourceWatch,
+    telling_of_wait,
+    titles,
+)
 from onceward.sources import SequenceSource
 
 from .spark_kit import Query

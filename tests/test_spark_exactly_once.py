@@ -17,12 +17,12 @@ from onceward.connectors.spark.options import check_log
 from onceward.connectors.spark.parallelism import TOO_LARGE
 from onceward.connectors.spark.query import any_stage_failed, check_offset_log, epoch_input, read_text, reason
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, SinkError
-from onceward.core.handover import Successor, run
 from onceward.core.log import DirectoryStore, LogWriter, Rewind, RunWriters, read
 from onceward.core.log.note_kinds import FailureNote
 from onceward.core.log.notes import notes
 from onceward.core.log.run_writers import OVERTAKEN, RUN_VARIABLE
 from onceward.core.policy import OnLost
+from onceward.core.run.handover import Successor, run
 from onceward.core.steps import Step, hooked
 
 from .core_fakes import FakeSink, policy

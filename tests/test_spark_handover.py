@@ -15,8 +15,8 @@ from onceward.connectors.spark.classic import INTERRUPTED
 from onceward.connectors.spark.options import MOVED_MARK
 from onceward.connectors.spark.warm import warm_up
 from onceward.core.errors import ConfigurationError, EpochConflictError
-from onceward.core.handover import SILENT_SECONDS, Successor, run
 from onceward.core.log import EpochInput, LogWriter, read
+from onceward.core.run.handover import SILENT_SECONDS, Successor, run
 
 from .core_fakes import policy
 from .spark_kit import Frame, Query, SparkSink, active

@@ -16,8 +16,8 @@ from onceward.core.kit.logs import show_if_asked
 from onceward.core.kit.options import check_type
 from onceward.core.kit.pieces import pieces
 from onceward.core.kit.rows import cast
+from onceward.core.run.source_watch import telling_of_wait
 from onceward.core.source import ResettableSource, read_split
-from onceward.core.source_watch import telling_of_wait
 
 from .data_sources import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition, need_available
 from .schemas import arrow_schema, spark_schema

@@ -47,7 +47,6 @@ from onceward.core.errors import (
     text_of,
 )
 from onceward.core.events import EpochFailed, EpochReplayed, tell
-from onceward.core.handover import Successor, check_take_over, run
 from onceward.core.kit.advice import warn
 from onceward.core.kit.options import check_type
 from onceward.core.log import LogWriter, RunWriters, read
@@ -55,8 +54,9 @@ from onceward.core.log.notes import note_failure
 from onceward.core.log.store import EXPLAINING
 from onceward.core.names import check_pipeline_name
 from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST, AnyOnLost
+from onceward.core.run.handover import Successor, check_take_over, run
+from onceward.core.run.source_watch import SourceWatch
 from onceward.core.sink import Guarantee
-from onceward.core.source_watch import SourceWatch
 from onceward.core.transaction import Acknowledgement
 from onceward.sinks import DirectSink, TwoPhaseCommitSink
 

@@ -2,8 +2,8 @@
 
 An attempt that Spark has given up lives on, and may prepare after its epoch was swept. Until the next sweep it holds
 locks in a database, and readers of a topic back. So a thread sweeps as often as a pipeline with epochs does
-(`CommitPolicy.sweep_every`). It also looks whether a newer driver asks for the pipeline (core/handover.py), from the
-start of the query on and during its epochs, too.
+(`CommitPolicy.sweep_every`). It also looks whether a newer driver asks for the pipeline (core/run/handover.py), from
+the start of the query on and during its epochs, too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from onceward.core.errors import StoreError
-from onceward.core.handover import LOOK_SECONDS, Predecessor, run
+from onceward.core.run.handover import LOOK_SECONDS, Predecessor, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -23,7 +23,7 @@ from onceward.connectors.kafka.positions import LATEST, AtOffsets, AtTime, from_
 from onceward.connectors.kafka.settings import CONNECTION_OPTIONS, PREFIX, KafkaSettings, split_options
 from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.core.kit.options import arguments, distinct
-from onceward.core.source_watch import titles
+from onceward.core.run.source_watch import titles
 
 from .any_source import SourceStreamReader, registered_source
 

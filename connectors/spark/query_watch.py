@@ -1,8 +1,8 @@
 """Watch a streaming query between its epochs, when Spark calls nobody.
 
 Two things happen there that neither the log of the driver nor the notes beside the decision log would show: a source
-whose system does not answer (core/source_watch.py), and a failure outside of an epoch, as that of a source in the end.
-A thread looks every second whether the query is still running. A program that ends with its query may end before the
+whose system does not answer (core/run/source_watch.py), and a failure outside of an epoch, as that of a source in the
+end. A thread looks every second whether the query is still running. A program that ends with its query may end before the
 thread has looked, so the end of the process looks once more.
 """
 
@@ -15,7 +15,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 from weakref import WeakMethod
 
-from onceward.core.source_watch import LOOK_SECONDS
+from onceward.core.run.source_watch import LOOK_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

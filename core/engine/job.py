@@ -19,10 +19,10 @@ from ..errors import (
     text_of,
 )
 from ..events import EpochFailed, tell
-from ..handover import Predecessor, Successor, run
 from ..log import LogWriter, MemoryStore, RunWriters
 from ..log.notes import note_end, note_failure
-from ..source_watch import SourceWatch, titles, watching
+from ..run.handover import Predecessor, Successor, run
+from ..run.source_watch import SourceWatch, titles, watching
 from .channels import CheckpointKind
 from .completion import as_own_error
 from .inside import is_inside, thread_of

@@ -13,13 +13,13 @@ import pyarrow.compute as pc
 from ..checkpoint import CommitPolicy
 from ..checkpoint.subtask import DirectlyWritten
 from ..errors import CheckpointFailedError, ConfigurationError
-from ..handover import check_take_over
 from ..kit.advice import warn
 from ..kit.options import check_type
 from ..log import LogStore, MemoryStore, open_store
 from ..log.store import UnopenedStore, unopened_store
 from ..names import check_pipeline_name
 from ..policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST, AnyOnLost
+from ..run.handover import check_take_over
 from ..sink import DirectSink, TwoPhaseCommitSink
 from ..source import LiveSource, ResettableSource
 from .aggregate import AggregateFunction, aggregation

@@ -51,7 +51,7 @@ from ..log.note_kinds import (
 )
 from ..log.notes import notes
 from ..names import is_sink_name
-from ..source_watch import MOST_SECONDS
+from ..run.source_watch import MOST_SECONDS
 from ..transaction import Observation, rows_by_sink
 from .history import history
 

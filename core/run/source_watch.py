@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from .connector import address_to_note
-from .events import SourceAnswers, SourceWaits, tell
-from .kit.times import duration
-from .source import Source
+from ..connector import address_to_note
+from ..events import SourceAnswers, SourceWaits, tell
+from ..kit.times import duration
+from ..source import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping
 
-    from .log import LogStore
+    from ..log import LogStore
 
 _log = logging.getLogger("onceward.sources")
 
@@ -109,7 +109,7 @@ class SourceWatch:
             self._note(title, seconds, "")
 
     def _note(self, title: str, seconds: float, why: str) -> None:
-        from .log.notes import note_source  # noqa: PLC0415 - who only reads writes no notes
+        from ..log.notes import note_source  # noqa: PLC0415 - who only reads writes no notes
 
         store = self._store()
         if store is not None:

@@ -27,16 +27,16 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from .errors import ConfigurationError, FencedError, LogDamagedError, StoreError
-from .kit.options import check_type
-from .log import read
-from .log.entries import key_of
-from .sealed import decode_json
+from ..errors import ConfigurationError, FencedError, LogDamagedError, StoreError
+from ..kit.options import check_type
+from ..log import read
+from ..log.entries import key_of
+from ..sealed import decode_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from .log import LogStore
+    from ..log import LogStore
 
 LOOK_SECONDS: Final = 1.0
 """Seconds between two looks of a predecessor for a request."""

@@ -1,0 +1,1 @@
+"""One life of a pipeline, which every way to run one drives."""
