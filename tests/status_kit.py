@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from onceward.core.checkpoint import CommitPolicy
 from onceward.core.log import EpochInput, LogView, LogWriter, MemoryStore
 from onceward.core.log.notes import note_of, notes
-from onceward.core.operations.status import PipelineStatus, assess
+from onceward.core.operations.status import Answers, PipelineStatus, assess
 from onceward.core.transaction import Committable
 
 if TYPE_CHECKING:
@@ -67,5 +67,6 @@ def log(
     return writer.view
 
 
-def judged(view: LogView, noted: list[Note], **more: Any) -> PipelineStatus:
-    return assess("orders", "folder a", view, sorted(noted, key=lambda one: one.at), NOW, **more)
+def judged(view: LogView, noted: list[Note], *, obstacle: str = "", **answers: Any) -> PipelineStatus:
+    in_order = sorted(noted, key=lambda one: one.at)
+    return assess("orders", "folder a", view, in_order, NOW, answers=Answers(**answers), obstacle=obstacle)

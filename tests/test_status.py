@@ -485,6 +485,21 @@ def test_one_odd_entry_hides_no_other_pipeline(tmp_path: Path, change: Any) -> N
     assert Desk(folder.watch(), Search()).state() is not None
 
 
+@pytest.mark.parametrize("folder_", ["memory://nowhere/1", "s3://nowhere/1", "unknown://nowhere/1", "/root/\0/1"])
+def test_a_state_that_this_machine_cannot_read_says_nothing_of_the_log(tmp_path: Path, folder_: str) -> None:
+    """Status reads the log and its notes: where the engine's checkpoints are, it may have no access."""
+    folder = Folder(tmp_path)
+    folder.run_engine()
+    log_ = str(folder.checkpoints / "totals" / "log")
+    altered(folder.checkpoints / "totals" / "log", lambda entry: entry["state"].update(checkpoint={"folder": folder_}))
+    assert pipeline_status(open_log(log_)).state is PipelineState.ENDED
+    result = CliRunner().invoke(app, ["checkpoints", "--store", log_, "--json"])
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert (told["status"]["state"], told["epochs"][-1]["checkpoint"]) == ("ended", folder_)
+    assert told["epochs"][-1]["retained"] == []
+
+
 @pytest.mark.parametrize(
     "noted",
     [

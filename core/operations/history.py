@@ -6,6 +6,7 @@ has them (see core/log/notes.py). What only a note says is for people: nothing i
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -95,7 +96,8 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str | None = None
     """Folder of the embedded engine's checkpoint, by `history`."""
     retained: tuple[str, ...] = ()
-    """Earlier checkpoints beside it, from which a run can be restored too, by `history`."""
+    """Earlier checkpoints beside it, from which a run can be restored too, by `history`; empty if this machine cannot
+    read them."""
     expires_in: int | None = None
     """Seconds until a target ends the first of the transactions that wait for their commit, by `history`; None if no
     target that was given will end one."""
@@ -171,7 +173,10 @@ def _with_input(epoch: Epoch, decision: Decide) -> Epoch:
 
     decided = Decided.of(decision)
     folder = decided.checkpoint.folder if decided is not None else None
-    retained = older_checkpoints(folder, decision.epoch) if folder is not None else ()
+    retained: tuple[str, ...] = ()
+    if folder is not None:
+        with suppress(Exception):  # this machine may not have access to the checkpoints, and the log says the rest
+            retained = older_checkpoints(folder, decision.epoch)
     return msgspec.structs.replace(epoch, input=decision.input.end, checkpoint=folder, retained=retained)
 
 

@@ -53,7 +53,6 @@ from ..log.notes import notes
 from ..names import is_sink_name
 from ..run.source_watch import MOST_SECONDS
 from ..transaction import Observation, rows_by_sink
-from .history import history
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -138,6 +137,23 @@ class Deadline(NamedTuple):
         parts += [f"the target of sink {', '.join(self.unasked)} was not asked"] * bool(self.unasked)
         parts += [f"when rows for {', '.join(self.unknown)} expire is not known"] * bool(self.unknown)
         return "; ".join(parts)
+
+
+class Answers(NamedTuple):
+    """What targets have answered about the decision that waits."""
+
+    expires_in: int | None = None
+    """Seconds until a target ends the first of the transactions that wait."""
+    expiring: int | None = None
+    """Rows of those that a target will end; None: all."""
+    lost: Mapping[str, int] | None = None
+    """Number of waiting transactions that a target has ended without a commit, by sink; None if no target was asked."""
+    answered: Collection[str] = ()
+    """Sinks whose targets have answered; of the others, the pipeline's own notes say when transactions end."""
+    silent: Collection[str] = ()
+    """Sinks whose targets were asked and did not answer."""
+    committed: Collection[str] = ()
+    """Names of transactions that are committed already."""
 
 
 class NotedSystem(msgspec.Struct, frozen=True):
@@ -249,30 +265,27 @@ def pipeline_status(
     where = log.store.describe()
     try:
         view = log.view
-        epochs = history(log, transactions).epochs
     except Exception as error:  # noqa: BLE001 - whatever others wrote into the log, it hides no other pipeline
         return unreadable(log.pipeline, where, _text_of(error))
     noted = notes(log.store.path, NOTES) if isinstance(log.store, DirectoryStore) else []
-    own = [one for one in transactions if one.committable.pipeline == log.pipeline]
+    answers = _answers(view.undone, transactions) if view.undone is not None else Answers()
+    at = now or datetime.now(UTC)
+    return judged(log.pipeline, where, view, noted, at, answers=answers, obstacle=obstacle_of(log.store))
+
+
+def _answers(decision: Decide, transactions: Sequence[FoundTransaction]) -> Answers:
+    """Return what the targets have answered of the transactions that a decision names."""
+    named = {(c.pipeline, c.sink, c.transaction) for c in decision.committables}
+    own = [one for one in transactions if (one.committable.pipeline, one.committable.sink, one.name) in named]
     asked = [one for one in own if one.target is not None]
-    lost = Counter(one.committable.sink for one in own if one.lost) if asked else None
-    expires = [one.expires_in for one in epochs if one.completed is None]
-    expiring = sum(one.committable.rows for one in own if one.expires_in is not None)
     silent = {one.committable.sink for one in asked if one.state is Observation.NO_ANSWER}
-    committed = {one.name for one in asked if one.state is Observation.COMMITTED}
-    return judged(
-        log.pipeline,
-        where,
-        view,
-        noted,
-        now or datetime.now(UTC),
-        expires_in=expires[0] if expires else None,
-        expiring=expiring,
-        lost=lost,
+    return Answers(
+        expires_in=min((one.expires_in for one in own if one.expires_in is not None), default=None),
+        expiring=sum(one.committable.rows for one in own if one.expires_in is not None),
+        lost=Counter(one.committable.sink for one in own if one.lost) if asked else None,
         answered={one.committable.sink for one in asked} - silent,
         silent=silent,
-        committed=committed,
-        obstacle=obstacle_of(log.store),
+        committed={one.name for one in asked if one.state is Observation.COMMITTED},
     )
 
 
@@ -299,23 +312,16 @@ def obstacle_of(store: LogStore) -> str:
 def deadline(log: Log, decision: Decide, transactions: Sequence[FoundTransaction]) -> Deadline:
     """Return when targets end what is left of a decision, by their answers or else by the pipeline's notes."""
     noted = notes(log.store.path, NOTES) if isinstance(log.store, DirectoryStore) else []
-    decided = {(c.sink, c.transaction) for c in decision.committables}
-    own = [one for one in transactions if (one.committable.sink, one.name) in decided]
-    left = [one for one in own if one.state is not Observation.COMMITTED]
-    asked = [one for one in left if one.target is not None]
-    silent = {one.committable.sink for one in asked if one.state is Observation.NO_ANSWER}
-    times = [one.expires_in for one in left if one.expires_in is not None]
     facts = _Facts(LogView(), noted, datetime.now(UTC), None, None)
-    answered = {one.committable.sink for one in own if one.target is not None} - silent
-    return _deadline(facts, decision, _Answers(min(times, default=None), answered=answered, silent=silent))
+    return _deadline(facts, decision, _answers(decision, transactions))
 
 
 def judged(
-    pipeline: str, where: str, view: LogView, noted: Sequence[Note], now: datetime, **asked: Any
+    pipeline: str, where: str, view: LogView, noted: Sequence[Note], now: datetime, **more: Any
 ) -> PipelineStatus:
     """Return what `assess` does, and the status of an unreadable pipeline if it cannot make sense of its input."""
     try:
-        return assess(pipeline, where, view, noted, now, **asked)
+        return assess(pipeline, where, view, noted, now, **more)
     except Exception as error:  # noqa: BLE001 - whatever others wrote beside the log, it hides no other pipeline
         return unreadable(pipeline, where, _text_of(error))
 
@@ -343,12 +349,7 @@ def assess(
     noted: Sequence[Note],
     now: datetime,
     *,
-    expires_in: int | None = None,
-    expiring: int | None = None,
-    lost: Mapping[str, int] | None = None,
-    answered: Collection[str] = (),
-    silent: Collection[str] = (),
-    committed: Collection[str] = (),
+    answers: Answers = Answers(),  # noqa: B008 - it cannot be changed
     obstacle: str = "",
 ) -> PipelineStatus:
     """Return the state that a log and its notes show at a time; see the order above.
@@ -359,20 +360,13 @@ def assess(
         view: Content of the log.
         noted: Notes beside the log, oldest first.
         now: Time for which the state is returned.
-        expires_in: Seconds until a target ends the first of the transactions that wait.
-        expiring: Rows of those that a target will end; None: all.
-        lost: Number of waiting transactions that a target has ended without a commit, by sink; None if no target was
-            asked.
-        answered: Sinks whose targets have answered; of the others, the pipeline's own notes say when transactions end.
-        silent: Sinks whose targets were asked and did not answer.
-        committed: Names of transactions that are committed already.
+        answers: What targets have answered about the decision that waits.
         obstacle: Reason why nobody can write to the log, as `obstacle_of` returns it; empty if there is none.
     """
     ends = [one.at for one in noted if isinstance(one, _PROGRESS)]
     ends += [done.at for _, done in view.decisions if done is not None]
     past = [at for at in ends if not _is_ahead(at, now)]
     facts = _Facts(view, noted, now, max(past, default=None), _pace(noted), obstacle)
-    answers = _Answers(expires_in, expiring, lost, answered, silent, committed)
     status = _moved(facts) or _waiting(facts, answers) or _ended(facts) or _blocked(facts) or _given_up(facts)
     status = status or _restarting(facts) or _by_hand(facts) or _failed(facts)
     status = status or _unanswered(facts) or _unclear(facts) or _silent(facts) or _running(facts)
@@ -388,17 +382,6 @@ def assess(
         exit_code=status.exit_code if status.exit_code is not None else facts.exit_code(),
         systems=() if status.state.is_well else status.systems or _targets(facts),
     )
-
-
-class _Answers(NamedTuple):
-    """What targets have answered about the decision that waits; see `assess`."""
-
-    expires_in: int | None = None
-    expiring: int | None = None
-    lost: Mapping[str, int] | None = None
-    answered: Collection[str] = ()
-    silent: Collection[str] = ()
-    committed: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -495,7 +478,7 @@ def _moved(facts: _Facts) -> PipelineStatus | None:
     return _status(PipelineState.ENDED, f"a savepoint has moved the pipeline to {facts.view.moved}")
 
 
-def _waiting(facts: _Facts, answers: _Answers) -> PipelineStatus | None:
+def _waiting(facts: _Facts, answers: Answers) -> PipelineStatus | None:
     decision, lost = facts.view.undone, answers.lost
     age = facts.age(decision.at) if decision is not None else None
     if decision is None:
@@ -543,7 +526,7 @@ def _shown_rows(rows: Mapping[str, int]) -> str:
     return ", ".join(f"{count} rows for {sink}" for sink, count in sorted(rows.items())) or "0 rows"
 
 
-def _until(until: Deadline, answers: _Answers, rows: Mapping[str, int]) -> str:
+def _until(until: Deadline, answers: Answers, rows: Mapping[str, int]) -> str:
     """Return when rows expire, as the rest of a sentence, and if any target was asked, which ones have not said it."""
     if until.seconds is None:
         text = ""
@@ -585,7 +568,7 @@ def _noted(name: str, kind: str, noted: object, *, decided: bool = False, is_sou
     )
 
 
-def _deadline(facts: _Facts, decision: Decide, answers: _Answers) -> Deadline:
+def _deadline(facts: _Facts, decision: Decide, answers: Answers) -> Deadline:
     """Return when targets end the decision's transactions: the earliest time that an answer or a note names.
 
     A transaction began before its decision, so its time is over a little sooner than by the note.
