@@ -22,7 +22,7 @@ from onceward.core.errors import OncewardError, StoreError, named_text_of, text_
 from onceward.core.kit.times import duration
 from onceward.core.log import DirectoryStore
 from onceward.core.log.entries import position_of
-from onceward.core.log.notes import FILE, notes
+from onceward.core.log.notes import FILE, notes_beside
 from onceward.core.operations.history import decided_epochs, newest_of, overview_of
 from onceward.core.operations.status import NOTES, judged, obstacle_of, unreadable
 from onceward.operations import Epoch, History
@@ -192,7 +192,7 @@ class Watched:
         self._decided |= decided_epochs(view)
         self._decided = {record.epoch: record for record in newest_of(self._decided, EPOCHS)}
         now = overview_of(self.log, view, EPOCHS, self._decided)
-        self._known = view, notes(self._folder, NOTES) if self._folder is not None else []
+        self._known = view, notes_beside(self.log.store, NOTES)
         self._status = None
         epochs = {epoch.epoch: epoch for epoch in now.epochs}
         if self._spark is not None:

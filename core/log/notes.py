@@ -188,6 +188,11 @@ def note_end(store: LogStore) -> None:
     leave(store, EndNote())
 
 
+def notes_beside(store: LogStore, most: int) -> list[Note]:
+    """Return the newest notes of each kind beside a log, oldest first; a log that is in no folder has none."""
+    return notes(store.path, most) if isinstance(store, DirectoryStore) else []
+
+
 def notes(folder: Path, most: int) -> list[Note]:
     """Return the newest notes of each kind in a log's folder, oldest first; lines that are not notes are kept out.
 

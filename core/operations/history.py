@@ -16,9 +16,9 @@ from ..checkpoint.recovery import TransactionStatus
 from ..engine.completion import QUERY as EMBEDDED
 from ..errors import ConfigurationError
 from ..kit import typed
-from ..log import DirectoryStore, Replace, Resolved, Void, audit_records
+from ..log import Replace, Resolved, Void, audit_records
 from ..log.note_kinds import CheckpointRecord, EpochNote, StartNote, TaskRecord
-from ..log.notes import notes
+from ..log.notes import notes_beside
 from ..transaction import rows_by_sink
 
 if TYPE_CHECKING:
@@ -196,8 +196,7 @@ def overview(log: Log, *, epochs: int = _EPOCHS) -> History:
 
 def overview_of(log: Log, view: LogView, most: int, decided: Mapping[int, Epoch]) -> History:
     """Return a pipeline's past if these decisions are known of, some of which the log may have forgotten."""
-    folder = log.store.path if isinstance(log.store, DirectoryStore) else None
-    noted = notes(folder, _NOTES_OF_AN_EPOCH * most) if folder is not None else []
+    noted = notes_beside(log.store, _NOTES_OF_AN_EPOCH * most)
     return _past(
         log,
         view,

@@ -49,7 +49,7 @@ from ..log.note_kinds import (
     StartNote,
     TaskNote,
 )
-from ..log.notes import notes
+from ..log.notes import notes_beside
 from ..names import is_sink_name
 from ..run.source_watch import MOST_SECONDS
 from ..transaction import Observation, rows_by_sink
@@ -267,7 +267,7 @@ def pipeline_status(
         view = log.view
     except Exception as error:  # noqa: BLE001 - whatever others wrote into the log, it hides no other pipeline
         return unreadable(log.pipeline, where, _text_of(error))
-    noted = notes(log.store.path, NOTES) if isinstance(log.store, DirectoryStore) else []
+    noted = notes_beside(log.store, NOTES)
     answers = _answers(view.undone, transactions) if view.undone is not None else Answers()
     at = now or datetime.now(UTC)
     return judged(log.pipeline, where, view, noted, at, answers=answers, obstacle=obstacle_of(log.store))
@@ -311,7 +311,7 @@ def obstacle_of(store: LogStore) -> str:
 
 def deadline(log: Log, decision: Decide, transactions: Sequence[FoundTransaction]) -> Deadline:
     """Return when targets end what is left of a decision, by their answers or else by the pipeline's notes."""
-    noted = notes(log.store.path, NOTES) if isinstance(log.store, DirectoryStore) else []
+    noted = notes_beside(log.store, NOTES)
     facts = _Facts(LogView(), noted, datetime.now(UTC), None, None)
     return _deadline(facts, decision, _answers(decision, transactions))
 
