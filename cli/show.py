@@ -198,12 +198,12 @@ def status(one: PipelineStatus, *, with_store: bool = False) -> None:
         out.print(f"    {one.docs}", style="dim")
 
 
-def history(past: History, state: PipelineStatus, *, as_json: bool) -> None:
+def past(history: History, state: PipelineStatus, *, as_json: bool) -> None:
     """Print the state, epochs (two lines each: a table would cut the times), checkpoints, and what was given up."""
-    listed = past.epochs
+    listed = history.epochs
     if as_json:
-        epochs = [_epoch_fields(one, past.pipeline) for one in listed]
-        print_json({"epochs": epochs, "given_up": past.given_up, "status": state})
+        epochs = [_epoch_fields(one, history.pipeline) for one in listed]
+        print_json({"epochs": epochs, "given_up": history.given_up, "status": state})
         return
     status(state)
     out = console()
@@ -219,7 +219,7 @@ def history(past: History, state: PipelineStatus, *, as_json: bool) -> None:
     folders = [folder for one in listed for folder in (*one.retained, one.checkpoint) if folder]
     for folder in dict.fromkeys(folders):  # one that is retained is named by each epoch since
         out.print(f"checkpoint {folder}")
-    for given in past.given_up:
+    for given in history.given_up:
         what = f"{given.action} {given.transaction}".rstrip()  # without a name: all of it
         out.print(f"{what} of epoch {given.epoch}, {given.at}")
         out.print(f"  by {given.who}: {given.why}")

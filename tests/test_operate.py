@@ -757,7 +757,7 @@ def test_what_was_given_up_as_a_whole_has_no_name(capsys: pytest.CaptureFixture[
     status = PipelineStatus(
         pipeline="orders", store="s", state=PipelineState.RUNNING, what="the last epoch is completed"
     )
-    show.history(History(pipeline="orders", store="s", given_up=[given]), status, as_json=False)
+    show.past(History(pipeline="orders", store="s", given_up=[given]), status, as_json=False)
     assert "replay of epoch 3, now\n" in capsys.readouterr().out
 
 

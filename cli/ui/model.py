@@ -23,7 +23,7 @@ from onceward.core.kit.times import duration
 from onceward.core.log import DirectoryStore
 from onceward.core.log.entries import position_of
 from onceward.core.log.notes import FILE, notes_beside
-from onceward.core.operations.history import decided_epochs, newest_of, overview_of
+from onceward.core.operations.history import decided_epochs, newest_epochs, overview_of
 from onceward.core.operations.status import NOTES, judged, obstacle_of, unreadable
 from onceward.operations import Epoch, History
 
@@ -190,14 +190,14 @@ class Watched:
     def _read(self) -> ShownPipeline:
         view = self.log.view
         self._decided |= decided_epochs(view)
-        self._decided = {record.epoch: record for record in newest_of(self._decided, EPOCHS)}
+        self._decided = {record.epoch: record for record in newest_epochs(self._decided, EPOCHS)}
         now = overview_of(self.log, view, EPOCHS, self._decided)
         self._known = view, notes_beside(self.log.store, NOTES)
         self._status = None
         epochs = {epoch.epoch: epoch for epoch in now.epochs}
         if self._spark is not None:
             _add_spark(epochs, self._spark)
-        now = msgspec.structs.replace(now, epochs=newest_of(epochs, EPOCHS))
+        now = msgspec.structs.replace(now, epochs=newest_epochs(epochs, EPOCHS))
         return ShownPipeline(id=self.shown.id, of_spark=self._spark is not None, **msgspec.structs.asdict(now))
 
 

@@ -48,7 +48,7 @@ def leave(store: LogStore | None, event: Note) -> None:
 
     Args:
         store: Store of the decision log; None if this process sees none.
-        event: The event.
+        event: Event as one of the kinds of notes; its own time is not written.
     """
     if store is not None:
         note(store, *_as_line(event))

@@ -200,7 +200,7 @@ def overview_of(log: Log, view: LogView, most: int, decided: Mapping[int, Epoch]
     return _past(
         log,
         view,
-        epochs=newest_of(_records(noted, decided), most),
+        epochs=newest_epochs(_records(noted, decided), most),
         starts=[one for one in noted if isinstance(one, StartNote)][-_STARTS:][::-1],
         given_up=given_up(log, view)[-most:],
     )
@@ -242,7 +242,7 @@ def epochs_of_day(log: Log, sink: str, day: str) -> range | None:
     return range(min(numbers), max(numbers) + 1) if numbers else None
 
 
-def newest_of(records: Mapping[int, Epoch], most: int) -> list[Epoch]:
+def newest_epochs(records: Mapping[int, Epoch], most: int) -> list[Epoch]:
     """Return so many of the epochs, the newest first."""
     return sorted(records.values(), key=lambda one: (one.newest_time, one.epoch), reverse=True)[:most]
 

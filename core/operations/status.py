@@ -309,7 +309,7 @@ def obstacle_of(store: LogStore) -> str:
     return ""
 
 
-def deadline(log: Log, decision: Decide, transactions: Sequence[FoundTransaction]) -> Deadline:
+def commit_deadline(log: Log, decision: Decide, transactions: Sequence[FoundTransaction]) -> Deadline:
     """Return when targets end what is left of a decision, by their answers or else by the pipeline's notes."""
     noted = notes_beside(log.store, NOTES)
     facts = _Facts(LogView(), noted, datetime.now(UTC), None, None)
@@ -360,7 +360,7 @@ def assess(
         view: Content of the log.
         noted: Notes beside the log, oldest first.
         now: Time for which the state is returned.
-        answers: What targets have answered about the decision that waits.
+        answers: Answers of the targets about the decision that waits.
         obstacle: Reason why nobody can write to the log, as `obstacle_of` returns it; empty if there is none.
     """
     ends = [one.at for one in noted if isinstance(one, _PROGRESS)]
