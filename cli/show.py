@@ -74,9 +74,12 @@ def table(transactions: Sequence[FoundTransaction], *, as_json: bool = False, un
         out.print(f"  {one.status}", style=_STYLE[one.status], end="")
         out.print(f"; {where}; {', '.join(known)}")
         out.print(f"  → {advice(one.advice)}")
-    found = f"transactions: {len(transactions)}" if transactions else "no open, prepared or waiting transactions"
+    none = "onceward's own open, prepared or waiting transactions: none"
+    found = f"transactions: {len(transactions)}" if transactions else none
     if unanswered:
-        found = f"{found} elsewhere; of these nothing is known, because they did not answer: {', '.join(unanswered)}"
+        found = (
+            f"transactions found: {len(transactions)}; nothing is known of what did not answer: {', '.join(unanswered)}"
+        )
     out.print(found)
 
 

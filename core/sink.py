@@ -227,7 +227,7 @@ class TwoPhaseCommitSink(Sink, Generic[Txn]):
         """List what is prepared or open in the same target under exactly this pipeline and log, for any sink's name.
 
         Through this sink, the coordinator aborts transactions of sinks that were renamed or removed, which no other
-        sink would ever list. Default: nothing.
+        sink would ever list. Only a start asks for them, before it asks for `lingering`. Default: nothing.
         """
         return ()
 

@@ -29,10 +29,13 @@ from onceward.connectors.kafka import pool
 from onceward.connectors.kafka.admin import cluster_of
 from onceward.connectors.kafka.checks import check_kafka
 from onceward.connectors.kafka.settings import KafkaSettings
+from onceward.core.checkpoint import CommitPolicy, Coordinator
 from onceward.core.checkpoint.isolation import Isolation
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.errors import KafkaError, OncewardError
+from onceward.core.log import EpochInput, MemoryStore
 from onceward.core.operations.findings import Health
+from onceward.core.transaction import Acknowledgement
 from onceward.testing.proxy import Proxy
 from onceward.testing.services import KAFKAS_TIMES, KafkaCluster
 
@@ -255,3 +258,33 @@ def test_a_frozen_broker_holds_no_client_for_long(cluster: KafkaCluster) -> None
         assert time.monotonic() - one < 7
         assert time.monotonic() - began < 40
     assert committed(cluster, bench, bench.write(rows("1"), epoch=1)) == [b"0", b"1"]
+
+
+@pytest.mark.parametrize("has_decided", [False, True], ids=["the first start", "a later start"])
+def test_a_start_while_a_broker_is_frozen_waits_for_its_successors(cluster: KafkaCluster, has_decided: bool) -> None:
+    """Its claim and its sweep need the answer of every broker; that one is fenced after 9 s."""
+    bench, store = bench_of(cluster), MemoryStore()
+    first = Coordinator(bench.pipeline, store, [bench.sink], CommitPolicy())
+    first.open()
+    if has_decided:
+        run_epoch(first, bench, 0)
+    left = bench.write(rows("left"), epoch=int(has_decided), log=first.view.log, generation=first.writer.token.start)
+    cluster.brokers[3].pause()
+    began = time.monotonic()
+    bench.sink.validate(rows("x").schema)
+    again = Coordinator(bench.pipeline, store, [bench.sink], CommitPolicy())
+    again.open()
+    assert time.monotonic() - began < 45
+    assert bench.state_of(left) == "CompleteAbort"
+    run_epoch(again, bench, int(has_decided))
+    assert len(read_all(cluster.direct, bench.topic)) == 1 + has_decided
+
+
+def run_epoch(coordinator: Coordinator, bench: Bench, epoch: int) -> None:
+    about = EpochInput(query="q", start=epoch - 1 if epoch else None, end=epoch)
+    coordinator.admit(epoch, about)
+    writing = SubtaskEpoch(bench.sink, coordinator.context("out", epoch, subtask=0))
+    writing.write(rows(str(epoch)))
+    prepared = writing.pre_commit()
+    ack = Acknowledgement(epoch=epoch, subtask=0, attempt=0, sinks=("out",), committables=(prepared,))
+    coordinator.commit(epoch, [ack], about)

@@ -365,6 +365,7 @@ def test_a_scram_name_with_a_comma_and_an_equals_sign_carries_data_and_commits(s
 
 WRONG = {"sasl.username": "alice", "sasl.password": "not-so-wonderful"}
 TLS = {"security.protocol": "SSL", "ssl.ca.location": "ca.pem"}
+OAUTH = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "OAUTHBEARER"}
 CLIENT = {"ssl.certificate.location": "client.pem", "ssl.key.location": "client.locked"}
 
 
@@ -374,6 +375,8 @@ CLIENT = {"ssl.certificate.location": "client.pem", "ssl.key.location": "client.
         ("SASL", {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", **WRONG}, "Invalid username or"),
         ("SASL", {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "SCRAM-SHA-512", **WRONG}, "invalid creden"),
         ("BOTH", {**TLS, "security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", **WRONG}, "Invalid username or"),
+        ("SASL", {**OAUTH, "oauth_cb": lambda _: ("x", time.time() - 9)}, "token for OAUTHBEARER expired"),
+        ("SASL", {**OAUTH, "oauth_cb": lambda _: ("x", time.time() + 9)}, "invalid_token"),
         ("TLS", {**TLS, **CLIENT}, r"the private key is locked: set ssl\.key\.password"),
         ("TLS", {**TLS, **CLIENT, "ssl.key.password": "x"}, r"cannot be opened with this ssl\.key\.password"),
         ("TLS", TLS, "bad certificate"),
@@ -383,8 +386,9 @@ CLIENT = {"ssl.certificate.location": "client.pem", "ssl.key.location": "client.
         ("BOTH", TLS, "listener that expects another security.protocol than SSL"),
         ("SASL", TLS, "PLAINTEXT broker listener|listener that expects another security.protocol than SSL"),
     ],
-    ids=["password", "scram", "password over TLS", "locked key", "key's password", "no certificate", "plaintext at TLS",
-         "plaintext at SASL", "SASL at SASL_SSL", "TLS at SASL_SSL", "TLS at SASL"],
+    ids=["password", "scram", "password over TLS", "expired token", "refused token", "locked key", "key's password",
+         "no certificate", "plaintext at TLS", "plaintext at SASL", "SASL at SASL_SSL", "TLS at SASL_SSL",
+         "TLS at SASL"],
 )  # fmt: skip
 def test_each_client_says_why_it_is_refused(secured, place, config, says):
     """librdkafka's when a sink starts, and kafka-python's, which commands and the commit use."""

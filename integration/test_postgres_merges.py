@@ -321,6 +321,17 @@ def test_a_sequence_that_would_end_is_found_before_the_decision(database: Databa
     assert [row[2] for row in database.rows()] == [1, 2, 3, 4, 5, 6]  # a rehearsal uses no number
 
 
+def test_a_sequence_at_the_end_of_bigint_is_found_before_the_decision(database: Database, how: str) -> None:
+    database.run("CREATE SEQUENCE numbers START 9223372036854775805")
+    database.run("CREATE TABLE words (id bigint PRIMARY KEY, word text, n bigint DEFAULT nextval('numbers'))")
+    sink = make_sink(database, how)
+    commit(sink, words(1), 1)
+    with pytest.raises(
+        ConfigurationError, match=r"numbers, which fills column 'n'.*ends before it has numbered 3 rows"
+    ):
+        write(sink, context(2), words(4))
+
+
 def test_a_default_that_fails_is_found_before_the_decision(database: Database, how: str) -> None:
     words_table(database)
     sink = make_sink(database, how)
@@ -328,6 +339,19 @@ def test_a_default_that_fails_is_found_before_the_decision(database: Database, h
     database.run("CREATE FUNCTION broken() RETURNS int LANGUAGE sql AS 'SELECT 1 / 0'")
     database.run("ALTER TABLE words ADD n int")
     database.run("ALTER TABLE words ALTER n SET DEFAULT broken()")
+    with pytest.raises(PostgresError, match=r"division by zero.*change the default"):
+        write(sink, context(2), words(4))
+
+
+def test_a_function_of_a_default_that_was_replaced_by_one_that_fails_is_found_before_the_decision(
+    database: Database, how: str
+) -> None:
+    replaced = "CREATE OR REPLACE FUNCTION seven(v int) RETURNS int LANGUAGE sql AS 'SELECT {}'"
+    database.run(replaced.format("7 / v"))
+    database.run("CREATE TABLE words (id bigint PRIMARY KEY, word text, n int DEFAULT seven(1))")
+    sink = make_sink(database, how)
+    commit(sink, words(1), 1)
+    database.run(replaced.format("7 / (v - 1)"))
     with pytest.raises(PostgresError, match=r"division by zero.*change the default"):
         write(sink, context(2), words(4))
 

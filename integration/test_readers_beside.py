@@ -15,6 +15,7 @@ import duckdb
 import psycopg
 import pyarrow as pa
 import pyarrow.dataset
+import pymysql
 import pytest
 
 from onceward import FileSink, PostgresSink, SqlAlchemySink
@@ -22,15 +23,18 @@ from onceward.core.names import Scope
 from onceward.core.transaction import WriteContext
 
 from .kafka_kit import eventually
+from .mariadb_kit import PROGRAM, running_mariadb
 from .postgres_kit import fresh_database
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
 
     from onceward.testing.services import PostgresServer
+
+    from .mariadb_kit import MariaDb
 
 EPOCHS, SUBTASKS, ROWS = 12, 2, 50
 SCHEMA = pa.schema([("id", pa.int64()), ("word", pa.string())])
@@ -133,6 +137,36 @@ def test_a_reader_of_postgresql_sees_whole_epochs_of_staged_rows(
         database.run("CREATE TABLE words (id bigint PRIMARY KEY, word text)")
         sink = PostgresSink("words", dsn=database.dsn, table="words", **settings)
         check_beside(sink, partial(by_psycopg, database.dsn), piece)
+
+
+@pytest.fixture(scope="module")
+def mariadb() -> Iterator[MariaDb]:
+    with running_mariadb() as running:
+        yield running
+
+
+def by_pymysql(port: int) -> list[int]:
+    with (
+        pymysql.connect(host="127.0.0.1", port=port, user="root", database="matrix") as connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute("SELECT id FROM words")
+        return [n for (n,) in cursor.fetchall()]
+
+
+@pytest.mark.skipif(PROGRAM is None, reason="MariaDB's server is not installed")
+@pytest.mark.parametrize(
+    ("settings", "piece"),
+    [({"commit": "staging"}, ROWS * SUBTASKS), ({"key": ["id"]}, ROWS * SUBTASKS), ({"commit": "prepared"}, ROWS)],
+    ids=["staging", "upsert", "prepared"],
+)
+def test_a_reader_of_mariadb_sees_whole_epochs_of_staged_rows(
+    mariadb: MariaDb, settings: dict[str, Any], piece: int
+) -> None:
+    with closing(pymysql.connect(host="127.0.0.1", port=mariadb.port, user="root", database="matrix")) as connection:
+        connection.cursor().execute("CREATE OR REPLACE TABLE words (id bigint PRIMARY KEY, word text) ENGINE=InnoDB")
+    sink = SqlAlchemySink("words", url=mariadb.url, table="words", **settings)
+    check_beside(sink, partial(by_pymysql, mariadb.port), piece)
 
 
 @pytest.mark.parametrize("journal", ["delete", "wal"])

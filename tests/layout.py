@@ -220,6 +220,17 @@ def asking_for_connect() -> list[str]:
     ]
 
 
+def calling(name: str, *, apart: str) -> list[str]:
+    """Return where product code calls a function or class by this name, but for one file or folder."""
+    return [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in modules().values()
+        if not str(path.relative_to(ROOT)).startswith((apart, "testing/"))
+        for node in nodes_of(path)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == name
+    ]
+
+
 _NO_DIALECTS = ("dialect.py", "sqlite", "mariadb", "postgres")
 _ROW_DIALECT = re.compile(r"isinstance\(.*RowDialect")
 _BACKENDS = re.compile(r"(backend|dialect\.name|get_backend_name\(\)|drivername).*(==|!=|\bin\b)")
@@ -316,6 +327,8 @@ def bars() -> dict[str, tuple[int, int]]:
         "circles of imports, import_module counted": (len(circles()), 0),
         "rooms in the top row of connectors/spark": (len(rooms("connectors/spark")), 10),
         "is_connect( outside of session": (len(asking_for_connect()), 1),
+        "openers of a run: callers of Coordinator(": (len(calling("Coordinator", apart="core/checkpoint/")), 1),
+        "places that note a failure": (len(calling("note_failure", apart="core/log/")), 1),
         "names that onceward.operations exports": (len(exported()), 48),
         "switches on the backend outside of the dialects": (len(switches_on_the_backend()), 4),
         "fragments among fields' docstrings and Args, per cent": (math.ceil(100 * len(torn) / told), 10),

@@ -1237,6 +1237,15 @@ class TestSinksThatAreGone:
         bench.opened()
         assert bench.sink.aborted == [left.transaction]
 
+    def test_a_start_asks_for_them_first(self):
+        """A sink may wait longer for this answer than for those that an epoch waits for."""
+        bench, asked = Bench(), list[str]()
+        bench.sink.when_listed = lambda: asked.append("this sink's")
+        elsewhere = bench.sink.lingering_elsewhere
+        bench.sink.lingering_elsewhere = lambda *of: asked.append("other sinks'") or elsewhere(*of)  # type: ignore[method-assign]
+        bench.run(bench.opened(), 0)
+        assert asked == ["other sinks'", "this sink's"]
+
     def test_another_pipelines_or_logs_and_a_present_sinks_are_left_alone(self):
         bench = Bench()
         other = FakeSink("b")

@@ -469,13 +469,11 @@ def test_a_thread_that_cannot_be_started_goes_to_the_restart_strategy(
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("onceward-numbers")]
 
 
-def test_a_run_whose_thread_for_commands_cannot_be_started_fails_and_hangs_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_run_whose_keeper_cannot_be_started_fails_and_hangs_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     start = threading.Thread.start
 
     def refuses(thread: threading.Thread) -> None:
-        if thread.name.endswith("-commands"):
+        if thread.name.endswith("-keeper"):
             raise RuntimeError("can't start new thread")
         start(thread)
 

@@ -11,6 +11,7 @@ import pytest
 from onceward.connectors.kafka import wire
 from onceward.connectors.kafka.coordinator import TransactionCoordinatorClient
 from onceward.connectors.kafka.errors import LEAST, Code
+from onceward.connectors.kafka.ownership import never_committed
 from onceward.connectors.kafka.transaction import Description, Handle
 from onceward.core.errors import KafkaError
 
@@ -280,6 +281,13 @@ def row(state: str, partitions: list[int], code: int = Code.NONE) -> Any:
         transaction_timeout_ms=60_000,
         topics=[SimpleNamespace(topic="t", partitions=partitions)],
     )
+
+
+def test_an_id_that_is_not_known_has_no_handle():
+    """Its row has the fields of one all the same: an id that was forgotten seemed to be in use."""
+    forgotten = row("", [], code=Code.TRANSACTIONAL_ID_NOT_FOUND)
+    assert Description.of(forgotten) == Description(Code.TRANSACTIONAL_ID_NOT_FOUND)
+    assert never_committed(Description.of(forgotten))
 
 
 def test_a_task_looks_up_leaders_and_ids_with_each_description_and_not_again():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -10,7 +10,7 @@ from onceward.connectors.kafka import ownership
 from onceward.connectors.kafka.errors import Code
 from onceward.connectors.kafka.transaction import Description, Handle
 from onceward.core.errors import EpochConflictError, KafkaError
-from onceward.core.names import PooledName, Scope
+from onceward.core.names import NOTHING, PooledName, Scope
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -34,6 +34,8 @@ class Client:
         self.state, self.epoch = state, epoch
         self.registered: list[str] = []
         self.register_answers = 0
+        self.silent: dict[int, int] = {}
+        """For how many of the next descriptions a coordinator answers with this code."""
         self.open: dict[tuple[str, int], dict[tuple[int, int], int]] = {}
 
     def list_transactions(self, states: Collection[str] = (), *, prefix: str = "") -> list[str]:
@@ -42,6 +44,9 @@ class Client:
 
     def describe(self, names: Iterable[str]) -> dict[str, Description]:
         where = frozenset({("t", 0)})
+        if code := next((code for code, left in self.silent.items() if left), None):
+            self.silent[code] -= 1
+            return {name: Description(code) for name in names}
         return {name: Description(0, self.state, Handle(name, 7, self.epoch, 1), 60_000, where) for name in names}
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
@@ -114,3 +119,54 @@ def test_what_an_abort_left_open_in_a_partition_lingers(epoch: int, found: int |
     client.open = {("t", 0): {(7, epoch): 5, (8, 3): 5}, ("t", 1): {}}
     listed = [(c.handle["producer_epoch"], c.handle["partitions"]) for c in ownership.lingering(client, MINE, topics)]
     assert listed == ([(found, {"t": [0]})] if found is not None else [])
+
+
+UNDESCRIBED: Final = {
+    Code.NO_ANSWER: True,
+    Code.NOT_COORDINATOR: True,
+    Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: False,
+}
+
+
+@pytest.mark.parametrize(("code", "retryable"), UNDESCRIBED.items())
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: ownership.lingering(client, MINE, None),
+        lambda client: ownership.lingering_elsewhere(client, MINE.pipeline, MINE.log),
+        lambda client: ownership.check(client, MINE),
+        lambda client: ownership.accept(client, MINE),
+    ],
+)
+def test_a_listed_transaction_that_nobody_describes_is_neither_ended_nor_anybodys(ask: Any, code: int, retryable: bool):
+    """Its coordinator froze after the list: what it has open would be left, and a name would be called used."""
+    client: Any = Client(MINE, OTHER_LOG)
+    client.silent = {code: 1}
+    with pytest.raises(KafkaError, match=f"{Code(code).name}") as raised:
+        ask(client)
+    assert raised.value.retryable is retryable
+
+
+def test_a_listed_transaction_that_was_forgotten_since_is_none():
+    client: Any = Client(MINE, OTHER_LOG)
+    client.silent = {Code.TRANSACTIONAL_ID_NOT_FOUND: 2}
+    assert not ownership.lingering(client, MINE, None)
+    ownership.check(client, MINE)
+
+
+def test_the_claim_of_a_start_waits_for_an_election():
+    client: Any = Client(OTHER_LOG)
+    client.silent = {Code.NO_ANSWER: 3}
+    ownership.KafkaLedger(lambda: client, wait_seconds=30.0).check_claim(MINE, NOTHING)
+    client.silent = {Code.NO_ANSWER: 3}
+    with pytest.raises(KafkaError, match="NO_ANSWER"):
+        ownership.KafkaLedger(lambda: client, wait_seconds=0.0).check_claim(MINE, NOTHING)
+
+
+def test_the_list_of_other_applications_transactions_lacks_only_those_that_may_not_be_seen():
+    client: Any = Client()
+    client.silent = {Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: 1}
+    assert ownership.open_elsewhere(client) == []
+    client.silent = {Code.NO_ANSWER: 1}
+    with pytest.raises(KafkaError, match="NO_ANSWER"):
+        ownership.open_elsewhere(client)

@@ -307,7 +307,10 @@ def test_a_producer_that_was_ready_for_too_long_is_dropped_and_its_id_is_used(
     assert len(cluster.states) == 2
 
 
-def test_an_id_that_the_coordinator_forgot_meanwhile_is_not_used(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("idle", [pool.TRUSTED_SECONDS + 1, pool.READY_SECONDS - 1, 2 * pool.READY_SECONDS])
+def test_an_id_that_the_coordinator_forgot_meanwhile_is_not_used(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, idle: float
+):
     now = [1000.0]
     monkeypatch.setattr(pool.time, "monotonic", lambda: now[0])
     ids = a_pool()
@@ -315,8 +318,9 @@ def test_an_id_that_the_coordinator_forgot_meanwhile_is_not_used(cluster: Cluste
         run(ids, cluster, context(epoch, epoch))
     forgotten = set(cluster.states)
     monkeypatch.setattr(cluster, "_describe", lambda _: Description(Code.TRANSACTIONAL_ID_NOT_FOUND))
-    now[0] += 2 * pool.READY_SECONDS
+    now[0] += idle
     assert str(ids.take(context(2, 2)).name) not in forgotten
+    assert len(cluster.dropped) == 1
 
 
 def test_a_producer_that_is_ready_for_other_sizes_is_not_handed_out(cluster: Cluster):

@@ -16,6 +16,7 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
 from onceward import KafkaSink, KafkaSource
+from onceward.connectors.kafka.admin import make_client
 from onceward.connectors.kafka.security import TokenSource
 from onceward.connectors.kafka.settings import REFUSED, SECURITY, TRANSLATED, KafkaSettings, split_options
 from onceward.core.errors import ConfigurationError, KafkaError
@@ -249,6 +250,31 @@ def test_a_token_is_kept_for_most_of_its_life_and_then_replaced(monkeypatch):
     assert source.token().value == "t1"
     now[0] = 1081.0
     assert source.token().value == "t2"
+
+
+def no_token(_):
+    raise OSError("the token's file is gone")
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (no_token, r"oauth_cb gave no token: OSError: the token's file is gone"),
+        (lambda _: ("secret", time.time() - 50), r"expired 5\d s ago.*this machine's clock"),
+        (lambda _: (time.time() + 50, "secret"), "return a pair of its text and the time"),
+        (lambda _: ("secret",), "oauth_cb gave no token: ValueError: not enough values"),
+        (lambda _: None, "oauth_cb gave no token: TypeError"),
+    ],
+    ids=["raises", "expired", "turned around", "no time", "nothing"],
+)
+def test_what_is_no_token_is_said_at_once_and_is_no_refused_setting(make, says):
+    """librdkafka waits for ten seconds, and says that no token was set."""
+    config = KafkaSettings("127.0.0.1:1", {**OAUTH, "oauth_cb": make}).for_librdkafka()
+    began = time.monotonic()
+    with pytest.raises(KafkaError, match=says) as caught:
+        make_client(Producer, config)
+    assert time.monotonic() - began < 5
+    assert "secret" not in str(caught.value)
 
 
 class Endpoint(http.server.BaseHTTPRequestHandler):

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -214,6 +215,32 @@ def test_a_handle_is_asked_for_until_a_coordinator_has_taken_the_place_of_a_dead
     written.describe = describe
     assert pre_committed(monkeypatch, written, seconds=30.0).rows == 1
     assert written.calls.count("describe") == 6
+
+
+def test_the_sweep_of_a_start_waits_for_an_election_and_later_ones_do_not(monkeypatch):
+    answers: list[Any] = [KafkaError("cannot list transactions"), KafkaError("cannot list transactions"), [], []]
+    answers[0].retryable = answers[1].retryable = True
+
+    class Lists:
+        def list_transactions(self, _states, *, prefix):  # noqa: ARG002 - signature
+            if isinstance(answer := answers.pop(0), KafkaError):
+                raise answer
+            return answer
+
+        def describe(self, _):
+            return {}
+
+        def topic_ids(self, _):
+            return {}
+
+    lists = Lists()
+    monkeypatch.setattr(kafka, "cluster_of", lambda _: SimpleNamespace(transactions=lists))
+    sink = KafkaSink("out", bootstrap_servers="b:1", topic="t", transaction_timeout=60)
+    assert list(sink.lingering_elsewhere("p", "0a0b0c0d")) == []
+    answers.insert(0, KafkaError("cannot list transactions"))
+    answers[0].retryable = True
+    with pytest.raises(KafkaError):
+        sink.lingering(Scope("p", "out", "0a0b0c0d"))
 
 
 def test_an_election_by_kafkas_default_is_waited_for():

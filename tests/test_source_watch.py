@@ -14,12 +14,12 @@ from onceward import FileSource, KafkaSource
 from onceward.cli.advice import with_advice
 from onceward.connectors.spark.kafka import watched_sources
 from onceward.connectors.spark.plan import StreamingSource
-from onceward.connectors.spark.query_watch import QueryWatch
 from onceward.core.errors import SourceError
 from onceward.core.log import DirectoryStore
 from onceward.core.log.note_kinds import FailureNote, Note, SourceNote
 from onceward.core.operations.status import PipelineState
 from onceward.core.run import source_watch
+from onceward.core.run.keeper import Keeper
 from onceward.core.run.source_watch import (
     ASK_SECONDS,
     MOST_SECONDS,
@@ -244,7 +244,7 @@ class TestTitles:
         ]
 
 
-class TestQueryWatch:
+class TestKeeper:
     def test_a_query_that_fails_between_its_epochs_is_noted_once(self, tmp_path: Path) -> None:
         query = Query(tmp_path)
         store = DirectoryStore(tmp_path / "log")
@@ -252,10 +252,13 @@ class TestQueryWatch:
         failure: list[BaseException | None] = [SourceError("nothing came from orders-0 at b:9092 for 120 s")]
         handler._session.failure = lambda _: failure[0]  # type: ignore[method-assign]
         query.run(0, handler=handler)
+        keeper = handler._this.keeper
+        until = time.monotonic() + 10
+        while keeper._thread is not None and time.monotonic() < until:
+            time.sleep(0.01)
         for _ in range(2):
-            handler._watch.look_once()
-            handler._watch._thread = None
-        handler._query_ended()
+            keeper.look_once()
+            keeper._ended()
         [left] = noted(store.path, FailureNote)
         assert (left.epoch, left.error) == (None, f"SourceError: {failure[0]}")
 
@@ -267,12 +270,12 @@ class TestQueryWatch:
         with pytest.raises(OSError, match="lost"):
             query.run(1, handler=handler, fails=0)
         handler._session.failure = lambda _: OSError("the executor is lost")  # type: ignore[method-assign]
-        handler._query_ended()
+        handler._this.keeper._ended()
         assert len(noted(store.path, FailureNote)) == 1
 
     def test_the_end_of_a_query_is_reported_once(self) -> None:
         active, ended = [True], []
-        watch = QueryWatch(lambda: active[0], lambda: None, lambda: ended.append(1))
+        watch = Keeper("p", is_active=lambda: active[0], look=lambda: None, ended=lambda: ended.append(1), every=0.05)
         assert not watch.look_once()  # not begun
         watch.start()
         assert watch.look_once()

@@ -17,7 +17,7 @@ from onceward.connectors.spark.options import check_log
 from onceward.connectors.spark.parallelism import TOO_LARGE
 from onceward.connectors.spark.query import any_stage_failed, check_offset_log, epoch_input, read_text, reason
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, SinkError
-from onceward.core.log import DirectoryStore, LogWriter, Rewind, RunWriters, read
+from onceward.core.log import DirectoryStore, LogWriter, Rewind, read
 from onceward.core.log.note_kinds import FailureNote
 from onceward.core.log.notes import notes
 from onceward.core.log.run_writers import OVERTAKEN, RUN_VARIABLE
@@ -45,7 +45,7 @@ def leftover(query: Query) -> Callable[..., None]:
     """Leaves what a lost attempt of the batch has prepared."""
 
     def leave(batch: int) -> None:
-        coordinator = query.handler._coordinator
+        coordinator = query.handler.run.coordinator
         assert coordinator is not None
         context = coordinator.context("target", batch, subtask=0)
         sink = TargetSink(query.target)
@@ -518,8 +518,7 @@ def test_a_query_that_ended_is_started_again_in_the_same_program(
     query: Query, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """The same function of foreachBatch, and nothing of the run before."""
-    monkeypatch.setattr("onceward.connectors.spark.idle.LOOK_SECONDS", 0.02)
-    monkeypatch.setattr("onceward.connectors.spark.query_watch.ACTIVE_SECONDS", 0.02)
+    monkeypatch.setattr("onceward.connectors.spark.handler._ROUND", (0.02, 5.0))
     streams = query.spark.streams
     monkeypatch.setattr(streams, "active", [active(query)], raising=False)
     monkeypatch.setattr(streams, "get", lambda _, before=streams.get: _and(before(_), active(query)))
@@ -529,7 +528,7 @@ def test_a_query_that_ended_is_started_again_in_the_same_program(
         query.handler.watch(query.spark.query, query.spark.run, None)
         query.run(2 * number - 2)
         query.run(2 * number - 1)
-        between, watched = query.handler._between, query.handler._watch
+        kept = query.handler._this.keeper
         newer = LogWriter(query.store, "p", policy())
         if how == "handed over":
             assert run(Successor(query.store, 30.0).take(newer.start))
@@ -543,9 +542,9 @@ def test_a_query_that_ended_is_started_again_in_the_same_program(
         query.spark.run = f"run-{number + 1}"
         streams.active[:] = [active(query)]  # at once
         until = time.monotonic() + 10
-        while threads_of(between, watched) and time.monotonic() < until:
+        while threads_of(kept) and time.monotonic() < until:
             time.sleep(0.01)
-        assert not threads_of(between, watched)
+        assert not threads_of(kept)
     streams.active.clear()
     assert query.shown() == [0, 1, 2, 3, 4, 5]
 
@@ -577,20 +576,23 @@ def test_what_a_run_keeps_ends_with_it(query: Query) -> None:
     used._note_size(7.0)
     before = dict(vars(used))
     for handler in (used, new):
-        handler._begin_run(query.spark.query, "run-2")
+        handler._enter(query.spark.query, "run-2")
     kept = {name for name, value in vars(used).items() if name.startswith("_") and before[name] is value}
     state = {name for name in kept if before[name] != vars(new)[name]}
-    assert state == {"_session", "_log_store", "_between_runs", "_is_validated"}
+    assert state == {"_session", "_between_runs", "_is_validated"}
+    assert used.run.coordinator is None
 
 
 def test_a_run_that_took_the_pipeline_over_is_one_run_in_each_start(query: Query) -> None:
     for number in range(1, 3):
         query.spark.run = f"run-{number}"
-        writers = RunWriters()
-        query.handler._taken_over = writers
+        taken = query.handler._next = query.handler._new_run()
+        taken.take_over(0.0, store=query.store)
+        start = taken.start
         query.run(number - 1)
-        assert query.handler._run_writers is writers
-        assert query.handler._taken_over is None
+        assert query.handler.run is taken
+        assert taken.start != start
+        assert query.handler._next is None
 
 
 def test_what_a_late_attempt_prepares_is_swept_while_the_query_is_idle(
@@ -605,14 +607,15 @@ def test_what_a_late_attempt_prepares_is_swept_while_the_query_is_idle(
     while query.target.prepared and time.monotonic() < until:
         time.sleep(0.01)
     assert not query.target.prepared
-    with handler._between.epoch():  # an epoch is under way
+    with handler.run.turn(1):  # an epoch is under way
         leftover(0)
         time.sleep(0.3)
         assert query.target.prepared
     query.spark.streams.active.clear()
-    assert handler._between._thread is not None
-    handler._between._thread.join(10)
-    assert not handler._between._thread.is_alive()
+    until = time.monotonic() + 10
+    while threads_of(handler._this.keeper) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not threads_of(handler._this.keeper)
 
 
 def test_a_driver_that_onceward_run_starts_again_does_not_drive_out_a_newer_run(

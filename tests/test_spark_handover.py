@@ -56,7 +56,7 @@ def test_a_query_that_was_stopped_while_it_waited_has_not_failed_in_any_version_
 @pytest.fixture
 def query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Query:
     """A query that runs, as Spark lists it."""
-    monkeypatch.setattr("onceward.connectors.spark.idle.LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("onceward.connectors.spark.handler._ROUND", (0.02, 5.0))
     made = Query(tmp_path)
     streams = made.spark.streams
     monkeypatch.setattr(streams, "active", [active(made)], raising=False)
@@ -165,8 +165,8 @@ def test_a_start_that_a_target_refuses_leaves_the_run_that_finishes_a_decision_m
     starts, runs, decided = read(query.store).start, Runs(query, monkeypatch), threading.Event()
 
     def finish() -> None:
-        with query.handler._between.epoch():
-            writer = query.handler._coordinator.writer  # type: ignore[union-attr]
+        with query.handler.run.turn(1):
+            writer = query.handler.run.coordinator.writer  # type: ignore[union-attr]
             said = EpochInput(query=query.spark.query, digest="1", start=None, end=[])
             writer.decide(1, [], sinks=["target"], epoch_input=said)
             decided.set()

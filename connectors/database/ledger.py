@@ -149,6 +149,12 @@ def facts(target: DatabaseTarget, connection: sa.Connection, committables: Seque
     return ask(target, connection, lambda: _facts(target, connection, committables, behind), LedgerFacts(behind))
 
 
+def has(target: DatabaseTarget, connection: sa.Connection, committable: Committable) -> bool:
+    """Return whether the ledger has the transaction's row."""
+    of = tables_of(target).ledger.c
+    return connection.scalar(sa.select(of.name).where(of.name == committable.transaction)) is not None
+
+
 def _facts(
     target: DatabaseTarget, connection: sa.Connection, committables: Sequence[Committable], behind: str
 ) -> LedgerFacts:

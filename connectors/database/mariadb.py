@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -28,6 +29,7 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc
 from sqlalchemy.dialects.mysql import insert
 
+from onceward.core.errors import RetryableSinkError
 from onceward.core.names import FORMAT
 
 from .dialect import HOW_TO_STAGE, RowDialect, ServerFacts, Trial, TwoPhase, TwoPhaseAnswer
@@ -63,6 +65,11 @@ _CHANGES_ROWS: Final = sa.text(
     "SELECT count(*) FROM information_schema.triggers WHERE event_object_schema = coalesce(:schema, database())"
     " AND event_object_table = :table AND event_manipulation = 'INSERT' AND action_timing = 'BEFORE'"
 )
+_SESSION: Final = sa.text("SELECT 1 FROM information_schema.processlist WHERE id = :session")
+"""A session of the role's own, which it sees without further rights. One that ends is listed until nothing is left."""
+_END_SECONDS: Final = 30.0
+_END_STEP: Final = 0.001
+"""Seconds between two questions whether a session has ended."""
 _LEAST_PACKET: Final = 1 << 18
 """Bytes that are enough for the longest of onceward's own statements."""
 _TRIGGERS: Final = sa.text(
@@ -175,8 +182,10 @@ class XaTransactions:
         connection.exec_driver_sql(f"SET SESSION wait_timeout = {_ORPHANED_SECONDS}")
         connection.exec_driver_sql(f"XA END {Xid.of(name)}")
         connection.exec_driver_sql(f"XA PREPARE {Xid.of(name)}")
+        session, engine = getattr(connection.connection.driver_connection, "onceward_session", 0), connection.engine
         connection.invalidate()  # before the session is closed nobody else can end the transaction
         connection.close()
+        _await_end(engine, session)
 
     def unconfirmed(self, connection: sa.Connection) -> str:  # noqa: ARG002 - a commit cannot be cut short there
         return ""
@@ -206,6 +215,23 @@ class XaTransactions:
                 )
             return TwoPhaseAnswer.GONE, words(error)
         return TwoPhaseAnswer.DONE, ""
+
+
+def _await_end(engine: sa.Engine, session: int) -> None:
+    """Wait until a session is gone: while it ends, the server answers XA COMMIT of its transaction, and does nothing.
+
+    Raises:
+        RetryableSinkError: It is still there.
+    """
+    until = time.monotonic() + _END_SECONDS
+    with engine.connect() as other:
+        while other.execute(_SESSION, {"session": session}).first() is not None:
+            if time.monotonic() > until:
+                raise RetryableSinkError(
+                    f"session {session}, which prepared the rows, has not ended after {_END_SECONDS:.0f} seconds, and "
+                    "before that nobody can commit them"
+                )
+            time.sleep(_END_STEP)
 
 
 def _of_replication(variables: Mapping[str, str]) -> Iterator[str]:
@@ -262,8 +288,8 @@ class MariaDb(RowDialect):
             connection.set_character_set(CHARSET)
             with connection.cursor() as cursor:
                 cursor.execute(command)
-                cursor.execute("SELECT @@max_allowed_packet")
-                connection.onceward_max_packet = cursor.fetchone()[0]
+                cursor.execute("SELECT @@max_allowed_packet, CONNECTION_ID()")
+                connection.onceward_max_packet, connection.onceward_session = cursor.fetchone()
 
         event.listen(engine, "connect", set_up)
 

@@ -7,6 +7,8 @@ Why a commit by name is exactly once:
 3. If the server says that the transaction is gone, the ledger tells what became of it. The query of the ledger waits
    for a session that is just ending the transaction (MariaDB), or begins after the rows became visible (PostgreSQL).
    If the server says that the transaction is busy, that proves nothing, and it is asked again.
+   Nor does MariaDB's word that a transaction was committed: while the session that prepared it ends, it says so and
+   does nothing (seen with 10.11). So prepare waits until that session has ended, and the ledger is asked, too.
 4. A lost answer is resolved by sending the commit again, which is harmless because of 1, and is answered because of 3.
 
 Each call asks the database once. A transaction that is busy, or whose answer was lost, is RETRY_LATER, and the
@@ -22,7 +24,7 @@ from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, 
 
 from . import ledger
 from .dialect import TwoPhaseAnswer
-from .engines import reading, two_phase_for
+from .engines import dialect_for, reading, two_phase_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,7 +60,7 @@ def commit_prepared(target: DatabaseTarget, committables: Sequence[Committable])
 def _commit(connection: sa.Connection, target: DatabaseTarget, committable: Committable) -> CommitOutcome:
     answer, words = two_phase_for(target).end(connection, "COMMIT", committable.read_name())
     if answer is TwoPhaseAnswer.DONE:
-        return CommitOutcome(CommitStatus.COMMITTED)
+        return _confirmed(connection, target, committable)
     if answer is TwoPhaseAnswer.BUSY:
         return CommitOutcome(CommitStatus.RETRY_LATER, words)
     # (3) The transaction is gone.
@@ -66,6 +68,17 @@ def _commit(connection: sa.Connection, target: DatabaseTarget, committable: Comm
     if outcome.settled and (why := two_phase_for(target).unconfirmed(connection)):
         return CommitOutcome(CommitStatus.RETRY_LATER, f"committed here, but not confirmed: {why}")
     return outcome
+
+
+def _confirmed(connection: sa.Connection, target: DatabaseTarget, committable: Committable) -> CommitOutcome:
+    """Ask the ledger whether a commit that was answered took place, where the answer alone does not prove it."""
+    if dialect_for(target).asks_with_lock and not ledger.has(target, connection, committable):
+        return CommitOutcome(
+            CommitStatus.RETRY_LATER,
+            "the server answered that it committed, but the rows are not there: the session that prepared them was "
+            "just ending. It keeps them, and their locks. Restart the server, and they are committed",
+        )
+    return CommitOutcome(CommitStatus.COMMITTED)
 
 
 def abort_prepared(target: DatabaseTarget, committable: Committable) -> AbortOutcome:

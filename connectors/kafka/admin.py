@@ -58,7 +58,10 @@ def make_client(client: Callable[..., T], config: Mapping[str, Any], **more: Any
 
     Raises:
         ConfigurationError: librdkafka refuses a setting; the message names it.
+        KafkaError: There is no token to log in with. librdkafka would wait ten seconds, and not say why.
     """
+    if "oauth_cb" in config:
+        config["oauth_cb"]("")
     try:
         return client(config, **more)
     except KafkaException as error:

@@ -23,7 +23,7 @@ from onceward.core.operations.findings import Finding, Health, failed, ok, skipp
 from .admin import GROUP_SECONDS, admin_of, check_reachable, cluster_of
 from .errors import Code, code_name
 from .lookup import Lookup
-from .ownership import open_elsewhere, producer_words
+from .ownership import describe_listed, open_elsewhere, producer_words
 from .positions import LATEST, Partition
 from .sink import KafkaSink
 from .source import KafkaSource
@@ -212,12 +212,14 @@ def _open(settings: KafkaSettings, facts: Mapping[str, str | None]) -> Finding:
     try:
         ids = client.list_transactions(["Ongoing"], prefix=f"{FORMAT}:")
         handles = [
-            description.open.handle for description in client.describe(ids).values() if description.open is not None
+            description.open.handle
+            for description in describe_listed(client, ids).values()
+            if description.open is not None
         ]
     except KafkaError as error:
         return skipped(name, str(error))
     oldest = max((time.time() - handle.started_ms / 1000 for handle in handles), default=0.0)
-    text = f"{len(handles)}, the oldest {oldest:.0f} s old" if handles else "0"
+    text = f"{len(handles) or 'none'} under onceward's names" + (f", the oldest {oldest:.0f} s old" if handles else "")
     if oldest > int(facts.get("transaction.max.timeout.ms") or 0) / 2000:
         advice = "they block readers until they expire. Restart their pipelines, or see `onceward txn list`"
         return warning(name, text, advice)
@@ -248,7 +250,7 @@ def _others(settings: KafkaSettings, topics: Sequence[str]) -> Iterator[Finding]
     try:
         named = {one.producer: one for one in open_elsewhere(client)}
         own = client.list_transactions(["Ongoing"], prefix=f"{FORMAT}:")
-        described = client.describe(own).values()
+        described = describe_listed(client, own).values()
     except KafkaError as error:
         yield skipped("other applications", str(error))
         return

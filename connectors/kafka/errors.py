@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 import time
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from onceward.core.errors import KafkaError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+T = TypeVar("T")
 
 
 class Code(IntEnum):
@@ -162,3 +164,17 @@ class Retries:
                 return
             time.sleep(min(left, pause * random.uniform(0.7, 1.3)))  # noqa: S311 - jitter
             pause = min(LONGEST_PAUSE, pause * GROWTH)
+
+
+def until_answered(seconds: float, ask: Callable[[], T]) -> T:
+    """Ask again, while the fault may pass, until `seconds` are over; at least once."""
+    error: KafkaError | None = None
+    for _ in Retries(seconds):
+        try:
+            return ask()
+        except KafkaError as raised:
+            if not raised.retryable:
+                raise
+            error = raised
+    assert error is not None  # noqa: S101 - there is at least one try
+    raise error

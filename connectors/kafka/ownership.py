@@ -4,7 +4,7 @@ Nothing can be deleted in Kafka: a transactional id is remembered for transactio
 its last use. That is what `check` looks at, and how `accept` remembers: it registers one more transactional id, whose
 name says which log accepts which other. It lives longer than the ids of the other log, because it is younger.
 
-Whoever asks gets a KafkaError if not every broker answers.
+Whoever asks gets a KafkaError if not every broker answers, or if a coordinator does not describe what was listed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from onceward.core.ledger import Ledger
 from onceward.core.names import FORMAT, NOTHING, AcceptedName, other_log, parse_accepted_name, parse_pooled_name
 
-from .errors import Code, kafka_error
+from .errors import Code, kafka_error, until_answered
 from .transaction import Prepared, listed_committable
 
 if TYPE_CHECKING:
@@ -36,18 +36,20 @@ class KafkaLedger(Ledger):
 
     Args:
         client: Makes the client.
+        wait_seconds: Seconds for which a start waits for brokers that do not answer.
     """
 
-    def __init__(self, client: Callable[[], TransactionCoordinatorClient]) -> None:
+    def __init__(self, client: Callable[[], TransactionCoordinatorClient], *, wait_seconds: float) -> None:
         self._client = client
+        self._wait_seconds = wait_seconds
 
     def check_claim(self, scope: Scope, newest: Progress) -> None:
         """Refuse a name that another log may have committed under; see Ledger."""
         if newest == NOTHING:
-            check(self._client(), scope)
+            until_answered(self._wait_seconds, lambda: check(self._client(), scope))
 
     def release(self, scope: Scope) -> None:
-        accept(self._client(), scope)
+        until_answered(self._wait_seconds, lambda: accept(self._client(), scope))
 
 
 def lingering(client: TransactionCoordinatorClient, scope: Scope, topics: Collection[str] | None) -> list[Committable]:
@@ -57,7 +59,7 @@ def lingering(client: TransactionCoordinatorClient, scope: Scope, topics: Collec
     may see) still has them open, because it had no leader then (KAFKA-20734): they hold readers back like any other,
     and aborting them ends that.
     """
-    described = client.describe(_of_sink(client, scope, ["Ongoing", "CompleteAbort"])).values()
+    described = describe_listed(client, _of_sink(client, scope, ["Ongoing", "CompleteAbort"])).values()
     return _committables(client, [*_open(described), *_left_out(client, described, topics)])
 
 
@@ -65,7 +67,7 @@ def lingering_elsewhere(client: TransactionCoordinatorClient, pipeline: str, log
     """Return the open transactions of exactly this pipeline and log, under any sink's name."""
     scopes = _scopes(client, f"{FORMAT}:{pipeline}:", ["Ongoing"])
     own = [name for name, scope in scopes.items() if (scope.pipeline, scope.log) == (pipeline, log)]
-    return _committables(client, _open(client.describe(own).values()))
+    return _committables(client, _open(describe_listed(client, own).values()))
 
 
 def open_names(client: TransactionCoordinatorClient) -> set[Scope]:
@@ -85,7 +87,7 @@ def open_elsewhere(client: TransactionCoordinatorClient) -> list[OtherTransactio
             tuple(f"{topic}-{number}" for topic, number in sorted(prepared.partitions)),
             prepared.handle.started_ms / 1000,
         )
-        for prepared in _open(client.describe(ids).values())
+        for prepared in _open(describe_listed(client, ids, visible_only=True).values())
     ]
 
 
@@ -98,6 +100,25 @@ def sinks_of(client: TransactionCoordinatorClient, pipeline: str) -> list[str]:
     """Return the names of sinks under which this pipeline has written with any log, as far as the brokers remember."""
     scopes = _scopes(client, f"{FORMAT}:{pipeline}:", []).values()
     return sorted({scope.sink for scope in scopes if scope.pipeline == pipeline})
+
+
+def describe_listed(
+    client: TransactionCoordinatorClient, ids: Iterable[str], *, visible_only: bool = False
+) -> dict[str, Description]:
+    """Describe transactional ids that were listed; what is forgotten by now is no error.
+
+    With `visible_only`, neither is what this client may not describe.
+
+    Raises:
+        KafkaError: A coordinator does not answer, or may not.
+    """
+    described = client.describe(ids)
+    for name, description in described.items():
+        if description.code in (Code.NONE, Code.TRANSACTIONAL_ID_NOT_FOUND):
+            continue
+        if not (visible_only and description.code == Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED):
+            raise kafka_error("cannot describe a transaction that was listed", description.code, transaction=name)
+    return described
 
 
 def _open(described: Iterable[Description]) -> list[Prepared]:
@@ -132,7 +153,7 @@ def check(client: TransactionCoordinatorClient, scope: Scope) -> None:
 
     Raises:
         EpochConflictError: It may have.
-        KafkaError: Not every broker answered.
+        KafkaError: Not every broker answered for all that it knows.
     """
     others, accepted = _other_logs(client, scope), _accepted(client, scope)
     for sink, logs in sorted(others.items(), key=lambda item: (item[0] != scope.sink, item[0])):
@@ -154,7 +175,7 @@ def _other_logs(client: TransactionCoordinatorClient, scope: Scope) -> dict[str,
     scopes = _scopes(client, f"{FORMAT}:{scope.pipeline}:", [])
     foreign = {name: of for name, of in scopes.items() if of.pipeline == scope.pipeline and of.log != scope.log}
     others: dict[str, set[str]] = {}
-    for name, description in client.describe(foreign).items():
+    for name, description in describe_listed(client, foreign).items():
         if not never_committed(description):
             others.setdefault(foreign[name].sink, set()).add(foreign[name].log)
     return others

@@ -71,8 +71,11 @@ _log = logging.getLogger("onceward.kafka")
 
 UNIQUE_BYTES: Final = 6
 READY_SECONDS: Final = 60.0
-"""How long a producer is kept ready. A firewall may drop its idle connections without a word, and the brokers forget
-ids that are not used: a new one takes less time than finding that out."""
+"""How long a producer is kept ready. A firewall may drop its idle connections without a word, and a new one takes less
+time than finding that out."""
+TRUSTED_SECONDS: Final = 5.0
+"""Age from which on its coordinator is asked whether it still knows the id, which takes milliseconds: it forgets one
+that was not used for transactional.id.expiration.ms."""
 RETIRED_EPOCH: Final = 32_000
 """Producer epoch from which on an id is not used again. The epochs that are left suffice for fencing its last
 transaction."""
@@ -132,23 +135,26 @@ class ProducerPool:
             # As long as making one ready may take; after that this call makes its own.
             self._changed.wait_for(lambda: self._ready or not self._warming, INIT_SECONDS)
             self._serve(context)  # a newer START may have come meanwhile
-            taken = self._ready_one(sizes) or self._offer(context)
+            taken, names = self._ready_one(sizes) or self._offer(context), self._names
         # (1) A producer leaves the pool for one transaction and does not come back; only its id may.
-        producer = self._open(taken) if isinstance(taken, Offer) else taken
+        producer = self._open(taken) if isinstance(taken, Offer) else self._used(*taken, names)
         producer.begin()
         return producer
 
-    def _ready_one(self, sizes: Sizes | None) -> TransactionalProducer | Offer | None:
-        """Return a producer that is ready; the id of one that is not any more, which nobody has used; None for none."""
+    def _ready_one(self, sizes: Sizes | None) -> tuple[float, TransactionalProducer] | None:
+        """Return when a producer was made ready, and the producer; None if none is."""
         if sizes is not None:
             self._sizes = sizes
-        if not self._ready:
-            return None
-        made, producer = self._ready.pop()
-        if time.monotonic() - made <= READY_SECONDS and producer.sizes == self._sizes:
+        return self._ready.pop() if self._ready else None
+
+    def _used(self, made: float, producer: TransactionalProducer, names: Iterator[PooledName]) -> TransactionalProducer:
+        """Return a producer that was made ready; one that is not any more is replaced under its id."""
+        age = time.monotonic() - made
+        known = age <= TRUSTED_SECONDS or (age <= READY_SECONDS and self._committed(producer.name, None))
+        if known and producer.sizes == self._sizes:
             return producer
         producer.drop()
-        return Offer(self._names, producer.name)
+        return self._open(Offer(names, producer.name))
 
     def keep(self, name: PooledName, context: WriteContext, prepared: Prepared | None) -> None:
         """Keep the id of a pre-committed transaction until its end is proven."""

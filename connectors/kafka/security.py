@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from onceward.core.errors import ConfigurationError, KafkaError, text_of
+from onceward.core.errors import ConfigurationError, KafkaError, named_text_of, text_of
 from onceward.core.kit.secrets import shown_address
 
 if TYPE_CHECKING:
@@ -138,11 +138,20 @@ class TokenSource:
         self._refresh = 0.0
 
     def token(self) -> Token:
-        """Return a token that stays valid for a while; a new one is fetched when the last is close to its end."""
+        """Return a token that stays valid for a while; a new one is fetched when the last is close to its end.
+
+        Raises:
+            KafkaError: There is none, or the new one has expired.
+        """
         now = time.time()
         if self._token is None or now >= self._refresh:
-            self._token = self._make()
-            self._refresh = now + (self._token.expires - now) * REFRESH_AT
+            made = self._make()
+            if made.expires <= now:
+                raise KafkaError(
+                    f"the new token for OAUTHBEARER expired {now - made.expires:.0f} s ago: have its source make a "
+                    "fresh one, or correct this machine's clock"
+                )
+            self._token, self._refresh = made, now + (made.expires - now) * REFRESH_AT
         return self._token
 
     def for_librdkafka(self, _config: str) -> tuple[str, float, str, dict[str, str]]:
@@ -169,7 +178,7 @@ def _maker(values: Mapping[str, Any]) -> Callable[[], Token]:
     if "oauth_cb" in values:
         function = _function(values["oauth_cb"])
         config = str(values.get("sasl.oauthbearer.config", ""))
-        return lambda: Token(*function(config)[:2])
+        return lambda: _from_function(function, config)
     if str(values.get("sasl.oauthbearer.method", "default")).lower() == "oidc":
         missing = [name for name in _NEEDED if name not in values]
         if missing:
@@ -182,6 +191,18 @@ def _maker(values: Mapping[str, Any]) -> Callable[[], Token]:
         "sasl.mechanism OAUTHBEARER needs a source of tokens: oauth_cb, or sasl.oauthbearer.method=oidc with client "
         "id, client secret and token endpoint"
     )
+
+
+def _from_function(function: Callable[[str], Any], config: str) -> Token:
+    try:
+        value, expires, *_ = function(config)
+    except Exception as error:  # noqa: BLE001 - whatever a user's function raises
+        raise KafkaError(f"oauth_cb gave no token: {named_text_of(error)}") from None
+    if not isinstance(value, str) or not isinstance(expires, int | float):  # not shown: they may be a secret
+        raise KafkaError(
+            "oauth_cb gave no token: return a pair of its text and the time at which it expires, in seconds since 1970"
+        )
+    return Token(value, float(expires))
 
 
 def _check_endpoint(url: str) -> None:

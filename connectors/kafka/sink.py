@@ -28,7 +28,7 @@ from . import commits, ownership
 from . import wire as _wire  # noqa: F401 - so that a missing kafka-python is told when the sink is imported
 from .admin import check_reachable, cluster_of
 from .coordinator import UNSEEN
-from .errors import Code, Retries, kafka_error
+from .errors import Code, Retries, kafka_error, until_answered
 from .lookup import Lookup
 from .messages import check_columns, hashed_columns, ignored_columns
 from .pool import pool_of
@@ -57,8 +57,8 @@ NOTHING_WRITTEN = "nothing was written"
 FLUSH_SHARE = 0.5
 """Share of the transaction's timeout that a flush may take."""
 PREPARE_SECONDS = 45.0
-"""How long to ask for a transaction's handle after its coordinator has died: by default, its successor is elected after
-9 s (broker.session.timeout.ms), and then reads its part of the log."""
+"""How long to ask for a transaction's handle, and a start for what was left, after a coordinator has died: by default,
+its successor is elected after 9 s (broker.session.timeout.ms), and then reads its part of the log."""
 KEPT_BYTES = 16 * 2**20
 """Rows of a transaction that are kept until it is prepared. A refused batch shows long before there are as many."""
 
@@ -420,10 +420,11 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         return ownership.lingering(self._client, scope, [self.topic] if self.topic is not None else None)
 
     def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:
-        return ownership.lingering_elsewhere(self._client, pipeline, log)
+        # Only a start asks this, and first: it finds a cluster that may be electing coordinators.
+        return until_answered(PREPARE_SECONDS, lambda: ownership.lingering_elsewhere(self._client, pipeline, log))
 
     def ledger(self) -> ownership.KafkaLedger:
-        return ownership.KafkaLedger(lambda: self._client)
+        return ownership.KafkaLedger(lambda: self._client, wait_seconds=PREPARE_SECONDS)
 
     def warm_up(self, context: WriteContext) -> None:
         self._pool(context.scope).warm_up(context)
@@ -434,17 +435,15 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         An attempt that failed instead would be tried again if Spark did so, and not at all in an epoch that the driver
         writes.
         """
-        error: KafkaError | None = None
-        for _ in Retries(min(PREPARE_SECONDS, self.transaction_timeout * FLUSH_SHARE)):
+
+        def ask() -> Prepared:
             try:
                 return self._handle_of(transaction)
-            except KafkaError as raised:
-                if not raised.retryable:
-                    raise
-                error = raised
+            except KafkaError:
                 self._client.look_up_again([str(transaction.producer.name)])
-        assert error is not None  # noqa: S101 - there is at least one try
-        raise error
+                raise
+
+        return until_answered(min(PREPARE_SECONDS, self.transaction_timeout * FLUSH_SHARE), ask)
 
     def _handle_of(self, transaction: KafkaTransaction) -> Prepared:
         """Ask for the handle, and whether it has all partitions in which the transaction is open."""

@@ -168,7 +168,9 @@ class Description(NamedTuple):
 
     @classmethod
     def of(cls, row: Any) -> Description:
-        """Read a row of DescribeTransactionsResponse."""
+        """Read a row of DescribeTransactionsResponse; one with an error has no handle, whatever its fields hold."""
+        if row.error_code:
+            return cls(row.error_code)
         handle = Handle(row.transactional_id, row.producer_id, row.producer_epoch, row.transaction_start_time_ms)
         partitions = frozenset((topic.topic, number) for topic in row.topics for number in topic.partitions)
         return cls(row.error_code, row.transaction_state, handle, row.transaction_timeout_ms, partitions)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from onceward.core.run.keeper import StoppedError
+
 from .query import any_stage_failed, checkpoint_reader, current_run
-from .session import StoppedError, is_run
+from .session import is_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -20,12 +20,11 @@ import math
 import threading
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from onceward.core.checkpoint import Admission, CommitPolicy, Coordinator
+from onceward.core.checkpoint import Admission, CommitPolicy
 from onceward.core.checkpoint.admission import check_query
 from onceward.core.checkpoint.isolation import over_limit
 from onceward.core.checkpoint.numbering import CONSECUTIVE
@@ -38,30 +37,22 @@ from onceward.core.dead_letters import (
     checked_limit,
     schema_for_letters,
 )
-from onceward.core.errors import (
-    ConfigurationError,
-    DecisionInDoubtError,
-    EpochTornError,
-    EpochVoidedError,
-    OncewardError,
-    text_of,
-)
-from onceward.core.events import EpochFailed, EpochReplayed, tell
+from onceward.core.errors import ConfigurationError, EpochTornError, EpochVoidedError, OncewardError, text_of
 from onceward.core.kit.advice import warn
 from onceward.core.kit.options import check_type
-from onceward.core.log import LogWriter, RunWriters, read
-from onceward.core.log.notes import note_failure
+from onceward.core.log import read
 from onceward.core.log.store import EXPLAINING
 from onceward.core.names import check_pipeline_name
 from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST, AnyOnLost
-from onceward.core.run.handover import Successor, check_take_over, run
-from onceward.core.run.source_watch import SourceWatch
+from onceward.core.run.handover import LOOK_SECONDS, check_take_over
+from onceward.core.run.keeper import Keeper, StoppedError
+from onceward.core.run.pipeline_run import PipelineRun
+from onceward.core.run.source_watch import LOOK_SECONDS as SOURCES_SECONDS
 from onceward.core.sink import Guarantee
 from onceward.core.transaction import Acknowledgement
 from onceward.sinks import DirectSink, TwoPhaseCommitSink
 
 from .executors import Executors, executors_of, explained, sending, warn_of_python
-from .idle import BetweenEpochs
 from .kafka import watched_sources, with_publication
 from .kinds import connect_of, plan_of, session_of
 from .options import (
@@ -88,9 +79,8 @@ from .outputs import (
 from .parallelism import TOO_LARGE, Writers, checked_writers, driver_limit, row_size, writers_of
 from .plan import handlers
 from .query import check_offset_log, checked_folder, epoch_input, query_of, reason
-from .query_watch import QueryWatch
 from .refusals import Letters
-from .session import EndsQueries, QueryRun, QuerySession, StoppedError, spark_errors
+from .session import EndsQueries, QueryRun, QuerySession, spark_errors
 from .starting import check_runs, prepare_at_start, refuse_other_targets
 from .task import (
     ACK_COLUMN,
@@ -116,11 +106,12 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from onceward.core.log import EpochInput, LogStore, LogView
+    from onceward.core.run.pipeline_run import RunEpoch
     from onceward.core.source import ResettableSource
 
 _log = logging.getLogger("onceward.spark")
-ATTEMPTS: Final = 3
-"""Number of times that one micro-batch is written if its decisions are lost again and again; then the query ends."""
+_ROUND: Final = (LOOK_SECONDS, SOURCES_SECONDS)
+"""Seconds between two looks at a query and the newer drivers that ask for it, and at its sources."""
 
 
 def exactly_once(
@@ -450,60 +441,38 @@ class EpochHandler(HandlerSettings):
         self._session = session_of(self.spark)
         self._speculates = self._session.setting("spark.speculation", "false").lower() == "true"
         self._elastic = self._session.setting("spark.dynamicAllocation.enabled", "false").lower() == "true"
-        self._log_store: LogStore | None = None
-        """Of the decision log, as soon as it is known."""
-        self._taken_over: RunWriters | None = None
-        """Those of the run that begins next, if it has taken the pipeline over."""
         self._is_validated = False
         self._between_runs = threading.Lock()
-        self._begin_run("", "")
+        self._next: PipelineRun | None = None
+        """The run that begins next, if it has taken the pipeline over."""
+        self._this = self._begun("", "")
 
-    def _begin_run(self, query: str, run: str) -> None:
+    def _begun(self, query: str, run: str) -> _ThisRun:
         """Forget all that the run before it has left. (4) Spark calls the same function in each run of a query.
 
         Args:
             query: Id of the query; empty if none has started.
             run: Id of its run.
         """
-        self._watched = query, run
-        self._run: QueryRun | None = None
-        self._coordinator: Coordinator | None = None
-        self._run_writers, self._taken_over = self._taken_over, None
-        self._read_text = self._session.reader()
-        self._row_bytes: float | None = None
-        self._has_read = False
-        """Whether the run has written an epoch: its tasks then have clients of the source."""
-        self._done = 0
-        """Number of micro-batches that it has ended; each was read from all sources."""
-        self._noted = False
-        """Whether the newest of them failed, which is noted."""
-        is_active = partial(self._session.is_active, query, run)
-        ends = self._session if isinstance(self._session, EndsQueries) else None
-        self._between = BetweenEpochs(
-            pipeline=self.pipeline,
-            current=lambda: self._coordinator,
-            store=self._known_log,
-            started=lambda: self._run_writers.start if self._run_writers is not None else None,
-            is_active=is_active,
-            every=self.policy.sweep_every,
-            stop=None if ends is None else partial(ends.stop, query, run),
-            await_stop=None if ends is None else ends.await_stop,
-        )
-        self._watch = QueryWatch(is_active, self._ask_sources, self._query_ended)
-        self._sources: SourceWatch | None = None
+        life, self._next = self._next or self._new_run(), None
+        return _ThisRun(life, self._session, query, run)
+
+    def _new_run(self) -> PipelineRun:
+        find = lambda: self.find_log()  # noqa: E731, PLW0108 - it may change
+        return PipelineRun(self.pipeline, self.all_sinks, self.policy, find, sources=self.sources, explain=reason)
+
+    @property
+    def run(self) -> PipelineRun:
+        """The run of the pipeline whose micro-batches Spark passes; before the first of them, one that has none."""
+        return self._this.life
 
     def _enter(self, query: str, run: str) -> None:
         """Begin this run, unless it has begun: when it is started, or with its first micro-batch."""
         with self._between_runs:
-            if self._watched != (query, run):
-                self._watch.look_once()  # how the one before has ended
-                self._begin_run(query, run)
-                self._between.start()
-
-    def _known_log(self) -> LogStore | None:
-        if self._log_store is None:
-            self._log_store = self.find_log()
-        return self._log_store
+            if (self._this.query, self._this.run) != (query, run):
+                self._this.keeper.look_once()  # how the one before has ended
+                self._this = self._begun(query, run)
+                self._this.keeper.start()
 
     def prepare(self, view: LogView | None) -> None:
         """Check the targets before the query starts, and create what is missing in them and was requested.
@@ -541,20 +510,24 @@ class EpochHandler(HandlerSettings):
         mistake in somebody's Python code has caused it.
         """
         try:
-            self._enter_current_run()
-            with self._between.epoch():
-                self._epoch(frame, batch)
-            self._done, self._noted = self._done + 1, False
-            self._between.start()
-            self._watch.start()
-        except StoppedError as error:
-            raise error.with_traceback(None) from None
+            with self._turn(batch):
+                self.run.repeat(batch, partial(self._attempt, frame, batch))
+            self._this.keeper.start()
         except BaseException as error:
-            self.tell_failed(batch, error)
             if not self._explains_itself(error):
                 raise
             _log.debug("epoch %s of pipeline %s failed", batch, self.pipeline, exc_info=True)
             raise error.with_traceback(None) from None
+
+    @contextlib.contextmanager
+    def _turn(self, batch: int) -> Iterator[None]:
+        """Enter the run that Spark calls in this thread, and let its epoch begin in the block."""
+        with self.run.telling(batch):
+            current = self._session.current_run(self._this.current)
+            self._enter(current.query, current.run)
+            self._this.current = current
+        with self.run.turn(batch, self._this.await_stop):
+            yield
 
     def take_over(self, spark: SparkSession, checkpoint: str, patience: float | None, writer: DataStreamWriter) -> None:
         """Take the pipeline over from the driver that runs it, before the query starts.
@@ -580,25 +553,18 @@ class EpochHandler(HandlerSettings):
             for sink in self.sinks:
                 check_complete_mode(sink)
         if self.store is not None:
-            check_not_moved(checkpoint, self.pipeline, self._read_text)
+            check_not_moved(checkpoint, self.pipeline, self._session.reader())
         warm_up(spark, self.all_sinks)
         if self.executors is not None:
             _raise_if(self.executors.problem())
         store = open_log(self.store, checkpoint, self.pipeline)
         if self.rewind is None and checkpoint:
-            check_query(read(store), query_of(self._read_text, checkpoint), CONSECUTIVE)
-        self._taken_over = RunWriters.of(self.pipeline, store)
-        log = LogWriter(store, self.pipeline, self.policy, self._taken_over)
+            check_query(read(store), query_of(self._session.reader(), checkpoint), CONSECUTIVE)
+        self._next = self._new_run()
+        self._next.take_over(patience, self._validate_once, store=store)
 
-        def put_start() -> None:
-            self._validate_unless_undone(store)
-            log.start()
-
-        run(Successor(store, patience).take(put_start))
-
-    def _validate_unless_undone(self, store: LogStore) -> None:
-        """Validate the targets that have not been, unless a decision is to be finished first (5)."""
-        if not self._is_validated and read(store).undone is None:
+    def _validate_once(self) -> None:
+        if not self._is_validated:
             self._validate()
 
     def begin(self, batch: int) -> None:
@@ -606,13 +572,11 @@ class EpochHandler(HandlerSettings):
 
         What is lost of a decision is left to the call that writes the micro-batch.
         """
+        # The micro-batch is not known here, so what is lost of a decision cannot be written again yet.
         try:
-            self._enter_current_run()
-            # The micro-batch is not known here, so what is lost of a decision cannot be written again yet.
-            with self._between.epoch(), contextlib.suppress(EpochVoidedError, EpochTornError):
+            with self._turn(batch), contextlib.suppress(EpochVoidedError, EpochTornError):
                 self._opened(batch)
         except BaseException as error:
-            self.tell_failed(batch, error)
             if not self._explains_itself(error):
                 raise
             raise error.with_traceback(None) from None
@@ -625,110 +589,81 @@ class EpochHandler(HandlerSettings):
             run: Id of its run.
             log: Store of the decision log; None if there is none yet.
         """
-        self._log_store = log or self._log_store
+        if log is not None:
+            self.find_log = lambda: log
         self._enter(query, run)
-        self._watch.start()
-
-    def _enter_current_run(self) -> None:
-        current = self._session.current_run(self._run)
-        self._enter(current.query, current.run)
-        self._run = current
-
-    def _ask_sources(self) -> None:
-        if self._sources is None:
-            name = self.pipeline
-            self._sources = SourceWatch(name, self.sources, lambda: self._done, lambda: self._log_store)
-        self._sources.look()
-
-    def _query_ended(self) -> None:
-        """Note why the query has failed, if that was outside of its epochs, as a failure of a source is."""
-        error = self._session.failure(self._watched[0])
-        if error is not None and not self._noted:
-            self.tell_failed(None, error)
+        self._this.keeper.start()
 
     def tell_failed(self, batch: int | None, error: BaseException) -> None:
         """Tell observers and the pipeline's notes why an epoch, the start before it, or the query failed."""
-        self._noted = True
-        tell(EpochFailed(self.pipeline, batch, reason(error)))
-        note_failure(self._log_store, batch, reason(error), error)
+        self.run.failed(batch, error)
 
     @property
     def query(self) -> str:
         """The id of the query whose micro-batches it writes; empty if it has seen none."""
-        return self._run.query if self._run is not None else ""
+        return self._this.current.query if self._this.current is not None else ""
 
     def is_active(self) -> bool:
         """Return whether the query is running whose micro-batches it has written."""
-        return self._session.is_active(self._watched[0])
+        return self._session.is_active(self._this.query)
 
     def _explains_itself(self, error: BaseException) -> bool:
         """Return whether the message needs no traceback: it says how to proceed, or Spark has logged the rest."""
+        if isinstance(error, StoppedError):
+            return True
         return _has_no_mistake(error) and (isinstance(error, OncewardError) or self._session.reports(error))
 
-    def _epoch(self, frame: DataFrame, batch: int) -> None:
-        """Write the epoch; again, in whole or in part, if the policy says so and it is proven to be right."""
-        for attempt in count(1):
-            try:
-                self._attempt(frame, batch)
-            except (EpochVoidedError, EpochTornError) as error:
-                self._coordinator = None  # as after a restart: START, sweep, and a look at what became of the decision
-                if attempt == ATTEMPTS:
-                    raise
-                _log.warning("epoch %s is written again: %s", batch, error)
-            else:
-                return
-
-    def _opened(self, batch: int) -> tuple[Coordinator, EpochInput]:
-        """Return the run's coordinator, and the input of a micro-batch."""
-        run = self._run
-        assert run is not None  # noqa: S101 - entered by whoever calls this
-        about = epoch_input(self._read_text, run.checkpoint, run.query, batch)
-        return self._coordinator or self._open(run, batch, about), about
+    def _opened(self, batch: int) -> EpochInput:
+        """Become the pipeline's writer, if this run is not yet; return the input of a micro-batch."""
+        current = self._this.current
+        assert current is not None  # noqa: S101 - entered by whoever calls this
+        about = epoch_input(self._this.read_text, current.checkpoint, current.query, batch)
+        if self.run.coordinator is None:
+            self._open(current, batch, about)
+        return about
 
     def _attempt(self, frame: DataFrame, batch: int) -> None:
-        coordinator, about = self._opened(batch)
+        about = self._opened(batch)
         # (3) By the batch's number and offsets, as the decision log has them.
-        admission = coordinator.admit(batch, about, adopt=self.adopt)
-        if admission is Admission.HEAL:
-            self._heal(frame, coordinator, batch, about)
-        elif admission is Admission.REPLAY:
-            # (3) Its rows are committed: `open` has finished the decision.
-            tell(EpochReplayed(coordinator.pipeline, batch))
-            # A stateful query must run the batch all the same, or its state store misses a version for ever.
-            frame.write.format("noop").mode("overwrite").save()
-        else:
-            tasks = self._tasks(about)
-            cheap = self.cheap and self.row_size is not None
-            copies = 1 if share_batches(self.sinks) else len(self.sinks)
-            limit = driver_limit(self.writers, about, self._row_bytes, cheap=cheap, copies=copies)
-            if self.outputs.apart:
-                acks, lost = self._write_outputs(frame, coordinator, batch, tasks)
+        with self.run.epoch(batch, about, adopt=self.adopt) as epoch:
+            if epoch.admission is Admission.HEAL:
+                self._heal(frame, epoch)
+            elif epoch.admission is Admission.REPLAY:
+                # (3) Its rows are committed: `open` has finished the decision.
+                # A stateful query must run the batch all the same, or its state store misses a version for ever.
+                frame.write.format("noop").mode("overwrite").save()
             else:
-                acks, lost = self._write(frame, coordinator, batch, tasks, limit)
-            # Before the decision: an epoch with too many refused rows must not become visible.
-            with self._giving_up(coordinator):
-                self._check_dead_letters(coordinator, batch, acks)
-            # (1) (2) Returns after COMPLETED; on_complete and Spark's own commit log come later.
-            with self._giving_up(coordinator, unless_decided=batch):
-                coordinator.commit(batch, acks, about, sweep_after=lost)
-        if self.on_complete is not None:
-            self.on_complete(batch, about)
+                self._write_new(frame, epoch)
+            if self.on_complete is not None:
+                self.on_complete(batch, about)
+
+    def _write_new(self, frame: DataFrame, epoch: RunEpoch) -> None:
+        tasks = self._tasks(epoch.input)
+        cheap = self.cheap and self.row_size is not None
+        copies = 1 if share_batches(self.sinks) else len(self.sinks)
+        limit = driver_limit(self.writers, epoch.input, self._this.row_bytes, cheap=cheap, copies=copies)
+        if self.outputs.apart:
+            acks, lost = self._write_outputs(frame, epoch, tasks)
+        else:
+            acks, lost = self._write(frame, epoch, tasks, limit)
+        # Before the decision: an epoch with too many refused rows must not become visible.
+        self._check_dead_letters(epoch, acks)
+        # (1) (2) Returns after COMPLETED; on_complete and Spark's own commit log come later.
+        epoch.commit(acks, sweep_after=lost)
 
     def _tasks(self, about: EpochInput) -> int | None:
         """Return the maximum number of tasks that write an epoch; None for one for each partition."""
         slots = None if self._elastic else self._session.slots()
         return writers_of(self.writers, slots, about, cheap=self.cheap)
 
-    def _letters(
-        self, coordinator: Coordinator, batch: int, *, written: bool = True, tasks: int | None = None
-    ) -> Letters | None:
+    def _letters(self, epoch: RunEpoch, *, written: bool = True, tasks: int | None = None) -> Letters | None:
         dead = self.dead_letters
         if dead is None:
             return None
-        context = coordinator.context(dead.sink.name, batch, subtask=-1)
+        context = epoch.context(dead.sink.name)
         return Letters(dead.sink, context, dead.most, written, dead.share(tasks))
 
-    def _check_dead_letters(self, coordinator: Coordinator, batch: int, acks: Sequence[Acknowledgement]) -> None:
+    def _check_dead_letters(self, epoch: RunEpoch, acks: Sequence[Acknowledgement]) -> None:
         """Refuse the epoch if too many of its rows were refused, and else report them."""
         dead = self.dead_letters
         if dead is None:
@@ -739,80 +674,71 @@ class EpochHandler(HandlerSettings):
         for why, rows in (item for ack in acks for item in ack.refused.items()):
             counts[why] = counts.get(why, 0) + rows
         if limit := dead.exceeded(amounts):
-            raise over_limit(coordinator.context(dead.sink.name, batch, subtask=-1), refused, limit, counts)
+            raise over_limit(epoch.context(dead.sink.name), refused, limit, counts)
         if refused:
             words = "; ".join(f"{rows} times {why}" for why, rows in counts.items())
-            _log.warning("epoch %s: %s refused rows go to sink %s: %s", batch, refused, dead.sink.name, words)
+            _log.warning("epoch %s: %s refused rows go to sink %s: %s", epoch.number, refused, dead.sink.name, words)
 
-    def _heal(self, frame: DataFrame, coordinator: Coordinator, batch: int, about: EpochInput) -> None:
+    def _heal(self, frame: DataFrame, epoch: RunEpoch) -> None:
         """Compute a decided epoch again, and write its lost rows, with as many tasks as wrote it before."""
-        lost = coordinator.lost
+        lost = epoch.lost
         assert lost is not None  # noqa: S101 - admitted as such
         only = {name: lost.writes(name) for name in lost.sinks}
         # Rows go to the same subtasks only if there are as many as before; otherwise their hash would differ. Without a
         # limit there are, and one would reorder them: Spark gathers partitions by where they are.
-        limit = self._tasks(about)
+        limit = self._tasks(epoch.input)
         tasks = None if limit is None else lost.subtasks or limit
-        acks, left = self._write_outputs(frame, coordinator, batch, tasks, only)
-        coordinator.commit(batch, acks, about, sweep_after=left)
+        acks, left = self._write_outputs(frame, epoch, tasks, only)
+        epoch.commit(acks, sweep_after=left)
 
-    def _open(self, run: QueryRun, batch: int, about: EpochInput) -> Coordinator:
-        if run.complete:
+    def _open(self, current: QueryRun, batch: int, about: EpochInput) -> None:
+        if current.complete:
             for sink in self.sinks:
                 check_complete_mode(sink)
-        name = self.pipeline
         if self.store is not None:
-            check_not_moved(run.checkpoint, name, self._read_text)
-        store = open_log(self.store, run.checkpoint, name)
-        self._log_store = store
+            check_not_moved(current.checkpoint, self.pipeline, self._this.read_text)
+        store = open_log(self.store, current.checkpoint, self.pipeline)
+        self.find_log = lambda: store
         check_store(local_store(store), self._session.master)
-        self._run_writers = self._run_writers or RunWriters.of(name, store)
-        coordinator = Coordinator(name, store, self.all_sinks, self.policy, heals=True, run_writers=self._run_writers)
-        with self._checking_executors(store):
-            self._validate_unless_undone(store)
-            # (5) START, sweep, and the end of what is decided.
-            coordinator.open(rewind=self.rewind, first_epoch=batch, query=run.query, epoch_input=about)
-        if not self._is_validated:
-            self._validate()
-        self._coordinator = coordinator
-        return coordinator
+        # (5) START, sweep, and the end of what is decided.
+        self.run.open(
+            store,
+            self._check_ready,
+            rewind=self.rewind,
+            first_epoch=batch,
+            query=current.query,
+            epoch_input=about,
+        )
 
-    @contextlib.contextmanager
-    def _checking_executors(self, store: LogStore) -> Iterator[None]:
-        """Refuse executors that cannot write, before START; but first let what is decided be committed."""
-        executors = self.executors
-        recovers_first = executors is not None and read(store).undone is not None
-        if executors is not None and not recovers_first:
-            _raise_if(executors.problem())
-        yield
-        if executors is not None and recovers_first:
-            _raise_if(executors.problem())
+    def _check_ready(self) -> None:
+        """Refuse executors that cannot write, and targets that are not set up."""
+        if self.executors is not None:
+            _raise_if(self.executors.problem())
+        self._validate_once()
 
     def _write(
-        self, frame: DataFrame, coordinator: Coordinator, batch: int, tasks: int | None, limit: float | None
+        self, frame: DataFrame, epoch: RunEpoch, tasks: int | None, limit: float | None
     ) -> tuple[list[Acknowledgement], bool]:
         """Write the epoch; return the acknowledgements, and whether an attempt may have left something behind.
 
         Args:
             frame: The micro-batch.
-            coordinator: Coordinator of the run.
-            batch: Number of the micro-batch.
+            epoch: The epoch that the micro-batch is.
             tasks: Maximum number of tasks; None for one for each partition.
             limit: Bytes of the largest row that this process may get; None: tasks write.
         """
         limited = frame if tasks is None else frame.coalesce(tasks)
         if limit is not None:
-            with self._giving_up(coordinator):
-                # At first each partition waits for a client of the source: in one task they would wait in turn.
-                rows = self._gathered(limited if self._has_read else frame, limit)
-                self._has_read = True
-                if rows is not None:
-                    self._note_size(rows.nbytes / rows.num_rows if rows.num_rows else None)
-                    contexts = [coordinator.context(sink.name, batch, subtask=0) for sink in self.sinks]
-                    letters = self._letters(coordinator, batch, tasks=1)
-                    return [write_partition(self.sinks, contexts, rows.to_batches(), letters=letters)], False
-        written = self._write_by_tasks(limited, coordinator, batch, self.sinks, tasks=tasks)
-        self._has_read = True
+            # At first each partition waits for a client of the source: in one task they would wait in turn.
+            rows = self._gathered(limited if self._this.has_read else frame, limit)
+            self._this.has_read = True
+            if rows is not None:
+                self._note_size(rows.nbytes / rows.num_rows if rows.num_rows else None)
+                contexts = [epoch.context(sink.name, subtask=0) for sink in self.sinks]
+                letters = self._letters(epoch, tasks=1)
+                return [write_partition(self.sinks, contexts, rows.to_batches(), letters=letters)], False
+        written = self._write_by_tasks(limited, epoch, self.sinks, tasks=tasks)
+        self._this.has_read = True
         return written
 
     def _gathered(self, frame: DataFrame, limit: float) -> pa.Table | None:
@@ -833,26 +759,24 @@ class EpochHandler(HandlerSettings):
         return None
 
     def _note_size(self, row_bytes: float | None) -> None:
-        if row_bytes is not None and self._row_bytes != math.inf:
-            self._row_bytes = row_bytes
+        if row_bytes is not None and self._this.row_bytes != math.inf:
+            self._this.row_bytes = row_bytes
 
     def _write_by_tasks(
         self,
         frame: DataFrame,
-        coordinator: Coordinator,
-        batch: int,
+        epoch: RunEpoch,
         sinks: Sequence[TwoPhaseCommitSink[Any]],
         only: Sequence[frozenset[int] | None] | None = None,
         *,
         letters_written: bool = True,
         tasks: int | None = None,
     ) -> tuple[list[Acknowledgement], bool]:
-        letters = self._letters(coordinator, batch, written=letters_written, tasks=tasks)
-        contexts = [coordinator.context(sink.name, batch, subtask=-1) for sink in sinks]
+        letters = self._letters(epoch, written=letters_written, tasks=tasks)
+        contexts = [epoch.context(sink.name) for sink in sinks]
         rows_frame, names = with_plain_names(project_sinks(frame, sinks, source=letters is not None))
-        with self._giving_up(coordinator):
-            task = partial(write_and_tell, sinks, contexts, names=names, only=only, letters=letters)
-            rows = self._acknowledged(rows_frame, task)
+        task = partial(write_and_tell, sinks, contexts, names=names, only=only, letters=letters)
+        rows = self._acknowledged(rows_frame, task)
         self._note_size(max((row[SIZE_COLUMN] for row in rows if row[SIZE_COLUMN] is not None), default=None))
         # An attempt that Spark gave up may have prepared something, of which no acknowledgement tells.
         lost = self._speculates or self._session.failed({row[STAGE_COLUMN] for row in rows})
@@ -870,8 +794,7 @@ class EpochHandler(HandlerSettings):
     def _write_outputs(
         self,
         frame: DataFrame,
-        coordinator: Coordinator,
-        batch: int,
+        epoch: RunEpoch,
         tasks: int | None,
         only: Mapping[str, frozenset[int] | None] | None = None,
     ) -> tuple[list[Acknowledgement], bool]:
@@ -879,8 +802,7 @@ class EpochHandler(HandlerSettings):
 
         Args:
             frame: The micro-batch.
-            coordinator: Coordinator of the run.
-            batch: Number of the micro-batch.
+            epoch: The epoch that the micro-batch is.
             tasks: Maximum number of tasks of each job; None for one for each partition.
             only: The sinks that write, and in which subtasks (None for all); None for all sinks.
         """
@@ -893,26 +815,47 @@ class EpochHandler(HandlerSettings):
             for rows, part in jobs:
                 limited = rows if tasks is None else rows.coalesce(tasks)
                 subtasks = None if only is None else [only[sink.name] for sink in part]
-                written, left = self._write_by_tasks(
-                    limited, coordinator, batch, part, subtasks, letters_written=letters_written
-                )
+                written, left = self._write_by_tasks(limited, epoch, part, subtasks, letters_written=letters_written)
                 acks, lost = acks + written, lost or left
         return merge_acknowledgements(acks, everywhere), lost
 
-    @contextlib.contextmanager
-    def _giving_up(self, coordinator: Coordinator, unless_decided: int | None = None) -> Iterator[None]:
-        try:
-            yield
-        except BaseException as error:
-            # (6) A decision whose put was not answered counts as made.
-            view = coordinator.view
-            decided = (
-                isinstance(error, DecisionInDoubtError) or view.undone is not None or view.decided == unless_decided
-            )
-            if unless_decided is not None and decided:
-                raise
-            # Partitions that were through hold locks and readers: end them now, not at the next start.
-            self._coordinator = None
-            with contextlib.suppress(OncewardError):
-                coordinator.give_up()
-            raise
+
+class _ThisRun:
+    """What Spark's function keeps for one run of a query.
+
+    Attributes:
+        life: The same run as one of the pipeline.
+        query: Id of the query; empty if none has started.
+        run: Id of the query's run.
+        keeper: Thread that looks after the run between its epochs.
+        await_stop: Function that waits in Spark's thread until the run is ended; None if nothing here can end it.
+        current: The run as Spark describes it, since its first micro-batch.
+        read_text: Function that reads a small file of the checkpoint.
+        row_bytes: Size of the run's rows; infinite if this process may not gather them.
+        has_read: True if it has written an epoch: its tasks then have clients of the source.
+    """
+
+    def __init__(self, life: PipelineRun, session: QuerySession, query: str, run: str) -> None:
+        self.life, self.query, self.run = life, query, run
+        self.current: QueryRun | None = None
+        self.read_text = session.reader()
+        self.row_bytes: float | None = None
+        self.has_read = False
+        is_active = partial(session.is_active, query, run)
+        ends = session if isinstance(session, EndsQueries) else None
+        self.await_stop = None if ends is None else ends.await_stop
+        stop = None if ends is None else partial(ends.stop, query, run)
+
+        def ended() -> None:
+            life.say_ended()
+            life.ended_with(session.failure(query))
+
+        look, ask = _ROUND
+        self.keeper = Keeper(
+            f"onceward-{life.pipeline}",
+            is_active=is_active,
+            look=lambda: None if stop is None else life.hand_over(is_active, stop),
+            duties=[(life.policy.sweep_every, life.sweep), (ask, life.ask_sources)],
+            ended=ended,
+            every=look,
+        )

@@ -26,13 +26,13 @@ from onceward.core.errors import (
 )
 from onceward.core.kit.options import arguments, option_names, plain
 from onceward.core.log import LogStore, LogView, open_store, read
-from onceward.core.log.notes import note_failure
 from onceward.core.log.objects import CONDITIONAL_PUT
 from onceward.core.log.run_writers import register_log
 from onceward.core.log.store import EXPLAINING, IN_CHECKPOINT, MOVED_MARK
 from onceward.core.log.writer import check_owner
 from onceward.core.names import check_pipeline_name
 from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST
+from onceward.core.run.pipeline_run import PipelineRun
 
 from .query import local_path, read_text, reason
 
@@ -227,7 +227,7 @@ def noting_failed_start(
         log = None if EXPLAINING.get() else existing_log(store, checkpoint, pipeline)
         if log is not None:
             register_log(log)
-        note_failure(log, None, reason(error), error)
+        PipelineRun(pipeline or "", (), CommitPolicy(), lambda: log, explain=reason).note_failed(None, error)
         raise
 
 

@@ -118,10 +118,6 @@ class StartableQuery(Protocol):
         """Return the function for the query's micro-batches."""
 
 
-class StoppedError(Exception):
-    """The query was stopped while its function waited. Not a failure: Spark knows it by the text."""
-
-
 def is_run(one: Any, query: str, run: str) -> bool:
     """Return whether a StreamingQuery is this run of the query with this id; an empty run stands for any."""
     return str(one.id) == query and (not run or str(one.runId) == run)

@@ -29,14 +29,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from onceward.core.checkpoint import Admission, Coordinator
+from onceward.core.checkpoint import Admission
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, OncewardError, ProtocolError
-from onceward.core.events import EpochFailed, EpochReplayed, tell
 from onceward.core.kit.logs import show_if_asked
-from onceward.core.log import DirectoryStore, EpochInput, LogStore, RunWriters, Start, WriterToken, open_store, read
+from onceward.core.log import DirectoryStore, EpochInput, LogStore, Start, WriterToken, open_store, read
 from onceward.core.log.note_kinds import EpochNote, ErrorNote, FailureNote, StartNote
-from onceward.core.log.notes import note_failure, note_task, notes
+from onceward.core.log.notes import notes_beside
 from onceward.core.names import PIPELINE_LENGTH
+from onceward.core.run.pipeline_run import PipelineRun
 from onceward.core.transaction import Acknowledgement, Committable, WriteContext
 
 from . import run_folder
@@ -106,10 +106,9 @@ class _Writer:
     def _store(self, pipeline: str) -> LogStore:
         raise NotImplementedError
 
-    def _coordinator(self) -> Coordinator:
-        name = self._pipeline()
-        store, policy = self._store(name), self.options.policy()
-        return Coordinator(name, store, [self.sink], policy, heals=True, run_writers=RunWriters.of(name, store))
+    def _run(self) -> PipelineRun:
+        """Return the run as this process knows it: it opens an epoch, or goes on with one that another has opened."""
+        return PipelineRun(self._pipeline(), [self.sink], self.options.policy(), self._existing_log, explain=reason)
 
     def _offered(self) -> tuple[int, EpochInput]:
         """Return the epoch that will be written, and its input."""
@@ -124,14 +123,10 @@ class _Writer:
                 epoch = None
                 with contextlib.suppress(OncewardError):
                     epoch = self._offered()[0]
-                self._tell_failed(epoch, reason(error))
-                note_failure(self._existing_log(), epoch, reason(error), error)
+                with contextlib.suppress(OncewardError):  # its name may be what is missing
+                    self._run().failed(epoch, error)
                 raise
         return dict(self.__dict__)
-
-    def _tell_failed(self, epoch: int | None, why: str) -> None:
-        with contextlib.suppress(OncewardError):  # its name may be what is missing
-            tell(EpochFailed(self._pipeline(), epoch, why))
 
     def _existing_log(self) -> LogStore | None:
         """Return the store of the decision log, for notes; None if this process does not see it."""
@@ -139,9 +134,7 @@ class _Writer:
 
     def _cause(self, epoch: int) -> ErrorNote | None:
         """Return the newest note of why this epoch failed, of the commit or of a task; Spark does not say why."""
-        log = self._existing_log()
-        written = notes(log.path, _NOTES) if isinstance(log, DirectoryStore) else []
-        for one in reversed(written):
+        for one in reversed(notes_beside(self._existing_log(), _NOTES)):
             if isinstance(one, ErrorNote) and one.epoch == epoch:
                 return one
             if isinstance(one, StartNote | EpochNote):
@@ -149,16 +142,17 @@ class _Writer:
         return None
 
     def _open(self) -> OpenedEpoch:
-        coordinator = self._coordinator()
-        since = coordinator.policy.monotonic()
+        run = self._run()
+        since = run.policy.monotonic()
         epoch, about = self._offered()
-        # (Rule A) A target that does not answer must not keep what is decided from being committed before it expires.
-        waits = coordinator.writer.look().undone is not None
-        if not waits:
-            self._validate()
-        coordinator.open(rewind=self.options.rewind, first_epoch=epoch, query=about.query, epoch_input=about)
-        if waits:
-            self._validate()
+        coordinator = run.open(
+            self._store(run.pipeline),
+            self._validate,
+            rewind=self.options.rewind,
+            first_epoch=epoch,
+            query=about.query,
+            epoch_input=about,
+        )
         admission = coordinator.admit(epoch, about, adopt=self.options.adopt)
         lost = coordinator.lost
         return OpenedEpoch(
@@ -201,7 +195,7 @@ class _Writer:
         try:
             yield
         except Exception as error:
-            note_task(self._existing_log(), epoch, reason(error), error)
+            self._run().note_task_failed(epoch, error)
             raise
 
     @contextlib.contextmanager
@@ -210,7 +204,7 @@ class _Writer:
         try:
             yield
         except Exception as error:
-            note_failure(self._existing_log(), epoch, reason(error), error)
+            self._run().note_failed(epoch, error)
             raise
 
     def _commit(self, messages: Sequence[WriterCommitMessage | None], epoch: int, about: EpochInput) -> None:
@@ -221,19 +215,20 @@ class _Writer:
             )
         if len(written) < len(messages):  # Spark calls abort() then; invariant 2 does not rely on it
             raise ProtocolError(f"{len(written)} of {len(messages)} partitions answered; nothing was decided")
-        opened, coordinator = self._resumed(written)
-        if coordinator.admit(epoch, about, adopt=self.options.adopt) is Admission.REPLAY:
-            tell(EpochReplayed(coordinator.pipeline, epoch))
+        opened, run = self._resumed(written)
+        admitted = run.admit(epoch, about, adopt=self.options.adopt)
+        if admitted.admission is Admission.REPLAY:
             return
         acks = [message.acknowledgement for message in written if message.acknowledgement is not None]
         # Spark does not tell this process of lost attempts and of stages that ran twice: always look for leftovers.
-        age = coordinator.policy.monotonic() - opened.since
-        coordinator.commit(epoch, acks, about, sweep_after=True, age=age)
+        age = run.policy.monotonic() - opened.since
+        admitted.commit(acks, sweep_after=True, age=age)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803 - Spark's
         """Abort what is not decided (driver). Called with decided messages too, when commit raised."""
         why, is_noted = self._why_aborted(batchId, "batch")
-        self._tell_failed(batchId, why)
+        run = self._run()
+        run.tell_failed(batchId, why)
         written = [m for m in messages if isinstance(m, WrittenPartition) and m.acknowledgement is not None]
         fenced: FencedError | None = None
         if written:
@@ -242,7 +237,7 @@ class _Writer:
             except FencedError as error:  # decided, or a newer writer has started: both look after it
                 fenced = error
         if not is_noted:  # a commit has noted its own failure
-            note_failure(self._existing_log(), batchId, why, fenced)
+            run.note_failed(batchId, fenced, why)
 
     def _why_aborted(self, epoch: int, what: str) -> tuple[str, bool]:
         """Return why an epoch failed, as far as that is known, and whether it is noted already."""
@@ -252,13 +247,13 @@ class _Writer:
             return why, False
         return f"{why}: {cause.error}", isinstance(cause, FailureNote)
 
-    def _resumed(self, written: Sequence[WrittenPartition]) -> tuple[OpenedEpoch, Coordinator]:
+    def _resumed(self, written: Sequence[WrittenPartition]) -> tuple[OpenedEpoch, PipelineRun]:
         opened = written[0].opened
         if any(message.opened.token != opened.token for message in written):
             raise ProtocolError("the commit messages come from different writers; nothing was decided")
-        coordinator = self._coordinator()
-        coordinator.resume(opened.token, opened.lost)
-        return opened, coordinator
+        run = self._run()
+        run.resume(opened.token, opened.lost, store=self._store(run.pipeline))
+        return opened, run
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
@@ -333,13 +328,13 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
     def __init__(self, sink: TwoPhaseCommitSink[Any], options: FormatOptions) -> None:
         super().__init__(sink, msgspec.structs.replace(options, rewind=None, adopt=False))  # a run has one epoch
-        self.run = options.run_key or uuid.uuid4().hex
+        self.run_key = options.run_key or uuid.uuid4().hex
         dataset = sink.dataset()
         self.place = dataset[0] if dataset is not None else ""
         """Address of the target, as it was given."""
         pipeline = options.pipeline or "batch"
         target = dataset[1] if dataset is not None else run_folder.target_of(sink)
-        identity = json.dumps([pipeline, self.run, sink.name, target])
+        identity = json.dumps([pipeline, self.run_key, sink.name, target])
         digest = hashlib.sha256(identity.encode()).hexdigest()[:_DIGEST]
         self.name = f"{pipeline[: PIPELINE_LENGTH - _DIGEST - 1]}.{digest}"
         self.temporary = ""
@@ -377,30 +372,33 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: ARG002, N803 - Spark's
         """Abort what is not decided, what tasks prepare from now on included. Spark has not waited for its tasks."""
         why, is_noted = self._why_aborted(0, "batch write")
-        self._tell_failed(0, why)
-        if not is_noted:
-            note_failure(self._existing_log(), 0, why)
+        run = self._run()
+        run.tell_failed(0, why)
         if self.opened is None:
+            run.note_failed(0, None, why)
             return
         folder = Path(self.temporary) if self.temporary else None
         if folder is not None:
             run_folder.mark_failed(folder, self.name, self.sink)
-        coordinator = self._coordinator()
+        fenced: FencedError | None = None
         try:
-            coordinator.resume(self.opened.token)
-            coordinator.give_up()
+            run.resume(self.opened.token, store=self._store(self.name))
+            run.give_up()
             if folder is not None and run_folder.wait_for_tasks(folder):
-                coordinator.give_up()
-        except FencedError:  # decided, or another run has started, whose sweep may have come too early
-            self._abort_fenced(coordinator, messages)
+                run.give_up()
+        except FencedError as error:  # decided, or another run has started, whose sweep may have come too early
+            fenced = error
+            self._abort_fenced(run, messages)
+        if not is_noted:
+            run.note_failed(0, fenced, why)
         if folder is not None and run_folder.has_ended(folder):
             run_folder.delete_folder(folder, self.sink)
 
-    def _abort_fenced(self, coordinator: Coordinator, messages: Sequence[WriterCommitMessage | None]) -> None:
+    def _abort_fenced(self, run: PipelineRun, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Abort this run's prepared transactions, if another START has made its decision impossible."""
         assert self.opened is not None  # noqa: S101 - for type checkers
         next_to_own = self.opened.token.last + 1
-        if any(isinstance(e, Start) and e.position == next_to_own for e in coordinator.writer.look().entries):
+        if any(isinstance(e, Start) and e.position == next_to_own for e in run.writer().look().entries):
             for committable in committables_of(messages):
                 self.sink.abort(committable)
 
@@ -460,7 +458,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             raise
 
     def _offered(self) -> tuple[int, EpochInput]:
-        return 0, EpochInput(query=self.run, end=self.place)  # the caller says by the run key that it is the same
+        return 0, EpochInput(query=self.run_key, end=self.place)  # the caller says by the run key that it is the same
 
     def _pipeline(self) -> str:
         return self.name

@@ -208,9 +208,8 @@ def sweep(
     for sink in (sink for sink in sinks if sink.name not in skip):
         try:
             # (1) Exact handles: what a name holds later is another transaction.
-            committables = sink.lingering(writer.scope(sink.name))
-            listed = answers.many(sink, "lingering", committables, Committable)
-            listed += _abandoned(sink, writer, names) if abandoned else ()
+            listed = list(_abandoned(sink, writer, names)) if abandoned else []
+            listed += answers.many(sink, "lingering", sink.lingering(writer.scope(sink.name)), Committable)
             listed = [c for c in listed if only is None or c.identity() in only]
             # While subtasks are at work, a handle that names no writer may be one of theirs.
             listed = [c for c in listed if not busy or ANY_EPOCH < c.generation < writer.token.start]

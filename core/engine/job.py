@@ -18,17 +18,17 @@ from ..errors import (
     StoreError,
     text_of,
 )
-from ..events import EpochFailed, tell
-from ..log import LogWriter, MemoryStore, RunWriters
-from ..log.notes import note_end, note_failure
-from ..run.handover import Predecessor, Successor, run
-from ..run.source_watch import SourceWatch, titles, watching
+from ..log import MemoryStore
+from ..log.notes import note_end
+from ..run.handover import run
+from ..run.keeper import Keeper
+from ..run.source_watch import LOOK_SECONDS
 from .channels import CheckpointKind
 from .completion import as_own_error
 from .inside import is_inside, thread_of
 from .origin import Restore
 from .requests import POLL_SECONDS, serve
-from .start import check_start, start
+from .start import check_start, run_of, start
 from .state.storage import CheckpointStorage
 from .threads import ThreadedAttempt
 
@@ -83,14 +83,17 @@ class Job:
         self._begun = threading.Event()
         """The first attempt runs, or has failed."""
         self._cancel = threading.Event()
-        self._closing = threading.Event()
-        """Nobody waits for commands any more."""
         self._past: list[CheckpointRecord] = []
         """The newest checkpoints of earlier attempts."""
         self._started: StartedAttempt | None = None
-        self._writers: RunWriters | None = None
-        self._successor: Predecessor | None = None
-        """The conversation with a driver that may take the pipeline over."""
+        self._life = run_of(setup, self._progress)
+        self._keeper = Keeper(
+            f"onceward-{setup.pipeline}-keeper",
+            is_active=lambda: True,
+            look=self._serve,
+            duties=[(LOOK_SECONDS, self._ask_sources)],
+            every=POLL_SECONDS,
+        )
         self._makes_room = False
         """An attempt, or the pause between two, has been ended for that."""
         self._pauses = False
@@ -210,39 +213,30 @@ class Job:
 
         While an attempt begins, a newer driver is told to wait; between two attempts there is room at once.
         """
-        while True:
-            with self._lock:
-                pauses, started = self._pauses, self._started if self.state is JobState.RUNNING else None
-            try:
-                if started is not None and not self._makes_room:
-                    start = started.coordinator.writer.token.start
-                    serve(self._setup.store, start, lambda kind, target: str(self._ask(kind, target, None)))
-                if not self._makes_room and self._is_asked():
-                    if started is not None:
-                        self._make_room(started)
-                    elif pauses:
-                        self._end_pause()
-            except (StoreError, CheckpointFailedError) as error:
-                _log.debug("cannot look for requests: %s", error)
-            if self._closing.wait(POLL_SECONDS):
-                return
-
-    def _is_asked(self) -> bool:
-        """Return whether a newer driver asks for the pipeline; tell it that this run has heard."""
-        start = self._writers.start if self._writers is not None else None
-        if self._successor is None:
-            self._successor = Predecessor(self._setup.store, start)
-        self._successor.answer_for(start)
-        return self._successor.is_asked()
+        if isinstance(self._setup.store, MemoryStore):  # which no other process reaches
+            return
+        with self._lock:
+            pauses, started = self._pauses, self._started if self.state is JobState.RUNNING else None
+        try:
+            if started is not None and not self._makes_room:
+                start = started.coordinator.writer.token.start
+                serve(self._setup.store, start, lambda kind, target: str(self._ask(kind, target, None)))
+            if not self._makes_room and self._life.asked() is not None:
+                if started is not None:
+                    self._make_room(started)
+                elif pauses:
+                    self._end_pause()
+        except (StoreError, CheckpointFailedError) as error:
+            _log.debug("cannot look for requests: %s", error)
 
     def _end_pause(self) -> None:
         """Have the run wait for the driver that asks for the pipeline, if it still pauses between two attempts.
 
         An attempt may have come and gone meanwhile: its START would be taken for that driver's.
         """
-        own = self._writers.start if self._writers is not None else None
+        own, successor = self._life.start, self._life.successor
         with self._lock:
-            if self._pauses and self._successor is not None and own in {None, self._successor.start}:
+            if self._pauses and successor is not None and own in {None, successor.start}:
                 self._makes_room = True
                 self._resume.set()
 
@@ -279,24 +273,16 @@ class Job:
 
     def _is_taken_over(self) -> bool:
         """Wait for the START of the driver that has asked for the pipeline; return whether it has come."""
-        assert self._successor is not None  # noqa: S101 - it has asked
+        assert self._life.successor is not None  # noqa: S101 - it has asked
         self.state = JobState.RESTARTING
-        taken = run(self._successor.hand_over(), self._cancel.wait)
+        taken = run(self._life.successor.hand_over(), self._cancel.wait)
         if taken:
             _log.info("pipeline %s runs in another driver now", self._setup.pipeline)
         return taken
 
-    def _watch_sources(self) -> None:
-        """Tell of sources that do not answer while the pipeline runs."""
-        read = {f"{one.uid}": one.what for one in self._setup.graph.operators if one.kind == "source"}
-        setup = self._setup
-        watch = SourceWatch(setup.pipeline, titles(read), self._progress, lambda: setup.store, setup.policy.monotonic)
-
-        def look() -> None:
-            if self.state is JobState.RUNNING:
-                watch.look()
-
-        watching(look, self._closing, f"onceward-{setup.pipeline}-sources")
+    def _ask_sources(self) -> None:
+        if self.state is JobState.RUNNING:
+            self._life.ask_sources()
 
     def _progress(self) -> object:
         """Return a value that changes with each completed checkpoint, and with each start."""
@@ -304,38 +290,29 @@ class Job:
         return self.state, self.restarts, done[-1:]
 
     def _run(self) -> None:
-        commands = threading.Thread(target=self._serve, name=f"onceward-{self._setup.pipeline}-commands", daemon=True)
         try:
-            self._watch_sources()
-            if not isinstance(self._setup.store, MemoryStore):  # which no other process reaches
-                if self._take_over is not None:
-                    self._take()
-                commands.start()  # not before: it would answer its own request
+            if self._take_over is not None and not isinstance(self._setup.store, MemoryStore):
+                self._take(self._take_over)
+            self._keeper.start()  # not before: it would answer its own request
             self._run_attempts()
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is kept for whoever waits
             _log.error("pipeline %s has failed: %s", self._setup.pipeline, error)
             self.state = JobState.FAILED
             self.error = error
         finally:
-            self._closing.set()
-            if commands.is_alive():
-                commands.join(ANSWER_SECONDS)  # whoever has asked for the savepoint that ended the run
-            if self._successor is not None:
-                self._successor.say_ended()
+            self._keeper.end(ANSWER_SECONDS)  # whoever has asked for the savepoint that ended the run
+            self._life.say_ended()
             try:
                 self._drop_state()
             finally:
                 self._ended.set()
                 self._begun.set()
 
-    def _take(self) -> None:
+    def _take(self, patience: float) -> None:
         """Take the pipeline over from the driver that runs it; what would be refused at the start is refused first."""
-        setup = self._setup
-        assert self._take_over is not None  # noqa: S101 - asked by the caller
-        self.state, self._writers = JobState.STARTING, RunWriters.of(setup.pipeline, setup.store)
-        writer = LogWriter(setup.store, setup.pipeline, setup.policy, self._writers)
-        check_start(setup, writer.look(), self._restore)
-        run(Successor(setup.store, self._take_over).take(writer.start), self._cancel.wait)
+        self.state = JobState.STARTING
+        check_start(self._setup, self._life.writer().look(), self._restore)
+        self._life.take_over(patience, pause=self._cancel.wait)
 
     def _run_attempts(self) -> None:
         clock, restarts = self._setup.policy.monotonic, self._setup.restart.begin()
@@ -356,11 +333,10 @@ class Job:
                 note_end(self._setup.store)
                 self.state = JobState.STOPPED if self._cancel.is_set() else JobState.FINISHED
                 return
-            note_failure(self._setup.store, None, text_of(error), error)
             repeated, self.failure = str(error) == str(self.failure), error
             now = clock()
             pause = None if is_hopeless(error) else restarts(now, now - began)
-            tell(EpochFailed(self._setup.pipeline, None, text_of(error), again=pause is not None))
+            self._life.failed(None, error, again=pause is not None)
             if pause is None:
                 raise error
             # With the traceback of the user's function, once.
@@ -378,8 +354,7 @@ class Job:
     def _one_attempt(self) -> OncewardError | None:
         self.state = JobState.STARTING
         try:
-            self._writers = self._writers or RunWriters.of(self._setup.pipeline, self._setup.store)
-            started = start(self._setup, self._restore, again=self._started is not None, run_writers=self._writers)
+            started = start(self._setup, self._restore, self._life, again=self._started is not None)
             if started.again is None:
                 # It is decided now: from here on a restart goes on from the newest decision.
                 self._restore = Restore(allow_non_restored=self._restore.allow_non_restored)

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from ..checkpoint import Coordinator
 from ..checkpoint.numbering import CHECKPOINTS
 from ..events import EpochBegan, tell, wall_clock
-from ..log import LogWriter
+from ..run.pipeline_run import PipelineRun
+from ..run.source_watch import titles
 from ..source import ResettableSource
 from .again import Again, can_be_read_again
 from .channels import Barrier
@@ -38,7 +38,7 @@ from .state.keys import groups_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ..checkpoint import CommitPolicy
+    from ..checkpoint import CommitPolicy, Coordinator
     from ..log import LogStore, LogView, RunWriters
     from .channels import TaskId
     from .config import CheckpointConfig, RestartStrategy
@@ -122,33 +122,50 @@ class StartedAttempt(NamedTuple):
     """The decided epoch that the attempt computes again; then it ends."""
 
 
-def start(
-    setup: Setup, restore: Restore, *, again: bool = False, run_writers: RunWriters | None = None
-) -> StartedAttempt:
+def run_of(
+    setup: Setup, progress: Callable[[], object] | None = None, writers: RunWriters | None = None
+) -> PipelineRun:
+    """Return the run of a pipeline of the engine, which each of its attempts starts again.
+
+    Args:
+        setup: The pipeline's graph, stores and settings.
+        progress: Function that returns a value that changes with each completed checkpoint.
+        writers: The writers that the run has become so far; None for a run that begins.
+    """
+    return PipelineRun(
+        setup.pipeline,
+        [operator.what for operator in setup.graph.of_kind("sink")],
+        setup.policy,
+        lambda: setup.store,
+        numbering=CHECKPOINTS,
+        heals=can_be_read_again(setup.graph),
+        sources=titles({operator.uid: operator.what for operator in setup.graph.of_kind("source")}),
+        progress=progress,
+        writers=writers,
+    )
+
+
+def start(setup: Setup, restore: Restore, run: PipelineRun, *, again: bool = False) -> StartedAttempt:
     """Begin an attempt; `again` after a failure, when the newest decided checkpoint is restored.
 
     Args:
         setup: The pipeline's graph, stores and settings.
         restore: The restore that was asked for.
+        run: The run that makes the attempt.
         again: True if an attempt of this run was begun before.
-        run_writers: The writers that this run has become so far; see LogWriter.
 
     Raises:
         OncewardError: Nothing was begun, or the next start with the same `restore` goes on from here.
     """
-    sinks = [operator.what for operator in setup.graph.of_kind("sink")]
-    heals = can_be_read_again(setup.graph)
-    name, store, policy = setup.pipeline, setup.store, setup.policy
-    coordinator = Coordinator(name, store, sinks, policy, numbering=CHECKPOINTS, heals=heals, run_writers=run_writers)
     while True:
-        log = LogWriter(store, name, policy, run_writers)
+        log = run.writer()
         origin, assigned, positions = _find(setup, log.look(), restore, again=again)
         if origin.goes_back:  # behind all that an older run has decided until it is fenced: numbers never go back
             origin, assigned, positions = _find(setup, log.start(), restore, again=again)
         if origin.goes_back:
-            coordinator.open(rewind=restore.why, first_epoch=origin.newest + 1, query=origin.identity)
+            coordinator = run.open(rewind=restore.why, first_epoch=origin.newest + 1, query=origin.identity)
         else:
-            coordinator.open()
+            coordinator = run.open()
         prove_newest(coordinator.view)
         if coordinator.lost is not None:
             return _begin_again(setup, coordinator, restore)

@@ -188,8 +188,8 @@ def note_end(store: LogStore) -> None:
     leave(store, EndNote())
 
 
-def notes_beside(store: LogStore, most: int) -> list[Note]:
-    """Return the newest notes of each kind beside a log, oldest first; a log that is in no folder has none."""
+def notes_beside(store: LogStore | None, most: int) -> list[Note]:
+    """Return the newest notes of each kind beside a log, oldest first; none of a log that is in no folder."""
     return notes(store.path, most) if isinstance(store, DirectoryStore) else []
 
 

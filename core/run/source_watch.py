@@ -165,15 +165,3 @@ def titles(sources: Mapping[str, S]) -> dict[str, S]:
             unique = f"{title} #{number}"
         titled[unique] = source
     return titled
-
-
-def watching(look: Callable[[], object], ended: threading.Event, name: str) -> threading.Thread:
-    """Start a thread that looks again and again until `ended` is set, and return it."""
-
-    def run() -> None:
-        while not ended.wait(LOOK_SECONDS):
-            look()
-
-    thread = threading.Thread(target=run, name=name, daemon=True)
-    thread.start()
-    return thread

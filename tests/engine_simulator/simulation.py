@@ -31,7 +31,7 @@ from onceward.core.engine.events import Acknowledged, Event, Requested, Status, 
 from onceward.core.engine.origin import Restore
 from onceward.core.engine.pace import Pace
 from onceward.core.engine.reference import Decided, resolve
-from onceward.core.engine.start import EngineWorld, Setup, start
+from onceward.core.engine.start import EngineWorld, Setup, run_of, start
 from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.errors import ConfigurationError, OncewardError, StateError
 from onceward.core.log import RunWriters
@@ -317,7 +317,8 @@ class Simulation:
             self.run_writers = RunWriters()
             if self.rescales:
                 self.scaled = self.graph.rescaled()
-            started = start(self.setup(), command, run_writers=self.run_writers)
+            setup = self.setup()
+            started = start(setup, command, run_of(setup, writers=self.run_writers))
         except Crash:
             self.operator.accepted()
             raise
@@ -447,7 +448,8 @@ class Simulation:
         store = self.graph.pipeline.setup.store
         left, self.crashes, entries = self.crashes, 0, set(store.list_keys())
         try:
-            start(self.setup(), Restore(), again=True, run_writers=zombie.run_writers)
+            setup = self.setup()
+            start(setup, Restore(), run_of(setup, writers=zombie.run_writers), again=True)
         except OncewardError as error:
             self.note(f"the older run does not start again: {error}")
         if not entries.issuperset(store.list_keys()):

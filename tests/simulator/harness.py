@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -16,6 +16,8 @@ from onceward.connectors.spark.handler import EpochHandler
 from onceward.core import transaction
 from onceward.core.checkpoint import CommitPolicy, Coordinator, OnLost, coordinator
 from onceward.core.log import reader
+from onceward.core.run import pipeline_run
+from onceward.core.run.keeper import Keeper
 from onceward.core.steps import Step, hooked
 
 from .audit import kind_of, read_entry, target_of
@@ -87,12 +89,9 @@ def _spark_in(world: World, parts: Parts) -> Iterator[None]:
 
     batches = sys.modules[EpochHandler.__module__]  # the package has a function of its name
     with ExitStack() as stack:
-        for module in (batches, writer):
-            stack.enter_context(patch.object(module, "Coordinator", made))
+        stack.enter_context(patch.object(pipeline_run, "Coordinator", made))
         stack.enter_context(patch.object(batches, "driver_limit", every_third))
-        stack.enter_context(
-            patch.object(batches, "BetweenEpochs", lambda **_: SimpleNamespace(epoch=nullcontext, start=int))
-        )
+        stack.enter_context(patch.object(Keeper, "start", lambda _: None))  # its thread would not be the world's
         for module in (options, query, writer):
             stack.enter_context(patch.object(module, "read_text", read_text))
         stack.enter_context(patch.object(options, "CommitPolicy", SimpleNamespace(of=policy_of_user)))

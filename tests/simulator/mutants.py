@@ -50,6 +50,7 @@ from onceward.core.log import read as read_log
 from onceward.core.log.entries import decode
 from onceward.core.names import Scope, parse_pooled_name
 from onceward.core.proof import Wrote
+from onceward.core.run.pipeline_run import RunEpoch
 from onceward.core.transaction import (
     AbortOutcome,
     AbortStatus,
@@ -445,9 +446,10 @@ class KeepsItsCoordinator(EpochHandler):
 
     def __call__(self, frame: Any, batch: int) -> None:
         """Whatever run it is."""
-        if self._run is not None:
-            self._run = self._session.current_run(None)
-            self._watched = self._run[:2]
+        this = self._this
+        if this.current is not None:
+            this.current = self._session.current_run(None)
+            this.query, this.run = this.current[:2]
         super().__call__(frame, batch)
 
 
@@ -500,13 +502,14 @@ class DecidesAgain(EpochHandler):
         try:
             super().__call__(frame, batch)
         except DecisionInDoubtError:
-            again, run = self._coordinator, self._run
+            again, run = self.run.coordinator, self._this.current
             if again is None or run is None:
                 raise
             again.writer._pending = None
-            about = epoch_input(self._read_text, run.checkpoint, run.query, batch)
-            acks, _ = self._write(frame, again, batch, None, None)
-            again.commit(batch, acks, about)
+            about = epoch_input(self._this.read_text, run.checkpoint, run.query, batch)
+            epoch = RunEpoch(again, batch, about, Admission.NEW)
+            acks, _ = self._write(frame, epoch, None, None)
+            epoch.commit(acks)
 
 
 # The sinks

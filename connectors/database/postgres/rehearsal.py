@@ -30,28 +30,45 @@ if TYPE_CHECKING:
 _SHORT_WAIT: Final = "SELECT set_config('lock_timeout', '200ms', true)"
 _PROVES_NOTHING: Final = ("22", "23", "54", "P0", "40", "53", "55P03", "57")
 """Beginnings of SQLSTATEs of errors that depend on rows or on triggers, or that may pass."""
-_tried: Final[dict[tuple[Any, ...], tuple[Any, ...]]] = {}
-"""Versions of definitions and of defaults with which this process has rehearsed a merge."""
+_tried: Final[dict[tuple[Any, ...], Rehearsed]] = {}
+"""The last rehearsal of this process for each role, table, key and columns."""
 _VERSION: Final = """
 SELECT pg_catalog.concat_ws(';', c.xmin,
   ARRAY(SELECT (attnum, xmin)::text FROM pg_catalog.pg_attribute WHERE attrelid = c.oid),
+  ARRAY(SELECT (oid, xmin)::text FROM pg_catalog.pg_attrdef WHERE adrelid = c.oid),
   ARRAY(SELECT (oid, xmin)::text FROM pg_catalog.pg_constraint WHERE conrelid = c.oid),
   ARRAY(SELECT (oid, xmin)::text FROM pg_catalog.pg_trigger WHERE tgrelid = c.oid),
   ARRAY(SELECT (oid, xmin)::text FROM pg_catalog.pg_rewrite WHERE ev_class = c.oid),
   ARRAY(SELECT (indexrelid, xmin)::text FROM pg_catalog.pg_index WHERE indrelid = c.oid),
   ARRAY(SELECT (oid, xmin)::text FROM pg_catalog.pg_publication),
   ARRAY(SELECT (oid, xmin)::text FROM pg_catalog.pg_publication_rel WHERE prrelid = c.oid)
-) FROM pg_catalog.pg_class c WHERE c.oid = %(oid)s
+){} FROM pg_catalog.pg_class c WHERE c.oid = %(oid)s
 """
-"""A text that changes with the table's definition, the rights on it, and what is published. Each subtask of each epoch
-asks for it, so it has no join, and no order: a change of that costs one rehearsal. Defaults are in `Filled`."""
+"""A text that changes with the table's definition, the rights on it, its defaults, and what is published; then whether
+the functions and sequences of the defaults can still be used. Each subtask of each epoch asks for both in one round
+trip, so there is no join, and no order: a change of that costs one rehearsal."""
+_DEFAULTS: Final = """,
+  ARRAY(SELECT (oid, xmin)::text FROM pg_catalog.pg_proc WHERE oid = ANY (%(functions)s::oid[])),
+NOT EXISTS (
+  SELECT FROM unnest(%(functions)s::oid[]) AS f(oid) WHERE NOT has_function_privilege(f.oid, 'EXECUTE')
+) AND NOT EXISTS (
+  SELECT FROM pg_catalog.pg_sequence q WHERE q.seqrelid = ANY (%(sequences)s::oid[])
+  AND NOT has_sequence_privilege(q.seqrelid, 'USAGE, UPDATE')
+) AND NOT EXISTS (
+  SELECT FROM pg_catalog.pg_sequence q WHERE q.seqrelid = ANY (%(numbered)s::oid[]) AND NOT q.seqcycle
+  AND CASE WHEN has_sequence_privilege(q.seqrelid, 'SELECT, USAGE')
+    THEN coalesce(pg_catalog.pg_sequence_last_value(q.seqrelid)::numeric + q.seqincrement, q.seqstart)
+      + %(more)s::numeric * q.seqincrement NOT BETWEEN q.seqmin AND q.seqmax END
+)
+"""
+"""The part that _VERSION has only where the table has defaults, because each part of a statement takes time to plan."""
 _FILLED: Final = """
 SELECT a.attname::text, pg_catalog.pg_get_expr(d.adbin, d.adrelid), s.oid::regclass::text,
   CASE WHEN has_sequence_privilege(s.oid, 'SELECT, USAGE')
-    THEN coalesce(pg_catalog.pg_sequence_last_value(s.oid) + q.seqincrement, q.seqstart)::numeric END,
+    THEN coalesce(pg_catalog.pg_sequence_last_value(s.oid)::numeric + q.seqincrement, q.seqstart) END,
   q.seqincrement, q.seqmin, q.seqmax, q.seqcycle,
   a.attidentity <> '' OR pg_catalog.pg_get_expr(d.adbin, d.adrelid) ~ '^nextval\\(''[^'']*''::regclass\\)$',
-  s.oid IS NULL OR a.attidentity <> '' OR has_sequence_privilege(s.oid, 'USAGE, UPDATE')
+  s.oid IS NULL OR a.attidentity <> '' OR has_sequence_privilege(s.oid, 'USAGE, UPDATE'), s.oid
 FROM pg_catalog.pg_attribute a
 LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 LEFT JOIN LATERAL (
@@ -71,12 +88,12 @@ ORDER BY a.attnum
 """
 """The columns that a default or an identity fills, each with its expression and, if there is one, its sequence."""
 _FUNCTIONS: Final = """
-SELECT DISTINCT f.oid::regprocedure::text FROM pg_catalog.pg_attrdef d
+SELECT DISTINCT f.oid, f.oid::regprocedure::text, has_function_privilege(f.oid, 'EXECUTE') FROM pg_catalog.pg_attrdef d
 JOIN pg_catalog.pg_depend p ON p.classid = 'pg_catalog.pg_attrdef'::regclass AND p.objid = d.oid
 JOIN pg_catalog.pg_proc f ON p.refclassid = 'pg_catalog.pg_proc'::regclass AND f.oid = p.refobjid
 JOIN pg_catalog.pg_attribute a ON a.attrelid = d.adrelid AND a.attnum = d.adnum
-WHERE d.adrelid = %(oid)s AND a.attname <> ALL (%(columns)s) AND NOT has_function_privilege(f.oid, 'EXECUTE')
-ORDER BY 1
+WHERE d.adrelid = %(oid)s AND a.attname <> ALL (%(columns)s)
+ORDER BY 2
 """
 
 
@@ -98,6 +115,8 @@ class Filled(NamedTuple):
     """Whether the value is the sequence's number as it is."""
     is_allowed: bool
     """Whether the role may take numbers from the sequence."""
+    sequence_oid: int | None = None
+    """The sequence's oid. It is None if there is no sequence."""
 
     def lacks(self, rows: int) -> bool:
         """Return whether the sequence ends before it has numbered so many rows."""
@@ -106,8 +125,23 @@ class Filled(NamedTuple):
         return not self.least <= self.next + (rows - 1) * self.increment <= self.most
 
 
-def check_filled(connection: Session, table: PgTable, columns: Sequence[str], rows: int = 1) -> list[Filled]:
-    """Check that the columns which are not in the data can be filled, and return them.
+class Rehearsed(NamedTuple):
+    """A rehearsal: the version of all that it depends on, and the oids of what is asked for again in each epoch."""
+
+    version: tuple[Any, ...]
+    """The answers to _VERSION, and to the first part of _DEFAULTS."""
+    functions: list[int]
+    """The defaults call these functions."""
+    sequences: list[int]
+    """The role needs a right on these sequences, because defaults ask them for numbers; an identity does not."""
+    numbered: list[int]
+    """Every sequence here must have a number for each of the rows."""
+
+
+def check_filled(
+    connection: Session, table: PgTable, columns: Sequence[str], rows: int = 1
+) -> tuple[list[Filled], list[int]]:
+    """Check that the columns which are not in the data can be filled, and return them, and their defaults' functions.
 
     Args:
         connection: Any connection.
@@ -119,13 +153,14 @@ def check_filled(connection: Session, table: PgTable, columns: Sequence[str], ro
         ConfigurationError: A right is missing, or a sequence is at its end.
     """
     if all(not column.has_default or column.unwritable or column.name in columns for column in table.columns):
-        return []
+        return [], []
     parameters = {"oid": table.oid, "columns": list(columns)}
     with connection.pipeline():
         answers = connection.execute(_FILLED, parameters), connection.execute(_FUNCTIONS, parameters)
     filled = [Filled(*row) for row in answers[0].fetchall()]
+    functions = answers[1].fetchall()
     missing = [f"USAGE on sequence {one.sequence}" for one in filled if not one.is_allowed]
-    missing += [f"EXECUTE on function {row[0]}" for row in answers[1].fetchall()]
+    missing += [f"EXECUTE on function {name}" for _, name, is_allowed in functions if not is_allowed]
     name = f"{table.schema}.{table.name}"
     if missing:
         raise ConfigurationError(f"the role may not use the defaults of table {name}: GRANT it {', '.join(missing)}")
@@ -135,7 +170,7 @@ def check_filled(connection: Session, table: PgTable, columns: Sequence[str], ro
             f"sequence {ended[0].sequence}, which fills column {ended[0].name!r} of table {name}, ends before it has "
             f"numbered {rows} rows: ALTER SEQUENCE {ended[0].sequence} … MAXVALUE (or MINVALUE)"
         )
-    return filled
+    return filled, [row[0] for row in functions]
 
 
 def check_planned(connection: Session, movement: Movement, stage: TableName) -> None:
@@ -159,12 +194,14 @@ def rehearse(connection: Session, table: PgTable, movement: Movement, stage: Tab
         ConfigurationError: See check_filled.
         psycopg.Error: The merge would be refused, whatever the rows are.
     """
-    filled = check_filled(connection, table, movement.columns, rows)
     about = (connection.info.dsn, table.oid, movement.key, movement.columns)
-    row = connection.execute(_VERSION, {"oid": table.oid}).fetchone() or ()
-    version = (*row, *(one._replace(next=None) for one in filled))
-    if _tried.get(about) == version:
+    known = _tried.get(about)
+    if known is not None and _ask(connection, table, rows, known) == (*known.version, True):
         return
+    filled, functions = check_filled(connection, table, movement.columns, rows)
+    sequences = {one.sequence_oid: one.expression is not None for one in filled if one.sequence_oid is not None}
+    known = Rehearsed((), functions, [oid for oid, by_default in sequences.items() if by_default], list(sequences))
+    *version, _ = _ask(connection, table, rows, known)
     # Numbers are given, because a number that a sequence has given out stays so.
     numbers = {one.name: str(one.next) for one in filled if one.is_plain and one.next is not None}
     expressions = [one.expression for one in filled if one.expression is not None and one.name not in numbers]
@@ -178,7 +215,14 @@ def rehearse(connection: Session, table: PgTable, movement: Movement, stage: Tab
     finally:
         if connection.info.transaction_status is not psycopg.pq.TransactionStatus.UNKNOWN:
             connection.execute("ROLLBACK TO SAVEPOINT onceward_merge")
-    _tried[about] = version
+    _tried[about] = known._replace(version=tuple(version))
+
+
+def _ask(connection: Session, table: PgTable, rows: int, known: Rehearsed) -> tuple[Any, ...]:
+    parameters = {**known._asdict(), "oid": table.oid, "more": rows - 1}
+    defaults = _DEFAULTS if known.functions or known.numbered else ""
+    row = connection.execute(_VERSION.format(defaults).encode(), parameters).fetchone() or ("", None, False)
+    return row if defaults else (row[0], None, True)
 
 
 def _merge(connection: Session, statements: Sequence[str]) -> None:
