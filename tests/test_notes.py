@@ -10,21 +10,19 @@ import msgspec
 import pytest
 
 from onceward.core.errors import FencedError
-from onceward.core.events import EpochCompleted, Started, Took
+from onceward.core.events import CheckpointEnded, EpochCompleted, SourceAnswers, SourceWaits, Started, Took
 from onceward.core.log import DirectoryStore, EpochInput
 from onceward.core.log.note_kinds import KINDS, CheckpointRecord, FailureNote, SourceNote, TaskRecord
 from onceward.core.log.notes import (
     FILE,
     leave,
     note_end,
-    note_epoch,
     note_failure,
     note_life,
     note_of,
-    note_source,
-    note_start,
     note_task,
     notes,
+    tell_and_note,
 )
 from onceward.core.transaction import Committable
 
@@ -43,15 +41,18 @@ def committable(transaction: str, sink: str = "files", rows: int = 3) -> Committ
 
 
 def started(store: DirectoryStore) -> None:
-    event = Started("p", 6, None, "0123abcd", "folder", [committable("a")], [committable("b")], 0.25)
-    note_start(store, event, 4, lambda: {"files": 900.0}, lambda: {"files": KAFKA, "out": {}})
+    event = Started(
+        "p", 6, None, "0123abcd", "folder", [committable("a")], [committable("b")], 0.25, position=4,
+        timeouts=lambda: {"files": 900.0}, targets=lambda: {"files": KAFKA, "out": {}},
+    )  # fmt: skip
+    tell_and_note(event, store)
 
 
 def completed(store: DirectoryStore, took: Took | None = TOOK, *, checkpoint: bool = False) -> None:
     sinks: Any = {"files": None, "table": None}
     made = [] if checkpoint else [committable("a"), committable("b", "table", 2)]
     event = EpochCompleted("p", "0123abcd", 7, EpochInput(), made, sinks, checkpoint=checkpoint, took=took)
-    note_epoch(store, event)
+    tell_and_note(event, store)
 
 
 RECORD = CheckpointRecord(
@@ -90,7 +91,7 @@ WRITTEN: dict[str, tuple[Callable[[DirectoryStore], None], str]] = {
     ),
     "empty checkpoint": (lambda store: completed(store, checkpoint=True), ""),
     "checkpoint": (
-        lambda store: leave(store, RECORD),
+        lambda store: tell_and_note(CheckpointEnded("p", RECORD, bad=False), store),
         (
             '{"what":"checkpoint","at":"AT","fields":{"checkpoint":3,"kind":"checkpoint","status":"completed","reason":"",'
             f'"triggered":0.0,"duration":0.5,"subtasks":1,"tasks":[{TASK}]}}}}'
@@ -115,14 +116,14 @@ WRITTEN: dict[str, tuple[Callable[[DirectoryStore], None], str]] = {
     ),
     "task of a fenced run": (lambda store: note_task(store, 7, "x", FencedError("newer")), ""),
     "source": (
-        lambda store: note_source(store, "in (topic x)", 20.04, "no broker", KAFKA),
+        lambda store: tell_and_note(SourceWaits("p", "in (topic x)", 20.04, "no broker", KAFKA), store),
         (
             '{"what":"source","at":"AT","fields":{"source":"in (topic x)","seconds":20.0,"why":"no broker",'
             '"system":{"system":"kafka","address":"broker:9092"}}}'
         ),
     ),
     "source that answers": (
-        lambda store: note_source(store, "in (topic x)", 20.04, "", {}),
+        lambda store: tell_and_note(SourceAnswers("p", "in (topic x)", 20.04), store),
         '{"what":"source","at":"AT","fields":{"source":"in (topic x)","seconds":20.0,"why":"","system":{}}}',
     ),
     "life": (
@@ -190,10 +191,9 @@ def test_lines_of_kinds_that_are_not_known_are_no_notes_and_hide_none(tmp_path: 
     assert notes(tmp_path, 9) == [FailureNote(at="2026-01-01T12:00:00.000+00:00", epoch=7, error="full")] * 2
 
 
-@pytest.mark.parametrize("odd", [object(), "\udcff", {object(): 1}, [], 2**70])
+@pytest.mark.parametrize("odd", [object(), "\udcff", {object(): 1}, [], 2**70], ids=range(5))
 def test_a_note_that_json_cannot_hold_fails_nothing(tmp_path: Path, odd: Any) -> None:
     leave(DirectoryStore(tmp_path / "log"), SourceNote(source="in", system=odd))
-    note_start(
-        DirectoryStore(tmp_path / "log"), Started("p", 6, None, "", "", [], [], 0.0), 4, dict, lambda: {"a": odd}
-    )
-    note_source(DirectoryStore(tmp_path / "log"), "\udcff", 1.0, "\udcff", {"address": odd})
+    store = DirectoryStore(tmp_path / "log")
+    tell_and_note(Started("p", 6, None, "", "", [], [], 0.0, targets=lambda: {"a": odd}), store)
+    leave(store, SourceNote(source="\udcff", why="\udcff"))

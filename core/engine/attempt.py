@@ -15,7 +15,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from ..events import CheckpointEnded, OperatorsMeasured, tell
-from ..log.notes import leave
+from ..log.notes import tell_and_note
 from ..source import ResettableSource
 from .aggregate import AggregateLogic, Aggregation
 from .channels import Channel, CheckpointKind, Gate, TaskOutput, by_key, forward, rebalance
@@ -156,8 +156,8 @@ class Attempt(ABC):
             case Remember(record, bad):
                 most = self._config.history
                 self.history = (*self.history, record)[-most:] if most else ()
-                tell(CheckpointEnded(self._started.coordinator.pipeline, record, bad))
-                leave(self._started.setup.store, record)
+                ended = CheckpointEnded(self._started.coordinator.pipeline, record, bad)
+                tell_and_note(ended, self._started.setup.store)
 
     def _post(self, message: ToTask, to: Iterable[TaskId]) -> None:
         for task in to:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from ..errors import FencedError
+from ..events import CheckpointEnded, EpochCompleted, SourceAnswers, SourceWaits, Started, tell
 from ..folders import open_regular
 from ..kit import typed
 from ..kit.secrets import without_logins
@@ -23,10 +24,10 @@ from .note_kinds import KINDS, EndNote, EpochNote, FailureNote, LifeNote, Source
 from .store import DirectoryStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from ..events import EpochCompleted, Started
+    from ..events import Event
     from .note_kinds import ErrorNote, Note
     from .store import LogStore
 
@@ -82,39 +83,40 @@ def _append(folder: Path, what: str, fields: Any) -> None:
             (folder / FILE).replace(folder / OLDER)
 
 
-def note_start(
-    store: LogStore,
-    event: Started,
-    position: int,
-    timeouts: Callable[[], Mapping[str, float]] = dict,
-    targets: Callable[[], Mapping[str, Any]] = dict,
-) -> None:
-    """Leave a note of a start.
+def tell_and_note(event: Event, store: LogStore | None) -> None:
+    """Tell observers of an event, and leave a note of it beside the log. Fails nothing.
 
     Args:
-        store: Store of the decision log.
-        event: Event of the start.
-        position: Position of the start's START in the log.
-        timeouts: Returns after how many seconds the targets of sinks end an open transaction. Only a note needs it.
-        targets: Returns where sinks write, without secrets, as `onceward.core.operations.status` reads it.
+        event: The event, of a kind that is noted.
+        store: Store of the decision log; None if this process sees none.
     """
-    if not isinstance(store, DirectoryStore):
-        return
-    noted = StartNote(
-        position=position,
-        finished=[c.transaction for c in event.finished[:_NAMES]],
-        aborted=[c.transaction for c in event.aborted[:_NAMES]],
-        milliseconds=round(event.seconds * 1000),
-        timeouts={**timeouts()},
-        targets={**targets()},
-    )
-    leave(store, noted)
+    tell(event)
+    if isinstance(store, DirectoryStore) and (noted := _noted(event)) is not None:
+        leave(store, noted)
 
 
-def note_epoch(store: LogStore, event: EpochCompleted) -> None:
-    """Leave a note of a completed epoch."""
-    if not event.is_empty_checkpoint:
-        leave(store, EpochNote(**event.facts()))
+def _noted(event: Event) -> Note | None:
+    """Return what is noted of an event; None if nothing is."""
+    match event:
+        case Started():
+            return StartNote(
+                position=event.position,
+                finished=[c.transaction for c in event.finished[:_NAMES]],
+                aborted=[c.transaction for c in event.aborted[:_NAMES]],
+                milliseconds=round(event.seconds * 1000),
+                timeouts={**event.timeouts()},
+                targets={**event.targets()},
+            )
+        case EpochCompleted() if not event.is_empty_checkpoint:
+            return EpochNote(**event.facts())
+        case CheckpointEnded():
+            return event.record
+        case SourceWaits(_, source, seconds, why, system):
+            return SourceNote(source=_line(source), seconds=round(seconds, 1), why=_line(why), system={**system})
+        case SourceAnswers(_, source, seconds, system):
+            return SourceNote(source=_line(source), seconds=round(seconds, 1), system={**system})
+        case _:
+            return None
 
 
 def note_failure(store: LogStore | None, epoch: int | None, why: str, error: BaseException | None = None) -> None:
@@ -138,19 +140,6 @@ def _leave_error(store: LogStore | None, event: ErrorNote, error: BaseException 
     # From its START on, the newer run alone writes notes: a fenced one is no failure of the pipeline.
     if not isinstance(error, FencedError):
         leave(store, event)
-
-
-def note_source(store: LogStore, source: str, seconds: float, why: str, system: Mapping[str, Any]) -> None:
-    """Leave a note of a source that has not answered for so long, or, if `why` is empty, that answers again.
-
-    Args:
-        store: Store of the decision log.
-        source: Title of the source.
-        seconds: Seconds for which it has not answered.
-        why: Text of its error; empty if it answers again. The note keeps it in one line.
-        system: The address of what it reads, as of a sink's target in a note of a start.
-    """
-    leave(store, SourceNote(source=source, seconds=round(seconds, 1), why=_line(why), system=system))
 
 
 def note_life(
@@ -177,10 +166,10 @@ def note_life(
     _append(folder, *_as_line(noted))
 
 
-def _line(error: str) -> str:
+def _line(text: str) -> str:
     """Return a text in one line of UTF-8, without passwords: an error may name a file whose name is no text."""
-    text = " ".join(error.split()).encode(errors="backslashreplace").decode()
-    return without_logins(text)[:_ERROR]
+    line = " ".join(text.split()).encode(errors="backslashreplace").decode()
+    return without_logins(line)[:_ERROR]
 
 
 def note_end(store: LogStore) -> None:
