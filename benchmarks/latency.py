@@ -19,7 +19,7 @@ from common import Bench, Run, bench, compare, machine, median, show, timed
 
 from onceward import KafkaSink, PostgresSink
 from onceward.connectors.spark import exactly_once
-from onceward.connectors.spark.parallelism import ROWS_PER_TASK
+from onceward.connectors.spark.write.parallelism import ROWS_PER_TASK
 from onceward.core.checkpoint import share
 
 if TYPE_CHECKING:

@@ -204,7 +204,7 @@ def executors_module() -> Any:
     Raises:
         ImportError: It is not installed.
     """
-    from onceward.connectors.spark import executors  # noqa: PLC0415 - doctor also looks at what is not installed
+    from onceward.connectors.spark.write import executors  # noqa: PLC0415 - doctor also looks at what is not installed
 
     return executors
 

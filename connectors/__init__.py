@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from onceward.core.proof import Reread as Reread
     from onceward.core.proof import RereadPiece as RereadPiece
 
-    from .spark.formats import format_of as format_of
+    from .spark.formats.formats import format_of as format_of
 
 _TABLE: Final = {  # by the extra that they need
     "": {
@@ -39,7 +39,7 @@ _TABLE: Final = {  # by the extra that they need
         ".core.place": "Place",
         ".core.proof": "ALL_EPOCHS RereadPiece Reread",
     },
-    "spark": {".connectors.spark.formats": "format_of"},
+    "spark": {".connectors.spark.formats.formats": "format_of"},
 }
 _NAMES: Final = LazyNames(__name__, _TABLE)
 __dir__ = _NAMES.listed

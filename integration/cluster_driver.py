@@ -24,7 +24,7 @@ from onceward import PostgresSink
 from onceward.connectors.spark import exactly_once
 
 if TYPE_CHECKING:
-    from onceward.connectors.spark.parallelism import Writers
+    from onceward.connectors.spark.write.parallelism import Writers
 
 SLOW_SECONDS = {"slow": 30, "speculated": 120}
 KILLED_SECONDS = 120

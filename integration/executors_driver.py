@@ -13,7 +13,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from onceward import PostgresSink, exactly_once
-from onceward.connectors.spark import executors
+from onceward.connectors.spark.write import executors
 
 
 def main(master: str, folder: str, dsn: str, wait: str, *variables: str) -> None:

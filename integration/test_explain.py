@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onceward import FileSink, PostgresSink, SequenceSource, exactly_once, explain, read_stream
-from onceward.connectors.spark.plan import Cause, unstable, unstable_for
+from onceward.connectors.spark.session.plan import Cause, unstable, unstable_for
 from onceward.core.log import DirectoryStore, LogWriter
 from onceward.core.operations.findings import Finding, Health
 from onceward.core.policy import CommitPolicy

@@ -18,7 +18,7 @@ import pytest
 
 from onceward import FileSink
 from onceward.connectors.spark import exactly_once
-from onceward.connectors.spark.task import in_utc
+from onceward.connectors.spark.write.task import in_utc
 from onceward.core.names import Scope
 from onceward.core.transaction import WriteContext
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from onceward.connectors.spark.foreach_batch import EpochWriter
+    from onceward.connectors.spark.write.foreach_batch import EpochWriter
     from onceward.core.log import LogView
     from onceward.testing.services import KafkaServer
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from onceward import FileSink
-from onceward.connectors.spark.task import write_partition
+from onceward.connectors.spark.write.task import write_partition
 from onceward.core.checkpoint import Admission, Backoff, CommitPolicy, Coordinator
 from onceward.core.errors import DecisionInDoubtError, StoreError
 from onceward.core.log import EpochInput, open_store

@@ -13,8 +13,8 @@ from pyspark.errors import PySparkException, StreamingQueryException
 
 from onceward import KafkaSink, ProgressListener
 from onceward.connectors.spark import exactly_once, register
-from onceward.connectors.spark.any_source import LIMITS, BeforeLimits
-from onceward.connectors.spark.kafka import stream_source
+from onceward.connectors.spark.read.any_source import LIMITS, BeforeLimits
+from onceward.connectors.spark.read.kafka import stream_source
 from onceward.core.errors import SourceError
 from onceward.core.events import QueryProgressed, observe
 from onceward.core.steps import Step

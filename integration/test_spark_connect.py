@@ -13,9 +13,9 @@ from pyspark.errors.exceptions.connect import SparkConnectException, StreamingQu
 
 import onceward
 from onceward import FileSink, ForeachBatch, Output, PostgresSink, exactly_once
-from onceward.connectors.spark.connect import ConnectSession, node_names, read_by_session
-from onceward.connectors.spark.kinds import plan_of
-from onceward.connectors.spark.query import read_text
+from onceward.connectors.spark.session.connect import ConnectSession, node_names, read_by_session
+from onceward.connectors.spark.session.kinds import plan_of
+from onceward.connectors.spark.session.query import read_text
 from onceward.core.errors import ConfigurationError, SchemaError
 from onceward.core.log import open_store, read
 from onceward.core.steps import Step
@@ -251,7 +251,7 @@ def test_a_checkpoint_read_through_the_session_is_the_same_text(session: SparkSe
 def test_a_checkpoint_that_only_spark_can_read_is_read_through_the_session(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onceward.connectors.spark.connect.local_path", lambda _: None)
+    monkeypatch.setattr("onceward.connectors.spark.session.connect.local_path", lambda _: None)
     job.feed.add()
     query = job.feed.stream(job.session).writeStream.format("noop").option("checkpointLocation", str(job.checkpoint))
     running = query.start()

@@ -18,7 +18,7 @@ from pyspark.sql import functions as sf
 
 from onceward import FileSink, KafkaSink, PostgresSink
 from onceward.connectors.spark import exactly_once
-from onceward.connectors.spark.query import read_by_hadoop, read_text
+from onceward.connectors.spark.session.query import read_by_hadoop, read_text
 from onceward.core.checkpoint import CommitPolicy
 from onceward.core.errors import ConfigurationError, EpochConflictError, SchemaError
 from onceward.core.log import LogWriter, open_store, read

@@ -11,7 +11,7 @@ import pytest
 from pyspark import TaskContext
 from pyspark.errors import AnalysisException, StreamingQueryException
 
-from onceward.connectors.spark.options import FormatOptions
+from onceward.connectors.spark.session.options import FormatOptions
 from onceward.core.log import open_store, read
 
 from .batch_driver import LONGER_THAN_SPARK_WAITS, fail_beside_slow_tasks, slow_beside_a_failure, slow_table, write

@@ -11,7 +11,7 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import functions as sf
 
 from onceward import FileSink, ForeachBatch, Output, exactly_once
-from onceward.connectors.spark import handler
+from onceward.connectors.spark.write import handler
 from onceward.core.errors import ConfigurationError, EpochConflictError, SchemaError
 from onceward.core.log import DirectoryStore, read
 from onceward.core.run.handover import Successor

@@ -10,8 +10,8 @@ import pyspark
 import pytest
 
 from onceward import FileSink, KafkaSource, SequenceSource, exactly_once, explain, read_stream, register
-from onceward.connectors.spark.data_sources import AVAILABLE
-from onceward.connectors.spark.plan import handlers
+from onceward.connectors.spark.read.data_sources import AVAILABLE
+from onceward.connectors.spark.session.plan import handlers
 from onceward.core.errors import ConfigurationError
 from onceward.core.operations.findings import Health
 from onceward.core.sink import Guarantee

@@ -14,7 +14,7 @@ import pytest
 
 from onceward import FileSink, PostgresSink
 from onceward.connectors.spark import exactly_once
-from onceward.connectors.spark.handler import EpochHandler
+from onceward.connectors.spark.write.handler import EpochHandler
 
 from .spark_kit import Feed
 

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from onceward import FileSink, KafkaSink, PostgresSink, exactly_once, register
-from onceward.connectors.spark.handler import EpochHandler
+from onceward.connectors.spark.write.handler import EpochHandler
 
 from .spark_kit import Feed, ids_in_table, make_table, once
 

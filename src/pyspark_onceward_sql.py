@@ -1,6 +1,6 @@
 """Spark finds `format("onceward-sql")` by this module's name."""
 
-from onceward.connectors.spark.lookup import FoundFormat
+from onceward.connectors.spark.formats.lookup import FoundFormat
 
 
 class DefaultSource(FoundFormat):

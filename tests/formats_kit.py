@@ -5,8 +5,8 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING, Any
 
-from onceward.connectors.spark.options import FormatOptions
-from onceward.connectors.spark.writer import StreamWriter
+from onceward.connectors.spark.formats.writer import StreamWriter
+from onceward.connectors.spark.session.options import FormatOptions
 from onceward.core.log import DirectoryStore, read
 
 from .spark_kit import Checkpoint, SparkSink, batches, running, target_called

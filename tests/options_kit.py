@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from onceward.connectors.spark.formats import SinkFormat, format_of
-from onceward.connectors.spark.options import FormatOptions
+from onceward.connectors.spark.formats.formats import SinkFormat, format_of
+from onceward.connectors.spark.session.options import FormatOptions
 from onceward.core.connector import connectors
 from onceward.core.kit.options import OF_FORMATS, option_names
 

@@ -84,6 +84,24 @@ PICTURES: Final[dict[str, tuple[list[str], list[Step]]]] = {
             Arrow(DRIVER, LOG, "COMPLETED 42"),
         ],
     ),
+    "processes": (
+        ["your program", "Spark's JVM", "format's process", "Python worker", LOG],
+        [
+            Arrow("your program", "Spark's JVM", "describe, start"),
+            Note("Spark's JVM", "foreachBatch"),
+            Arrow("Spark's JVM", "your program", "micro-batch, in a thread"),
+            Arrow("your program", "Python worker", "task of each partition: write, prepare"),
+            Arrow("Python worker", "your program", "acknowledgements"),
+            Arrow("your program", LOG, "START, DECIDE, COMPLETED", GOOD),
+            Note("Spark's JVM", "a format"),
+            Arrow("Spark's JVM", "format's process", "make the writer"),
+            Arrow("format's process", LOG, "START", GOOD),
+            Arrow("format's process", "Python worker", "write, prepare"),
+            Arrow("Python worker", "Spark's JVM", "messages with acknowledgements"),
+            Arrow("Spark's JVM", "format's process", "commit"),
+            Arrow("format's process", LOG, "DECIDE, COMPLETED", GOOD),
+        ],
+    ),
     "crash-before-decision": (
         [EXECUTORS, DRIVER, LOG, TOPIC, TABLE],
         [

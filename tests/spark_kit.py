@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyspark
 
-from onceward.connectors.spark.handler import EpochHandler
+from onceward.connectors.spark.write.handler import EpochHandler
 from onceward.core.log import MemoryStore, read
 
 from .core_fakes import policy

@@ -18,7 +18,7 @@ MODULES = [
     ROOT / "connectors/kafka/coordinator.py",
     ROOT / "connectors/database/ledger.py",
     ROOT / "connectors/redis/script.py",
-    ROOT / "connectors/spark/handler.py",
+    ROOT / "connectors/spark/write/handler.py",
     ROOT / "core/operations/resolve.py",
     ROOT / "core/transaction.py",
     ROOT / "sinks/folders.py",

@@ -224,7 +224,7 @@ def test_an_epoch_of_exactly_once_that_fails_before_its_decision_is_given_up_at_
     """What one target has prepared would keep its readers waiting while another one is away."""
     from importlib import import_module
 
-    module = import_module("onceward.connectors.spark.handler")
+    module = import_module("onceward.connectors.spark.write.handler")
     case = Case()
     coordinator = case.opened()
     coordinator.admit(0, ABOUT)

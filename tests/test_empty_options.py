@@ -22,8 +22,8 @@ from onceward import (
     exactly_once,
 )
 from onceward.cli.main import check_words
-from onceward.connectors.spark.formats import SinkFormat, format_of
-from onceward.connectors.spark.kafka import (
+from onceward.connectors.spark.formats.formats import SinkFormat, format_of
+from onceward.connectors.spark.read.kafka import (
     ELSEWHERE,
     ONLY_BATCH,
     SELECTIONS,

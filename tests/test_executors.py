@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from onceward import exactly_once
-from onceward.connectors.spark.executors import obstacle, warn_of_python
+from onceward.connectors.spark.write.executors import obstacle, warn_of_python
 from onceward.core.errors import ConfigurationError
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onceward.cli.run import Supervisor
-from onceward.connectors.spark.options import noting_failed_start
+from onceward.connectors.spark.session.options import noting_failed_start
 from onceward.core import RestartStrategy
 from onceward.core.errors import FencedError, RetryableSinkError
 from onceward.core.log import DirectoryStore, LogWriter, RunWriters, open_store

@@ -13,10 +13,10 @@ import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 from onceward import FileSink, Pipeline, SequenceSource
-from onceward.connectors.spark import foreach_batch
-from onceward.connectors.spark.foreach_batch import ForeachBatch
-from onceward.connectors.spark.options import FormatOptions
-from onceward.connectors.spark.writer import BatchWriter
+from onceward.connectors.spark.formats.writer import BatchWriter
+from onceward.connectors.spark.session.options import FormatOptions
+from onceward.connectors.spark.write import foreach_batch
+from onceward.connectors.spark.write.foreach_batch import ForeachBatch
 from onceward.core import RestartStrategy, events
 from onceward.core.errors import OncewardError, RetryableSinkError
 from onceward.core.log import DirectoryStore, LogWriter, read

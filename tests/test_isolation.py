@@ -16,9 +16,9 @@ import pytest
 
 from onceward.connectors.kafka.messages import check_columns
 from onceward.connectors.kafka.sink import KafkaSink
-from onceward.connectors.spark import refusals
-from onceward.connectors.spark.refusals import Letters
-from onceward.connectors.spark.task import write_partition
+from onceward.connectors.spark.write import refusals
+from onceward.connectors.spark.write.refusals import Letters
+from onceward.connectors.spark.write.task import write_partition
 from onceward.core.checkpoint.isolation import Isolation, Spool
 from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.dead_letters import SCHEMA, DeadLetters, checked_limit, letters_of, position_of, row_text

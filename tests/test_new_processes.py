@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from onceward.connectors.spark.formats import SinkFormat, formats
+from onceward.connectors.spark.formats.formats import SinkFormat, formats
 from onceward.core.errors import ConfigurationError
 
 ROOT = Path(__file__).parent.parent
@@ -25,7 +25,7 @@ print(columns_batch(
 ).num_rows)
 """
 TELL = """
-import onceward.connectors.spark.task as task
+import onceward.connectors.spark.write.task as task
 from onceward.core.transaction import Acknowledgement
 task.write_partition = lambda *_: Acknowledgement(
     epoch=1, subtask=0, attempt=0, sinks=(), committables=(), retried=False, written=()
@@ -42,7 +42,7 @@ STATEMENTS = (
     "from onceward.core import open_store, Pipeline",
     "from onceward.core.log import LogStore",
     "from onceward import KafkaSink, exactly_once",
-    "import onceward.connectors.spark.kafka_format",
+    "import onceward.connectors.spark.formats.kafka_format",
     "from onceward.connectors.spark import format_of, read_stream",
     "import onceward.core.checkpoint.recovery",
 )
@@ -71,7 +71,7 @@ def loaded(code: str, *modules: str) -> list[str]:
 
 def test_the_lookup_of_data_sources_imports_no_format() -> None:
     modules = sorted(path.stem for path in (ROOT / "src").glob("pyspark_onceward*.py"))
-    heavy = ("pyarrow", "numpy", "onceward.connectors.spark.formats")
+    heavy = ("pyarrow", "numpy", "onceward.connectors.spark.formats.formats")
     assert loaded(f"import {', '.join(modules)}", *heavy) == []
 
 
@@ -83,7 +83,7 @@ def test_what_reads_imports_nothing_that_only_writes() -> None:
         "core.checkpoint",
         "core.row_hash",
         "sinks",
-        "connectors.spark.format_writing",
+        "connectors.spark.formats.format_writing",
         "connectors.kafka.sink",
     )
     others = ("pandas", "pyarrow.compute", "kafka", "urllib.request", "sqlalchemy")

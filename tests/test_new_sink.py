@@ -92,7 +92,9 @@ def test_the_sink_and_its_connector_are_a_package_whose_suites_pass(tmp_path: Pa
         check=False,
     )
     assert suite.returncode == 0, suite.stdout[-3000:] + suite.stderr
-    found = "from onceward.connectors.spark.formats import formats; print([one.format_name for one in formats()])"
+    found = (
+        "from onceward.connectors.spark.formats.formats import formats; print([one.format_name for one in formats()])"
+    )
     shown = subprocess.run([sys.executable, "-c", found], env=environment, capture_output=True, text=True, check=True)
     assert "onceward-billing-sink" in shown.stdout
 

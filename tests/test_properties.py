@@ -31,7 +31,7 @@ from onceward.connectors.kafka.settings import KafkaSettings, split_options
 from onceward.connectors.kafka.sink import KafkaSink
 from onceward.connectors.kafka.transaction import Handle, Prepared
 from onceward.connectors.redis.sink import RedisSink
-from onceward.connectors.spark.kafka import stream_source
+from onceward.connectors.spark.read.kafka import stream_source
 from onceward.core.engine.state.handles import (
     FileRef,
     KeyedHandle,

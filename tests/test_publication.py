@@ -6,9 +6,9 @@ import pytest
 
 from onceward import SequenceSource
 from onceward.connectors.kafka import admin
-from onceward.connectors.spark import kafka
-from onceward.connectors.spark.kafka import publisher_from_options
-from onceward.connectors.spark.plan import StreamingSource
+from onceward.connectors.spark.read import kafka
+from onceward.connectors.spark.read.kafka import publisher_from_options
+from onceward.connectors.spark.session.plan import StreamingSource
 from onceward.core.errors import ConfigurationError, RetryableSinkError
 from onceward.core.log import EpochInput
 

@@ -19,13 +19,13 @@ import pytest
 from typer.testing import CliRunner
 
 from onceward.cli.main import app, main
-from onceward.connectors.spark.handler import EpochHandler
-from onceward.connectors.spark.options import FormatOptions
+from onceward.connectors.spark.formats.writer import StreamWriter
 from onceward.connectors.spark.savepoints import copies
 from onceward.connectors.spark.savepoints.copies import create_savepoint
 from onceward.connectors.spark.savepoints.manifest import Manifest, Savepoint, delete_savepoint, savepoints
 from onceward.connectors.spark.savepoints.restore import plan_restore, restore_savepoint
-from onceward.connectors.spark.writer import StreamWriter
+from onceward.connectors.spark.session.options import FormatOptions
+from onceward.connectors.spark.write.handler import EpochHandler
 from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.errors import (
     ConfigurationError,

@@ -15,7 +15,7 @@ import onceward
 from onceward import FileBackend, HttpSink, KafkaSink, KafkaSource, Pipeline
 from onceward.cli.main import command, main
 from onceward.connectors.kafka.settings import SECURITY, TRANSLATED
-from onceward.connectors.spark.kafka import ONLY_BATCH, SELECTIONS, STARTS, STRATEGY, TIMEOUT, batch_source
+from onceward.connectors.spark.read.kafka import ONLY_BATCH, SELECTIONS, STARTS, STRATEGY, TIMEOUT, batch_source
 from onceward.core.connector import connectors
 from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.core.kit.options import option_names

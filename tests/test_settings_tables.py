@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import onceward
-from onceward.connectors.spark import kafka
-from onceward.connectors.spark.options import COMMON
+from onceward.connectors.spark.read import kafka
+from onceward.connectors.spark.session.options import COMMON
 from onceward.core.connector import connectors
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.options import OF_FORMATS

@@ -28,8 +28,8 @@ from onceward.connectors.kafka.positions import (
 )
 from onceward.connectors.kafka.received import to_batch
 from onceward.connectors.kafka.settings import KafkaSettings
-from onceward.connectors.spark.any_source import SourceStreamReader
-from onceward.connectors.spark.kafka import batch_source, stream_source
+from onceward.connectors.spark.read.any_source import SourceStreamReader
+from onceward.connectors.spark.read.kafka import batch_source, stream_source
 from onceward.core.errors import ConfigurationError, SourceError
 from onceward.core.source import Split
 

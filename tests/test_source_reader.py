@@ -13,8 +13,8 @@ pytest.importorskip("pyspark.sql.datasource", reason="needs pyspark")
 
 from pyspark.sql.datasource import InputPartition
 
-from onceward.connectors.spark import any_source
-from onceward.connectors.spark.any_source import BeforeLimits, batches_of, spark_schema, task_inputs
+from onceward.connectors.spark.read import any_source
+from onceward.connectors.spark.read.any_source import BeforeLimits, batches_of, spark_schema, task_inputs
 from onceward.core.errors import ConfigurationError, SourceError
 from onceward.core.kit.pieces import pieces
 from onceward.sources import ResettableSource, SequenceSource, Split

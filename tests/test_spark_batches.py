@@ -17,10 +17,10 @@ import pytest
 import sqlalchemy as sa
 
 from onceward import FileSink, HttpSink, SqlAlchemySink
-from onceward.connectors.spark import run_folder
-from onceward.connectors.spark.options import FormatOptions
-from onceward.connectors.spark.task import TaskPlace
-from onceward.connectors.spark.writer import BatchWriter
+from onceward.connectors.spark.formats import run_folder
+from onceward.connectors.spark.formats.writer import BatchWriter
+from onceward.connectors.spark.session.options import FormatOptions
+from onceward.connectors.spark.write.task import TaskPlace
 from onceward.core.errors import CommitPendingError, EpochConflictError, FencedError
 from onceward.core.ledger import Ledger
 from onceward.core.steps import Step, hooked
@@ -317,7 +317,7 @@ def on_another_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calla
         folder, hidden = run.folder, tmp_path / "hidden"
         with monkeypatch.context() as elsewhere:
             elsewhere.setattr(
-                "onceward.connectors.spark.writer.place", lambda: TaskPlace(0, 0, -1, "spark://master:7077")
+                "onceward.connectors.spark.formats.writer.place", lambda: TaskPlace(0, 0, -1, "spark://master:7077")
             )
             if folder.exists():
                 folder.rename(hidden)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from onceward.connectors.spark.connect import ConnectSession, read_by_session
+from onceward.connectors.spark.session.connect import ConnectSession, read_by_session
 from onceward.core.errors import ConfigurationError
 
 from .spark_kit import QUERY, Checkpoint
@@ -38,7 +38,7 @@ def test_only_a_query_that_is_active_in_the_session_is_written_for(tmp_path: Pat
 
 PROCESS = """
     import time
-    from onceward.connectors.spark.connect import InOrder
+    from onceward.connectors.spark.session.connect import InOrder
 
     def epoch(frame, batch):
         print("begun", flush=True)

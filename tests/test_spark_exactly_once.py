@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import SparkRuntimeException
 
-from onceward.connectors.spark.classic import ClassicSession
-from onceward.connectors.spark.handler import EpochHandler, check_pickles, refuse_other_targets
-from onceward.connectors.spark.options import check_log
-from onceward.connectors.spark.parallelism import TOO_LARGE
-from onceward.connectors.spark.query import any_stage_failed, check_offset_log, epoch_input, read_text, reason
+from onceward.connectors.spark.session.classic import ClassicSession
+from onceward.connectors.spark.session.options import check_log
+from onceward.connectors.spark.session.query import any_stage_failed, check_offset_log, epoch_input, read_text, reason
+from onceward.connectors.spark.write.handler import EpochHandler, check_pickles, refuse_other_targets
+from onceward.connectors.spark.write.parallelism import TOO_LARGE
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, SinkError
 from onceward.core.log import DirectoryStore, LogWriter, Rewind, read
 from onceward.core.log.note_kinds import FailureNote
@@ -518,7 +518,7 @@ def test_a_query_that_ended_is_started_again_in_the_same_program(
     query: Query, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """The same function of foreachBatch, and nothing of the run before."""
-    monkeypatch.setattr("onceward.connectors.spark.handler._ROUND", (0.02, 5.0))
+    monkeypatch.setattr("onceward.connectors.spark.write.handler._ROUND", (0.02, 5.0))
     streams = query.spark.streams
     monkeypatch.setattr(streams, "active", [active(query)], raising=False)
     monkeypatch.setattr(streams, "get", lambda _, before=streams.get: _and(before(_), active(query)))

@@ -14,9 +14,17 @@ from pyspark.errors import PythonException
 import onceward
 from onceward import FileSink
 from onceward.connectors.files.connector import FilesConnector
-from onceward.connectors.spark import executors
-from onceward.connectors.spark.classic import ClassicSession
-from onceward.connectors.spark.executors import Answer, Executors, executors_of, explained, probing, problem_of, sealed
+from onceward.connectors.spark.session.classic import ClassicSession
+from onceward.connectors.spark.write import executors
+from onceward.connectors.spark.write.executors import (
+    Answer,
+    Executors,
+    executors_of,
+    explained,
+    probing,
+    problem_of,
+    sealed,
+)
 from onceward.core.errors import ConfigurationError, RetryableSinkError
 from onceward.core.log.store import EXPLAINING
 

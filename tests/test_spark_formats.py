@@ -14,12 +14,12 @@ import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 from onceward import FileSink, KafkaSink
-from onceward.connectors.spark import options
-from onceward.connectors.spark.formats import AnyFormat, format_of
-from onceward.connectors.spark.options import FormatOptions, check_complete_mode
-from onceward.connectors.spark.query import newest_batch, read_text
-from onceward.connectors.spark.task import write_partition
-from onceward.connectors.spark.writer import StreamWriter
+from onceward.connectors.spark.formats.formats import AnyFormat, format_of
+from onceward.connectors.spark.formats.writer import StreamWriter
+from onceward.connectors.spark.session import options
+from onceward.connectors.spark.session.options import FormatOptions, check_complete_mode
+from onceward.connectors.spark.session.query import newest_batch, read_text
+from onceward.connectors.spark.write.task import write_partition
 from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.connector import connectors
 from onceward.core.errors import (

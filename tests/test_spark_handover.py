@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pyarrow as pa
 import pytest
 
-from onceward.connectors.spark.classic import INTERRUPTED
-from onceward.connectors.spark.options import MOVED_MARK
-from onceward.connectors.spark.warm import warm_up
+from onceward.connectors.spark.session.classic import INTERRUPTED
+from onceward.connectors.spark.session.options import MOVED_MARK
+from onceward.connectors.spark.write.warm import warm_up
 from onceward.core.errors import ConfigurationError, EpochConflictError
 from onceward.core.log import EpochInput, LogWriter, read
 from onceward.core.run.handover import SILENT_SECONDS, Successor, run
@@ -56,7 +56,7 @@ def test_a_query_that_was_stopped_while_it_waited_has_not_failed_in_any_version_
 @pytest.fixture
 def query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Query:
     """A query that runs, as Spark lists it."""
-    monkeypatch.setattr("onceward.connectors.spark.handler._ROUND", (0.02, 5.0))
+    monkeypatch.setattr("onceward.connectors.spark.write.handler._ROUND", (0.02, 5.0))
     made = Query(tmp_path)
     streams = made.spark.streams
     monkeypatch.setattr(streams, "active", [active(made)], raising=False)
@@ -147,8 +147,8 @@ class Runs:
 
     def __init__(self, query: Query, monkeypatch: pytest.MonkeyPatch, mode: str = "append") -> None:
         self.query = query
-        monkeypatch.setattr("onceward.connectors.spark.handler.check_runs", lambda _: mode)
-        monkeypatch.setattr("onceward.connectors.spark.handler.warm_up", lambda *_: None)
+        monkeypatch.setattr("onceward.connectors.spark.write.handler.check_runs", lambda _: mode)
+        monkeypatch.setattr("onceward.connectors.spark.write.handler.warm_up", lambda *_: None)
 
     def start(self, sink: SparkSink, **changes: Any) -> None:
         """Start a new version; nothing of what it refuses has changed anything in the log."""

@@ -20,7 +20,7 @@ sys.modules["pyspark.sql.datasource"] = None
 pyspark.__version__ = "3.5.9"
 from onceward import KafkaSource, ProgressListener, SequenceSource, exactly_once, explain, read_stream, register
 from onceward.connectors.spark import description
-from onceward.connectors.spark.formats import formats
+from onceward.connectors.spark.formats.formats import formats
 from onceward.core.errors import ConfigurationError
 print(*(kind.format_name for kind in formats()))
 source = KafkaSource(bootstrap_servers="127.0.0.1:1", topics=["orders"])

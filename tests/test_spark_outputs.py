@@ -6,8 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onceward.connectors.spark.outputs import Output, Transformations, checked_persist, merge_acknowledgements, sinks_of
-from onceward.connectors.spark.plan import ClassicPlan
+from onceward.connectors.spark.session.plan import ClassicPlan
+from onceward.connectors.spark.write.outputs import (
+    Output,
+    Transformations,
+    checked_persist,
+    merge_acknowledgements,
+    sinks_of,
+)
 from onceward.core import events
 from onceward.core.checkpoint import OnLost
 from onceward.core.errors import ConfigurationError

@@ -10,8 +10,8 @@ import pyspark
 import pytest
 
 from onceward import FileSink
-from onceward.connectors.spark.options import FormatOptions
-from onceward.connectors.spark.writer import BatchWriter
+from onceward.connectors.spark.formats.writer import BatchWriter
+from onceward.connectors.spark.session.options import FormatOptions
 from onceward.core.errors import ConfigurationError
 
 if TYPE_CHECKING:

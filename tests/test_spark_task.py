@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType, YearMonthIntervalType
 
-from onceward.connectors.spark.task import arrow_schema, in_utc, write_partition
+from onceward.connectors.spark.write.task import arrow_schema, in_utc, write_partition
 from onceward.core.errors import SchemaError, SinkError
 from onceward.core.transaction import WriteContext
 

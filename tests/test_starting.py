@@ -25,8 +25,8 @@ from onceward import (
     SqlAlchemySink,
 )
 from onceward.cli.explain import explaining
-from onceward.connectors.spark.handler import driven_sinks
-from onceward.connectors.spark.starting import prepare_at_start
+from onceward.connectors.spark.session.starting import prepare_at_start
+from onceward.connectors.spark.write.handler import driven_sinks
 from onceward.core.errors import ConfigurationError, OncewardWarning, SchemaError
 from onceward.core.log import MemoryStore
 

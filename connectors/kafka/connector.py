@@ -30,7 +30,7 @@ class KafkaConnector(Connector):
     address_form = "HOST:PORT"
     place_form = "TOPIC"
     extra = "kafka"
-    spark_format = "onceward.connectors.spark.kafka_format:KafkaFormat"
+    spark_format = "onceward.connectors.spark.formats.kafka_format:KafkaFormat"
     address_pattern = rf"{_SERVER}(?:,{_SERVER})*"
     place_pattern = r"[\w.][\w.-]{0,248}"
     login = "the settings of the login and of TLS: --set kafka:@FILE"

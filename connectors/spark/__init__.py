@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Final
 from onceward.core.kit.lazy import importing
 
 if TYPE_CHECKING:
-    from .any_source import read_stream
-    from .foreach_batch import ForeachBatch
-    from .formats import format_of, register
-    from .handler import exactly_once
-    from .outputs import Output
+    from .formats.formats import format_of, register
+    from .read.any_source import read_stream
+    from .write.foreach_batch import ForeachBatch
+    from .write.handler import exactly_once
+    from .write.outputs import Output
 
 __all__ = ["ForeachBatch", "Output", "exactly_once", "format_of", "read_stream", "register"]
 
 _HOMES: Final = {
-    ".any_source": "read_stream",
-    ".foreach_batch": "ForeachBatch",
-    ".formats": "format_of register",
-    ".handler": "exactly_once",
-    ".outputs": "Output",
+    ".read.any_source": "read_stream",
+    ".write.foreach_batch": "ForeachBatch",
+    ".formats.formats": "format_of register",
+    ".write.handler": "exactly_once",
+    ".write.outputs": "Output",
 }
 
 if not TYPE_CHECKING:  # so that type checkers find names that do not exist

@@ -13,20 +13,20 @@ from onceward.core.operations.description import Described, part_finding, sink_f
 from onceward.core.operations.findings import Finding, failed, ok, skipped, warning
 from onceward.core.sink import Guarantee
 
-from .any_source import registered_source
-from .formats import formats
-from .kafka import stream_source
-from .kinds import plan_of
-from .options import FormatOptions, check_complete_mode, check_store
-from .plan import Cause, read_plan, unstable, unstable_for, unstable_output
-from .query import local_path
+from .formats.formats import formats
+from .read.any_source import registered_source
+from .read.kafka import stream_source
+from .session.kinds import plan_of
+from .session.options import FormatOptions, check_complete_mode, check_store
+from .session.plan import Cause, read_plan, unstable, unstable_for, unstable_output
+from .session.query import local_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyspark.sql import SparkSession
 
-    from .plan import PlannedQuery, StreamingSource, Unstable
+    from .session.plan import PlannedQuery, StreamingSource, Unstable
 
 _UNSTABLE: Final = "non-deterministic"
 _FILES: Final = ("avro", "csv", "json", "orc", "parquet", "text", "xml", "binaryfile")

@@ -1,6 +1,6 @@
 """A sink's `select` and `where` in the embedded engine: SQL over record batches, computed by DuckDB.
 
-On Spark the same two settings are Spark's SQL (connectors/spark/task.py).
+On Spark the same two settings are Spark's SQL (connectors/spark/write/task.py).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from onceward.cli.main import app
 from onceward.connectors.database.engines import close_idle, reading
 from onceward.connectors.database.mariadb import Xid
 from onceward.connectors.database.sink import SqlAlchemySink
-from onceward.connectors.spark.task import write_partition
+from onceward.connectors.spark.write.task import write_partition
 from onceward.core.checkpoint import Coordinator
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SqlError
 from onceward.core.log import DirectoryStore, EpochInput

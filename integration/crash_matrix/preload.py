@@ -12,7 +12,7 @@ import redis
 import sqlalchemy.dialects.postgresql
 import sqlalchemy.dialects.sqlite
 
-import onceward.connectors.spark.handler
+import onceward.connectors.spark.write.handler
 import onceward.core.engine.job
 
 from . import drivers

@@ -24,12 +24,12 @@ if TYPE_CHECKING:  # as `X as X`, which type checkers take for exported
     from .connectors.kafka.source import KafkaSource as KafkaSource
     from .connectors.monitoring import lineage as lineage, metrics as metrics
     from .connectors.redis.sink import RedisSink as RedisSink
-    from .connectors.spark.any_source import read_stream as read_stream
-    from .connectors.spark.foreach_batch import EpochWriter as EpochWriter, ForeachBatch as ForeachBatch
-    from .connectors.spark.formats import register as register
-    from .connectors.spark.handler import exactly_once as exactly_once
-    from .connectors.spark.outputs import Output as Output
-    from .connectors.spark.query import ProgressListener as ProgressListener
+    from .connectors.spark.read.any_source import read_stream as read_stream
+    from .connectors.spark.write.foreach_batch import EpochWriter as EpochWriter, ForeachBatch as ForeachBatch
+    from .connectors.spark.formats.formats import register as register
+    from .connectors.spark.write.handler import exactly_once as exactly_once
+    from .connectors.spark.write.outputs import Output as Output
+    from .connectors.spark.session.query import ProgressListener as ProgressListener
     from .core import (
         CheckpointConfig as CheckpointConfig,
         FileBackend as FileBackend,
@@ -123,12 +123,12 @@ _TABLE: Final = {  # by the extra that they need: modules, each with its public 
         ".core": "RocksDBBackend",
     },
     "spark": {
-        ".connectors.spark.any_source": "read_stream",
-        ".connectors.spark.foreach_batch": "EpochWriter ForeachBatch",
-        ".connectors.spark.formats": "register",
-        ".connectors.spark.handler": "exactly_once",
-        ".connectors.spark.outputs": "Output",
-        ".connectors.spark.query": "ProgressListener",
+        ".connectors.spark.read.any_source": "read_stream",
+        ".connectors.spark.write.foreach_batch": "EpochWriter ForeachBatch",
+        ".connectors.spark.formats.formats": "register",
+        ".connectors.spark.write.handler": "exactly_once",
+        ".connectors.spark.write.outputs": "Output",
+        ".connectors.spark.session.query": "ProgressListener",
     },
     "sql": {
         ".connectors.database.sink": "SqlAlchemySink",

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from .connectors.kafka.source import InvalidTimestamps as InvalidTimestamps
     from .connectors.kafka.source import Isolation as Isolation
     from .connectors.redis.forms import Form as Form
-    from .connectors.spark.outputs import AnySink as AnySink
-    from .connectors.spark.outputs import Persist as Persist
-    from .connectors.spark.parallelism import Writers as Writers
+    from .connectors.spark.write.outputs import AnySink as AnySink
+    from .connectors.spark.write.outputs import Persist as Persist
+    from .connectors.spark.write.parallelism import Writers as Writers
     from .core.dead_letters import Limit as Limit
     from .core.engine.aggregate import AggregateFunction as AggregateFunction
     from .core.engine.config import CheckpointMode as CheckpointMode
@@ -44,8 +44,8 @@ _TABLE: Final = {  # by the extra that they need
     "kafka": {".connectors.kafka.source": "InvalidTimestamps Isolation"},
     "redis": {".connectors.redis.forms": "Form"},
     "spark": {
-        ".connectors.spark.outputs": "AnySink Persist",
-        ".connectors.spark.parallelism": "Writers",
+        ".connectors.spark.write.outputs": "AnySink Persist",
+        ".connectors.spark.write.parallelism": "Writers",
     },
     "sql": {".connectors.database.target": "CommitMode WriteMode"},
 }

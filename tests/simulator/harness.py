@@ -11,8 +11,9 @@ from unittest.mock import patch
 
 from pyspark import TaskContext
 
-from onceward.connectors.spark import options, query, writer
-from onceward.connectors.spark.handler import EpochHandler
+from onceward.connectors.spark.formats import writer
+from onceward.connectors.spark.session import options, query
+from onceward.connectors.spark.write.handler import EpochHandler
 from onceward.core import transaction
 from onceward.core.checkpoint import CommitPolicy, Coordinator, OnLost, coordinator
 from onceward.core.log import reader

@@ -22,10 +22,10 @@ from onceward.connectors.kafka import commits, ownership, pool
 from onceward.connectors.kafka import sink as sink_module
 from onceward.connectors.kafka.sink import KafkaTransaction
 from onceward.connectors.kafka.transaction import Handle, Inside, Prepared, judge, listed_committable
-from onceward.connectors.spark import classic, query
-from onceward.connectors.spark import writer as writer_module
-from onceward.connectors.spark.handler import EpochHandler
-from onceward.connectors.spark.query import epoch_input
+from onceward.connectors.spark.formats import writer as writer_module
+from onceward.connectors.spark.session import classic, query
+from onceward.connectors.spark.session.query import epoch_input
+from onceward.connectors.spark.write.handler import EpochHandler
 from onceward.core.checkpoint import (
     Admission,
     Coordinator,

@@ -11,7 +11,7 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from onceward.connectors.spark.handler import EpochHandler
+from onceward.connectors.spark.write.handler import EpochHandler
 from onceward.core.checkpoint import Backoff, CommitPolicy, OnLost
 from onceward.core.errors import OncewardError
 
@@ -23,7 +23,7 @@ from .world import Process, Violation
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from onceward.connectors.spark.writer import StreamWriter
+    from onceward.connectors.spark.formats.writer import StreamWriter
     from onceward.core.checkpoint import Coordinator
     from onceward.core.log import EpochInput
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from onceward.connectors.spark.handler import EpochHandler
+from onceward.connectors.spark.write.handler import EpochHandler
 from onceward.core.checkpoint import Coordinator, OnLost
 from onceward.core.errors import DataLossError, EpochConflictError, OncewardError
 from onceward.core.names import PooledName, Scope, TransactionName

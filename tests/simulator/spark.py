@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.types import LongType, StructField, StructType
 
-from onceward.connectors.spark.formats import SinkFormat
+from onceward.connectors.spark.formats.formats import SinkFormat
 from onceward.core.errors import FencedError, SinkError
 
 from .audit import Audit

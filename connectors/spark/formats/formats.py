@@ -17,7 +17,7 @@ from onceward.core.errors import ConfigurationError, text_of
 from onceward.core.kit.extras import needing
 from onceward.core.kit.options import plain
 
-from .data_sources import DataSource, need_available
+from ..read.data_sources import DataSource, need_available
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -150,7 +150,7 @@ def register(spark: SparkSession) -> None:
     Raises:
         ConfigurationError: pyspark is older than 4.0.
     """
-    from .executors import warn_of_python  # noqa: PLC0415 - what Spark's own processes import stays small
+    from ..write.executors import warn_of_python  # noqa: PLC0415 - what Spark's own processes import stays small
 
     need_available("register", "leave it out and write with exactly_once(df, sink), which needs no format")
     warn_of_python(spark)

@@ -35,8 +35,8 @@ from onceward.core.kit.secrets import without_logins
 from onceward.core.log.store import EXPLAINING
 from onceward.core.operations.findings import Finding, Health, failed, ok
 
-from .kinds import connect_of, session_of
-from .session import spark_errors
+from ..session.kinds import connect_of, session_of
+from ..session.session import spark_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from onceward.core.connector import Connector
     from onceward.sinks import Sink
 
-    from .session import QuerySession
+    from ..session.session import QuerySession
 
 _log = logging.getLogger("onceward.spark")
 DEFAULT_PYTHON: Final = "python3"

@@ -52,10 +52,9 @@ from onceward.core.sink import Guarantee
 from onceward.core.transaction import Acknowledgement
 from onceward.sinks import DirectSink, TwoPhaseCommitSink
 
-from .executors import Executors, executors_of, explained, sending, warn_of_python
-from .kafka import watched_sources, with_publication
-from .kinds import connect_of, plan_of, session_of
-from .options import (
+from ..read.kafka import watched_sources, with_publication
+from ..session.kinds import connect_of, plan_of, session_of
+from ..session.options import (
     check_complete_mode,
     check_log,
     check_not_moved,
@@ -65,6 +64,11 @@ from .options import (
     noting_failed_start,
     open_log,
 )
+from ..session.plan import handlers
+from ..session.query import check_offset_log, checked_folder, epoch_input, query_of, reason
+from ..session.session import EndsQueries, QueryRun, QuerySession, spark_errors
+from ..session.starting import check_runs, prepare_at_start, refuse_other_targets
+from .executors import Executors, executors_of, explained, sending, warn_of_python
 from .outputs import (
     DEFAULT_PERSIST,
     AnySink,
@@ -77,11 +81,7 @@ from .outputs import (
     sinks_of,
 )
 from .parallelism import TOO_LARGE, Writers, checked_writers, driver_limit, row_size, writers_of
-from .plan import handlers
-from .query import check_offset_log, checked_folder, epoch_input, query_of, reason
 from .refusals import Letters
-from .session import EndsQueries, QueryRun, QuerySession, spark_errors
-from .starting import check_runs, prepare_at_start, refuse_other_targets
 from .task import (
     ACK_COLUMN,
     ACK_SCHEMA,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .any_source import LIMITS, BeforeLimits, SourceBatchReader
+from ..read.any_source import LIMITS, BeforeLimits, SourceBatchReader
+from ..read.kafka import FORMAT, KafkaStreamReader, batch_source, checked_source, stream_source
+from ..read.schemas import spark_schema
 from .formats import SinkFormat
-from .kafka import FORMAT, KafkaStreamReader, batch_source, checked_source, stream_source
 from .lookup import connector_of_format
-from .schemas import spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader

@@ -31,7 +31,7 @@ from onceward.core.events import EpochCompleted, Event, QueryProgressed, observe
 from onceward.core.kit.options import check_type
 from onceward.core.log import EpochInput
 
-from .kafka import NOTHING, with_lag
+from ..read.kafka import NOTHING, with_lag
 from .session import QueryRun, QuerySession
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from onceward.core.kit.arrays import number_array, repeated_text
 from onceward.core.kit.logs import show_if_asked
 from onceward.core.transaction import Acknowledgement, WriteContext
 
-from .kinds import plan_of
+from ..read.schemas import arrow_schema, in_utc
+from ..session.kinds import plan_of
 from .refusals import SOURCE_COLUMN, IsolatingPartition, source_of
-from .schemas import arrow_schema, in_utc
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

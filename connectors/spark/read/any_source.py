@@ -19,9 +19,9 @@ from onceward.core.kit.rows import cast
 from onceward.core.run.source_watch import telling_of_wait
 from onceward.core.source import ResettableSource, read_split
 
+from ..session.session import is_connect
 from .data_sources import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition, need_available
 from .schemas import arrow_schema, spark_schema
-from .session import is_connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from onceward.core.log import EpochInput
     from onceward.core.source import ResettableSource
 
-    from .plan import StreamingSource
+    from ..session.plan import StreamingSource
 
     OnComplete = Callable[[int, EpochInput], None]
     Group = tuple[KafkaSettings, str]

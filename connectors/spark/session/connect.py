@@ -177,7 +177,7 @@ def _unpacker() -> Callable[[bytes, str], Callable[[Any, int], None]]:
             from importlib import import_module  # noqa: PLC0415 - travels with its code, not with this module
 
             there = import_module("onceward").__version__
-            connect = import_module("onceward.connectors.spark.connect")
+            connect = import_module("onceward.connectors.spark.session.connect")
         except ImportError as error:
             raise RuntimeError(
                 f"the Spark Connect server cannot import onceward, which is {version} on the client: install it, with "

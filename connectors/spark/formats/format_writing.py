@@ -10,10 +10,10 @@ from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.core.kit.options import option_names, plain
 from onceward.core.sink import DirectSink, Sink, TwoPhaseCommitSink
 
-from .kafka import is_ours, publisher_from_options
-from .options import COMMON, FormatOptions, check_complete_mode, noting_failed_start
-from .query import ASYNC, refusal_of
-from .schemas import arrow_schema
+from ..read.kafka import is_ours, publisher_from_options
+from ..read.schemas import arrow_schema
+from ..session.options import COMMON, FormatOptions, check_complete_mode, noting_failed_start
+from ..session.query import ASYNC, refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -40,7 +40,7 @@ from onceward.core.kit.options import check_type
 from onceward.core.transaction import Acknowledgement
 from onceward.sinks import DirectSink, TwoPhaseCommitSink
 
-from .kinds import plan_of
+from ..session.kinds import plan_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from onceward.core.errors import ConfigurationError
 
-from .data_sources import DataSource
+from ..read.data_sources import DataSource
 
 if TYPE_CHECKING:
     from onceward.core.connector import Connector

@@ -24,10 +24,12 @@ from onceward.core.errors import ConfigurationError, SchemaError
 from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST, AnyOnLost, CommitPolicy
 from onceward.sinks import Sink
 
+from ..read.kafka import watched_sources, with_publication
+from ..session.kinds import connect_of, plan_of, session_of
+from ..session.plan import is_micro_batch, plan_keeps_state, plan_only_writes, sources_in
+from ..session.query import called_for, check_offset_log, query_session
 from .executors import executors_of, warn_of_python
 from .handler import EpochHandler, check_pipeline, check_settings, dead_letters_of, driven_sinks
-from .kafka import watched_sources, with_publication
-from .kinds import connect_of, plan_of, session_of
 from .outputs import (
     DEFAULT_PERSIST,
     AnySink,
@@ -39,8 +41,6 @@ from .outputs import (
     sinks_of,
 )
 from .parallelism import Writers, checked_writers, row_size
-from .plan import is_micro_batch, plan_keeps_state, plan_only_writes, sources_in
-from .query import called_for, check_offset_log, query_session
 from .task import schema_for
 
 if TYPE_CHECKING:

@@ -39,11 +39,11 @@ from onceward.core.names import PIPELINE_LENGTH
 from onceward.core.run.pipeline_run import PipelineRun
 from onceward.core.transaction import Acknowledgement, Committable, WriteContext
 
+from ..session.options import FormatOptions, check_not_moved, check_store, existing_log, local_store, open_log
+from ..session.processes import observe_if_asked
+from ..session.query import epoch_input, newest_batch, read_text, reason
+from ..write.task import place, write_partition
 from . import run_folder
-from .options import FormatOptions, check_not_moved, check_store, existing_log, local_store, open_log
-from .processes import observe_if_asked
-from .query import epoch_input, newest_batch, read_text, reason
-from .task import place, write_partition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from onceward.sinks import TwoPhaseCommitSink
 
-    from .kafka import OnComplete
+    from ..read.kafka import OnComplete
 
 _BATCH, _RUN = "streaming.sql.batchId", "spark.jobGroup.id"
 _DIGEST = 16
