@@ -12,14 +12,15 @@ import msgspec
 from onceward.core.connector import Connector, connectors
 from onceward.core.kit.secrets import HIDDEN, without_logins
 from onceward.core.log.store import local_folder
-from onceward.operations import History, PipelineState, PipelineStatus
+from onceward.operations import PipelineState
 
 from .options import either
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from onceward.operations import NotedSystem
+    from onceward.core.operations.status import NotedSystem
+    from onceward.operations import PipelineStatus
 
 _DOCTOR, _LIST = "doctor", "txn list"
 _COMMANDS: Final = {
@@ -35,25 +36,7 @@ _STORE, _UNSHOWN = "STORE", "UNSHOWN"
 """Words of a command that a person replaces."""
 
 
-class AdvisedStatus(PipelineStatus, frozen=True, kw_only=True):
-    """State of a pipeline with the command to use, as `--json` shows it."""
-
-    command: str = ""
-    """The command that does what is advised, or shows more; empty if nothing needs to be done. Several are separated
-    by semicolons: one command asks one system of a kind."""
-    fill_in: str = ""
-    """Text that says what must be filled in or added before the command can run; empty if it can run as it is."""
-    docs: str = ""
-    """Address of the page about this state: what it means, how much time is left, what to do."""
-
-
-class ShownHistory(History, frozen=True, kw_only=True):
-    """The epochs and losses of a pipeline with its state, as `onceward checkpoints --json` shows them."""
-
-    status: AdvisedStatus
-
-
-def with_advice(status: PipelineStatus, url: str, targets: Sequence[str]) -> AdvisedStatus:
+def with_advice(status: PipelineStatus, url: str, targets: Sequence[str]) -> PipelineStatus:
     """Return a status with the command to use.
 
     Args:
@@ -64,7 +47,7 @@ def with_advice(status: PipelineStatus, url: str, targets: Sequence[str]) -> Adv
     command, fill_in = _command(status, url, targets)
     place = documentation()
     docs = f"{place}/operations.md#{status.state}" if place else ""
-    return AdvisedStatus(**msgspec.structs.asdict(status), command=command, fill_in=fill_in, docs=docs)
+    return msgspec.structs.replace(status, command=command, fill_in=fill_in, docs=docs)
 
 
 @cache

@@ -32,9 +32,10 @@ from onceward.core.log.store import local_folder
 from onceward.core.log.writer import check_owner
 from onceward.core.names import NOTHING, Scope
 from onceward.core.operations.findings import Finding, failed, ok, skipped, warning
+from onceward.core.operations.history import given_up
 from onceward.core.operations.logs import open_log
 from onceward.core.operations.status import LEAST_BYTES
-from onceward.core.operations.survey import given_up, survey
+from onceward.core.operations.survey import survey
 from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 
 from .options import targets_of

@@ -20,7 +20,7 @@ from onceward.core.errors import (
 from onceward.core.kit.secrets import without_logins
 from onceward.core.log.writer import check_owner
 from onceward.core.names import check_pipeline_name
-from onceward.core.operations.status import deadline
+from onceward.core.operations.status import commit_deadline
 from onceward.operations import (
     CommitPlan,
     FoundTransaction,
@@ -39,13 +39,13 @@ from onceward.operations import (
 from onceward.operations import repair_log as repair
 
 from . import show
-from .advice import ShownHistory, with_advice
+from .advice import with_advice
 from .options import Access, AsJson, Pipeline, Yes, address_forms, load_sinks, targets_of, with_group
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from onceward.operations import OtherTransaction, Target
+    from onceward.core.operations.targets import OtherTransaction, Target
 
 app = typer.Typer(no_args_is_help=True, help="List, inspect, commit and abort transactions that are in doubt.")
 
@@ -206,7 +206,7 @@ def commit(
     except (SinkError, CommitPendingError):
         with suppress(OncewardError):
             found = survey([log], search.targets(), log.pipeline, must_answer=False).transactions
-            show.rest(found, decision.epoch, deadline(log, decision, found))
+            show.rest(found, decision.epoch, commit_deadline(log, decision, found))
         raise
     if done is None:
         _finished(decision.epoch)
@@ -283,7 +283,7 @@ def checkpoints(search: Search, *, as_json: AsJson = False) -> None:
     past = history(log, transactions)
     waiting = [msgspec.structs.replace(one, expires_in=status.expires_in) for one in past.epochs if not one.completed]
     epochs = [*(one for one in past.epochs if one.completed), *waiting]
-    show.history(ShownHistory(epochs=epochs, given_up=past.given_up, status=status), as_json=as_json)
+    show.past(msgspec.structs.replace(past, epochs=epochs), status, as_json=as_json)
     search.end()
 
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from onceward.core.engine.state.storage import locate
 from onceward.core.errors import ConfigurationError
 from onceward.operations import (
     create_savepoint,
@@ -77,7 +78,7 @@ def _create(folder: str, checkpoint: str, store: str | None, pipeline: str | Non
     if not yes:
         plan = plan_savepoint(checkpoint, folder, store=store, pipeline=pipeline)
         what = f"{plan.checkpoint} with epoch {plan.epoch} of {plan.pipeline}"
-        show.would(f"copy {what} to {plan.place}; {show.FENCES}")
+        show.would(f"copy {what} to {locate(folder)}; {show.FENCES}")
         return
     savepoint = create_savepoint(checkpoint, folder, store=store, pipeline=pipeline, retire=retire)
     ended = ". The query can no longer be started from its old checkpoint: restore it there" if retire else ""

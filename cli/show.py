@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from onceward.core.operations.status import Deadline
-    from onceward.operations import FoundTransaction, Log, OtherTransaction
+    from onceward.core.operations.targets import OtherTransaction
+    from onceward.operations import Epoch, FoundTransaction, History, Log, PipelineStatus
 
-    from .advice import AdvisedStatus, ShownHistory
 
 FENCES = "a run of this pipeline that is still alive would be fenced and stop"
 COPY = "if this is only a copy of the log that the pipeline uses, stop here: decided rows would be lost"
@@ -184,7 +184,7 @@ def _shares(transactions: Sequence[FoundTransaction]) -> str:
     return ", ".join(f"{sink} {count} rows" for sink, count in sorted(rows.items()))
 
 
-def status(one: AdvisedStatus, *, with_store: bool = False) -> None:
+def status(one: PipelineStatus, *, with_store: bool = False) -> None:
     """Print the state of a pipeline, and what to do; with the place of its log, if others have the same name."""
     out = console()
     style = "green" if one.state is PipelineState.RUNNING else "dim" if one.state.is_well else "red"
@@ -201,30 +201,47 @@ def status(one: AdvisedStatus, *, with_store: bool = False) -> None:
         out.print(f"    {one.docs}", style="dim")
 
 
-def history(shown: ShownHistory, *, as_json: bool) -> None:
+def past(history: History, state: PipelineStatus, *, as_json: bool) -> None:
     """Print the state, epochs (two lines each: a table would cut the times), checkpoints, and what was given up."""
+    listed = history.epochs
     if as_json:
-        print_json(shown)
+        epochs = [_epoch_fields(one, history.pipeline) for one in listed]
+        print_json({"epochs": epochs, "given_up": history.given_up, "status": state})
         return
-    status(shown.status)
-    listed = shown.epochs
+    status(state)
     out = console()
     for one in listed:
         completed = f"completed {one.completed}" if one.completed else "waits for its commit"
         if one.expires_in is not None:
-            at_most = "at most " * shown.status.at_most
+            at_most = "at most " * state.at_most
             completed += f"; a target ends its transactions in {at_most}{duration(one.expires_in)}"
-        rows = ", ".join(f"{sink} {count} rows" for sink, count in one.rows.items())
+        rows = ", ".join(f"{sink} {count} rows" for sink, count in one.sinks.items())
         out.print(f"epoch {one.epoch}: {rows} in {one.transactions} transactions")
         out.print(f"  decided {one.decided}, {completed}")
     out.print("the log keeps the newest epochs only" if listed else "the log holds no decided epoch")
     folders = [folder for one in listed for folder in (*one.retained, one.checkpoint) if folder]
     for folder in dict.fromkeys(folders):  # one that is retained is named by each epoch since
         out.print(f"checkpoint {folder}")
-    for given in shown.given_up:
+    for given in history.given_up:
         what = f"{given.action} {given.transaction}".rstrip()  # without a name: all of it
         out.print(f"{what} of epoch {given.epoch}, {given.at}")
         out.print(f"  by {given.who}: {given.why}")
+
+
+def _epoch_fields(epoch: Epoch, pipeline: str) -> dict[str, Any]:
+    """Return an epoch of a decision log as `--json` shows it; null is what the log does not say."""
+    return {
+        "pipeline": pipeline,
+        "epoch": epoch.epoch,
+        "decided": epoch.decided,
+        "completed": epoch.completed,
+        "rows": epoch.sinks,
+        "transactions": epoch.transactions,
+        "input": epoch.input,
+        "checkpoint": epoch.checkpoint,
+        "retained": epoch.retained,
+        "expires_in": epoch.expires_in,
+    }
 
 
 _HEALTH: Final = {Health.OK: "green", Health.WARNING: "yellow", Health.FAILED: "red", Health.SKIPPED: "dim"}

@@ -13,13 +13,15 @@ from onceward.core.operations.status import unreadable
 from onceward.operations import PipelineState, open_log, pipeline_status
 
 from . import show
-from .advice import AdvisedStatus, with_advice
+from .advice import with_advice
 from .operate import Search  # noqa: TC001 - typer reads it
 from .options import AsJson, with_group
 from .ui.desk import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from onceward.operations import PipelineStatus
 
     from .ui.model import Watched
 
@@ -64,7 +66,7 @@ def status(search: Search, *, as_json: AsJson = False, as_metrics: AsMetrics = F
     raise typer.Exit(int(bool(search.unanswered) or any(one.needs_somebody for one in statuses)))
 
 
-def _print(statuses: Sequence[AdvisedStatus], *, as_json: bool) -> None:
+def _print(statuses: Sequence[PipelineStatus], *, as_json: bool) -> None:
     """Print the state of each pipeline, a line with what is the matter, and what to do."""
     if as_json:
         show.print_json(statuses)
@@ -74,7 +76,7 @@ def _print(statuses: Sequence[AdvisedStatus], *, as_json: bool) -> None:
         show.status(one, with_store=names[one.pipeline] > 1)
 
 
-def _metrics(statuses: Sequence[AdvisedStatus]) -> Iterator[str]:
+def _metrics(statuses: Sequence[PipelineStatus]) -> Iterator[str]:
     """Yield the states in Prometheus' text format: 1 for the state that a pipeline is in, 0 for each other one."""
     yield "# HELP onceward_pipeline_state Whether the pipeline is in this state (docs: operations)"
     yield "# TYPE onceward_pipeline_state gauge"
@@ -97,7 +99,7 @@ def _labels(labels: Mapping[str, str]) -> str:
     return ",".join(f'{name}="{value}"' for name, value in escaped.items())
 
 
-def _status_of(watched: Watched, search: Search) -> AdvisedStatus:
+def _status_of(watched: Watched, search: Search) -> PipelineStatus:
     log, error = watched.log, watched.shown.error
     if not error:
         try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from onceward.core.errors import text_of
-from onceward.operations import Advice, Refusal, RefusedError
+from onceward.core.operations.survey import Advice
+from onceward.operations import Refusal, RefusedError
 
 ADVICE: Final = {
     Advice.COMMIT: "the pipeline's next start commits it, or now `txn commit`",

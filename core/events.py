@@ -18,8 +18,8 @@ from .transaction import rows_by_sink
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from .engine.events import CheckpointRecord
     from .log import EpochInput
+    from .log.note_kinds import CheckpointRecord
     from .sink import Sink
     from .transaction import Committable, Written
 
@@ -47,6 +47,12 @@ class Started(NamedTuple):
     seconds: float
     guarantees: Mapping[str, str] = MappingProxyType({})
     """Guarantee of each sink: exactly-once, or a weaker one."""
+    position: int | None = None
+    """Position of its START in the log."""
+    timeouts: Callable[[], Mapping[str, float]] = dict
+    """Function that returns after how many seconds the targets of sinks end an open transaction; it may ask targets."""
+    targets: Callable[[], Mapping[str, Any]] = dict
+    """Function that returns the address that each sink writes to, without secrets."""
 
 
 class EpochBegan(NamedTuple):
@@ -171,6 +177,8 @@ class SourceWaits(NamedTuple):
     seconds: float
     """Seconds since the source last answered."""
     why: str
+    system: Mapping[str, Any] = MappingProxyType({})
+    """Address of what it reads, without secrets."""
 
 
 class SourceAnswers(NamedTuple):
@@ -180,6 +188,8 @@ class SourceAnswers(NamedTuple):
     source: str
     seconds: float
     """Seconds for which the source did not answer."""
+    system: Mapping[str, Any] = MappingProxyType({})
+    """Address of what it reads, without secrets."""
 
 
 class CheckpointEnded(NamedTuple):
@@ -329,11 +339,11 @@ def log(event: Event) -> None:
                 _coordinator.error("pipeline %s failed: %s", pipeline, error, extra=fields)
             else:
                 _spark.error("epoch %s of pipeline %s failed: %s", epoch, pipeline, error, extra=fields)
-        case SourceWaits(pipeline, source, seconds, why):
+        case SourceWaits(pipeline, source, seconds, why, _):
             fields = {"pipeline": pipeline, "source": source, "seconds": round(seconds)}
             text = "source %s of pipeline %s has not answered for %s: %s"
             _sources.warning(text, source, pipeline, duration(seconds), why, extra=fields)
-        case SourceAnswers(pipeline, source, seconds):
+        case SourceAnswers(pipeline, source, seconds, _):
             fields = {"pipeline": pipeline, "source": source, "seconds": round(seconds)}
             _sources.warning(
                 "source %s of pipeline %s answers again, after %s", source, pipeline, duration(seconds), extra=fields

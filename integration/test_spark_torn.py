@@ -17,8 +17,8 @@ from pyspark.sql import functions as sf
 
 from onceward import KafkaSink, Output, PostgresSink
 from onceward.core.log import open_store, read
+from onceward.core.operations.history import given_up
 from onceward.core.operations.logs import Log
-from onceward.core.operations.survey import given_up
 from onceward.core.steps import CRASH_VARIABLE, Step
 from onceward.testing.proxy import Proxy
 

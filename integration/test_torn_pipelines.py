@@ -13,8 +13,8 @@ from onceward import KafkaSink, PostgresSink, SequenceSource
 from onceward.core import CheckpointConfig, Pipeline, RestartStrategy
 from onceward.core.errors import DataLossError
 from onceward.core.log import open_store, read
+from onceward.core.operations.history import given_up
 from onceward.core.operations.logs import Log
-from onceward.core.operations.survey import given_up
 from onceward.core.steps import Step
 
 from .spark_kit import crash_at, ids_in_table, ids_in_topic, make_table, once, prepared_in

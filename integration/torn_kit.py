@@ -17,8 +17,8 @@ from onceward import KafkaSink, PostgresSink
 from onceward.core.checkpoint import Admission, Backoff, CommitPolicy, Coordinator, OnLost
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.log import EpochInput, open_store, read
+from onceward.core.operations.history import given_up
 from onceward.core.operations.logs import Log
-from onceward.core.operations.survey import given_up
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import Acknowledgement
 

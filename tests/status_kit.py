@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from onceward.core.checkpoint import CommitPolicy
 from onceward.core.log import EpochInput, LogView, LogWriter, MemoryStore
-from onceward.core.log.notes import Note
-from onceward.core.operations.status import PipelineStatus, assess
+from onceward.core.log.notes import note_of, notes
+from onceward.core.operations.status import Answers, PipelineStatus, assess
 from onceward.core.transaction import Committable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
+
+    from onceward.core.log.note_kinds import Note
 
 
+N = TypeVar("N")
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
@@ -22,8 +26,16 @@ def at(ago: float) -> str:
     return (NOW - timedelta(seconds=ago)).isoformat(timespec="milliseconds")
 
 
+def noted(folder: Path, kind: type[N]) -> list[N]:
+    """The notes of a kind beside the log in a folder."""
+    return [one for one in notes(folder, 500) if isinstance(one, kind)]
+
+
 def written(*seconds_ago: float, what: str = "epoch", **fields: Any) -> list[Note]:
-    return [Note(what=what, at=at(ago), fields=fields) for ago in seconds_ago]
+    """Notes as they are read from a file, left so long ago."""
+    about = {"epoch": {"epoch": 0}}.get(what, {})
+    read = [note_of(what, at(ago), {**about, **fields}) for ago in seconds_ago]
+    return [one for one in read if one is not None]
 
 
 def log(
@@ -55,5 +67,6 @@ def log(
     return writer.view
 
 
-def judged(view: LogView, noted: list[Note], **more: Any) -> PipelineStatus:
-    return assess("orders", "folder a", view, sorted(noted, key=lambda one: one.at), NOW, **more)
+def judged(view: LogView, noted: list[Note], *, obstacle: str = "", **answers: Any) -> PipelineStatus:
+    in_order = sorted(noted, key=lambda one: one.at)
+    return assess("orders", "folder a", view, in_order, NOW, answers=Answers(**answers), obstacle=obstacle)

@@ -9,7 +9,6 @@ import json
 import re
 import shlex
 import subprocess
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,17 +23,19 @@ from onceward.cli.ui.desk import Desk
 from onceward.core.checkpoint import CommitPolicy
 from onceward.core.connector import connectors
 from onceward.core.log import EpochInput, LogView, LogWriter, MemoryStore
-from onceward.core.log.notes import Note, note
+from onceward.core.log.notes import note
 from onceward.core.operations.status import assess
 from onceward.core.transaction import Committable
 
+from .status_kit import NOW, at, written
 from .ui_kit import Folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    from onceward.core.log.note_kinds import Note
+
 CODE = ("oauth_cb=os:system", "plugin.library.paths=/tmp/evil", "ssl.engine.location=/tmp/evil", "ledger_schema=own")
 PATTERNS = (
     "a:b@", "p:q@;id;'", "password=", "passwd='x", "://", "x://u:p@", "'", '"', "`id`", "$(id)", "${IFS}", ";", "|",
@@ -80,10 +81,6 @@ given_targets = st.sampled_from(
 states = st.sampled_from(("waiting", "failed", "source"))
 
 
-def at(ago: float) -> str:
-    return (NOW - timedelta(seconds=ago)).isoformat(timespec="milliseconds")
-
-
 def view_of(decided: Any, *, completed: bool) -> LogView:
     writer = LogWriter(MemoryStore(), "orders", CommitPolicy(now=lambda: at(120)))
     writer.start()
@@ -101,12 +98,11 @@ def view_of(decided: Any, *, completed: bool) -> LogView:
 
 
 def notes_of(state: str, targets_: Any, text: str, source: Any) -> list[Note]:
-    noted = [Note(what="start", at=at(110), fields={"targets": targets_, "timeouts": targets_})]
+    noted = written(110, what="start", targets=targets_, timeouts=targets_)
     if state == "failed":
-        noted.append(Note(what="failure", at=at(100), fields={"error": text, "epoch": text}))
+        noted += written(100, what="failure", error=text, epoch=text)
     if state == "source":
-        fields = {"source": text, "seconds": 20, "why": "no answer", "system": source}
-        noted.append(Note(what="source", at=at(5), fields=fields))
+        noted += written(5, what="source", source=text, seconds=20, why="no answer", system=source)
     return noted
 
 

@@ -12,12 +12,13 @@ from onceward.core import events
 from onceward.core.checkpoint import Admission
 from onceward.core.errors import DecisionInDoubtError, EpochVoidedError, FencedError, RetryableSinkError
 from onceward.core.log import DirectoryStore, LogWriter, read
-from onceward.core.log.notes import notes
+from onceward.core.log.note_kinds import FailureNote
 from onceward.core.run.keeper import Keeper, StoppedError
 from onceward.core.run.pipeline_run import ATTEMPTS, PipelineRun
 
 from .coordinator_kit import about
 from .core_fakes import FakeSink, acknowledgement, policy, prepared
+from .status_kit import noted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,11 +46,7 @@ class Life:
         return any(type(event).__name__ == "EpochAbandoned" for event in self.told)
 
     def failures(self) -> list[tuple[Any, Any]]:
-        return [
-            (note.fields["epoch"], note.fields["error"])
-            for note in notes(self.store.path, 20)
-            if note.what == "failure"
-        ]
+        return [(note.epoch, note.error) for note in noted(self.store.path, FailureNote)]
 
 
 @pytest.fixture

@@ -23,9 +23,10 @@ from onceward.core.errors import (
     SinkError,
 )
 from onceward.core.log import Replace, audit_records, read
+from onceward.core.operations.history import history
 from onceward.core.operations.logs import Log
 from onceward.core.operations.resolve import commit_decided
-from onceward.core.operations.survey import history, survey
+from onceward.core.operations.survey import survey
 from onceward.core.operations.targets import sinks_target
 from onceward.core.proof import Proof, total
 from onceward.core.steps import Step, hooked

@@ -14,7 +14,6 @@ from onceward.core.engine.channels import Barrier, CheckpointKind, TaskId
 from onceward.core.engine.checkpoints import CheckpointsState, advance, deadline, initial
 from onceward.core.engine.events import (
     Acknowledged,
-    CheckpointRecord,
     Complete,
     CompletedCheckpoint,
     Confirm,
@@ -32,7 +31,6 @@ from onceward.core.engine.events import (
     Requested,
     Stopping,
     TaskOpened,
-    TaskRecord,
     Tick,
     Trigger,
 )
@@ -41,6 +39,7 @@ from onceward.core.engine.start import EngineWorld
 from onceward.core.engine.state.handles import KeyedHandle, ListHandle, SubtaskState
 from onceward.core.errors import CheckpointFailedError, DecisionInDoubtError, StateError
 from onceward.core.log import MemoryStore
+from onceward.core.log.note_kinds import CheckpointRecord, TaskRecord
 from onceward.core.policy import CommitPolicy
 
 if TYPE_CHECKING:

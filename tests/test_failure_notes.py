@@ -18,7 +18,8 @@ from onceward.connectors.spark.session.options import noting_failed_start
 from onceward.core import RestartStrategy
 from onceward.core.errors import FencedError, RetryableSinkError
 from onceward.core.log import DirectoryStore, LogWriter, RunWriters, open_store
-from onceward.core.log.notes import Note, note_life, notes
+from onceward.core.log.note_kinds import FailureNote, LifeNote, Note
+from onceward.core.log.notes import note_life
 from onceward.core.log.run_writers import OVERTAKEN, RUN_VARIABLE, register_log, registered_logs
 from onceward.core.operations.logs import open_log
 from onceward.core.operations.status import RESTARTS, PipelineState, assess, pipeline_status
@@ -26,14 +27,14 @@ from onceward.core.policy import CommitPolicy
 
 from .formats_kit import Query as FormatQuery
 from .spark_kit import Query, SparkSink
-from .status_kit import NOW, judged, log, written
+from .status_kit import NOW, judged, log, noted, written
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def failures(folder: Path) -> list[Any]:
-    return [one.fields for one in notes(folder, 50) if one.what == "failure"]
+def failures(folder: Path) -> list[FailureNote]:
+    return noted(folder, FailureNote)
 
 
 def unreachable(*_: Any) -> None:
@@ -50,7 +51,7 @@ class TestExactlyOnce:
         with pytest.raises(RetryableSinkError):
             query.run(0, handler=handler)
         [failure] = failures(tmp_path / "log")
-        assert (failure["epoch"], "no broker answers" in failure["error"]) == (0, True)
+        assert (failure.epoch, "no broker answers" in failure.error) == (0, True)
 
     def test_a_run_that_is_fenced_leaves_the_notes_to_the_newer_one(self, tmp_path: Path) -> None:
         query, store = Query(tmp_path), DirectoryStore(tmp_path / "log")
@@ -72,7 +73,7 @@ class TestExactlyOnce:
         with pytest.raises(RetryableSinkError), noting_failed_start(None, f"file:{tmp_path}", "p"):
             unreachable()
         [failure] = failures(folder)
-        assert "no broker answers" in failure["error"]
+        assert "no broker answers" in failure.error
 
 
 class TestFormats:
@@ -84,7 +85,7 @@ class TestFormats:
         with pytest.raises(RetryableSinkError):
             query.begin()
         [failure] = failures(query.log)
-        assert (failure["epoch"], "no broker answers" in failure["error"]) == (1, True)
+        assert (failure.epoch, "no broker answers" in failure.error) == (1, True)
 
     def test_the_failure_of_an_epoch_names_the_error_of_its_task(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -100,10 +101,8 @@ class TestFormats:
         assert failures(query.log) == []  # Spark may try again
         query.abort([None], batch=1)
         [failure] = failures(query.log)
-        assert failure == {
-            "epoch": 1,
-            "error": "Spark aborted the batch, because a task or the commit failed: OSError: the target is full",
-        }
+        why = "Spark aborted the batch, because a task or the commit failed: OSError: the target is full"
+        assert (failure.epoch, failure.error) == (1, why)
 
     def test_the_failure_of_a_commit_is_noted_once_with_its_reason(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -119,7 +118,7 @@ class TestFormats:
             query.commit(messages, 1)
         query.abort(messages, 1)
         [failure] = failures(query.log)
-        assert (failure["epoch"], "no broker answers" in failure["error"]) == (1, True)
+        assert (failure.epoch, "no broker answers" in failure.error) == (1, True)
 
     def test_a_run_that_is_fenced_leaves_the_notes_to_the_newer_one(self, tmp_path: Path) -> None:
         query = FormatQuery(tmp_path)
@@ -145,8 +144,7 @@ class TestOncewardRun:
         return [sys.executable, "-c", program]
 
     def lives(self, folder: Path) -> list[tuple[Any, ...]]:
-        fields = [one.fields for one in notes(folder, 50) if one.what == "life"]
-        return [(one["code"], one["again"], one["stopped"]) for one in fields]
+        return [(one.code, one.again, one.stopped) for one in noted(folder, LifeNote)]
 
     def test_each_life_is_noted_with_its_exit_code(self, tmp_path: Path) -> None:
         store = open_store(str(tmp_path))
@@ -164,7 +162,7 @@ class TestOncewardRun:
             "LogWriter(store, 'orders', CommitPolicy(token=lambda: 'a' * 16), run_writers=writers).start()"
         )
         assert Supervisor([sys.executable, "-c", program], RestartStrategy.none()).run() == 0
-        assert [one.fields["writers"] for one in notes(tmp_path / "log", 9)] == [["a" * 16]]
+        assert [one.writers for one in noted(tmp_path / "log", LifeNote)] == [["a" * 16]]
         assert pipeline_status(open_log(str(tmp_path / "log"))).state is PipelineState.ENDED
         LogWriter(store, "orders", CommitPolicy()).start()
         with (tmp_path / "log" / ".history").open("rb+") as file:

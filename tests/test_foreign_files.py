@@ -91,7 +91,7 @@ def test_an_entry_that_is_truncated_while_the_page_is_open_is_shown_at_its_pipel
     newest = max((folder.orders / "onceward").glob("0*"))
     whole = newest.read_bytes()
     newest.write_bytes(whole[:20])
-    shown = {one.shown.name: one.shown.error for one in watch.look()}
+    shown = {one.shown.pipeline: one.shown.error for one in watch.look()}
     assert newest.name.lstrip("0") in shown["orders"]
     assert shown["totals"] == ""
     newest.write_bytes(whole)

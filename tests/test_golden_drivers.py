@@ -69,13 +69,12 @@ class Story:
         assert isinstance(self.store, DirectoryStore)
         written = notes(self.store.path, 100)
         for note in written[self._notes :]:
-            error = str(note.fields.get("error", ""))[:60]
-            self._add("note", note.what, *_epoch_of(note.fields), error)
+            self._add("note", note.what, *_epoch_of(note), getattr(note, "error", "")[:60])
         self._notes = len(written)
 
 
 def _epoch_of(one: Any) -> list[str]:
-    epoch = one.get("epoch") if isinstance(one, dict) else getattr(one, "epoch", None)
+    epoch = getattr(one, "epoch", None)
     return [] if epoch is None else [f"epoch {epoch}"]
 
 

@@ -276,7 +276,7 @@ class TestPrometheus:
         graph.stop()
 
     def test_checkpoints_of_the_engine_have_duration_size_and_alignment(self, registry: Registry) -> None:
-        from onceward.core.engine.events import CheckpointRecord, TaskRecord
+        from onceward.core.log.note_kinds import CheckpointRecord, TaskRecord
 
         tasks = [TaskRecord(alignment=0.5, state=100), TaskRecord(alignment=2.0, state=20)]
         made = CheckpointRecord(checkpoint=4, kind="checkpoint", status="completed", duration=3.0, tasks=tasks)

@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 
 from onceward import FileSink
 from onceward.cli import show, words
-from onceward.cli.advice import AdvisedStatus, ShownHistory
 from onceward.cli.main import app, main
 from onceward.core import CheckpointConfig, FileBackend
 from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator, OnLost, Swept
@@ -30,6 +29,7 @@ from onceward.core.kit.options import pairs
 from onceward.core.log import Decide, DirectoryStore, LogView, LogWriter, Resolved, audit_records
 from onceward.core.log.view import NONE
 from onceward.core.names import Scope
+from onceward.core.operations.history import GivenUp, History, history
 from onceward.core.operations.logs import Log, open_log
 from onceward.core.operations.refusals import Refusal, RefusedError
 from onceward.core.operations.resolve import (
@@ -40,11 +40,11 @@ from onceward.core.operations.resolve import (
     abortable,
     commit_decided,
 )
-from onceward.core.operations.survey import Advice, FoundTransaction, GivenUp, advise, history, survey
+from onceward.core.operations.survey import Advice, FoundTransaction, advise, survey
 from onceward.core.operations.targets import sinks_target
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import ANY_EPOCH, Committable, Observation
-from onceward.operations import PipelineState
+from onceward.operations import PipelineState, PipelineStatus
 from onceward.sources import SequenceSource
 from onceward.testing.sink_case import SinkCase, SinkUnderTest, numbered
 
@@ -543,7 +543,7 @@ def test_the_engines_checkpoints_are_listed_with_their_folders(tmp_path: Path) -
     made.run()
     listed = history(open_log(str(tmp_path / "log"))).epochs
     newest = listed[-1]
-    assert (newest.pipeline, [*newest.rows]) == ("totals", ["files"])
+    assert [*newest.sinks] == ["files"]
     assert newest.completed is not None
     assert newest.checkpoint is not None
     assert Path(newest.checkpoint).is_dir()
@@ -754,10 +754,10 @@ def test_what_was_not_aborted_says_why_it_may_be(case: Case, monkeypatch: pytest
 
 def test_what_was_given_up_as_a_whole_has_no_name(capsys: pytest.CaptureFixture[str]) -> None:
     given = GivenUp(epoch=3, transaction="", action="replay", who="a", why="b", at="now")
-    status = AdvisedStatus(
+    status = PipelineStatus(
         pipeline="orders", store="s", state=PipelineState.RUNNING, what="the last epoch is completed"
     )
-    show.history(ShownHistory(epochs=[], given_up=[given], status=status), as_json=False)
+    show.past(History(pipeline="orders", store="s", given_up=[given]), status, as_json=False)
     assert "replay of epoch 3, now\n" in capsys.readouterr().out
 
 

@@ -31,10 +31,12 @@ from .golden_kit import SUBTASKS, Driver
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from onceward.connectors import Target
+
 ROOT = Path(__file__).parent.parent
 
 
-def targets_of(driver: Driver) -> list[operations.Target]:
+def targets_of(driver: Driver) -> list[Target]:
     return [operations.sinks_target(driver.sinks, "the pipeline's sinks")]
 
 

@@ -16,7 +16,7 @@ from onceward.connectors.spark.read.kafka import watched_sources
 from onceward.connectors.spark.session.plan import StreamingSource
 from onceward.core.errors import SourceError
 from onceward.core.log import DirectoryStore
-from onceward.core.log.notes import Note, notes
+from onceward.core.log.note_kinds import FailureNote, Note, SourceNote
 from onceward.core.operations.status import PipelineState
 from onceward.core.run import source_watch
 from onceward.core.run.keeper import Keeper
@@ -31,7 +31,7 @@ from onceward.core.run.source_watch import (
 from onceward.sources import SequenceSource
 
 from .spark_kit import Query
-from .status_kit import at, judged, log, written
+from .status_kit import at, judged, log, noted, written
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,10 +54,9 @@ class World:
             self.watch.look()
 
     @property
-    def told(self) -> list[tuple[str, float, bool]]:
+    def told(self) -> list[tuple[str, float | None, bool]]:
         """Of each note: the source, the seconds, and whether it answers again."""
-        fields = [one.fields for one in notes(self.store.path, 500)]
-        return [(one["source"], one["seconds"], not one["why"]) for one in fields]
+        return [(one.source, one.seconds, not one.why) for one in noted(self.store.path, SourceNote)]
 
 
 class Answering:
@@ -260,8 +259,8 @@ class TestKeeper:
         for _ in range(2):
             keeper.look_once()
             keeper._ended()
-        noted = [one.fields for one in notes(store.path, 10) if one.what == "failure"]
-        assert noted == [{"epoch": None, "error": f"SourceError: {failure[0]}"}]
+        [left] = noted(store.path, FailureNote)
+        assert (left.epoch, left.error) == (None, f"SourceError: {failure[0]}")
 
     def test_a_failure_of_an_epoch_is_not_noted_again(self, tmp_path: Path) -> None:
         query = Query(tmp_path)
@@ -272,7 +271,7 @@ class TestKeeper:
             query.run(1, handler=handler, fails=0)
         handler._session.failure = lambda _: OSError("the executor is lost")  # type: ignore[method-assign]
         handler._this.keeper._ended()
-        assert sum(one.what == "failure" for one in notes(store.path, 10)) == 1
+        assert len(noted(store.path, FailureNote)) == 1
 
     def test_the_end_of_a_query_is_reported_once(self) -> None:
         active, ended = [True], []

@@ -18,6 +18,7 @@ from onceward.connectors.spark.write.handler import EpochHandler, check_pickles,
 from onceward.connectors.spark.write.parallelism import TOO_LARGE
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, SinkError
 from onceward.core.log import DirectoryStore, LogWriter, Rewind, read
+from onceward.core.log.note_kinds import FailureNote
 from onceward.core.log.notes import notes
 from onceward.core.log.run_writers import OVERTAKEN, RUN_VARIABLE
 from onceward.core.policy import OnLost
@@ -451,7 +452,7 @@ def test_an_epoch_that_fails_leaves_a_note_beside_the_log(query: Query, tmp_path
     with pytest.raises(OSError, match="lost"):
         query.run(1, handler=handler, fails=0)
     newest = notes(store.path, 10)[-1]
-    assert (newest.what, newest.fields) == ("failure", {"epoch": 1, "error": "OSError: the executor is lost"})
+    assert newest == FailureNote(at=newest.at, epoch=1, error="OSError: the executor is lost")
 
 
 _WORKER = """

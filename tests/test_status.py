@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from onceward import FileSink, KafkaSink, PostgresSink, SqlAlchemySink
-from onceward.cli.advice import AdvisedStatus, with_advice
+from onceward.cli.advice import with_advice
 from onceward.cli.doctor import _tried, check_store
 from onceward.cli.main import app
 from onceward.cli.operate import Search
@@ -106,13 +106,13 @@ LOGIN_OF_KAFKA = "the settings of the login and of TLS: --set kafka:@FILE"
 COMMIT = "onceward txn commit --store /data/orders"
 
 
-def waiting(targets: Any, *sinks: str, kind: str = "own") -> AdvisedStatus:
+def waiting(targets: Any, *sinks: str, kind: str = "own") -> PipelineStatus:
     """The status of a pipeline whose sinks have decided transactions that wait, with the targets in the decision."""
     told = judged(log(120, decided=True, sinks=sinks or ("files",), kind=kind, targets=targets), [])
     return with_advice(told, "/data/orders", [])
 
 
-def noting(targets: Any, kind: str = "own") -> AdvisedStatus:
+def noting(targets: Any, kind: str = "own") -> PipelineStatus:
     """The same, of a decision that an older version made, with the targets in a note."""
     told = judged(log(120, decided=True, kind=kind), written(500, what="start", targets=targets))
     return with_advice(told, "/data/orders", [])
@@ -483,6 +483,21 @@ def test_one_odd_entry_hides_no_other_pipeline(tmp_path: Path, change: Any) -> N
     assert "orders: running" in result.stdout
     assert "totals" in result.stdout
     assert Desk(folder.watch(), Search()).state() is not None
+
+
+@pytest.mark.parametrize("folder_", ["memory://nowhere/1", "s3://nowhere/1", "unknown://nowhere/1", "/root/\0/1"])
+def test_a_state_that_this_machine_cannot_read_says_nothing_of_the_log(tmp_path: Path, folder_: str) -> None:
+    """Status reads the log and its notes: where the engine's checkpoints are, it may have no access."""
+    folder = Folder(tmp_path)
+    folder.run_engine()
+    log_ = str(folder.checkpoints / "totals" / "log")
+    altered(folder.checkpoints / "totals" / "log", lambda entry: entry["state"].update(checkpoint={"folder": folder_}))
+    assert pipeline_status(open_log(log_)).state is PipelineState.ENDED
+    result = CliRunner().invoke(app, ["checkpoints", "--store", log_, "--json"])
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert (told["status"]["state"], told["epochs"][-1]["checkpoint"]) == ("ended", folder_)
+    assert told["epochs"][-1]["retained"] == []
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,20 @@ def test_threads_that_are_the_first_to_use_a_class_read_it(asked: str):
     assert exit_code(asked, 300) == 0
 
 
+def test_a_field_that_is_not_valid_gets_its_default_and_costs_no_other_one():
+    class Pair(msgspec.Struct):
+        number: int
+        text: str = ""
+        many: dict[str, int] = {}
+
+    assert typed.convert_valid({"number": 1, "text": "a", "other": 2}, Pair) == Pair(1, "a")
+    assert typed.convert_valid({"number": 1, "text": 7, "many": {"a": 1}}, Pair) == Pair(1, "", {"a": 1})
+    assert typed.convert_valid({"number": 1, "text": None, "many": {"a": "x"}}, Pair) == Pair(1)
+    for without in ({}, {"number": "x"}):
+        with pytest.raises(msgspec.ValidationError, match="number"):
+            typed.convert_valid(without, Pair)
+
+
 def test_values_and_errors_are_those_of_msgspec():
     class Pair(msgspec.Struct):
         number: int

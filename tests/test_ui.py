@@ -26,15 +26,17 @@ from onceward.connectors.kafka.connector import KafkaConnector
 from onceward.core.checkpoint import CommitPolicy
 from onceward.core.errors import NoDecisionLogError, RetryableSinkError
 from onceward.core.log import DirectoryStore, LogWriter, MemoryStore, open_store, read
+from onceward.core.log.note_kinds import EpochNote
 from onceward.core.log.notes import FILE, MOST_BYTES, OLDER, note, notes
 from onceward.core.log.sql import SqlStore
 from onceward.core.operations.discovery import Unsynced
+from onceward.core.operations.history import TRANSACTIONS, decided_epochs
 from onceward.core.operations.logs import open_log
-from onceward.core.operations.overview import TRANSACTIONS, decided_epochs
 from onceward.core.operations.status import PipelineState
 from onceward.core.operations.targets import Target, sinks_target
 from onceward.core.transaction import Committable
 
+from .status_kit import noted
 from .ui_kit import TOKEN, Folder
 
 starlette = pytest.importorskip("starlette", reason="the extra `ui` is not installed")
@@ -297,7 +299,7 @@ class TestNotes:
         with (store.path / FILE).open("ab") as file:
             file.write(b'{"what": "epo\n\xff\n[]\n')
         note(store, "epoch", {"epoch": 2})
-        assert [one.fields["epoch"] for one in notes(store.path, 10)] == [1, 2]
+        assert [one.epoch for one in noted(store.path, EpochNote)] == [1, 2]
         (store.path / FILE).unlink()
         store.path.rmdir()
         note(store, "epoch", {"epoch": 3})

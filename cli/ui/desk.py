@@ -28,10 +28,12 @@ from .. import show
 from ..advice import with_advice
 from ..words import message
 from .changes import Changes, Update
-from .model import PATIENCE, SEARCH_EVERY, ListedPipeline, Question, ShownPipeline, Watched
+from .model import PATIENCE, SEARCH_EVERY, Question, ShownPipeline, Watched, with_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from onceward.operations import PipelineStatus
 
     from ..operate import Search
 
@@ -185,34 +187,32 @@ class Desk:
                 raise ConfigurationError("the pipeline no longer exists")
             shown = self._shown[id_]
             opened = self._opened.setdefault(id_, Changes())
-            order = [str(one.epoch) for one in shown.epochs]
-            whole = {"pipeline": msgspec.structs.replace(shown, epochs=[]), "order": order}
-            opened.put({"": whole, **{str(one.epoch): one for one in shown.epochs}})
+            epochs = {str(one.epoch): with_steps(one, of_spark=shown.of_spark) for one in shown.epochs}
+            starts = [msgspec.structs.replace(one, timeouts={}, targets={}) for one in shown.starts]
+            whole = {**msgspec.structs.asdict(shown), "name": shown.pipeline, "epochs": [], "starts": starts}
+            opened.put({"": {"pipeline": whole, "order": list(epochs)}, **epochs})
             return opened.since(since)
 
     def _read(self) -> None:
         if self._clock() - self._read_at < _PAUSE:
             return
         now = datetime.now(UTC)
-        pipelines: list[ListedPipeline] = []
-        self._shown = {}
+        listed: list[tuple[PipelineStatus, ShownPipeline]] = []
         for one in self._watch.look():
             status = with_advice(one.status(now), one.url, self._search.target_words)
             if status.state is PipelineState.RUNNING:  # the page shows the times, which are not sent again as they pass
                 status = msgspec.structs.replace(status, what="")
-            shown = self._shown[one.shown.id] = msgspec.structs.replace(one.shown, status=status)
-            newest = shown.epochs[0].epoch if shown.epochs else None
-            fields = {name: getattr(shown, name) for name in ("id", "name", "store", "newest")}
-            pipelines.append(ListedPipeline(**fields, status=status, epoch=newest))
-        pipelines.sort(key=lambda each: each.status.urgency)
+            listed.append((status, one.shown))
+        listed.sort(key=lambda each: each[0].urgency)
+        self._shown = {shown.id: shown for _, shown in listed}
         everything = {
-            "order": [one.id for one in pipelines],  # the one that needs somebody most first
+            "order": [*self._shown],  # the one that needs somebody most first
             "errors": self._watch.errors,
             "actions": self._actions,  # whether transactions can be ended from the page
             "targets": ", ".join(self._titles),  # empty: it was given no target
             "warnings": {"fences": show.FENCES, "copy": show.COPY},
         }
-        self._list.put({"": everything, **{one.id: one for one in pipelines}})
+        self._list.put({"": everything, **{shown.id: _in_list(shown, status) for status, shown in listed}})
         self._read_at = self._clock()
 
     def look(self) -> Look:
@@ -279,3 +279,10 @@ class Desk:
 
     def _search_of(self, watched: Watched) -> Search:
         return dataclasses.replace(self._search, pipeline=watched.log.pipeline)
+
+
+def _in_list(shown: ShownPipeline, status: PipelineStatus) -> dict[str, Any]:
+    """Return a pipeline as the list on the page shows it."""
+    newest = shown.epochs[0].epoch if shown.epochs else None
+    more = {"name": shown.pipeline, "store": shown.store, "newest": shown.newest, "epoch": newest}
+    return {"id": shown.id, **more, "status": status}

@@ -22,19 +22,17 @@ from onceward.core.errors import OncewardError, StoreError, named_text_of, text_
 from onceward.core.kit.times import duration
 from onceward.core.log import DirectoryStore
 from onceward.core.log.entries import position_of
-from onceward.core.log.notes import FILE, notes
-from onceward.core.operations.overview import decided_epochs, newest_of, overview_of
+from onceward.core.log.notes import FILE, notes_beside
+from onceward.core.operations.history import decided_epochs, newest_epochs, overview_of
 from onceward.core.operations.status import NOTES, judged, obstacle_of, unreadable
-from onceward.operations import EpochRecord, GivenUp, StartRecord
-
-from ..advice import AdvisedStatus
+from onceward.operations import Epoch, History
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from onceward.core.log import LogView
-    from onceward.core.log.notes import Note
+    from onceward.core.log.note_kinds import Note
     from onceward.operations import Log, PipelineStatus
 
 EPOCHS: Final = 50
@@ -58,49 +56,20 @@ class ShownStep(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
-class ShownEpoch(EpochRecord, frozen=True, kw_only=True):
-    """An epoch or a checkpoint as the page shows it."""
-
-    logged: str | None = None
-    """Time when Spark recorded the batch as finished; None if it has not."""
-    steps: tuple[ShownStep, ...] = ()
-
-
-class ShownPipeline(msgspec.Struct, kw_only=True):
-    """A pipeline as the page shows it."""
+class ShownPipeline(History, frozen=True, kw_only=True):
+    """A pipeline as the page shows it: its past, and what the page itself knows of it."""
 
     id: str
-    name: str
-    store: str
-    driver: str = ""
-    log: str = ""
     error: str = ""
     read: str | None = None
-    """If there is an error: when the rest was read, if it ever was."""
-    status: AdvisedStatus | None = None
-    """Its state, and what to do."""
-    newest: str = ""
-    """Time of the log's newest entry."""
-    writer: int = -1
-    """Position of the newest START."""
-    waiting: int | None = None
-    """Position of the decision that is not completed."""
-    epochs: list[ShownEpoch] = []
-    starts: list[StartRecord] = []
-    given_up: list[GivenUp] = []
+    """Time when the rest was read, if there is an error; None if it never was."""
+    of_spark: bool = False
+    """True if its log is inside a checkpoint of Spark."""
 
 
-class ListedPipeline(msgspec.Struct, frozen=True, kw_only=True):
-    """A pipeline as the list on the page shows it."""
-
-    id: str
-    name: str
-    store: str
-    status: AdvisedStatus
-    newest: str
-    """Time of the log's newest entry."""
-    epoch: int | None
-    """The newest one; None if there is none."""
+def with_steps(epoch: Epoch, *, of_spark: bool) -> dict[str, Any]:
+    """Return an epoch as the page shows it, with the steps in the life of its transactions."""
+    return {**msgspec.structs.asdict(epoch), "steps": _steps(epoch, of_spark=of_spark)}
 
 
 class Question:
@@ -165,11 +134,11 @@ class Watched:
         self._read_at: str | None = None
         where = log.store.describe()
         id_ = hashlib.sha256(f"{log.pipeline}\n{where}".encode()).hexdigest()[:8]
-        self.shown = ShownPipeline(id=id_, name=log.pipeline, store=where)
+        self.shown = ShownPipeline(id=id_, pipeline=log.pipeline, store=where)
         self._folder = log.store.path if isinstance(log.store, DirectoryStore) else None
         in_spark = self._folder is not None and (self._folder.parent / "offsets").is_dir()
         self._spark = self._folder.parent if self._folder is not None and in_spark else None
-        self._decided: dict[int, EpochRecord] = {}
+        self._decided: dict[int, Epoch] = {}
         """Out of the log, which forgets them."""
         self._signature: Any = None
         self._known: tuple[LogView, Sequence[Note]] | None = None
@@ -221,26 +190,15 @@ class Watched:
     def _read(self) -> ShownPipeline:
         view = self.log.view
         self._decided |= decided_epochs(view)
-        self._decided = {record.epoch: record for record in newest_of(self._decided, EPOCHS)}
+        self._decided = {record.epoch: record for record in newest_epochs(self._decided, EPOCHS)}
         now = overview_of(self.log, view, EPOCHS, self._decided)
-        self._known = view, notes(self._folder, NOTES) if self._folder is not None else []
+        self._known = view, notes_beside(self.log.store, NOTES)
         self._status = None
-        records = {record.epoch: ShownEpoch(**msgspec.structs.asdict(record)) for record in now.epochs}
+        epochs = {epoch.epoch: epoch for epoch in now.epochs}
         if self._spark is not None:
-            _add_spark(records, self._spark)
-        return ShownPipeline(
-            id=self.shown.id,
-            name=now.pipeline,
-            store=now.store,
-            driver=now.driver,
-            log=now.log,
-            newest=now.newest,
-            writer=now.generation,
-            waiting=now.waiting,
-            epochs=[_with_steps(one, of_spark=self._spark is not None) for one in newest_of(records, EPOCHS)],
-            starts=now.starts,
-            given_up=now.given_up,
-        )
+            _add_spark(epochs, self._spark)
+        now = msgspec.structs.replace(now, epochs=newest_epochs(epochs, EPOCHS))
+        return ShownPipeline(id=self.shown.id, of_spark=self._spark is not None, **msgspec.structs.asdict(now))
 
 
 def _signed(path: Path) -> tuple[Any, ...]:
@@ -252,18 +210,18 @@ def _signed(path: Path) -> tuple[Any, ...]:
     return (path.name,)
 
 
-def _add_spark(records: dict[int, ShownEpoch], checkpoint: Path) -> None:
+def _add_spark(records: dict[int, Epoch], checkpoint: Path) -> None:
     """Add when Spark planned each batch, when it recorded its end, and the batch that is in progress."""
     with suppress(OSError):
         names = [path.name for path in (checkpoint / "offsets").iterdir()]
         newest = max((int(name) for name in names if _BATCH.fullmatch(name)), default=None)
         if newest is not None:
-            records.setdefault(newest, ShownEpoch(epoch=newest))
+            records.setdefault(newest, Epoch(epoch=newest))
     for number, record in records.items():
         records[number] = _of_spark(record, checkpoint)
 
 
-def _of_spark(record: ShownEpoch, checkpoint: Path) -> ShownEpoch:
+def _of_spark(record: Epoch, checkpoint: Path) -> Epoch:
     planned = _written_at(checkpoint / "offsets" / str(record.epoch))
     logged = _written_at(checkpoint / "commits" / str(record.epoch))
     began = min(filter(None, (planned, record.began)), default=None)
@@ -276,11 +234,7 @@ def _of_spark(record: ShownEpoch, checkpoint: Path) -> ShownEpoch:
     return record
 
 
-def _with_steps(record: ShownEpoch, *, of_spark: bool) -> ShownEpoch:
-    return msgspec.structs.replace(record, steps=tuple(_steps(record, of_spark=of_spark)))
-
-
-def _steps(row: ShownEpoch, *, of_spark: bool) -> list[ShownStep]:
+def _steps(row: Epoch, *, of_spark: bool) -> list[ShownStep]:
     decided, completed = row.position is not None or row.completed is not None, row.completed is not None
     failed = row.failed
     plural = "" if row.transactions == 1 else "s"

@@ -30,7 +30,9 @@ from .places import load_function, place_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from onceward.operations import Audit, AuditLine, Comparison, Log, Place
+    from onceward.core.operations.audit import AuditLine
+    from onceward.core.place import Place
+    from onceward.operations import Audit, Comparison, Log
 
 EXIT_DIFFERS, EXIT_UNPROVEN = 1, 3
 _SHOWN: Final = 20

@@ -34,7 +34,7 @@ from ..errors import (
 from ..events import EpochAbandoned, EpochBegan, EpochCompleted, LostRewritten, Started, Took, moment, tell, wall_clock
 from ..kit.options import check_type
 from ..log import EpochInput, LogStore, LogView, LogWriter, Rewound, RunWriters, WriterToken
-from ..log.notes import note_epoch, note_start
+from ..log.notes import tell_and_note
 from ..log.view import NONE
 from ..log.writer import check_owner
 from ..names import check_pipeline_name
@@ -190,9 +190,11 @@ class Coordinator:
             aborted=self._last_sweep.aborted,
             seconds=self.policy.monotonic() - began,
             guarantees={name: str(sink.guarantee) for name, sink in self.sinks.items()},
+            position=self.view.start,
+            timeouts=self._timeouts,
+            targets=self._targets,
         )
-        tell(started)
-        note_start(self.writer.store, started, self.view.start, self._timeouts, self._targets)
+        tell_and_note(started, self.writer.store)
         return self.view
 
     def _timeouts(self) -> dict[str, float]:
@@ -538,8 +540,7 @@ class Coordinator:
             written=written,
             took=took,
         )
-        tell(completed)
-        note_epoch(self.writer.store, completed)
+        tell_and_note(completed, self.writer.store)
 
     def _finish_decided(self, hold: Collection[str], *, claims: bool = True) -> Sequence[Committable]:
         permit = self.view.permit()

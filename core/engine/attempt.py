@@ -15,7 +15,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from ..events import CheckpointEnded, OperatorsMeasured, tell
-from ..log.notes import note
+from ..log.notes import tell_and_note
 from ..source import ResettableSource
 from .aggregate import AggregateLogic, Aggregation
 from .channels import Channel, CheckpointKind, Gate, TaskOutput, by_key, forward, rebalance
@@ -23,7 +23,6 @@ from .checkpoints import CheckpointsState, advance, initial
 from .ends import LiveLogic, ResettableLogic, SinkLogic
 from .events import (
     Acknowledged,
-    CheckpointRecord,
     Complete,
     Confirm,
     Discard,
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ..errors import OncewardError
+    from ..log.note_kinds import CheckpointRecord
     from ..sink import TwoPhaseCommitSink
     from .channels import Barrier, TaskId
     from .graph import Operator
@@ -156,8 +156,8 @@ class Attempt(ABC):
             case Remember(record, bad):
                 most = self._config.history
                 self.history = (*self.history, record)[-most:] if most else ()
-                tell(CheckpointEnded(self._started.coordinator.pipeline, record, bad))
-                note(self._started.setup.store, "checkpoint", record)
+                ended = CheckpointEnded(self._started.coordinator.pipeline, record, bad)
+                tell_and_note(ended, self._started.setup.store)
 
     def _post(self, message: ToTask, to: Iterable[TaskId]) -> None:
         for task in to:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from .events import CheckpointRecord
+    from ..log.note_kinds import CheckpointRecord
     from .start import Setup, StartedAttempt
 
 _log = logging.getLogger("onceward.engine")

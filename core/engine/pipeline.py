@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from .events import CheckpointRecord
+    from ..log.note_kinds import CheckpointRecord
     from .records import Record
 
 _LAST_CHECKPOINT_SECONDS: Final = 10.0

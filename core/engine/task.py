@@ -17,9 +17,10 @@ import pyarrow as pa
 
 from ..errors import OncewardError, StateError, named_text_of, text_of
 from ..kit.pieces import PIECE_BYTES
+from ..log.note_kinds import TaskRecord
 from .channels import Aligned, Barrier, Cancel, Element, End, Gate, TaskId
 from .ends import EXHAUSTED, SourceLogic
-from .events import Acknowledged, Confirm, Declined, Event, Exhausted, Finished, GiveUp, TaskRecord, ToTask, Trigger
+from .events import Acknowledged, Confirm, Declined, Event, Exhausted, Finished, GiveUp, ToTask, Trigger
 from .mixed import cut_by_shape
 from .pace import FIRST_ROWS, JOINED_ROWS, MOST_ROWS, WORK_SECONDS, Pace, even_part
 from .state.handles import SubtaskState

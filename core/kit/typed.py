@@ -7,13 +7,18 @@ known under one lock, before it is used.
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeVar
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
 from .processwide import PerProcess
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
 _decoders: Final[PerProcess[Any, msgspec.json.Decoder[Any]]] = PerProcess(msgspec.json.Decoder)
 
 
@@ -31,3 +36,19 @@ def convert(
     return msgspec.convert(  # noqa: TID251 - the type is known now
         value, kind, strict=strict, from_attributes=from_attributes, str_keys=str_keys
     )
+
+
+def convert_valid(fields: Mapping[str, Any], kind: type[S]) -> S:
+    """Convert what others may have written to a struct: a field whose value is not of its type gets its default.
+
+    Raises:
+        msgspec.ValidationError: A field without a default is missing, or its value is not of its type.
+    """
+    with suppress(msgspec.ValidationError):
+        return convert(fields, kind)
+    valid: dict[str, Any] = {}
+    for field in msgspec.structs.fields(kind):
+        if field.encode_name in fields:
+            with suppress(msgspec.ValidationError):
+                valid[field.encode_name] = convert(fields[field.encode_name], field.type)
+    return convert(valid, kind)

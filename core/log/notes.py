@@ -16,16 +16,19 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from ..errors import FencedError
+from ..events import CheckpointEnded, EpochCompleted, SourceAnswers, SourceWaits, Started, tell
 from ..folders import open_regular
 from ..kit import typed
 from ..kit.secrets import without_logins
+from .note_kinds import KINDS, EndNote, EpochNote, FailureNote, LifeNote, SourceNote, StartNote, TaskNote
 from .store import DirectoryStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from ..events import EpochCompleted, Started
+    from ..events import Event
+    from .note_kinds import ErrorNote, Note
     from .store import LogStore
 
 FILE: Final = ".history"
@@ -41,24 +44,32 @@ _ERROR: Final = 500
 """Number of characters of an error that a note holds at most."""
 
 
-class Note(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the file."""
+def leave(store: LogStore | None, event: Note) -> None:
+    """Write an event beside a log, with the time of now. Fails nothing.
 
-    what: str
-    """`start`, `epoch`, `checkpoint`, `failure`, `task`, `source`, `life` or `end`."""
-    at: str
-    """Wall-clock time (UTC) of the end of it."""
-    fields: dict[str, Any] = {}
+    Args:
+        store: Store of the decision log; None if this process sees none.
+        event: Event as one of the kinds of notes; its own time is not written.
+    """
+    if store is not None:
+        note(store, *_as_line(event))
 
 
 def note(store: LogStore, what: str, fields: Any) -> None:
-    """Append a note of this kind; its fields are JSON values, or a Struct. Fails nothing."""
+    """Write a line of any kind beside a log, with fields that are JSON values. Fails nothing."""
     if isinstance(store, DirectoryStore):
         _append(store.path, what, fields)
 
 
+def _as_line(event: Note) -> tuple[str, dict[str, Any]]:
+    """Return the kind of a note and its fields."""
+    fields = msgspec.structs.asdict(event)
+    del fields["at"]
+    return event.what, {name: value for name, value in fields.items() if value is not msgspec.UNSET}
+
+
 def _append(folder: Path, what: str, fields: Any) -> None:
-    with suppress(OSError, TypeError):
+    with suppress(OSError, TypeError, ValueError):  # what cannot be written, or has no form in JSON
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = msgspec.json.encode({"what": what, "at": at, "fields": fields}) + b"\n"
         # One write at the end of the file: lines of two processes do not mix.
@@ -72,39 +83,40 @@ def _append(folder: Path, what: str, fields: Any) -> None:
             (folder / FILE).replace(folder / OLDER)
 
 
-def note_start(
-    store: LogStore,
-    event: Started,
-    position: int,
-    timeouts: Callable[[], Mapping[str, float]] = dict,
-    targets: Callable[[], Mapping[str, Any]] = dict,
-) -> None:
-    """Leave a note of a start.
+def tell_and_note(event: Event, store: LogStore | None) -> None:
+    """Tell observers of an event, and leave a note of it beside the log. Fails nothing.
 
     Args:
-        store: Store of the decision log.
-        event: Event of the start.
-        position: Position of the start's START in the log.
-        timeouts: Returns after how many seconds the targets of sinks end an open transaction. Only a note needs it.
-        targets: Returns where sinks write, without secrets, as `onceward.core.operations.status` reads it.
+        event: The event, of a kind that is noted.
+        store: Store of the decision log; None if this process sees none.
     """
-    if not isinstance(store, DirectoryStore):
-        return
-    fields = {
-        "position": position,
-        "finished": [c.transaction for c in event.finished[:_NAMES]],
-        "aborted": [c.transaction for c in event.aborted[:_NAMES]],
-        "milliseconds": round(event.seconds * 1000),
-        "timeouts": timeouts(),
-        "targets": targets(),
-    }
-    note(store, "start", fields)
+    tell(event)
+    if isinstance(store, DirectoryStore) and (noted := _noted(event)) is not None:
+        leave(store, noted)
 
 
-def note_epoch(store: LogStore, event: EpochCompleted) -> None:
-    """Leave a note of a completed epoch."""
-    if not event.is_empty_checkpoint:
-        note(store, "epoch", event.facts())
+def _noted(event: Event) -> Note | None:
+    """Return what is noted of an event; None if nothing is."""
+    match event:
+        case Started():
+            return StartNote(
+                position=event.position,
+                finished=[c.transaction for c in event.finished[:_NAMES]],
+                aborted=[c.transaction for c in event.aborted[:_NAMES]],
+                milliseconds=round(event.seconds * 1000),
+                timeouts={**event.timeouts()},
+                targets={**event.targets()},
+            )
+        case EpochCompleted() if not event.is_empty_checkpoint:
+            return EpochNote(**event.facts())
+        case CheckpointEnded():
+            return event.record
+        case SourceWaits(_, source, seconds, why, system):
+            return SourceNote(source=_line(source), seconds=round(seconds, 1), why=_line(why), system={**system})
+        case SourceAnswers(_, source, seconds, system):
+            return SourceNote(source=_line(source), seconds=round(seconds, 1), system={**system})
+        case _:
+            return None
 
 
 def note_failure(store: LogStore | None, epoch: int | None, why: str, error: BaseException | None = None) -> None:
@@ -116,31 +128,18 @@ def note_failure(store: LogStore | None, epoch: int | None, why: str, error: Bas
         why: Text of the error. The note keeps it in one line.
         error: The error itself, if it is known here.
     """
-    _note_error(store, "failure", epoch, why, error)
+    _leave_error(store, FailureNote(epoch=epoch, error=_line(why)), error)
 
 
 def note_task(store: LogStore | None, epoch: int, why: str, error: BaseException) -> None:
     """Leave a note of a task that failed. It is no failure of the epoch yet: Spark may run the task again."""
-    _note_error(store, "task", epoch, why, error)
+    _leave_error(store, TaskNote(epoch=epoch, error=_line(why)), error)
 
 
-def _note_error(store: LogStore | None, what: str, epoch: int | None, why: str, error: BaseException | None) -> None:
+def _leave_error(store: LogStore | None, event: ErrorNote, error: BaseException | None) -> None:
     # From its START on, the newer run alone writes notes: a fenced one is no failure of the pipeline.
-    if store is not None and not isinstance(error, FencedError):
-        note(store, what, {"epoch": epoch, "error": _line(why)})
-
-
-def note_source(store: LogStore, source: str, seconds: float, why: str, system: Mapping[str, Any]) -> None:
-    """Leave a note of a source that has not answered for so long, or, if `why` is empty, that answers again.
-
-    Args:
-        store: Store of the decision log.
-        source: Title of the source.
-        seconds: Seconds for which it has not answered.
-        why: Text of its error; empty if it answers again. The note keeps it in one line.
-        system: The address of what it reads, as of a sink's target in a note of a start.
-    """
-    note(store, "source", {"source": source, "seconds": round(seconds, 1), "why": _line(why), "system": system})
+    if not isinstance(error, FencedError):
+        leave(store, event)
 
 
 def note_life(
@@ -163,17 +162,24 @@ def note_life(
         writers: Identities of the writers that the run's processes have become. The end of a run that another one has
             taken over is no end of the pipeline.
     """
-    fields = {"code": code, "seconds": round(seconds, 3), "again": again, "stopped": stopped, "writers": [*writers]}
-    _append(folder, "life", fields)
+    noted = LifeNote(code=code, seconds=round(seconds, 3), again=again, stopped=stopped, writers=[*writers])
+    _append(folder, *_as_line(noted))
 
 
-def _line(error: str) -> str:
-    return without_logins(" ".join(error.split()))[:_ERROR]
+def _line(text: str) -> str:
+    """Return a text in one line of UTF-8, without passwords: an error may name a file whose name is no text."""
+    line = " ".join(text.split()).encode(errors="backslashreplace").decode()
+    return without_logins(line)[:_ERROR]
 
 
 def note_end(store: LogStore) -> None:
     """Leave a note of a run of the embedded engine that ended without an error."""
-    note(store, "end", {})
+    leave(store, EndNote())
+
+
+def notes_beside(store: LogStore | None, most: int) -> list[Note]:
+    """Return the newest notes of each kind beside a log, oldest first; none of a log that is in no folder."""
+    return notes(store.path, most) if isinstance(store, DirectoryStore) else []
 
 
 def notes(folder: Path, most: int) -> list[Note]:
@@ -181,11 +187,11 @@ def notes(folder: Path, most: int) -> list[Note]:
 
     Starts are few among the notes of epochs, so each kind has a limit of its own.
     """
-    kept: Counter[str] = Counter()
+    kept: Counter[type[Note]] = Counter()
     entries: list[Note] = []
     for one in reversed(_read(folder / OLDER) + _read(folder / FILE)):
-        if kept[one.what] < most:
-            kept[one.what] += 1
+        if kept[type(one)] < most:
+            kept[type(one)] += 1
             entries.append(one)
     return entries[::-1]
 
@@ -196,5 +202,23 @@ def _read(path: Path) -> list[Note]:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
         for line in file.read(_TAIL).splitlines():
             with suppress(msgspec.MsgspecError):
-                entries.append(typed.decode(line, Note))
+                read = typed.decode(line, _Line)
+                entries += filter(None, [note_of(read.what, read.at, read.fields)])
     return entries
+
+
+class _Line(msgspec.Struct, frozen=True):
+    what: str
+    at: str
+    fields: dict[str, Any] = {}
+
+
+def note_of(what: str, at: str, fields: Mapping[str, Any]) -> Note | None:
+    """Return the note that a line holds; None if it is of no kind that is known, or does not say what it is about.
+
+    Others may have written it: a field whose value is not of its type has its default.
+    """
+    kind = KINDS.get(what)
+    with suppress(msgspec.ValidationError):
+        return typed.convert_valid({**fields, "what": what, "at": at}, kind) if kind is not None else None
+    return None

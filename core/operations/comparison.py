@@ -51,7 +51,7 @@ def key_names(key: str | Sequence[str] | None) -> tuple[str, ...]:
     return (key,) if isinstance(key, str) else tuple(key or ())
 
 
-def text_of(row: Row) -> str:
+def text_of_row(row: Row) -> str:
     """Return a row in one line, the same for the same content."""
     return json.dumps(row, sort_keys=True, default=str, ensure_ascii=False)
 
@@ -236,4 +236,4 @@ class Verdict:
         sources = self.sources.get(str(finding.row.get(self.key)), ()) if self.key else ()
         origin = f"; input {', '.join(sources)}" if sources else ""
         where = f", at {', '.join(finding.positions)}" if finding.positions else ""
-        return f"  {finding.kind}: {text_of(finding.row)}{where}{origin}"
+        return f"  {finding.kind}: {text_of_row(finding.row)}{where}{origin}"

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from .comparison import Comparison, Discrepancy, Mismatch, clipped, text_of
+from .comparison import Comparison, Discrepancy, Mismatch, clipped, text_of_row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -80,7 +80,7 @@ class NewestRows:
     def _name(self, row: Row) -> _Key:
         """Return the key's values themselves: 0.0 and -0.0 are one key to a database, bytes and their text are two."""
         values = [row.get(column) for column in self._key]
-        return tuple(text_of({"": value}) if isinstance(value, list | dict) else value for value in values)
+        return tuple(text_of_row({"": value}) if isinstance(value, list | dict) else value for value in values)
 
     def compare(
         self,

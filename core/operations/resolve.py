@@ -32,7 +32,8 @@ from ..errors import (
 )
 from ..events import EpochCompleted
 from ..log import LogWriter
-from ..log.notes import note
+from ..log.note_kinds import EpochNote
+from ..log.notes import leave
 from ..log.reader import read_behind_gap
 from ..outcome import PROVEN_NOT_COMMITTED, Observation
 from ..sink import TwoPhaseCommitSink
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from ..log import Decide
+    from ..log import Decide, LogView
     from ..names import Scope
     from ..transaction import AbortOutcome, CommitOutcome, Committable, WriteContext
     from .logs import Log
@@ -124,13 +125,13 @@ class Aborted:
 
 
 @dataclass(frozen=True)
-class RepairPlan:
-    """Effect that `repair_log` would have.
+class LogRepair:
+    """Effect that a repair of a decision log would have, or has had.
 
     Attributes:
         pipeline: Pipeline that owns the log.
-        epoch: Newest decided epoch, after which the log would continue.
-        position: Position of the entry that decides it. Entries below it would be void.
+        epoch: Newest decided epoch, after which the log continues.
+        position: Position of the entry that decides it. Entries below it are void.
         completed: True if that epoch is completed; if it is not, the pipeline's next start commits it.
     """
 
@@ -138,19 +139,6 @@ class RepairPlan:
     epoch: int
     position: int
     completed: bool
-
-
-@dataclass(frozen=True)
-class RepairedLog:
-    """A decision log that can be read again.
-
-    Attributes:
-        pipeline: Pipeline that owns the log.
-        epoch: Newest decided epoch, after which the log continues.
-    """
-
-    pipeline: str
-    epoch: int
 
 
 def plan_commit(log: Log, decision: Decide, transactions: Sequence[FoundTransaction]) -> CommitPlan | None:
@@ -238,7 +226,7 @@ def _note(decision: Decide, writer: LogWriter, sinks: Mapping[str, TwoPhaseCommi
     completed = EpochCompleted(
         writer.pipeline, decision.log, decision.epoch, decision.input, committables=committed, sinks=sinks
     )
-    note(writer.store, "epoch", {**completed.facts(), "decided": decision.at, "tool": "txn commit"})
+    leave(writer.store, EpochNote(**completed.facts(), decided=decision.at, tool="txn commit"))
 
 
 def _committing(transactions: Sequence[FoundTransaction]) -> Mapping[str, TwoPhaseCommitSink[Any]]:
@@ -444,7 +432,7 @@ def abortable(
     return list({id(one): one for one in map(by_name.__getitem__, names)}.values())
 
 
-def plan_repair(log: Log) -> RepairPlan:
+def plan_repair(log: Log) -> LogRepair:
     """Return what `repair_log` would do. Changes nothing.
 
     Args:
@@ -454,11 +442,15 @@ def plan_repair(log: Log) -> RepairPlan:
         LogDamagedError: There is no gap, or it cannot be explained.
         StoreError: The log's store did not answer.
     """
-    decision, completed = read_behind_gap(log.store).decisions[-1]
-    return RepairPlan(log.pipeline, decision.epoch, decision.position, completed is not None)
+    return _repair(log, read_behind_gap(log.store))
 
 
-def repair_log(log: Log, why: str, *, policy: CommitPolicy | None = None) -> RepairedLog:
+def _repair(log: Log, view: LogView) -> LogRepair:
+    decision, completed = view.decisions[-1]
+    return LogRepair(log.pipeline, decision.epoch, decision.position, completed is not None)
+
+
+def repair_log(log: Log, why: str, *, policy: CommitPolicy | None = None) -> LogRepair:
     """Become the newest writer, and make void what is below the log's gap.
 
     Args:
@@ -473,9 +465,9 @@ def repair_log(log: Log, why: str, *, policy: CommitPolicy | None = None) -> Rep
     writer = LogWriter(log.store, log.pipeline, policy or CommitPolicy())
     # (1) A run that is still at work is fenced by the repair, too.
     view = writer.start("repair-log", repairs=True)
-    decision, _ = view.decisions[-1]
-    writer.resolve(decision.epoch, "", action="repair", who=_who(), why=why)
-    return RepairedLog(log.pipeline, decision.epoch)
+    repair = _repair(log, view)
+    writer.resolve(repair.epoch, "", action="repair", who=_who(), why=why)
+    return repair
 
 
 def _who() -> str:

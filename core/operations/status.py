@@ -30,29 +30,39 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import cached_property
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
 from ..connector import noted_address
 from ..errors import OncewardError, named_text_of, text_of
-from ..kit import typed
 from ..kit.times import duration
 from ..log import DirectoryStore, LogView, Start
-from ..log.notes import notes
+from ..log.note_kinds import (
+    CheckpointRecord,
+    EndNote,
+    EpochNote,
+    ErrorNote,
+    FailureNote,
+    LifeNote,
+    SourceNote,
+    StartNote,
+    TaskNote,
+)
+from ..log.notes import notes_beside
 from ..names import is_sink_name
 from ..run.source_watch import MOST_SECONDS
 from ..transaction import Observation, rows_by_sink
-from .survey import history
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from ..log import Decide, Entry, LogStore
-    from ..log.notes import Note
+    from ..log.note_kinds import Note
     from .logs import Log
     from .survey import FoundTransaction
 
+N = TypeVar("N")
 WAITING_SECONDS: Final = 30.0
 """Age from which a decision without COMPLETED counts as waiting; a commit takes less."""
 RESTARTS: Final = 3
@@ -73,11 +83,10 @@ NOTES: Final = 200
 """Number of notes of each kind that are looked at."""
 _SHORT: Final = 0.1
 """Seconds, below which a pace is shown with two digits."""
-_MOST_WAITED: Final = 1e9
-"""Seconds, beyond which a note of a source was not written by onceward."""
-_PROGRESS: Final = frozenset({"epoch", "checkpoint"})
-_ASIDE: Final = frozenset({"task", "source"})
-"""Kinds of notes of faults that may pass: they end no run and begin none."""
+_PROGRESS: Final = (EpochNote, CheckpointRecord)
+"""Notes of epochs and checkpoints, with which a pipeline advances."""
+_ASIDE: Final = (TaskNote, SourceNote)
+"""Notes of faults that may pass: they end no run and begin none."""
 
 
 class PipelineState(StrEnum):
@@ -128,6 +137,23 @@ class Deadline(NamedTuple):
         parts += [f"the target of sink {', '.join(self.unasked)} was not asked"] * bool(self.unasked)
         parts += [f"when rows for {', '.join(self.unknown)} expire is not known"] * bool(self.unknown)
         return "; ".join(parts)
+
+
+class Answers(NamedTuple):
+    """What targets have answered about the decision that waits."""
+
+    expires_in: int | None = None
+    """Seconds until a target ends the first of the transactions that wait."""
+    expiring: int | None = None
+    """Rows of those that a target will end; None: all."""
+    lost: Mapping[str, int] | None = None
+    """Number of waiting transactions that a target has ended without a commit, by sink; None if no target was asked."""
+    answered: Collection[str] = ()
+    """Sinks whose targets have answered; of the others, the pipeline's own notes say when transactions end."""
+    silent: Collection[str] = ()
+    """Sinks whose targets were asked and did not answer."""
+    committed: Collection[str] = ()
+    """Names of transactions that are committed already."""
 
 
 class NotedSystem(msgspec.Struct, frozen=True):
@@ -202,6 +228,13 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     systems: tuple[NotedSystem, ...] = ()
     """Systems that the sinks of the waiting decision write to, or else all sinks; or the system of the source that does
     not answer."""
+    command: str = ""
+    """The command that does what is advised, or shows more; empty if nothing needs to be done, and in Python. Several
+    are separated by semicolons: one command asks one system of a kind."""
+    fill_in: str = ""
+    """Text that says what must be filled in or added before the command can run; empty if it can run as it is."""
+    docs: str = ""
+    """Address of the page about this state: what it means, how much time is left, what to do; empty in Python."""
 
     @property
     def needs_somebody(self) -> bool:
@@ -232,30 +265,27 @@ def pipeline_status(
     where = log.store.describe()
     try:
         view = log.view
-        epochs = history(log, transactions).epochs
     except Exception as error:  # noqa: BLE001 - whatever others wrote into the log, it hides no other pipeline
         return unreadable(log.pipeline, where, _text_of(error))
-    noted = notes(log.store.path, NOTES) if isinstance(log.store, DirectoryStore) else []
-    own = [one for one in transactions if one.committable.pipeline == log.pipeline]
+    noted = notes_beside(log.store, NOTES)
+    answers = _answers(view.undone, transactions) if view.undone is not None else Answers()
+    at = now or datetime.now(UTC)
+    return judged(log.pipeline, where, view, noted, at, answers=answers, obstacle=obstacle_of(log.store))
+
+
+def _answers(decision: Decide, transactions: Sequence[FoundTransaction]) -> Answers:
+    """Return what the targets have answered of the transactions that a decision names."""
+    named = {(c.pipeline, c.sink, c.transaction) for c in decision.committables}
+    own = [one for one in transactions if (one.committable.pipeline, one.committable.sink, one.name) in named]
     asked = [one for one in own if one.target is not None]
-    lost = Counter(one.committable.sink for one in own if one.lost) if asked else None
-    expires = [one.expires_in for one in epochs if one.completed is None]
-    expiring = sum(one.committable.rows for one in own if one.expires_in is not None)
     silent = {one.committable.sink for one in asked if one.state is Observation.NO_ANSWER}
-    committed = {one.name for one in asked if one.state is Observation.COMMITTED}
-    return judged(
-        log.pipeline,
-        where,
-        view,
-        noted,
-        now or datetime.now(UTC),
-        expires_in=expires[0] if expires else None,
-        expiring=expiring,
-        lost=lost,
+    return Answers(
+        expires_in=min((one.expires_in for one in own if one.expires_in is not None), default=None),
+        expiring=sum(one.committable.rows for one in own if one.expires_in is not None),
+        lost=Counter(one.committable.sink for one in own if one.lost) if asked else None,
         answered={one.committable.sink for one in asked} - silent,
         silent=silent,
-        committed=committed,
-        obstacle=obstacle_of(log.store),
+        committed={one.name for one in asked if one.state is Observation.COMMITTED},
     )
 
 
@@ -279,26 +309,19 @@ def obstacle_of(store: LogStore) -> str:
     return ""
 
 
-def deadline(log: Log, decision: Decide, transactions: Sequence[FoundTransaction]) -> Deadline:
+def commit_deadline(log: Log, decision: Decide, transactions: Sequence[FoundTransaction]) -> Deadline:
     """Return when targets end what is left of a decision, by their answers or else by the pipeline's notes."""
-    noted = notes(log.store.path, NOTES) if isinstance(log.store, DirectoryStore) else []
-    decided = {(c.sink, c.transaction) for c in decision.committables}
-    own = [one for one in transactions if (one.committable.sink, one.name) in decided]
-    left = [one for one in own if one.state is not Observation.COMMITTED]
-    asked = [one for one in left if one.target is not None]
-    silent = {one.committable.sink for one in asked if one.state is Observation.NO_ANSWER}
-    times = [one.expires_in for one in left if one.expires_in is not None]
+    noted = notes_beside(log.store, NOTES)
     facts = _Facts(LogView(), noted, datetime.now(UTC), None, None)
-    answered = {one.committable.sink for one in own if one.target is not None} - silent
-    return _deadline(facts, decision, _Answers(min(times, default=None), answered=answered, silent=silent))
+    return _deadline(facts, decision, _answers(decision, transactions))
 
 
 def judged(
-    pipeline: str, where: str, view: LogView, noted: Sequence[Note], now: datetime, **asked: Any
+    pipeline: str, where: str, view: LogView, noted: Sequence[Note], now: datetime, **more: Any
 ) -> PipelineStatus:
     """Return what `assess` does, and the status of an unreadable pipeline if it cannot make sense of its input."""
     try:
-        return assess(pipeline, where, view, noted, now, **asked)
+        return assess(pipeline, where, view, noted, now, **more)
     except Exception as error:  # noqa: BLE001 - whatever others wrote beside the log, it hides no other pipeline
         return unreadable(pipeline, where, _text_of(error))
 
@@ -326,12 +349,7 @@ def assess(
     noted: Sequence[Note],
     now: datetime,
     *,
-    expires_in: int | None = None,
-    expiring: int | None = None,
-    lost: Mapping[str, int] | None = None,
-    answered: Collection[str] = (),
-    silent: Collection[str] = (),
-    committed: Collection[str] = (),
+    answers: Answers = Answers(),  # noqa: B008 - it cannot be changed
     obstacle: str = "",
 ) -> PipelineStatus:
     """Return the state that a log and its notes show at a time; see the order above.
@@ -342,20 +360,13 @@ def assess(
         view: Content of the log.
         noted: Notes beside the log, oldest first.
         now: Time for which the state is returned.
-        expires_in: Seconds until a target ends the first of the transactions that wait.
-        expiring: Rows of those that a target will end; None: all.
-        lost: Number of waiting transactions that a target has ended without a commit, by sink; None if no target was
-            asked.
-        answered: Sinks whose targets have answered; of the others, the pipeline's own notes say when transactions end.
-        silent: Sinks whose targets were asked and did not answer.
-        committed: Names of transactions that are committed already.
+        answers: Answers of the targets about the decision that waits.
         obstacle: Reason why nobody can write to the log, as `obstacle_of` returns it; empty if there is none.
     """
-    ends = [one.at for one in noted if one.what in _PROGRESS]
+    ends = [one.at for one in noted if isinstance(one, _PROGRESS)]
     ends += [done.at for _, done in view.decisions if done is not None]
     past = [at for at in ends if not _is_ahead(at, now)]
     facts = _Facts(view, noted, now, max(past, default=None), _pace(noted), obstacle)
-    answers = _Answers(expires_in, expiring, lost, answered, silent, committed)
     status = _moved(facts) or _waiting(facts, answers) or _ended(facts) or _blocked(facts) or _given_up(facts)
     status = status or _restarting(facts) or _by_hand(facts) or _failed(facts)
     status = status or _unanswered(facts) or _unclear(facts) or _silent(facts) or _running(facts)
@@ -371,17 +382,6 @@ def assess(
         exit_code=status.exit_code if status.exit_code is not None else facts.exit_code(),
         systems=() if status.state.is_well else status.systems or _targets(facts),
     )
-
-
-class _Answers(NamedTuple):
-    """What targets have answered about the decision that waits; see `assess`."""
-
-    expires_in: int | None = None
-    expiring: int | None = None
-    lost: Mapping[str, int] | None = None
-    answered: Collection[str] = ()
-    silent: Collection[str] = ()
-    committed: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -406,37 +406,42 @@ class _Facts:
 
         A run notes nothing before it has started, and another run's end may be noted later than this one's start.
         """
-        own = (one for one in reversed(self.noted) if one.what not in _ASIDE and "tool" not in one.fields)
+        own = (one for one in reversed(self.noted) if not (isinstance(one, _ASIDE) or _is_by_hand(one)))
         newest = next(own, None)
         if newest is None or self.run is None or _is_ahead(self.run.at, self.now):
             return newest
-        writers = newest.fields.get("writers")
-        is_other = isinstance(writers, list) and writers and self.run.writer_id not in writers
+        writers = newest.writers if isinstance(newest, LifeNote) else []
+        is_other = writers and self.run.writer_id not in writers
         return None if is_other or newest.at < self.run.at else newest
 
     @property
-    def ended_life(self) -> Note | None:
+    def ended_life(self) -> LifeNote | None:
         """The note of the end of a driver's process, if it is the newest one."""
-        return self.newest if self.newest is not None and self.newest.what == "life" else None
+        return self.newest if isinstance(self.newest, LifeNote) else None
+
+    @property
+    def start(self) -> StartNote:
+        """The newest note of a start; an empty one if there is none."""
+        return next((one for one in reversed(self.noted) if isinstance(one, StartNote)), StartNote())
 
     def error(self, since: str | None = None) -> str | None:
         """Return the last failure since a time, by default since an epoch was completed."""
-        failure = self._last("failure", since)
-        return str(failure.fields.get("error", "")) if failure is not None else None
+        failure = self._last(FailureNote, since)
+        return failure.error if failure is not None else None
 
     def time_of(self, error: str | None) -> str | None:
         """Return when the newest note of this error was left; None if there is none."""
-        return next((one.at for one in reversed(self.noted) if error and error in one.fields.values()), None)
+        return next((one.at for one in reversed(self.noted) if error and error == _error_of(one)), None)
 
     def exit_code(self, since: str | None = None) -> int | None:
         """Return the driver's last exit code since a time, by default since an epoch was completed."""
-        life = self._last("life", since)
-        return _number(life.fields.get("code")) if life is not None else None
+        life = self._last(LifeNote, since)
+        return life.code if life is not None else None
 
     @property
     def failed_lives(self) -> int:
         """How many drivers in a row have failed since an epoch was completed."""
-        return sum(one.what == "life" and one.at >= (self.last or "") for one in self.noted)
+        return sum(isinstance(one, LifeNote) and one.at >= (self.last or "") for one in self.noted)
 
     def why(self, since: str | None = None) -> str:
         """Return how the last run failed, as the end of a sentence; empty if nobody noted it."""
@@ -445,18 +450,26 @@ class _Facts:
             [f"; the last exit code: {code}"] * (code is not None) + [f"; the last failure: {error}"] * bool(error)
         )
 
-    def _last(self, what: str, since: str | None) -> Note | None:
+    def _last(self, kind: type[N], since: str | None) -> N | None:
         since = since or self.last or ""
-        return next((one for one in reversed(self.noted) if one.what == what and one.at >= since), None)
+        return next((one for one in reversed(self.noted) if isinstance(one, kind) and one.at >= since), None)
 
     def age(self, at: str | None) -> float | None:
         """Return how many seconds ago a time was; None if it is missing, unreadable or in the future."""
         return None if _is_ahead(at, self.now) else _seconds(at, self.now)
 
 
-def _status(state: PipelineState, what: str, *, advice: str = "", **known: object) -> PipelineStatus:
-    fields = {"pipeline": "", "store": "", "state": state, "what": what, "advice": advice, **known}
-    return typed.convert(fields, PipelineStatus)
+def _is_by_hand(note: Note) -> bool:
+    """Return whether an operator's command has left the note."""
+    return isinstance(note, EpochNote) and note.tool is not msgspec.UNSET
+
+
+def _error_of(note: Note) -> str:
+    return note.error if isinstance(note, ErrorNote) else note.why if isinstance(note, SourceNote) else ""
+
+
+def _status(state: PipelineState, what: str, **known: Any) -> PipelineStatus:
+    return PipelineStatus(pipeline="", store="", state=state, what=what, **known)
 
 
 def _moved(facts: _Facts) -> PipelineStatus | None:
@@ -465,13 +478,13 @@ def _moved(facts: _Facts) -> PipelineStatus | None:
     return _status(PipelineState.ENDED, f"a savepoint has moved the pipeline to {facts.view.moved}")
 
 
-def _waiting(facts: _Facts, answers: _Answers) -> PipelineStatus | None:
+def _waiting(facts: _Facts, answers: Answers) -> PipelineStatus | None:
     decision, lost = facts.view.undone, answers.lost
     age = facts.age(decision.at) if decision is not None else None
     if decision is None:
         return None
     newest = facts.newest
-    is_over = newest is not None and newest.what in {"failure", "life"} and newest.at >= decision.at
+    is_over = isinstance(newest, FailureNote | LifeNote) and newest.at >= decision.at
     if age is not None and age < WAITING_SECONDS and not lost and not is_over:
         return None
     until = _deadline(facts, decision, answers)
@@ -513,7 +526,7 @@ def _shown_rows(rows: Mapping[str, int]) -> str:
     return ", ".join(f"{count} rows for {sink}" for sink, count in sorted(rows.items())) or "0 rows"
 
 
-def _until(until: Deadline, answers: _Answers, rows: Mapping[str, int]) -> str:
+def _until(until: Deadline, answers: Answers, rows: Mapping[str, int]) -> str:
     """Return when rows expire, as the rest of a sentence, and if any target was asked, which ones have not said it."""
     if until.seconds is None:
         text = ""
@@ -529,8 +542,7 @@ def _until(until: Deadline, answers: _Answers, rows: Mapping[str, int]) -> str:
 
 
 def _targets(facts: _Facts) -> tuple[NotedSystem, ...]:
-    noted = next((one.fields.get("targets") for one in reversed(facts.noted) if one.what == "start"), None)
-    known = noted if isinstance(noted, dict) else {}
+    known = facts.start.targets
     undone, newest = facts.view.undone, facts.view.newest
     decided = newest.targets if newest is not None else {}
     if undone is not None:
@@ -556,21 +568,19 @@ def _noted(name: str, kind: str, noted: object, *, decided: bool = False, is_sou
     )
 
 
-def _deadline(facts: _Facts, decision: Decide, answers: _Answers) -> Deadline:
+def _deadline(facts: _Facts, decision: Decide, answers: Answers) -> Deadline:
     """Return when targets end the decision's transactions: the earliest time that an answer or a note names.
 
     A transaction began before its decision, so its time is over a little sooner than by the note.
     """
     expires_in, silent = answers.expires_in, answers.silent
     age = facts.age(decision.at)
-    start = next((one.fields for one in reversed(facts.noted) if one.what == "start"), {})
-    noted, targets = start.get("timeouts"), start.get("targets")
-    timeouts: dict[str, Any] = noted if isinstance(noted, dict) else {}
-    never = {sink for sink in targets if sink not in timeouts} if isinstance(targets, dict) else set()
+    start = facts.start
+    never = start.targets.keys() - start.timeouts
     sinks = {one.sink for one in decision.committables}
     open_ = sorted(sinks - set(answers.answered))
-    known = {sink: timeouts[sink] for sink in open_ if isinstance(timeouts.get(sink), int | float)}
-    known = {sink: seconds for sink, seconds in known.items() if 0 <= seconds < _MOST_WAITED}
+    timeouts = {sink: start.timeout(sink) for sink in open_}
+    known = {sink: seconds for sink, seconds in timeouts.items() if seconds is not None}
     # An entry whose time is ahead of this clock says that no more than the whole timeout is left.
     left = round(max(0.0, min(known.values()) - (age or 0.0))) if known else None
     at_most = left is not None and (expires_in is None or left < expires_in)
@@ -587,7 +597,7 @@ def _restarting(facts: _Facts) -> PipelineStatus | None:
     ages = [(at, facts.age(at)) for at in _starts_in_vain(facts.noted)]
     starts = [(at, age) for at, age in ages if age is not None and age <= RESTART_SECONDS]
     life = facts.ended_life
-    pause = _again(life) if life is not None else None
+    pause = life.again if life is not None else None
     waits = pause - (facts.age(life.at) or 0.0) if life is not None and pause is not None else None
     advice = "correct what the driver's log says; each start reads the same rows again"
     if len(starts) >= RESTARTS:
@@ -625,22 +635,22 @@ def _starts_in_vain(noted: Sequence[Note]) -> list[str]:
     early: set[str] = set()
     is_open = failed = False  # whether a start was noted since the last failure, and a failure since the last process
     for one in noted:
-        if one.what == "start":
+        if isinstance(one, StartNote):
             times.append(one.at)
             in_vain.add(one.at)
             is_open = True
-        elif one.what in _PROGRESS:
+        elif isinstance(one, _PROGRESS):
             in_vain -= early
             if is_open:
                 in_vain.discard(times[-1])
-        elif one.what == "failure" or (one.what == "life" and _failed_life(one)):
-            if one.what == "failure" or is_open or not failed:
+        elif isinstance(one, FailureNote) or (isinstance(one, LifeNote) and one.failed):
+            if isinstance(one, FailureNote) or is_open or not failed:
                 if not is_open:
                     times.append(one.at)
                     early.add(one.at)
                 in_vain.add(times[-1])
-            is_open, failed = False, one.what == "failure"
-        elif one.what == "life":
+            is_open, failed = False, isinstance(one, FailureNote)
+        elif isinstance(one, LifeNote):
             is_open = failed = False
     return [at for at in times if at in in_vain]
 
@@ -680,9 +690,9 @@ def _blocked(facts: _Facts) -> PipelineStatus | None:
 def _given_up(facts: _Facts) -> PipelineStatus | None:
     """Report a driver that has failed and that nobody starts again."""
     life = facts.ended_life
-    if life is None or not _failed_life(life):
+    if life is None or not life.failed:
         return None
-    pause, age = _again(life), facts.age(life.at)
+    pause, age = life.again, facts.age(life.at)
     if pause is not None and (age is None or age <= pause + OVERDUE_SECONDS):
         return None
     text = "is not started again" if pause is None else "should have been started again by onceward run, but was not"
@@ -694,24 +704,9 @@ def _given_up(facts: _Facts) -> PipelineStatus | None:
     )
 
 
-def _failed_life(life: Note) -> bool:
-    """Return whether a driver's process has failed, and was not stopped."""
-    return _number(life.fields.get("code")) != 0 and life.fields.get("stopped") is not True
-
-
-def _again(life: Note) -> float | None:
-    """Return the seconds from a process's end to the next start; None if there is none."""
-    pause = life.fields.get("again")
-    return float(pause) if isinstance(pause, int | float) else None
-
-
-def _number(value: object) -> int | None:
-    return value if isinstance(value, int) else None
-
-
 def _failed(facts: _Facts) -> PipelineStatus | None:
     newest, error = facts.newest, facts.error()
-    if newest is None or newest.what != "failure":
+    if not isinstance(newest, FailureNote):
         return None
     return _status(
         PipelineState.FAILED,
@@ -723,31 +718,28 @@ def _failed(facts: _Facts) -> PipelineStatus | None:
 
 def _ended(facts: _Facts) -> PipelineStatus | None:
     newest = facts.newest
-    if newest is None:
+    if not isinstance(newest, EndNote) and (not isinstance(newest, LifeNote) or newest.failed):
         return None
-    if newest.what == "life" and not _failed_life(newest):
-        how = "was stopped" if newest.fields.get("stopped") is True else "ended without an error"
-        return _status(PipelineState.ENDED, f"the last run {how}", since=newest.at)
-    if newest.what != "end":
-        return None
-    return _status(PipelineState.ENDED, "the last run ended without an error", since=newest.at)
+    is_stopped = isinstance(newest, LifeNote) and newest.stopped
+    how = "was stopped" if is_stopped else "ended without an error"
+    return _status(PipelineState.ENDED, f"the last run {how}", since=newest.at)
 
 
 def _unanswered(facts: _Facts) -> PipelineStatus | None:
     """Report sources that have not answered since an epoch was completed; meanwhile their driver repeats its note."""
-    sources: dict[str, Note] = {}
+    sources: dict[str, SourceNote] = {}
     for one in facts.noted:
-        if one.what in _PROGRESS or one.what == "start":
+        if isinstance(one, (*_PROGRESS, StartNote)):
             sources.clear()
-        elif one.what == "source":
-            sources[str(one.fields.get("source"))] = one
+        elif isinstance(one, SourceNote):
+            sources[one.source] = one
     waits: list[tuple[float, str, str]] = []
-    for source, one in sources.items():
-        seconds, why, age = one.fields.get("seconds"), one.fields.get("why"), facts.age(one.at)
-        if not why or age is None or not isinstance(seconds, int | float) or not 0 <= seconds < _MOST_WAITED:
+    for source, noted in sources.items():
+        age = facts.age(noted.at)
+        if not noted.why or age is None or noted.seconds is None:
             continue
-        if age <= min(seconds, MOST_SECONDS) + OVERDUE_SECONDS:  # otherwise its driver is gone, too
-            waits.append((seconds + age, source, str(why)))
+        if age <= min(noted.seconds, MOST_SECONDS) + OVERDUE_SECONDS:  # otherwise its driver is gone, too
+            waits.append((noted.seconds + age, source, noted.why))
     if not waits:
         return None
     waits.sort(reverse=True)
@@ -759,7 +751,7 @@ def _unanswered(facts: _Facts) -> PipelineStatus | None:
         since=since.isoformat(timespec="milliseconds"),
         error=waits[0][2],
         source=waits[0][1],
-        systems=tuple(_noted(name, "", sources[name].fields.get("system"), is_source=True) for _, name, _ in waits),
+        systems=tuple(_noted(name, "", sources[name].system, is_source=True) for _, name, _ in waits),
     )
 
 
@@ -781,7 +773,7 @@ def _unclear(facts: _Facts) -> PipelineStatus | None:
 
 
 def _silent(facts: _Facts) -> PipelineStatus | None:
-    starts = [one.at for one in facts.noted if one.what == "start" and not _is_ahead(one.at, facts.now)]
+    starts = [one.at for one in facts.noted if isinstance(one, StartNote) and not _is_ahead(one.at, facts.now)]
     entries = [entry.at for entry in facts.view.entries[-1:]]
     since = max([*starts, *entries, *([facts.last] if facts.last else [])], default=None)
     age, pace = facts.age(since), facts.pace
@@ -817,7 +809,7 @@ def _running(facts: _Facts) -> PipelineStatus:
 
 def _pace(noted: Sequence[Note]) -> float | None:
     """Return the usual seconds between two epochs; None of fewer than three."""
-    ends = [one.at for one in noted if one.what in _PROGRESS][-50:]
+    ends = [one.at for one in noted if isinstance(one, _PROGRESS)][-50:]
     gaps = [_seconds(before, after) for before, after in zip(ends, map(_moment, ends[1:]), strict=False)]
     known = [gap for gap in gaps if gap is not None and gap > 0]
     return round(median(known), 3) if len(known) > 1 else None

@@ -12,21 +12,17 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final
-
-import msgspec
+from typing import TYPE_CHECKING, Final
 
 from ..checkpoint.recovery import Action, TransactionStatus, action, status_of
 from ..errors import ExternalError
-from ..kit import typed
-from ..log import Replace, Resolved, Void, audit_records
 from ..names import Scope
-from ..transaction import Committable, Observation, rows_by_sink
+from ..transaction import Committable, Observation
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from ..log import Completed, Decide, LogView
+    from ..log import LogView
     from .logs import Log
     from .targets import OtherTransaction, Target
 
@@ -308,99 +304,3 @@ def _judged(transaction: FoundTransaction, views: Sequence[tuple[str, LogView]])
     given_up = decided is not None and view is not None and c.transaction in view.skipped
     # The decision's committable knows more than the listing's.
     return replace(transaction, committable=decided or c, status=status, given_up=given_up)
-
-
-class Epoch(msgspec.Struct, frozen=True, kw_only=True):
-    """An epoch that a decision log still holds; times are UTC."""
-
-    pipeline: str
-    epoch: int
-    decided: str
-    completed: str | None = None
-    """Time of its completion; None while it waits for its commit."""
-    rows: dict[str, int]
-    """Number of rows of each sink."""
-    transactions: int
-    input: Any
-    """Offsets where its input ended."""
-    checkpoint: str | None
-    """Folder of the embedded engine's checkpoint."""
-    retained: tuple[str, ...]
-    """Earlier checkpoints beside it, from which a run can be restored too."""
-    expires_in: int | None = None
-    """Seconds until a target ends the first of the transactions that wait for their commit; None if no target that was
-    given will end one."""
-
-
-class GivenUp(msgspec.Struct, frozen=True, kw_only=True):
-    """The audit record of a transaction that was given up (RESOLVED), or of rows written again (VOID, REPLACE)."""
-
-    epoch: int
-    transaction: str
-    """Name of the transaction; empty for all of the epoch."""
-    action: str
-    """Action that was taken: "skip", "replay" (the epoch was written again) or "heal" (only its lost rows were)."""
-    who: str
-    why: str
-    at: str
-
-
-class History(msgspec.Struct, frozen=True, kw_only=True):
-    """What a decision log tells of the past: the epochs that it still holds, oldest first, and all ever given up."""
-
-    epochs: list[Epoch]
-    given_up: list[GivenUp]
-
-
-def history(log: Log, transactions: Sequence[FoundTransaction] = ()) -> History:
-    """Return what a decision log says about the past. It is pruned at each completion, so there are few epochs.
-
-    Args:
-        log: The pipeline's decision log.
-        transactions: Transactions that the targets show now; they say when those of the waiting epoch expire.
-    """
-    epochs = {decision.epoch: _epoch(log.pipeline, decision, done) for decision, done in log.view.decisions}
-    decided = [one for one in transactions if one.status is TransactionStatus.DECIDED]
-    waiting = [one for one in decided if one.expires_in is not None]
-    for epoch in {one.committable.epoch for one in waiting} & set(epochs):
-        seconds = min(one.expires_in or 0 for one in waiting if one.committable.epoch == epoch)
-        epochs[epoch] = msgspec.structs.replace(epochs[epoch], expires_in=seconds)
-    return History(epochs=list(epochs.values()), given_up=given_up(log))
-
-
-def given_up(log: Log) -> list[GivenUp]:
-    """Return all that was ever given up, oldest first."""
-    records = {record.position: record for record in audit_records(log.store)}
-    for entry in log.view.entries:
-        if isinstance(entry, Resolved | Void | Replace):
-            records.setdefault(entry.position, entry)
-    return [_given_up(record) for record in records.values()]
-
-
-def _given_up(record: Resolved | Void | Replace) -> GivenUp:
-    by_policy: dict[str, str] = {"transaction": "", "who": "policy on_lost=replay"}
-    if isinstance(record, Void):
-        return GivenUp(epoch=record.epoch, action="replay", why="; ".join(record.proofs), at=record.at, **by_policy)
-    if isinstance(record, Replace):
-        names = "; ".join(f"{sink} {transaction}" for sink, transaction in record.lost)
-        why = f"lost, and written again with the same rows: {names}"
-        return GivenUp(epoch=record.epoch, action="heal", why=why, at=record.at, **by_policy)
-    return typed.convert(record, GivenUp, from_attributes=True)
-
-
-def _epoch(pipeline: str, decision: Decide, completed: Completed | None) -> Epoch:
-    from ..engine.reference import Decided, older_checkpoints  # noqa: PLC0415 - the embedded engine
-
-    decided = Decided.of(decision)
-    folder = decided.checkpoint.folder if decided is not None else None
-    return Epoch(
-        pipeline=pipeline,
-        epoch=decision.epoch,
-        decided=decision.at,
-        completed=completed.at if completed is not None else None,
-        rows=rows_by_sink(decision.committables, decision.sinks),
-        transactions=len(decision.committables),
-        input=decision.input.end,
-        checkpoint=folder,
-        retained=older_checkpoints(folder, decision.epoch) if folder is not None else (),
-    )

@@ -13,11 +13,12 @@ import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ..connector import address_to_note
-from ..events import SourceAnswers, SourceWaits, tell
+from ..events import SourceAnswers, SourceWaits
 from ..kit.times import duration
+from ..log.notes import tell_and_note
 from ..source import Source
 
 if TYPE_CHECKING:
@@ -97,23 +98,17 @@ class SourceWatch:
         if seconds < answer.due:
             return
         answer.due = seconds + min(seconds, MOST_SECONDS)
-        tell(SourceWaits(self._pipeline, title, seconds, why))
-        self._note(title, seconds, why)
+        tell_and_note(SourceWaits(self._pipeline, title, seconds, why, self._address(title)), self._store())
 
     def _answered(self, title: str, now: float) -> None:
         answer = self._answers[title]
         self._answers[title] = _Answer(now)
         if answer.was_told:
             seconds = now - answer.at
-            tell(SourceAnswers(self._pipeline, title, seconds))
-            self._note(title, seconds, "")
+            tell_and_note(SourceAnswers(self._pipeline, title, seconds, self._address(title)), self._store())
 
-    def _note(self, title: str, seconds: float, why: str) -> None:
-        from ..log.notes import note_source  # noqa: PLC0415 - who only reads writes no notes
-
-        store = self._store()
-        if store is not None:
-            note_source(store, title, seconds, why, address_to_note(self._sources[title]))
+    def _address(self, title: str) -> dict[str, Any]:
+        return address_to_note(self._sources[title])
 
 
 def _unanswered(source: Source) -> str:

@@ -46,12 +46,12 @@ if TYPE_CHECKING:  # as `X as X`, which type checkers take for exported
         ValueState as ValueState,
         open_store as open_store,
     )
-    from .core.engine.events import CheckpointRecord as CheckpointRecord
     from .core.engine.job import Job as Job, JobState as JobState
     from .core.engine.pipeline import Stream as Stream
     from .core.engine.state.store import StateBackend as StateBackend
     from .core.kit.logs import JsonFormatter as JsonFormatter
     from .core.log import EpochInput as EpochInput, LogStore as LogStore
+    from .core.log.note_kinds import CheckpointRecord as CheckpointRecord
     from .core.names import TransactionName as TransactionName
     from .core.policy import OnLost as OnLost
     from .core.transaction import (
@@ -94,12 +94,12 @@ _TABLE: Final = {  # by the extra that they need: modules, each with its public 
         ".core": """
             CheckpointConfig FileBackend FunctionContext ListState MapState MemoryBackend OperatorState Pipeline
             ProcessFunction ReducingState RestartStrategy ValueState open_store""",
-        ".core.engine.events": "CheckpointRecord",
         ".core.engine.job": "Job JobState",
         ".core.engine.pipeline": "Stream",
         ".core.engine.state.store": "StateBackend",
         ".core.kit.logs": "JsonFormatter",
         ".core.log": "EpochInput LogStore",
+        ".core.log.note_kinds": "CheckpointRecord",
         ".core.names": "TransactionName",
         ".core.policy": "OnLost",
         ".core.transaction": "AbortOutcome AbortStatus CommitOutcome CommitStatus Committable Observation WriteContext",

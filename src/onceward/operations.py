@@ -3,7 +3,7 @@
 The command line does the same from a shell, by these functions. docs/operations-api.md shows how they are used.
 """
 
-from .connectors.spark.savepoints.copies import SavepointPlan, create_savepoint, plan_savepoint
+from .connectors.spark.savepoints.copies import create_savepoint, plan_savepoint
 from .connectors.spark.savepoints.manifest import (
     FoundSavepoint,
     Manifest,
@@ -13,20 +13,24 @@ from .connectors.spark.savepoints.manifest import (
 )
 from .connectors.spark.savepoints.restore import RestorePlan, plan_restore, restore_savepoint
 from .core.checkpoint.recovery import TransactionStatus
-from .core.operations.audit import Audit, AuditLine, EpochVerdict, audit
-from .core.operations.comparison import Comparison, Discrepancy, Mismatch
-from .core.operations.discovery import FoundLogs, find_logs
+from .core.operations.audit import Audit, EpochVerdict, audit
+from .core.operations.comparison import Comparison, Mismatch
+from .core.operations.discovery import find_logs
+from .core.operations.history import (
+    Epoch,
+    History,
+    epochs_of_day,
+    history,
+    overview,
+)
 from .core.operations.logs import Log, open_log
-from .core.operations.overview import DecidedTransaction, EpochRecord, Overview, StartRecord, epochs_of_day, overview
 from .core.operations.refusals import Refusal, RefusedError
 from .core.operations.requests import request_savepoint
 from .core.operations.resolve import (
     Aborted,
     CommitPlan,
     CommittedEpoch,
-    NotAborted,
-    RepairedLog,
-    RepairPlan,
+    LogRepair,
     abort_orphaned,
     abort_undecided,
     abortable,
@@ -36,54 +40,36 @@ from .core.operations.resolve import (
     repair_log,
 )
 from .core.operations.rows import compare_places
-from .core.operations.status import NotedSystem, PipelineState, PipelineStatus, assess, pipeline_status
-from .core.operations.survey import Advice, Epoch, FoundTransaction, GivenUp, History, Survey, history, survey
+from .core.operations.status import PipelineState, PipelineStatus, pipeline_status
+from .core.operations.survey import FoundTransaction, Survey, survey
 from .core.operations.systems import open_place, open_target
-from .core.operations.targets import OtherTransaction, Target, sinks_target
-from .core.place import Place
+from .core.operations.targets import sinks_target
 
 __all__ = [
     "Aborted",
-    "Advice",
     "Audit",
-    "AuditLine",
     "CommitPlan",
     "CommittedEpoch",
     "Comparison",
-    "DecidedTransaction",
-    "Discrepancy",
     "Epoch",
-    "EpochRecord",
     "EpochVerdict",
-    "FoundLogs",
     "FoundSavepoint",
     "FoundTransaction",
-    "GivenUp",
     "History",
     "Log",
+    "LogRepair",
     "Manifest",
     "Mismatch",
-    "NotAborted",
-    "NotedSystem",
-    "OtherTransaction",
-    "Overview",
     "PipelineState",
     "PipelineStatus",
-    "Place",
     "Refusal",
     "RefusedError",
-    "RepairPlan",
-    "RepairedLog",
     "RestorePlan",
-    "SavepointPlan",
-    "StartRecord",
     "Survey",
-    "Target",
     "TransactionStatus",
     "abort_orphaned",
     "abort_undecided",
     "abortable",
-    "assess",
     "audit",
     "commit_decided",
     "compare_places",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeAlias
 
 from onceward.core.errors import ConfigurationError
-from onceward.core.operations.comparison import text_of
+from onceward.core.operations.comparison import text_of_row
 
 from .endpoints import Endpoint
 from .faults import FAULTS, Inject
@@ -109,7 +109,7 @@ class ReferenceRun(NamedTuple):
 
 def count_rows(records: Sequence[Record]) -> Counter[str]:
     """Count how often each row is there."""
-    return Counter(text_of(record.row) for record in records)
+    return Counter(text_of_row(record.row) for record in records)
 
 
 def from_function(expected: Callable[[list[Row]], Expected]) -> Expectation:

@@ -274,7 +274,7 @@ function pipeline(one) {
         fact("Newest epoch", newest ? number(newest.epoch) : "none", newest?.status),
         fact("Last commit", last ? ago(last.completed) : "none", last ? clock(last.completed) : ""),
         fact("Rows in it", last ? rowsOf(last) : "", last ? sinks(last) : ""),
-        fact("Writer", `START ${one.writer}`, one.starts[0] ? `started ${ago(one.starts[0].at)}` : "")),
+        fact("Writer", `START ${one.generation}`, one.starts[0] ? `started ${ago(one.starts[0].at)}` : "")),
       h("p", { class: "small soft" }, `Decision log ${one.log} in `, h("code", {}, one.store))),
     one.error && one.read ? h("p", { class: "note warn" }, `What is shown below was read ${ago(one.read)}, and may have changed since.`) : null,
     doubt(one),

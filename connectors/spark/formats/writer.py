@@ -33,7 +33,8 @@ from onceward.core.checkpoint import Admission
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, OncewardError, ProtocolError
 from onceward.core.kit.logs import show_if_asked
 from onceward.core.log import DirectoryStore, EpochInput, LogStore, Start, WriterToken, open_store, read
-from onceward.core.log.notes import notes
+from onceward.core.log.note_kinds import EpochNote, ErrorNote, FailureNote, StartNote
+from onceward.core.log.notes import notes_beside
 from onceward.core.names import PIPELINE_LENGTH
 from onceward.core.run.pipeline_run import PipelineRun
 from onceward.core.transaction import Acknowledgement, Committable, WriteContext
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from onceward.core.log.notes import Note
     from onceward.sinks import TwoPhaseCommitSink
 
     from ..read.kafka import OnComplete
@@ -132,14 +132,12 @@ class _Writer:
         """Return the store of the decision log, for notes; None if this process does not see it."""
         raise NotImplementedError
 
-    def _cause(self, epoch: int) -> Note | None:
+    def _cause(self, epoch: int) -> ErrorNote | None:
         """Return the newest note of why this epoch failed, of the commit or of a task; Spark does not say why."""
-        log = self._existing_log()
-        written = notes(log.path, _NOTES) if isinstance(log, DirectoryStore) else []
-        for one in reversed(written):
-            if one.what in ("failure", "task") and one.fields.get("epoch") == epoch:
+        for one in reversed(notes_beside(self._existing_log(), _NOTES)):
+            if isinstance(one, ErrorNote) and one.epoch == epoch:
                 return one
-            if one.what in ("start", "epoch"):
+            if isinstance(one, StartNote | EpochNote):
                 break
         return None
 
@@ -247,7 +245,7 @@ class _Writer:
         why = f"Spark aborted the {what}, because a task or the commit failed"
         if cause is None:
             return why, False
-        return f"{why}: {cause.fields.get('error')}", cause.what == "failure"
+        return f"{why}: {cause.error}", isinstance(cause, FailureNote)
 
     def _resumed(self, written: Sequence[WrittenPartition]) -> tuple[OpenedEpoch, PipelineRun]:
         opened = written[0].opened

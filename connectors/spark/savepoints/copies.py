@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -38,27 +37,10 @@ _STOP: Final = (
 )
 
 
-@dataclass(frozen=True)
-class SavepointPlan:
-    """A plan of `create_savepoint`.
-
-    Attributes:
-        pipeline: Name of the pipeline.
-        epoch: The newest epoch that the sinks have, of which the savepoint would be.
-        checkpoint: Location of the query's checkpoint.
-        place: Location of the savepoint.
-    """
-
-    pipeline: str
-    epoch: int
-    checkpoint: str
-    place: str
-
-
 def plan_savepoint(
     checkpoint: str, place: str, *, store: str | None = None, pipeline: str | None = None, quiet: float = QUIET_SECONDS
-) -> SavepointPlan:
-    """Plan what `create_savepoint` would do with the same arguments. Changes nothing.
+) -> Manifest:
+    """Return the manifest of the savepoint that `create_savepoint` would make, without its files. Changes nothing.
 
     Raises:
         ConfigurationError: The log is not this checkpoint's, or the savepoint's folder is in use.
@@ -67,7 +49,22 @@ def plan_savepoint(
     source, into = CheckpointStorage(checkpoint), CheckpointStorage(place)
     log = open_log(store or source.root, pipeline)
     decision = _check_can_create(source, into, log, quiet=quiet)
-    return SavepointPlan(log.pipeline, decision.epoch, source.root, into.root)
+    return _manifest(source, log, decision, in_checkpoint=store is None)
+
+
+def _manifest(source: CheckpointStorage, log: Log, decision: Decide, *, in_checkpoint: bool, **more: Any) -> Manifest:
+    return Manifest(
+        pipeline=log.pipeline,
+        query=decision.input.query,
+        log=decision.log,
+        generation=decision.start,
+        epoch=decision.epoch,
+        sinks=decision.sinks,
+        input=decision.input.end,
+        checkpoint=source.root,
+        store=None if in_checkpoint else log.store.describe(),
+        **more,
+    )
 
 
 def create_savepoint(
@@ -120,17 +117,12 @@ def create_savepoint(
         writer.move(into.root)
     elif not ended and not writer.still_newest():
         raise FencedError(f"the query was started while {source.root} was copied. {_STOP}", pipeline=log.pipeline)
-    manifest = Manifest(
-        pipeline=log.pipeline,
-        query=decision.input.query,
-        log=decision.log,
-        generation=decision.start,
-        epoch=decision.epoch,
-        sinks=decision.sinks,
-        input=decision.input.end,
+    manifest = _manifest(
+        source,
+        log,
+        decision,
+        in_checkpoint=store is None,
         made=datetime.now(UTC).isoformat(timespec="seconds"),
-        checkpoint=source.root,
-        store=log.store.describe() if store is not None else None,
         retired=retire,
         files=tuple(files),
         entries=tuple(entries),

@@ -61,15 +61,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     sinks: tuple[str, ...]
     input: Any = None
     """Offsets where that epoch's input ended."""
-    made: str
+    made: str = ""
+    """Time at which it was made (UTC); empty if it is only planned."""
     checkpoint: str
     """Location of the checkpoint that it is a copy of."""
     store: str | None = None
     """URL of the store that its decision log was in; None if that was the checkpoint."""
     retired: bool = False
     """True if that log has ended with this savepoint."""
-    files: tuple[FileRef, ...]
-    entries: tuple[FileRef, ...]
+    files: tuple[FileRef, ...] = ()
+    entries: tuple[FileRef, ...] = ()
 
     @property
     def position(self) -> Progress:
