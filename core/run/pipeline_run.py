@@ -131,6 +131,8 @@ class PipelineRun:
         """Number of epochs that it has ended; each was read from all sources."""
         self._failed = False
         """True if the newest of them failed, which was told."""
+        self._ended = False
+        """True if its end was told: the thread that sees it may be earlier than the end of the last epoch's block."""
         self._epoch = threading.Lock()
         """Held while an epoch is under way."""
         self._handed_over = False
@@ -348,8 +350,9 @@ class PipelineRun:
 
     def ended_with(self, error: BaseException | None) -> None:
         """Tell why the run has ended, if that was outside of its epochs, as a failure of a source is."""
-        if error is not None and not self._failed:
+        if error is not None and not self._failed and not self._ended:
             self.failed(None, error)
+        self._ended = True
 
     # Between two epochs
 
