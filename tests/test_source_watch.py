@@ -30,7 +30,7 @@ from onceward.core.run.source_watch import (
 )
 from onceward.sources import SequenceSource
 
-from .spark_kit import Query
+from .spark_kit import Query, active
 from .status_kit import at, judged, log, noted, written
 
 if TYPE_CHECKING:
@@ -247,11 +247,13 @@ class TestTitles:
 class TestKeeper:
     def test_a_query_that_fails_between_its_epochs_is_noted_once(self, tmp_path: Path) -> None:
         query = Query(tmp_path)
+        query.spark.streams.active = [active(query)]
         store = DirectoryStore(tmp_path / "log")
         handler = query.driver(store=store)
         failure: list[BaseException | None] = [SourceError("nothing came from orders-0 at b:9092 for 120 s")]
         handler._session.failure = lambda _: failure[0]  # type: ignore[method-assign]
         query.run(0, handler=handler)
+        query.spark.streams.active.clear()
         keeper = handler._this.keeper
         until = time.monotonic() + 10
         while keeper._thread is not None and time.monotonic() < until:
