@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 
 KEY, SECRET, BUCKET = "dev", "dev-secret", "logs"
+RENEWED = "renewed"
+"""A second key of the same user, with the same secret."""
 
 
 class S3Server:
@@ -38,7 +40,8 @@ class S3Server:
         self._write_identity(secret)
 
     def _write_identity(self, secret: str) -> None:
-        identity = {"name": KEY, "credentials": [{"accessKey": KEY, "secretKey": secret}], "actions": ["Admin"]}
+        keys = [{"accessKey": key, "secretKey": secret} for key in (KEY, RENEWED)]
+        identity = {"name": KEY, "credentials": keys, "actions": ["Admin"]}
         (self.folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
 
     def change_secret(self, secret: str) -> None:

@@ -14,6 +14,7 @@ from sqlalchemy import make_url
 from tests.database_changes import Change, Column, Seen, cases, play
 
 from onceward.connectors.database.sink import PostgresSink, SqlAlchemySink
+from onceward.connectors.database.written import check_written
 
 from .mariadb_kit import PROGRAM, running_mariadb
 from .postgres_kit import fresh_database, running_server
@@ -248,3 +249,20 @@ def test_a_table_of_mariadb_that_changes_takes_rows_unchanged_or_refuses_them_wi
         for case in cases(server, part, 2 * PARTS):
             play(server, case, seen)
     assert seen.outcomes.keys() >= {"refused before the decision", "refused at the merge", "committed"}, seen
+
+
+@pytest.mark.skipif(PROGRAM is None, reason="MariaDB's server is not installed")
+@pytest.mark.parametrize(
+    ("created", "cause"),
+    [
+        ("CREATE VIEW t AS SELECT * FROM plain", "t is a view: only a table can be written exactly once"),
+        ("CREATE SEQUENCE t", "it is a sequence, whose only row an INSERT replaces"),
+    ],
+)
+def test_what_is_no_table_of_mariadb_is_refused_by_its_kind(mariadb_url: str, created: str, cause: str) -> None:
+    with maria_database(mariadb_url) as database:
+        database.run("CREATE TABLE plain (id int PRIMARY KEY)")
+        database.run(created)
+        told = check_written(SqlAlchemySink("t", url=database.url, table="t"))
+    assert told.health == "failed"
+    assert cause in told.found

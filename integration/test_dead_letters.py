@@ -231,16 +231,28 @@ def test_rows_for_topics_that_are_missing_or_cannot_be_are_dead_letters(job: Job
 
 
 @pytest.mark.parametrize("commit", ["prepared", "staging"])
+@pytest.mark.parametrize(
+    ("refusal", "reason"),
+    [
+        ("IF new.id = 5 THEN RAISE EXCEPTION 'closed' USING errcode = 'SHOP1'; END IF;", "closed"),
+        ("CASE WHEN new.id <> 5 THEN NULL; END CASE;", "case not found"),
+        ("IF new.id <> 5 THEN RETURN new; END IF; IF new.id = 5 THEN NULL; ELSE", "without RETURN"),
+        (
+            "new.id := (SELECT new.id FROM generate_series(1, CASE new.id WHEN 5 THEN 2 ELSE 1 END));",
+            "more than one row",
+        ),
+    ],
+)
 def test_a_trigger_refuses_rows_with_whatever_code_it_likes_and_its_own_rows_are_those_of_what_is_kept(
-    job: Job, commit: str
+    job: Job, commit: str, refusal: str, reason: str
 ) -> None:
+    end = "RETURN new; END IF; END" if refusal.endswith("ELSE") else "RETURN new; END"
     with psycopg.connect(job.dsn) as connection:
         connection.execute("CREATE TABLE seen (id bigint); CREATE TABLE guarded (id bigint)")
         connection.execute(
             "CREATE FUNCTION guard() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
             " INSERT INTO seen VALUES (new.id);"
-            " IF new.id = 5 THEN RAISE EXCEPTION 'closed' USING errcode = 'SHOP1'; END IF;"
-            " RETURN new; END $$"
+            f" {refusal} {end} $$"
         )
         connection.execute("CREATE TRIGGER guard BEFORE INSERT ON guarded FOR EACH ROW EXECUTE FUNCTION guard()")
     job.feed.add(12)
@@ -251,7 +263,7 @@ def test_a_trigger_refuses_rows_with_whatever_code_it_likes_and_its_own_rows_are
     assert job.rows("SELECT id FROM seen ORDER BY id") == kept
     [letter] = job.letters()
     assert letter["row"] == {"id": 5}
-    assert "closed" in letter["reason"]
+    assert reason in letter["reason"]
 
 
 ENTER = """

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import fsspec
 import pytest
+from tests.engine_kit import RunningSum, Slowly, Target, TargetSink, numbers, pipeline, reach, sums
 
+from onceward.core import CheckpointConfig, FileBackend, RestartStrategy
 from onceward.core.checkpoint import CommitPolicy
 from onceward.core.engine.state.storage import CheckpointStorage
-from onceward.core.errors import DecisionInDoubtError, StateError, StoreError
+from onceward.core.errors import DecisionInDoubtError, StateDamagedError, StateError, StoreError
 from onceward.core.log import EpochInput, LogWriter, bounded, open_store
 from onceward.core.log.objects import ObjectStore
+from onceward.core.policy import Backoff
 from onceward.testing.proxy import Proxy
 
 from .kafka_kit import eventually
-from .s3_kit import BUCKET, S3Server
+from .s3_kit import BUCKET, KEY, RENEWED, S3Server
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.slow
+ROWS = numbers(3000, keys=7)
+EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
 
 
 class PutProxy(Proxy):
@@ -53,6 +60,39 @@ class PutProxy(Proxy):
         if gate is self._requests:
             source.read = watched  # type: ignore[method-assign,assignment]
         await super()._pump(source, sink, gate)
+
+
+class ExpiringProxy(Proxy):
+    """Answers as Amazon S3 does to whoever signs with a key that has expired. Nothing of it reaches the server."""
+
+    expired = ""
+    refused = 0
+    status = "403 Forbidden"
+    spared = 0
+
+    def expire(self, key: str, *, spare: int = 0) -> None:
+        """Refuse the key from now on, or after so many more requests."""
+        self.spared, self.expired = spare, key
+
+    async def _connect(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        read = client.read
+
+        async def watched(size: int) -> bytes:
+            data = await read(size)
+            if not self.expired or f"Credential={self.expired}/".encode() not in data:
+                return data
+            if self.spared:
+                self.spared -= 1
+                return data
+            self.refused += 1
+            body = b"" if data.startswith(b"HEAD ") else EXPIRED
+            head = f"HTTP/1.1 {self.status}\r\nContent-Type: application/xml\r\nContent-Length: {len(body)}\r\n"
+            to_client.write(f"{head}Connection: close\r\n\r\n".encode() + body)
+            await to_client.drain()
+            return b""
+
+        client.read = watched  # type: ignore[method-assign,assignment]
+        await super()._connect(client, to_client)
 
 
 class Place:
@@ -118,7 +158,7 @@ def place(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
         made.proxy.close()
 
 
-def started(place: Place) -> LogWriter:
+def started(place: Place | Rented) -> LogWriter:
     writer = LogWriter(open_store(place.url, pipeline="orders"), "orders", CommitPolicy())
     writer.start()
     return writer
@@ -219,3 +259,109 @@ def test_credentials_that_expire_stop_a_writer_without_a_loss_until_they_are_val
             assert storage.read(ref) == b"kept"
         finally:
             place.proxy.close()
+
+
+class Rented:
+    """Credentials in the file that the clients of Amazon read, and a proxy before which they expire."""
+
+    def __init__(self, server: S3Server, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self.server, self.file = server, folder / "credentials"
+        self.proxy = ExpiringProxy("127.0.0.1", server.ports["s3.port"])
+        self.renew(KEY)
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(self.file))
+        config = {"endpoint_url": f"http://{self.proxy.address}", "config_kwargs": server.options["config_kwargs"]}
+        monkeypatch.setitem(fsspec.config.conf, "s3", config)
+        self.url = f"s3://{BUCKET}/{uuid4().hex}"
+
+    def renew(self, key: str) -> None:
+        self.file.write_text(f"[default]\naws_access_key_id={key}\naws_secret_access_key={self.server.secret}\n")
+
+
+@pytest.fixture
+def rented(s3: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Rented]:
+    made = Rented(s3, monkeypatch, tmp_path)
+    try:
+        yield made
+    finally:
+        made.proxy.close()
+
+
+@pytest.mark.parametrize("status", ["403 Forbidden", "400 Bad Request"])
+def test_expired_credentials_are_named_and_the_next_call_uses_those_that_were_renewed(
+    rented: Rented, status: str
+) -> None:
+    rented.proxy.status = status
+    store = open_store(rented.url, pipeline="orders")
+    writer = LogWriter(store, "orders", CommitPolicy(puts=Backoff(attempts=2)))
+    writer.start()
+    decide(writer, 0)
+    writer.complete(0)
+    storage = CheckpointStorage(f"{rented.url}/checkpoints")
+    ref = storage.write("chk-1-0/a", [b"kept"])
+    before = store.list_keys()
+    rented.proxy.expire(KEY)
+    calls: list[Callable[[], object]] = [
+        store.list_keys,
+        lambda: store.get(before[0]),
+        lambda: store.put_if_absent("another", b""),
+        lambda: storage.read(ref),
+        lambda: storage.read_if_there(ref.path),
+        lambda: storage.write("chk-2-0/a", [b"new"]),
+        storage.names,
+        storage.walk,
+        lambda: open_store(rented.url, pipeline="orders"),
+    ]
+    for call in calls:
+        with pytest.raises((StoreError, StateError), match="refuses the credentials") as caught:
+            call()
+        assert not isinstance(caught.value, StateDamagedError)  # whose file would be taken for lost, or deleted
+    with pytest.raises(DecisionInDoubtError, match="refuses the credentials"):
+        decide(writer, 1)
+    rented.renew(RENEWED)
+    assert store.list_keys() == before
+    assert storage.read(ref) == b"kept"
+    following = LogWriter(open_store(rented.url, pipeline="orders"), "orders", CommitPolicy())
+    following.start()
+    decide(following, 1)
+    following.complete(1)
+    assert following.look().completed == 1
+    assert storage.write("chk-2-0/a", [b"new"])
+
+
+def test_nobody_notices_credentials_that_were_renewed_before_they_expired(rented: Rented) -> None:
+    writer = started(rented)
+    storage = CheckpointStorage(f"{rented.url}/checkpoints")
+    rented.renew(RENEWED)
+    rented.proxy.expire(KEY)
+    decide(writer, 0)
+    writer.complete(0)
+    assert writer.look().completed == 0
+    assert storage.read(storage.write("chk-1-0/a", [b"kept"])) == b"kept"
+    assert rented.proxy.refused
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 3, 5, 8, 13, 21])
+def test_a_pipeline_whose_credentials_expire_while_it_runs_goes_on_once_they_are_renewed(
+    rented: Rented, after: int
+) -> None:
+    """Its log and its state are in the store; nothing is written twice, lost, or deleted."""
+    target, source = Target(), Slowly(ROWS, batch_rows=100)
+    p = pipeline(
+        store=f"{rented.url}/log",
+        backend=FileBackend(f"{rented.url}/state"),
+        checkpointing=CheckpointConfig(interval=0.2),
+        restart=RestartStrategy.fixed_delay(attempts=1000, delay=0.2),
+    )
+    p.source(source, uid="numbers").key_by("k").process(RunningSum(), uid="sum").sink(TargetSink(target))
+    job = p.start()
+    reach(source, job, 3)
+    job.checkpoint(timeout=60)
+    rented.proxy.expire(KEY, spare=after)
+    source.let(5)
+    eventually(lambda: rented.proxy.refused > 5 and job.restarts > 0, "the store refuses", seconds=60)
+    rented.renew(RENEWED)
+    source.let(100)
+    assert p.wait(60)
+    assert target.counts("n") == Counter(range(3000))
+    assert {row["n"]: row["sum"] for row in target.rows} == sums(ROWS)
+    assert target.prepared == {}

@@ -406,6 +406,29 @@ class TestMemoryObjects(StoreContract):
             with pytest.raises(StoreError, match="reset by peer"):
                 call()
 
+    def test_a_client_whose_credentials_are_refused_is_replaced_by_one_that_reads_them_again(
+        self, memory: AtomicMemory, monkeypatch: pytest.MonkeyPatch
+    ):
+        store = ObjectStore(memory, "/bucket/log")
+        now = {"key": "first"}
+        put = AtomicMemory.pipe_file
+
+        def signed(self: AtomicMemory, *arguments: Any, **options: Any) -> None:
+            if self.storage_options.get("key") != now["key"]:
+                raise PermissionError("The provided token has expired.")
+            put(self, *arguments, **options)
+
+        monkeypatch.setattr(AtomicMemory, "pipe_file", signed)
+        with pytest.raises(StoreError, match=r"token has expired\. The store refuses the credentials"):
+            store.put_if_absent(key_of(0), b"x")
+        assert store.list_keys() == []
+        monkeypatch.setitem(fsspec.config.conf, "memory", {"key": "first"})
+        assert store.put_if_absent(key_of(0), b"x")
+        now["key"] = "second"
+        monkeypatch.setitem(fsspec.config.conf, "memory", {"key": "second"})
+        assert store.put_if_absent(key_of(1), b"x")
+        assert not store.put_if_absent(key_of(1), b"y")
+
     def test_a_call_that_gets_no_answer_ends_in_time_and_may_land_later(
         self, store: LogStore, memory: AtomicMemory, monkeypatch: pytest.MonkeyPatch
     ):

@@ -99,9 +99,14 @@ MARIADB = SqlAlchemySink("s", url="mariadb://u@h/d", table="t").target
     [
         *((refused_by_mariadb(number, state), True) for number, state in
           ((1365, "22012"), (1690, "22003"), (1411, "HY000"), (1242, "21000"), (167, "22003"), (1644, "45000"),
-           (30001, "45000"), (30001, "HY000"), (1205, "45000"), (1213, "45123"), (9999, "99001"))),
+           (30001, "45000"), (30001, "HY000"), (1205, "45000"), (1213, "45123"), (9999, "99001"),
+           (1339, "20000"), (1321, "2F005"), (1329, "02000"))),
         *((refused_by_mariadb(number, state), False) for number, state in
           ((1142, "42000"), (1146, "42S02"), (1030, "HY000"), (1399, "XAE07"))),
+        *((exc.DBAPIError("", None, kind("no")), True) for kind in
+          (psycopg.errors.CaseNotFound, psycopg.errors.CardinalityViolation, psycopg.errors.lookup("2F005"))),
+        *((exc.DBAPIError("", None, kind("no")), False) for kind in
+          (psycopg.errors.UndefinedTable, psycopg.errors.InsufficientPrivilege)),
         *((refused_by_sqlite(code, said), True) for code, said in
           ((1, "malformed JSON"), (1, "integer overflow"), (1, "bad JSON path: 'x'"),
            (1, "user-defined function raised exception"),
@@ -113,7 +118,8 @@ MARIADB = SqlAlchemySink("s", url="mariadb://u@h/d", table="t").target
     ],
 )  # fmt: skip
 def test_a_refusal_of_rows_is_told_from_one_of_the_statement(error: exc.DBAPIError, of_rows: bool) -> None:
-    target = MARIADB if isinstance(error.orig, pymysql.Error) else SQLITE
+    targets = {pymysql.Error: MARIADB, psycopg.Error: POSTGRES, sqlite3.Error: SQLITE}
+    target = next(target for kind, target in targets.items() if isinstance(error.orig, kind))
     refused = translate(error, "cannot write", target)
     assert isinstance(refused, SqlError)
     assert refused.refuses_rows is of_rows

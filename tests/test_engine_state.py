@@ -599,6 +599,31 @@ def test_a_damaged_checkpoint_is_told_if_it_was_decided(tmp_path: Path, caplog: 
     assert "checkpoint chk-2-3 cannot be kept" in told
 
 
+def test_x_a_checkpoint_that_may_not_be_read_just_now_is_not_taken_for_damaged_and_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    storage = CheckpointStorage(tmp_path)
+    shared = storage.write("shared/3-file", [b"x"], shared=True)
+    for number in (1, 2):
+        storage.write(f"{folder_of(number, 3)}/metadata", [b"expected"])
+    before = storage.walk()
+
+    opened = storage._files.open
+
+    def refused(path: str) -> Any:
+        if path.endswith("metadata"):
+            raise PermissionError("The provided token has expired.")
+        return opened(path)
+
+    monkeypatch.setattr(storage._files, "open", refused)
+    retained = Retained(storage, most=1, generation=5)
+    with pytest.raises(StateError, match="token has expired"):
+        retained.restored(Reference(folder=None, sha256=""), up_to=2, clean=True)
+    monkeypatch.undo()
+    assert storage.walk() == before
+    assert storage.read(shared) == b"x"
+
+
 def test_f_the_age_of_a_checkpoint_is_that_of_the_oldest_that_it_may_carry(monkeypatch: pytest.MonkeyPatch):
     """What was prepared for checkpoints that were given up since the last decision is carried by the next."""
     ages: list[float] = []

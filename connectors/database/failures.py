@@ -99,8 +99,9 @@ _MARIADB_REFUSALS: Final = frozenset(
         *(167, 1242, 1365, 1411, 1690),  # out of range, several rows, division by 0, wrong for a function, out of range
     }
 )
-_MARIADB_OF_ROWS: Final = re.compile("22|23|45|(?!70|HY|XA)[5-9I-Z]")
-"""Beginnings of SQLSTATEs: data exception, integrity constraint violation, and those that only a SIGNAL raises."""
+_MARIADB_OF_ROWS: Final = re.compile("02|20|2F|22|23|45|(?!70|HY|XA)[5-9I-Z]")
+"""Beginnings of SQLSTATEs: no data, no branch of a CASE, or no RETURN in a trigger; data exception, violation of an
+integrity constraint, and those that only a SIGNAL raises."""
 _MARIADB_LAST: Final = 5_000
 """The server's own numbers are below; a SIGNAL may have any."""
 _SQLITE_REFUSALS: Final = frozenset({18, 19, 20})
@@ -117,8 +118,9 @@ _RAISE: Final = "exec_stmt_raise"
 """PostgreSQL's function that raises what a function in PL/pgSQL says, with any SQLSTATE that it chooses."""
 _OF_DEFAULTS: Final = ("2200H",)
 """SQLSTATEs of errors in those classes that no value of a row can avoid."""
-_OF_ROWS: Final = ("22", "23", "54", "P0")
-"""SQLSTATE classes of errors for which the rows themselves may be to blame."""
+_OF_ROWS: Final = ("20", "21", "22", "23", "2F", "54", "P0")
+"""SQLSTATE classes of errors for which the rows themselves may be to blame. In a trigger these include a CASE without a
+branch for a value (20), a subquery with several rows (21), and a function that ends without RETURN (2F)."""
 
 
 def code(error: exc.SQLAlchemyError) -> str | int | None:

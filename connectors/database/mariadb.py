@@ -65,6 +65,12 @@ _CHANGES_ROWS: Final = sa.text(
     "SELECT count(*) FROM information_schema.triggers WHERE event_object_schema = coalesce(:schema, database())"
     " AND event_object_table = :table AND event_manipulation = 'INSERT' AND action_timing = 'BEFORE'"
 )
+_NOT_ALL_COLUMNS: Final = 1136
+"""A row that lacks columns, which only views must have all of."""
+_KIND: Final = sa.text(
+    "SELECT table_type FROM information_schema.tables"
+    " WHERE table_schema = coalesce(:schema, database()) AND table_name = :table"
+)
 _SESSION: Final = sa.text("SELECT 1 FROM information_schema.processlist WHERE id = :session")
 """A session of the role's own, which it sees without further rights. One that ends is listed until nothing is left."""
 _END_SECONDS: Final = 30.0
@@ -234,6 +240,15 @@ def _await_end(engine: sa.Engine, session: int) -> None:
             time.sleep(_END_STEP)
 
 
+def _hold(connection: sa.Connection, quoted: str) -> None:
+    """Lock a table's definition until the transaction ends; a view, which is refused anyway, is not locked."""
+    try:
+        connection.exec_driver_sql(f"EXPLAIN INSERT INTO {quoted} () VALUES ()").close()  # noqa: S608 - a quoted name
+    except exc.DBAPIError as error:
+        if code(error) != _NOT_ALL_COLUMNS:
+            raise
+
+
 def _of_replication(variables: Mapping[str, str]) -> Iterator[str]:
     """Yield warnings of semi-synchronous replication that may acknowledge, or show, rows that no replica has."""
     enabled, patience, point = (variables.get(name, "") for name in _SEMI_SYNCHRONOUS)
@@ -333,7 +348,7 @@ class MariaDb(RowDialect):
         quoted = connection.dialect.identifier_preparer.format_table(sa.table(name.table, schema=name.schema))
         try:
             if held:
-                connection.exec_driver_sql(f"EXPLAIN INSERT INTO {quoted} () VALUES ()").close()  # noqa: S608 - a quoted name
+                _hold(connection, quoted)
             created = connection.exec_driver_sql(f"SHOW CREATE TABLE {quoted}").one()[1]
         except exc.DBAPIError as error:
             if code(error) not in _NO_SUCH_TABLE:
@@ -363,8 +378,10 @@ class MariaDb(RowDialect):
         return reflected.replace("``", "`")
 
     def refuses(self, connection: sa.Connection, table: sa.Table) -> str:
-        """Return why the table is refused: what its triggers write, or call, is without transactions, or unknown."""
+        """Return why it is refused: it is a sequence, or its triggers reach tables without transactions or unknown."""
         where = {"schema": table.schema, "table": table.name}
+        if connection.scalar(_KIND, where) == "SEQUENCE":
+            return "it is a sequence, whose only row an INSERT replaces"
         triggers = connection.execute(_TRIGGERS, where).all()
         if not triggers:
             return ""

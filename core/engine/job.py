@@ -15,6 +15,7 @@ from ..errors import (
     LifecycleError,
     OncewardError,
     ProtocolError,
+    StateError,
     StoreError,
     text_of,
 )
@@ -404,7 +405,7 @@ def _target(path: str | Path) -> str:
     try:
         if storage.is_empty:
             return storage.root
-    except OSError as error:
+    except StateError as error:
         raise ConfigurationError(f"savepoint {storage.root}: the folder cannot be used: {text_of(error)}") from error
     raise ConfigurationError(f"savepoint {storage.root}: the folder is not empty; give a new or an empty one")
 

@@ -10,16 +10,18 @@ import secrets
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
 
 from ..errors import ConfigurationError, StoreError, named_text_of, text_of
 from ..kit.secrets import shown_address
 from .bounded import bounded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from fsspec import AbstractFileSystem
+
+T = TypeVar("T")
 
 CONDITIONAL_PUT = {
     "s3": "s3fs",
@@ -36,12 +38,16 @@ PRECONDITION_FAILED: Final = 412
 CONFLICT: Final = 409
 """Amazon's answer to one of two conditional puts at the same time: nothing was written, try again."""
 CONFLICTS: Final = 5
+REFUSED: Final = (400, 401, 403)
+"""Answers to credentials that expired; Amazon's to a token is 400."""
 
 
 class ObjectFiles:
     """The files under a prefix of an object store, which are there when their upload is complete; paths have "/".
 
-    Whatever goes wrong is an OSError: every backend of fsspec has errors of its own.
+    Whatever goes wrong is an OSError: every backend of fsspec has errors of its own. A client whose credentials are
+    refused has not changed anything, so the call is made once more by a new one: clients read credentials when they are
+    made, and temporary ones that expired may have been renewed since, in a file or by another program.
 
     Args:
         filesystem: An fsspec file system.
@@ -49,22 +55,25 @@ class ObjectFiles:
     """
 
     def __init__(self, filesystem: AbstractFileSystem, root: str) -> None:
+        from fsspec.config import apply_config  # noqa: PLC0415 - an extra
+
         self.filesystem = filesystem
         self._root = root.rstrip("/")
+        configured = apply_config(type(filesystem), {})
+        options = filesystem.storage_options
+        self._options = {name: value for name, value in options.items() if configured.get(name) != value}
 
     def put(self, path: str, chunks: Iterable[bytes]) -> None:
         with tempfile.NamedTemporaryFile(prefix="onceward-upload-") as file:
             file.writelines(chunks)
             file.flush()
-            with _as_os_error():
-                self.filesystem.put_file(file.name, self._at(path))
+            self._call(lambda files: files.put_file(file.name, self._at(path)))
 
     def put_once(self, path: str, data: bytes) -> bool:
         """Write a file unless it is there; whether this call wrote it. Atomic on the protocols of CONDITIONAL_PUT."""
         for _ in range(CONFLICTS):
             try:
-                with _as_os_error():
-                    self.filesystem.pipe_file(self._at(path), data, mode="create")
+                self._call(lambda files: files.pipe_file(self._at(path), data, mode="create"))
             except FileExistsError:
                 return False
             except OSError as error:
@@ -79,56 +88,89 @@ class ObjectFiles:
 
     @contextmanager
     def open(self, path: str) -> Iterator[IO[bytes]]:
-        with _as_os_error(), self.filesystem.open(self._at(path), "rb") as file:
+        opened = self._call(lambda files: files.open(self._at(path), "rb"))
+        with _as_os_error(), opened as file:
             yield file
 
     def read(self, path: str) -> bytes:
         """Read a small file in one request."""
-        with _as_os_error():
-            return bytes(self.filesystem.cat_file(self._at(path)))
+        return bytes(self._call(lambda files: files.cat_file(self._at(path))))
 
     def exists(self, path: str) -> bool:
-        with _as_os_error():
-            self.filesystem.invalidate_cache(self._at(path).rpartition("/")[0])
-            return bool(self.filesystem.exists(self._at(path)))
+        def look(files: AbstractFileSystem) -> bool:
+            files.invalidate_cache(self._at(path).rpartition("/")[0])
+            return bool(files.exists(self._at(path)))
+
+        return self._call(look)
 
     def names(self, folder: str) -> list[str]:
         """List the entries directly below a folder; none if there is no folder."""
         where = self._at(folder)
-        with _as_os_error():
-            self.filesystem.invalidate_cache(where)
+
+        def look(files: AbstractFileSystem) -> list[Any]:
+            files.invalidate_cache(where)
             try:
-                listing = self.filesystem.ls(where, detail=False)
+                listing: list[Any] = files.ls(where, detail=False)
             except FileNotFoundError:
                 return []
-            self.filesystem.invalidate_cache(where)  # a listing that is kept would hide later files from `open`
+            files.invalidate_cache(where)  # a listing that is kept would hide later files from `open`
+            return listing
+
+        paths = [str(path).rstrip("/") for path in self._call(look)]
         plain = self.filesystem._strip_protocol(where)  # noqa: SLF001 - fsspec's way to a plain path
-        paths = (str(path).rstrip("/") for path in listing)
         return [path.rpartition("/")[2] for path in paths if path not in {where, plain}]  # some list the folder itself
 
     def walk(self) -> dict[str, Any]:
         """Return all files by their paths, each with a value that changes when it is written again."""
-        with _as_os_error():
-            self.filesystem.invalidate_cache()
+
+        def look(files: AbstractFileSystem) -> dict[str, Any]:
+            files.invalidate_cache()
             try:
-                files = self.filesystem.find(self._root, detail=True)
+                found: dict[str, Any] = files.find(self._root, detail=True)
             except FileNotFoundError:
                 return {}
+            return found
+
         start = len(self._root) + 1
         # Some servers list folders too, the root itself among them.
-        return {path[start:]: info for path, info in files.items() if info["type"] == "file" and path[-1] != "/"}
+        return {
+            path[start:]: info for path, info in self._call(look).items() if info["type"] == "file" and path[-1] != "/"
+        }
 
     def delete(self, path: str) -> None:
-        with suppress(FileNotFoundError), _as_os_error():
-            self.filesystem.rm_file(self._at(path))
+        with suppress(FileNotFoundError):
+            self._call(lambda files: files.rm_file(self._at(path)))
 
     def delete_folder(self, folder: str) -> None:
         """Delete all that is in a folder, as far as that works."""
-        with suppress(OSError), _as_os_error():
-            self.filesystem.rm(self._at(folder), recursive=True)
+        with suppress(OSError):
+            self._call(lambda files: files.rm(self._at(folder), recursive=True))
 
     def delete_empty(self, folder: str) -> None:
         """Do nothing: an object store has no folders."""
+
+    def _call(self, call: Callable[[AbstractFileSystem], T]) -> T:
+        filesystem = self.filesystem
+        try:
+            with _as_os_error():
+                return call(filesystem)
+        except OSError as error:
+            if not _is_refused(error):
+                raise
+        if self.filesystem is filesystem:
+            kind = type(filesystem)
+            kind.clear_instance_cache()  # it would be given to whoever opens this store next
+            self.filesystem = kind(*filesystem.storage_args, **self._options)
+        try:
+            with _as_os_error():
+                return call(self.filesystem)
+        except OSError as error:
+            if not _is_refused(error):
+                raise
+            raise PermissionError(
+                f"{text_of(error).rstrip('.')}. The store refuses the credentials of this process, or they do not "
+                "include this right: renew them, or grant it"
+            ) from error
 
     def _at(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root
@@ -237,6 +279,10 @@ def _as_os_error() -> Iterator[None]:
         raise
     except Exception as error:
         raise OSError(named_text_of(error)) from error
+
+
+def _is_refused(error: OSError) -> bool:
+    return isinstance(error, PermissionError) or _status(error) in REFUSED
 
 
 def _status(error: Exception) -> int | None:

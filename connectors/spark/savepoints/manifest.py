@@ -270,5 +270,5 @@ def delete_savepoint(place: str) -> None:
         storage.delete([MANIFEST, METADATA])
         storage.delete(path for path in storage.walk() if path != BEGUN)
         storage.delete_folder("")
-    except OSError as error:
+    except (OSError, StateError) as error:
         raise StateError(f"{storage.root} is only partly deleted: {text_of(error)}. Repeat this") from error

@@ -19,7 +19,7 @@ import os
 import re
 import secrets
 import shutil
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
@@ -37,7 +37,7 @@ METADATA: Final = "metadata"
 PROOF: Final = "decided"
 """Name of the file beside the metadata that proves that they were decided. See engine.reference."""
 _CHUNK: Final = 1 << 20
-_GONE: Final = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+_GONE: Final = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 _FOLDER: Final = re.compile(r"chk-[0-9]+-[0-9]+")
 
 
@@ -110,7 +110,7 @@ class CheckpointStorage:
         try:
             with self._files.open(path) as file:
                 yield from _chunks(file)
-        except OSError as error:  # what is not there will not come by itself; a store that does not answer will
+        except OSError as error:  # what may not be read, or is not answered, may still be whole
             kind = StateDamagedError if isinstance(error, _GONE) else StateError
             raise kind(f"{what} {self.at(path)} cannot be read: {text_of(error)}") from error
 
@@ -135,23 +135,32 @@ class CheckpointStorage:
 
     @property
     def is_empty(self) -> bool:
-        return not self._files.names("")
+        return not self.names()
 
     def names(self, folder: str = "") -> list[str]:
         """Return the names right below a folder, in no order; none if there is no folder."""
-        return self._files.names(folder)
+        with self._listing():
+            return self._files.names(folder)
 
     def walk(self) -> dict[str, Any]:
         """Return every file below the root, with a stamp that changes when the file is written again."""
-        return self._files.walk()
+        with self._listing():
+            return self._files.walk()
 
     def checkpoints(self) -> list[str]:
         """Return the folders of checkpoints, oldest first."""
-        names = [name for name in self._files.names("") if _FOLDER.fullmatch(name)]
+        names = [name for name in self.names() if _FOLDER.fullmatch(name)]
         return sorted(names, key=lambda name: [int(number) for number in name.split("-")[1:]])
 
     def shared_files(self) -> list[str]:
-        return [inside(SHARED, name) for name in self._files.names(SHARED)]
+        return [inside(SHARED, name) for name in self.names(SHARED)]
+
+    @contextmanager
+    def _listing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StateError(f"cannot list {self.root}: {text_of(error)}") from error
 
     def delete(self, paths: Iterable[str]) -> None:
         """Delete files; missing ones are no error."""
