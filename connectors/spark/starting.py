@@ -10,15 +10,21 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from onceward.core.errors import ConfigurationError
+from onceward.core.kit.advice import warn
 from onceward.core.log.store import EXPLAINING
 
-from .plan import analyzed_plan, read_plan, writer_field
+from .kafka import order_warning
+from .kinds import plan_of
+from .plan import analyzed_plan, handlers, read_plan, writer_field
 from .query import ASYNC, CONTINUOUS, REFUSED, refusal_of
+from .session import is_connect
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from .plan import QueryPlan
 
 
 def refuse_other_targets(writer: Any) -> None:
@@ -62,6 +68,8 @@ def prepare_at_start(writer: Any, prepare: Callable[[], None], watch: Callable[[
         if options.get("outputMode") is not None:  # so that `prepare` sees it, too
             writer.outputMode(options.pop("outputMode"))
         if not EXPLAINING.get():
+            if writer in handlers:
+                warn_of_order(plan_of(writer._df), handlers[writer])  # noqa: SLF001 - no public way to ask
             prepare()
         query = begin(writer, **options)
         if not EXPLAINING.get():
@@ -69,6 +77,25 @@ def prepare_at_start(writer: Any, prepare: Callable[[], None], watch: Callable[[
         return query
 
     writer.start = start
+
+
+def warn_of_order(plan: QueryPlan, query: Any) -> None:
+    """Warn whoever starts a query that it may write the records of a key in another order than they had.
+
+    Args:
+        plan: Plan of the query's DataFrame.
+        query: The query, with `sinks`, `outputs` and `writers`.
+    """
+
+    def plans() -> Iterator[list[str]]:
+        names = plan.node_names()
+        for sink in query.sinks:
+            frame = query.outputs.frames.get(sink.name)
+            # The session of a Connect client in which it was described may be gone.
+            yield names if frame is None or is_connect(frame) else [*names, *plan_of(frame).node_names()]
+
+    if message := order_warning(plan.sources(), plans, query.writers):
+        warn(message)
 
 
 def check_runs(writer: DataStreamWriter) -> str:
