@@ -66,6 +66,8 @@ FIXED: Final = {
     # A topic that is misspelled, or deleted while its rows are on their way, must not come to life with one partition.
     "allow.auto.create.topics": False,
 }
+DROPPED: Final = "_PURGE_QUEUE"
+"""librdkafka's code for a message that it drops because its transaction has failed."""
 
 
 class DeliveryFailures:
@@ -73,6 +75,7 @@ class DeliveryFailures:
 
     def __init__(self) -> None:
         self.first = ""
+        self._is_dropped = False
         self.count = 0
         self.refused = False
         """Whether a message was refused for itself, or with its batch."""
@@ -84,12 +87,14 @@ class DeliveryFailures:
         self.refused = self.refused or refuses_message(error.name())
         if error.name() == TOO_LARGE:
             self.too_large.append(size)
-        if not self.first:
+        dropped = error.name() == DROPPED
+        if not self.first or (self._is_dropped and not dropped):  # what was dropped with others is not the reason
+            self._is_dropped = dropped
             # A purged message was never given one.
             where = f" partition {partition}" if partition is not None and partition >= 0 else ""
             self.first = f"a message for topic {topic}{where} was refused: {error.str()} ({error.name()})"
             self.first += advice(error.name())
-            if error.name() == "_PURGE_QUEUE":  # librdkafka keeps the reason to itself
+            if dropped:  # librdkafka keeps the reason to itself
                 self.first += (
                     ". The transaction has failed: this client may not Write to the topic, or its transactional id was "
                     "not used for transactional.id.expiration.ms"
@@ -229,7 +234,7 @@ class TransactionalProducer:
             raised = client_error(what, cause, transaction=str(self.name))
             if _name(cause) == TOO_LARGE:  # by librdkafka itself, before it was in a batch
                 self._refused_here = True
-                raised.message += f". {self.sizes.advice}"
+                raised.message += f". {self.sizes.advice_here}"
             raise raised from None
         self._check()
         return answer

@@ -356,6 +356,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         if transaction.has_all:
             return sizes
         transaction.pool.bound = sizes
+        refusal.message = refusal.message.replace(producer.sizes.advice, fresh.advice)
         refusal.message += ". It was in a batch with others, so the next attempt sends smaller batches"
         refusal.retryable = True
         raise refusal
