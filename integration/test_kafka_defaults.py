@@ -243,6 +243,26 @@ def test_in_a_rolling_change_the_least_longest_timeout_counts(cluster: KafkaClus
     assert (longest.health, longest.found[:6]) == (Health.OK, "15 min")
 
 
+@pytest.mark.nightly
+def test_a_longest_timeout_that_is_lowered_under_a_running_sink_is_noticed(cluster: KafkaCluster) -> None:
+    """Each process has asked for the limit when it began."""
+    with_timeout_of(cluster, "3600000")
+    bench = bench_of(cluster)
+    bench.sink.validate(rows("x").schema)
+    assert bench.sink.transaction_timeout == 3600
+    assert committed(cluster, bench, bench.write(rows("0"))) == [b"0"]
+    with_timeout_of(cluster, "900000")
+    assert committed(cluster, bench, bench.write(rows("1"), epoch=1)) == [b"0", b"1"]
+    assert bench.sink.transaction_timeout == 900
+
+
+def with_timeout_of(cluster: KafkaCluster, milliseconds: str) -> None:
+    for broker in cluster.brokers.values():
+        broker.config["transaction.max.timeout.ms"] = milliseconds
+        broker.restart()
+        cluster.wait_in_sync()
+
+
 def test_a_frozen_broker_holds_no_client_for_long(cluster: KafkaCluster) -> None:
     """Until its session ends, a list of transactions cannot be complete; then all goes on without it."""
     bench = bench_of(cluster)

@@ -18,7 +18,7 @@ from onceward.core.errors import KafkaError, refusing_rows
 
 from . import librdkafka
 from .admin import make_client
-from .errors import advice, client_error, refuses_message
+from .errors import TimeoutTooLongError, advice, client_error, refuses_message
 from .messages import MessageArray, QueueFull, Rows
 from .sizes import DEFAULT_MESSAGE, Sizes
 
@@ -139,6 +139,13 @@ class TransactionalProducer:
         try:
             producer.init_transactions(INIT_SECONDS)
         except KafkaException as error:
+            if _name(error) == "INVALID_TRANSACTION_TIMEOUT":
+                raise TimeoutTooLongError(
+                    f"a broker allows less than a transaction timeout of {timeout_ms / 1000:g} s: make "
+                    "transaction_timeout (transactionTimeout) no longer than its transaction.max.timeout.ms, or raise "
+                    "that on all brokers",
+                    transaction=str(name),
+                ) from None
             raise client_error("cannot initialize a transactional producer", error, transaction=str(name)) from None
         return cls(name, producer, failures, sizes)
 
