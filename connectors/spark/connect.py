@@ -121,7 +121,7 @@ def _start(
     if proto.WhichOneof("trigger") == "real_time_batch_duration":
         raise refusal_of(REAL_TIME)
     plan: Any = writer._write_stream._child  # noqa: SLF001 - no public way to ask
-    warn_of_order(ConnectPlan(DataFrame(plan, writer._session)), settings)  # noqa: SLF001
+    warn_of_order(ConnectPlan(DataFrame(plan, writer._session)), settings, {})  # noqa: SLF001
     query = StartedQuery(settings, schemas, checkpoint, proto.output_mode.lower() == "complete")
     DataStreamWriter.foreachBatch(writer, _Sent(_pickled(query)))
     return DataStreamWriter.start(writer)

@@ -14,10 +14,8 @@ from onceward.core.kit.advice import warn
 from onceward.core.log.store import EXPLAINING
 
 from .kafka import order_warning
-from .kinds import plan_of
-from .plan import analyzed_plan, handlers, read_plan, writer_field
+from .plan import ClassicPlan, analyzed_plan, handlers, read_plan, writer_field
 from .query import ASYNC, CONTINUOUS, REFUSED, refusal_of
-from .session import is_connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -69,7 +67,9 @@ def prepare_at_start(writer: Any, prepare: Callable[[], None], watch: Callable[[
             writer.outputMode(options.pop("outputMode"))
         if not EXPLAINING.get():
             if writer in handlers:
-                warn_of_order(plan_of(writer._df), handlers[writer])  # noqa: SLF001 - no public way to ask
+                query = handlers[writer]
+                outputs = {name: ClassicPlan(frame) for name, frame in query.outputs.frames.items()}
+                warn_of_order(ClassicPlan(writer._df), query, outputs)  # noqa: SLF001 - no public way to ask
             prepare()
         query = begin(writer, **options)
         if not EXPLAINING.get():
@@ -79,20 +79,19 @@ def prepare_at_start(writer: Any, prepare: Callable[[], None], watch: Callable[[
     writer.start = start
 
 
-def warn_of_order(plan: QueryPlan, query: Any) -> None:
+def warn_of_order(plan: QueryPlan, query: Any, outputs: Mapping[str, QueryPlan]) -> None:
     """Warn whoever starts a query that it may write the records of a key in another order than they had.
 
     Args:
         plan: Plan of the query's DataFrame.
-        query: The query, with `sinks`, `outputs` and `writers`.
+        query: The query, with `sinks` and `writers`.
+        outputs: Plans of what functions of Outputs make of a micro-batch, by name of the sink, where they are known.
     """
 
     def plans() -> Iterator[list[str]]:
         names = plan.node_names()
         for sink in query.sinks:
-            frame = query.outputs.frames.get(sink.name)
-            # The session of a Connect client in which it was described may be gone.
-            yield names if frame is None or is_connect(frame) else [*names, *plan_of(frame).node_names()]
+            yield [*names, *outputs[sink.name].node_names()] if sink.name in outputs else names
 
     if message := order_warning(plan.sources(), plans, query.writers):
         warn(message)
