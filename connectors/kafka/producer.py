@@ -118,7 +118,14 @@ class TransactionalProducer:
 
     @classmethod
     def open(
-        cls, settings: KafkaSettings, name: PooledName, *, timeout_ms: int, brokers: int, sizes: Sizes | None = None
+        cls,
+        settings: KafkaSettings,
+        name: PooledName,
+        *,
+        timeout_ms: int,
+        brokers: int,
+        sizes: Sizes | None = None,
+        seconds: float = INIT_SECONDS,
     ) -> Self:
         """Make a producer and initialise its id.
 
@@ -128,16 +135,18 @@ class TransactionalProducer:
             timeout_ms: After how long the broker aborts an open transaction by itself.
             brokers: How many brokers the cluster has.
             sizes: Bounds of its messages and batches. Default: librdkafka's.
+            seconds: How long to wait for the id's coordinator.
 
         Raises:
             ConfigurationError: librdkafka refuses a setting.
-            KafkaError: No broker answered, or it refused.
+            TimeoutTooLongError: A broker allows less than `timeout_ms`.
+            KafkaError: The id's coordinator did not answer, or it refused.
         """
         failures = DeliveryFailures()
         more = {"enable.sparse.connections": brokers > FEW_BROKERS}
         producer = _made(settings, str(name), timeout_ms, more, failures, sizes=sizes)
         try:
-            producer.init_transactions(INIT_SECONDS)
+            producer.init_transactions(seconds)
         except KafkaException as error:
             if _name(error) == "INVALID_TRANSACTION_TIMEOUT":
                 raise TimeoutTooLongError(
@@ -146,7 +155,10 @@ class TransactionalProducer:
                     "that on all brokers",
                     transaction=str(name),
                 ) from None
-            raise client_error("cannot initialize a transactional producer", error, transaction=str(name)) from None
+            raised = client_error("cannot initialize a transactional producer", error, transaction=str(name))
+            if _name(error) == "_TIMED_OUT":
+                raised.message += f". The transaction coordinator of this id did not answer within {seconds:g} s"
+            raise raised from None
         return cls(name, producer, failures, sizes)
 
     @property
