@@ -78,7 +78,7 @@ def table(transactions: Sequence[FoundTransaction], *, as_json: bool = False, un
     found = f"transactions: {len(transactions)}" if transactions else none
     if unanswered:
         found = (
-            f"transactions found: {len(transactions)}; nothing is known of what did not answer: {', '.join(unanswered)}"
+            f"transactions found: {len(transactions)}; there may be more where nobody answered: {', '.join(unanswered)}"
         )
     out.print(found)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import uuid
 from contextlib import suppress
+from itertools import islice
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -135,6 +136,34 @@ def test_a_silent_bootstrap_server_stops_no_start_and_no_writer(cluster: KafkaCl
         stray.close()
 
 
+@pytest.mark.parametrize("how", ["refuse", "cut"])
+def test_a_coordinator_that_clients_cannot_reach_leaves_time_for_another_one(cluster: KafkaCluster, how: str) -> None:
+    """The cluster finds it well, so nobody takes its place; the transactional id is free to be another one."""
+    bench = bench_of(cluster)
+    bench.sink.validate(rows("x").schema)
+    ids = bench.sink._pool(bench.scope)
+    ids._serve(bench.context())
+    names = {str(name): name for name in islice(ids._names, 60)}
+    wire, nodes = cluster_of(bench.sink.settings).wire, dict[str, int]()
+
+    def are_known() -> bool:
+        answers = wire.coordinators(list(names), seconds=20)
+        nodes.update({name: one.response for name, one in answers.items()})
+        return not any(one.code for one in answers.values())
+
+    eventually(are_known, "the coordinator of each id is known", seconds=60)
+    leader = cluster.leaders(str(bench.topic))[0]
+    away = next(name for name in names if nodes[name] != leader)
+    near = next(name for name in names if nodes[name] != nodes[away])
+    ids._names = iter([names[away], names[near]])
+    getattr(cluster.proxies[nodes[away]], how)()
+    began = time.monotonic()
+    prepared = bench.write(rows("x"))
+    assert prepared.transaction == near
+    assert committed(cluster, bench, prepared) == [b"x"]
+    assert time.monotonic() - began < 20
+
+
 @pytest.mark.parametrize("age", [1.0, pytest.param(300.0, marks=pytest.mark.nightly)])
 def test_connections_that_a_firewall_has_dropped_delay_an_epoch_by_seconds(
     cluster: KafkaCluster, monkeypatch: pytest.MonkeyPatch, age: float
@@ -148,6 +177,7 @@ def test_connections_that_a_firewall_has_dropped_delay_an_epoch_by_seconds(
         bench.sink.warm_up(bench.context(epoch))
     time.sleep(2)  # a producer is ready now
     monkeypatch.setattr(pool, "READY_SECONDS", age)
+    monkeypatch.setattr(pool, "TRUSTED_SECONDS", age)
     for proxy in cluster.proxies.values():
         proxy.forget()
     began = time.monotonic()
@@ -241,6 +271,20 @@ def test_in_a_rolling_change_the_least_longest_timeout_counts(cluster: KafkaClus
     findings = check_kafka(KafkaSettings(cluster.direct))
     [longest] = [one for one in findings if one.check == "transaction.max.timeout.ms"]
     assert (longest.health, longest.found[:6]) == (Health.OK, "15 min")
+
+
+def test_a_longest_timeout_that_is_lowered_under_a_running_sink_is_noticed(cluster: KafkaCluster) -> None:
+    """Each process has asked for the limit when it began."""
+    bench = bench_of(cluster)
+    bench.sink.validate(rows("x").schema)
+    lower = bench.sink.transaction_timeout - 300
+    assert committed(cluster, bench, bench.write(rows("0"))) == [b"0"]
+    for broker in cluster.brokers.values():
+        broker.config["transaction.max.timeout.ms"] = f"{lower * 1000:.0f}"
+        broker.restart()
+        cluster.wait_in_sync()
+    assert committed(cluster, bench, bench.write(rows("1"), epoch=1)) == [b"0", b"1"]
+    assert bench.sink.transaction_timeout == lower
 
 
 def test_a_frozen_broker_holds_no_client_for_long(cluster: KafkaCluster) -> None:

@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import re
 import time
+import warnings
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from pyspark.errors import PySparkException, StreamingQueryException
 
-from onceward import KafkaSink, ProgressListener
+from onceward import ForeachBatch, KafkaSink, KafkaSource, Output, ProgressListener, read_stream
 from onceward.connectors.spark import exactly_once, register
 from onceward.connectors.spark.read.any_source import LIMITS, BeforeLimits
 from onceward.connectors.spark.read.kafka import stream_source
-from onceward.core.errors import SourceError
+from onceward.core.errors import OncewardWarning, SourceError
 from onceward.core.events import QueryProgressed, observe
 from onceward.core.steps import Step
 
+from .kafka_kit import read_all
 from .kafka_source_kit import Writer, values, wait_until
 
 if TYPE_CHECKING:
@@ -172,6 +175,47 @@ def test_available_now_reads_what_is_there_in_limited_batches_and_stops(bench: B
     assert [len(rows) for rows in seen.batches.values()] == [25, 25, 25, 25]
     assert {partition for _, partition, *_ in seen.batches[0]} == {0, 1}
     assert bench.run(bench.stream(name, maxOffsetsPerTrigger=25)).values == ["late"]
+
+
+@pytest.mark.parametrize("how", ["format", "read_stream", "ForeachBatch"])
+def test_a_start_warns_the_program_that_parts_of_one_partition_are_read_at_the_same_time(
+    bench: Bench, topic: Callable[..., str], how: str
+):
+    name, target = topic(), topic()
+    bench.writer.send(name, range(40))
+    sink = KafkaSink("out", bootstrap_servers=bench.writer.servers, topic=target)
+    if how == "read_stream":
+        source = KafkaSource(bootstrap_servers=bench.writer.servers, topics=[name], max_records_per_partition=10)
+        words, frame = "max_records_per_partition lets several", read_stream(bench.spark, source)
+    else:
+        words, frame = "maxRecordsPerPartition lets several", bench.stream(name, maxRecordsPerPartition=10)
+    frame = frame.select("key", "value")
+    if how == "ForeachBatch":
+        writer = frame.writeStream.foreachBatch(ForeachBatch(sink, pipeline=target))
+        writer.option("checkpointLocation", str(bench.checkpoint))
+    else:
+        writer = exactly_once(frame, sink, checkpoint=bench.checkpoint, pipeline=target)
+    with pytest.warns(OncewardWarning, match=words) as warned:
+        writer.trigger(availableNow=True).start().awaitTermination()
+    assert how == "ForeachBatch" or [one.filename for one in warned if "order" in str(one.message)] == [__file__]
+    assert sorted(int(message.value()) for message in read_all(bench.writer.servers, target)) == list(range(40))
+
+
+def test_the_documented_way_keeps_the_order_of_a_key_and_is_not_warned_of(bench: Bench, topic: Callable[..., str]):
+    name, target = topic(), topic(2)
+    for number in range(400):
+        bench.writer.send(name, [number], key=str(number % 5).encode())
+    frame = bench.stream(name, maxRecordsPerPartition=10).select("key", "value", "offset")
+    sink = KafkaSink("out", bootstrap_servers=bench.writer.servers, topic=target, select=["key", "value"])
+    output = Output(sink, lambda batch: batch.repartition("key").sortWithinPartitions("key", "offset"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OncewardWarning)
+        query = exactly_once(frame, output, checkpoint=bench.checkpoint, pipeline=target, writers=None)
+        query.trigger(availableNow=True).start().awaitTermination()
+    by_key = defaultdict(list)
+    for message in read_all(bench.writer.servers, target):
+        by_key[message.key()].append(int(message.value()))
+    assert sorted(by_key.values()) == [list(range(key, 400, 5)) for key in range(5)]
 
 
 def test_once_reads_everything_there_is(bench: Bench, topic: Callable[..., str]):

@@ -23,7 +23,7 @@ from onceward import (
     read_stream,
     register,
 )
-from onceward.core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError, OncewardWarning
 
 from .connect_kit import remote_functions
 from .spark_kit import SCHEMA, Feed, ids_in_table, ids_in_topic, make_table, once
@@ -98,6 +98,19 @@ def test_the_kafka_source_feeds_kafka_and_postgres_across_restarts(  # noqa: PLR
         ]
         finish(stream(), tmp_path, *sinks)
         assert ids_in_topic(servers, target) == ids_in_table(dsn) == once(rows.stop)
+
+
+@pytest.mark.parametrize("name", ["kafka", "onceward-kafka"])
+def test_a_start_warns_the_client_that_parts_of_one_partition_are_read_at_the_same_time(
+    session: SparkSession, tmp_path: Path, kafka: KafkaServer, topics: tuple[str, str], name: str
+) -> None:
+    produce(kafka.bootstrap_servers, topics[0], range(20))
+    reader = session.readStream.format(name).option("kafka.bootstrap.servers", kafka.bootstrap_servers)
+    reader.option("subscribe", topics[0]).option("startingOffsets", "earliest").option("maxRecordsPerPartition", 5)
+    frame, sink = reader.load(), KafkaSink("out", bootstrap_servers=kafka.bootstrap_servers, topic=topics[1])
+    with pytest.warns(OncewardWarning, match="maxRecordsPerPartition lets several tasks"):
+        finish(frame.select("value"), tmp_path, sink)
+    assert ids_in_topic(kafka.bootstrap_servers, topics[1]) == once(20)
 
 
 def test_a_format_writes_each_row_once_across_restarts(session: SparkSession, tmp_path: Path, dsn: str) -> None:

@@ -13,7 +13,7 @@ from onceward.connectors.kafka.errors import Code
 from onceward.connectors.kafka.settings import KafkaSettings
 from onceward.connectors.kafka.sizes import Sizes
 from onceward.connectors.kafka.transaction import Description, Handle, Prepared, listed_committable
-from onceward.core.errors import FencedError
+from onceward.core.errors import FencedError, KafkaError
 from onceward.core.names import PooledName, Scope, parse_pooled_name
 from onceward.core.transaction import ANY_EPOCH, WriteContext
 
@@ -330,3 +330,30 @@ def test_a_producer_that_is_ready_for_other_sizes_is_not_handed_out(cluster: Clu
     small = Sizes(batch=1000)
     assert ids.take(context(3, 3), small).sizes == small
     assert len(cluster.dropped) == 1
+
+
+@pytest.mark.parametrize("passing", [True, False])
+def test_an_id_whose_coordinator_is_silent_leaves_time_for_another_one(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, passing: bool
+):
+    """Each id has its own coordinator; a driver that writes an epoch itself has no task to try again."""
+    tried: list[tuple[str, float]] = []
+    opened = cluster.open
+
+    def silent_at_first(settings: KafkaSettings, name: PooledName, *, seconds: float, **more: Any) -> Any:
+        tried.append((str(name), seconds))
+        if len(tried) == 1:
+            error = KafkaError("no answer")
+            error.retryable = passing
+            raise error
+        return opened(settings, name, **more)
+
+    monkeypatch.setattr(cluster, "open", silent_at_first)
+    if not passing:
+        with pytest.raises(KafkaError, match="no answer"):
+            a_pool().take(context(7, 0))
+        return
+    name = str(a_pool().take(context(7, 0)).name)
+    assert [one for one, _ in tried] == [tried[0][0], name]
+    assert tried[0][0] != name
+    assert sum(seconds for _, seconds in tried) == pool.INIT_SECONDS

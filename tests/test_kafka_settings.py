@@ -261,7 +261,7 @@ def no_token(_):
     [
         (no_token, r"oauth_cb gave no token: OSError: the token's file is gone"),
         (lambda _: ("secret", time.time() - 50), r"expired 5\d s ago.*this machine's clock"),
-        (lambda _: (time.time() + 50, "secret"), "return a pair of its text and the time"),
+        (lambda _: (time.time() + 50, "secret"), "it must return the token's text, and when it expires"),
         (lambda _: ("secret",), "oauth_cb gave no token: ValueError: not enough values"),
         (lambda _: None, "oauth_cb gave no token: TypeError"),
     ],

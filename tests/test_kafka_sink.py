@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from onceward.connectors.kafka import sink as kafka
-from onceward.connectors.kafka.errors import Code
+from onceward.connectors.kafka.admin import Limits
+from onceward.connectors.kafka.errors import Code, TimeoutTooLongError
 from onceward.connectors.kafka.librdkafka import BatchProducer
 from onceward.connectors.kafka.messages import QueueFull
 from onceward.connectors.kafka.producer import DeliveryFailures, TransactionalProducer, queue_bound
 from onceward.connectors.kafka.sink import KafkaSink, KafkaTransaction
+from onceward.connectors.kafka.sizes import Sizes
 from onceward.connectors.kafka.transaction import Description, Handle, OpenProducers
 from onceward.core.errors import ConfigurationError, KafkaError
 from onceward.core.names import NOTHING, PooledName, Scope
@@ -439,3 +441,45 @@ def test_a_message_that_never_fits_into_the_queue_is_an_error_and_no_endless_wai
 @pytest.mark.parametrize(("given", "kilobytes"), [({}, 65_536), ({"message.max.bytes": 100_000_000}, 195_312)])
 def test_the_queue_is_bounded_and_takes_the_largest_message(given, kilobytes):
     assert queue_bound(given) == {"queue.buffering.max.kbytes": kilobytes}
+
+
+class Lowering:
+    """A cluster that allows less than it did when this process asked, and a pool of each timeout."""
+
+    def __init__(self) -> None:
+        self.allows, self.known_limits = 3600, Limits(3, 3_600_000, known=True)
+
+    def limits(self, *, anew: bool = False) -> Limits:
+        if anew:
+            self.known_limits = Limits(3, self.allows * 1000, known=True)
+        return self.known_limits
+
+    def sizes(self, *_: Any, **__: Any) -> Sizes:
+        return Sizes()
+
+    def pool_of(self, _settings: Any, _scope: Any, timeout_ms: int) -> Any:
+        def take(*_: Any) -> str:
+            if timeout_ms > self.allows * 1000:
+                raise TimeoutTooLongError("a broker allows less")
+            return f"a producer of {timeout_ms} ms"
+
+        return SimpleNamespace(take=take, bound=Sizes())
+
+
+def test_a_longest_timeout_that_the_brokers_have_lowered_is_asked_for_again(monkeypatch: pytest.MonkeyPatch):
+    cluster = Lowering()
+    monkeypatch.setattr(kafka, "cluster_of", lambda _: cluster)
+    monkeypatch.setattr(kafka, "pool_of", cluster.pool_of)
+    context = WriteContext(pipeline="p", sink="out", log="0a0b0c0d", generation=0, epoch=0, subtask=0)
+    sink = KafkaSink("out", bootstrap_servers="b:1", topic="t")
+    own = KafkaSink("out", bootstrap_servers="b:1", topic="t", transaction_timeout=3600)
+    assert sink.begin(context).producer == own.begin(context).producer == "a producer of 3600000 ms"
+    cluster.allows = 900
+    transaction = sink.begin(context)
+    assert transaction.producer == "a producer of 900000 ms"
+    assert sink.transaction_timeout == 900
+    with pytest.raises(TimeoutTooLongError):
+        own.begin(context)
+    cluster.allows, transaction.producer = 600, SimpleNamespace(rollback=lambda: None)
+    sink._begin_again(transaction, Sizes())
+    assert transaction.producer == "a producer of 600000 ms"

@@ -249,6 +249,33 @@ def test_the_message_names_what_limits(cluster: Any, told: int | None, config: d
     assert caught.value.refuses_rows
 
 
+def test_the_message_names_the_limit_as_it_is_now(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was lowered after the client had read it, and too many rows were written to begin again."""
+    monkeypatch.setattr(kafka, "KEPT_BYTES", 10_000)
+    cluster.brokers = Brokers({"a": 65_536}, {"a": 1_048_588})
+    cluster.brokers.sizes(KafkaSettings("b:1"), ["a"])
+    cluster.brokers.told = {"a": 65_536}
+    with pytest.raises(KafkaError, match="takes at most 65536 bytes") as caught:
+        written(Sink(cluster.brokers, "a"), [rows([("a", 8_000)] * n, iter(range(n))) for n in (6, 18)], letters=False)
+    assert "1048588" not in str(caught.value)
+
+
+def test_a_message_that_is_dropped_with_its_transaction_is_not_the_reason() -> None:
+    """librdkafka may report what it drops before it reports what was refused."""
+    failures = DeliveryFailures()
+    for code in (ClientError._PURGE_QUEUE, ClientError.MSG_SIZE_TOO_LARGE, ClientError.POLICY_VIOLATION):
+        failures(ClientError(code), "a", 0, 10)
+    assert "MSG_SIZE_TOO_LARGE" in failures.first
+    assert "Purge" not in failures.first
+
+
+def test_a_message_that_only_this_client_refuses_is_told_how_it_would_be_taken(cluster: Any) -> None:
+    """librdkafka counts bytes before compression; the topic's limit is for compressed batches."""
+    cluster.brokers = Brokers({"a": 65_536}, {"a": 65_536})
+    with pytest.raises(KafkaError, match=r"65536 bytes .* message\.max\.bytes=1000000 before compression"):
+        written(Sink(cluster.brokers, "a"), [rows([("a", 1_500_000)], iter(range(1)))], letters=False)
+
+
 @pytest.mark.parametrize(
     ("config", "limits", "batch", "message"),
     [

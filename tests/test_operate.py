@@ -770,5 +770,5 @@ def test_a_list_that_could_not_ask_says_so_where_it_is_read(tmp_path: Path, monk
     result = CliRunner().invoke(app, ["txn", "list", "--pipeline", "orders", "--sinks", "jobs_away:AWAY"])
     assert result.exit_code == 1
     assert result.stdout == (
-        "transactions found: 0; nothing is known of what did not answer: sinks of jobs_away:AWAY\n"
+        "transactions found: 0; there may be more where nobody answered: sinks of jobs_away:AWAY\n"
     )

@@ -29,7 +29,8 @@ from onceward.connectors.kafka.positions import (
 from onceward.connectors.kafka.received import to_batch
 from onceward.connectors.kafka.settings import KafkaSettings
 from onceward.connectors.spark.read.any_source import SourceStreamReader
-from onceward.connectors.spark.read.kafka import batch_source, stream_source
+from onceward.connectors.spark.read.kafka import batch_source, order_warning, stream_source
+from onceward.connectors.spark.session.plan import StreamingSource
 from onceward.core.errors import ConfigurationError, SourceError
 from onceward.core.source import Split
 
@@ -369,23 +370,28 @@ def test_nulls_headers_and_kinds_of_timestamps_become_columns():
     assert batch.column("headers").to_pylist() == [None, pairs, None]
 
 
+MOST, LEAST = "maxrecordsperpartition", "minpartitions"
+
+
+@pytest.mark.parametrize("name", ["kafka", "onceward-kafka"])
 @pytest.mark.parametrize(
-    ("options", "warned"),
+    ("options", "writers", "plans", "option"),
     [
-        ({}, ""),
-        ({"minPartitions": "3"}, ""),
-        ({"minPartitions": "4"}, r"minPartitions .* above the number of Kafka partitions \(3\)"),
-        ({"maxRecordsPerPartition": "700"}, "maxRecordsPerPartition"),
+        ({MOST: "100"}, None, ["Project"], "maxRecordsPerPartition"),
+        ({MOST: "100"}, "auto", [""], "maxRecordsPerPartition"),
+        ({LEAST: "2"}, 4, [""], "minPartitions"),
+        ({LEAST: "1"}, None, [""], ""),
+        ({}, None, [""], ""),
+        ({MOST: "100", LEAST: "9"}, 1, [""], ""),
+        ({MOST: "100"}, None, ["Project Sort RepartitionByExpression"], ""),
+        ({MOST: "100"}, None, ["Aggregate"], ""),
+        ({MOST: "100"}, None, ["RepartitionByExpression"], "maxRecordsPerPartition"),
+        ({MOST: "100"}, None, ["Sort", "Project"], "maxRecordsPerPartition"),
     ],
 )
-def test_a_plan_that_splits_a_partition_is_warned_of_at_the_start(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, options: dict[str, str], warned: str
+def test_a_query_warns_of_lost_order_if_several_tasks_read_one_partition(
+    name: str, options: dict[str, str], writers: Any, plans: list[str], option: str
 ):
-    """Several tasks write the records of one key at the same time, in any order."""
-    monkeypatch.setattr("onceward.connectors.kafka.source.RangeConsumer", lambda _: SimpleNamespace(close=lambda: None))
-    found = SimpleNamespace(partitions=[Partition("orders", number) for number in range(3)], ids={})
-    monkeypatch.setattr(KafkaSource, "_complete", lambda _: found)
-    with caplog.at_level("WARNING", "onceward.sources"):
-        stream_source({**ORDERS, **options}).validate()
-    assert len(caplog.messages) == bool(warned)
-    assert re.search(warned, " ".join(caplog.messages))
+    sources = [StreamingSource("rate", {LEAST: "7"}), StreamingSource(name, options)]
+    message = order_warning(sources, lambda: map(str.split, plans), writers)
+    assert message.startswith(f"{option} lets several tasks read one Kafka partition") if option else not message

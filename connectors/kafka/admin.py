@@ -296,13 +296,16 @@ class Cluster:
         self._missing_topics: set[str] = set()
         self._topic_limits: dict[str, int | None] = {}
 
-    def limits(self) -> Limits:
+    def limits(self, *, anew: bool = False) -> Limits:
         """Return the brokers' limits, which are asked for once.
+
+        Args:
+            anew: Ask again, as at a start, or after a broker has refused what it allowed before.
 
         Raises:
             KafkaError: No broker answers.
         """
-        if self.known_limits is None:
+        if anew or self.known_limits is None:
             self.known_limits = self._ask_limits()
         return self.known_limits
 

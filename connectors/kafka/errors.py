@@ -133,6 +133,10 @@ def client_error(what: str, error: BaseException, **context: Any) -> KafkaError:
     return raised
 
 
+class TimeoutTooLongError(KafkaError):
+    """A broker does not allow a transaction to be open for as long as it was asked for."""
+
+
 FIRST_PAUSE: Final = 0.002
 LONGEST_PAUSE: Final = 0.5
 GROWTH: Final = 1.6

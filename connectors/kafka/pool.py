@@ -48,7 +48,7 @@ import time
 from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from onceward.core.errors import FencedError, OncewardError
+from onceward.core.errors import FencedError, KafkaError, OncewardError
 from onceward.core.kit.processwide import PerProcess
 from onceward.core.names import PooledName
 from onceward.core.transaction import Observation
@@ -76,6 +76,8 @@ time than finding that out."""
 TRUSTED_SECONDS: Final = 5.0
 """Age from which on its coordinator is asked whether it still knows the id, which takes milliseconds: it forgets one
 that was not used for transactional.id.expiration.ms."""
+FIRST_SECONDS: Final = 10.0
+"""How long to wait for the coordinator of the first id that is tried: a dead one has a successor by then."""
 RETIRED_EPOCH: Final = 32_000
 """Producer epoch from which on an id is not used again. The epochs that are left suffice for fencing its last
 transaction."""
@@ -201,9 +203,24 @@ class ProducerPool:
         if name is None or not (self._committed(name, prepared) and self._raised(name, prepared)):
             with self._changed:
                 name = next(offer.names)
-        brokers = cluster_of(self._settings).limits().brokers
-        timeout_ms, sizes = self._timeout_ms, self._sizes
-        return TransactionalProducer.open(self._settings, name, timeout_ms=timeout_ms, brokers=brokers, sizes=sizes)
+        try:
+            return self._opened(name, FIRST_SECONDS)
+        except KafkaError as error:
+            if not error.retryable:
+                raise
+        with self._changed:  # the id's coordinator is silent; another id may have another one
+            name = next(offer.names)
+        return self._opened(name, INIT_SECONDS - FIRST_SECONDS)
+
+    def _opened(self, name: PooledName, seconds: float) -> TransactionalProducer:
+        return TransactionalProducer.open(
+            self._settings,
+            name,
+            timeout_ms=self._timeout_ms,
+            brokers=cluster_of(self._settings).limits().brokers,
+            sizes=self._sizes,
+            seconds=seconds,
+        )
 
     def _offer(self, context: WriteContext) -> Offer:
         """Offer new ids and, if one is free, an id whose former transaction has ended; it is no longer kept here."""

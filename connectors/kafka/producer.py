@@ -18,7 +18,7 @@ from onceward.core.errors import KafkaError, refusing_rows
 
 from . import librdkafka
 from .admin import make_client
-from .errors import advice, client_error, refuses_message
+from .errors import TimeoutTooLongError, advice, client_error, refuses_message
 from .messages import MessageArray, QueueFull, Rows
 from .sizes import DEFAULT_MESSAGE, Sizes
 
@@ -66,6 +66,8 @@ FIXED: Final = {
     # A topic that is misspelled, or deleted while its rows are on their way, must not come to life with one partition.
     "allow.auto.create.topics": False,
 }
+DROPPED: Final = "_PURGE_QUEUE"
+"""librdkafka's code for a message that it drops because its transaction has failed."""
 
 
 class DeliveryFailures:
@@ -73,6 +75,7 @@ class DeliveryFailures:
 
     def __init__(self) -> None:
         self.first = ""
+        self._is_dropped = False
         self.count = 0
         self.refused = False
         """Whether a message was refused for itself, or with its batch."""
@@ -84,12 +87,14 @@ class DeliveryFailures:
         self.refused = self.refused or refuses_message(error.name())
         if error.name() == TOO_LARGE:
             self.too_large.append(size)
-        if not self.first:
+        dropped = error.name() == DROPPED
+        if not self.first or (self._is_dropped and not dropped):  # what was dropped with others is not the reason
+            self._is_dropped = dropped
             # A purged message was never given one.
             where = f" partition {partition}" if partition is not None and partition >= 0 else ""
             self.first = f"a message for topic {topic}{where} was refused: {error.str()} ({error.name()})"
             self.first += advice(error.name())
-            if error.name() == "_PURGE_QUEUE":  # librdkafka keeps the reason to itself
+            if dropped:  # librdkafka keeps the reason to itself
                 self.first += (
                     ". The transaction has failed: this client may not Write to the topic, or its transactional id was "
                     "not used for transactional.id.expiration.ms"
@@ -113,7 +118,14 @@ class TransactionalProducer:
 
     @classmethod
     def open(
-        cls, settings: KafkaSettings, name: PooledName, *, timeout_ms: int, brokers: int, sizes: Sizes | None = None
+        cls,
+        settings: KafkaSettings,
+        name: PooledName,
+        *,
+        timeout_ms: int,
+        brokers: int,
+        sizes: Sizes | None = None,
+        seconds: float = INIT_SECONDS,
     ) -> Self:
         """Make a producer and initialise its id.
 
@@ -123,18 +135,30 @@ class TransactionalProducer:
             timeout_ms: After how long the broker aborts an open transaction by itself.
             brokers: How many brokers the cluster has.
             sizes: Bounds of its messages and batches. Default: librdkafka's.
+            seconds: How long to wait for the id's coordinator.
 
         Raises:
             ConfigurationError: librdkafka refuses a setting.
-            KafkaError: No broker answered, or it refused.
+            TimeoutTooLongError: A broker allows less than `timeout_ms`.
+            KafkaError: The id's coordinator did not answer, or it refused.
         """
         failures = DeliveryFailures()
         more = {"enable.sparse.connections": brokers > FEW_BROKERS}
         producer = _made(settings, str(name), timeout_ms, more, failures, sizes=sizes)
         try:
-            producer.init_transactions(INIT_SECONDS)
+            producer.init_transactions(seconds)
         except KafkaException as error:
-            raise client_error("cannot initialize a transactional producer", error, transaction=str(name)) from None
+            if _name(error) == "INVALID_TRANSACTION_TIMEOUT":
+                raise TimeoutTooLongError(
+                    f"a broker allows less than a transaction timeout of {timeout_ms / 1000:g} s: make "
+                    "transaction_timeout (transactionTimeout) no longer than its transaction.max.timeout.ms, or raise "
+                    "that on all brokers",
+                    transaction=str(name),
+                ) from None
+            raised = client_error("cannot initialize a transactional producer", error, transaction=str(name))
+            if _name(error) == "_TIMED_OUT":
+                raised.message += f". The transaction coordinator of this id did not answer within {seconds:g} s"
+            raise raised from None
         return cls(name, producer, failures, sizes)
 
     @property
@@ -229,7 +253,7 @@ class TransactionalProducer:
             raised = client_error(what, cause, transaction=str(self.name))
             if _name(cause) == TOO_LARGE:  # by librdkafka itself, before it was in a batch
                 self._refused_here = True
-                raised.message += f". {self.sizes.advice}"
+                raised.message += f". {self.sizes.advice_here}"
             raise raised from None
         self._check()
         return answer

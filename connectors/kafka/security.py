@@ -200,7 +200,7 @@ def _from_function(function: Callable[[str], Any], config: str) -> Token:
         raise KafkaError(f"oauth_cb gave no token: {named_text_of(error)}") from None
     if not isinstance(value, str) or not isinstance(expires, int | float):  # not shown: they may be a secret
         raise KafkaError(
-            "oauth_cb gave no token: return a pair of its text and the time at which it expires, in seconds since 1970"
+            "oauth_cb gave no token: it must return the token's text, and when it expires in seconds since 1970"
         )
     return Token(value, float(expires))
 

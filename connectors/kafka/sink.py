@@ -28,7 +28,7 @@ from . import commits, ownership
 from . import wire as _wire  # noqa: F401 - so that a missing kafka-python is told when the sink is imported
 from .admin import check_reachable, cluster_of
 from .coordinator import UNSEEN
-from .errors import Code, Retries, kafka_error, until_answered
+from .errors import Code, Retries, TimeoutTooLongError, kafka_error, until_answered
 from .lookup import Lookup
 from .messages import check_columns, hashed_columns, ignored_columns
 from .pool import pool_of
@@ -250,7 +250,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             KafkaError: No broker answers, or it refuses this client.
         """
         check_reachable(self.settings)
-        limits = cluster_of(self.settings).limits()
+        limits = cluster_of(self.settings).limits(anew=True)
         if self._timeout is not None and self._timeout * 1000 > limits.longest_timeout_ms and limits.known:
             raise ConfigurationError(
                 f"transaction_timeout is {self._timeout:g} s ({self._timeout * 1000:.0f} ms), but the broker allows "
@@ -289,10 +289,22 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         return pa.RecordBatch.from_arrays(columns, names=["value", "headers"])
 
     def begin(self, context: WriteContext) -> KafkaTransaction:
-        pool = self._pool(context.scope)
         topics = set[str]() if self.topic is None else None
-        sizes = self._sizes([] if self.topic is None else [self.topic]).within(pool.bound)
-        return KafkaTransaction(context, pool, pool.take(context, sizes), RowHash() if self.proof else None, topics)
+        pool, producer = self._taken(context, self._sizes([] if self.topic is None else [self.topic]))
+        return KafkaTransaction(context, pool, producer, RowHash() if self.proof else None, topics)
+
+    def _taken(self, context: WriteContext, sizes: Sizes) -> tuple[ProducerPool, TransactionalProducer]:
+        """Return a pool, and a producer of it whose transaction has begun."""
+        pool = self._pool(context.scope)
+        try:
+            return pool, pool.take(context, sizes.within(pool.bound))
+        except TimeoutTooLongError:
+            if self._timeout is not None:
+                raise
+        # The brokers allow less than when this process asked them, which may be long ago.
+        cluster_of(self.settings).limits(anew=True)
+        pool = self._pool(context.scope)
+        return pool, pool.take(context, sizes.within(pool.bound))
 
     def write(self, transaction: KafkaTransaction, batch: pa.RecordBatch) -> None:
         for piece in pieces(batch):
@@ -356,6 +368,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         if transaction.has_all:
             return sizes
         transaction.pool.bound = sizes
+        refusal.message = refusal.message.replace(producer.sizes.advice, fresh.advice)
         refusal.message += ". It was in a batch with others, so the next attempt sends smaller batches"
         refusal.retryable = True
         raise refusal
@@ -364,7 +377,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         """Abort the transaction, and write what it had into another one."""
         _log.info("sink %s begins a transaction again with %s", self.name, sizes)
         transaction.producer.rollback()
-        transaction.producer = transaction.pool.take(transaction.context, sizes)
+        transaction.pool, transaction.producer = self._taken(transaction.context, sizes)
         for piece in transaction.kept or ():
             transaction.producer.write(transaction.producer.messages(piece, self.topic))
 

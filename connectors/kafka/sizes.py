@@ -92,6 +92,16 @@ class Sizes(NamedTuple):
             f"The topic takes at most {self.limit} bytes (its max.message.bytes, or message.max.bytes of the brokers)"
         )
 
+    @property
+    def advice_here(self) -> str:
+        """The advice for a message that this client itself has refused."""
+        if self.own:
+            return self.advice
+        return (
+            f"{self.advice}. This client takes at most message.max.bytes={self.message} before compression: if the "
+            "message becomes small enough by compression.type, raise it (option kafka.message.max.bytes, or config)"
+        )
+
 
 def _number(text: str | None) -> int | None:
     try:

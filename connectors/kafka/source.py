@@ -78,14 +78,15 @@ class KafkaSource(ResettableSource):
         isolation: "read_committed" (the default) or "read_uncommitted", which also delivers records that are aborted
             later: then a replay is not identical, and nothing downstream is exactly once.
         fail_on_data_loss: Whether lost records are an error. If not, they are left out and logged as a warning.
-        min_partitions: Split ranges of offsets, the longest first, until there are at least this many tasks. The
-            records of one key may then be written in another order than they had. Default: one task for each Kafka
-            partition.
+        min_partitions: Split ranges of offsets, the longest first, until there are at least this many tasks.
+            Partitions without new records do not count, so a busy one may be split even if there are more partitions
+            than this. Spark's tasks may then write the records of one key in another order than they had. Default: one
+            task for each Kafka partition.
         max_offsets_per_trigger: Approximate number of offsets in an epoch, shared in proportion to each partition's
             backlog; each partition with a backlog advances by at least one. Streams only. Default: all that are
             available.
-        max_records_per_partition: Split ranges that hold more offsets than this. The records of one key may then be
-            written in another order than they had.
+        max_records_per_partition: Split ranges that hold more offsets than this. Spark's tasks may then write the
+            records of one key in another order than they had.
         min_records_per_partition: Let a task of Spark read several short ranges, one after another, until it has this
             many offsets: a task costs tens of milliseconds. Default: each range has its own task.
         group: Consumer group to which offsets are published after their epoch is completed. They are never read from
@@ -177,23 +178,7 @@ class KafkaSource(ResettableSource):
 
     def validate(self) -> None:
         RangeConsumer(self.settings).close()
-        if cause := self._splitting(len(self._complete().partitions)):
-            _log.warning(
-                "%s lets several tasks read one Kafka partition at the same time, so the records of one key may reach "
-                "a topic in another order than they had, and the older one of two values may be written last",
-                cause,
-            )
-
-    def _splitting(self, partitions: int) -> str:
-        """Return the option by which ranges of one partition are split; empty if none are."""
-        if self.max_records_per_partition is not None:
-            return "maxRecordsPerPartition (max_records_per_partition)"
-        most = self.min_partitions or 1
-        return (
-            f"minPartitions (min_partitions) above the number of Kafka partitions ({partitions})"
-            if most > partitions
-            else ""
-        )
+        self._complete()
 
     def start(self) -> Position:
         partitions = self._complete()

@@ -28,7 +28,7 @@ from onceward.core.run.source_watch import titles
 from .any_source import SourceStreamReader, registered_source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from onceward import KafkaSource
     from onceward.connectors.kafka.positions import Bound, Offsets
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from onceward.core.source import ResettableSource
 
     from ..session.plan import StreamingSource
+    from ..write.parallelism import Writers
 
     OnComplete = Callable[[int, EpochInput], None]
     Group = tuple[KafkaSettings, str]
@@ -58,6 +59,14 @@ ELSEWHERE: Final = ("bootstrap_servers", "topics", "pattern", "assign", "startin
 GROUP: Final = "kafka.group.id"
 PUBLISHING: Final = "offsets."
 """Beginning of the options of a format that say where to publish: `offsets.kafka.group.id`, `offsets.kafka.*`."""
+_SPLITTING: Final = (
+    ("maxRecordsPerPartition", "max_records_per_partition", 1),
+    ("minPartitions", "min_partitions", 2),
+)
+"""Options by which several tasks read one partition, each with its argument of KafkaSource and its least value that
+does so. Partitions without new records do not count for minPartitions, so any value above 1 may split a busy one."""
+_ORDERING: Final = frozenset({"Sort", "Aggregate"})
+"""Nodes of a plan after which the order of the source's records does not matter."""
 QUIET_SECONDS: Final = 60.0
 """Seconds for which nothing is published after a failure: what may be skipped does not set the query's pace."""
 NOTHING: Final = "-"
@@ -277,6 +286,40 @@ def watched_sources(sources: Sequence[StreamingSource]) -> dict[str, ResettableS
             name = type(source_object).__name__ if source.format != _SPARKS_OWN else _SPARKS_OWN
             by_name[f"{name}#{number}"] = source_object
     return titles(by_name)
+
+
+def order_warning(
+    sources: Sequence[StreamingSource], plans: Callable[[], Iterable[Collection[str]]], writers: Writers
+) -> str:
+    """Return why the records of one key may be written in another order than they had; empty if their order is kept.
+
+    Args:
+        sources: Sources of the query.
+        plans: Function that returns the names of the nodes that the rows of each sink pass. It is called only if
+            partitions are split.
+        writers: Number of tasks that write an epoch: a single one reads the parts of a partition one after another.
+    """
+    option = next(filter(None, map(_splitting, sources)), "")
+    if not option or writers == 1 or not any(_ORDERING.isdisjoint(names) for names in plans()):
+        return ""
+    return (
+        f"{option} lets several tasks read one Kafka partition at the same time, so the records of one key may be "
+        "written in another order than they had, and the older of two values last. If the order matters, leave the "
+        "option out, or write each micro-batch through a function that repartitions by the key and sorts within "
+        'partitions: Output(sink, lambda batch: batch.repartition("key").sortWithinPartitions("key", "offset"))'
+    )
+
+
+def _splitting(source: StreamingSource) -> str:
+    """Return the option by which a source splits the new records of one Kafka partition; empty if none does."""
+    registered = registered_source(source.format)
+    for option, argument, least in _SPLITTING:
+        value = getattr(registered, argument, None)
+        if source.format in (FORMAT, _SPARKS_OWN):
+            value = source.options.get(option.lower())
+        if value is not None and (not str(value).isdigit() or int(value) >= least):
+            return option if registered is None else argument
+    return ""
 
 
 def is_setting(option: str) -> bool:

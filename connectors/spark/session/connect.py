@@ -32,6 +32,7 @@ from urllib.parse import urlsplit
 import pyspark
 from pyspark import cloudpickle
 from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql.connect.dataframe import DataFrame
 from pyspark.sql.connect.session import SparkSession
 from pyspark.sql.connect.streaming.readwriter import DataStreamWriter
 
@@ -44,7 +45,7 @@ from .plan import CHEAP, StreamingSource, named_stateful
 from .processes import observe_if_asked
 from .query import ASYNC, REAL_TIME, local_path, read_text, refusal_of, remembering_last
 from .session import QueryRun, StartableQuery, is_run
-from .starting import check_start
+from .starting import check_start, warn_of_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -119,6 +120,8 @@ def _start(
     proto = writer._write_proto  # noqa: SLF001 - a writer has no public way to ask for its settings
     if proto.WhichOneof("trigger") == "real_time_batch_duration":
         raise refusal_of(REAL_TIME)
+    plan: Any = writer._write_stream._child  # noqa: SLF001 - no public way to ask
+    warn_of_order(ConnectPlan(DataFrame(plan, writer._session)), settings, {})  # noqa: SLF001
     query = StartedQuery(settings, schemas, checkpoint, proto.output_mode.lower() == "complete")
     DataStreamWriter.foreachBatch(writer, _Sent(_pickled(query)))
     return DataStreamWriter.start(writer)

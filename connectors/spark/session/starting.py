@@ -10,15 +10,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from onceward.core.errors import ConfigurationError
+from onceward.core.kit.advice import warn
 from onceward.core.log.store import EXPLAINING
 
-from .plan import analyzed_plan, read_plan, writer_field
+from ..read.kafka import order_warning
+from .plan import ClassicPlan, analyzed_plan, handlers, read_plan, writer_field
 from .query import ASYNC, CONTINUOUS, REFUSED, refusal_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from .plan import QueryPlan
 
 
 def refuse_other_targets(writer: Any) -> None:
@@ -62,6 +66,10 @@ def prepare_at_start(writer: Any, prepare: Callable[[], None], watch: Callable[[
         if options.get("outputMode") is not None:  # so that `prepare` sees it, too
             writer.outputMode(options.pop("outputMode"))
         if not EXPLAINING.get():
+            if writer in handlers:
+                query = handlers[writer]
+                outputs = {name: ClassicPlan(frame) for name, frame in query.outputs.frames.items()}
+                warn_of_order(ClassicPlan(writer._df), query, outputs)  # noqa: SLF001 - no public way to ask
             prepare()
         query = begin(writer, **options)
         if not EXPLAINING.get():
@@ -69,6 +77,24 @@ def prepare_at_start(writer: Any, prepare: Callable[[], None], watch: Callable[[
         return query
 
     writer.start = start
+
+
+def warn_of_order(plan: QueryPlan, query: Any, outputs: Mapping[str, QueryPlan]) -> None:
+    """Warn whoever starts a query that it may write the records of a key in another order than they had.
+
+    Args:
+        plan: Plan of the query's DataFrame.
+        query: The query, with `sinks` and `writers`.
+        outputs: Plans of what functions of Outputs make of a micro-batch, by name of the sink, where they are known.
+    """
+
+    def plans() -> Iterator[list[str]]:
+        names = plan.node_names()
+        for sink in query.sinks:
+            yield [*names, *outputs[sink.name].node_names()] if sink.name in outputs else names
+
+    if message := order_warning(plan.sources(), plans, query.writers):
+        warn(message)
 
 
 def check_runs(writer: DataStreamWriter) -> str:

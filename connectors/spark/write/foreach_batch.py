@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, cast
 
 from onceward.core.dead_letters import DEFAULT_LIMIT, Limit, schema_for_letters
 from onceward.core.errors import ConfigurationError, SchemaError
+from onceward.core.kit.advice import warn
 from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST, AnyOnLost, CommitPolicy
 from onceward.sinks import Sink
 
-from ..read.kafka import watched_sources, with_publication
+from ..read.kafka import order_warning, watched_sources, with_publication
 from ..session.kinds import connect_of, plan_of, session_of
-from ..session.plan import is_micro_batch, plan_keeps_state, plan_only_writes, sources_in
+from ..session.plan import is_micro_batch, nodes, plan_keeps_state, plan_only_writes, sources_in
 from ..session.query import called_for, check_offset_log, query_session
 from .executors import executors_of, warn_of_python
 from .handler import EpochHandler, check_pipeline, check_settings, dead_letters_of, driven_sinks
@@ -293,7 +294,7 @@ class _Batches:
     sinks: Sequence[AnySink]
     driven: Mapping[str, TwoPhaseCommitSink[Any]]
     persist: Persist
-    make: Callable[..., EpochHandler]
+    make: partial[EpochHandler]
     on_complete: Callable[[int, EpochInput], None] | None
     lock: Any = field(default_factory=threading.Lock)
 
@@ -370,6 +371,9 @@ class _Batches:
         self.stateful = plan_keeps_state(plan)
         self._cheap = plan_only_writes(plan, cast("Any", spark)._jvm)  # noqa: SLF001 - no public way to ask
         sinks = list(self.driven.values())
+        names = {str(node.nodeName()) for node in nodes(plan)}
+        if message := order_warning(read, lambda: [names], self.make.keywords["writers"]):
+            warn(message)
         handler = self.make(
             spark=spark,
             sinks=sinks,
