@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -26,6 +25,7 @@ from onceward.core.errors import (
 )
 from onceward.core.log import EpochInput, read
 from onceward.core.names import NOTHING, Remembered
+from onceward.core.run.pipeline_run import PipelineRun
 from onceward.core.transaction import CommitOutcome, CommitStatus, Committable, Observation
 
 from .core_fakes import FakeSink, MemoryStore, acknowledgement, policy, prepared
@@ -220,49 +220,28 @@ def test_an_engine_whose_sweep_commits_again_decides_nothing_that_was_prepared_b
         coordinator.commit(1, [acknowledgement(early, epoch=1)], about(1))
 
 
-def test_an_epoch_of_exactly_once_that_fails_before_its_decision_is_given_up_at_once(monkeypatch: pytest.MonkeyPatch):
+def test_an_epoch_of_a_run_that_fails_before_its_decision_is_given_up_at_once():
     """What one target has prepared would keep its readers waiting while another one is away."""
-    from importlib import import_module
-
-    module = import_module("onceward.connectors.spark.write.handler")
     case = Case()
     coordinator = case.opened()
     coordinator.admit(0, ABOUT)
     coordinator.commit(0, case.written(coordinator), ABOUT)
-    run = SimpleNamespace(checkpoint="", query="q", complete=False)
-    monkeypatch.setattr(module, "epoch_input", lambda *_: NEXT)
+    run = PipelineRun("p", [case.table, case.kafka], policy(), lambda: coordinator.writer.store)
+    run.coordinator = coordinator
 
-    def write(frame: object, coordinator: Coordinator, batch: int, *_: object) -> Any:
-        contexts = [coordinator.context(sink, 1, subtask=0) for sink in ("table", "kafka")]
-        done = [c.committable(kind="fake", transaction=str(c.transaction_name()), rows=1) for c in contexts]
-        case.kafka.open = [done[1]]
-        return [acknowledgement(*done, epoch=1, sinks=("table", "kafka"))], False
-
-    handler = object.__new__(module.EpochHandler)
-    handler.__dict__.update(
-        _session=SimpleNamespace(current_run=lambda _: run, slots=lambda: 1),
-        sinks=[case.table, case.kafka],
-        _run=run,
-        _coordinator=coordinator,
-        _read_text=None,
-        _row_bytes=None,
-        _elastic=False,
-        cheap=False,
-        row_size=None,
-        writers=None,
-        outputs=SimpleNamespace(apart=False),
-        adopt=False,
-        pipeline="p",
-        on_complete=None,
-        _write=write,
-    )
+    def attempt() -> None:
+        with run.epoch(1, NEXT) as epoch:
+            contexts = [epoch.context(sink, subtask=0) for sink in ("table", "kafka")]
+            done = [c.committable(kind="fake", transaction=str(c.transaction_name()), rows=1) for c in contexts]
+            case.kafka.open = [done[1]]
+            epoch.commit([acknowledgement(*done, epoch=1, sinks=("table", "kafka"))])
 
     def away(*_: object) -> None:
         raise RetryableSinkError("the database is away")
 
     case.table.check_claim = away  # type: ignore[method-assign, assignment]
     with pytest.raises(RetryableSinkError):
-        handler._attempt(None, 1)
+        attempt()
     assert read(case.store).decided == 0
     assert case.kafka.with_state(ABORTED)
 

@@ -65,6 +65,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
     monkeypatch.setattr(foreach_batch, "query_session", lambda session, _: (session, None))
     monkeypatch.setattr(foreach_batch, "warn_of_python", lambda _: None)
     monkeypatch.setattr(foreach_batch, "plan_only_writes", lambda *_: False)
+    monkeypatch.setattr(foreach_batch, "nodes", lambda _: [])
     monkeypatch.setattr(foreach_batch, "plan_keeps_state", lambda _: False)
     monkeypatch.setattr(foreach_batch, "sources_in", lambda _: [])
     monkeypatch.setattr(Session, "_jvm", None, raising=False)

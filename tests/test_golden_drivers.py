@@ -141,6 +141,7 @@ def test_foreach_batch(tell: Story, tmp_path: Path, breaks: Any, monkeypatch: py
         "query_session": lambda session, _: (session, None),
         "warn_of_python": lambda _: None,
         "plan_only_writes": lambda *_: False,
+        "nodes": lambda _: [],
         "plan_keeps_state": lambda _: False,
         "sources_in": lambda _: [],
     }.items():

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from ..connector import address_to_note
 from ..events import SourceAnswers, SourceWaits
 from ..kit.times import duration
-from ..log.notes import tell_and_note
 from ..source import Source
 
 if TYPE_CHECKING:
@@ -98,14 +97,19 @@ class SourceWatch:
         if seconds < answer.due:
             return
         answer.due = seconds + min(seconds, MOST_SECONDS)
-        tell_and_note(SourceWaits(self._pipeline, title, seconds, why, self._address(title)), self._store())
+        self._told(SourceWaits(self._pipeline, title, seconds, why, self._address(title)))
 
     def _answered(self, title: str, now: float) -> None:
         answer = self._answers[title]
         self._answers[title] = _Answer(now)
         if answer.was_told:
             seconds = now - answer.at
-            tell_and_note(SourceAnswers(self._pipeline, title, seconds, self._address(title)), self._store())
+            self._told(SourceAnswers(self._pipeline, title, seconds, self._address(title)))
+
+    def _told(self, event: SourceWaits | SourceAnswers) -> None:
+        from ..log.notes import tell_and_note  # noqa: PLC0415 - who only reads writes no notes
+
+        tell_and_note(event, self._store())
 
     def _address(self, title: str) -> dict[str, Any]:
         return address_to_note(self._sources[title])
