@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import fsspec
 import pytest
+from fsspec.config import conf
 from fsspec.implementations.memory import MemoryFileSystem
 from sqlalchemy.dialects import mysql, postgresql
 
@@ -422,10 +423,10 @@ class TestMemoryObjects(StoreContract):
         with pytest.raises(StoreError, match=r"token has expired\. The store refuses the credentials"):
             store.put_if_absent(key_of(0), b"x")
         assert store.list_keys() == []
-        monkeypatch.setitem(fsspec.config.conf, "memory", {"key": "first"})
+        monkeypatch.setitem(conf, "memory", {"key": "first"})
         assert store.put_if_absent(key_of(0), b"x")
         now["key"] = "second"
-        monkeypatch.setitem(fsspec.config.conf, "memory", {"key": "second"})
+        monkeypatch.setitem(conf, "memory", {"key": "second"})
         assert store.put_if_absent(key_of(1), b"x")
         assert not store.put_if_absent(key_of(1), b"y")
 

@@ -104,7 +104,8 @@ def breaks(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Callable[[], obje
 
 def test_exactly_once(tell: Story, tmp_path: Path, breaks: Any) -> None:
     query = Query(tmp_path)
-    query.store = tell.store
+    changed: Any = query
+    changed.store = tell.store
     driver = query.driver(policy=WAITS)
     tell.step("two epochs", lambda: [query.run(n, [n], [n + 1], handler=driver) for n in (0, 1)])
     tell.step("a task fails", lambda: query.run(2, [1], [2], handler=driver, fails=1))

@@ -480,6 +480,7 @@ def test_a_longest_timeout_that_the_brokers_have_lowered_is_asked_for_again(monk
     assert sink.transaction_timeout == 900
     with pytest.raises(TimeoutTooLongError):
         own.begin(context)
-    cluster.allows, transaction.producer = 600, SimpleNamespace(rollback=lambda: None)
+    stale: Any = SimpleNamespace(rollback=lambda: None)
+    cluster.allows, transaction.producer = 600, stale
     sink._begin_again(transaction, Sizes())
     assert transaction.producer == "a producer of 600000 ms"

@@ -54,9 +54,9 @@ class World:
             self.watch.look()
 
     @property
-    def told(self) -> list[tuple[str, float | None, bool]]:
+    def told(self) -> list[tuple[str, float, bool]]:
         """Of each note: the source, the seconds, and whether it answers again."""
-        return [(one.source, one.seconds, not one.why) for one in noted(self.store.path, SourceNote)]
+        return [(one.source, one.seconds or 0.0, not one.why) for one in noted(self.store.path, SourceNote)]
 
 
 class Answering:
