@@ -17,7 +17,8 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException, StreamingQueryException
 
 from onceward import FileSink, FileSource
-from onceward.connectors.spark import any_source, exactly_once, read_stream
+from onceward.connectors.spark import exactly_once, read_stream
+from onceward.connectors.spark.read import any_source
 from onceward.core.errors import ConfigurationError, OncewardWarning
 from onceward.core.steps import Step
 from onceward.sinks import IdempotentSink

@@ -16,6 +16,7 @@ from unittest.mock import patch
 import msgspec
 
 from onceward.connectors.kafka import commits, pool
+from onceward.connectors.kafka import errors as kafka_errors
 from onceward.connectors.kafka import sink as sink_module
 from onceward.connectors.kafka.errors import Code
 from onceward.connectors.kafka.sink import KafkaSink, KafkaTransaction
@@ -400,7 +401,9 @@ def kafka_in(world: World, broker: Broker) -> Iterator[None]:
     def opened(_settings: Any, name: PooledName, sizes: Sizes | None = None, **_: Any) -> SimulatedProducer:
         return SimulatedProducer(world, broker, name, sizes)
 
-    cluster = SimpleNamespace(limits=lambda: SimpleNamespace(brokers=1), transactions=SimulatedClient(world, broker))
+    cluster = SimpleNamespace(
+        limits=lambda **_: SimpleNamespace(brokers=1), transactions=SimulatedClient(world, broker)
+    )
     with (
         patch.object(pool, "threading", _Threading(world)),
         patch.object(pool, "secrets", SimpleNamespace(token_hex=lambda _: world.token()[:8])),
@@ -409,6 +412,7 @@ def kafka_in(world: World, broker: Broker) -> Iterator[None]:
         patch.object(pool, "cluster_of", lambda _: cluster),
         patch.object(pool, "TransactionalProducer", SimpleNamespace(open=opened)),
         patch.object(commits, "Retries", rounds),
+        patch.object(kafka_errors, "Retries", rounds),
         patch.object(sink_module, "Retries", rounds),
         patch.object(commits, "PROOF_SECONDS", 0),
     ):
