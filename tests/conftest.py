@@ -26,6 +26,7 @@ SLOW: Final = (
     "test_a_query_that_fails_while_it_is_asked",
     "test_a_query_is_handed_over_after_its_first_epoch",
     "test_authors.py::TestJournal",
+    "test_sql_conformance.py::",
     "test_authors.py::TestLetters",
     "test_the_skeleton_passes_the_conformance_suite",
     "test_rows_that_are_in_memory_only_do_not_survive_sigkill",
