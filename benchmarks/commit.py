@@ -26,8 +26,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from onceward import KafkaSink, PostgresSink
 from onceward.core.checkpoint import Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.contract.transaction import Acknowledgement
 from onceward.core.log import EpochInput, open_store
-from onceward.core.transaction import Acknowledgement
 from onceward.testing.services import dev_services
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ from onceward import (
     WriteContext,
 )
 from onceward.connectors.kafka.admin import cluster_of
-from onceward.connectors.spark.write.task import write_partition
+from onceward.connectors.spark.write.spark_task import write_partition
 from onceward.core.checkpoint import Coordinator
 from onceward.core.log import EpochInput, MemoryStore, open_store
 from onceward.testing.services import dev_services

@@ -23,7 +23,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from onceward import KafkaSink
 from onceward.connectors.kafka import librdkafka
-from onceward.core.transaction import WriteContext
+from onceward.core.contract.transaction import WriteContext
 from onceward.testing.services import dev_services
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from common import Bench, Run, bench, compare, machine, median, show, timed
 
 from onceward import KafkaSink, PostgresSink
 from onceward.connectors.spark import exactly_once
-from onceward.core.row_hash import row_hashes
+from onceward.core.contract.row_hash import row_hashes
 from onceward.sinks.write_ahead import WriteAheadLogSink
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import psycopg
 import pyarrow as pa
 
 from onceward import PostgresSink
-from onceward.core.transaction import CommitStatus, WriteContext
+from onceward.core.contract.transaction import CommitStatus, WriteContext
 from onceward.testing.services import PostgresServer
 
 ROWS = 10

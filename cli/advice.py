@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from onceward.core.connector import Connector, connectors
+from onceward.core.contract.connector import Connector, connectors
 from onceward.core.kit.secrets import HIDDEN, without_logins
 from onceward.core.log.store import local_folder
 from onceward.operations import PipelineState
 
-from .options import either
+from .shared_options import either
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,7 @@ import typer
 from onceward.core.errors import ConfigurationError, text_of
 from onceward.core.kit.extras import needing
 
-from .options import AsJson  # noqa: TC001 - typer reads them
+from .shared_options import AsJson  # noqa: TC001 - typer reads them
 from .show import console, print_json
 
 if TYPE_CHECKING:

@@ -16,7 +16,10 @@ from urllib.parse import urlsplit
 
 from onceward.core.checkpoint.kept import describe_loss
 from onceward.core.checkpoint.recovery import Action, action
-from onceward.core.connector import connectors
+from onceward.core.contract.connector import connectors
+from onceward.core.contract.findings import Finding, failed, ok, skipped, warning
+from onceward.core.contract.names import NOTHING, Scope
+from onceward.core.contract.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from onceward.core.errors import (
     ConfigurationError,
     EpochConflictError,
@@ -27,32 +30,29 @@ from onceward.core.errors import (
 )
 from onceward.core.kit.programs import find_java, java_version
 from onceward.core.log import Completed, Decide, DirectoryStore, Start
-from onceward.core.log.bounded import in_time
 from onceward.core.log.store import local_folder
+from onceward.core.log.time_limits import in_time
 from onceward.core.log.writer import check_owner
-from onceward.core.names import NOTHING, Scope
-from onceward.core.operations.findings import Finding, failed, ok, skipped, warning
 from onceward.core.operations.history import given_up
-from onceward.core.operations.logs import open_log
+from onceward.core.operations.log_locations import open_log
 from onceward.core.operations.status import LEAST_BYTES
 from onceward.core.operations.survey import survey
-from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 
-from .options import targets_of
+from .command_advice import advice
+from .shared_options import targets_of
 from .verify.places import check_place
-from .words import advice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from onceward.core.connector import Connector
+    from onceward.core.contract.connector import Connector
+    from onceward.core.contract.sink import TwoPhaseCommitSink
+    from onceward.core.contract.targets import Target
     from onceward.core.log import LogStore, LogView
-    from onceward.core.operations.logs import Log
-    from onceward.core.operations.targets import Target
-    from onceward.core.sink import TwoPhaseCommitSink
+    from onceward.core.operations.log_locations import Log
 
-    from .options import Access
+    from .shared_options import Access
 
 _OLDEST: Final = {"pyspark": (3, 5), "pandas": (2, 2)}
 """Spark asks for pandas wherever Arrow goes in or out of a Python function."""

@@ -19,15 +19,15 @@ from unittest.mock import patch
 import msgspec
 
 from onceward.core.checkpoint.subtask import DirectlyWritten
-from onceward.core.connector import connector_of
+from onceward.core.contract.connector import connector_of
+from onceward.core.contract.findings import Finding, Health, any_failed, ok, warning
+from onceward.core.contract.sink import Guarantee, TwoPhaseCommitSink
+from onceward.core.contract.targets import sinks_target
 from onceward.core.engine.graph import weakest
 from onceward.core.engine.pipeline import Pipeline
 from onceward.core.errors import ConfigurationError, named_text_of
 from onceward.core.log.store import EXPLAINING
 from onceward.core.operations.description import Described, described_pipeline, shared_names
-from onceward.core.operations.findings import Finding, Health, any_failed, ok, warning
-from onceward.core.operations.targets import sinks_target
-from onceward.core.sink import Guarantee, TwoPhaseCommitSink
 
 from . import show
 from .doctor import check_log, check_pipeline, findings_of
@@ -112,7 +112,7 @@ def _described(query: Any) -> Described:
             "explain takes a DataStreamWriter of a classic session (for example what exactly_once returns), or a "
             f"Pipeline; got {type(query).__name__}"
         )
-    from onceward.connectors.spark.description import described_query  # noqa: PLC0415 - pyspark is an extra
+    from onceward.connectors.spark.query_description import described_query  # noqa: PLC0415 - pyspark is an extra
 
     return described_query(query)
 

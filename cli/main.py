@@ -20,22 +20,22 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from onceward import __version__
+from onceward.core.contract.findings import any_failed, skipped
 from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.core.kit.extras import needing
 from onceward.core.kit.secrets import without_logins
-from onceward.core.operations.findings import any_failed, skipped
 
 from . import show
+from .command_advice import message
 from .dev import app as dev_app
 from .operate import app as txn_app
 from .operate import checkpoints, repair_log
-from .options import Access, AsJson, place_forms, with_group
 from .run import run
 from .savepoint import app as savepoint_app
+from .shared_options import Access, AsJson, place_forms, with_group
 from .status import status
 from .ui import ui
 from .verify import verify
-from .words import message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from onceward.core.contract.names import check_pipeline_name
 from onceward.core.errors import (
     CommitPendingError,
     ConfigurationError,
@@ -19,7 +20,6 @@ from onceward.core.errors import (
 )
 from onceward.core.kit.secrets import without_logins
 from onceward.core.log.writer import check_owner
-from onceward.core.names import check_pipeline_name
 from onceward.core.operations.status import commit_deadline
 from onceward.operations import (
     CommitPlan,
@@ -40,12 +40,12 @@ from onceward.operations import repair_log as repair
 
 from . import show
 from .advice import with_advice
-from .options import Access, AsJson, Pipeline, Yes, address_forms, load_sinks, targets_of, with_group
+from .shared_options import Access, AsJson, Pipeline, Yes, address_forms, load_sinks, targets_of, with_group
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from onceward.core.operations.targets import OtherTransaction, Target
+    from onceward.core.contract.targets import OtherTransaction, Target
 
 app = typer.Typer(no_args_is_help=True, help="List, inspect, commit and abort transactions that are in doubt.")
 

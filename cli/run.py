@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from onceward.core.errors import ConfigurationError, text_of
-from onceward.core.kit.options import pairs
+from onceward.core.kit.text_options import pairs
 from onceward.core.log.notes import note_life
 from onceward.core.log.run_writers import OVERTAKEN, RUN_VARIABLE, registered_logs, writers_in
 

@@ -21,7 +21,7 @@ from onceward.operations import (
 )
 
 from . import show
-from .options import AsJson, Pipeline, Yes  # noqa: TC001 - typer reads them
+from .shared_options import AsJson, Pipeline, Yes  # noqa: TC001 - typer reads them
 
 app = typer.Typer(no_args_is_help=True, help="Make, list, restore and delete savepoints.")
 

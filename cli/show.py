@@ -12,21 +12,21 @@ import typer
 from rich.console import Console
 
 from onceward.core.checkpoint.recovery import TransactionStatus
+from onceward.core.contract.findings import Finding, Health
+from onceward.core.contract.transaction import ANY_EPOCH, Observation
 from onceward.core.kit.secrets import without_logins
 from onceward.core.kit.times import duration
-from onceward.core.operations.findings import Finding, Health
-from onceward.core.transaction import ANY_EPOCH, Observation
 from onceward.operations import PipelineState
 
-from .words import advice
+from .command_advice import advice
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from rich.text import Text
 
+    from onceward.core.contract.targets import OtherTransaction
     from onceward.core.operations.status import Deadline
-    from onceward.core.operations.targets import OtherTransaction
     from onceward.operations import Epoch, FoundTransaction, History, Log, PipelineStatus
 
 

@@ -15,7 +15,7 @@ from onceward.operations import PipelineState, open_log, pipeline_status
 from . import show
 from .advice import with_advice
 from .operate import Search  # noqa: TC001 - typer reads it
-from .options import AsJson, with_group
+from .shared_options import AsJson, with_group
 from .ui.desk import Watch
 
 if TYPE_CHECKING:

@@ -12,32 +12,32 @@ from typing import TYPE_CHECKING, Final
 from onceward._lazy import LazyNames
 
 if TYPE_CHECKING:
-    from onceward.core.connector import GROUP as GROUP
-    from onceward.core.connector import Connector as Connector
-    from onceward.core.connector import SystemAddress as SystemAddress
-    from onceward.core.connector import connector_of as connector_of
-    from onceward.core.connector import connectors as connectors
-    from onceward.core.operations.findings import Finding as Finding
-    from onceward.core.operations.findings import Health as Health
-    from onceward.core.operations.findings import failed as failed
-    from onceward.core.operations.findings import ok as ok
-    from onceward.core.operations.findings import skipped as skipped
-    from onceward.core.operations.findings import warning as warning
-    from onceward.core.operations.targets import Target as Target
-    from onceward.core.place import Place as Place
-    from onceward.core.proof import ALL_EPOCHS as ALL_EPOCHS
-    from onceward.core.proof import Reread as Reread
-    from onceward.core.proof import RereadPiece as RereadPiece
+    from onceward.core.contract.connector import GROUP as GROUP
+    from onceward.core.contract.connector import Connector as Connector
+    from onceward.core.contract.connector import SystemAddress as SystemAddress
+    from onceward.core.contract.connector import connector_of as connector_of
+    from onceward.core.contract.connector import connectors as connectors
+    from onceward.core.contract.findings import Finding as Finding
+    from onceward.core.contract.findings import Health as Health
+    from onceward.core.contract.findings import failed as failed
+    from onceward.core.contract.findings import ok as ok
+    from onceward.core.contract.findings import skipped as skipped
+    from onceward.core.contract.findings import warning as warning
+    from onceward.core.contract.place import Place as Place
+    from onceward.core.contract.proof import ALL_EPOCHS as ALL_EPOCHS
+    from onceward.core.contract.proof import Reread as Reread
+    from onceward.core.contract.proof import RereadPiece as RereadPiece
+    from onceward.core.contract.targets import Target as Target
 
     from .spark.formats.formats import format_of as format_of
 
 _TABLE: Final = {  # by the extra that they need
     "": {
-        ".core.connector": "Connector GROUP SystemAddress connector_of connectors",
-        ".core.operations.findings": "Finding Health failed ok skipped warning",
-        ".core.operations.targets": "Target",
-        ".core.place": "Place",
-        ".core.proof": "ALL_EPOCHS RereadPiece Reread",
+        ".core.contract.connector": "Connector GROUP SystemAddress connector_of connectors",
+        ".core.contract.findings": "Finding Health failed ok skipped warning",
+        ".core.contract.targets": "Target",
+        ".core.contract.place": "Place",
+        ".core.contract.proof": "ALL_EPOCHS RereadPiece Reread",
     },
     "spark": {".connectors.spark.formats.formats": "format_of"},
 }

@@ -9,7 +9,7 @@ one begins; all have acknowledged, the decision is written, the transaction is c
 import sys
 
 from onceward import KafkaSink, KafkaSource, MemoryBackend, Pipeline, open_store
-from onceward.testing.steps import Step, hooked
+from onceward.testing.kill_points import Step, hooked
 
 TOLD = {
     Step.BEGIN_AFTER: "a transaction begins at the first row",

@@ -35,7 +35,7 @@ def main(url: str, feed: str, folder: str, hold: str = "") -> None:
     if hold:
         from integration.connect_kit import HoldAt
 
-        from onceward.core.steps import Step
+        from onceward.core.kit.crash_points import Step
 
         on_complete = HoldAt(Step.DECIDE_BEFORE, Path(folder, "held"), Path(folder, "free"))
 

@@ -16,8 +16,8 @@ import psutil
 import pyspark
 
 from onceward import FileSink
-from onceward.core import steps
-from onceward.core.steps import Step, kill_at
+from onceward.core.kit import crash_points as steps
+from onceward.core.kit.crash_points import Step, kill_at
 from onceward.testing.machine import free_port
 
 if TYPE_CHECKING:

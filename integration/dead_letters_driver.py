@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from onceward.connectors.kafka.sink import KafkaTransaction
-    from onceward.core.transaction import AbortOutcome, Committable
+    from onceward.core.contract.transaction import AbortOutcome, Committable
 
 
 COLUMNS = "id, word, 'glad' AS mood, cast(id AS int) AS cents, id % 100 AS other"

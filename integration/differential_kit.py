@@ -13,7 +13,7 @@ from .simulator_kit import simulator
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from onceward.core.transaction import AbortOutcome, CommitOutcome, Committable, WriteContext
+    from onceward.core.contract.transaction import AbortOutcome, CommitOutcome, Committable, WriteContext
 
 Step = tuple[str, int]
 

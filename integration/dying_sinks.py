@@ -11,7 +11,7 @@ from onceward import FileSink, KafkaSink, PostgresSink, SqlAlchemySink
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from onceward.core.transaction import CommitOutcome, Committable
+    from onceward.core.contract.transaction import CommitOutcome, Committable
 
 
 def mark_of(name: str) -> Path:

@@ -12,15 +12,15 @@ from confluent_kafka.admin import AdminClient
 
 from onceward.connectors.kafka.admin import cluster_of
 from onceward.connectors.kafka.sink import KafkaSink
-from onceward.connectors.kafka.transaction import Handle, Prepared
-from onceward.core.names import Scope
-from onceward.core.transaction import Committable, WriteContext
+from onceward.connectors.kafka.transaction_state import Handle, Prepared
+from onceward.core.contract.names import Scope
+from onceward.core.contract.transaction import Committable, WriteContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from onceward.connectors.kafka.coordinator import TransactionCoordinatorClient
-    from onceward.connectors.kafka.transaction import Description
+    from onceward.connectors.kafka.transaction_coordinator import TransactionCoordinatorClient
+    from onceward.connectors.kafka.transaction_state import Description
 
 READ_SECONDS = 20.0
 DELAY_SECONDS = 0.05

@@ -13,10 +13,10 @@ import pyarrow as pa
 from onceward import FileSink, FileSource, HttpSink, KafkaSink, PostgresSink, RedisSink, SqlAlchemySink
 from onceward.core import FileBackend, Pipeline, ProcessFunction, ValueState
 from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.contract.names import Scope
+from onceward.core.contract.row_hash import RowHash
+from onceward.core.contract.transaction import WriteContext
 from onceward.core.log import DirectoryStore
-from onceward.core.names import Scope
-from onceward.core.row_hash import RowHash
-from onceward.core.transaction import WriteContext
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

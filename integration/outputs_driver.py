@@ -18,7 +18,7 @@ from onceward import Output, PostgresSink, exactly_once
 
 if TYPE_CHECKING:
     from onceward.connectors.database.writing import Writing
-    from onceward.core.transaction import Committable
+    from onceward.core.contract.transaction import Committable
 
 
 def main(folder: Path, dsn: str, when: str) -> None:

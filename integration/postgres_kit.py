@@ -20,8 +20,8 @@ from psycopg import sql
 
 from onceward.connectors.database.engines import close_idle
 from onceward.connectors.database.sink import PostgresSink
-from onceward.core.names import Scope
-from onceward.core.transaction import CommitStatus, Committable, WriteContext
+from onceward.core.contract.names import Scope
+from onceward.core.contract.transaction import CommitStatus, Committable, WriteContext
 from onceward.testing.services import PostgresServer
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import psycopg
 
 from onceward import KafkaSink, PostgresSink
 from onceward.connectors.spark import exactly_once
-from onceward.core.steps import Step, hooked
+from onceward.core.kit.crash_points import Step, hooked
 
 from .kafka_kit import read_all
 

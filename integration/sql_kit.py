@@ -15,8 +15,8 @@ from sqlalchemy import make_url
 from onceward.connectors.database.engines import close_idle
 from onceward.connectors.database.sink import SqlAlchemySink
 from onceward.core.checkpoint import Coordinator
+from onceward.core.contract.transaction import Acknowledgement
 from onceward.core.log import DirectoryStore, EpochInput
-from onceward.core.transaction import Acknowledgement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -21,7 +21,7 @@ from .kafka_source_kit import Writer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from onceward.core.transaction import Committable
+    from onceward.core.contract.transaction import Committable
     from onceward.testing.services import KafkaServer, PostgresServer
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from onceward.core.steps import Step
+from onceward.core.kit.crash_points import Step
 from onceward.testing.services import DevServices
 
 from .crash_matrix.bench import Bench, Outcome, environment

@@ -14,7 +14,7 @@ from sqlalchemy import make_url
 from tests.database_changes import Change, Column, Seen, cases, play
 
 from onceward.connectors.database.sink import PostgresSink, SqlAlchemySink
-from onceward.connectors.database.written import check_written
+from onceward.connectors.database.target_checks import check_written
 
 from .mariadb_kit import PROGRAM, running_mariadb
 from .postgres_kit import fresh_database, running_server

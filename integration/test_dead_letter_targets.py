@@ -18,7 +18,7 @@ from pyspark.errors import StreamingQueryException
 from tests.http_kit import Inbox
 
 from onceward import FileSink, HttpSink, RedisSink, SqlAlchemySink, exactly_once
-from onceward.core.steps import Step
+from onceward.core.kit.crash_points import Step
 
 from .mariadb_kit import PROGRAM, running_mariadb
 from .redis_kit import running_valkey

@@ -15,8 +15,8 @@ from pyspark.errors import StreamingQueryException
 
 from onceward import FileSink, ForeachBatch, KafkaSink, Output, PostgresSink, exactly_once
 from onceward.core.errors import ConfigurationError
+from onceward.core.kit.crash_points import Step
 from onceward.core.log import open_store, read
-from onceward.core.steps import Step
 
 from .dead_letters_driver import BAD, with_bad
 from .kafka_kit import read_all

@@ -14,10 +14,10 @@ from onceward.connectors.kafka import librdkafka
 from onceward.connectors.kafka.admin import cluster_of
 from onceward.connectors.kafka.producer import TransactionalProducer
 from onceward.connectors.kafka.settings import KafkaSettings
-from onceward.connectors.kafka.transaction import Handle
+from onceward.connectors.kafka.transaction_state import Handle
+from onceward.core.contract.names import PooledName, Scope
+from onceward.core.contract.transaction import WriteContext
 from onceward.core.errors import KafkaError
-from onceward.core.names import PooledName, Scope
-from onceward.core.transaction import WriteContext
 
 from .differential_kit import Player, Recorder, compared, play_simulated, script
 from .kafka_kit import Bench, eventually, read_all, rows
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from onceward.connectors.kafka.sink import KafkaTransaction
-    from onceward.connectors.kafka.transaction import Description
+    from onceward.connectors.kafka.transaction_state import Description
     from onceward.testing.services import KafkaServer
 
 pytestmark = pytest.mark.kafka

@@ -14,8 +14,8 @@ from psycopg import sql
 
 from onceward.connectors.database.engines import close_idle
 from onceward.connectors.database.sink import PostgresSink
-from onceward.core.names import Scope
-from onceward.core.transaction import CommitStatus, WriteContext
+from onceward.core.contract.names import Scope
+from onceward.core.contract.transaction import CommitStatus, WriteContext
 
 from .differential_kit import Player, compared, play_simulated, script
 from .simulator_kit import simulator

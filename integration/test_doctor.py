@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 from onceward import FileBackend, KafkaSink, Pipeline, PostgresSink, SequenceSource
 from onceward.cli.doctor import run_checks
 from onceward.cli.main import app
-from onceward.cli.options import Access
+from onceward.cli.shared_options import Access
 from onceward.connectors.kafka.admin import cluster_of, publish_offsets
 from onceward.connectors.kafka.checks import check_parts
 from onceward.connectors.kafka.settings import KafkaSettings
-from onceward.core.operations.findings import Finding, Health
+from onceward.core.contract.findings import Finding, Health
 
 if TYPE_CHECKING:
     from collections.abc import Callable

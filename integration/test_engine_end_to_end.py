@@ -22,13 +22,13 @@ import psycopg
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
+from onceward.core.kit.crash_points import CRASH_VARIABLE, Step
 from onceward.core.log import open_store, read
-from onceward.core.steps import CRASH_VARIABLE, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from onceward.core.transaction import Committable
+    from onceward.core.contract.transaction import Committable
     from onceward.testing.services import KafkaServer
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(0)]

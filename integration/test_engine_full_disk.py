@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from onceward.core.engine.state.store import StateBackend
+    from onceward.core.engine.state.row_store import StateBackend
 
 ROWS = [{"n": n, "k": f"k{n % 300}"} for n in range(6_000)]
 FULL = ("No space left", "full", "space")

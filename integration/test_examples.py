@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from onceward import CheckpointConfig, Pipeline, PostgresSink, RestartStrategy, SequenceSource, operations
-from onceward.core.steps import CRASH_VARIABLE, Step, hooked
+from onceward.core.kit.crash_points import CRASH_VARIABLE, Step, hooked
 from onceward.testing.services.jars import PEER_JARS, ensure_jars
 
 from .kafka_kit import read_all

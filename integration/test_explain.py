@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onceward import FileSink, PostgresSink, SequenceSource, exactly_once, explain, read_stream
-from onceward.connectors.spark.session.plan import Cause, unstable, unstable_for
+from onceward.connectors.spark.session.query_plan import Cause, unstable, unstable_for
+from onceward.core.contract.findings import Finding, Health
+from onceward.core.contract.policy import CommitPolicy
+from onceward.core.contract.sink import Guarantee
+from onceward.core.kit.crash_points import Step
 from onceward.core.log import DirectoryStore, LogWriter
-from onceward.core.operations.findings import Finding, Health
-from onceward.core.policy import CommitPolicy
-from onceward.core.sink import Guarantee
-from onceward.core.steps import Step
 
 from .spark_kit import Crash, Feed, crash_at, make_table
 

@@ -18,9 +18,9 @@ import pytest
 
 from onceward import FileSink
 from onceward.connectors.spark import exactly_once
-from onceward.connectors.spark.write.task import in_utc
-from onceward.core.names import Scope
-from onceward.core.transaction import WriteContext
+from onceward.connectors.spark.write.spark_task import in_utc
+from onceward.core.contract.names import Scope
+from onceward.core.contract.transaction import WriteContext
 
 from .spark_kit import Feed
 

@@ -12,9 +12,9 @@ import pytest
 from tests.sink_kit import LOG, Mailbox, context, prepared
 
 from onceward import FileSink
+from onceward.core.contract.names import Scope
+from onceward.core.contract.transaction import CommitStatus
 from onceward.core.errors import RetryableSinkError, SinkError
-from onceward.core.names import Scope
-from onceward.core.transaction import CommitStatus
 
 from .disk_kit import Disk, mounted
 

@@ -15,8 +15,8 @@ from pyspark.sql import functions as sf
 
 from onceward import ForeachBatch, KafkaSink, Output, PostgresSink
 from onceward.core.errors import ConfigurationError
+from onceward.core.kit.crash_points import Step
 from onceward.core.log import open_store, read
-from onceward.core.steps import Step
 
 from .spark_kit import Feed, crash_at, ids_in_table, ids_in_topic, make_table, once, prepared_in
 

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 
 from onceward import FileSink
-from onceward.connectors.spark.write.task import write_partition
+from onceward.connectors.spark.write.spark_task import write_partition
 from onceward.core.checkpoint import Admission, Backoff, CommitPolicy, Coordinator
 from onceward.core.errors import DecisionInDoubtError, StoreError
+from onceward.core.kit.crash_points import Step, hooked
 from onceward.core.log import EpochInput, open_store
-from onceward.core.steps import Step, hooked
 
 from .disk_kit import Disk, mounted
 

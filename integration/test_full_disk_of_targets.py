@@ -20,10 +20,10 @@ from onceward import KafkaSink, PostgresSink
 from onceward.connectors.database.engines import close_idle
 from onceward.core.checkpoint import Admission, CommitPolicy, Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.contract.transaction import Acknowledgement
 from onceward.core.errors import CommitPendingError, KafkaError, SinkError
+from onceward.core.kit.crash_points import Step, hooked
 from onceward.core.log import EpochInput, MemoryStore
-from onceward.core.steps import Step, hooked
-from onceward.core.transaction import Acknowledgement
 from onceward.testing.services import KafkaCluster, KafkaServer, PostgresServer
 
 from .disk_kit import Disk, mounted
@@ -32,7 +32,7 @@ from .kafka_kit import eventually, read_all
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from onceward.core.transaction import TransactionalSink
+    from onceward.core.contract.transaction import TransactionalSink
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 SMALL_FILES = {"log.segment.bytes": "1048576", "log.index.size.max.bytes": "65536"}

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow.dataset as ds
 import pytest
 
+from onceward.core.kit.crash_points import CRASH_VARIABLE
 from onceward.core.log import DirectoryStore, read
 from onceward.core.run.handover import SILENT_SECONDS
-from onceward.core.steps import CRASH_VARIABLE
 
 from .spark_kit import Feed, once
 

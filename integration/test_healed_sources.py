@@ -13,9 +13,9 @@ from confluent_kafka.admin import ResourceType
 from onceward import KafkaSink, SqlAlchemySink
 from onceward.core.checkpoint import Admission, Backoff, CommitPolicy, Coordinator, OnLost
 from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.contract.transaction import Acknowledgement
 from onceward.core.errors import DataLossError, SourceError
 from onceward.core.log import EpochInput, MemoryStore
-from onceward.core.transaction import Acknowledgement
 
 from .kafka_source_kit import Writer, recreate, rows, values, wait_until
 

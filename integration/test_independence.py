@@ -12,10 +12,10 @@ import pytest
 from onceward import KafkaSink, PostgresSink
 from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.contract.transaction import Acknowledgement
 from onceward.core.errors import CommitPendingError, EpochConflictError, RetryableSinkError
+from onceward.core.kit.crash_points import Step
 from onceward.core.log import EpochInput, MemoryStore
-from onceward.core.steps import Step
-from onceward.core.transaction import Acknowledgement
 
 from .spark_kit import Crash, crash_at, ids_in_table, ids_in_topic, make_table, once, prepared_in
 

@@ -10,14 +10,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from onceward.connectors.kafka import librdkafka, received
+from onceward.connectors.kafka import consumed_batches as received
+from onceward.connectors.kafka import librdkafka
 from onceward.connectors.kafka.consumer import lend_consumer
 from onceward.connectors.kafka.messages import SLICE
 from onceward.connectors.kafka.positions import Partition
 from onceward.connectors.kafka.producer import TransactionalProducer
 from onceward.connectors.kafka.source import KafkaSource
+from onceward.core.contract.transaction import CommitStatus
 from onceward.core.errors import KafkaError
-from onceward.core.transaction import CommitStatus
 
 from .kafka_kit import Bench, numbered, rows
 from .kafka_source_kit import Writer, wait_until

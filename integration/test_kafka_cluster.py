@@ -17,15 +17,15 @@ import pytest
 
 from onceward import KafkaSink, SequenceSource
 from onceward.connectors.kafka.admin import cluster_of
-from onceward.connectors.kafka.lookup import Lookup
 from onceward.connectors.kafka.settings import KafkaSettings
+from onceward.connectors.kafka.topic_metadata import Lookup
 from onceward.core import CheckpointConfig, Pipeline, RestartStrategy
 from onceward.core.checkpoint import CommitPolicy, Coordinator, OnLost
 from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.contract.transaction import Acknowledgement
 from onceward.core.errors import CommitPendingError, DataLossError
+from onceward.core.kit.crash_points import Step, hooked
 from onceward.core.log import EpochInput, MemoryStore
-from onceward.core.steps import Step, hooked
-from onceward.core.transaction import Acknowledgement
 from onceward.testing.services import KafkaCluster
 
 from .kafka_kit import eventually, numbered, read_all

@@ -22,10 +22,10 @@ from confluent_kafka import ElectionType, Producer, TopicPartition
 from onceward import KafkaSink, KafkaSource
 from onceward.core.checkpoint import CommitPolicy, Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.contract.transaction import Acknowledgement, CommitStatus
 from onceward.core.errors import OncewardError
+from onceward.core.kit.crash_points import Step
 from onceward.core.log import EpochInput, open_store
-from onceward.core.steps import Step
-from onceward.core.transaction import Acknowledgement, CommitStatus
 from onceward.testing.proxy import Proxy
 from onceward.testing.services import KAFKAS_TIMES, KafkaCluster, KafkaServer
 

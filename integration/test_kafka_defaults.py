@@ -33,10 +33,10 @@ from onceward.connectors.kafka.settings import KafkaSettings
 from onceward.core.checkpoint import CommitPolicy, Coordinator
 from onceward.core.checkpoint.isolation import Isolation
 from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.contract.findings import Health
+from onceward.core.contract.transaction import Acknowledgement
 from onceward.core.errors import KafkaError, OncewardError
 from onceward.core.log import EpochInput, MemoryStore
-from onceward.core.operations.findings import Health
-from onceward.core.transaction import Acknowledgement
 from onceward.testing.proxy import Proxy
 from onceward.testing.services import KAFKAS_TIMES, KafkaCluster
 

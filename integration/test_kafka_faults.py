@@ -8,11 +8,11 @@ import pytest
 
 from onceward.connectors.kafka import commits, producer
 from onceward.connectors.kafka.admin import cluster_of
-from onceward.connectors.kafka.coordinator import TransactionCoordinatorClient
 from onceward.connectors.kafka.sink import KafkaSink
+from onceward.connectors.kafka.transaction_coordinator import TransactionCoordinatorClient
 from onceward.connectors.kafka.wire import Wire
+from onceward.core.contract.transaction import AbortStatus, CommitStatus, Observation
 from onceward.core.errors import KafkaError
-from onceward.core.transaction import AbortStatus, CommitStatus, Observation
 from onceward.testing.services import KafkaCluster
 
 from .kafka_kit import Bench, bring_back, eventually, handle_of, lose_leader, numbered, rows

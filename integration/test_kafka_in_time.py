@@ -15,10 +15,10 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from onceward import KafkaSink
 from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.contract.transaction import AbortStatus, Acknowledgement, CommitStatus
 from onceward.core.errors import CommitPendingError
+from onceward.core.kit.crash_points import Step
 from onceward.core.log import EpochInput, MemoryStore
-from onceward.core.steps import Step
-from onceward.core.transaction import AbortStatus, Acknowledgement, CommitStatus
 
 from .kafka_kit import Bench, bring_back, eventually, lose_leader, prepared_of, read_all, rows
 from .spark_kit import Crash, crash_at

@@ -12,13 +12,13 @@ import msgspec
 import pytest
 from confluent_kafka import Producer
 
-from onceward.connectors.kafka.coordinator import InitProducerIdRequest
 from onceward.connectors.kafka.ownership import never_committed
 from onceward.connectors.kafka.pool import RETIRED_EPOCH, Former, pool_of
+from onceward.connectors.kafka.transaction_coordinator import InitProducerIdRequest
 from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.contract.names import NOTHING, PooledName
+from onceward.core.contract.transaction import CommitStatus
 from onceward.core.errors import EpochConflictError
-from onceward.core.names import NOTHING, PooledName
-from onceward.core.transaction import CommitStatus
 
 from .kafka_kit import Bench, handle_of, numbered, rows
 
@@ -27,7 +27,7 @@ EPOCHS = 1000
 FORKING = """
 import os, signal, sys
 import pyarrow as pa
-from onceward.core.transaction import WriteContext
+from onceward.core.contract.transaction import WriteContext
 from onceward.connectors.kafka.sink import KafkaSink
 servers, topic, pipeline = sys.argv[1:]
 sink = KafkaSink("out", bootstrap_servers=servers, topic=topic)

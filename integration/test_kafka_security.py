@@ -26,9 +26,9 @@ from onceward.connectors.kafka.admin import cluster_of
 from onceward.connectors.kafka.checks import check_kafka
 from onceward.connectors.kafka.settings import KafkaSettings
 from onceward.connectors.kafka.sink import KafkaSink
+from onceward.core.contract.names import NOTHING
+from onceward.core.contract.transaction import AbortStatus, CommitStatus, Observation
 from onceward.core.errors import KafkaError, OncewardError
-from onceward.core.names import NOTHING
-from onceward.core.transaction import AbortStatus, CommitStatus, Observation
 from onceward.testing.machine import free_port
 from onceward.testing.services import KafkaServer
 

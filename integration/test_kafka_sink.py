@@ -10,11 +10,11 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from onceward.connectors.kafka import commits
 from onceward.connectors.kafka.admin import NEW_TOPIC_SECONDS, cluster_of
-from onceward.connectors.kafka.errors import Code
+from onceward.connectors.kafka.error_codes import Code
 from onceward.connectors.kafka.sink import KafkaSink
+from onceward.core.contract.names import NOTHING, Scope
+from onceward.core.contract.transaction import AbortStatus, CommitStatus, Observation, Progress
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, KafkaError, SchemaError
-from onceward.core.names import NOTHING, Scope
-from onceward.core.transaction import AbortStatus, CommitStatus, Observation, Progress
 
 from .kafka_kit import Bench, eventually, handle_of, numbered, prepared_of, rows
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 from confluent_kafka import Producer
 
+from onceward.core.contract.source import read_split
 from onceward.core.kit.pieces import PIECE_BYTES, size_of
-from onceward.core.source import read_split
 
 from .kafka_source_kit import Writer
 

@@ -16,10 +16,10 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from onceward import ForeachBatch, KafkaSink, KafkaSource, Output, ProgressListener, read_stream
 from onceward.connectors.spark import exactly_once, register
 from onceward.connectors.spark.read.any_source import LIMITS, BeforeLimits
-from onceward.connectors.spark.read.kafka import stream_source
+from onceward.connectors.spark.read.kafka_offsets import stream_source
+from onceward.core.contract.events import QueryProgressed, observe
 from onceward.core.errors import OncewardWarning, SourceError
-from onceward.core.events import QueryProgressed, observe
-from onceward.core.steps import Step
+from onceward.core.kit.crash_points import Step
 
 from .kafka_kit import read_all
 from .kafka_source_kit import Writer, values, wait_until

@@ -10,10 +10,10 @@ import pytest
 from confluent_kafka import KafkaException, Producer
 
 from onceward.connectors.kafka.admin import cluster_of
-from onceward.connectors.kafka.coordinator import TransactionCoordinatorClient
-from onceward.connectors.kafka.errors import Code
+from onceward.connectors.kafka.error_codes import Code
 from onceward.connectors.kafka.settings import KafkaSettings
-from onceward.connectors.kafka.transaction import Handle
+from onceward.connectors.kafka.transaction_coordinator import TransactionCoordinatorClient
+from onceward.connectors.kafka.transaction_state import Handle
 from onceward.connectors.kafka.wire import Wire
 from onceward.core.errors import KafkaError
 

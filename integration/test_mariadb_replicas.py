@@ -15,8 +15,8 @@ from pymysql.cursors import DictCursor
 
 from onceward.connectors.database.engines import close_idle
 from onceward.connectors.database.sink import SqlAlchemySink
-from onceward.core.names import Scope
-from onceward.core.transaction import CommitStatus, Committable, WriteContext
+from onceward.core.contract.names import Scope
+from onceward.core.contract.transaction import CommitStatus, Committable, WriteContext
 
 from .kafka_kit import eventually
 from .mariadb_kit import PROGRAM, MariaDb, running_mariadb

@@ -12,8 +12,8 @@ import pytest
 from onceward import SqlAlchemySink
 from onceward.connectors.database.mariadb import Xid
 from onceward.connectors.database.target import PREPARED
-from onceward.core.names import Scope, TransactionName
-from onceward.core.transaction import CommitStatus, Committable, WriteContext
+from onceward.core.contract.names import Scope, TransactionName
+from onceward.core.contract.transaction import CommitStatus, Committable, WriteContext
 
 from .mariadb_kit import PROGRAM, running_mariadb
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from onceward import KafkaSink, PostgresSink
 from onceward.cli.main import EXIT_FAILED, EXIT_MISUSED, app
 from onceward.core.errors import ConfigurationError
-from onceward.core.steps import Step
+from onceward.core.kit.crash_points import Step
 
 from .kafka_kit import eventually, read_all, rows
 from .postgres_kit import expected, in_child, words
@@ -35,8 +35,8 @@ pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 EPOCH = """
 from onceward.core.checkpoint import Coordinator
 from onceward.core.log import DirectoryStore, EpochInput
-from onceward.core.steps import hooked, kill_at
-from onceward.core.transaction import Acknowledgement
+from onceward.core.kit.crash_points import hooked, kill_at
+from onceward.core.contract.transaction import Acknowledgement
 
 pipeline, checkpoint, batches, step = arguments
 coordinator = Coordinator(pipeline, DirectoryStore(checkpoint), [sink for sink, _ in batches])

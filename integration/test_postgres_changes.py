@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from onceward import PostgresSink
+from onceward.core.contract.transaction import CommitStatus
 from onceward.core.errors import ConfigurationError, OncewardError, SchemaError
-from onceward.core.transaction import CommitStatus
 
 from .postgres_kit import SCHEMA, context, fresh_database, in_child, make_sink, words_table, write
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from onceward.connectors.database.sink import PostgresSink
+from onceward.core.contract.transaction import CommitStatus
 from onceward.core.errors import PostgresError
-from onceward.core.transaction import CommitStatus
 
 from .postgres_kit import Database, context, fresh_database, running_server, write
 

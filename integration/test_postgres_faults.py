@@ -11,8 +11,8 @@ import psycopg
 import pytest
 
 from onceward.connectors.database.postgres.loader import CopyWriting
+from onceward.core.contract.transaction import AbortStatus, CommitStatus, Committable, Observation
 from onceward.core.errors import ConfigurationError, PostgresError, RetryableSinkError
-from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation
 
 from .postgres_kit import (
     SCHEMA,

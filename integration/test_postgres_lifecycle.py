@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onceward.connectors.database.sink import PostgresSink
+from onceward.core.contract.names import NOTHING, Scope
+from onceward.core.contract.transaction import AbortStatus, CommitStatus, Committable, Observation
 from onceward.core.errors import EpochConflictError
-from onceward.core.names import NOTHING, Scope
-from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation
 
 from .postgres_kit import (
     SCHEMA,

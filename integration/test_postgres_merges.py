@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from onceward.core.contract.transaction import CommitStatus
 from onceward.core.errors import ConfigurationError, PostgresError
-from onceward.core.transaction import CommitStatus
 
 from .postgres_kit import (
     SCHEMA,

@@ -20,15 +20,15 @@ from tests.hostile import TEXTS, check_altered
 
 from onceward import FileBackend, Pipeline, PostgresSink, RestartStrategy, SequenceSource, SqlAlchemySink
 from onceward.cli.doctor import run_checks
-from onceward.cli.options import Access
+from onceward.cli.shared_options import Access
 from onceward.connectors.database.engines import close_idle
 from onceward.connectors.database.postgres.reread import reread
+from onceward.core.contract.findings import Health
+from onceward.core.contract.names import Scope
+from onceward.core.contract.transaction import CommitStatus, Observation
 from onceward.core.errors import OncewardError, PostgresError, SqlError, StoreError
+from onceward.core.kit.crash_points import Step
 from onceward.core.log import open_store
-from onceward.core.names import Scope
-from onceward.core.operations.findings import Health
-from onceward.core.steps import Step
-from onceward.core.transaction import CommitStatus, Observation
 
 from .certificates import make_certificates
 from .postgres_kit import (

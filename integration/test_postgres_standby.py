@@ -18,10 +18,10 @@ from onceward import PostgresSink, SequenceSource
 from onceward.core import CheckpointConfig, Pipeline, RestartStrategy
 from onceward.core.checkpoint import CommitPolicy, Coordinator, OnLost
 from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.contract.transaction import Acknowledgement, CommitStatus
 from onceward.core.errors import DataLossError, SinkError, StoreError, TargetWentBackError
+from onceward.core.kit.crash_points import Step, hooked
 from onceward.core.log import EpochInput, open_store
-from onceward.core.steps import Step, hooked
-from onceward.core.transaction import Acknowledgement, CommitStatus
 
 from .kafka_kit import eventually
 from .postgres_kit import running_server, running_standby, words
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from onceward.core.transaction import Committable
+    from onceward.core.contract.transaction import Committable
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 ROWS, SUBTASKS = 10, 2

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from psycopg import sql
 
-from onceward.core.transaction import CommitStatus
+from onceward.core.contract.transaction import CommitStatus
 
 from .kafka_kit import eventually
 from .postgres_kit import Database, context, fresh_database, make_sink, running_server, words, words_table, write

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from onceward.core.contract.transaction import CommitStatus
 from onceward.core.errors import ConfigurationError, PostgresError, SchemaError
-from onceward.core.transaction import CommitStatus
 
 from .postgres_kit import (
     SCHEMA,

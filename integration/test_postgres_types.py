@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 from onceward.connectors.database.engines import transaction
+from onceward.connectors.database.postgres.connection import CopyWriter
 from onceward.connectors.database.postgres.loader import lock_and_read
-from onceward.connectors.database.postgres.session import CopyWriter
+from onceward.core.contract.transaction import CommitStatus
 from onceward.core.errors import PostgresError, SchemaError
-from onceward.core.transaction import CommitStatus
 
 from .postgres_kit import Database, context, fresh_database, make_sink, write
 from .sql_kit import VALUES

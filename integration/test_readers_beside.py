@@ -19,8 +19,8 @@ import pymysql
 import pytest
 
 from onceward import FileSink, PostgresSink, SqlAlchemySink
-from onceward.core.names import Scope
-from onceward.core.transaction import WriteContext
+from onceward.core.contract.names import Scope
+from onceward.core.contract.transaction import WriteContext
 
 from .kafka_kit import eventually
 from .mariadb_kit import PROGRAM, running_mariadb

@@ -12,10 +12,10 @@ from onceward.connectors.redis.sink import RedisSink
 from onceward.core.checkpoint import Coordinator
 from onceward.core.checkpoint.numbering import CHECKPOINTS
 from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.contract.names import Scope
+from onceward.core.contract.transaction import Acknowledgement, Committable
 from onceward.core.errors import DataLossError
 from onceward.core.log import EpochInput, MemoryStore
-from onceward.core.names import Scope
-from onceward.core.transaction import Acknowledgement, Committable
 
 from .redis_kit import Valkey, running_valkey
 

@@ -15,9 +15,9 @@ from onceward.connectors.redis.sink import RedisSink
 from onceward.core.checkpoint import CommitPolicy, Coordinator, OnLost
 from onceward.core.checkpoint.numbering import CHECKPOINTS
 from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.contract.transaction import Acknowledgement
 from onceward.core.errors import DataLossError
 from onceward.core.log import EpochInput, MemoryStore
-from onceward.core.transaction import Acknowledgement
 from onceward.testing.proxy import Proxy
 
 from .kafka_kit import eventually
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from onceward.core.transaction import Committable
+    from onceward.core.contract.transaction import Committable
 
 ROWS = 6
 

@@ -26,6 +26,9 @@ from onceward.connectors.redis.script import PRUNE, marker_key
 from onceward.connectors.redis.sink import RedisSink
 from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.contract.names import NOTHING, Scope
+from onceward.core.contract.policy import OnLost
+from onceward.core.contract.transaction import Acknowledgement, CommitStatus, Observation, Progress
 from onceward.core.errors import (
     ConfigurationError,
     DataLossError,
@@ -34,11 +37,8 @@ from onceward.core.errors import (
     SchemaError,
     SinkError,
 )
+from onceward.core.kit.crash_points import Step, hooked
 from onceward.core.log import EpochInput, MemoryStore
-from onceward.core.names import NOTHING, Scope
-from onceward.core.policy import OnLost
-from onceward.core.steps import Step, hooked
-from onceward.core.transaction import Acknowledgement, CommitStatus, Observation, Progress
 from onceward.testing.conformance import SinkConformance, SinkUnderTest
 
 from .proxy import Proxy

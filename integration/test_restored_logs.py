@@ -13,8 +13,8 @@ import pytest
 from psycopg import sql
 
 from onceward.core.errors import EpochConflictError
+from onceward.core.kit.crash_points import Step
 from onceward.core.log import open_store
-from onceward.core.steps import Step
 
 from .spark_kit import ids_in_table, ids_in_topic, make_table, once, prepared_in
 from .torn_kit import ROWS, die_at, postgres_and_kafka, roll_back_by_hand

@@ -15,10 +15,10 @@ from onceward import KafkaSink, PostgresSink
 from onceward.connectors.kafka.admin import cluster_of
 from onceward.core.checkpoint import Admission, Backoff, CommitPolicy, Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.contract.transaction import Acknowledgement, Observation
 from onceward.core.errors import CommitPendingError, EpochConflictError
+from onceward.core.kit.crash_points import Step
 from onceward.core.log import EpochInput, MemoryStore, read
-from onceward.core.steps import Step
-from onceward.core.transaction import Acknowledgement, Observation
 
 from .kafka_kit import handle_of
 from .spark_kit import Crash, crash_at, ids_in_table, ids_in_topic, make_table, once, prepared_in
@@ -26,7 +26,7 @@ from .spark_kit import Crash, crash_at, ids_in_table, ids_in_topic, make_table, 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from onceward.core.transaction import Committable
+    from onceward.core.contract.transaction import Committable
     from onceward.testing.services import KafkaServer, PostgresServer
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]

@@ -20,7 +20,7 @@ from onceward import FileSink, FileSource
 from onceward.connectors.spark import exactly_once, read_stream
 from onceward.connectors.spark.read import any_source
 from onceward.core.errors import ConfigurationError, OncewardWarning
-from onceward.core.steps import Step
+from onceward.core.kit.crash_points import Step
 from onceward.sinks import IdempotentSink
 from onceward.sources import ResettableSource, SequenceSource
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from onceward import PostgresSink
+from onceward.core.kit.crash_points import CRASH_VARIABLE, Step
 from onceward.core.log import Replace, audit_records, open_store, read
-from onceward.core.steps import CRASH_VARIABLE, Step
 
 from .batch_driver import slow_table
 from .cluster_driver import STRIKES

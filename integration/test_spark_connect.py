@@ -17,8 +17,8 @@ from onceward.connectors.spark.session.connect import ConnectSession, node_names
 from onceward.connectors.spark.session.kinds import plan_of
 from onceward.connectors.spark.session.query import read_text
 from onceward.core.errors import ConfigurationError, SchemaError
+from onceward.core.kit.crash_points import Step
 from onceward.core.log import open_store, read
-from onceward.core.steps import Step
 
 from .connect_kit import ConnectServer, CrashAt, HoldAt, WorkerCrash, remote_functions, wait_until
 from .spark_kit import Feed, once

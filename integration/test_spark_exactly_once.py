@@ -21,8 +21,8 @@ from onceward.connectors.spark import exactly_once
 from onceward.connectors.spark.session.query import read_by_hadoop, read_text
 from onceward.core.checkpoint import CommitPolicy
 from onceward.core.errors import ConfigurationError, EpochConflictError, SchemaError
+from onceward.core.kit.crash_points import Step
 from onceward.core.log import LogWriter, open_store, read
-from onceward.core.steps import Step
 
 from .spark_kit import JSON, Job, crash_at, ids_in_table, ids_in_topic, make_table, once, prepared_in
 

@@ -11,10 +11,10 @@ import pytest
 
 from onceward import FileSink, KafkaSource, SequenceSource, exactly_once, explain, read_stream, register
 from onceward.connectors.spark.read.data_sources import AVAILABLE
-from onceward.connectors.spark.session.plan import handlers
+from onceward.connectors.spark.session.query_plan import handlers
+from onceward.core.contract.findings import Health
+from onceward.core.contract.sink import Guarantee
 from onceward.core.errors import ConfigurationError
-from onceward.core.operations.findings import Health
-from onceward.core.sink import Guarantee
 from onceward.testing.pipeline import FAULTS, Folder, KafkaTopic, PipelineTest, Table
 
 from .pipeline_kit import HERE, SparkPipeline

@@ -17,8 +17,8 @@ from pyspark.sql import functions as sf
 
 from onceward import KafkaSink, Output, PostgresSink, exactly_once, explain
 from onceward.core.errors import ConfigurationError, SchemaError
+from onceward.core.kit.crash_points import Step
 from onceward.core.log import open_store, read
-from onceward.core.steps import Step
 
 from .kafka_kit import read_all
 from .spark_kit import Feed, crash_at, prepared_in
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from onceward.core.transaction import Committable
+    from onceward.core.contract.transaction import Committable
     from onceward.testing.services import KafkaServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.postgres]

@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 from onceward import FileSink, SqlAlchemySink, exactly_once
-from onceward.core.steps import Step
+from onceward.core.kit.crash_points import Step
 
 from .spark_kit import crash_at
 

@@ -16,10 +16,10 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as sf
 
 from onceward import KafkaSink, Output, PostgresSink
+from onceward.core.kit.crash_points import CRASH_VARIABLE, Step
 from onceward.core.log import open_store, read
 from onceward.core.operations.history import given_up
-from onceward.core.operations.logs import Log
-from onceward.core.steps import CRASH_VARIABLE, Step
+from onceward.core.operations.log_locations import Log
 from onceward.testing.proxy import Proxy
 
 from .format_driver import JSON
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from onceward.core.transaction import Committable
+    from onceward.core.contract.transaction import Committable
     from onceward.testing.services import KafkaServer
 
 DRIVER = str(Path(__file__).with_name("format_driver.py"))

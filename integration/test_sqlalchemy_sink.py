@@ -16,8 +16,8 @@ import pytest
 
 from onceward.connectors.database.engines import close_idle
 from onceward.connectors.database.sink import SqlAlchemySink
+from onceward.core.contract.transaction import AbortStatus, CommitStatus, Observation
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SqlError
-from onceward.core.transaction import AbortStatus, CommitStatus, Observation
 
 from . import postgres_kit
 from .postgres_kit import (

@@ -15,13 +15,14 @@ import psutil
 import psycopg
 import pytest
 
+from onceward.core.contract.policy import CommitPolicy
 from onceward.core.errors import DecisionInDoubtError, StoreError
-from onceward.core.log import EpochInput, LogWriter, bounded, open_store, read
+from onceward.core.kit.crash_points import Step, hooked
+from onceward.core.log import EpochInput, LogWriter, open_store, read
+from onceward.core.log import time_limits as bounded
 from onceward.core.log import writer as log_writer
 from onceward.core.log.entries import key_of
 from onceward.core.log.view import NONE
-from onceward.core.policy import CommitPolicy
-from onceward.core.steps import Step, hooked
 
 from .postgres_kit import running_server
 from .simulator_kit import store_contract

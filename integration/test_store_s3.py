@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from onceward.connectors.spark.savepoints.copies import create_savepoint
+from onceward.connectors.spark.savepoints.creation import create_savepoint
 from onceward.connectors.spark.savepoints.manifest import delete_savepoint, savepoints
 from onceward.connectors.spark.savepoints.restore import plan_restore, restore_savepoint
 from onceward.core.checkpoint import CommitPolicy
 from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.errors import EpochConflictError
 from onceward.core.log import EpochInput, LogWriter, open_store
-from onceward.core.operations.logs import open_log
+from onceward.core.operations.log_locations import open_log
 
 from .s3_kit import S3Server, s3, url
 from .simulator_kit import store_contract

@@ -13,11 +13,12 @@ from tests.engine_kit import RunningSum, Slowly, Target, TargetSink, numbers, pi
 
 from onceward.core import CheckpointConfig, FileBackend, RestartStrategy
 from onceward.core.checkpoint import CommitPolicy
+from onceward.core.contract.policy import Backoff
 from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.errors import DecisionInDoubtError, StateDamagedError, StateError, StoreError
-from onceward.core.log import EpochInput, LogWriter, bounded, open_store
+from onceward.core.log import EpochInput, LogWriter, open_store
+from onceward.core.log import time_limits as bounded
 from onceward.core.log.objects import ObjectStore
-from onceward.core.policy import Backoff
 from onceward.testing.proxy import Proxy
 
 from .kafka_kit import eventually

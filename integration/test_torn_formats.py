@@ -16,7 +16,7 @@ from pyspark.sql import functions as sf
 
 from onceward.core.log import open_store, read
 from onceward.core.operations.history import given_up
-from onceward.core.operations.logs import Log
+from onceward.core.operations.log_locations import Log
 
 from .dying_sinks import KINDS, mark_of
 from .spark_kit import Feed, ids_in_table, ids_in_topic, make_table, once, prepared_in

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from onceward.core.kit.crash_points import CRASH_VARIABLE, Step
 from onceward.core.log import open_store
-from onceward.core.steps import CRASH_VARIABLE, Step
 
 from .spark_kit import ids_in_table, ids_in_topic, make_table, once, prepared_in
 from .torn_kit import ROWS, Torn, postgres_and_kafka, roll_back_by_hand
@@ -22,7 +22,7 @@ from .torn_kit import ROWS, Torn, postgres_and_kafka, roll_back_by_hand
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from onceward.core.transaction import Committable
+    from onceward.core.contract.transaction import Committable
     from onceward.testing.services import KafkaServer
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.slow]

@@ -10,9 +10,9 @@ import pytest
 from onceward import KafkaSink, SqlAlchemySink
 from onceward.connectors.database.engines import close_idle
 from onceward.connectors.database.mariadb import Xid
+from onceward.core.contract.names import parse_transaction_name
+from onceward.core.kit.crash_points import Step
 from onceward.core.log import MemoryStore
-from onceward.core.names import parse_transaction_name
-from onceward.core.steps import Step
 
 from .mariadb_kit import PROGRAM, running_mariadb
 from .spark_kit import ids_in_topic, once
@@ -22,7 +22,7 @@ from .torn_kit import Torn, die_at
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from onceward.core.transaction import Committable
+    from onceward.core.contract.transaction import Committable
     from onceward.testing.services import KafkaServer
 
 pytestmark = [

@@ -12,10 +12,10 @@ import pytest
 from onceward import KafkaSink, PostgresSink, SequenceSource
 from onceward.core import CheckpointConfig, Pipeline, RestartStrategy
 from onceward.core.errors import DataLossError
+from onceward.core.kit.crash_points import Step
 from onceward.core.log import open_store, read
 from onceward.core.operations.history import given_up
-from onceward.core.operations.logs import Log
-from onceward.core.steps import Step
+from onceward.core.operations.log_locations import Log
 
 from .spark_kit import crash_at, ids_in_table, ids_in_topic, make_table, once, prepared_in
 from .torn_kit import roll_back_by_hand

@@ -10,8 +10,8 @@ import pytest
 from onceward import KafkaSink, PostgresSink
 from onceward.core.checkpoint import Admission, OnLost
 from onceward.core.errors import DataLossError
+from onceward.core.kit.crash_points import Step
 from onceward.core.log import MemoryStore
-from onceward.core.steps import Step
 
 from .postgres_kit import running_server, running_standby
 from .spark_kit import ids_in_topic, once

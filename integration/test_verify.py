@@ -21,9 +21,9 @@ from onceward import KafkaSink, PostgresSink, SqlAlchemySink
 from onceward.cli.main import app
 from onceward.core.checkpoint import Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.contract.refusals import RefusedError
+from onceward.core.contract.transaction import Acknowledgement
 from onceward.core.log import DirectoryStore, EpochInput
-from onceward.core.operations.refusals import RefusedError
-from onceward.core.transaction import Acknowledgement
 
 from .mariadb_kit import PROGRAM, running_mariadb
 

@@ -16,17 +16,17 @@ from psycopg import sql
 from onceward import KafkaSink, PostgresSink
 from onceward.core.checkpoint import Admission, Backoff, CommitPolicy, Coordinator, OnLost
 from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.contract.transaction import Acknowledgement
+from onceward.core.kit.crash_points import Step, hooked
 from onceward.core.log import EpochInput, open_store, read
 from onceward.core.operations.history import given_up
-from onceward.core.operations.logs import Log
-from onceward.core.steps import Step, hooked
-from onceward.core.transaction import Acknowledgement
+from onceward.core.operations.log_locations import Log
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from onceward.core.contract.transaction import Committable
     from onceward.core.log import LogStore, LogView
-    from onceward.core.transaction import Committable
     from onceward.sinks import TwoPhaseCommitSink
 
 ROWS, SUBTASKS = 6, 2

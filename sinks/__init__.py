@@ -3,9 +3,8 @@
 The ready sinks are in `onceward` and, by system, in `onceward.connectors`.
 """
 
-from onceward.core.folders import make_folder, sync_folder
-from onceward.core.ledger import Ledger
-from onceward.core.names import (
+from onceward.core.contract.ledger import Ledger
+from onceward.core.contract.names import (
     NOTHING,
     Progress,
     Remembered,
@@ -17,9 +16,9 @@ from onceward.core.names import (
     parse_file_name,
     parse_transaction_name,
 )
-from onceward.core.row_hash import RowHash
-from onceward.core.sink import DirectSink, Guarantee, IdempotentSink, Sink, TwoPhaseCommitSink
-from onceward.core.transaction import (
+from onceward.core.contract.row_hash import RowHash
+from onceward.core.contract.sink import DirectSink, Guarantee, IdempotentSink, Sink, TwoPhaseCommitSink
+from onceward.core.contract.transaction import (
     AbortOutcome,
     AbortStatus,
     CommitOutcome,
@@ -28,8 +27,9 @@ from onceward.core.transaction import (
     Observation,
     WriteContext,
 )
+from onceward.core.kit.folders import make_folder, sync_folder
 
-from .folders import FolderClaims, with_file_errors
+from .folder_claims import FolderClaims, with_file_errors
 from .write_ahead import Delivery, WriteAheadLogSink
 
 __all__ = [

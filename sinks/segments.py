@@ -25,16 +25,16 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 import pyarrow as pa
 
+from onceward.core.contract.names import file_name
 from onceward.core.errors import DataLossError
-from onceward.core.folders import file_errors, make_folder, sole, sync_folder
-from onceward.core.names import file_name
+from onceward.core.kit.folders import file_errors, make_folder, sole, sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from onceward.core.row_hash import RowHash
-    from onceward.core.transaction import WriteContext
+    from onceward.core.contract.row_hash import RowHash
+    from onceward.core.contract.transaction import WriteContext
 
 _HEADER: Final = struct.Struct(">Q32s")
 _DIGITS: Final = 20

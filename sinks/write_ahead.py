@@ -21,16 +21,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from onceward.core.errors import ConfigurationError, DataLossError, RetryableSinkError, SinkError, text_of
-from onceward.core.folders import file_errors, sole, sync_folder
-from onceward.core.kit.options import check_types
-from onceward.core.kit.pieces import PIECE_BYTES, pieces, size_of
-from onceward.core.kit.rows import is_view, with_leaves, without_dictionary
-from onceward.core.names import file_name
-from onceward.core.row_hash import RowHash, covers, proof_of
-from onceward.core.sink import Guarantee
-from onceward.core.steps import Step, crash_point
-from onceward.core.transaction import (
+from onceward.core.contract.names import file_name
+from onceward.core.contract.row_hash import RowHash, covers, proof_of
+from onceward.core.contract.sink import Guarantee
+from onceward.core.contract.transaction import (
     AbortOutcome,
     AbortStatus,
     CommitOutcome,
@@ -39,16 +33,22 @@ from onceward.core.transaction import (
     Observation,
     commit_outcome,
 )
+from onceward.core.errors import ConfigurationError, DataLossError, RetryableSinkError, SinkError, text_of
+from onceward.core.kit.crash_points import Step, crash_point
+from onceward.core.kit.folders import file_errors, sole, sync_folder
+from onceward.core.kit.pieces import PIECE_BYTES, pieces, size_of
+from onceward.core.kit.rows import is_view, with_leaves, without_dictionary
+from onceward.core.kit.text_options import check_types
 
-from .folders import FolderLedger, FolderSink, names_of, with_file_errors
+from .folder_claims import FolderLedger, FolderSink, names_of, with_file_errors
 from .segments import DONE, MARKS, PARTIAL, SEGMENT, Marks, Segment, read_marks, read_segment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from onceward.core.kit.options import Names
-    from onceward.core.names import Scope, TransactionName
-    from onceward.core.transaction import WriteContext
+    from onceward.core.contract.names import Scope, TransactionName
+    from onceward.core.contract.transaction import WriteContext
+    from onceward.core.kit.text_options import Names
 
 ROWS_PER_SEND: Final = 500
 _MOST_ROWS: Final = 2**63 - 1

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import pyarrow as pa
 
+from onceward.core.contract.source import LiveSource, Piece, Position, ResettableSource, Source, Split
 from onceward.core.errors import ConfigurationError, SourceError
 from onceward.core.kit.pieces import PIECE_BYTES, join_batches
-from onceward.core.source import LiveSource, Piece, Position, ResettableSource, Source, Split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

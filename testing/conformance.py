@@ -29,11 +29,11 @@ import pyarrow as pa
 import pytest
 
 from onceward.core.checkpoint import Coordinator
+from onceward.core.contract.transaction import AbortStatus, CommitStatus, Committable, Observation
 from onceward.core.errors import DataLossError, EpochConflictError, OncewardError, SchemaError, text_of
+from onceward.core.kit.crash_points import Step, hooked
 from onceward.core.log import MemoryStore
 from onceward.core.operations.survey import UNPROVEN
-from onceward.core.steps import Step, hooked
-from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation
 from onceward.sinks import Guarantee, TwoPhaseCommitSink
 
 from .connector_cases import ConnectorConformance, ConnectorUnderTest, Refused

@@ -23,24 +23,24 @@ import pyarrow as pa  # noqa: TC002 - a dataclass field's type
 import pytest
 
 from onceward.core.checkpoint.recovery import TransactionStatus
-from onceward.core.connector import Connector, connector_of, connectors
+from onceward.core.contract.connector import Connector, connector_of, connectors
+from onceward.core.contract.findings import Finding, Health
+from onceward.core.contract.names import Scope
 from onceward.core.errors import ConfigurationError, ExternalError, OncewardError
-from onceward.core.names import Scope
+from onceward.core.kit.crash_points import Step, hooked
 from onceward.core.operations.audit import EpochVerdict, Expected, group_by_epoch, judge, tally
-from onceward.core.operations.findings import Finding, Health
-from onceward.core.operations.logs import Log
+from onceward.core.operations.log_locations import Log
 from onceward.core.operations.resolve import abort_undecided, commit_decided
 from onceward.core.operations.survey import survey
-from onceward.core.steps import Step, hooked
 from onceward.sinks import TwoPhaseCommitSink  # noqa: TC001 - a dataclass field's type
 
 from .sink_case import SinkCase, SinkUnderTest, not_applicable, numbered
 
 if TYPE_CHECKING:
+    from onceward.core.contract.place import Place
+    from onceward.core.contract.targets import Target
     from onceward.core.operations.audit import Line
     from onceward.core.operations.survey import FoundTransaction
-    from onceward.core.operations.targets import Target
-    from onceward.core.place import Place
 
 
 @dataclass(frozen=True)

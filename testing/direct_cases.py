@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pytest
 
-from onceward.core.sink import Guarantee
+from onceward.core.contract.sink import Guarantee
 
 from .sink_case import SinkCase, is_direct, not_applicable
 from .target_cases import each_fault, needs_faults

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from onceward.core import CheckpointConfig, Pipeline, open_store
 from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.errors import ConfigurationError, text_of
-from onceward.core.steps import Step, hooked, kill_at
+from onceward.core.kit.crash_points import Step, hooked, kill_at
 from onceward.sources import SequenceSource
 
 from .faults import Faults, die, die_after

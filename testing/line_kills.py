@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.contract.names import Scope
+from onceward.core.contract.transaction import Acknowledgement
+from onceward.core.kit.crash_points import Step, hooked, kill_at
 from onceward.core.log import EpochInput, open_store
-from onceward.core.names import Scope
-from onceward.core.steps import Step, hooked, kill_at
-from onceward.core.transaction import Acknowledgement
 
 from .killing import import_all, in_a_new_process
 from .watch import files_of
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from onceward.core.transaction import Committable, WriteContext
+    from onceward.core.contract.transaction import Committable, WriteContext
     from onceward.sinks import TwoPhaseCommitSink
 
 FORK_SECONDS: Final = 20.0

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from onceward.core.contract.outcome import PROVEN_NOT_COMMITTED
+from onceward.core.contract.sink import TwoPhaseCommitSink
+from onceward.core.contract.transaction import ANY_EPOCH, Observation
 from onceward.core.errors import EpochConflictError
 from onceward.core.log import MemoryStore
-from onceward.core.outcome import PROVEN_NOT_COMMITTED
-from onceward.core.sink import TwoPhaseCommitSink
-from onceward.core.transaction import ANY_EPOCH, Observation
 
 from .sink_case import GOOD, SinkCase, not_applicable
 

@@ -21,7 +21,7 @@ from .sink_case import SinkCase, not_applicable, numbered, own
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from onceward.core.transaction import Committable
+    from onceward.core.contract.transaction import Committable
 
 LONG: Final = 100_000
 _TEXTS: Final = (

@@ -16,11 +16,8 @@ import pytest
 from onceward.core import CheckpointConfig, Pipeline, RestartStrategy
 from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator
 from onceward.core.checkpoint.subtask import DirectlyWritten, SubtaskEpoch
-from onceward.core.errors import OncewardError
-from onceward.core.log import EpochInput, LogStore, MemoryStore
-from onceward.core.names import Scope
-from onceward.core.steps import Step, hooked
-from onceward.core.transaction import (
+from onceward.core.contract.names import Scope
+from onceward.core.contract.transaction import (
     AbortOutcome,
     AbortStatus,
     Acknowledgement,
@@ -28,6 +25,9 @@ from onceward.core.transaction import (
     CommitStatus,
     Committable,
 )
+from onceward.core.errors import OncewardError
+from onceward.core.kit.crash_points import Step, hooked
+from onceward.core.log import EpochInput, LogStore, MemoryStore
 from onceward.sinks import DirectSink, Guarantee, Sink, TwoPhaseCommitSink
 from onceward.sources import SequenceSource
 

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onceward.connectors.files.sink import FileSink
+from onceward.core.contract.source import read_split
 from onceward.core.errors import SourceError
-from onceward.core.source import read_split
-from onceward.core.steps import Step, hooked
+from onceward.core.kit.crash_points import Step, hooked
 from onceward.sources import Piece, ResettableSource, Split
 
 from .faults import Faults, fail, lose_answer

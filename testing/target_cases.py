@@ -22,6 +22,10 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import pytest
 
+from onceward.core.contract.ledger import Ledger
+from onceward.core.contract.names import NOTHING
+from onceward.core.contract.sink import Guarantee, TwoPhaseCommitSink
+from onceward.core.contract.transaction import AbortStatus, CommitStatus, Observation
 from onceward.core.errors import (
     ConfigurationError,
     EpochConflictError,
@@ -31,11 +35,7 @@ from onceward.core.errors import (
     SinkError,
     named_text_of,
 )
-from onceward.core.ledger import Ledger
 from onceward.core.log import MemoryStore
-from onceward.core.names import NOTHING
-from onceward.core.sink import Guarantee, TwoPhaseCommitSink
-from onceward.core.transaction import AbortStatus, CommitStatus, Observation
 
 from .outages import Outage, Site, failing_io, outages_of, watched_io
 from .sink_case import GOOD, SinkCase, not_applicable
@@ -44,7 +44,7 @@ from .watch import is_bug, place_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from onceward.core.transaction import Committable
+    from onceward.core.contract.transaction import Committable
 
 MOST_SECONDS: Final = 20.0
 SEEN: Final = (Observation.NO_ANSWER, Observation.UNKNOWN)

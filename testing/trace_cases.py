@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from onceward.core.contract.names import parse_pooled_name, parse_transaction_name
+from onceward.core.contract.outcome import PROVEN_NOT_COMMITTED
+from onceward.core.contract.transaction import CommitStatus, Committable
 from onceward.core.errors import OncewardError
-from onceward.core.names import parse_pooled_name, parse_transaction_name
-from onceward.core.outcome import PROVEN_NOT_COMMITTED
-from onceward.core.transaction import CommitStatus, Committable
 
 from .sink_case import GOOD, SinkCase, not_applicable
 
 if TYPE_CHECKING:
-    from onceward.core.transaction import CommitOutcome
+    from onceward.core.contract.transaction import CommitOutcome
 
 SILENT: Final = (
     "{what}, and commit answered {status!r}. Such an epoch would be completed without its rows, and no error would "

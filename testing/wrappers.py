@@ -9,9 +9,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from onceward.core.ledger import Ledger
-from onceward.core.source import LiveSource, ResettableSource
-from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Observation
+from onceward.core.contract.ledger import Ledger
+from onceward.core.contract.source import LiveSource, ResettableSource
+from onceward.core.contract.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Observation
 from onceward.sinks import DirectSink, TwoPhaseCommitSink
 
 from .faults import InjectedSinkError, InjectedSourceError, InjectedStoreError
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from onceward.core.contract.source import Piece, Split
+    from onceward.core.contract.transaction import Committable
     from onceward.core.errors import OncewardError
     from onceward.core.log import LogStore
-    from onceward.core.source import Piece, Split
-    from onceward.core.transaction import Committable
 
     from .faults import Faults
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from onceward.core.checkpoint import Admission, Coordinator
+from onceward.core.contract.transaction import CommitStatus, Committable
 from onceward.core.log import EpochInput
-from onceward.core.transaction import CommitStatus, Committable
 
 from .core_fakes import FakeSink, MemoryStore, acknowledgement, policy, prepared
 

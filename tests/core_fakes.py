@@ -6,10 +6,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from onceward.core.checkpoint import Backoff, CommitPolicy
-from onceward.core.errors import StoreError
-from onceward.core.ledger import Ledger
-from onceward.core.sink import TwoPhaseCommitSink
-from onceward.core.transaction import (
+from onceward.core.contract.ledger import Ledger
+from onceward.core.contract.sink import TwoPhaseCommitSink
+from onceward.core.contract.transaction import (
     AbortOutcome,
     AbortStatus,
     Acknowledgement,
@@ -20,13 +19,14 @@ from onceward.core.transaction import (
     Progress,
     WriteContext,
 )
+from onceward.core.errors import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     import pyarrow as pa
 
-    from onceward.core.names import Remembered, Scope
+    from onceward.core.contract.names import Remembered, Scope
 
 
 class MemoryStore:

@@ -19,9 +19,9 @@ import pyarrow as pa
 
 from onceward.connectors.database.engines import close_idle
 from onceward.connectors.database.tables import forget
+from onceward.core.contract.names import Scope
+from onceward.core.contract.transaction import CommitStatus, Committable, WriteContext
 from onceward.core.errors import OncewardError
-from onceward.core.names import Scope
-from onceward.core.transaction import CommitStatus, Committable, WriteContext
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -13,22 +13,29 @@ import pyarrow as pa
 
 from onceward import DirectSink
 from onceward.core import CheckpointConfig, Pipeline, ProcessFunction, RestartStrategy, ValueState
+from onceward.core.contract.row_hash import RowHash, covers, proof_of
+from onceward.core.contract.transaction import (
+    AbortOutcome,
+    AbortStatus,
+    CommitOutcome,
+    CommitStatus,
+    Committable,
+    WriteContext,
+)
 from onceward.core.engine.channels import Aligned, Cancel, Channel, End, Gate, Input
 from onceward.core.engine.reference import Decided, resolve
 from onceward.core.engine.state.keys import key_in
-from onceward.core.engine.state.store import decode_cells
+from onceward.core.engine.state.row_store import decode_cells
 from onceward.core.log import read
-from onceward.core.row_hash import RowHash, covers, proof_of
-from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, WriteContext
 from onceward.sinks import IdempotentSink, TwoPhaseCommitSink
 from onceward.sources import SequenceSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from onceward.core.contract.names import Scope
     from onceward.core.engine.state.handles import Metadata
     from onceward.core.log import MemoryStore
-    from onceward.core.names import Scope
 
 
 def typed(value: Any) -> Any:

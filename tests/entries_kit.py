@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from onceward.core.contract.transaction import Committable
 from onceward.core.log import Completed, Decide, Entry, EpochInput, Resolved, Rewind, Rewound, Start, Void
-from onceward.core.transaction import Committable
 
 NAMES = {"pipeline": "p", "log": "0a0b0c0d", "writer_id": "00112233"}
 BASE = {**NAMES, "position": 7, "start": 3, "at": "2024-05-01T00:00Z"}

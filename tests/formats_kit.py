@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING, Any
 
-from onceward.connectors.spark.formats.writer import StreamWriter
+from onceward.connectors.spark.formats.writers import StreamWriter
 from onceward.connectors.spark.session.options import FormatOptions
 from onceward.core.log import DirectoryStore, read
 

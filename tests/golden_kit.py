@@ -24,12 +24,12 @@ from onceward.connectors.files.sink import AREA
 from onceward.connectors.spark.savepoints.manifest import BEGUN, MANIFEST, RESTORED, Manifest
 from onceward.core.checkpoint import CommitPolicy, Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.contract.transaction import Acknowledgement, Committable
 from onceward.core.engine.state.handles import FileRef
 from onceward.core.engine.state.storage import CheckpointStorage
+from onceward.core.kit.crash_points import Step, hooked
 from onceward.core.log import DirectoryStore, EpochInput, LogWriter
-from onceward.core.steps import Step, hooked
-from onceward.core.transaction import Acknowledgement, Committable
-from onceward.sinks.folders import IDENTITY
+from onceward.sinks.folder_claims import IDENTITY
 
 from .sink_kit import Crash
 

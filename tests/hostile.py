@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from onceward.core.contract.transaction import Committable
 from onceward.core.errors import LogDamagedError, OncewardError
-from onceward.core.transaction import Committable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator

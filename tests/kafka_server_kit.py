@@ -11,7 +11,7 @@ from contextlib import suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
 
-from onceward.connectors.kafka.errors import Code
+from onceward.connectors.kafka.error_codes import Code
 from onceward.testing.machine import LOOPBACK, free_port
 
 with warnings.catch_warnings():

@@ -11,9 +11,16 @@ import pyarrow as pa
 import pytest
 
 from onceward.connectors.database.sink import DatabaseSink
+from onceward.core.contract.names import NOTHING, Scope
+from onceward.core.contract.transaction import (
+    AbortStatus,
+    CommitStatus,
+    Committable,
+    Observation,
+    Progress,
+    WriteContext,
+)
 from onceward.core.errors import EpochConflictError
-from onceward.core.names import NOTHING, Scope
-from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation, Progress, WriteContext
 
 SCOPE = Scope("orders", "words", "0123abcd")
 OTHER = SCOPE._replace(log="ffff0000")

@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from onceward.core.checkpoint import Coordinator, OnLost
+from onceward.core.contract.outcome import OUTCOMES
+from onceward.core.contract.proof import total
+from onceward.core.contract.transaction import (
+    AbortOutcome,
+    AbortStatus,
+    CommitOutcome,
+    CommitStatus,
+    Committable,
+    Observation,
+)
 from onceward.core.errors import RetryableSinkError
 from onceward.core.log import EpochInput
-from onceward.core.outcome import OUTCOMES
-from onceward.core.proof import total
-from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, Observation
 
 from .core_fakes import FakeSink, MemoryStore, acknowledgement, policy, prepared
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 import onceward
-from onceward.core.kit.options import as_option
+from onceward.core.kit.text_options import as_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

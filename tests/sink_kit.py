@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from onceward.core.contract.names import file_name
+from onceward.core.contract.transaction import Committable, WriteContext
 from onceward.core.errors import RetryableSinkError, SinkError
-from onceward.core.names import file_name
-from onceward.core.steps import Step, hooked
-from onceward.core.transaction import Committable, WriteContext
+from onceward.core.kit.crash_points import Step, hooked
 from onceward.sinks import WriteAheadLogSink
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from onceward.core.transaction import WriteContext
+    from onceward.core.contract.transaction import WriteContext
 
 QUERY = "5c2f9a10-query"
 _TARGETS: dict[str, Target] = {}

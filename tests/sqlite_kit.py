@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from onceward.connectors.database.sink import DatabaseSink, SqlAlchemySink
-from onceward.core.transaction import Committable, WriteContext
+from onceward.core.contract.transaction import Committable, WriteContext
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from onceward.core.checkpoint import CommitPolicy
+from onceward.core.contract.transaction import Committable
 from onceward.core.log import EpochInput, LogView, LogWriter, MemoryStore
 from onceward.core.log.notes import note_of, notes
 from onceward.core.operations.status import Answers, PipelineStatus, assess
-from onceward.core.transaction import Committable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from onceward.core.contract.policy import Backoff, CommitPolicy
+from onceward.core.contract.transaction import Committable
 from onceward.core.errors import FencedError, StoreError
 from onceward.core.log import EpochInput, LogStore, LogWriter, read
 from onceward.core.log.entries import key_of
 from onceward.core.log.store import put_behind
-from onceward.core.policy import Backoff, CommitPolicy
-from onceward.core.transaction import Committable
 
 _PUTTER = """
 import sys

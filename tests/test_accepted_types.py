@@ -12,18 +12,18 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
+from onceward.connectors.database.column_matching import split_changes, without_change
 from onceward.connectors.database.conversions import UnfitError, as_read_back, read_back
 from onceward.connectors.database.conversions import conversion as database_conversion
-from onceward.connectors.database.plan import split_changes, without_change
 from onceward.connectors.database.postgres.catalog import PgType
 from onceward.connectors.database.postgres.conversions import conversion as postgres_conversion
 from onceward.connectors.files.sink import FileSink
 from onceward.connectors.kafka.messages import MessageArray, Rows, check_columns, hashed_columns
 from onceward.connectors.redis.forms import KeyTemplate, check_form, to_entries
+from onceward.core.contract.row_hash import RowHash
 from onceward.core.errors import SchemaError
 from onceward.core.kit.rows import check_columns as check_json
 from onceward.core.kit.rows import has_nulls, json_rows
-from onceward.core.row_hash import RowHash
 
 from .arrays_kit import ARRAYS
 from .sink_kit import context

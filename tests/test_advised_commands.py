@@ -21,11 +21,11 @@ from onceward.cli.main import app
 from onceward.cli.operate import Search
 from onceward.cli.ui.desk import Desk
 from onceward.core.checkpoint import CommitPolicy
-from onceward.core.connector import connectors
+from onceward.core.contract.connector import connectors
+from onceward.core.contract.transaction import Committable
 from onceward.core.log import EpochInput, LogView, LogWriter, MemoryStore
 from onceward.core.log.notes import note
 from onceward.core.operations.status import assess
-from onceward.core.transaction import Committable
 
 from .status_kit import NOW, at, written
 from .ui_kit import Folder

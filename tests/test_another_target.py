@@ -11,9 +11,9 @@ import sqlalchemy as sa
 from onceward import FileSink, SqlAlchemySink
 from onceward.core.checkpoint import Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.contract.transaction import Acknowledgement
 from onceward.core.errors import DataLossError
 from onceward.core.log import DirectoryStore, EpochInput
-from onceward.core.transaction import Acknowledgement
 
 from .core_fakes import policy
 

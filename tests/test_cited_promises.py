@@ -15,13 +15,13 @@ MODULES = [
     *sorted((ROOT / "core/checkpoint").glob("*.py")),
     ROOT / "connectors/kafka/pool.py",
     ROOT / "connectors/kafka/commits.py",
-    ROOT / "connectors/kafka/coordinator.py",
-    ROOT / "connectors/database/ledger.py",
+    ROOT / "connectors/kafka/transaction_coordinator.py",
+    ROOT / "connectors/database/ledger_tables.py",
     ROOT / "connectors/redis/script.py",
     ROOT / "connectors/spark/write/handler.py",
     ROOT / "core/operations/resolve.py",
-    ROOT / "core/transaction.py",
-    ROOT / "sinks/folders.py",
+    ROOT / "core/contract/transaction.py",
+    ROOT / "sinks/folder_claims.py",
 ]
 LEAST = 15
 """Comments on lines of their own among a thousand lines of the protocol."""

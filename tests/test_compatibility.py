@@ -46,17 +46,17 @@ from onceward import (
     ValueState,
 )
 from onceward.connectors.database.own_tables import _tables_in
-from onceward.connectors.kafka.transaction import Prepared
+from onceward.connectors.kafka.transaction_state import Prepared
 from onceward.core.checkpoint import Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.contract.names import parse_accepted_name, parse_pooled_name, parse_transaction_name
+from onceward.core.contract.transaction import Acknowledgement, Committable
 from onceward.core.engine.state.handles import decode_metadata
-from onceward.core.engine.state.store import decode_cells
+from onceward.core.engine.state.row_store import decode_cells
 from onceward.core.errors import ConfigurationError, LogDamagedError, NewerFormatError
+from onceward.core.kit.crash_points import CRASH_VARIABLE, Step, hooked
 from onceward.core.log import DirectoryStore, EpochInput, read
 from onceward.core.log.entries import decode, encode
-from onceward.core.names import parse_accepted_name, parse_pooled_name, parse_transaction_name
-from onceward.core.steps import CRASH_VARIABLE, Step, hooked
-from onceward.core.transaction import Acknowledgement, Committable
 
 from .engine_kit import RunningSum, Slowly, Target, TargetSink, numbers, pipeline, reach, sums
 from .entries_kit import ENTRIES

@@ -17,12 +17,9 @@ import pyarrow as pa
 import pytest
 
 from onceward import FileSink
-from onceward.core.errors import ConfigurationError, EpochConflictError, RetryableSinkError, SchemaError, SinkError
-from onceward.core.folders import file_errors
-from onceward.core.ledger import Ledger
-from onceward.core.names import other_log, outdated_log, parse_transaction_name
-from onceward.core.steps import Step
-from onceward.core.transaction import (
+from onceward.core.contract.ledger import Ledger
+from onceward.core.contract.names import other_log, outdated_log, parse_transaction_name
+from onceward.core.contract.transaction import (
     AbortOutcome,
     AbortStatus,
     CommitOutcome,
@@ -32,6 +29,9 @@ from onceward.core.transaction import (
     Progress,
     WriteContext,
 )
+from onceward.core.errors import ConfigurationError, EpochConflictError, RetryableSinkError, SchemaError, SinkError
+from onceward.core.kit.crash_points import Step
+from onceward.core.kit.folders import file_errors
 from onceward.sinks import WriteAheadLogSink
 from onceward.testing.conformance import SinkCase, SinkConformance, SinkUnderTest
 from onceward.testing.killing import kill_everywhere
@@ -44,7 +44,7 @@ from .sink_kit import delete_files_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from onceward.core.names import Scope
+    from onceward.core.contract.names import Scope
 
 
 class Claiming(TargetSink, Ledger):

@@ -12,10 +12,10 @@ import pytest
 from onceward.core.checkpoint import share
 from onceward.core.checkpoint.coordinator import Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.contract.transaction import Acknowledgement, CommitOutcome, CommitStatus, Committable, WriteContext
 from onceward.core.engine.completion import as_own_error
 from onceward.core.errors import LifecycleError
 from onceward.core.log import EpochInput
-from onceward.core.transaction import Acknowledgement, CommitOutcome, CommitStatus, Committable, WriteContext
 from onceward.sinks import FolderClaims, WriteAheadLogSink
 
 from .core_fakes import FakeSink, MemoryStore, policy, prepared

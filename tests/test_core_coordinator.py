@@ -15,6 +15,14 @@ import pytest
 
 from onceward.core.checkpoint import Admission, Backoff, CommitPolicy, Coordinator, OnLost, sweep
 from onceward.core.checkpoint.numbering import CHECKPOINTS
+from onceward.core.contract.transaction import (
+    ANY_EPOCH,
+    AbortStatus,
+    CommitOutcome,
+    CommitStatus,
+    Committable,
+    Observation,
+)
 from onceward.core.errors import (
     CommitPendingError,
     ConfigurationError,
@@ -28,7 +36,6 @@ from onceward.core.errors import (
     StoreError,
 )
 from onceward.core.log import EpochInput, Rewind, read
-from onceward.core.transaction import ANY_EPOCH, AbortStatus, CommitOutcome, CommitStatus, Committable, Observation
 
 from .coordinator_kit import LATER, LOST, UNKNOWN, Bench, about
 from .core_fakes import FakeSink, MemoryStore, acknowledgement, answer_lost, not_written, policy, prepared

@@ -41,7 +41,7 @@ def test_core_imports_only_itself_and_no_client_of_a_target(path: Path):
 
 def test_importing_core_loads_no_client():
     code = (
-        "import sys, onceward.core, onceward.core.checkpoint, onceward.core.log, onceward.core.transaction\n"
+        "import sys, onceward.core, onceward.core.checkpoint, onceward.core.log, onceward.core.contract.transaction\n"
         f"print(sorted({FORBIDDEN!r} & set(sys.modules)))"
     )
     done = subprocess.run(

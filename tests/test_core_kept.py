@@ -17,6 +17,9 @@ from onceward.connectors.database.engines import engine_of
 from onceward.connectors.files.sink import FileLedger
 from onceward.core.checkpoint import Coordinator, OnLost
 from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.contract.names import NOTHING, Progress, Reached, Remembered, Scope
+from onceward.core.contract.targets import sinks_target
+from onceward.core.contract.transaction import CommitOutcome, CommitStatus, Committable, Observation
 from onceward.core.errors import (
     CommitPendingError,
     DataLossError,
@@ -26,14 +29,11 @@ from onceward.core.errors import (
     SinkError,
     TargetWentBackError,
 )
+from onceward.core.kit.crash_points import Step, hooked
 from onceward.core.log import DirectoryStore, EpochInput, Resolved, read
-from onceward.core.names import NOTHING, Progress, Reached, Remembered, Scope
-from onceward.core.operations.logs import open_log
+from onceward.core.operations.log_locations import open_log
 from onceward.core.operations.resolve import CommittedEpoch, commit_decided
 from onceward.core.operations.survey import survey
-from onceward.core.operations.targets import sinks_target
-from onceward.core.steps import Step, hooked
-from onceward.core.transaction import CommitOutcome, CommitStatus, Committable, Observation
 from onceward.testing.faults import Faults
 from onceward.testing.wrappers import FaultySink
 

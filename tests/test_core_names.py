@@ -5,8 +5,7 @@ import string
 
 import pytest
 
-from onceward.core.errors import ConfigurationError
-from onceward.core.names import (
+from onceward.core.contract.names import (
     AcceptedName,
     PooledName,
     Scope,
@@ -19,7 +18,8 @@ from onceward.core.names import (
     parse_pooled_name,
     parse_transaction_name,
 )
-from onceward.core.transaction import WriteContext
+from onceward.core.contract.transaction import WriteContext
+from onceward.core.errors import ConfigurationError
 
 LETTERS = string.ascii_letters + string.digits + "._-"
 

@@ -14,7 +14,7 @@ from onceward.core.log import EpochInput, Rewound, read
 from .core_fakes import FakeSink, MemoryStore, acknowledgement, policy, prepared
 
 if TYPE_CHECKING:
-    from onceward.core.transaction import Committable
+    from onceward.core.contract.transaction import Committable
 
 
 def about(epoch: int, query: str = "q") -> EpochInput:

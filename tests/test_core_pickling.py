@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from onceward.core import errors
+from onceward.core.contract.transaction import Acknowledgement, CommitOutcome, CommitStatus, Committable, WriteContext
 from onceward.core.errors import LogDamagedError, OncewardError, StoreError, text_of
 from onceward.core.log import WriterToken
-from onceward.core.transaction import Acknowledgement, CommitOutcome, CommitStatus, Committable, WriteContext
 
 from .entries_kit import COMMITTABLE
 

@@ -24,12 +24,12 @@ from onceward.connectors.database.engines import engine_of
 from onceward.core.checkpoint import Coordinator
 from onceward.core.checkpoint.numbering import CHECKPOINTS
 from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.contract.names import Reached
+from onceward.core.contract.transaction import Acknowledgement, Committable
 from onceward.core.errors import DataLossError
 from onceward.core.log import EpochInput, MemoryStore, read
 from onceward.core.log.entries import Decide, decode, encode, key_of
-from onceward.core.log.reached import newest_commits
-from onceward.core.names import Reached
-from onceward.core.transaction import Acknowledgement, Committable
+from onceward.core.log.sink_progress import newest_commits
 
 from .core_fakes import policy
 from .sink_kit import Mailbox

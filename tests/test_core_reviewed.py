@@ -14,6 +14,8 @@ from onceward.connectors.redis.sink import RedisLedger
 from onceward.core.checkpoint import Coordinator, OnLost
 from onceward.core.checkpoint.numbering import CHECKPOINTS
 from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.contract.names import NOTHING, Remembered
+from onceward.core.contract.transaction import CommitOutcome, CommitStatus, Committable, Observation
 from onceward.core.errors import (
     DataLossError,
     EpochConflictError,
@@ -24,9 +26,7 @@ from onceward.core.errors import (
     TargetWentBackError,
 )
 from onceward.core.log import EpochInput, read
-from onceward.core.names import NOTHING, Remembered
 from onceward.core.run.pipeline_run import PipelineRun
-from onceward.core.transaction import CommitOutcome, CommitStatus, Committable, Observation
 
 from .core_fakes import FakeSink, MemoryStore, acknowledgement, policy, prepared
 from .losses_kit import ABORTED, ABOUT, COMMITTED, PREPARED, Bench, Case, Target

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onceward.core import events
 from onceward.core.checkpoint import Admission
+from onceward.core.contract import events
 from onceward.core.errors import DecisionInDoubtError, EpochVoidedError, FencedError, RetryableSinkError
 from onceward.core.log import DirectoryStore, LogWriter, read
 from onceward.core.log.note_kinds import FailureNote

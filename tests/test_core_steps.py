@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from onceward.core import steps
-from onceward.core.steps import CRASH_VARIABLE, Step, crash_point, hooked, kill_at
+from onceward.core.kit import crash_points as steps
+from onceward.core.kit.crash_points import CRASH_VARIABLE, Step, crash_point, hooked, kill_at
 
 ROOT = Path(__file__).parents[1]
 
@@ -53,7 +53,7 @@ def test_an_unknown_step_is_refused():
 
 
 def test_the_environment_variable_kills_a_real_process_at_the_step():
-    code = "from onceward.core.steps import *; print('a', flush=True); crash_point(Step.DECIDE_AFTER); print('b')"
+    code = "from onceward.core.kit.crash_points import *; print('a', flush=True); crash_point(Step.DECIDE_AFTER)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

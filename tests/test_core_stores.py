@@ -22,8 +22,9 @@ from sqlalchemy.dialects import mysql, postgresql
 
 from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.errors import ConfigurationError, DecisionInDoubtError, LogDamagedError, StoreError
-from onceward.core.folders import make_folder
-from onceward.core.log import DirectoryStore, EpochInput, LogWriter, MemoryStore, bounded, open_store, read
+from onceward.core.kit.folders import make_folder
+from onceward.core.log import DirectoryStore, EpochInput, LogWriter, MemoryStore, open_store, read
+from onceward.core.log import time_limits as bounded
 from onceward.core.log import writer as log_writer
 from onceward.core.log.entries import key_of
 from onceward.core.log.objects import CONDITIONAL_PUT, ObjectStore

@@ -12,10 +12,8 @@ import pytest
 
 from onceward.core.checkpoint.recovery import RECOVERY, Action, TransactionStatus, action
 from onceward.core.checkpoint.subtask import SubtaskEpoch
-from onceward.core.errors import LifecycleError
-from onceward.core.log import CommitPermit, LogView
-from onceward.core.outcome import OUTCOMES, PROVEN_NOT_COMMITTED
-from onceward.core.transaction import (
+from onceward.core.contract.outcome import OUTCOMES, PROVEN_NOT_COMMITTED
+from onceward.core.contract.transaction import (
     AbortStatus,
     CommitOutcome,
     CommitStatus,
@@ -24,6 +22,8 @@ from onceward.core.transaction import (
     abort_outcome,
     commit_outcome,
 )
+from onceward.core.errors import LifecycleError
+from onceward.core.log import CommitPermit, LogView
 
 from .core_fakes import FakeSink, prepared
 

@@ -11,6 +11,9 @@ import pytest
 
 from onceward.core.checkpoint import Admission, Coordinator, OnLost
 from onceward.core.checkpoint.recovery import TransactionStatus, status_for_sweeper, status_of
+from onceward.core.contract.proof import Proof, total
+from onceward.core.contract.targets import sinks_target
+from onceward.core.contract.transaction import AbortOutcome, AbortStatus, CommitOutcome, Committable, Observation
 from onceward.core.errors import (
     CommitPendingError,
     ConfigurationError,
@@ -22,15 +25,12 @@ from onceward.core.errors import (
     RetryableSinkError,
     SinkError,
 )
+from onceward.core.kit.crash_points import Step, hooked
 from onceward.core.log import Replace, audit_records, read
 from onceward.core.operations.history import history
-from onceward.core.operations.logs import Log
+from onceward.core.operations.log_locations import Log
 from onceward.core.operations.resolve import commit_decided
 from onceward.core.operations.survey import survey
-from onceward.core.operations.targets import sinks_target
-from onceward.core.proof import Proof, total
-from onceward.core.steps import Step, hooked
-from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, Committable, Observation
 
 from .core_fakes import acknowledgement, policy
 from .losses_kit import ABORTED, ABOUT, BEGUN, COMMITTED, EXPIRED, PREPARED, Case, Target, committable

@@ -14,30 +14,30 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from onceward.connectors.database import ledger
+from onceward.connectors.database import ledger_tables as ledger
+from onceward.connectors.database.batched_inserts import InsertWriting
 from onceward.connectors.database.dialect import TwoPhaseAnswer
 from onceward.connectors.database.engines import transaction
 from onceward.connectors.database.failures import may_pass, translate
-from onceward.connectors.database.ledger import LedgerFacts
+from onceward.connectors.database.ledger_tables import LedgerFacts
 from onceward.connectors.database.loader import Movement
 from onceward.connectors.database.mariadb import XaTransactions, Xid
 from onceward.connectors.database.own_tables import identity_row, tables_of
-from onceward.connectors.database.pieces import InsertWriting
 from onceward.connectors.database.postgres.dialect import GidTransactions, PostgreSql
 from onceward.connectors.database.postgres.loader import StagingWriting
 from onceward.connectors.database.prepared import abort_prepared, commit_prepared
 from onceward.connectors.database.sink import PostgresSink, SqlAlchemySink
 from onceward.connectors.database.sqlite import Sqlite
 from onceward.connectors.database.target import PREPARED, STAGED, DatabaseTarget, TableName, own_name
-from onceward.core.errors import ConfigurationError, EpochConflictError, PostgresError
-from onceward.core.names import Scope, TransactionName
-from onceward.core.transaction import (
+from onceward.core.contract.names import Scope, TransactionName
+from onceward.core.contract.transaction import (
     AbortStatus,
     CommitStatus,
     Committable,
     Observation,
     WriteContext,
 )
+from onceward.core.errors import ConfigurationError, EpochConflictError, PostgresError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

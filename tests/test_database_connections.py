@@ -15,13 +15,13 @@ import pyarrow as pa
 import pytest
 
 from onceward.connectors.database.engines import close_idle, engine_of
-from onceward.connectors.database.postgres import session
+from onceward.connectors.database.postgres import connection as session
+from onceward.connectors.database.postgres.connection import Answering, limited
 from onceward.connectors.database.postgres.dialect import _silent
-from onceward.connectors.database.postgres.session import Answering, limited
 from onceward.connectors.database.sink import PostgresSink, SqlAlchemySink
+from onceward.core.contract.transaction import WriteContext
 from onceward.core.errors import RetryableSinkError
 from onceward.core.kit import processwide
-from onceward.core.transaction import WriteContext
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

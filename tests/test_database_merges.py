@@ -13,16 +13,16 @@ import pymysql
 import pytest
 from sqlalchemy import exc
 
+from onceward.connectors.database.column_matching import Column
 from onceward.connectors.database.failures import translate, translated
-from onceward.connectors.database.plan import Column
 from onceward.connectors.database.postgres.catalog import PgTable, PgType
 from onceward.connectors.database.postgres.rehearsal import Filled
 from onceward.connectors.database.postgres.staging import Layout, stage_name
 from onceward.connectors.database.sink import PostgresSink, SqlAlchemySink
-from onceward.connectors.database.written import check_written
+from onceward.connectors.database.target_checks import check_written
+from onceward.core.contract.findings import Health
+from onceward.core.contract.transaction import CommitStatus, WriteContext
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SqlError
-from onceward.core.operations.findings import Health
-from onceward.core.transaction import CommitStatus, WriteContext
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,14 +12,14 @@ import pytest
 import sqlalchemy as sa
 
 from onceward.connectors.database.dialect import ServerFacts
-from onceward.connectors.database.ledger import LedgerFacts
+from onceward.connectors.database.ledger_tables import LedgerFacts
 from onceward.connectors.database.mariadb import MariaDb, Xid, gtrid_of, read_xid
 from onceward.connectors.database.postgres.dialect import PostgreSql
 from onceward.connectors.database.sink import PostgresSink, SqlAlchemySink, choose_path
 from onceward.connectors.database.target import CommitPath, TableName, Url, own_name
+from onceward.core.contract.names import Progress, Scope, TransactionName
+from onceward.core.contract.transaction import AbortStatus, CommitStatus, Committable, Observation, WriteContext
 from onceward.core.errors import ConfigurationError, RetryableSinkError
-from onceward.core.names import Progress, Scope, TransactionName
-from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation, WriteContext
 
 if TYPE_CHECKING:
     from onceward.connectors.database.sink import DatabaseSink

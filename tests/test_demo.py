@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from onceward.cli.demo.run import MADE, SAID, TARGETS, VICTIMS, _said, expected, generate, judge, plan
+from onceward.cli.demo.scenario import MADE, SAID, TARGETS, VICTIMS, _said, expected, generate, judge, plan
 from onceward.core.errors import ConfigurationError
 from onceward.core.operations.comparison import Mismatch, Record
 from onceward.testing.machine import make_empty_folder
-from onceward.testing.pipeline.faults import FAULTS
+from onceward.testing.pipeline.timed_faults import FAULTS
 
 if TYPE_CHECKING:
     from pathlib import Path

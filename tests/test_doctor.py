@@ -18,8 +18,8 @@ from confluent_kafka.admin import AdminClient
 from onceward.cli.doctor import check_store
 from onceward.connectors.files.checks import check_folder
 from onceward.connectors.kafka import checks as kafka
+from onceward.core.contract.policy import CommitPolicy
 from onceward.core.log import DirectoryStore, EpochInput, LogWriter, open_store
-from onceward.core.policy import CommitPolicy
 
 SOURCE = Path(__file__).parent.parent / "src"
 EXTRAS = ("confluent_kafka", "kafka", "psutil", "psycopg", "pgpq", "sqlalchemy", "fsspec", "pyspark")

@@ -23,7 +23,7 @@ from onceward import (
 )
 from onceward.cli.main import check_words
 from onceward.connectors.spark.formats.formats import SinkFormat, format_of
-from onceward.connectors.spark.read.kafka import (
+from onceward.connectors.spark.read.kafka_offsets import (
     ELSEWHERE,
     ONLY_BATCH,
     SELECTIONS,
@@ -33,9 +33,9 @@ from onceward.connectors.spark.read.kafka import (
     batch_source,
     stream_source,
 )
-from onceward.core.connector import connectors
+from onceward.core.contract.connector import connectors
 from onceward.core.errors import ConfigurationError
-from onceward.core.kit.options import option_names
+from onceward.core.kit.text_options import option_names
 
 from .options_kit import FORMATS, GOOD, OPTIONS, use
 

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 
 from onceward.core import CheckpointConfig, FileBackend, MemoryBackend, RestartStrategy, RocksDBBackend
-from onceward.core.engine.retained import Retained
+from onceward.core.contract.outcome import OUTCOMES
+from onceward.core.contract.transaction import CommitOutcome, Committable, Observation
+from onceward.core.engine.retention import Retained
 from onceward.core.errors import DataLossError, OncewardError, SourceError, StateError
+from onceward.core.kit.crash_points import Step, hooked
 from onceward.core.log import MemoryStore, Replace, read
-from onceward.core.outcome import OUTCOMES
-from onceward.core.steps import Step, hooked
-from onceward.core.transaction import CommitOutcome, Committable, Observation
 from onceward.sources import LiveSource, SequenceSource
 
 from .engine_kit import RunningSum, Slowly, Target, TargetSink, numbers, pipeline, reach, sums
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from onceward.core import Pipeline
-    from onceward.core.engine.state.store import StateBackend
+    from onceward.core.engine.state.row_store import StateBackend
 
 PAUSE = 0.004
 ROWS = numbers(600, keys=60)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from onceward.core.engine.state.store import KeyedTable
+    from onceward.core.engine.state.row_store import KeyedTable
 
 ALL = range(128)
 TOTALS: dict[str, tuple[str, AggregateFunction]] = {

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onceward.core import CheckpointConfig, MemoryBackend
+from onceward.core.contract.policy import CommitPolicy
 from onceward.core.engine.attempt import Attempt
 from onceward.core.engine.channels import Barrier, CheckpointKind, TaskId
 from onceward.core.engine.checkpoints import CheckpointsState, advance, deadline, initial
-from onceward.core.engine.events import (
+from onceward.core.engine.coordinator_events import (
     Acknowledged,
     Complete,
     CompletedCheckpoint,
@@ -40,7 +41,6 @@ from onceward.core.engine.state.handles import KeyedHandle, ListHandle, SubtaskS
 from onceward.core.errors import CheckpointFailedError, DecisionInDoubtError, StateError
 from onceward.core.log import MemoryStore
 from onceward.core.log.note_kinds import CheckpointRecord, TaskRecord
-from onceward.core.policy import CommitPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable

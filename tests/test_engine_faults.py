@@ -149,7 +149,7 @@ def test_a_checkpoint_that_was_given_up_leaves_no_folder_and_no_warning(
     exact(target)
 
 
-@pytest.mark.parametrize("fault", ["completion.prove", "retained.Retained.keep"])
+@pytest.mark.parametrize("fault", ["completion.prove", "retention.Retained.keep"])
 def test_an_error_of_the_engine_after_the_decision_frees_nothing_and_a_restart_goes_on_from_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ):

@@ -13,8 +13,8 @@ from onceward.core import FileBackend, MemoryBackend, ProcessFunction, RestartSt
 from onceward.core.engine import reference
 from onceward.core.engine.state import storage
 from onceward.core.errors import ConfigurationError
+from onceward.core.kit.sealed import seal
 from onceward.core.log import MemoryStore
-from onceward.core.sealed import seal
 from onceward.sources import SequenceSource
 
 from .engine_kit import Target, TargetSink, decided, pipeline

@@ -12,9 +12,9 @@ import pytest
 
 from onceward.core import CheckpointConfig, CheckpointMode, Pipeline, RestartStrategy
 from onceward.core.checkpoint.subtask import DirectlyWritten, SubtaskEpoch
+from onceward.core.contract.transaction import WriteContext
 from onceward.core.errors import OncewardError
 from onceward.core.log import MemoryStore
-from onceward.core.transaction import WriteContext
 from onceward.sinks import DirectSink
 from onceward.sources import LiveSource, SequenceSource
 

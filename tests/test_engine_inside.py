@@ -14,10 +14,10 @@ import pyarrow as pa
 import pytest
 
 from onceward import CheckpointConfig, LiveSource, ProcessFunction, RestartStrategy, SequenceSource
-from onceward.core import events
+from onceward.core.contract import events
+from onceward.core.contract.policy import side_by_side
 from onceward.core.errors import CheckpointFailedError, LifecycleError
 from onceward.core.log import MemoryStore
-from onceward.core.policy import side_by_side
 
 from .engine_kit import Target, TargetSink, pipeline
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from onceward import Pipeline
-    from onceward.core.transaction import CommitOutcome, Committable
+    from onceward.core.contract.transaction import CommitOutcome, Committable
 
 SOON = 5.0
 """Seconds; a run that waits for itself takes 30."""

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onceward.core import CheckpointConfig, ProcessFunction, RestartStrategy
+from onceward.core.engine.batch_sizing import FIRST_ROWS, WORK_SECONDS, Pace, even_part
 from onceward.core.engine.channels import Barrier, Channel, Gate, TaskId, TaskOutput, forward
 from onceward.core.engine.logic import Frozen, Guarded, Logic, RecordLogic
-from onceward.core.engine.pace import FIRST_ROWS, WORK_SECONDS, Pace, even_part
 from onceward.core.engine.task import Task, TaskWorld
 from onceward.core.errors import ConfigurationError
 from onceward.sources import SequenceSource

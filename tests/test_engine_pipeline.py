@@ -32,6 +32,7 @@ from onceward.core import (
     RestartStrategy,
     RocksDBBackend,
 )
+from onceward.core.contract.policy import CommitPolicy
 from onceward.core.errors import (
     CheckpointFailedError,
     ConfigurationError,
@@ -43,7 +44,6 @@ from onceward.core.errors import (
     StateDamagedError,
 )
 from onceward.core.log import MemoryStore
-from onceward.core.policy import CommitPolicy
 from onceward.sources import SequenceSource
 
 from .engine_kit import RunningSum, Slowly, Target, TargetSink, decided, numbers, pipeline, reach, sums, values
@@ -51,7 +51,7 @@ from .engine_kit import RunningSum, Slowly, Target, TargetSink, decided, numbers
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from onceward.core.transaction import CommitOutcome, Committable
+    from onceward.core.contract.transaction import CommitOutcome, Committable
 
 ROWS = numbers(6000, keys=7)
 

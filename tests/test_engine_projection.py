@@ -14,7 +14,7 @@ import pytest
 
 from onceward.core.engine.projection import Projection
 from onceward.core.errors import ConfigurationError, OncewardError, OperatorError
-from onceward.core.steps import Step, hooked
+from onceward.core.kit.crash_points import Step, hooked
 from onceward.sources import SequenceSource
 
 from .engine_kit import Target, TargetSink, numbers, pipeline

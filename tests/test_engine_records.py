@@ -16,7 +16,7 @@ from onceward.core import ListState, MemoryBackend, ProcessFunction, ValueState
 from onceward.core.engine import logic
 from onceward.core.engine.channels import TaskId, by_key
 from onceward.core.engine.logic import Guarded
-from onceward.core.engine.mixed import MOST_SHAPES, cut_by_shape, records_of
+from onceward.core.engine.mixed_records import MOST_SHAPES, cut_by_shape, records_of
 from onceward.core.engine.records import batches
 from onceward.core.engine.state.keyed import KeyScope
 from onceward.core.engine.state.keys import KeyEncoder, encode_key

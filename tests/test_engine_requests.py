@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 
 from onceward.cli.main import app
 from onceward.core import CheckpointConfig, FileBackend, JobState
-from onceward.core.engine import job, requests
+from onceward.core.engine import job
+from onceward.core.engine import savepoint_requests as requests
 from onceward.core.engine.channels import CheckpointKind
-from onceward.core.engine.requests import Request, ask, serve
+from onceward.core.engine.savepoint_requests import Request, ask, serve
 from onceward.core.errors import CheckpointFailedError, ConfigurationError
 from onceward.core.log import DirectoryStore, LogWriter, read
 from onceward.core.log.entries import key_of

@@ -27,10 +27,10 @@ from onceward.core.errors import (
     StateDamagedError,
     StoreError,
 )
+from onceward.core.kit.crash_points import Step, hooked
+from onceward.core.kit.sealed import seal
 from onceward.core.log import Decide, MemoryStore, audit_records
 from onceward.core.log.entries import decode
-from onceward.core.sealed import seal
-from onceward.core.steps import Step, hooked
 from onceward.sources import SequenceSource
 
 from .engine_kit import RunningSum, Slowly, Target, TargetSink, numbers, pipeline, reach, sums

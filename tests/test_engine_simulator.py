@@ -17,20 +17,11 @@ from hypothesis import strategies as st
 
 from onceward.core import Pipeline
 from onceward.core.checkpoint import coordinator
-from onceward.core.engine import (
-    again,
-    attempt,
-    channels,
-    completion,
-    ends,
-    functions,
-    logic,
-    origin,
-    records,
-    start,
-    task,
-)
-from onceward.core.engine.events import CompletedCheckpoint, Confirm
+from onceward.core.engine import attempt, channels, completion, functions, logic, records, start, task
+from onceward.core.engine import recomputation as again
+from onceward.core.engine import source_and_sink as ends
+from onceward.core.engine import starting_checkpoint as origin
+from onceward.core.engine.coordinator_events import CompletedCheckpoint, Confirm
 from onceward.core.engine.logic import Frozen, nothing_to_write
 from onceward.core.engine.reference import Decided
 from onceward.core.engine.state import keyed, memory

@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onceward import FileSource
+from onceward.core.contract.source import Piece, Split
 from onceward.core.engine.channels import Barrier
-from onceward.core.engine.ends import EXHAUSTED, ResettableLogic
-from onceward.core.source import Piece, Split
+from onceward.core.engine.source_and_sink import EXHAUSTED, ResettableLogic
 from onceward.sources import SequenceSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from onceward.core.source import Position, ResettableSource
+    from onceward.core.contract.source import Position, ResettableSource
 
 
 class Watched(SequenceSource):

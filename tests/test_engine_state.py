@@ -21,11 +21,10 @@ from onceward.core import FileBackend, MemoryBackend, OperatorState, ProcessFunc
 from onceward.core.engine import completion
 from onceward.core.engine.channels import Barrier, TaskId, by_key
 from onceward.core.engine.completion import Completer
-from onceward.core.engine.events import Pending
-from onceward.core.engine.fits import check_fits
+from onceward.core.engine.coordinator_events import Pending
 from onceward.core.engine.graph import Graph
 from onceward.core.engine.reference import Reference, load, prove
-from onceward.core.engine.retained import Retained, SharedFiles
+from onceward.core.engine.retention import Retained, SharedFiles
 from onceward.core.engine.start import assign
 from onceward.core.engine.state import keys, rocksdb
 from onceward.core.engine.state.handles import (
@@ -39,13 +38,14 @@ from onceward.core.engine.state.handles import (
 )
 from onceward.core.engine.state.keyed import KeyScope
 from onceward.core.engine.state.memory import cells_of
+from onceward.core.engine.state.row_store import decode_cells, encode_cells
 from onceward.core.engine.state.storage import CheckpointStorage, folder_of
-from onceward.core.engine.state.store import decode_cells, encode_cells
+from onceward.core.engine.state_compatibility import check_fits
 from onceward.core.errors import ConfigurationError, OncewardError, StateDamagedError, StateError
 
 if TYPE_CHECKING:
     from onceward.core.engine.state.rocksdb import RocksTable
-    from onceward.core.engine.state.store import KeyedTable
+    from onceward.core.engine.state.row_store import KeyedTable
 
 TASK = TaskId("sum", 0)
 ALL = range(128)

@@ -19,10 +19,19 @@ from onceward.core.engine.channels import (
     TaskOutput,
     forward,
 )
-from onceward.core.engine.ends import EXHAUSTED, SourceLogic
-from onceward.core.engine.events import Acknowledged, Confirm, Declined, Event, Exhausted, Finished, GiveUp, Trigger
+from onceward.core.engine.coordinator_events import (
+    Acknowledged,
+    Confirm,
+    Declined,
+    Event,
+    Exhausted,
+    Finished,
+    GiveUp,
+    Trigger,
+)
 from onceward.core.engine.functions import ProcessLogic
 from onceward.core.engine.logic import Frozen, Guarded, Logic
+from onceward.core.engine.source_and_sink import EXHAUSTED, SourceLogic
 from onceward.core.engine.state.handles import SubtaskState
 from onceward.core.engine.state.keyed import KeyScope
 from onceward.core.engine.state.keys import KeyEncoder, encode_key

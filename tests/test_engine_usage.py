@@ -7,10 +7,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from onceward.core import CheckpointConfig
+from onceward.core.contract.events import SubtaskUsage
 from onceward.core.engine.channels import TaskId
-from onceward.core.engine.ends import ResettableLogic
+from onceward.core.engine.source_and_sink import ResettableLogic
 from onceward.core.engine.usage import Usage
-from onceward.core.events import SubtaskUsage
 from onceward.sources import SequenceSource
 
 from .engine_kit import Slowly, Target, TargetSink, numbers, pipeline, reach

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from onceward.core.engine.state.handles import KeyedHandle
-    from onceward.core.engine.state.store import KeyedTable
+    from onceward.core.engine.state.row_store import KeyedTable
 
 ALL = range(128)
 _RUN = """

@@ -31,15 +31,15 @@ from onceward import (
 )
 from onceward.cli.doctor import check_pipeline, check_store
 from onceward.cli.explain import Explanation, load, together
+from onceward.core.contract.findings import Finding, Health
+from onceward.core.contract.policy import CommitPolicy, OnLost
+from onceward.core.contract.sink import Guarantee
+from onceward.core.contract.targets import sinks_target
 from onceward.core.errors import ConfigurationError, OncewardError
+from onceward.core.kit.crash_points import Step, hooked
 from onceward.core.log import DirectoryStore, LogWriter, read
 from onceward.core.operations import description
 from onceward.core.operations.description import sink_findings
-from onceward.core.operations.findings import Finding, Health
-from onceward.core.operations.targets import sinks_target
-from onceward.core.policy import CommitPolicy, OnLost
-from onceward.core.sink import Guarantee
-from onceward.core.steps import Step, hooked
 from onceward.sinks import DirectSink
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def test_the_checks_that_the_page_on_guarantees_names_for_each_setup_are_made_by
     rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
     covered = {row[0]: re.findall(r"`([^`]+)`", row[-1]) for row in rows}
     files = [ROOT / "cli/doctor.py", ROOT / "cli/explain.py", *(ROOT / "connectors").glob("*/checks.py")]
-    files += [ROOT / "core/operations/description.py", ROOT / "connectors/spark/description.py"]
+    files += [ROOT / "core/operations/description.py", ROOT / "connectors/spark/query_description.py"]
     nodes = [node for path in files for node in ast.walk(ast.parse(path.read_text()))]
     made = {node.value for node in nodes if isinstance(node, ast.Constant)}
     assert covered

@@ -16,14 +16,14 @@ import pytest
 from onceward.cli.run import Supervisor
 from onceward.connectors.spark.session.options import noting_failed_start
 from onceward.core import RestartStrategy
+from onceward.core.contract.policy import CommitPolicy
 from onceward.core.errors import FencedError, RetryableSinkError
 from onceward.core.log import DirectoryStore, LogWriter, RunWriters, open_store
 from onceward.core.log.note_kinds import FailureNote, LifeNote, Note
 from onceward.core.log.notes import note_life
 from onceward.core.log.run_writers import OVERTAKEN, RUN_VARIABLE, register_log, registered_logs
-from onceward.core.operations.logs import open_log
+from onceward.core.operations.log_locations import open_log
 from onceward.core.operations.status import RESTARTS, PipelineState, assess, pipeline_status
-from onceward.core.policy import CommitPolicy
 
 from .formats_kit import Query as FormatQuery
 from .spark_kit import Query, SparkSink

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pytest
 
 from onceward.core import RestartStrategy
+from onceward.core.contract.transaction import AbortStatus, CommitStatus, Committable
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SourceError, StoreError
 from onceward.core.log import MemoryStore
-from onceward.core.transaction import AbortStatus, CommitStatus, Committable
 from onceward.sinks import DirectSink, Ledger, TwoPhaseCommitSink
 from onceward.sources import LiveSource, ResettableSource, SequenceSource
 from onceward.testing.faults import Fault, FaultKind, Faults, delay, die_after, duplicate, fail, lose_answer

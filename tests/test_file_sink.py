@@ -20,19 +20,19 @@ import pyarrow.parquet
 import pytest
 
 from onceward import FileSink
-from onceward.connectors.files import formats
+from onceward.connectors.files import file_formats as formats
 from onceward.core import CheckpointConfig, RestartStrategy
 from onceward.core.checkpoint import CommitPolicy, Coordinator, OnLost
-from onceward.core.errors import ConfigurationError, DataLossError, SchemaError, SinkError
-from onceward.core.log import EpochInput, MemoryStore
-from onceward.core.names import Scope, file_name
-from onceward.core.steps import Step, hooked
-from onceward.core.transaction import (
+from onceward.core.contract.names import Scope, file_name
+from onceward.core.contract.transaction import (
     AbortStatus,
     Acknowledgement,
     CommitStatus,
     Committable,
 )
+from onceward.core.errors import ConfigurationError, DataLossError, SchemaError, SinkError
+from onceward.core.kit.crash_points import Step, hooked
+from onceward.core.log import EpochInput, MemoryStore
 from onceward.sources import SequenceSource
 
 from .engine_kit import pipeline

@@ -15,12 +15,12 @@ import pytest
 
 from onceward import FileSink
 from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator, OnLost
+from onceward.core.contract.names import NOTHING, Scope, file_name
+from onceward.core.contract.transaction import AbortStatus, CommitStatus, Committable, Observation, Progress
 from onceward.core.errors import CommitPendingError, DataLossError, EpochConflictError, SinkError
+from onceward.core.kit.crash_points import Step
 from onceward.core.log import EpochInput, MemoryStore
-from onceward.core.names import NOTHING, Scope, file_name
-from onceward.core.steps import Step
-from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation, Progress
-from onceward.sinks.folders import IDENTITY
+from onceward.sinks.folder_claims import IDENTITY
 
 from .core_fakes import acknowledgement
 from .sink_kit import LOG, Mailbox, context, crash_at, prepared

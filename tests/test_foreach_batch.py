@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
-from onceward.connectors.spark.session.plan import ClassicPlan
+from onceward.connectors.spark.session.query_plan import ClassicPlan
 from onceward.connectors.spark.write import foreach_batch
 from onceward.connectors.spark.write.foreach_batch import ForeachBatch
 from onceward.core.errors import ConfigurationError, SchemaError
+from onceward.core.kit.crash_points import Step, hooked
 from onceward.core.log import MemoryStore, read
-from onceward.core.steps import Step, hooked
 
 from .spark_kit import Checkpoint, Frame, Session, SparkSink, target_called
 

@@ -13,15 +13,16 @@ import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 from onceward import FileSink, Pipeline, SequenceSource
-from onceward.connectors.spark.formats.writer import BatchWriter
+from onceward.connectors.spark.formats.writers import BatchWriter
 from onceward.connectors.spark.session.options import FormatOptions
 from onceward.connectors.spark.write import foreach_batch
 from onceward.connectors.spark.write.foreach_batch import ForeachBatch
-from onceward.core import RestartStrategy, events
+from onceward.core import RestartStrategy
+from onceward.core.contract import events
+from onceward.core.contract.policy import CommitPolicy
 from onceward.core.errors import OncewardError, RetryableSinkError
 from onceward.core.log import DirectoryStore, LogWriter, read
 from onceward.core.log.notes import notes
-from onceward.core.policy import CommitPolicy
 
 from .core_fakes import policy
 from .engine_kit import Target, TargetSink

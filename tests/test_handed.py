@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 import pytest
 
 from onceward.core.checkpoint.subtask import SubtaskEpoch
-from onceward.core.handed import Handed
-from onceward.core.proof import total
-from onceward.core.row_hash import RowHash, row_hashes
-from onceward.core.transaction import Committable, WriteContext
+from onceward.core.contract.handed_rows import Handed
+from onceward.core.contract.proof import total
+from onceward.core.contract.row_hash import RowHash, row_hashes
+from onceward.core.contract.transaction import Committable, WriteContext
 
 from .engine_kit import Target, TargetSink
 
@@ -245,8 +245,8 @@ def test_a_sum_that_is_known_is_not_made_again(monkeypatch: pytest.MonkeyPatch) 
         made.append(batch.num_rows)
         return row_hashes(batch)
 
-    monkeypatch.setattr("onceward.core.row_hash.row_hashes", counted)
-    monkeypatch.setattr("onceward.core.handed.row_hashes", counted)
+    monkeypatch.setattr("onceward.core.contract.row_hash.row_hashes", counted)
+    monkeypatch.setattr("onceward.core.contract.handed_rows.row_hashes", counted)
     batch = pa.record_batch({"id": [1, 2, None], "text": ["a", None, "b"]})
     other = pa.record_batch({"id": [1, 2, None], "text": ["a", None, "b"]})
     alone, at_once, apart = RowHash(), RowHash(), RowHash()

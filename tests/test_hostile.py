@@ -16,12 +16,12 @@ import pytest
 from onceward import Pipeline
 from onceward.connectors.files.sink import FileSink
 from onceward.connectors.http.sink import HttpSink
+from onceward.core.contract.names import NOTHING, Scope
+from onceward.core.contract.transaction import CommitStatus, Committable, Observation
 from onceward.core.errors import ConfigurationError, EpochConflictError, LogDamagedError, OncewardError, SqlError
 from onceward.core.log import open_store
 from onceward.core.log.entries import Decide, Start
 from onceward.core.log.view import fold
-from onceward.core.names import NOTHING, Scope
-from onceward.core.transaction import CommitStatus, Committable, Observation
 
 from .hostile import TEXTS, VALUES, check_altered
 from .http_kit import Inbox
@@ -191,7 +191,7 @@ def test_a_piece_of_staged_rows_that_is_not_the_decided_one_is_refused(tmp_path:
 def test_pieces_that_are_exchanged_removed_or_added_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onceward.connectors.database.pieces.CHUNK_BYTES", 60)
+    monkeypatch.setattr("onceward.connectors.database.batched_inserts.CHUNK_BYTES", 60)
     database = Database(tmp_path / "shop.db")
     sink = database.sink()
     good = write(sink, context(), *(words(3 * n) for n in range(6)))

@@ -16,8 +16,8 @@ import pytest
 
 from onceward.connectors.http.client import HttpSettings, clients
 from onceward.connectors.http.sink import HttpSink
+from onceward.core.contract.transaction import CommitStatus
 from onceward.core.errors import RetryableSinkError, SinkError
-from onceward.core.transaction import CommitStatus
 
 from .http_kit import Inbox, Plan
 from .sink_kit import prepared

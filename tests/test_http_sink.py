@@ -25,10 +25,10 @@ import pytest
 from onceward.connectors.http import client
 from onceward.connectors.http.client import HttpClient, HttpSettings, judge, seconds_to_wait
 from onceward.connectors.http.sink import HttpSink
+from onceward.core.contract.transaction import CommitStatus, Committable
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SinkError
+from onceward.core.kit.crash_points import Step
 from onceward.core.kit.rows import json_rows
-from onceward.core.steps import Step
-from onceward.core.transaction import CommitStatus, Committable
 from onceward.sinks import Guarantee
 from onceward.testing.conformance import SinkConformance, SinkUnderTest
 from onceward.testing.proxy import Proxy

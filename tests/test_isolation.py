@@ -16,12 +16,13 @@ import pytest
 
 from onceward.connectors.kafka.messages import check_columns
 from onceward.connectors.kafka.sink import KafkaSink
-from onceward.connectors.spark.write import refusals
-from onceward.connectors.spark.write.refusals import Letters
-from onceward.connectors.spark.write.task import write_partition
+from onceward.connectors.spark.write import refused_rows as refusals
+from onceward.connectors.spark.write.refused_rows import Letters
+from onceward.connectors.spark.write.spark_task import write_partition
 from onceward.core.checkpoint.isolation import Isolation, Spool
 from onceward.core.checkpoint.subtask import DirectlyWritten
-from onceward.core.dead_letters import SCHEMA, DeadLetters, checked_limit, letters_of, position_of, row_text
+from onceward.core.contract.dead_letters import SCHEMA, DeadLetters, checked_limit, letters_of, position_of, row_text
+from onceward.core.contract.transaction import Committable, WriteContext, Written
 from onceward.core.errors import (
     ConfigurationError,
     DeadLetterLimitError,
@@ -31,7 +32,6 @@ from onceward.core.errors import (
     SinkError,
     refusing_rows,
 )
-from onceward.core.transaction import Committable, WriteContext, Written
 from onceward.sinks import DirectSink
 
 from .engine_kit import Target, TargetSink, Transaction

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onceward.connectors.kafka import commits
-from onceward.connectors.kafka.errors import Code
-from onceward.connectors.kafka.transaction import Description, Handle, Prepared
-from onceward.core.transaction import AbortStatus, CommitStatus, Observation
+from onceward.connectors.kafka.error_codes import Code
+from onceward.connectors.kafka.transaction_state import Description, Handle, Prepared
+from onceward.core.contract.transaction import AbortStatus, CommitStatus, Observation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-    from onceward.connectors.kafka.transaction import Partition
+    from onceward.connectors.kafka.transaction_state import Partition
 
 MINE = Handle("onceward:1:p:s:0a0b0c0d:0123abcd:0", 7, 3, 1000)
 PRODUCER = (7, 3)

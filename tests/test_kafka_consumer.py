@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onceward.connectors.kafka import consumer
+from onceward.connectors.kafka.consumed_batches import NOTHING, PLAIN, Event, Received, cuts
 from onceward.connectors.kafka.consumer import FETCH_SIZES, FITS, NARROW_BYTES, ROWS, WIDE_BYTES, RangeConsumer, _Range
 from onceward.connectors.kafka.positions import Partition
-from onceward.connectors.kafka.received import NOTHING, PLAIN, Event, Received, cuts
 from onceward.connectors.kafka.settings import KafkaSettings
 from onceward.core.errors import SourceError
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onceward.connectors.kafka import wire
-from onceward.connectors.kafka.coordinator import TransactionCoordinatorClient
-from onceward.connectors.kafka.errors import LEAST, Code
+from onceward.connectors.kafka.error_codes import LEAST, Code
 from onceward.connectors.kafka.ownership import never_committed
-from onceward.connectors.kafka.transaction import Description, Handle
+from onceward.connectors.kafka.transaction_coordinator import TransactionCoordinatorClient
+from onceward.connectors.kafka.transaction_state import Description, Handle
 from onceward.core.errors import KafkaError
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from onceward.connectors.kafka import ownership
-from onceward.connectors.kafka.errors import Code
-from onceward.connectors.kafka.transaction import Description, Handle
+from onceward.connectors.kafka.error_codes import Code
+from onceward.connectors.kafka.transaction_state import Description, Handle
+from onceward.core.contract.names import NOTHING, PooledName, Scope
 from onceward.core.errors import EpochConflictError, KafkaError
-from onceward.core.names import NOTHING, PooledName, Scope
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable

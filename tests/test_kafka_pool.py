@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onceward.connectors.kafka import pool
-from onceward.connectors.kafka.errors import Code
+from onceward.connectors.kafka.error_codes import Code
 from onceward.connectors.kafka.settings import KafkaSettings
 from onceward.connectors.kafka.sizes import Sizes
-from onceward.connectors.kafka.transaction import Description, Handle, Prepared, listed_committable
+from onceward.connectors.kafka.transaction_state import Description, Handle, Prepared, listed_committable
+from onceward.core.contract.names import PooledName, Scope, parse_pooled_name
+from onceward.core.contract.transaction import ANY_EPOCH, WriteContext
 from onceward.core.errors import FencedError, KafkaError
-from onceward.core.names import PooledName, Scope, parse_pooled_name
-from onceward.core.transaction import ANY_EPOCH, WriteContext
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

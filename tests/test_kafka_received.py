@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onceward.connectors.kafka import received
+from onceward.connectors.kafka import consumed_batches as received
+from onceward.connectors.kafka.consumed_batches import FARTHEST_MS, PLAIN, _binary, _gathered, columns_batch, to_batch
 from onceward.connectors.kafka.librdkafka import Consumed
 from onceward.connectors.kafka.positions import Partition
-from onceward.connectors.kafka.received import FARTHEST_MS, PLAIN, _binary, _gathered, columns_batch, to_batch
 from onceward.core.errors import SourceError
 
 VALUES = st.lists(st.one_of(st.none(), st.binary(max_size=40), st.binary(min_size=9, max_size=15)), min_size=1)

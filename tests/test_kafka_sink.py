@@ -11,16 +11,23 @@ import pytest
 
 from onceward.connectors.kafka import sink as kafka
 from onceward.connectors.kafka.admin import Limits
-from onceward.connectors.kafka.errors import Code, TimeoutTooLongError
+from onceward.connectors.kafka.error_codes import Code, TimeoutTooLongError
 from onceward.connectors.kafka.librdkafka import BatchProducer
 from onceward.connectors.kafka.messages import QueueFull
 from onceward.connectors.kafka.producer import DeliveryFailures, TransactionalProducer, queue_bound
 from onceward.connectors.kafka.sink import KafkaSink, KafkaTransaction
 from onceward.connectors.kafka.sizes import Sizes
-from onceward.connectors.kafka.transaction import Description, Handle, OpenProducers
+from onceward.connectors.kafka.transaction_state import Description, Handle, OpenProducers
+from onceward.core.contract.names import NOTHING, PooledName, Scope
+from onceward.core.contract.transaction import (
+    AbortStatus,
+    CommitStatus,
+    Committable,
+    Observation,
+    Progress,
+    WriteContext,
+)
 from onceward.core.errors import ConfigurationError, KafkaError
-from onceward.core.names import NOTHING, PooledName, Scope
-from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation, Progress, WriteContext
 
 SASL = {
     "security.protocol": "SASL_SSL",
@@ -105,7 +112,7 @@ def test_a_client_library_that_is_missing_is_named(name, missing):
     code = (
         f"import sys; sys.modules['{missing}'] = None\n"
         "import onceward\n"
-        "from onceward.connectors.kafka import positions, settings, transaction\n"
+        "from onceward.connectors.kafka import positions, settings, transaction_state\n"
         f"try: onceward.{name}\n"
         "except onceward.core.errors.ConfigurationError as error: print(error)\n"
     )

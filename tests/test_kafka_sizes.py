@@ -23,8 +23,8 @@ from onceward.connectors.kafka.settings import KafkaSettings
 from onceward.connectors.kafka.sizes import LEAST_FRAME, Sizes
 from onceward.core.checkpoint.isolation import Isolation
 from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.contract.transaction import WriteContext
 from onceward.core.errors import KafkaError, OncewardError
-from onceward.core.transaction import WriteContext
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from onceward.connectors.kafka.errors import PASSING, Code, code_name
+from onceward.connectors.kafka.error_codes import PASSING, Code, code_name
 from onceward.connectors.kafka.ownership import never_committed
-from onceward.connectors.kafka.transaction import (
+from onceward.connectors.kafka.transaction_state import (
     WORDS,
     Description,
     Handle,
@@ -18,10 +18,10 @@ from onceward.connectors.kafka.transaction import (
     listed_committable,
     open_producers,
 )
+from onceward.core.contract.names import PooledName, Scope
+from onceward.core.contract.outcome import OUTCOMES
+from onceward.core.contract.transaction import AbortStatus, CommitStatus, Committable, Observation
 from onceward.core.errors import LogDamagedError
-from onceward.core.names import PooledName, Scope
-from onceward.core.outcome import OUTCOMES
-from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation
 
 SCOPE = Scope("orders", "out", "0123abcd")
 MINE = Handle(str(PooledName(SCOPE, "ffff", 0)), 7, 3, 1000)

@@ -10,10 +10,10 @@ import pytest
 
 from onceward.connectors.kafka import wire
 from onceward.connectors.kafka.admin import Cluster
-from onceward.connectors.kafka.coordinator import TransactionCoordinatorClient
-from onceward.connectors.kafka.errors import Code
+from onceward.connectors.kafka.error_codes import Code
 from onceward.connectors.kafka.settings import KafkaSettings
-from onceward.connectors.kafka.transaction import Handle
+from onceward.connectors.kafka.transaction_coordinator import TransactionCoordinatorClient
+from onceward.connectors.kafka.transaction_state import Handle
 from onceward.connectors.kafka.wire import HEDGE_SECONDS, TRY_SECONDS, Wire
 from onceward.core.errors import KafkaError
 

@@ -22,7 +22,7 @@ from onceward import FileSink, FileSource
 from onceward.core.checkpoint import Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.log import DirectoryStore, EpochInput
-from onceward.core.transaction import Acknowledgement
+from onceward.core.contract.transaction import Acknowledgement
 
 format_, folder, log, number = sys.argv[1:]
 epoch = int(number)

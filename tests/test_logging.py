@@ -11,9 +11,9 @@ import sys
 import pytest
 
 from onceward import AbortStatus, JsonFormatter
+from onceward.core.contract.events import EpochFailed, log
 from onceward.core.errors import ConfigurationError
-from onceward.core.events import EpochFailed, log
-from onceward.core.kit.logs import show_if_asked
+from onceward.core.kit.json_logs import show_if_asked
 
 from .coordinator_kit import Bench, about
 from .core_fakes import FakeSink
@@ -90,7 +90,7 @@ def test_a_record_is_one_line_of_json_with_the_traceback_in_it() -> None:
 
 SHOWN = """
 import logging, sys
-from onceward.core.kit.logs import show_if_asked
+from onceward.core.kit.json_logs import show_if_asked
 show_if_asked()
 logging.getLogger("onceward.x").info("hello", extra={"epoch": 3})
 logging.getLogger("onceward.x").warning("careful") if len(sys.argv) > 1 else None

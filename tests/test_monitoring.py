@@ -23,14 +23,15 @@ from onceward import CommitStatus, FileSink, HttpSink, KafkaSink, RedisSink, Sql
 from onceward.connectors.monitoring import metrics as observer
 from onceward.connectors.monitoring import start_if_asked
 from onceward.connectors.monitoring.table import TABLE
-from onceward.core import CheckpointConfig, ProcessFunction, events
+from onceward.core import CheckpointConfig, ProcessFunction
 from onceward.core.checkpoint import Coordinator
 from onceward.core.checkpoint.subtask import DirectlyWritten
-from onceward.core.connector import Connector
+from onceward.core.contract import events
+from onceward.core.contract.connector import Connector
+from onceward.core.contract.events import CheckpointEnded, EpochCompleted, Event, QueryProgressed, Took, observe, tell
+from onceward.core.contract.transaction import Written
 from onceward.core.errors import CommitPendingError, ConfigurationError
-from onceward.core.events import CheckpointEnded, EpochCompleted, Event, QueryProgressed, Took, observe, tell
 from onceward.core.log import EpochInput, MemoryStore
-from onceward.core.transaction import Written
 from onceward.sinks import DirectSink
 from onceward.sources import SequenceSource
 
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from onceward.core.transaction import Committable, WriteContext
+    from onceward.core.contract.transaction import Committable, WriteContext
     from onceward.sinks import Sink
 
 ROOT = Path(__file__).parent.parent
@@ -371,7 +372,7 @@ FORMAT_PROCESS = """
 import logging
 logging.basicConfig()
 from onceward.connectors.monitoring import start_if_asked
-from onceward.core.events import EpochReplayed, tell
+from onceward.core.contract.events import EpochReplayed, tell
 start_if_asked()
 tell(EpochReplayed("p", 3))
 """
@@ -434,7 +435,7 @@ class TestOpenTelemetry:
         import os
 
         code = (
-            "from onceward import metrics\nfrom onceward.core.events import EpochReplayed, tell\n"
+            "from onceward import metrics\nfrom onceward.core.contract.events import EpochReplayed, tell\n"
             "metrics.opentelemetry()\ntell(EpochReplayed('p', 3))"
         )
         done = run(code, {**os.environ, "OTEL_METRICS_EXPORTER": "console"})

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 RECEIVE = """
 import numpy as np, pyarrow as pa
 from onceward.connectors.kafka.positions import Partition
-from onceward.connectors.kafka.received import columns_batch
+from onceward.connectors.kafka.consumed_batches import columns_batch
 numbers = np.arange(3)
 keys = pa.Array.from_buffers(pa.binary(), 3, [None, pa.py_buffer(np.zeros(4, np.int32)), pa.py_buffer(b"")])
 print(columns_batch(
@@ -25,8 +25,8 @@ print(columns_batch(
 ).num_rows)
 """
 TELL = """
-import onceward.connectors.spark.write.task as task
-from onceward.core.transaction import Acknowledgement
+import onceward.connectors.spark.write.spark_task as task
+from onceward.core.contract.transaction import Acknowledgement
 task.write_partition = lambda *_: Acknowledgement(
     epoch=1, subtask=0, attempt=0, sinks=(), committables=(), retried=False, written=()
 )
@@ -81,7 +81,7 @@ def test_what_reads_imports_nothing_that_only_writes() -> None:
     writing = (
         "core.log",
         "core.checkpoint",
-        "core.row_hash",
+        "core.contract.row_hash",
         "sinks",
         "connectors.spark.formats.format_writing",
         "connectors.kafka.sink",
@@ -102,7 +102,7 @@ def test_what_the_lookup_finds_makes_the_format(kind: type[SinkFormat]) -> None:
 
 def test_a_format_without_the_packages_metadata_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.import_module("pyspark_onceward_postgres").DefaultSource
-    monkeypatch.setattr("onceward.core.connector.connectors", dict)
+    monkeypatch.setattr("onceward.core.contract.connector.connectors", dict)
     with pytest.raises(ConfigurationError, match=r"-postgres .* metadata is missing\. Install or send the wheel"):
         found({})
     reads_without = importlib.import_module("pyspark_onceward_kafka").DefaultSource({"topic": "t"})

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from onceward import FileBackend, RestartStrategy, SequenceSource, SqlAlchemySink, open_store, operations
-from onceward.core.steps import Step, hooked
+from onceward.core.kit.crash_points import Step, hooked
 
 from .engine_kit import pipeline
 

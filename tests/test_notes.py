@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from onceward.core.contract.events import CheckpointEnded, EpochCompleted, SourceAnswers, SourceWaits, Started, Took
+from onceward.core.contract.transaction import Committable
 from onceward.core.errors import FencedError
-from onceward.core.events import CheckpointEnded, EpochCompleted, SourceAnswers, SourceWaits, Started, Took
 from onceward.core.log import DirectoryStore, EpochInput
 from onceward.core.log.note_kinds import KINDS, CheckpointRecord, FailureNote, SourceNote, TaskRecord
 from onceward.core.log.notes import (
@@ -24,7 +25,6 @@ from onceward.core.log.notes import (
     notes,
     tell_and_note,
 )
-from onceward.core.transaction import Committable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,19 +19,23 @@ from rich.table import Table
 from typer.testing import CliRunner
 
 from onceward import FileSink
-from onceward.cli import show, words
+from onceward.cli import command_advice as words
+from onceward.cli import show
 from onceward.cli.main import app, main
 from onceward.core import CheckpointConfig, FileBackend
 from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator, OnLost, Swept
 from onceward.core.checkpoint.recovery import TransactionStatus, status_of
+from onceward.core.contract.names import Scope
+from onceward.core.contract.refusals import Refusal, RefusedError
+from onceward.core.contract.targets import sinks_target
+from onceward.core.contract.transaction import ANY_EPOCH, Committable, Observation
 from onceward.core.errors import CommitPendingError, ConfigurationError, DataLossError, EpochConflictError, FencedError
-from onceward.core.kit.options import pairs
+from onceward.core.kit.crash_points import Step, hooked
+from onceward.core.kit.text_options import pairs
 from onceward.core.log import Decide, DirectoryStore, LogView, LogWriter, Resolved, audit_records
 from onceward.core.log.view import NONE
-from onceward.core.names import Scope
 from onceward.core.operations.history import GivenUp, History, history
-from onceward.core.operations.logs import Log, open_log
-from onceward.core.operations.refusals import Refusal, RefusedError
+from onceward.core.operations.log_locations import Log, open_log
 from onceward.core.operations.resolve import (
     Aborted,
     CommittedEpoch,
@@ -41,9 +45,6 @@ from onceward.core.operations.resolve import (
     commit_decided,
 )
 from onceward.core.operations.survey import Advice, FoundTransaction, advise, survey
-from onceward.core.operations.targets import sinks_target
-from onceward.core.steps import Step, hooked
-from onceward.core.transaction import ANY_EPOCH, Committable, Observation
 from onceward.operations import PipelineState, PipelineStatus
 from onceward.sources import SequenceSource
 from onceward.testing.sink_case import SinkCase, SinkUnderTest, numbered

@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 from onceward import FileSink, operations
 from onceward.cli.main import app
 from onceward.core.checkpoint.recovery import TransactionStatus
+from onceward.core.contract.refusals import RefusedError
+from onceward.core.contract.transaction import Committable, Observation
 from onceward.core.errors import ConfigurationError, DataLossError, SinkError, SqlError
 from onceward.core.operations.discovery import log_folders
-from onceward.core.operations.refusals import RefusedError
 from onceward.core.operations.resolve import abortable
 from onceward.core.operations.survey import FoundTransaction
-from onceward.core.transaction import Committable, Observation
 
 from .golden_kit import SUBTASKS, Driver
 

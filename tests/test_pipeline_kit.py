@@ -13,10 +13,16 @@ from typing import Any
 import pytest
 
 from onceward.core.errors import ConfigurationError
+from onceward.core.kit.crash_points import Step
 from onceward.core.operations.comparison import Comparison, Mismatch, Record, Verdict, compare
-from onceward.core.steps import Step
 from onceward.testing.pipeline.driver import arguments_of
-from onceward.testing.pipeline.faults import FAULTS, NothingToHitError, NotReachedError, PlannedFault, planned_faults
+from onceward.testing.pipeline.timed_faults import (
+    FAULTS,
+    NothingToHitError,
+    NotReachedError,
+    PlannedFault,
+    planned_faults,
+)
 from onceward.testing.sink_case import ALWAYS
 
 SOURCE = Path(__file__).parent.parent / "src"

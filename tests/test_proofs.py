@@ -10,9 +10,22 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from onceward.cli.options import Access
+from onceward.cli.shared_options import Access
 from onceward.cli.verify.places import load_function, place_of
 from onceward.connectors.kafka.reread import OUTSIDE, _headers, offsets_in
+from onceward.core.contract.proof import (
+    HISTORY_BYTES,
+    NO_ROWS,
+    Proof,
+    Proofs,
+    Reread,
+    RereadPiece,
+    Wrote,
+    total,
+    without,
+)
+from onceward.core.contract.row_hash import RowHash
+from onceward.core.contract.transaction import Committable
 from onceward.core.errors import ConfigurationError
 from onceward.core.log import EpochInput, LogView, LogWriter, Rewound, read
 from onceward.core.log.entries import Decide, Start, decode, encode
@@ -25,9 +38,6 @@ from onceward.core.operations.audit import (
     judge,
     tally,
 )
-from onceward.core.proof import HISTORY_BYTES, NO_ROWS, Proof, Proofs, Reread, RereadPiece, Wrote, total, without
-from onceward.core.row_hash import RowHash
-from onceward.core.transaction import Committable
 
 from .core_fakes import MemoryStore
 from .store_contract import quick

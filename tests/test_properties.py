@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from onceward.connectors.database.mariadb import Xid, read_xid
 from onceward.connectors.database.target import TableName, Url
-from onceward.connectors.files.partitions import parts
+from onceward.connectors.files.partition_folders import parts
 from onceward.connectors.files.sink import FileSink
 from onceward.connectors.kafka import reread
 from onceward.connectors.kafka.positions import (
@@ -29,9 +29,22 @@ from onceward.connectors.kafka.positions import (
 )
 from onceward.connectors.kafka.settings import KafkaSettings, split_options
 from onceward.connectors.kafka.sink import KafkaSink
-from onceward.connectors.kafka.transaction import Handle, Prepared
+from onceward.connectors.kafka.transaction_state import Handle, Prepared
 from onceward.connectors.redis.sink import RedisSink
-from onceward.connectors.spark.read.kafka import stream_source
+from onceward.connectors.spark.read.kafka_offsets import stream_source
+from onceward.core.contract.names import (
+    AcceptedName,
+    PooledName,
+    Scope,
+    TransactionName,
+    file_name,
+    parse_accepted_name,
+    parse_file_name,
+    parse_pooled_name,
+    parse_transaction_name,
+)
+from onceward.core.contract.proof import Proof, total, without
+from onceward.core.contract.transaction import Acknowledgement, Committable, Written
 from onceward.core.engine.state.handles import (
     FileRef,
     KeyedHandle,
@@ -43,11 +56,12 @@ from onceward.core.engine.state.handles import (
     encode_metadata,
 )
 from onceward.core.engine.state.keys import group_in, key_in, row
-from onceward.core.engine.state.store import decode_cells, encode_cells
+from onceward.core.engine.state.row_store import decode_cells, encode_cells
 from onceward.core.errors import ConfigurationError, LogDamagedError, OncewardError, StateDamagedError
-from onceward.core.kit.options import arguments
 from onceward.core.kit.rows import to_json as row_to_json
+from onceward.core.kit.sealed import seal, unseal
 from onceward.core.kit.secrets import redact, shown_address
+from onceward.core.kit.text_options import arguments
 from onceward.core.log.entries import (
     Completed,
     Decide,
@@ -64,20 +78,6 @@ from onceward.core.log.entries import (
     key_of,
     position_of,
 )
-from onceward.core.names import (
-    AcceptedName,
-    PooledName,
-    Scope,
-    TransactionName,
-    file_name,
-    parse_accepted_name,
-    parse_file_name,
-    parse_pooled_name,
-    parse_transaction_name,
-)
-from onceward.core.proof import Proof, total, without
-from onceward.core.sealed import seal, unseal
-from onceward.core.transaction import Acknowledgement, Committable, Written
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,9 +6,9 @@ import pytest
 
 from onceward import SequenceSource
 from onceward.connectors.kafka import admin
-from onceward.connectors.spark.read import kafka
-from onceward.connectors.spark.read.kafka import publisher_from_options
-from onceward.connectors.spark.session.plan import StreamingSource
+from onceward.connectors.spark.read import kafka_offsets as kafka
+from onceward.connectors.spark.read.kafka_offsets import publisher_from_options
+from onceward.connectors.spark.session.query_plan import StreamingSource
 from onceward.core.errors import ConfigurationError, RetryableSinkError
 from onceward.core.log import EpochInput
 

@@ -13,11 +13,11 @@ import pytest
 from onceward.connectors.redis.client import RedisFacts, check_facts, connect
 from onceward.connectors.redis.forms import KeyTemplate, WrittenEntry, check_form, hashed_columns, to_entries
 from onceward.connectors.redis.sink import RedisSink
+from onceward.core.contract.names import Scope
+from onceward.core.contract.transaction import WriteContext
 from onceward.core.errors import ConfigurationError, SchemaError, SinkError
-from onceward.core.names import Scope
-from onceward.core.transaction import WriteContext
 from onceward.sinks import Guarantee
-from onceward.sinks.folders import FolderClaims
+from onceward.sinks.folder_claims import FolderClaims
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,8 +10,8 @@ import pytest
 
 from onceward import FileSink
 from onceward.connectors.files.reread import reread
+from onceward.core.contract.transaction import CommitStatus
 from onceward.core.kit.pieces import PIECE_BYTES
-from onceward.core.transaction import CommitStatus
 
 from .sink_kit import context
 

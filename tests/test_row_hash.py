@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from onceward.core.proof import NO_ROWS, total, without
-from onceward.core.row_hash import WORDS_AT_ONCE, RowHash, covers
+from onceward.core.contract.proof import NO_ROWS, total, without
+from onceward.core.contract.row_hash import WORDS_AT_ONCE, RowHash, covers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -196,7 +196,7 @@ def test_a_long_value_hashes_alike_in_parts_and_beside_short_ones(monkeypatch: p
     batch = pa.record_batch({"a": pa.array([*rows, None])})
     whole = RowHash()
     whole.add(batch)
-    monkeypatch.setattr("onceward.core.row_hash._LONG_BYTES", 64)
+    monkeypatch.setattr("onceward.core.contract.row_hash._LONG_BYTES", 64)
     monkeypatch.setattr("onceward.core.kit.pieces.PIECE_BYTES", 1000)
     parts = RowHash()
     parts.add(batch)

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 from onceward.cli.main import app, main
 from onceward.cli.run import STRATEGIES, Supervisor
 from onceward.core import RestartStrategy
+from onceward.core.contract.policy import CommitPolicy
 from onceward.core.errors import ConfigurationError
 from onceward.core.log import LogWriter, RunWriters, open_store, read
 from onceward.core.log.run_writers import RUN_VARIABLE
-from onceward.core.policy import CommitPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -108,7 +108,7 @@ def test_a_signal_in_the_pause_ends_it() -> None:
 DRIVER = """
 import sys
 from onceward.core.log import LogWriter, RunWriters, open_store
-from onceward.core.policy import CommitPolicy
+from onceward.core.contract.policy import CommitPolicy
 store = open_store(sys.argv[1])
 LogWriter(store, "orders", CommitPolicy(), RunWriters.of("orders", store)).start()
 print("started", flush=True)

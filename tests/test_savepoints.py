@@ -19,9 +19,9 @@ import pytest
 from typer.testing import CliRunner
 
 from onceward.cli.main import app, main
-from onceward.connectors.spark.formats.writer import StreamWriter
-from onceward.connectors.spark.savepoints import copies
-from onceward.connectors.spark.savepoints.copies import create_savepoint
+from onceward.connectors.spark.formats.writers import StreamWriter
+from onceward.connectors.spark.savepoints import creation as copies
+from onceward.connectors.spark.savepoints.creation import create_savepoint
 from onceward.connectors.spark.savepoints.manifest import Manifest, Savepoint, delete_savepoint, savepoints
 from onceward.connectors.spark.savepoints.restore import plan_restore, restore_savepoint
 from onceward.connectors.spark.session.options import FormatOptions
@@ -35,10 +35,10 @@ from onceward.core.errors import (
     OncewardError,
     StateDamagedError,
 )
+from onceward.core.kit.crash_points import Step, hooked
+from onceward.core.kit.sealed import seal
 from onceward.core.log import DirectoryStore, LogWriter, open_store, read
-from onceward.core.operations.logs import open_log
-from onceward.core.sealed import seal
-from onceward.core.steps import Step, hooked
+from onceward.core.operations.log_locations import open_log
 
 from .core_fakes import policy
 from .spark_kit import Frame, Session, SparkSink, target_called

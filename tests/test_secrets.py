@@ -15,11 +15,11 @@ import onceward
 from onceward import FileBackend, HttpSink, KafkaSink, KafkaSource, Pipeline
 from onceward.cli.main import command, main
 from onceward.connectors.kafka.settings import SECURITY, TRANSLATED
-from onceward.connectors.spark.read.kafka import ONLY_BATCH, SELECTIONS, STARTS, STRATEGY, TIMEOUT, batch_source
-from onceward.core.connector import connectors
+from onceward.connectors.spark.read.kafka_offsets import ONLY_BATCH, SELECTIONS, STARTS, STRATEGY, TIMEOUT, batch_source
+from onceward.core.contract.connector import connectors
 from onceward.core.errors import ConfigurationError, OncewardError
-from onceward.core.kit.options import option_names
 from onceward.core.kit.secrets import is_secret_name, shown_address, without_logins
+from onceward.core.kit.text_options import option_names
 from onceward.core.log import open_store
 
 from .options_kit import GOOD, OPTIONS, use

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import onceward
-from onceward.connectors.spark.read import kafka
+from onceward.connectors.spark.read import kafka_offsets as kafka
 from onceward.connectors.spark.session.options import COMMON
-from onceward.core.connector import connectors
+from onceward.core.contract.connector import connectors
 from onceward.core.errors import ConfigurationError
-from onceward.core.kit.options import OF_FORMATS
+from onceward.core.kit.text_options import OF_FORMATS
 
 from .settings_tables import EVERY_SINK, OPTIONS, PAGES, SHARED, filled, options
 

@@ -13,8 +13,8 @@ import pyarrow.parquet
 import pytest
 
 from onceward import FileSource
+from onceward.core.contract.source import read_split
 from onceward.core.errors import SourceError
-from onceward.core.source import read_split
 from onceward.sources import ResettableSource, SequenceSource, Split
 from onceward.testing.conformance import SourceConformance, SourceUnderTest
 

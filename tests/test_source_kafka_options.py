@@ -14,8 +14,8 @@ from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 
 from onceward import KafkaSource
 from onceward.connectors.kafka import admin
-from onceward.connectors.kafka import lookup as lookups
-from onceward.connectors.kafka.lookup import Found, Lookup, resolve
+from onceward.connectors.kafka import topic_metadata as lookups
+from onceward.connectors.kafka.consumed_batches import to_batch
 from onceward.connectors.kafka.positions import (
     EARLIEST,
     LATEST,
@@ -26,13 +26,13 @@ from onceward.connectors.kafka.positions import (
     parse_bound,
     spread,
 )
-from onceward.connectors.kafka.received import to_batch
 from onceward.connectors.kafka.settings import KafkaSettings
+from onceward.connectors.kafka.topic_metadata import Found, Lookup, resolve
 from onceward.connectors.spark.read.any_source import SourceStreamReader
-from onceward.connectors.spark.read.kafka import batch_source, order_warning, stream_source
-from onceward.connectors.spark.session.plan import StreamingSource
+from onceward.connectors.spark.read.kafka_offsets import batch_source, order_warning, stream_source
+from onceward.connectors.spark.session.query_plan import StreamingSource
+from onceward.core.contract.source import Split
 from onceward.core.errors import ConfigurationError, SourceError
-from onceward.core.source import Split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

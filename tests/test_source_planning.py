@@ -19,7 +19,7 @@ from onceward.connectors.kafka.positions import (
     step_towards,
     to_json,
 )
-from onceward.core.source import Split
+from onceward.core.contract.source import Split
 
 A, B, C = Partition("a", 0), Partition("a", 1), Partition("b", 0)
 

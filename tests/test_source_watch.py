@@ -12,8 +12,8 @@ import pytest
 
 from onceward import FileSource, KafkaSource
 from onceward.cli.advice import with_advice
-from onceward.connectors.spark.read.kafka import watched_sources
-from onceward.connectors.spark.session.plan import StreamingSource
+from onceward.connectors.spark.read.kafka_offsets import watched_sources
+from onceward.connectors.spark.session.query_plan import StreamingSource
 from onceward.core.errors import SourceError
 from onceward.core.log import DirectoryStore
 from onceward.core.log.note_kinds import FailureNote, Note, SourceNote

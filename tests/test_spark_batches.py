@@ -18,20 +18,20 @@ import sqlalchemy as sa
 
 from onceward import FileSink, HttpSink, SqlAlchemySink
 from onceward.connectors.spark.formats import run_folder
-from onceward.connectors.spark.formats.writer import BatchWriter
+from onceward.connectors.spark.formats.writers import BatchWriter
 from onceward.connectors.spark.session.options import FormatOptions
-from onceward.connectors.spark.write.task import TaskPlace
+from onceward.connectors.spark.write.spark_task import TaskPlace
+from onceward.core.contract.ledger import Ledger
 from onceward.core.errors import CommitPendingError, EpochConflictError, FencedError
-from onceward.core.ledger import Ledger
-from onceward.core.steps import Step, hooked
+from onceward.core.kit.crash_points import Step, hooked
 
 from .spark_kit import SparkSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from onceward.core.names import Scope
-    from onceward.core.transaction import Progress
+    from onceward.core.contract.names import Scope
+    from onceward.core.contract.transaction import Progress
 
 
 @pytest.fixture
@@ -317,7 +317,7 @@ def on_another_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calla
         folder, hidden = run.folder, tmp_path / "hidden"
         with monkeypatch.context() as elsewhere:
             elsewhere.setattr(
-                "onceward.connectors.spark.formats.writer.place", lambda: TaskPlace(0, 0, -1, "spark://master:7077")
+                "onceward.connectors.spark.formats.writers.place", lambda: TaskPlace(0, 0, -1, "spark://master:7077")
             )
             if folder.exists():
                 folder.rename(hidden)

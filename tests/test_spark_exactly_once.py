@@ -16,14 +16,14 @@ from onceward.connectors.spark.session.options import check_log
 from onceward.connectors.spark.session.query import any_stage_failed, check_offset_log, epoch_input, read_text, reason
 from onceward.connectors.spark.write.handler import EpochHandler, check_pickles, refuse_other_targets
 from onceward.connectors.spark.write.parallelism import TOO_LARGE
+from onceward.core.contract.policy import OnLost
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, SinkError
+from onceward.core.kit.crash_points import Step, hooked
 from onceward.core.log import DirectoryStore, LogWriter, Rewind, read
 from onceward.core.log.note_kinds import FailureNote
 from onceward.core.log.notes import notes
 from onceward.core.log.run_writers import OVERTAKEN, RUN_VARIABLE
-from onceward.core.policy import OnLost
 from onceward.core.run.handover import Successor, run
-from onceward.core.steps import Step, hooked
 
 from .core_fakes import FakeSink, policy
 from .engine_kit import TargetSink

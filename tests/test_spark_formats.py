@@ -15,13 +15,14 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from onceward import FileSink, KafkaSink
 from onceward.connectors.spark.formats.formats import AnyFormat, format_of
-from onceward.connectors.spark.formats.writer import StreamWriter
+from onceward.connectors.spark.formats.writers import StreamWriter
 from onceward.connectors.spark.session import options
 from onceward.connectors.spark.session.options import FormatOptions, check_complete_mode
 from onceward.connectors.spark.session.query import newest_batch, read_text
-from onceward.connectors.spark.write.task import write_partition
+from onceward.connectors.spark.write.spark_task import write_partition
 from onceward.core.checkpoint.subtask import DirectlyWritten
-from onceward.core.connector import connectors
+from onceward.core.contract.connector import connectors
+from onceward.core.contract.transaction import Observation, WriteContext
 from onceward.core.errors import (
     CommitPendingError,
     ConfigurationError,
@@ -31,10 +32,9 @@ from onceward.core.errors import (
     ProtocolError,
     SchemaError,
 )
+from onceward.core.kit.crash_points import Step, hooked
 from onceward.core.log import DirectoryStore, read
 from onceward.core.log.run_writers import OVERTAKEN, RUN_VARIABLE
-from onceward.core.steps import Step, hooked
-from onceward.core.transaction import Observation, WriteContext
 from onceward.sinks import DirectSink
 from onceward.testing.faults import Faults
 from onceward.testing.wrappers import FaultyDirectSink, FaultySink

@@ -13,7 +13,7 @@ import pytest
 
 from onceward.connectors.spark.session.classic import INTERRUPTED
 from onceward.connectors.spark.session.options import MOVED_MARK
-from onceward.connectors.spark.write.warm import warm_up
+from onceward.connectors.spark.write.warm_up import warm_up
 from onceward.core.errors import ConfigurationError, EpochConflictError
 from onceward.core.log import EpochInput, LogWriter, read
 from onceward.core.run.handover import SILENT_SECONDS, Successor, run

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onceward.connectors.spark.session.plan import ClassicPlan
+from onceward.connectors.spark.session.query_plan import ClassicPlan
 from onceward.connectors.spark.write.outputs import (
     Output,
     Transformations,
@@ -14,13 +14,13 @@ from onceward.connectors.spark.write.outputs import (
     merge_acknowledgements,
     sinks_of,
 )
-from onceward.core import events
 from onceward.core.checkpoint import OnLost
+from onceward.core.contract import events
+from onceward.core.contract.events import EpochCompleted, Event
+from onceward.core.contract.transaction import Acknowledgement
 from onceward.core.errors import ConfigurationError
-from onceward.core.events import EpochCompleted, Event
+from onceward.core.kit.crash_points import Step, hooked
 from onceward.core.log import read
-from onceward.core.steps import Step, hooked
-from onceward.core.transaction import Acknowledgement
 
 from .core_fakes import policy
 from .spark_kit import Frame, Query, SparkSink, target_called

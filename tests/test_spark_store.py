@@ -10,7 +10,7 @@ import pyspark
 import pytest
 
 from onceward import FileSink
-from onceward.connectors.spark.formats.writer import BatchWriter
+from onceward.connectors.spark.formats.writers import BatchWriter
 from onceward.connectors.spark.session.options import FormatOptions
 from onceward.core.errors import ConfigurationError
 

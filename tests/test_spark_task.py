@@ -10,9 +10,9 @@ import pyarrow.parquet
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType, YearMonthIntervalType
 
-from onceward.connectors.spark.write.task import arrow_schema, in_utc, write_partition
+from onceward.connectors.spark.write.spark_task import arrow_schema, in_utc, write_partition
+from onceward.core.contract.transaction import WriteContext
 from onceward.core.errors import SchemaError, SinkError
-from onceward.core.transaction import WriteContext
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from onceward.connectors.spark.session.plan import nodes
+from onceward.connectors.spark.session.query_plan import nodes
 from onceward.connectors.spark.write.parallelism import checked_writers, driver_limit, row_size, rows_of, writers_of
 from onceward.core.errors import ConfigurationError
 from onceward.core.log import EpochInput

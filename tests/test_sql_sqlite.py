@@ -19,20 +19,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from onceward.connectors.database import merging, pieces
+from onceward.connectors.database import batched_inserts as pieces
+from onceward.connectors.database import merging
 from onceward.connectors.database.sink import SqlAlchemySink
 from onceward.connectors.database.sqlite import _set_up
 from onceward.core.checkpoint import Coordinator
-from onceward.core.errors import ConfigurationError, EpochConflictError, RetryableSinkError, SchemaError, SqlError
-from onceward.core.log import DirectoryStore, EpochInput
-from onceward.core.names import NOTHING, Scope
-from onceward.core.transaction import (
+from onceward.core.contract.names import NOTHING, Scope
+from onceward.core.contract.transaction import (
     AbortStatus,
     Acknowledgement,
     CommitStatus,
     Committable,
     Observation,
 )
+from onceward.core.errors import ConfigurationError, EpochConflictError, RetryableSinkError, SchemaError, SqlError
+from onceward.core.log import DirectoryStore, EpochInput
 
 from .ledger_contract import LedgerContract
 from .sqlite_kit import LOG, SCHEMA, Database, context, expected, words, write

@@ -24,21 +24,21 @@ from onceward.cli.ui.desk import Desk, Watch
 from onceward.connectors.files.connector import FilesConnector
 from onceward.core import FileBackend, RestartStrategy
 from onceward.core.checkpoint import CommitPolicy, Coordinator
-from onceward.core.connector import address_to_note, noted_address
+from onceward.core.contract.connector import address_to_note, noted_address
+from onceward.core.contract.findings import Health
+from onceward.core.contract.refusals import RefusedError
+from onceward.core.contract.transaction import Committable
 from onceward.core.errors import OncewardError
 from onceward.core.log import DirectoryStore, EpochInput, LogView, LogWriter, MemoryStore
 from onceward.core.log.notes import note
 from onceward.core.operations.discovery import find_logs
-from onceward.core.operations.findings import Health
-from onceward.core.operations.logs import open_log
-from onceward.core.operations.refusals import RefusedError
+from onceward.core.operations.log_locations import open_log
 from onceward.core.operations.status import (
     PipelineState,
     PipelineStatus,
     duration,
     pipeline_status,
 )
-from onceward.core.transaction import Committable
 from onceward.sources import SequenceSource
 from onceward.testing.sink_case import numbered
 

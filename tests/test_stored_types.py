@@ -13,8 +13,8 @@ import sqlalchemy as sa
 
 from onceward import SqlAlchemySink
 from onceward.connectors.database.conversions import UnfitError, conversion
+from onceward.core.contract.transaction import CommitStatus
 from onceward.core.errors import OncewardError, SchemaError
-from onceward.core.transaction import CommitStatus
 
 from .arrays_kit import ARRAYS
 from .sink_kit import context

@@ -24,6 +24,8 @@ from onceward.cli.ui.desk import Desk, Look, Watch
 from onceward.cli.ui.model import EPOCHS
 from onceward.connectors.kafka.connector import KafkaConnector
 from onceward.core.checkpoint import CommitPolicy
+from onceward.core.contract.targets import Target, sinks_target
+from onceward.core.contract.transaction import Committable
 from onceward.core.errors import NoDecisionLogError, RetryableSinkError
 from onceward.core.log import DirectoryStore, LogWriter, MemoryStore, open_store, read
 from onceward.core.log.note_kinds import EpochNote
@@ -31,10 +33,8 @@ from onceward.core.log.notes import FILE, MOST_BYTES, OLDER, note, notes
 from onceward.core.log.sql import SqlStore
 from onceward.core.operations.discovery import Unsynced
 from onceward.core.operations.history import TRANSACTIONS, decided_epochs
-from onceward.core.operations.logs import open_log
+from onceward.core.operations.log_locations import open_log
 from onceward.core.operations.status import PipelineState
-from onceward.core.operations.targets import Target, sinks_target
-from onceward.core.transaction import Committable
 
 from .status_kit import noted
 from .ui_kit import TOKEN, Folder

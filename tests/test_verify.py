@@ -22,21 +22,21 @@ import pytest
 from typer.testing import CliRunner
 
 from onceward import FileSink, SqlAlchemySink, operations
+from onceward.cli.command_advice import message
 from onceward.cli.main import app
-from onceward.cli.words import message
 from onceward.connectors.database.connector import PostgresConnector
 from onceward.connectors.database.postgres.reread import PostgresTable
 from onceward.connectors.database.reread import OtherTable
 from onceward.connectors.files import text
+from onceward.core.contract.proof import NUMBER, UUID, Reread, RereadPiece
+from onceward.core.contract.refusals import Refusal, RefusedError
 from onceward.core.errors import ConfigurationError, SchemaError
+from onceward.core.kit.crash_points import hooked
 from onceward.core.operations import audit as audit_module
 from onceward.core.operations.audit import Expected
 from onceward.core.operations.comparison import Record, compare
-from onceward.core.operations.newest import NewestRows
-from onceward.core.operations.refusals import Refusal, RefusedError
-from onceward.core.operations.rows import compare_places, map_rows, records, shown
-from onceward.core.proof import NUMBER, UUID, Reread, RereadPiece
-from onceward.core.steps import hooked
+from onceward.core.operations.row_comparison import compare_places, map_rows, records, shown
+from onceward.core.operations.upserts import NewestRows
 
 from .sink_kit import Crash
 from .verify_kit import EPOCHS, FORMATS, ROWS, SUBTASKS, FileJob, Job, batch_of, die_in_commit, wrong
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from onceward.core.contract.proof import ProvenEpoch
     from onceward.core.operations.comparison import Comparison
-    from onceward.core.proof import ProvenEpoch
 
 
 def rewritten(path: Path, change: Callable[[list[Any]], list[Any]]) -> None:

@@ -16,14 +16,14 @@ import pyarrow as pa
 import pytest
 
 from onceward.core import CheckpointConfig, FileBackend
+from onceward.core.contract.names import Scope, file_name, parse_file_name
+from onceward.core.contract.transaction import AbortStatus, CommitStatus, Committable, Observation
 from onceward.core.errors import DataLossError, RetryableSinkError, SinkError
+from onceward.core.kit.crash_points import Step, hooked
 from onceward.core.kit.pieces import PIECE_BYTES, size_of
 from onceward.core.log import MemoryStore
-from onceward.core.names import Scope, file_name, parse_file_name
-from onceward.core.steps import Step, hooked
-from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation
 from onceward.sinks import Guarantee
-from onceward.sinks.folders import IDENTITY
+from onceward.sinks.folder_claims import IDENTITY
 from onceward.sinks.segments import Marks
 from onceward.sources import SequenceSource
 

@@ -32,7 +32,7 @@ from onceward import (
 )
 from onceward.connectors.kafka.admin import make_client
 from onceward.connectors.kafka.positions import AtTime, Partition, parse_bound
-from onceward.connectors.spark.read.kafka import checked_source
+from onceward.connectors.spark.read.kafka_offsets import checked_source
 from onceward.connectors.spark.session.options import open_log
 from onceward.connectors.spark.session.query import checked_folder
 from onceward.core.errors import ConfigurationError, ExternalError, KafkaError

@@ -11,8 +11,8 @@ from onceward import FileSink
 from onceward.cli.operate import Search
 from onceward.cli.ui.desk import Desk, Watch
 from onceward.core import CheckpointConfig, FileBackend
+from onceward.core.kit.crash_points import Step, hooked
 from onceward.core.log import DirectoryStore
-from onceward.core.steps import Step, hooked
 from onceward.sources import SequenceSource
 from onceward.testing.sink_case import SinkCase, SinkUnderTest, numbered
 
@@ -21,7 +21,7 @@ from .engine_kit import pipeline
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from onceward.core.transaction import Committable
+    from onceward.core.contract.transaction import Committable
 
 TOKEN = "a-token-for-tests"
 

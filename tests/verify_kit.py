@@ -15,9 +15,9 @@ from onceward import FileSink
 from onceward.cli.main import app
 from onceward.core.checkpoint import Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.contract.transaction import Acknowledgement
+from onceward.core.kit.crash_points import Step, hooked
 from onceward.core.log import DirectoryStore, EpochInput
-from onceward.core.steps import Step, hooked
-from onceward.core.transaction import Acknowledgement
 
 from .sink_kit import Crash
 

@@ -36,7 +36,7 @@ from .watch import Watch
 
 if TYPE_CHECKING:
     from onceward.core.operations.comparison import Verdict
-    from onceward.testing.pipeline.faults import PlannedFault
+    from onceward.testing.pipeline.timed_faults import PlannedFault
 
 
 RESULTS = Path(__file__).with_name("results.jsonl")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from onceward.testing.pipeline import FAULTS, NothingToHitError
-from onceward.testing.pipeline.faults import Inject, PlannedFault, planned_faults
+from onceward.testing.pipeline.timed_faults import Inject, PlannedFault, planned_faults
 
 from .table import RECOVERY_SECONDS
 from .watch import wait_for_growth

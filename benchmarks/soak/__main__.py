@@ -28,7 +28,7 @@ from onceward.testing.pipeline.endpoints import (
     Table,
     UnreadableError,
 )
-from onceward.testing.pipeline.faults import FAULTS, NothingToHitError, Scene
+from onceward.testing.pipeline.timed_faults import FAULTS, NothingToHitError, Scene
 from onceward.testing.services import dev_services
 
 from . import page

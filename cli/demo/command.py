@@ -20,7 +20,7 @@ from onceward.testing.pipeline.endpoints import Addresses
 from onceward.testing.services import dev_services
 from onceward.testing.services.jars import PEER_JARS, ensure_jars
 
-from .run import MADE, TARGETS, Story, expected, generate, plan, run
+from .scenario import MADE, TARGETS, Story, expected, generate, plan, run
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,7 @@ from onceward.core.kit.extras import needing
 from onceward.core.log.store import local_folder
 
 from ..operate import Search  # noqa: TC001 - typer reads it
-from ..options import with_group
+from ..shared_options import with_group
 from .desk import Desk, Watch
 
 PORT = 8461

@@ -26,7 +26,7 @@ from onceward.operations import Log, PipelineState, abort_undecided, abortable, 
 
 from .. import show
 from ..advice import with_advice
-from ..words import message
+from ..command_advice import message
 from .changes import Changes, Update
 from .model import PATIENCE, SEARCH_EVERY, Question, ShownPipeline, Watched, with_steps
 

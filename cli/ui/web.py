@@ -30,7 +30,7 @@ from starlette.staticfiles import StaticFiles
 from onceward.core.errors import ConfigurationError, OncewardError, text_of
 from onceward.core.kit import typed
 
-from ..words import message
+from ..command_advice import message
 from .desk import Abort, Commit
 
 if TYPE_CHECKING:

@@ -22,16 +22,16 @@ from onceward.operations import (
     open_log,
 )
 
-from ..options import Access, AsJson, Pipeline, place_forms, with_group
+from ..command_advice import message
+from ..shared_options import Access, AsJson, Pipeline, place_forms, with_group
 from ..show import console, print_json
-from ..words import message
 from .places import load_function, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from onceward.core.contract.place import Place
     from onceward.core.operations.audit import AuditLine
-    from onceward.core.place import Place
     from onceward.operations import Audit, Comparison, Log
 
 EXIT_DIFFERS, EXIT_UNPROVEN = 1, 3

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onceward.core.connector import connectors
+from onceward.core.contract.connector import connectors
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.extras import needing
 
-from ..options import import_object, place_forms
+from ..shared_options import import_object, place_forms
 
 if TYPE_CHECKING:
-    from onceward.core.operations.rows import RowMapping
-    from onceward.core.place import Place
+    from onceward.core.contract.place import Place
+    from onceward.core.operations.row_comparison import RowMapping
 
-    from ..options import Access
+    from ..shared_options import Access
 
 
 def check_place(text: str, access: Access) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from onceward.core.contract.findings import Finding, failed, ok, warning
 from onceward.core.errors import SinkError
-from onceward.core.operations.findings import Finding, failed, ok, warning
 
 from .engines import dialect_for, read_server, reading
 from .target import LEDGER_SCHEMA, DatabaseTarget, TableName, Url

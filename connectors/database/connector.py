@@ -5,19 +5,19 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from onceward.core.connector import Connector, SystemAddress
+from onceward.core.contract.connector import Connector, SystemAddress
+from onceward.core.contract.findings import skipped
+from onceward.core.contract.targets import Target
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.secrets import is_secret_name
-from onceward.core.operations.findings import skipped
-from onceward.core.operations.targets import Target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from onceward.core.operations.findings import Finding
-    from onceward.core.place import Place
-    from onceward.core.sink import Sink
-    from onceward.core.source import ResettableSource
+    from onceward.core.contract.findings import Finding
+    from onceward.core.contract.place import Place
+    from onceward.core.contract.sink import Sink
+    from onceward.core.contract.source import ResettableSource
 
     from .sink import DatabaseSink
     from .target import Url
@@ -69,7 +69,7 @@ class DatabaseConnector(Connector):
     def check(self, names: Sequence[str], pipeline: str | None) -> Iterable[Finding]:  # noqa: ARG002
         """Check the server's durability and room, this role's rights, and tables."""
         from .checks import check_database, target_of  # noqa: PLC0415 - an extra
-        from .written import check_written  # noqa: PLC0415
+        from .target_checks import check_written  # noqa: PLC0415
 
         yield from check_database(target_of(self.url(), self._arguments().get("ledger_schema")))
         yield from (check_written(self.a_sink("any", name)) for name in names)
@@ -84,7 +84,7 @@ class DatabaseConnector(Connector):
         """Check each sink's database once, and each sink's table."""
         from .checks import check_database  # noqa: PLC0415 - an extra
         from .sink import DatabaseSink  # noqa: PLC0415
-        from .written import check_written  # noqa: PLC0415
+        from .target_checks import check_written  # noqa: PLC0415
 
         targets = {sink.target.url: sink.target for sink in sinks if hasattr(sink, "target")}
         for target in targets.values():

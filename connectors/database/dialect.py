@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from sqlalchemy.sql.dml import Insert
 
-    from onceward.core.names import Scope, TransactionName
-    from onceward.core.row_hash import RowHash
+    from onceward.core.contract.names import Scope, TransactionName
+    from onceward.core.contract.row_hash import RowHash
 
     from .target import DatabaseAccess, TableName
 

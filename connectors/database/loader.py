@@ -15,7 +15,7 @@ import msgspec
 
 from onceward.core.errors import SqlError, text_of
 from onceward.core.kit import typed
-from onceward.core.sealed import UNREADABLE
+from onceward.core.kit.sealed import UNREADABLE
 
 from .target import TableName
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import sqlalchemy as sa
 
-    from onceward.core.transaction import WriteContext
+    from onceward.core.contract.transaction import WriteContext
 
     from .target import CommitPath, DatabaseTarget
     from .writing import Writing

@@ -29,8 +29,8 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc
 from sqlalchemy.dialects.mysql import insert
 
+from onceward.core.contract.names import FORMAT
 from onceward.core.errors import RetryableSinkError
-from onceward.core.names import FORMAT
 
 from .dialect import HOW_TO_STAGE, RowDialect, ServerFacts, Trial, TwoPhase, TwoPhaseAnswer
 from .failures import code, may_pass, words
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.sql.dml import Insert
 
-    from onceward.core.names import Scope, TransactionName
+    from onceward.core.contract.names import Scope, TransactionName
 
     from .target import DatabaseAccess
 

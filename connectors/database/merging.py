@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import sqlalchemy as sa
 
+from onceward.core.contract.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
 from onceward.core.errors import OncewardError, RetryableSinkError, SqlError
-from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
 
-from . import ledger
+from . import ledger_tables as ledger
 from .engines import SLOWEST, dialect_for, reading, transaction
 from .failures import refusal
 from .loader import ChangedError
@@ -36,7 +36,7 @@ from .target import TableName
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from onceward.core.transaction import Committable
+    from onceward.core.contract.transaction import Committable
 
     from .loader import Loader
     from .target import DatabaseTarget

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import sqlalchemy as sa
 from sqlalchemy import exc
 
+from onceward.core.contract.names import PIPELINE_LENGTH, SINK_LENGTH
 from onceward.core.errors import ConfigurationError, SinkError
 from onceward.core.log.sql import BYTES, name_type
-from onceward.core.names import PIPELINE_LENGTH, SINK_LENGTH
 
 from .engines import (
     INNODB,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.sql.dml import Insert
 
-    from onceward.core.names import TransactionName
+    from onceward.core.contract.names import TransactionName
 
     from .target import DatabaseTarget
 

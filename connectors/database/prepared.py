@@ -19,10 +19,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from onceward.core.contract.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
 from onceward.core.errors import RetryableSinkError
-from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
 
-from . import ledger
+from . import ledger_tables as ledger
 from .dialect import TwoPhaseAnswer
 from .engines import dialect_for, reading, two_phase_for
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-    from onceward.core.transaction import Committable
+    from onceward.core.contract.transaction import Committable
 
     from .target import DatabaseTarget
 

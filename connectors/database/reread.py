@@ -17,22 +17,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import sqlalchemy as sa
 
+from onceward.core.contract.place import Place, fit_columns
+from onceward.core.contract.proof import ALL_EPOCHS, NUMBER, Reread, RereadPiece
 from onceward.core.errors import SchemaError, SqlError, text_of
 from onceward.core.kit.pieces import PIECE_BYTES
-from onceward.core.place import Place, fit_columns
-from onceward.core.proof import ALL_EPOCHS, NUMBER, Reread, RereadPiece
 
 from .conversions import read_back
 from .engines import autocommitting
 from .failures import translated
-from .ledger import written_rows
+from .ledger_tables import written_rows
 from .tables import describe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from decimal import Decimal
 
-    from onceward.core.names import Scope
+    from onceward.core.contract.names import Scope
 
     from .target import DatabaseTarget
 

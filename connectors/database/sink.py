@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, get_args
 import sqlalchemy as sa
 from sqlalchemy import URL
 
+from onceward.core.contract.names import Scope
+from onceward.core.contract.transaction import Committable, Observation
 from onceward.core.errors import ConfigurationError, SchemaError
-from onceward.core.kit.options import check_seconds, check_types
 from onceward.core.kit.secrets import without_logins
-from onceward.core.names import Scope
-from onceward.core.transaction import Committable, Observation
+from onceward.core.kit.text_options import check_seconds, check_types
 from onceward.sinks import TwoPhaseCommitSink
 
-from . import ledger
+from . import ledger_tables as ledger
+from .batched_inserts import PieceLoader
+from .column_matching import check_given, without_change
 from .engines import dialect_for, read_server, reading
-from .ledger import DatabaseLedger
+from .ledger_tables import DatabaseLedger
 from .merging import abort_staged, commit_staged
 from .own_tables import ask, ensure, exists, staged_handle, tables_of
-from .pieces import PieceLoader
-from .plan import check_given, without_change
 from .prepared import abort_prepared, commit_prepared
 from .tables import check_trial, describe
 from .target import (
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from onceward.core.kit.options import Names
-    from onceward.core.transaction import AbortOutcome, CommitOutcome, WriteContext
+    from onceward.core.contract.transaction import AbortOutcome, CommitOutcome, WriteContext
+    from onceward.core.kit.text_options import Names
 
     from .dialect import ServerFacts
     from .loader import Loader

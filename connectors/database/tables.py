@@ -16,6 +16,7 @@ from sqlalchemy.dialects import mysql, postgresql
 
 from onceward.core.errors import ConfigurationError, SchemaError, SinkError, text_of
 
+from .column_matching import Plan, make_plan, without_change
 from .conversions import is_binary, is_text
 from .dialect import no_such_table
 from .engines import (
@@ -28,7 +29,6 @@ from .engines import (
     transaction,
     without_transactions,
 )
-from .plan import Plan, make_plan, without_change
 from .target import TableName, unusable
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from typing import Any, Final, Literal, NamedTuple
 
 from sqlalchemy import URL, exc, make_url
 
+from onceward.core.contract.names import TransactionName, parse_transaction_name
 from onceward.core.errors import ConfigurationError, MissingExtraError
 from onceward.core.kit.secrets import AMBIGUOUS, is_ambiguous, is_secret_name, redact, shown_address
-from onceward.core.names import TransactionName, parse_transaction_name
 
 PREPARED: Final = "sql-prepared"
 STAGED: Final = "sql-staged"
@@ -261,7 +261,7 @@ class DatabaseTarget:
     ledger_schema: str | None = None
     """Schema (on MariaDB: database) of onceward's own tables; None for the connection's default one."""
     tries_rows: bool = True
-    """Whether rows are tried before they are staged, see pieces.py."""
+    """Whether rows are tried before they are staged, see batched_inserts.py."""
     tried_beside: tuple[TableName, ...] | None = None
     """The pipeline's tables, if rows to be staged are tried in the table itself, unless a foreign key refers to one of
     these. None: they are tried in a temporary table like it."""

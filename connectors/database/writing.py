@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 import sqlalchemy as sa
 
+from onceward.core.contract.transaction import Committable
 from onceward.core.errors import OncewardError, RetryableSinkError
-from onceward.core.transaction import Committable
 
-from . import ledger
+from . import ledger_tables as ledger
 from .engines import SLOWEST, autocommitting, dialect_for, reading, two_phase_for
 from .failures import as_sqlalchemys, code, translate
 from .own_tables import identity_row, insert_into, tables_of
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from onceward.core.proof import Proof
-    from onceward.core.transaction import WriteContext
+    from onceward.core.contract.proof import Proof
+    from onceward.core.contract.transaction import WriteContext
 
     from .dialect import RowWriter
     from .target import DatabaseTarget

@@ -10,9 +10,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from onceward.core.contract.findings import Finding, failed, ok, warning
 from onceward.core.errors import SinkError, text_of
-from onceward.core.folders import check_rename, file_errors, put_once, sole, sync_folder
-from onceward.core.operations.findings import Finding, failed, ok, warning
+from onceward.core.kit.folders import check_rename, file_errors, put_once, sole, sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,19 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onceward.core.connector import Connector
+from onceward.core.contract.connector import Connector
+from onceward.core.contract.findings import failed
 from onceward.core.errors import ConfigurationError, SinkError
-from onceward.core.operations.findings import failed
 
 from .checks import check_folder
-from .foreign import check_tables
+from .foreign_folders import check_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from onceward.core.operations.findings import Finding
-    from onceward.core.sink import Sink
-    from onceward.core.source import ResettableSource
+    from onceward.core.contract.findings import Finding
+    from onceward.core.contract.sink import Sink
+    from onceward.core.contract.source import ResettableSource
 
     from .reread import WrittenFolder
 

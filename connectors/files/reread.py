@@ -22,24 +22,24 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
+from onceward.core.contract.names import parse_file_name
+from onceward.core.contract.place import Place, fit_columns
+from onceward.core.contract.proof import JSON_LINE, PARTITION, Reread, RereadPiece
+from onceward.core.contract.row_hash import covers, kinds_of
 from onceward.core.errors import ConfigurationError, text_of
 from onceward.core.kit.pieces import PIECE_BYTES
 from onceward.core.kit.rows import without_dictionary
-from onceward.core.names import parse_file_name
-from onceward.core.place import Place, fit_columns
-from onceward.core.proof import JSON_LINE, PARTITION, Reread, RereadPiece
-from onceward.core.row_hash import covers, kinds_of
 
-from .foreign import format_of
-from .formats import FORMATS, as_lines, visible_files
-from .names import as_text
-from .partitions import folder_texts
+from .file_formats import FORMATS, as_lines, visible_files
+from .file_names import as_text
+from .foreign_folders import format_of
+from .partition_folders import folder_texts
 from .text import CSV_NULLS, batches_with_blocks, open_text, with_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from onceward.core.names import Scope
+    from onceward.core.contract.names import Scope
 
 _ROWS_AT_ONCE: Final = 10_000
 TYPED: Final = ("parquet", "arrow")

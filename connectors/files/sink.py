@@ -34,14 +34,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 import msgspec
 import pyarrow as pa
 
-from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SinkError, refusing_rows, text_of
-from onceward.core.folders import check_rename, make_folder, sync_folder
-from onceward.core.kit.options import check_choice, check_types
-from onceward.core.kit.rows import in_microseconds
-from onceward.core.kit.secrets import without_logins
-from onceward.core.names import file_name
-from onceward.core.row_hash import RowHash, proof_of
-from onceward.core.transaction import (
+from onceward.core.contract.names import file_name
+from onceward.core.contract.row_hash import RowHash, proof_of
+from onceward.core.contract.transaction import (
     AbortOutcome,
     AbortStatus,
     CommitOutcome,
@@ -51,10 +46,14 @@ from onceward.core.transaction import (
     WriteContext,
     commit_outcome,
 )
-from onceward.sinks.folders import FolderLedger, FolderSink, names_of, with_file_errors
+from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SinkError, refusing_rows, text_of
+from onceward.core.kit.folders import check_rename, make_folder, sync_folder
+from onceward.core.kit.rows import in_microseconds
+from onceward.core.kit.secrets import without_logins
+from onceward.core.kit.text_options import check_choice, check_types
+from onceward.sinks.folder_claims import FolderLedger, FolderSink, names_of, with_file_errors
 
-from .foreign import check_partition_folders, check_tables
-from .formats import (
+from .file_formats import (
     FORMATS,
     OPEN_FILES,
     FileFormat,
@@ -64,15 +63,16 @@ from .formats import (
     check_names,
     hidden,
 )
-from .names import on_disk
-from .partitions import check_partitions, encoded, parts
+from .file_names import on_disk
+from .foreign_folders import check_partition_folders, check_tables
+from .partition_folders import check_partitions, encoded, parts
 from .reread import TYPED, hashed_columns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from onceward.core.kit.options import Names
-    from onceward.core.names import TransactionName
+    from onceward.core.contract.names import TransactionName
+    from onceward.core.kit.text_options import Names
 
 AREA: Final = "_onceward"
 COMMIT, ABORT = ".commit", ".abort"

@@ -23,20 +23,20 @@ import pyarrow.csv
 import pyarrow.dataset
 import pyarrow.json
 
+from onceward.core.contract.source import Piece, Position, ResettableSource, Split
 from onceward.core.errors import ConfigurationError, SourceError, text_of
-from onceward.core.kit.options import check_choice, check_types
 from onceward.core.kit.rows import with_leaves
-from onceward.core.source import Piece, Position, ResettableSource, Split
+from onceward.core.kit.text_options import check_choice, check_types
 
-from .foreign import check_name, check_tables
-from .formats import (
+from .file_formats import (
     FORMATS,
     FileFormat,
     is_binary,
     types_in,
     visible_files,
 )
-from .names import as_text, on_disk
+from .file_names import as_text, on_disk
+from .foreign_folders import check_name, check_tables
 from .text import CSV_NULLS, batches_with_blocks, csv_header, open_text, with_blocks
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import pyarrow.csv
 from onceward.core.errors import SchemaError
 from onceward.core.kit.rows import has_nulls
 
-from .names import as_text
+from .file_names import as_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -27,9 +27,9 @@ from urllib.parse import parse_qsl, unquote, urljoin, urlsplit
 import httpx
 
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SinkError, named_text_of, text_of
-from onceward.core.kit.options import check_seconds
 from onceward.core.kit.processwide import PerProcess
 from onceward.core.kit.secrets import redact
+from onceward.core.kit.text_options import check_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping

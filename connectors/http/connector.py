@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onceward.core.connector import Connector
+from onceward.core.contract.connector import Connector
 
 if TYPE_CHECKING:
-    from onceward.core.sink import Sink
+    from onceward.core.contract.sink import Sink
 
 
 class HttpConnector(Connector):

@@ -18,9 +18,9 @@ import msgspec
 
 from onceward.core.errors import ConfigurationError, LogDamagedError, RetryableSinkError, text_of
 from onceward.core.kit import typed
-from onceward.core.kit.options import MOST_SECONDS, OF_FORMATS, arguments, check_choice, check_types
 from onceward.core.kit.rows import check_columns, json_rows
 from onceward.core.kit.secrets import without_logins
+from onceward.core.kit.text_options import MOST_SECONDS, OF_FORMATS, arguments, check_choice, check_types
 from onceward.sinks.write_ahead import ROWS_PER_SEND, WriteAheadLogSink
 
 from .client import HttpSettings, clients, judge, with_authentication
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from onceward.core.kit.options import Names
+    from onceward.core.kit.text_options import Names
     from onceward.sinks.segments import Segment
     from onceward.sinks.write_ahead import Delivery
 

@@ -17,7 +17,7 @@ from confluent_kafka.admin import AclOperation, AdminClient, NewTopic  # type: i
 from onceward.core.errors import ConfigurationError, ExternalError, KafkaError, OncewardError, refusing_rows
 from onceward.core.kit.processwide import PerProcess
 
-from .errors import FORBIDDEN, PASSING, Code, Retries, client_error, code_name, kafka_error, other_protocol
+from .error_codes import FORBIDDEN, PASSING, Code, Retries, client_error, code_name, kafka_error, other_protocol
 from .sizes import Sizes
 
 if TYPE_CHECKING:
@@ -285,7 +285,7 @@ class Cluster:
     """
 
     def __init__(self, settings: KafkaSettings) -> None:
-        from .coordinator import TransactionCoordinatorClient  # noqa: PLC0415 - reading needs no kafka-python,
+        from .transaction_coordinator import TransactionCoordinatorClient  # noqa: PLC0415 - reading needs no kafka-python,
         from .wire import Wire  # noqa: PLC0415 - whose import is a third of the start of each process that reads
 
         self.wire = Wire(settings.for_wire())

@@ -16,17 +16,17 @@ from confluent_kafka import (
 from confluent_kafka.admin._acl import AclOperation
 from confluent_kafka.admin._config import ConfigResource
 
+from onceward.core.contract.findings import Finding, Health, failed, ok, skipped, warning
+from onceward.core.contract.names import FORMAT, check_pipeline_name
 from onceward.core.errors import ConfigurationError, KafkaError, SourceError
-from onceward.core.names import FORMAT, check_pipeline_name
-from onceward.core.operations.findings import Finding, Health, failed, ok, skipped, warning
 
 from .admin import GROUP_SECONDS, admin_of, check_reachable, cluster_of
-from .errors import Code, code_name
-from .lookup import Lookup
+from .error_codes import Code, code_name
 from .ownership import describe_listed, open_elsewhere, producer_words
 from .positions import LATEST, Partition
 from .sink import KafkaSink
 from .source import KafkaSource
+from .topic_metadata import Lookup
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

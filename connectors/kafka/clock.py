@@ -10,8 +10,8 @@ import time
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from .coordinator import TransactionCoordinatorClient
-    from .transaction import Handle
+    from .transaction_coordinator import TransactionCoordinatorClient
+    from .transaction_state import Handle
 
 _CLOSE: Final = 1.0
 """Seconds by which the age may be wrong."""

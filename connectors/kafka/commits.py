@@ -51,7 +51,7 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from onceward.core.transaction import (
+from onceward.core.contract.transaction import (
     AbortOutcome,
     AbortStatus,
     CommitOutcome,
@@ -61,14 +61,14 @@ from onceward.core.transaction import (
     commit_outcome,
 )
 
-from .errors import FORBIDDEN, Code, Retries, code_name
-from .transaction import WORDS, Inside, judge, judge_partitions
+from .error_codes import FORBIDDEN, Code, Retries, code_name
+from .transaction_state import WORDS, Inside, judge, judge_partitions
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from .coordinator import TransactionCoordinatorClient
-    from .transaction import Description, OpenProducers, Partition, Prepared
+    from .transaction_coordinator import TransactionCoordinatorClient
+    from .transaction_state import Description, OpenProducers, Partition, Prepared
 
 _log = logging.getLogger("onceward.kafka")
 

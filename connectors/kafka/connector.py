@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onceward.core.connector import Connector, SystemAddress
+from onceward.core.contract.connector import Connector, SystemAddress
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from onceward.core.operations.findings import Finding
-    from onceward.core.operations.targets import OtherTransaction, Target
-    from onceward.core.sink import Sink
-    from onceward.core.source import ResettableSource
-    from onceward.core.transaction import Committable
+    from onceward.core.contract.findings import Finding
+    from onceward.core.contract.sink import Sink
+    from onceward.core.contract.source import ResettableSource
+    from onceward.core.contract.targets import OtherTransaction, Target
+    from onceward.core.contract.transaction import Committable
 
     from .reread import Topic
 
@@ -37,14 +37,14 @@ class KafkaConnector(Connector):
 
     def target(self) -> Target:
         """List and end transactions of any pipeline: a handle has all that commit and abort need."""
-        from onceward.core.operations.targets import Target  # noqa: PLC0415 - what reads needs none of it
+        from onceward.core.contract.targets import Target  # noqa: PLC0415 - what reads needs none of it
 
         from .admin import check_reachable, cluster_of  # noqa: PLC0415 - an extra
         from .clock import clock_behind  # noqa: PLC0415
         from .ownership import open_elsewhere, open_names, sinks_of  # noqa: PLC0415
         from .settings import KafkaSettings  # noqa: PLC0415
         from .sink import KafkaSink  # noqa: PLC0415
-        from .transaction import KIND, Prepared  # noqa: PLC0415
+        from .transaction_state import KIND, Prepared  # noqa: PLC0415
 
         settings = KafkaSettings(self.address, self.settings)
 

@@ -36,15 +36,15 @@ from onceward.core.kit.processwide import PerProcess
 
 from . import librdkafka
 from .admin import make_client, passes
+from .consumed_batches import ArrayClient, ObjectClient
 from .positions import Partition
-from .received import ArrayClient, ObjectClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import pyarrow as pa
 
-    from .received import Event, Received
+    from .consumed_batches import Event, Received
     from .settings import KafkaSettings
 
 ROWS: Final = 10_000

@@ -11,21 +11,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onceward.core.ledger import Ledger
-from onceward.core.names import FORMAT, NOTHING, AcceptedName, other_log, parse_accepted_name, parse_pooled_name
+from onceward.core.contract.ledger import Ledger
+from onceward.core.contract.names import (
+    FORMAT,
+    NOTHING,
+    AcceptedName,
+    other_log,
+    parse_accepted_name,
+    parse_pooled_name,
+)
 
-from .errors import Code, kafka_error, until_answered
-from .transaction import Prepared, listed_committable
+from .error_codes import Code, kafka_error, until_answered
+from .transaction_state import Prepared, listed_committable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
-    from onceward.core.names import Scope
-    from onceward.core.operations.targets import OtherTransaction
-    from onceward.core.transaction import Committable, Progress
+    from onceward.core.contract.names import Scope
+    from onceward.core.contract.targets import OtherTransaction
+    from onceward.core.contract.transaction import Committable, Progress
 
-    from .coordinator import TransactionCoordinatorClient
-    from .transaction import Description
+    from .transaction_coordinator import TransactionCoordinatorClient
+    from .transaction_state import Description
 
 
 class KafkaLedger(Ledger):
@@ -77,7 +84,7 @@ def open_names(client: TransactionCoordinatorClient) -> set[Scope]:
 
 def open_elsewhere(client: TransactionCoordinatorClient) -> list[OtherTransaction]:
     """Return the open transactions that are not this library's, as far as this client may describe them."""
-    from onceward.core.operations.targets import OtherTransaction  # noqa: PLC0415 - what writes needs none of it
+    from onceward.core.contract.targets import OtherTransaction  # noqa: PLC0415 - what writes needs none of it
 
     ids = [name for name in client.list_transactions(["Ongoing"]) if parse_pooled_name(name) is None]
     return [

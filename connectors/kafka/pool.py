@@ -48,22 +48,22 @@ import time
 from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from onceward.core.contract.names import PooledName
+from onceward.core.contract.transaction import Observation
 from onceward.core.errors import FencedError, KafkaError, OncewardError
 from onceward.core.kit.processwide import PerProcess
-from onceward.core.names import PooledName
-from onceward.core.transaction import Observation
 
 from .admin import cluster_of
-from .errors import Code
+from .error_codes import Code
 from .producer import INIT_SECONDS, TransactionalProducer
 from .sizes import Sizes
-from .transaction import Prepared, judge
+from .transaction_state import Prepared, judge
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from onceward.core.names import Scope
-    from onceward.core.transaction import WriteContext
+    from onceward.core.contract.names import Scope
+    from onceward.core.contract.transaction import WriteContext
 
     from .settings import KafkaSettings
 

@@ -20,10 +20,10 @@ from zlib import crc32
 import msgspec
 from msgspec import structs
 
+from onceward.core.contract.source import Split
 from onceward.core.errors import ConfigurationError, text_of
 from onceward.core.kit import typed
-from onceward.core.sealed import UNREADABLE
-from onceward.core.source import Split
+from onceward.core.kit.sealed import UNREADABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -18,7 +18,7 @@ from onceward.core.errors import KafkaError, refusing_rows
 
 from . import librdkafka
 from .admin import make_client
-from .errors import TimeoutTooLongError, advice, client_error, refuses_message
+from .error_codes import TimeoutTooLongError, advice, client_error, refuses_message
 from .messages import MessageArray, QueueFull, Rows
 from .sizes import DEFAULT_MESSAGE, Sizes
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from onceward.core.names import PooledName
+    from onceward.core.contract.names import PooledName
 
     from .settings import KafkaSettings
 

@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from onceward.core.contract.place import Place
+from onceward.core.contract.proof import Reread, RereadPiece
+from onceward.core.contract.source import read_split
 from onceward.core.errors import ConfigurationError, KafkaError
 from onceward.core.kit import typed
-from onceward.core.place import Place
-from onceward.core.proof import Reread, RereadPiece
-from onceward.core.source import read_split
 
 from .admin import cluster_of
-from .errors import Code, code_name
+from .error_codes import Code, code_name
 from .messages import hashed_columns
 from .positions import Partition
 from .source import KafkaSource
-from .transaction import mark_of
+from .transaction_state import mark_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from onceward.core.names import Scope
-    from onceward.core.proof import ProvenEpoch
-    from onceward.core.source import Position
+    from onceward.core.contract.names import Scope
+    from onceward.core.contract.proof import ProvenEpoch
+    from onceward.core.contract.source import Position
 
     from .admin import Cluster
 

@@ -16,40 +16,47 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
+from onceward.core.contract.row_hash import RowHash
+from onceward.core.contract.transaction import (
+    AbortOutcome,
+    AbortStatus,
+    CommitOutcome,
+    CommitStatus,
+    Committable,
+    Observation,
+)
 from onceward.core.errors import ConfigurationError, KafkaError
-from onceward.core.kit.options import OF_FORMATS, arguments, check_types
 from onceward.core.kit.pieces import pieces, size_of
 from onceward.core.kit.secrets import without_logins
-from onceward.core.row_hash import RowHash
-from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, Observation
+from onceward.core.kit.text_options import OF_FORMATS, arguments, check_types
 from onceward.sinks import TwoPhaseCommitSink
 
 from . import commits, ownership
 from . import wire as _wire  # noqa: F401 - so that a missing kafka-python is told when the sink is imported
 from .admin import check_reachable, cluster_of
-from .coordinator import UNSEEN
-from .errors import Code, Retries, TimeoutTooLongError, kafka_error, until_answered
-from .lookup import Lookup
+from .error_codes import Code, Retries, TimeoutTooLongError, kafka_error, until_answered
 from .messages import check_columns, hashed_columns, ignored_columns
 from .pool import pool_of
 from .positions import LATEST, Partition
 from .producer import check_settings
 from .settings import CONNECTION_OPTIONS, KafkaSettings, split_options
-from .transaction import KIND, VERSION, Inside, Prepared, judge_partitions, mark_of
+from .topic_metadata import Lookup
+from .transaction_coordinator import UNSEEN
+from .transaction_state import KIND, VERSION, Inside, Prepared, judge_partitions, mark_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from onceward.core.kit.options import Names
-    from onceward.core.names import Scope
-    from onceward.core.transaction import WriteContext
+    from onceward.core.contract.names import Scope
+    from onceward.core.contract.transaction import WriteContext
+    from onceward.core.kit.text_options import Names
 
     from .admin import Cluster
-    from .coordinator import TransactionCoordinatorClient
     from .pool import ProducerPool
     from .producer import TransactionalProducer
     from .sizes import Sizes
+    from .transaction_coordinator import TransactionCoordinatorClient
 
 _log = logging.getLogger("onceward.kafka")
 

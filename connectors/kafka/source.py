@@ -1,6 +1,7 @@
 """KafkaSource: topics as a resettable source, read_committed and bounded by the last stable offset.
 
-What to read next is decided purely (positions.py), from what the brokers hold (lookup.py); consumer.py reads ranges.
+What to read next is decided purely (positions.py), from what the brokers hold (topic_metadata.py);
+consumer.py reads ranges.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
+from onceward.core.contract.source import Piece, Position, ResettableSource
 from onceward.core.errors import ConfigurationError, SourceError
-from onceward.core.kit.options import as_option, check_choice, check_types
-from onceward.core.source import Piece, Position, ResettableSource
+from onceward.core.kit.text_options import as_option, check_choice, check_types
 
 from . import positions
 from .admin import publish_offsets
+from .consumed_batches import check_timestamps, schema
 from .consumer import Gone, RangeConsumer, lend_consumer
-from .lookup import Found, Lookup, Selection, find, resolve
 from .positions import (
     FROM_LATEST,
     AtOffsets,
@@ -32,16 +33,16 @@ from .positions import (
     parse_bound,
     to_json,
 )
-from .received import check_timestamps, schema
 from .settings import KafkaSettings
+from .topic_metadata import Found, Lookup, Selection, find, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
-    from onceward.core.kit.options import Names
-    from onceward.core.source import Split
+    from onceward.core.contract.source import Split
+    from onceward.core.kit.text_options import Names
 
 _log = logging.getLogger("onceward.sources")
 

@@ -1,4 +1,6 @@
-"""Sends Kafka requests that no public client API can send. Like coordinator.py, a user of kafka-python's private parts.
+"""Sends Kafka requests that no public client API can send.
+
+Like transaction_coordinator.py, it uses kafka-python's private parts.
 
 confluent-kafka cannot end a transaction that another process began, and kafka-python's producer neither; but
 kafka-python ships every request of the protocol, and a connection manager that sends them. What is private about it:
@@ -32,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from onceward.core.errors import named_text_of, text_of
 
-from .errors import FORBIDDEN, Code, other_protocol
+from .error_codes import FORBIDDEN, Code, other_protocol
 
 with warnings.catch_warnings():
     # kafka-python reads its schemas by a function that Python 3.11 and 3.12 call deprecated (3.13 does not any more).

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from onceward.core.contract.events import EpochCompleted, Event, Took, observe, wall_clock
 from onceward.core.errors import MissingExtraError
-from onceward.core.events import EpochCompleted, Event, Took, observe, wall_clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

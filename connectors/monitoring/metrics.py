@@ -14,16 +14,16 @@ import time
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final
 
-from onceward.core.connector import connector_of
+from onceward.core.contract.connector import connector_of
+from onceward.core.contract.events import EpochCompleted, Event, observe
 from onceward.core.errors import ConfigurationError, MissingExtraError
-from onceward.core.events import EpochCompleted, Event, observe
 
 from .table import BUCKETS, LSO_LAG, TABLE, Metric, MetricKind, samples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from onceward.core.sink import Sink
+    from onceward.core.contract.sink import Sink
 
     Recorder = Callable[[float, tuple[str, ...]], None]
 __all__ = ["opentelemetry", "prometheus", "serve"]

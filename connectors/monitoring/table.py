@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from onceward.core.events import (
+from onceward.core.contract.events import (
     CheckpointEnded,
     Committed,
     CommitWaits,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from onceward.core.contract.findings import Finding, failed, ok, warning
 from onceward.core.errors import ConfigurationError, SinkError
-from onceward.core.operations.findings import Finding, failed, ok, warning
 
 from .client import RedisSettings, check_facts, read_facts
 

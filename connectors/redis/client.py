@@ -18,9 +18,9 @@ from redis.connection import parse_url
 from redis.retry import Retry
 
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SinkError, text_of
-from onceward.core.kit.options import check_seconds
 from onceward.core.kit.processwide import PerProcess
 from onceward.core.kit.secrets import is_secret_name, redact
+from onceward.core.kit.text_options import check_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onceward.core.connector import Connector
+from onceward.core.contract.connector import Connector
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from onceward.core.operations.findings import Finding
-    from onceward.core.sink import Sink
-    from onceward.core.source import ResettableSource
+    from onceward.core.contract.findings import Finding
+    from onceward.core.contract.sink import Sink
+    from onceward.core.contract.source import ResettableSource
 
     from .forms import Keys
 

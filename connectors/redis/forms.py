@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import pyarrow as pa
 
+from onceward.core.contract.names import FORMAT
+from onceward.core.contract.place import Place
+from onceward.core.contract.proof import ALL_EPOCHS, JSON_LINE, Reread, RereadPiece
 from onceward.core.errors import ConfigurationError, SchemaError, SinkError, refusing_rows, text_of
 from onceward.core.kit.pieces import pieces, size_of
 from onceward.core.kit.rows import UNWRITABLE, check_columns, in_microseconds, plain, to_json, with_column
-from onceward.core.names import FORMAT
-from onceward.core.place import Place
-from onceward.core.proof import ALL_EPOCHS, JSON_LINE, Reread, RereadPiece
 
 from .client import RedisSettings, asking, connect, read_facts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from onceward.core.names import Scope
+    from onceward.core.contract.names import Scope
 
 RESERVED: Final = f"{FORMAT}:"
 """How the keys of markers begin."""

@@ -52,7 +52,7 @@ from .client import asking, explained
 from .forms import FORMS
 
 if TYPE_CHECKING:
-    from onceward.core.names import Scope, TransactionName
+    from onceward.core.contract.names import Scope, TransactionName
 
     from .client import RedisSettings
     from .forms import WrittenEntry

@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from onceward.core.contract.names import NOTHING, Remembered, other_log, outdated_log, parse_transaction_name
+from onceward.core.contract.sink import Guarantee
+from onceward.core.contract.transaction import Progress
 from onceward.core.errors import ConfigurationError, DataLossError, SinkError
-from onceward.core.kit.options import check_choice, check_types
 from onceward.core.kit.secrets import without_logins
-from onceward.core.names import NOTHING, Remembered, other_log, outdated_log, parse_transaction_name
-from onceward.core.sink import Guarantee
-from onceward.core.transaction import Progress
-from onceward.sinks.folders import newest_of
+from onceward.core.kit.text_options import check_choice, check_types
+from onceward.sinks.folder_claims import newest_of
 from onceward.sinks.write_ahead import ROWS_PER_SEND, WriteAheadLedger, WriteAheadLogSink
 
 from .client import RedisSettings, asking, check_facts, read_facts
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from onceward.core.kit.options import Names
-    from onceward.core.names import Scope, TransactionName
+    from onceward.core.contract.names import Scope, TransactionName
+    from onceward.core.kit.text_options import Names
     from onceward.sinks.segments import Segment
     from onceward.sinks.write_ahead import Delivery
 

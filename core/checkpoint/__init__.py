@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from ..kit.lazy import importing
 
 if TYPE_CHECKING:
-    from ..policy import Backoff, CommitPolicy, OnLost
+    from ..contract.policy import Backoff, CommitPolicy, OnLost
     from .admission import Admission
     from .commit import finish
     from .coordinator import Coordinator
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "..policy": "Backoff CommitPolicy OnLost",
+    "..contract.policy": "Backoff CommitPolicy OnLost",
     ".admission": "Admission",
     ".commit": "finish",
     ".coordinator": "Coordinator",

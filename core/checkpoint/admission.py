@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from .. import answers
+from ..contract import validated as answers
+from ..contract.transaction import Acknowledgement, Committable, Observation
 from ..errors import DataLossError, EpochConflictError, ProtocolError
 from ..log.view import NONE, check_next, may_follow
-from ..transaction import Acknowledgement, Committable, Observation
 from .numbering import CONSECUTIVE, EpochNumbering
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ..contract.sink import TwoPhaseCommitSink
     from ..log import EpochInput, LogView, LogWriter, Rewound
-    from ..sink import TwoPhaseCommitSink
 
 _log = logging.getLogger("onceward.coordinator")
 

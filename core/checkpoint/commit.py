@@ -22,11 +22,11 @@ import logging
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
+from ..contract.events import Committed, CommitWaits, moment, tell, wall_clock
+from ..contract.policy import OnLost
+from ..contract.sink import by_urgency
 from ..errors import CommitPendingError, DataLossError, EpochConflictError, ExternalError
-from ..events import Committed, CommitWaits, moment, tell, wall_clock
 from ..kit.times import duration
-from ..policy import OnLost
-from ..sink import by_urgency
 from .kept import check_kept
 from .losses import LossVerdict, settle
 from .share import Share
@@ -34,9 +34,9 @@ from .share import Share
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from ..contract.policy import CommitPolicy
+    from ..contract.sink import TwoPhaseCommitSink
     from ..log import CommitPermit, Decide, LogWriter
-    from ..policy import CommitPolicy
-    from ..sink import TwoPhaseCommitSink
 
 _log = logging.getLogger("onceward.commit")
 

@@ -17,8 +17,22 @@ from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from .. import answers
-from ..connector import address_to_note
+from ..contract import validated as answers
+from ..contract.connector import address_to_note
+from ..contract.events import (
+    EpochAbandoned,
+    EpochBegan,
+    EpochCompleted,
+    LostRewritten,
+    Started,
+    Took,
+    moment,
+    tell,
+    wall_clock,
+)
+from ..contract.names import check_pipeline_name
+from ..contract.policy import CommitPolicy
+from ..contract.transaction import Acknowledgement, Committable, WriteContext
 from ..errors import (
     ConfigurationError,
     DataLossError,
@@ -31,16 +45,12 @@ from ..errors import (
     StoreError,
     TargetWentBackError,
 )
-from ..events import EpochAbandoned, EpochBegan, EpochCompleted, LostRewritten, Started, Took, moment, tell, wall_clock
-from ..kit.options import check_type
+from ..kit.crash_points import Step, crash_point
+from ..kit.text_options import check_type
 from ..log import EpochInput, LogStore, LogView, LogWriter, Rewound, RunWriters, WriterToken
 from ..log.notes import tell_and_note
 from ..log.view import NONE
 from ..log.writer import check_owner
-from ..names import check_pipeline_name
-from ..policy import CommitPolicy
-from ..steps import Step, crash_point
-from ..transaction import Acknowledgement, Committable, WriteContext
 from .admission import (
     Admission,
     admission,
@@ -62,9 +72,9 @@ from .taking_back import check_can_end, end_taken_back
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from ..contract.sink import TwoPhaseCommitSink
+    from ..contract.transaction import Written
     from ..log import CommitPermit, Decide
-    from ..sink import TwoPhaseCommitSink
-    from ..transaction import Written
 
 _log = logging.getLogger("onceward.coordinator")
 

@@ -2,8 +2,8 @@
 
 When some of a decided epoch is visible and some is proven lost, neither voiding the decision nor going on is right. But
 the epoch can be computed again from the same input, and the decision holds, for each lost transaction, the number and
-the hash of the rows that its sink was handed (handed.py; not its `proof`, which leaves out what cannot be read back
-from the target). So:
+the hash of the rows that its sink was handed (handed_rows.py; not its `proof`, which leaves out what cannot be read
+back from the target). So:
 
 1. Only the sinks and subtasks that lost something write; everybody else computes and writes nothing.
 2. What they were handed must be the same rows, by count and hash for each sink. The hash is the sum of a hash of each
@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import UNSET
 
+from ..contract.proof import total
 from ..errors import DataLossError
-from ..proof import total
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from ..contract.transaction import Committable
     from ..log import Decide
-    from ..transaction import Committable
 
 
 class Lost(NamedTuple):

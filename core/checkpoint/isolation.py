@@ -34,8 +34,8 @@ from .subtask import SubtaskEpoch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from ..sink import TwoPhaseCommitSink
-    from ..transaction import Committable, WriteContext, Written
+    from ..contract.sink import TwoPhaseCommitSink
+    from ..contract.transaction import Committable, WriteContext, Written
 
 IN_MEMORY: Final = 32 * 2**20
 """Bytes of a subtask's rows that are kept in memory."""

@@ -16,7 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from .. import answers
+from ..contract import validated as answers
+from ..contract.events import about
+from ..contract.names import NOTHING, Remembered
+from ..contract.policy import OnLost
+from ..contract.transaction import CommitOutcome, CommitStatus, Committable, Observation
 from ..errors import (
     DataLossError,
     DecisionInDoubtError,
@@ -27,19 +31,15 @@ from ..errors import (
     SinkError,
     TargetWentBackError,
 )
-from ..events import about
 from ..log import Resolved, Rewind
 from ..log.view import NONE
-from ..names import NOTHING, Remembered
-from ..policy import OnLost
-from ..transaction import CommitOutcome, CommitStatus, Committable, Observation
 from .losses import check_newest, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ..contract.sink import TwoPhaseCommitSink
     from ..log import Decide, LogView, LogWriter
-    from ..sink import TwoPhaseCommitSink
     from .share import Failures
 
 _log = logging.getLogger("onceward.commit")

@@ -6,10 +6,10 @@ import logging
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from ..contract.events import about
+from ..contract.outcome import PROVEN_NOT_COMMITTED
+from ..contract.policy import OnLost
 from ..errors import DataLossError, EpochTornError, FencedError
-from ..events import about
-from ..outcome import PROVEN_NOT_COMMITTED
-from ..policy import OnLost
 from .healing import is_proven
 from .replay import withdraw
 

@@ -28,18 +28,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from .. import answers
-from ..events import about
-from ..sink import by_urgency
-from ..steps import Step, crash_point
-from ..transaction import ANY_EPOCH, AbortOutcome, Committable, Observation
+from ..contract import validated as answers
+from ..contract.events import about
+from ..contract.sink import by_urgency
+from ..contract.transaction import ANY_EPOCH, AbortOutcome, Committable, Observation
+from ..kit.crash_points import Step, crash_point
 from .kept import check_kept
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
+    from ..contract.sink import TwoPhaseCommitSink
     from ..log import LogView, LogWriter
-    from ..sink import TwoPhaseCommitSink
 
 _log = logging.getLogger("onceward.sweep")
 

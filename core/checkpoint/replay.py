@@ -20,10 +20,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from .. import answers
+from ..contract import validated as answers
+from ..contract.transaction import AbortOutcome, AbortStatus, Observation
 from ..errors import ExternalError, FencedError
-from ..steps import Step, crash_point
-from ..transaction import AbortOutcome, AbortStatus, Observation
+from ..kit.crash_points import Step, crash_point
 from .healing import is_proven
 from .share import LOST_STATES
 from .subtask import DirectlyWritten
@@ -31,8 +31,8 @@ from .subtask import DirectlyWritten
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ..contract.transaction import Committable
     from ..log import Decide, LogWriter
-    from ..transaction import Committable
     from .share import Share
 
 _HELD: Final = frozenset({Observation.PREPARED, Observation.OPEN})

@@ -12,19 +12,19 @@ from contextlib import contextmanager
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from .. import answers
+from ..contract import validated as answers
+from ..contract.events import about
+from ..contract.transaction import CommitOutcome, CommitStatus, Observation
 from ..errors import DataLossError, ExternalError, FencedError, OncewardError, SinkError, named_text_of
-from ..events import about
-from ..steps import Step, crash_point
-from ..transaction import CommitOutcome, CommitStatus, Observation
+from ..kit.crash_points import Step, crash_point
 from .subtask import DirectlyWritten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ..contract.sink import TwoPhaseCommitSink
+    from ..contract.transaction import Committable
     from ..log import CommitPermit, LogWriter
-    from ..sink import TwoPhaseCommitSink
-    from ..transaction import Committable
 
 _log = logging.getLogger("onceward.commit")
 

@@ -2,7 +2,7 @@
 
 The executor's half of the protocol, shared by Spark and the embedded engine. An epoch without rows opens nothing and
 acknowledges "nothing written". Every row that any sink gets passes here, so here the rows are hashed as they are handed
-over (handed.py), whatever the sink makes of them.
+over (handed_rows.py), whatever the sink makes of them.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from .. import answers
+from ..contract import validated as answers
+from ..contract.handed_rows import Handed
+from ..contract.sink import TwoPhaseCommitSink
+from ..contract.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Observation, Written
 from ..errors import LifecycleError, OncewardError
-from ..handed import Handed
+from ..kit.crash_points import Step, crash_point
 from ..kit.pieces import pieces
-from ..sink import TwoPhaseCommitSink
-from ..steps import Step, crash_point
-from ..transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Observation, Written
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     import pyarrow as pa
 
-    from ..names import Scope
-    from ..sink import DirectSink, Guarantee
-    from ..transaction import Committable, WriteContext
+    from ..contract.names import Scope
+    from ..contract.sink import DirectSink, Guarantee
+    from ..contract.transaction import Committable, WriteContext
 
 
 class _State(StrEnum):

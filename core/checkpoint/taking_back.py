@@ -24,19 +24,19 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
-from .. import answers
+from ..contract import validated as answers
+from ..contract.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Observation
 from ..errors import CommitPendingError, DataLossError, ExternalError
-from ..steps import Step, crash_point
-from ..transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Observation
+from ..kit.crash_points import Step, crash_point
 from .commit import check_sinks
 from .subtask import DirectlyWritten
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ..contract.sink import TwoPhaseCommitSink
+    from ..contract.transaction import Committable
     from ..log import Decide, LogView, LogWriter
-    from ..sink import TwoPhaseCommitSink
-    from ..transaction import Committable
 
 _log = logging.getLogger("onceward.commit")
 _VISIBLE: Final = frozenset({Observation.COMMITTED, Observation.BEGUN})

@@ -14,14 +14,14 @@ from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from ..events import CheckpointEnded, OperatorsMeasured, tell
+from ..contract.events import CheckpointEnded, OperatorsMeasured, tell
+from ..contract.source import ResettableSource
 from ..log.notes import tell_and_note
-from ..source import ResettableSource
 from .aggregate import AggregateLogic, Aggregation
+from .batch_sizing import FIRST_ROWS
 from .channels import Channel, CheckpointKind, Gate, TaskOutput, by_key, forward, rebalance
 from .checkpoints import CheckpointsState, advance, initial
-from .ends import LiveLogic, ResettableLogic, SinkLogic
-from .events import (
+from .coordinator_events import (
     Acknowledged,
     Complete,
     Confirm,
@@ -37,7 +37,7 @@ from .events import (
 )
 from .functions import ProcessLogic
 from .logic import BatchLogic, Guarded, Logic, RecordLogic, RowFilter
-from .pace import FIRST_ROWS
+from .source_and_sink import LiveLogic, ResettableLogic, SinkLogic
 from .state.key_types import KeyTypes
 from .state.keyed import KeyScope
 from .state.keys import groups_of
@@ -47,9 +47,9 @@ from .task import Task, TaskWorld
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from ..contract.sink import TwoPhaseCommitSink
     from ..errors import OncewardError
     from ..log.note_kinds import CheckpointRecord
-    from ..sink import TwoPhaseCommitSink
     from .channels import Barrier, TaskId
     from .graph import Operator
     from .start import StartedAttempt

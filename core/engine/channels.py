@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..kit.pieces import PIECE_BYTES
-from .pace import MOST_ROWS
+from .batch_sizing import MOST_ROWS
 from .state.keys import Memo, group_of, subtask_of
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from msgspec.structs import replace
 from ..errors import CheckpointFailedError, OncewardError
 from .channels import Barrier, CheckpointKind, TaskId
 from .config import CheckpointConfig
-from .events import (
+from .coordinator_events import (
     Acknowledged,
     Complete,
     CompletedCheckpoint,

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ..contract.events import EpochBegan, tell, wall_clock
+from ..contract.transaction import Acknowledgement
 from ..errors import CheckpointFailedError, OncewardError, OperatorError, named_text_of
-from ..events import EpochBegan, tell, wall_clock
 from ..log import EpochInput
-from ..transaction import Acknowledgement
-from .events import CompletedCheckpoint, NotCompleted
+from .coordinator_events import CompletedCheckpoint, NotCompleted
 from .functions import kinds_of
 from .reference import Decided, Reference, Restored, inline, prove, resolve
 from .state.handles import Metadata, OperatorRecord, SubtaskState
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from ..checkpoint import Coordinator
-    from ..transaction import Committable, Written
+    from ..contract.transaction import Committable, Written
     from .channels import Barrier, TaskId
-    from .events import Pending
+    from .coordinator_events import Pending
     from .graph import Graph
-    from .retained import Retained
+    from .retention import Retained
 
 QUERY = "embedded"
 """Identity in each decision: which operators there are may change, their state is found by uid."""

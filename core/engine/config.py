@@ -27,7 +27,7 @@ import msgspec
 
 from ..errors import ConfigurationError, text_of
 from ..kit import typed
-from ..kit.options import as_value, option_names
+from ..kit.text_options import as_value, option_names
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

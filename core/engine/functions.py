@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import ConfigurationError, OncewardError, StateError
 from .logic import Frozen, Guarded, Logic, chunks, copies
-from .mixed import records_of
+from .mixed_records import records_of
 from .records import copied
 from .state.handles import ListHandle, SubtaskState
 from .state.key_types import KeyTypes

@@ -15,9 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from ..contract.sink import Guarantee
+from ..contract.source import ResettableSource
 from ..errors import ConfigurationError
-from ..sink import Guarantee
-from ..source import ResettableSource
 from .channels import TaskId
 from .state.keys import KeyEncoder, check_parallelism
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from ..source import Source
+    from ..contract.source import Source
     from .config import CheckpointConfig
 
 

@@ -26,10 +26,10 @@ from ..run.keeper import Keeper
 from ..run.source_watch import LOOK_SECONDS
 from .channels import CheckpointKind
 from .completion import as_own_error
-from .inside import is_inside, thread_of
-from .origin import Restore
-from .requests import POLL_SECONDS, serve
+from .reentrancy import is_inside, thread_of
+from .savepoint_requests import POLL_SECONDS, serve
 from .start import check_start, run_of, start
+from .starting_checkpoint import Restore
 from .state.storage import CheckpointStorage
 from .threads import ThreadedAttempt
 

@@ -9,14 +9,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import OncewardError, OperatorError, named_text_of
-from .mixed import cut_by_shape, is_mixed, records_of
+from .mixed_records import cut_by_shape, is_mixed, records_of
 from .records import Record, batches, copied
 from .state.handles import SubtaskState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ..transaction import Committable, Written
+    from ..contract.transaction import Committable, Written
     from .channels import Barrier, TaskId
     from .state.storage import CheckpointStorage
 

@@ -12,32 +12,32 @@ import pyarrow.compute as pc
 
 from ..checkpoint import CommitPolicy
 from ..checkpoint.subtask import DirectlyWritten
+from ..contract.names import check_pipeline_name
+from ..contract.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST, AnyOnLost
+from ..contract.sink import DirectSink, TwoPhaseCommitSink
+from ..contract.source import LiveSource, ResettableSource
 from ..errors import CheckpointFailedError, ConfigurationError
-from ..kit.advice import warn
-from ..kit.options import check_type
+from ..kit.caller_warnings import warn
+from ..kit.text_options import check_type
 from ..log import LogStore, MemoryStore, open_store
 from ..log.store import UnopenedStore, unopened_store
-from ..names import check_pipeline_name
-from ..policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST, AnyOnLost
 from ..run.handover import check_take_over
-from ..sink import DirectSink, TwoPhaseCommitSink
-from ..source import LiveSource, ResettableSource
 from .aggregate import AggregateFunction, aggregation
+from .batch_sizing import MOST_ROWS
 from .config import CheckpointConfig, RestartStrategy
 from .functions import ProcessFunction
 from .graph import EndToEnd, Graph, Operator, end_to_end
-from .inside import is_inside
 from .job import Job
 from .logic import RowFilter
-from .origin import Restore
-from .pace import MOST_ROWS
 from .projection import projection_of
+from .reentrancy import is_inside
 from .signals import raising_exit
 from .start import EngineWorld, Setup
+from .starting_checkpoint import Restore
 from .state.keys import MAX_PARALLELISM, KeyEncoder
 from .state.memory import MemoryBackend
+from .state.row_store import StateBackend
 from .state.storage import locate
-from .state.store import StateBackend
 from .user_functions import check_functions
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """A sink's `select` and `where` in the embedded engine: SQL over record batches, computed by DuckDB.
 
-On Spark the same two settings are Spark's SQL (connectors/spark/write/task.py).
+On Spark the same two settings are Spark's SQL (connectors/spark/write/spark_task.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..kit.rows import cast, with_leaves
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ..sink import Sink
+    from ..contract.sink import Sink
 
 _PARSE: Final = "SELECT json_serialize_sql(?)"
 _AGGREGATES: Final = "SELECT DISTINCT function_name FROM duckdb_functions() WHERE function_type = 'aggregate'"

@@ -3,7 +3,7 @@
 Arrow gives a column one type, and would make 3 beside 3.5 into 3.0, "a" beside b"a" into bytes, and a field that one
 record lacks into a null. So only records of one shape share columns: the same fields, each with the same kind of value
 in all of them. None, and an empty list, fit with everything. Where the shape changes seldom, the next batch begins.
-Where it changes often, records of several shapes share a batch of another form (mixed.py).
+Where it changes often, records of several shapes share a batch of another form (mixed_records.py).
 
 A record becomes part of a batch later than a function gives it, so it is copied where it is given: a function may give
 the same dict again, and change it meanwhile.
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from .mixed import MOST_SHAPES, cut_by_shape, mix_records
+from .mixed_records import MOST_SHAPES, cut_by_shape, mix_records
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

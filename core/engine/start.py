@@ -19,21 +19,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from ..checkpoint.numbering import CHECKPOINTS
-from ..events import EpochBegan, tell, wall_clock
+from ..contract.events import EpochBegan, tell, wall_clock
+from ..contract.source import ResettableSource
 from ..run.pipeline_run import PipelineRun
 from ..run.source_watch import titles
-from ..source import ResettableSource
-from .again import Again, can_be_read_again
+from .batch_sizing import MOST_ROWS
 from .channels import Barrier
 from .completion import Completer
-from .fits import check_fits
-from .origin import find_origin
-from .pace import MOST_ROWS
+from .recomputation import Again, can_be_read_again
 from .reference import Reference, inline, prove_newest, resolve
-from .retained import Retained
+from .retention import Retained
+from .starting_checkpoint import find_origin
 from .state.handles import Metadata, SubtaskState
 from .state.key_types import merge_types
 from .state.keys import groups_of
+from .state_compatibility import check_fits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from .channels import TaskId
     from .config import CheckpointConfig, RestartStrategy
     from .graph import Graph, Operator
-    from .origin import Origin, Restore
+    from .starting_checkpoint import Origin, Restore
     from .state.handles import KeyedHandle, OperatorRecord
+    from .state.row_store import StateBackend
     from .state.storage import CheckpointStorage
-    from .state.store import StateBackend
 
 _log = logging.getLogger("onceward.engine")
 

@@ -18,18 +18,18 @@ import pyarrow as pa
 from ..errors import OncewardError, StateError, named_text_of, text_of
 from ..kit.pieces import PIECE_BYTES
 from ..log.note_kinds import TaskRecord
+from .batch_sizing import FIRST_ROWS, JOINED_ROWS, MOST_ROWS, WORK_SECONDS, Pace, even_part
 from .channels import Aligned, Barrier, Cancel, Element, End, Gate, TaskId
-from .ends import EXHAUSTED, SourceLogic
-from .events import Acknowledged, Confirm, Declined, Event, Exhausted, Finished, GiveUp, ToTask, Trigger
-from .mixed import cut_by_shape
-from .pace import FIRST_ROWS, JOINED_ROWS, MOST_ROWS, WORK_SECONDS, Pace, even_part
+from .coordinator_events import Acknowledged, Confirm, Declined, Event, Exhausted, Finished, GiveUp, ToTask, Trigger
+from .mixed_records import cut_by_shape
+from .source_and_sink import EXHAUSTED, SourceLogic
 from .state.handles import SubtaskState
 from .usage import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ..events import SubtaskUsage
+    from ..contract.events import SubtaskUsage
     from .channels import Channel, TaskOutput
     from .logic import Frozen, Logic
     from .state.storage import CheckpointStorage

@@ -15,8 +15,8 @@ from .attempt import Attempt
 from .channels import CheckpointKind, TaskId
 from .checkpoints import deadline
 from .completion import as_own_error
-from .events import Event, Failed, Requested, Stopping, Tick
-from .inside import thread_of
+from .coordinator_events import Event, Failed, Requested, Stopping, Tick
+from .reentrancy import thread_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

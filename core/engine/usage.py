@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..events import SubtaskUsage
+from ..contract.events import SubtaskUsage
 
 if TYPE_CHECKING:
     from collections.abc import Callable

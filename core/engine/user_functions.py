@@ -8,9 +8,9 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from ..contract.source import LiveSource, ResettableSource
 from ..errors import ConfigurationError, text_of
 from ..kit.methods import idle
-from ..source import LiveSource, ResettableSource
 from .logic import RowFilter
 from .state.keyed import ReducingState, State
 

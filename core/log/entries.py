@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
+from ..contract.names import Reached
+from ..contract.proof import Proofs
+from ..contract.transaction import Committable
 from ..errors import LogDamagedError
-from ..names import Reached
-from ..proof import Proofs
-from ..sealed import seal, unseal_as
-from ..transaction import Committable
+from ..kit.sealed import seal, unseal_as
 
 _FORMAT = "onceward-log"
 _DIGITS = 20

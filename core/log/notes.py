@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from ..contract.events import CheckpointEnded, EpochCompleted, SourceAnswers, SourceWaits, Started, tell
 from ..errors import FencedError
-from ..events import CheckpointEnded, EpochCompleted, SourceAnswers, SourceWaits, Started, tell
-from ..folders import open_regular
 from ..kit import typed
+from ..kit.folders import open_regular
 from ..kit.secrets import without_logins
 from .note_kinds import KINDS, EndNote, EpochNote, FailureNote, LifeNote, SourceNote, StartNote, TaskNote
 from .store import DirectoryStore
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from ..events import Event
+    from ..contract.events import Event
     from .note_kinds import ErrorNote, Note
     from .store import LogStore
 

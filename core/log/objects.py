@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
 
 from ..errors import ConfigurationError, StoreError, named_text_of, text_of
 from ..kit.secrets import shown_address
-from .bounded import bounded
+from .time_limits import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -21,10 +21,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ..contract.names import PIPELINE_LENGTH, check_pipeline_name
 from ..errors import ConfigurationError, MissingExtraError, NoDecisionLogError, OncewardError, StoreError, text_of
 from ..kit.secrets import AMBIGUOUS, is_ambiguous, shown_address
-from ..names import PIPELINE_LENGTH, check_pipeline_name
-from .bounded import ANSWER_SECONDS, bounded
+from .time_limits import ANSWER_SECONDS, bounded
 
 try:
     import sqlalchemy as sa

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from ..errors import ConfigurationError, NoDecisionLogError, StoreError, text_of
-from ..folders import make_folder, open_regular, put_once, remove_abandoned, sync_folder
-from .bounded import bounded
+from ..kit.folders import make_folder, open_regular, put_once, remove_abandoned, sync_folder
 from .objects import CONDITIONAL_PUT, ObjectStore, open_objects
+from .time_limits import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -123,7 +123,7 @@ class MemoryStore:
 class DirectoryStore:
     """LogStore in a folder.
 
-    A value is put once and whole (core/folders.py). A reader syncs the folder before it acts on what it saw, or a
+    A value is put once and whole (core/kit/folders.py). A reader syncs the folder before it acts on what it saw, or a
     power failure could take back an entry that it has already acted on.
 
     Args:

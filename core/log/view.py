@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ..contract.names import NOTHING, Progress
+from ..contract.proof import Proofs
 from ..errors import EpochConflictError, LifecycleError, LogDamagedError
-from ..names import NOTHING, Progress
-from ..proof import Proofs
 from .entries import Completed, Decide, Entry, EpochInput, Moved, Replace, Resolved, Rewind, Rewound, Start, Void
-from .reached import newest_commits, reached_by
+from .sink_progress import newest_commits, reached_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ..names import Reached
-    from ..transaction import Committable
+    from ..contract.names import Reached
+    from ..contract.transaction import Committable
 
 NONE = -1
 """No position, or no epoch."""

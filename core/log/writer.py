@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from ..contract.names import Scope
 from ..errors import (
     DecisionInDoubtError,
     EpochConflictError,
@@ -30,9 +31,7 @@ from ..errors import (
     StoreError,
     text_of,
 )
-from ..names import Scope
-from ..steps import Step, crash_point
-from .bounded import ANSWER_SECONDS
+from ..kit.crash_points import Step, crash_point
 from .entries import (
     Completed,
     Decide,
@@ -53,13 +52,14 @@ from .entries import (
 )
 from .reader import read, read_behind_gap
 from .store import put_behind
+from .time_limits import ANSWER_SECONDS
 from .view import NONE, LogView, check_next
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from ..policy import CommitPolicy
-    from ..transaction import Committable
+    from ..contract.policy import CommitPolicy
+    from ..contract.transaction import Committable
     from .run_writers import RunWriters
     from .store import LogStore
     from .view import CommitPermit

@@ -14,27 +14,27 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
+from ..contract.names import Scope
+from ..contract.proof import ALL_EPOCHS, Wrote, without
+from ..contract.refusals import Refusal, RefusedError
+from ..contract.row_hash import RowHash, hexadecimal, row_hashes
 from ..errors import ConfigurationError
-from ..names import Scope
-from ..proof import ALL_EPOCHS, Wrote, without
-from ..row_hash import RowHash, hexadecimal, row_hashes
 from .comparison import compare, key_names
-from .newest import NewestRows
-from .refusals import Refusal, RefusedError
-from .rows import map_rows, marked_records, records, shown
+from .row_comparison import map_rows, marked_records, records, shown
+from .upserts import NewestRows
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
+    from ..contract.place import Place
+    from ..contract.proof import ProvenEpoch, Reread
     from ..log import LogView
-    from ..place import Place
-    from ..proof import ProvenEpoch, Reread
     from .comparison import Comparison
-    from .logs import Log
-    from .newest import Judgment
-    from .rows import RowMapping
+    from .log_locations import Log
+    from .row_comparison import RowMapping
+    from .upserts import Judgment
 
 OLDER: Final = "older"
 FOREIGN: Final = "foreign"

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..checkpoint import CommitPolicy, OnLost
 from ..checkpoint.subtask import DirectlyWritten
+from ..contract.findings import Finding, failed, ok, warning
+from ..contract.sink import Guarantee
 from ..engine.graph import OF_MODE, of_sink, of_source
 from ..engine.state.memory import MemoryBackend
 from ..log.store import DirectoryStore, MemoryStore, UnopenedStore, local_folder
-from ..sink import Guarantee
-from .findings import Finding, failed, ok, warning
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,13 +12,13 @@ from ..errors import ConfigurationError, NoDecisionLogError, text_of
 from ..log import DirectoryStore
 from ..log.entries import position_of
 from ..log.store import IN_CHECKPOINT, local_folder
-from .logs import open_log
+from .log_locations import open_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from .logs import Log
+    from .log_locations import Log
 
 _FOLDERS: Final = 10_000
 """Maximum number of folders that are searched for decision logs."""

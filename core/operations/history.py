@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from ..checkpoint.recovery import TransactionStatus
+from ..contract.transaction import rows_by_sink
 from ..engine.completion import QUERY as EMBEDDED
 from ..errors import ConfigurationError
 from ..kit import typed
 from ..log import Replace, Resolved, Void, audit_records
 from ..log.note_kinds import CheckpointRecord, EpochNote, StartNote, TaskRecord
 from ..log.notes import notes_beside
-from ..transaction import rows_by_sink
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ..log import Completed, Decide, LogView
     from ..log.note_kinds import Note
-    from .logs import Log
+    from .log_locations import Log
     from .survey import FoundTransaction
 
 TRANSACTIONS: Final = 200

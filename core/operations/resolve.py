@@ -23,6 +23,10 @@ from typing import TYPE_CHECKING, Any, Final
 from ..checkpoint import CommitPolicy, OnLost, finish, sweep
 from ..checkpoint.kept import check_kept
 from ..checkpoint.recovery import TransactionStatus
+from ..contract.events import EpochCompleted
+from ..contract.outcome import PROVEN_NOT_COMMITTED, Observation
+from ..contract.refusals import Refusal, RefusedError
+from ..contract.sink import TwoPhaseCommitSink
 from ..errors import (
     ConfigurationError,
     DataLossError,
@@ -30,14 +34,10 @@ from ..errors import (
     FencedError,
     SinkError,
 )
-from ..events import EpochCompleted
 from ..log import LogWriter
 from ..log.note_kinds import EpochNote
 from ..log.notes import leave
 from ..log.reader import read_behind_gap
-from ..outcome import PROVEN_NOT_COMMITTED, Observation
-from ..sink import TwoPhaseCommitSink
-from .refusals import Refusal, RefusedError
 from .survey import UNPROVEN
 
 if TYPE_CHECKING:
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from ..contract.names import Scope
+    from ..contract.targets import Target
+    from ..contract.transaction import AbortOutcome, CommitOutcome, Committable, WriteContext
     from ..log import Decide, LogView
-    from ..names import Scope
-    from ..transaction import AbortOutcome, CommitOutcome, Committable, WriteContext
-    from .logs import Log
+    from .log_locations import Log
     from .survey import FoundTransaction
-    from .targets import Target
 
 _WHY_NOT: Final = {
     TransactionStatus.DECIDED: ("a decision names it: it is committed, never aborted", Refusal.DECIDED),

@@ -34,7 +34,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from ..connector import noted_address
+from ..contract.connector import noted_address
+from ..contract.names import is_sink_name
+from ..contract.transaction import Observation, rows_by_sink
 from ..errors import OncewardError, named_text_of, text_of
 from ..kit.times import duration
 from ..log import DirectoryStore, LogView, Start
@@ -50,16 +52,14 @@ from ..log.note_kinds import (
     TaskNote,
 )
 from ..log.notes import notes_beside
-from ..names import is_sink_name
 from ..run.source_watch import MOST_SECONDS
-from ..transaction import Observation, rows_by_sink
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from ..log import Decide, Entry, LogStore
     from ..log.note_kinds import Note
-    from .logs import Log
+    from .log_locations import Log
     from .survey import FoundTransaction
 
 N = TypeVar("N")

@@ -15,16 +15,16 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
 from ..checkpoint.recovery import Action, TransactionStatus, action, status_of
+from ..contract.names import Scope
+from ..contract.transaction import Committable, Observation
 from ..errors import ExternalError
-from ..names import Scope
-from ..transaction import Committable, Observation
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from ..contract.targets import OtherTransaction, Target
     from ..log import LogView
-    from .logs import Log
-    from .targets import OtherTransaction, Target
+    from .log_locations import Log
 
 
 class Advice(StrEnum):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..connector import connectors
+from ..contract.connector import connectors
 from ..errors import ConfigurationError
 from ..kit.extras import needing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..connector import Connector
-    from ..place import Place
-    from .targets import Target
+    from ..contract.connector import Connector
+    from ..contract.place import Place
+    from ..contract.targets import Target
 
 
 def open_target(system: str, at: str, settings: Mapping[str, str] | None = None) -> Target:

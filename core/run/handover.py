@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from ..errors import ConfigurationError, FencedError, LogDamagedError, StoreError
-from ..kit.options import check_type
+from ..kit.sealed import decode_json
+from ..kit.text_options import check_type
 from ..log import read
 from ..log.entries import key_of
-from ..sealed import decode_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..checkpoint import Admission, Coordinator
 from ..checkpoint.numbering import CONSECUTIVE
+from ..contract.events import EpochFailed, EpochReplayed, tell
 from ..errors import (
     DecisionInDoubtError,
     EpochTornError,
@@ -20,7 +21,6 @@ from ..errors import (
     StoreError,
     text_of,
 )
-from ..events import EpochFailed, EpochReplayed, tell
 from ..log import LogWriter, RunWriters
 from ..log.notes import note_failure, note_task
 from .handover import LOOK_SECONDS, Predecessor, Successor, run
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from ..checkpoint import CommitPolicy
     from ..checkpoint.healing import Lost
     from ..checkpoint.numbering import EpochNumbering
+    from ..contract.sink import TwoPhaseCommitSink
+    from ..contract.source import Source
+    from ..contract.transaction import Acknowledgement, WriteContext
     from ..log import EpochInput, LogStore, WriterToken
-    from ..sink import TwoPhaseCommitSink
-    from ..source import Source
-    from ..transaction import Acknowledgement, WriteContext
 
 _log = logging.getLogger("onceward.coordinator")
 ATTEMPTS: Final = 3

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from ..connector import address_to_note
-from ..events import SourceAnswers, SourceWaits
+from ..contract.connector import address_to_note
+from ..contract.events import SourceAnswers, SourceWaits
+from ..contract.source import Source
 from ..kit.times import duration
-from ..source import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping

@@ -20,12 +20,10 @@ from onceward.cli.main import app
 from onceward.connectors.database.engines import close_idle, reading
 from onceward.connectors.database.mariadb import Xid
 from onceward.connectors.database.sink import SqlAlchemySink
-from onceward.connectors.spark.write.task import write_partition
+from onceward.connectors.spark.write.spark_task import write_partition
 from onceward.core.checkpoint import Coordinator
-from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SqlError
-from onceward.core.log import DirectoryStore, EpochInput
-from onceward.core.names import parse_transaction_name
-from onceward.core.transaction import (
+from onceward.core.contract.names import parse_transaction_name
+from onceward.core.contract.transaction import (
     AbortOutcome,
     AbortStatus,
     CommitOutcome,
@@ -34,6 +32,8 @@ from onceward.core.transaction import (
     Observation,
     WriteContext,
 )
+from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SqlError
+from onceward.core.log import DirectoryStore, EpochInput
 from onceward.testing.conformance import SinkConformance, SinkUnderTest
 from onceward.testing.containers import MariaDbContainer
 

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import make_url
 
+from onceward.connectors.database.column_matching import InsertWriter, make_plan
 from onceward.connectors.database.engines import close_idle, transaction
-from onceward.connectors.database.plan import InsertWriter, make_plan
 from onceward.connectors.database.sink import SqlAlchemySink
 from onceward.connectors.database.tables import describe
+from onceward.core.contract.transaction import CommitStatus
 from onceward.core.errors import ConfigurationError, SchemaError, SqlError
-from onceward.core.transaction import CommitStatus
 
 from ..postgres_kit import SCHEMA, SCOPE, context, write
 from ..sql_kit import VALUES, MariaDatabase, maria_database, write_lines_and_words
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from onceward.core.transaction import Committable
+    from onceward.core.contract.transaction import Committable
     from onceward.testing.containers import MariaDbContainer
 
 pytestmark = pytest.mark.containers

@@ -6,7 +6,7 @@ import itertools
 from random import Random
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from onceward.core.steps import Step
+from onceward.core.kit.crash_points import Step
 
 from .drivers import Style
 from .targets import COMBINATIONS, DELIVERED, ON_MARIADB, Kind

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 
 from onceward import CheckpointConfig, FileSource, Pipeline, RestartStrategy, exactly_once, open_store
-from onceward.core.steps import hooked
+from onceward.core.kit.crash_points import hooked
 
 from .spark_host import Gateway, attach
 from .targets import JSON, Kind, Place, message

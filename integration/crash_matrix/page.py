@@ -15,7 +15,7 @@ import confluent_kafka
 import psutil
 
 from onceward import __version__
-from onceward.core.steps import Step
+from onceward.core.kit.crash_points import Step
 from onceward.testing.services.kafka import KAFKA_LOCK
 from onceward.testing.services.postgres import _installed_programs
 
@@ -33,11 +33,12 @@ if TYPE_CHECKING:
 DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "crash-matrix.md"
 _HEAD: Final = """# Crash matrix
 
-Processes are killed at each durable step of the protocol (`core/steps.py`), for each kind of death, combination of
-sinks and driving style (`exactly_once`, a format, the embedded engine), on real Kafka, PostgreSQL, MariaDB and Valkey
-servers and an HTTP server that honors keys. After each kill a new driver finishes the work. Then the strictest reader
-of each target must see each input row exactly once, and nothing may be left open, prepared, staged or pending. The run
-itself writes this page, from the campaigns whose results are in `.cache/crash-matrix`; git keeps the page alone.
+Processes are killed at each durable step of the protocol (`core/kit/crash_points.py`), for each kind of death,
+combination of sinks and driving style (`exactly_once`, a format, the embedded engine), on real Kafka, PostgreSQL,
+MariaDB and Valkey servers and an HTTP server that honors keys. After each kill a new driver finishes the work. Then
+the strictest reader of each target must see each input row exactly once, and nothing may be left open, prepared,
+staged or pending. The run itself writes this page, from the campaigns whose results are in `.cache/crash-matrix`; git
+keeps the page alone.
 
 ```bash
 make crash-matrix                                             # 2,000 kills; a run that was interrupted goes on

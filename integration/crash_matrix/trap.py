@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from onceward.core.steps import Step
+from onceward.core.kit.crash_points import Step
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -96,7 +96,7 @@ class Trap:
         return []
 
     def __call__(self, step: Step) -> None:
-        """The hook of every process; see `onceward.core.steps.hooked`."""
+        """The hook of every process; see `onceward.core.kit.crash_points.hooked`."""
         if step is Step.START_AFTER:
             self.started.touch()
         waiting = self._waiting()

@@ -48,13 +48,13 @@ if TYPE_CHECKING:  # as `X as X`, which type checkers take for exported
     )
     from .core.engine.job import Job as Job, JobState as JobState
     from .core.engine.pipeline import Stream as Stream
-    from .core.engine.state.store import StateBackend as StateBackend
-    from .core.kit.logs import JsonFormatter as JsonFormatter
+    from .core.engine.state.row_store import StateBackend as StateBackend
+    from .core.kit.json_logs import JsonFormatter as JsonFormatter
     from .core.log import EpochInput as EpochInput, LogStore as LogStore
     from .core.log.note_kinds import CheckpointRecord as CheckpointRecord
-    from .core.names import TransactionName as TransactionName
-    from .core.policy import OnLost as OnLost
-    from .core.transaction import (
+    from .core.contract.names import TransactionName as TransactionName
+    from .core.contract.policy import OnLost as OnLost
+    from .core.contract.transaction import (
         AbortOutcome as AbortOutcome,
         AbortStatus as AbortStatus,
         CommitOutcome as CommitOutcome,
@@ -96,13 +96,15 @@ _TABLE: Final = {  # by the extra that they need: modules, each with its public 
             ProcessFunction ReducingState RestartStrategy ValueState open_store""",
         ".core.engine.job": "Job JobState",
         ".core.engine.pipeline": "Stream",
-        ".core.engine.state.store": "StateBackend",
-        ".core.kit.logs": "JsonFormatter",
+        ".core.engine.state.row_store": "StateBackend",
+        ".core.kit.json_logs": "JsonFormatter",
         ".core.log": "EpochInput LogStore",
         ".core.log.note_kinds": "CheckpointRecord",
-        ".core.names": "TransactionName",
-        ".core.policy": "OnLost",
-        ".core.transaction": "AbortOutcome AbortStatus CommitOutcome CommitStatus Committable Observation WriteContext",
+        ".core.contract.names": "TransactionName",
+        ".core.contract.policy": "OnLost",
+        ".core.contract.transaction": (
+            "AbortOutcome AbortStatus CommitOutcome CommitStatus Committable Observation WriteContext"
+        ),
         ".sinks": "Delivery DirectSink Guarantee IdempotentSink Ledger TwoPhaseCommitSink WriteAheadLogSink",
         ".sources": "LiveSource ResettableSource SequenceSource",
     },

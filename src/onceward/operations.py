@@ -3,7 +3,7 @@
 The command line does the same from a shell, by these functions. docs/operations-api.md shows how they are used.
 """
 
-from .connectors.spark.savepoints.copies import create_savepoint, plan_savepoint
+from .connectors.spark.savepoints.creation import create_savepoint, plan_savepoint
 from .connectors.spark.savepoints.manifest import (
     FoundSavepoint,
     Manifest,
@@ -13,6 +13,8 @@ from .connectors.spark.savepoints.manifest import (
 )
 from .connectors.spark.savepoints.restore import RestorePlan, plan_restore, restore_savepoint
 from .core.checkpoint.recovery import TransactionStatus
+from .core.contract.refusals import Refusal, RefusedError
+from .core.contract.targets import sinks_target
 from .core.operations.audit import Audit, EpochVerdict, audit
 from .core.operations.comparison import Comparison, Mismatch
 from .core.operations.discovery import find_logs
@@ -23,9 +25,7 @@ from .core.operations.history import (
     history,
     overview,
 )
-from .core.operations.logs import Log, open_log
-from .core.operations.refusals import Refusal, RefusedError
-from .core.operations.requests import request_savepoint
+from .core.operations.log_locations import Log, open_log
 from .core.operations.resolve import (
     Aborted,
     CommitPlan,
@@ -39,11 +39,11 @@ from .core.operations.resolve import (
     plan_repair,
     repair_log,
 )
-from .core.operations.rows import compare_places
+from .core.operations.row_comparison import compare_places
+from .core.operations.run_requests import request_savepoint
 from .core.operations.status import PipelineState, PipelineStatus, pipeline_status
 from .core.operations.survey import FoundTransaction, Survey, survey
 from .core.operations.systems import open_place, open_target
-from .core.operations.targets import sinks_target
 
 __all__ = [
     "Aborted",

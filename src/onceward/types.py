@@ -10,7 +10,7 @@ from ._lazy import LazyNames
 if TYPE_CHECKING:
     from .connectors.database.target import CommitMode as CommitMode
     from .connectors.database.target import WriteMode as WriteMode
-    from .connectors.files.formats import FileFormat as FileFormat
+    from .connectors.files.file_formats import FileFormat as FileFormat
     from .connectors.http.sink import Body as Body
     from .connectors.http.sink import KeyFormat as KeyFormat
     from .connectors.http.sink import Probe as Probe
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
     from .connectors.spark.write.outputs import AnySink as AnySink
     from .connectors.spark.write.outputs import Persist as Persist
     from .connectors.spark.write.parallelism import Writers as Writers
-    from .core.dead_letters import Limit as Limit
+    from .core.contract.dead_letters import Limit as Limit
+    from .core.contract.policy import AnyOnLost as AnyOnLost
     from .core.engine.aggregate import AggregateFunction as AggregateFunction
     from .core.engine.config import CheckpointMode as CheckpointMode
     from .core.engine.config import Retention as Retention
     from .core.engine.records import Record as Record
     from .core.engine.state.keyed import Redistribution as Redistribution
-    from .core.kit.options import Names as Names
-    from .core.policy import AnyOnLost as AnyOnLost
+    from .core.kit.text_options import Names as Names
 
 _TABLE: Final = {  # by the extra that they need
     "": {
-        ".connectors.files.formats": "FileFormat",
-        ".core.dead_letters": "Limit",
+        ".connectors.files.file_formats": "FileFormat",
+        ".core.contract.dead_letters": "Limit",
         ".core.engine.aggregate": "AggregateFunction",
         ".core.engine.config": "CheckpointMode Retention",
         ".core.engine.records": "Record",
         ".core.engine.state.keyed": "Redistribution",
-        ".core.kit.options": "Names",
-        ".core.policy": "AnyOnLost",
+        ".core.kit.text_options": "Names",
+        ".core.contract.policy": "AnyOnLost",
     },
     "http": {".connectors.http.sink": "Body KeyFormat Probe"},
     "kafka": {".connectors.kafka.source": "InvalidTimestamps Isolation"},

@@ -13,7 +13,7 @@
         def expected(self, rows):
             return [row for row in rows if row["amount"] >= 50]
 
-Each fault is one case (faults.py); `pytest --faults smoke|full|hours` selects them. What a case does: case.py.
+Each fault is one case (timed_faults.py); `pytest --faults smoke|full|hours` selects them. What a case does: case.py.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from onceward.core.operations.comparison import Record, Row
 
 from .case import Case
 from .endpoints import Addresses, Custom, Endpoint, Folder, KafkaTopic, Table, UnreadableError
-from .faults import CLEAN, FAULTS, NothingToHitError, PlannedFault, Scene, planned_faults
 from .spec import PipelineSpec
+from .timed_faults import CLEAN, FAULTS, NothingToHitError, PlannedFault, Scene, planned_faults
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -27,9 +27,9 @@ from onceward.core.operations.comparison import Verdict, compare
 from ..machine import end_of
 from .driver import DriverStart, DriverSupervisor, arguments_of
 from .endpoints import KAFKA, POSTGRES, Addresses, Endpoint, UnreadableError
-from .faults import NothingToHitError, NotReachedError, PlannedFault, Scene
 from .servers import empty_kafka, new_database
 from .spec import ReferenceRun, count_rows, from_function
+from .timed_faults import NothingToHitError, NotReachedError, PlannedFault, Scene
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

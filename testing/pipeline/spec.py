@@ -15,7 +15,7 @@ from onceward.core.errors import ConfigurationError
 from onceward.core.operations.comparison import text_of_row
 
 from .endpoints import Endpoint
-from .faults import FAULTS, Inject
+from .timed_faults import FAULTS, Inject
 
 if TYPE_CHECKING:
     from onceward.core.operations.comparison import Record, Row

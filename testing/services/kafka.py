@@ -10,7 +10,7 @@ from pathlib import Path
 from signal import SIGTERM
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from onceward.core.folders import put_once
+from onceward.core.kit.folders import put_once
 from onceward.core.kit.programs import find_java, run_program
 
 from ..machine import (

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
-    from onceward.core.transaction import Committable
+    from onceward.core.contract.transaction import Committable
 
 
 def _run(path: Path, statement: str, *values: str) -> list[Any]:

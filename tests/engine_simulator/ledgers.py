@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from onceward.core.ledger import Ledger
-from onceward.core.names import NOTHING, Progress, Remembered, outdated_log, parse_transaction_name
-from onceward.core.transaction import CommitStatus, Observation
+from onceward.core.contract.ledger import Ledger
+from onceward.core.contract.names import NOTHING, Progress, Remembered, outdated_log, parse_transaction_name
+from onceward.core.contract.transaction import CommitStatus, Observation
 
 from ..engine_kit import TargetSink
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from onceward.core.names import Scope, TransactionName
-    from onceward.core.transaction import CommitOutcome, Committable
+    from onceward.core.contract.names import Scope, TransactionName
+    from onceward.core.contract.transaction import CommitOutcome, Committable
 
     from ..engine_kit import Target
 

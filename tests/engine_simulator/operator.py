@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onceward.core.engine.origin import Restore
+from onceward.core.engine.starting_checkpoint import Restore
 from onceward.core.errors import ConfigurationError, EpochConflictError
 
 if TYPE_CHECKING:

@@ -26,17 +26,17 @@ import fsspec
 from onceward.core import CheckpointConfig, CheckpointMode, FileBackend, MemoryBackend
 from onceward.core.checkpoint import Backoff, CommitPolicy, OnLost
 from onceward.core.engine.attempt import Attempt
+from onceward.core.engine.batch_sizing import Pace
 from onceward.core.engine.channels import Barrier, CheckpointKind
-from onceward.core.engine.events import Acknowledged, Event, Requested, Status, Tick
-from onceward.core.engine.origin import Restore
-from onceward.core.engine.pace import Pace
+from onceward.core.engine.coordinator_events import Acknowledged, Event, Requested, Status, Tick
 from onceward.core.engine.reference import Decided, resolve
 from onceward.core.engine.start import EngineWorld, Setup, run_of, start
+from onceward.core.engine.starting_checkpoint import Restore
 from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.errors import ConfigurationError, OncewardError, StateError
+from onceward.core.kit.crash_points import Step, hooked
 from onceward.core.log import RunWriters
 from onceward.core.log.reader import read
-from onceward.core.steps import Step, hooked
 
 from ..engine_kit import Target
 from .graphs import VALUES, RandomGraph

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from onceward.core.contract.proof import Proof, total
 from onceward.core.log import Completed, Decide, Moved, Replace, Resolved, Rewind, Start, Void
 from onceward.core.log.entries import decode
-from onceward.core.proof import Proof, total
 
 from .world import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
+    from onceward.core.contract.transaction import Committable
     from onceward.core.log import Entry
-    from onceward.core.transaction import Committable
 
     from .pipeline import Driver
     from .spark import Folder

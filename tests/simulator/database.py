@@ -21,17 +21,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from onceward.connectors.database.ledger import LedgerFacts
+from onceward.connectors.database.ledger_tables import LedgerFacts
+from onceward.core.contract.names import NOTHING, Progress, parse_transaction_name
 from onceward.core.errors import PostgresError
-from onceward.core.names import NOTHING, Progress, parse_transaction_name
 
 from .audit import target_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from onceward.core.names import Scope
-    from onceward.core.transaction import Committable
+    from onceward.core.contract.names import Scope
+    from onceward.core.contract.transaction import Committable
 
     from .audit import Audit, Txn
     from .world import Process, World

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from onceward.core.errors import PostgresError
-from onceward.core.ledger import Ledger
-from onceward.core.names import Remembered, other_log, outdated_log, parse_transaction_name
-from onceward.core.sink import Guarantee
-from onceward.core.transaction import (
+from onceward.core.contract.ledger import Ledger
+from onceward.core.contract.names import Remembered, other_log, outdated_log, parse_transaction_name
+from onceward.core.contract.sink import Guarantee
+from onceward.core.contract.transaction import (
     AbortOutcome,
     AbortStatus,
     CommitOutcome,
@@ -19,6 +18,7 @@ from onceward.core.transaction import (
     Observation,
     WriteContext,
 )
+from onceward.core.errors import PostgresError
 
 from .audit import Txn, hash_of, readable
 from .database import BUSY, DONE, Database, NoAnswerError, Session
@@ -26,8 +26,8 @@ from .database import BUSY, DONE, Database, NoAnswerError, Session
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from onceward.core.names import Scope, TransactionName
-    from onceward.core.transaction import Progress
+    from onceward.core.contract.names import Scope, TransactionName
+    from onceward.core.contract.transaction import Progress
 
     from .audit import Audit
     from .world import World

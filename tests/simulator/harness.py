@@ -11,15 +11,15 @@ from unittest.mock import patch
 
 from pyspark import TaskContext
 
-from onceward.connectors.spark.formats import writer
+from onceward.connectors.spark.formats import writers as writer
 from onceward.connectors.spark.session import options, query
 from onceward.connectors.spark.write.handler import EpochHandler
-from onceward.core import transaction
 from onceward.core.checkpoint import CommitPolicy, Coordinator, OnLost, coordinator
+from onceward.core.contract import transaction
+from onceward.core.kit.crash_points import Step, hooked
 from onceward.core.log import reader
 from onceward.core.run import pipeline_run
 from onceward.core.run.keeper import Keeper
-from onceward.core.steps import Step, hooked
 
 from .audit import kind_of, read_entry, target_of
 from .kafka_sink import kafka_in
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
     from onceward.core.checkpoint import Swept
+    from onceward.core.contract.sink import TwoPhaseCommitSink
     from onceward.core.log import Entry, EpochInput, LogView, LogWriter
-    from onceward.core.sink import TwoPhaseCommitSink
 
     from .audit import Audit
     from .broker import Broker

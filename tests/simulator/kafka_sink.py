@@ -16,14 +16,14 @@ from unittest.mock import patch
 import msgspec
 
 from onceward.connectors.kafka import commits, pool
-from onceward.connectors.kafka import errors as kafka_errors
+from onceward.connectors.kafka import error_codes as kafka_errors
 from onceward.connectors.kafka import sink as sink_module
-from onceward.connectors.kafka.errors import Code
+from onceward.connectors.kafka.error_codes import Code
 from onceward.connectors.kafka.sink import KafkaSink, KafkaTransaction
 from onceward.connectors.kafka.sizes import Sizes
-from onceward.connectors.kafka.transaction import Description, Handle
+from onceward.connectors.kafka.transaction_state import Description, Handle
+from onceward.core.contract.transaction import ANY_EPOCH, AbortOutcome, AbortStatus, Committable
 from onceward.core.errors import KafkaError
-from onceward.core.transaction import ANY_EPOCH, AbortOutcome, AbortStatus, Committable
 
 from .audit import Txn, hash_of, readable
 from .broker import CONCURRENT, LAST_EPOCH, NONE, NOT_FOUND, ONGOING, PARTITIONS
@@ -32,9 +32,9 @@ from .world import Violation
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-    from onceward.connectors.kafka.transaction import Partition
-    from onceward.core.names import PooledName, Scope
-    from onceward.core.transaction import CommitOutcome, Observation
+    from onceward.connectors.kafka.transaction_state import Partition
+    from onceward.core.contract.names import PooledName, Scope
+    from onceward.core.contract.transaction import CommitOutcome, Observation
 
     from .audit import Audit
     from .broker import Broker

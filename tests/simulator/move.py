@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from onceward.core.errors import EpochConflictError
 from onceward.core.log import LogWriter, read
-from onceward.core.log.copies import entries_of
+from onceward.core.log.log_copies import entries_of
 
 from .pipeline import policy_of
 

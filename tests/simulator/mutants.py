@@ -21,8 +21,8 @@ import msgspec
 from onceward.connectors.kafka import commits, ownership, pool
 from onceward.connectors.kafka import sink as sink_module
 from onceward.connectors.kafka.sink import KafkaTransaction
-from onceward.connectors.kafka.transaction import Handle, Inside, Prepared, judge, listed_committable
-from onceward.connectors.spark.formats import writer as writer_module
+from onceward.connectors.kafka.transaction_state import Handle, Inside, Prepared, judge, listed_committable
+from onceward.connectors.spark.formats import writers as writer_module
 from onceward.connectors.spark.session import classic, query
 from onceward.connectors.spark.session.query import epoch_input
 from onceward.connectors.spark.write.handler import EpochHandler
@@ -44,14 +44,9 @@ from onceward.core.checkpoint.healing import Lost
 from onceward.core.checkpoint.kept import describe_loss
 from onceward.core.checkpoint.losses import settle
 from onceward.core.checkpoint.share import Share
-from onceward.core.errors import DecisionInDoubtError, EpochConflictError, ExternalError
-from onceward.core.log import LogView, LogWriter, WriterToken, reader, writer
-from onceward.core.log import read as read_log
-from onceward.core.log.entries import decode
-from onceward.core.names import Scope, parse_pooled_name
-from onceward.core.proof import Wrote
-from onceward.core.run.pipeline_run import RunEpoch
-from onceward.core.transaction import (
+from onceward.core.contract.names import Scope, parse_pooled_name
+from onceward.core.contract.proof import Wrote
+from onceward.core.contract.transaction import (
     AbortOutcome,
     AbortStatus,
     Acknowledgement,
@@ -62,6 +57,11 @@ from onceward.core.transaction import (
     Progress,
     WriteContext,
 )
+from onceward.core.errors import DecisionInDoubtError, EpochConflictError, ExternalError
+from onceward.core.log import LogView, LogWriter, WriterToken, reader, writer
+from onceward.core.log import read as read_log
+from onceward.core.log.entries import decode
+from onceward.core.run.pipeline_run import RunEpoch
 
 from .broker import FENCED
 from .database_sinks import PreparedSink, StagedSink
@@ -73,8 +73,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
     from onceward.core.checkpoint import CommitPolicy
+    from onceward.core.contract.names import TransactionName
     from onceward.core.log import CommitPermit, Decide, EpochInput
-    from onceward.core.names import TransactionName
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from .world import Process, Violation
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from onceward.connectors.spark.formats.writer import StreamWriter
+    from onceward.connectors.spark.formats.writers import StreamWriter
     from onceward.core.checkpoint import Coordinator
     from onceward.core.log import EpochInput
 

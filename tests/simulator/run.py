@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from onceward.connectors.spark.write.handler import EpochHandler
 from onceward.core.checkpoint import Coordinator, OnLost
+from onceward.core.contract.names import PooledName, Scope, TransactionName
+from onceward.core.contract.targets import Target
 from onceward.core.errors import DataLossError, EpochConflictError, OncewardError
-from onceward.core.names import PooledName, Scope, TransactionName
-from onceward.core.operations.logs import Log
+from onceward.core.operations.log_locations import Log
 from onceward.core.operations.resolve import abort_undecided, abortable, commit_decided
 from onceward.core.operations.survey import survey
-from onceward.core.operations.targets import Target
 
 from .audit import KINDS, Audit, LogAudit, Txn, kind_of, target_of
 from .broker import MARKERS_TAKE, ONGOING, Broker

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from onceward.core.contract.names import NOTHING
+from onceward.core.contract.transaction import Progress
 from onceward.core.errors import StoreError
 from onceward.core.log import Moved
 from onceward.core.log.entries import position_of
-from onceward.core.names import NOTHING
-from onceward.core.transaction import Progress
 
 from .audit import LogAudit, read_entry
 from .world import Violation

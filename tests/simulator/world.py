@@ -17,7 +17,7 @@ from .plan import NO_EXCUSE, Event, Kind
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from onceward.core.steps import Step
+    from onceward.core.kit.crash_points import Step
 
     from .plan import Plan
 

@@ -14,8 +14,8 @@ import psycopg
 
 from onceward.core.errors import ConfigurationError, SchemaError
 
+from ..column_matching import GENERATED, Column
 from ..dialect import no_such_table, no_unique_key
-from ..plan import GENERATED, Column
 from ..target import CommitPath
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..target import DatabaseTarget, TableName
 
 Session: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
-"""A connection of psycopg, as session.py lends it."""
+"""A connection of psycopg, as connection.py lends it."""
 _log = logging.getLogger("onceward.database")
 
 Checks: TypeAlias = tuple[tuple[str, str, str], ...]

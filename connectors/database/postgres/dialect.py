@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 
+from onceward.core.contract.names import parse_transaction_name
 from onceward.core.errors import PostgresError, RetryableSinkError
-from onceward.core.names import parse_transaction_name
 
 from ..dialect import HOW_TO_STAGE, Dialect, ServerFacts, Trial, TwoPhase, TwoPhaseAnswer
 from ..failures import code, words
 from ..target import TableName, own_name
 from .catalog import TRIGGERS
-from .session import (
+from .connection import (
     CONFIRM,
     DURABLE,
     LOCK_CREATION,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.sql.dml import Insert
 
-    from onceward.core.names import Scope, TransactionName
+    from onceward.core.contract.names import Scope, TransactionName
 
     from ..target import DatabaseAccess
 

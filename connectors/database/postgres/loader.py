@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import sqlalchemy as sa
 from sqlalchemy import exc
 
+from onceward.core.contract.transaction import Committable
 from onceward.core.errors import (
     ConfigurationError,
     OncewardError,
@@ -28,18 +29,16 @@ from onceward.core.errors import (
     refusing_rows,
 )
 from onceward.core.kit.rows import has_nulls
-from onceward.core.transaction import Committable
 
+from ..column_matching import split_changes, without_change
 from ..dialect import no_such_table
 from ..engines import read_server, reading
 from ..failures import cause_of, code
 from ..loader import ChangedError, Loader, Movement, read_movement
 from ..own_tables import identity_row, insert_into, staged_handle, tables_of
-from ..plan import split_changes, without_change
 from ..tables import create_table
 from ..target import STAGED, CommitPath, TableName
 from ..writing import HeldWriting
-from .advice import LOCKS_ARE_USED_UP, REFUSES_PREPARE, USED_UP_ADVICE, refuses_prepare, used_up
 from .catalog import (
     check_key,
     check_own_tables,
@@ -49,10 +48,11 @@ from .catalog import (
     read_table,
     rules_query,
 )
+from .connection import DURABLE, CopyWriter, compiled, conversions_for, session
 from .dialect import NO_SUCH_TABLE, PostgreSql
+from .error_advice import LOCKS_ARE_USED_UP, REFUSES_PREPARE, USED_UP_ADVICE, refuses_prepare, used_up
 from .partitions import warn_of_partitions
 from .rehearsal import check_filled, check_planned, rehearse
-from .session import DURABLE, CopyWriter, compiled, conversions_for, session
 from .staging import (
     DELETE,
     ID,
@@ -75,7 +75,7 @@ from .staging import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from onceward.core.transaction import WriteContext
+    from onceward.core.contract.transaction import WriteContext
 
     from ..dialect import RowWriter
     from ..target import DatabaseTarget

@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
+from onceward.core.contract.place import Place, fit_columns
+from onceward.core.contract.proof import NUMBER, UUID, Reread, RereadPiece
 from onceward.core.errors import SchemaError
 from onceward.core.kit.pieces import PIECE_BYTES
-from onceward.core.place import Place, fit_columns
-from onceward.core.proof import NUMBER, UUID, Reread, RereadPiece
 
 from ..engines import autocommitting
 from ..failures import translated
 from ..target import TableName, quoted
 from .catalog import read_table
+from .connection import is_hashed, session
 from .conversions import encode_uuids
-from .session import is_hashed, session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from onceward.core.names import Scope
+    from onceward.core.contract.names import Scope
 
-    from ..plan import Column
+    from ..column_matching import Column
     from ..target import DatabaseTarget
     from .catalog import Session
 

@@ -32,8 +32,8 @@ from onceward.core.errors import ConfigurationError, SchemaError
 
 from ..target import TableName, quoted, unusable
 from .catalog import PgTable, read_checks, read_generated, read_table, read_unique_key
+from .connection import LOCK_CREATION, session
 from .partitions import partition_checks
-from .session import LOCK_CREATION, session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

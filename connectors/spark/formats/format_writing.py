@@ -6,11 +6,11 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard, cast
 
 from onceward.core.checkpoint.subtask import DirectlyWritten
+from onceward.core.contract.sink import DirectSink, Sink, TwoPhaseCommitSink
 from onceward.core.errors import ConfigurationError, OncewardError
-from onceward.core.kit.options import option_names, plain
-from onceward.core.sink import DirectSink, Sink, TwoPhaseCommitSink
+from onceward.core.kit.text_options import option_names, plain
 
-from ..read.kafka import is_ours, publisher_from_options
+from ..read.kafka_offsets import is_ours, publisher_from_options
 from ..read.schemas import arrow_schema
 from ..session.options import COMMON, FormatOptions, check_complete_mode, noting_failed_start
 from ..session.query import ASYNC, refusal_of
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
-    from .writer import BatchWriter, StreamWriter
+    from .writers import BatchWriter, StreamWriter
 
 _OF_STREAMS: Final = frozenset({"rewind", "adopt", "checkpointlocation"})
 _OF_BATCHES: Final = frozenset({"runkey"})
@@ -135,7 +135,7 @@ def _is_own(format_: Writable, option: str) -> bool:
 
 def _writers() -> Any:
     try:
-        from . import writer  # noqa: PLC0415 - not on every pyspark
+        from . import writers as writer  # noqa: PLC0415 - not on every pyspark
     except ImportError as error:
         raise ConfigurationError(
             "writing through a format needs pyspark 4.1 or newer (DataSourceStreamArrowWriter); on 4.0 use "

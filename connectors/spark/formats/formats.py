@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pyspark.errors import AnalysisException
 
-from onceward.core.connector import connectors
+from onceward.core.contract.connector import connectors
 from onceward.core.errors import ConfigurationError, text_of
 from onceward.core.kit.extras import needing
-from onceward.core.kit.options import plain
+from onceward.core.kit.text_options import plain
 
 from ..read.data_sources import DataSource, need_available
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-    from onceward.core.connector import Connector
+    from onceward.core.contract.connector import Connector
     from onceward.sinks import Sink, TwoPhaseCommitSink
 
-    from .writer import BatchWriter, StreamWriter
+    from .writers import BatchWriter, StreamWriter
 
 _SINK: Final = "sink"
 

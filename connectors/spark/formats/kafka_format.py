@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..read.any_source import LIMITS, BeforeLimits, SourceBatchReader
-from ..read.kafka import FORMAT, KafkaStreamReader, batch_source, checked_source, stream_source
+from ..read.kafka_offsets import FORMAT, KafkaStreamReader, batch_source, checked_source, stream_source
 from ..read.schemas import spark_schema
 from .formats import SinkFormat
 from .lookup import connector_of_format
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
     from pyspark.sql.types import StructType
 
-    from onceward.core.connector import Connector
+    from onceward.core.contract.connector import Connector
 
 
 class KafkaFormat(SinkFormat):

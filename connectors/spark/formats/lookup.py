@@ -14,7 +14,7 @@ from onceward.core.errors import ConfigurationError
 from ..read.data_sources import DataSource
 
 if TYPE_CHECKING:
-    from onceward.core.connector import Connector
+    from onceward.core.contract.connector import Connector
 
     from .formats import SinkFormat
 
@@ -62,7 +62,7 @@ def connector_of_format(name: str) -> type[Connector]:
     Raises:
         ConfigurationError: No connector has that name where this runs.
     """
-    from onceward.core.connector import connectors  # noqa: PLC0415 - see above
+    from onceward.core.contract.connector import connectors  # noqa: PLC0415 - see above
 
     connector = connectors().get(name)
     if connector is None:

@@ -31,18 +31,18 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from onceward.core.checkpoint.recovery import sweep
+from onceward.core.contract.names import Scope
 from onceward.core.errors import OncewardError
-from onceward.core.folders import sole
 from onceward.core.kit import typed
+from onceward.core.kit.folders import sole
 from onceward.core.log import DirectoryStore, LogWriter, read
-from onceward.core.names import Scope
-from onceward.sinks.folders import FolderSink
+from onceward.sinks.folder_claims import FolderSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from onceward.core.policy import CommitPolicy
+    from onceward.core.contract.policy import CommitPolicy
     from onceward.sinks import TwoPhaseCommitSink
 
 _log = logging.getLogger("onceward.spark")

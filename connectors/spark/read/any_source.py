@@ -11,15 +11,15 @@ import pickle
 import secrets
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from onceward.core.contract.source import ResettableSource, read_split
 from onceward.core.errors import ConfigurationError, OncewardError, SourceError, text_of
-from onceward.core.kit.logs import show_if_asked
-from onceward.core.kit.options import check_type
+from onceward.core.kit.json_logs import show_if_asked
 from onceward.core.kit.pieces import pieces
 from onceward.core.kit.rows import cast
+from onceward.core.kit.text_options import check_type
 from onceward.core.run.source_watch import telling_of_wait
-from onceward.core.source import ResettableSource, read_split
 
-from ..session.session import is_connect
+from ..session.spark_session import is_connect
 from .data_sources import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition, need_available
 from .schemas import arrow_schema, spark_schema
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from onceward.core.source import Split
+    from onceward.core.contract.source import Split
 
 try:
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow

@@ -14,7 +14,7 @@ from onceward.core.kit.rows import with_leaves
 if TYPE_CHECKING:
     from pyspark.sql.types import StructField, StructType
 
-    from onceward.core.source import ResettableSource
+    from onceward.core.contract.source import ResettableSource
 
 
 def in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
+from onceward.core.contract.names import Progress
 from onceward.core.engine.state.handles import FileRef, decode_metadata, is_metadata
 from onceward.core.engine.state.storage import METADATA, PROOF, SHARED, CheckpointStorage, inside
 from onceward.core.errors import (
@@ -29,8 +30,7 @@ from onceward.core.errors import (
     StateError,
     text_of,
 )
-from onceward.core.names import Progress
-from onceward.core.sealed import seal, unseal_as
+from onceward.core.kit.sealed import seal, unseal_as
 
 BEGUN: Final = "begun"
 MANIFEST: Final = "manifest"

@@ -39,7 +39,7 @@ from onceward.core.errors import (
     StateError,
 )
 from onceward.core.log import Decide, LogView, LogWriter, Rewound, open_store, read
-from onceward.core.log.copies import entries_of, put_entries
+from onceward.core.log.log_copies import entries_of, put_entries
 from onceward.core.log.store import IN_CHECKPOINT
 
 from .departure import Departure

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from onceward.core.run.keeper import StoppedError
 
 from .query import any_stage_failed, checkpoint_reader, current_run
-from .session import is_run
+from .spark_session import is_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from .session import QueryRun
+    from .spark_session import QueryRun
 
 INTERRUPTED: Final = (
     "py4j.protocol.Py4JJavaError: An error occurred while calling sleep.\n: java.lang.InterruptedException"

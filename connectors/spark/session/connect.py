@@ -38,13 +38,13 @@ from pyspark.sql.connect.streaming.readwriter import DataStreamWriter
 
 import onceward
 from onceward.core.errors import ConfigurationError, text_of
-from onceward.core.kit.options import check_type, plain
+from onceward.core.kit.text_options import check_type, plain
 
 from .options import check_log, noting_failed_start
-from .plan import CHEAP, StreamingSource, named_stateful
 from .processes import observe_if_asked
 from .query import ASYNC, REAL_TIME, local_path, read_text, refusal_of, remembering_last
-from .session import QueryRun, StartableQuery, is_run
+from .query_plan import CHEAP, StreamingSource, named_stateful
+from .spark_session import QueryRun, StartableQuery, is_run
 from .starting import check_start, warn_of_order
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.connect.streaming.query import StreamingQuery
 
-    from .session import EpochFunction
+    from .spark_session import EpochFunction
 
 _log = logging.getLogger("onceward.spark")
 STOP_SECONDS: Final = 60.0

@@ -5,13 +5,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .plan import ClassicPlan
-from .session import QuerySession, is_connect
+from .query_plan import ClassicPlan
+from .spark_session import QuerySession, is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from .plan import QueryPlan
+    from .query_plan import QueryPlan
 
 
 def connect_of(owner: object) -> Any:

@@ -17,6 +17,8 @@ import msgspec
 
 from onceward.core.checkpoint import CommitPolicy, OnLost
 from onceward.core.checkpoint.subtask import DirectlyWritten
+from onceward.core.contract.names import check_pipeline_name
+from onceward.core.contract.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST
 from onceward.core.errors import (
     ConfigurationError,
     EpochConflictError,
@@ -24,14 +26,12 @@ from onceward.core.errors import (
     OncewardError,
     StoreError,
 )
-from onceward.core.kit.options import arguments, option_names, plain
+from onceward.core.kit.text_options import arguments, option_names, plain
 from onceward.core.log import LogStore, LogView, open_store, read
 from onceward.core.log.objects import CONDITIONAL_PUT
 from onceward.core.log.run_writers import register_log
 from onceward.core.log.store import EXPLAINING, IN_CHECKPOINT, MOVED_MARK
 from onceward.core.log.writer import check_owner
-from onceward.core.names import check_pipeline_name
-from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST
 from onceward.core.run.pipeline_run import PipelineRun
 
 from .query import local_path, read_text, reason

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onceward.connectors.monitoring import start_if_asked
-from onceward.core.kit.logs import show_if_asked
+from onceward.core.kit.json_logs import show_if_asked
 
 
 def observe_if_asked() -> None:

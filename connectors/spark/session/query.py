@@ -25,14 +25,14 @@ from urllib.parse import urlsplit
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
+from onceward.core.contract.events import EpochCompleted, Event, QueryProgressed, observe, tell
 from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.errors import ConfigurationError, StateError, named_text_of, text_of
-from onceward.core.events import EpochCompleted, Event, QueryProgressed, observe, tell
-from onceward.core.kit.options import check_type
+from onceward.core.kit.text_options import check_type
 from onceward.core.log import EpochInput
 
-from ..read.kafka import NOTHING, with_lag
-from .session import QueryRun, QuerySession
+from ..read.kafka_offsets import NOTHING, with_lag
+from .spark_session import QueryRun, QuerySession
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -10,19 +10,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from onceward.core.errors import ConfigurationError
-from onceward.core.kit.advice import warn
+from onceward.core.kit.caller_warnings import warn
 from onceward.core.log.store import EXPLAINING
 
-from ..read.kafka import order_warning
-from .plan import ClassicPlan, analyzed_plan, handlers, read_plan, writer_field
+from ..read.kafka_offsets import order_warning
 from .query import ASYNC, CONTINUOUS, REFUSED, refusal_of
+from .query_plan import ClassicPlan, analyzed_plan, handlers, read_plan, writer_field
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from .plan import QueryPlan
+    from .query_plan import QueryPlan
 
 
 def refuse_other_targets(writer: Any) -> None:

@@ -29,14 +29,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import onceward
-from onceward.core.connector import connector_of
+from onceward.core.contract.connector import connector_of
+from onceward.core.contract.findings import Finding, Health, failed, ok
 from onceward.core.errors import ConfigurationError, OncewardError, RetryableSinkError, SinkError, text_of
 from onceward.core.kit.secrets import without_logins
 from onceward.core.log.store import EXPLAINING
-from onceward.core.operations.findings import Finding, Health, failed, ok
 
 from ..session.kinds import connect_of, session_of
-from ..session.session import spark_errors
+from ..session.spark_session import spark_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from onceward.core.connector import Connector
+    from onceward.core.contract.connector import Connector
     from onceward.sinks import Sink
 
-    from ..session.session import QuerySession
+    from ..session.spark_session import QuerySession
 
 _log = logging.getLogger("onceward.spark")
 DEFAULT_PYTHON: Final = "python3"

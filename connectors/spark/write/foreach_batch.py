@@ -19,16 +19,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, cast
 
-from onceward.core.dead_letters import DEFAULT_LIMIT, Limit, schema_for_letters
+from onceward.core.contract.dead_letters import DEFAULT_LIMIT, Limit, schema_for_letters
+from onceward.core.contract.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST, AnyOnLost, CommitPolicy
 from onceward.core.errors import ConfigurationError, SchemaError
-from onceward.core.kit.advice import warn
-from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST, AnyOnLost, CommitPolicy
+from onceward.core.kit.caller_warnings import warn
 from onceward.sinks import Sink
 
-from ..read.kafka import order_warning, watched_sources, with_publication
+from ..read.kafka_offsets import order_warning, watched_sources, with_publication
 from ..session.kinds import connect_of, plan_of, session_of
-from ..session.plan import is_micro_batch, nodes, plan_keeps_state, plan_only_writes, sources_in
 from ..session.query import called_for, check_offset_log, query_session
+from ..session.query_plan import is_micro_batch, nodes, plan_keeps_state, plan_only_writes, sources_in
 from .executors import executors_of, warn_of_python
 from .handler import EpochHandler, check_pipeline, check_settings, dead_letters_of, driven_sinks
 from .outputs import (
@@ -42,7 +42,7 @@ from .outputs import (
     sinks_of,
 )
 from .parallelism import Writers, checked_writers, row_size
-from .task import schema_for
+from .spark_task import schema_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

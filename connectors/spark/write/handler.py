@@ -29,7 +29,7 @@ from onceward.core.checkpoint.admission import check_query
 from onceward.core.checkpoint.isolation import over_limit
 from onceward.core.checkpoint.numbering import CONSECUTIVE
 from onceward.core.checkpoint.subtask import DirectlyWritten
-from onceward.core.dead_letters import (
+from onceward.core.contract.dead_letters import (
     DEFAULT_LIMIT,
     DeadLetters,
     Limit,
@@ -37,22 +37,22 @@ from onceward.core.dead_letters import (
     checked_limit,
     schema_for_letters,
 )
+from onceward.core.contract.names import check_pipeline_name
+from onceward.core.contract.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST, AnyOnLost
+from onceward.core.contract.sink import Guarantee
+from onceward.core.contract.transaction import Acknowledgement
 from onceward.core.errors import ConfigurationError, EpochTornError, EpochVoidedError, OncewardError, text_of
-from onceward.core.kit.advice import warn
-from onceward.core.kit.options import check_type
+from onceward.core.kit.caller_warnings import warn
+from onceward.core.kit.text_options import check_type
 from onceward.core.log import read
 from onceward.core.log.store import EXPLAINING
-from onceward.core.names import check_pipeline_name
-from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST, AnyOnLost
 from onceward.core.run.handover import LOOK_SECONDS, check_take_over
 from onceward.core.run.keeper import Keeper, StoppedError
 from onceward.core.run.pipeline_run import PipelineRun
 from onceward.core.run.source_watch import LOOK_SECONDS as SOURCES_SECONDS
-from onceward.core.sink import Guarantee
-from onceward.core.transaction import Acknowledgement
 from onceward.sinks import DirectSink, TwoPhaseCommitSink
 
-from ..read.kafka import watched_sources, with_publication
+from ..read.kafka_offsets import watched_sources, with_publication
 from ..session.kinds import connect_of, plan_of, session_of
 from ..session.options import (
     check_complete_mode,
@@ -64,9 +64,9 @@ from ..session.options import (
     noting_failed_start,
     open_log,
 )
-from ..session.plan import handlers
 from ..session.query import check_offset_log, checked_folder, epoch_input, query_of, reason
-from ..session.session import EndsQueries, QueryRun, QuerySession, spark_errors
+from ..session.query_plan import handlers
+from ..session.spark_session import EndsQueries, QueryRun, QuerySession, spark_errors
 from ..session.starting import check_runs, prepare_at_start, refuse_other_targets
 from .executors import Executors, executors_of, explained, sending, warn_of_python
 from .outputs import (
@@ -81,8 +81,8 @@ from .outputs import (
     sinks_of,
 )
 from .parallelism import TOO_LARGE, Writers, checked_writers, driver_limit, row_size, writers_of
-from .refusals import Letters
-from .task import (
+from .refused_rows import Letters
+from .spark_task import (
     ACK_COLUMN,
     ACK_SCHEMA,
     SIZE_COLUMN,
@@ -95,7 +95,7 @@ from .task import (
     write_and_tell,
     write_partition,
 )
-from .warm import warm_up
+from .warm_up import warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -105,9 +105,9 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+    from onceward.core.contract.source import ResettableSource
     from onceward.core.log import EpochInput, LogStore, LogView
     from onceward.core.run.pipeline_run import RunEpoch
-    from onceward.core.source import ResettableSource
 
 _log = logging.getLogger("onceward.spark")
 _ROUND: Final = (LOOK_SECONDS, SOURCES_SECONDS)

@@ -35,9 +35,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, get
 from pyspark import StorageLevel
 from pyspark.errors import AnalysisException, PySparkException
 
+from onceward.core.contract.transaction import Acknowledgement
 from onceward.core.errors import ConfigurationError, SchemaError, text_of
-from onceward.core.kit.options import check_type
-from onceward.core.transaction import Acknowledgement
+from onceward.core.kit.text_options import check_type
 from onceward.sinks import DirectSink, TwoPhaseCommitSink
 
 from ..session.kinds import plan_of

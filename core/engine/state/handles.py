@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from ...errors import StateDamagedError
-from ...sealed import seal, unseal_as
+from ...kit.sealed import seal, unseal_as
 
 
 class FileRef(msgspec.Struct, frozen=True):

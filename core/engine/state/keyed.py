@@ -21,7 +21,7 @@ from .ttl import AT_LEAST_PER_SNAPSHOT, CREATED_PER_SWEEP, TIME, WITH_TIMES, che
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from .store import Freezing, KeyedTable
+    from .row_store import Freezing, KeyedTable
 
 T = TypeVar("T")
 K = TypeVar("K")

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from ...errors import ConfigurationError
 from ...kit.rows import in_python
-from ..mixed import by_shape, is_mixed
+from ..mixed_records import by_shape, is_mixed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from ...errors import ConfigurationError
 from .handles import KeyedHandle
+from .row_store import Freezing, KeyedTable, StateBackend, encode_cells, restored_cells
 from .storage import CheckpointStorage, folder_in, inside
-from .store import Freezing, KeyedTable, StateBackend, encode_cells, restored_cells
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from ..channels import TaskId
-    from .store import Cell
+    from .row_store import Cell
 
 
 class MemoryTable(KeyedTable):

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 from ...errors import MissingExtraError, StateError, text_of
 from .handles import FileRef, KeyedHandle
 from .keys import group_in, row_end, row_prefix
+from .row_store import Freezing, KeyedTable, Overflow, StateBackend, encode_cells, require_storage, restored_cells
 from .storage import SHARED, CheckpointStorage, folder_in, inside
-from .store import Freezing, KeyedTable, Overflow, StateBackend, encode_cells, require_storage, restored_cells
 from .working import WorkingCopy, room
 
 try:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ..channels import TaskId
-    from .store import Cell
+    from .row_store import Cell
 
 _SUFFIX: Final = ".sst"
 _FORM: Final = "rocksdb"

@@ -25,7 +25,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from ...errors import ConfigurationError, StateDamagedError, StateError, text_of
-from ...folders import make_folder, put_once, sync_folder
+from ...kit.folders import make_folder, put_once, sync_folder
 from ...log.objects import ObjectFiles, open_objects
 from .handles import FileRef, Metadata, decode_metadata, encode_metadata
 

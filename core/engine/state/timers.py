@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .store import Overflow
+    from .row_store import Overflow
 
 Timer: TypeAlias = tuple[float, bytes]
 """Time and encoded key."""

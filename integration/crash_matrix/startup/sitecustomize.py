@@ -9,7 +9,7 @@ from pathlib import Path
 
 from integration.crash_matrix.trap import Trap
 
-from onceward.core import steps
+from onceward.core.kit import crash_points as steps
 
 folder, *ports = os.environ["CRASH_MATRIX_TRAP"].split(os.pathsep)
 steps._hook = Trap(Path(folder), tuple(map(int, ports)))

@@ -9,7 +9,7 @@ from onceward.connectors import Connector, Finding, Place, Reread, RereadPiece, 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from onceward.core.names import Scope
+    from onceward.core.contract.names import Scope
     from onceward.sinks import Sink
     from onceward.sources import ResettableSource
 
@@ -86,7 +86,7 @@ class Shelf(Place):
 
         import pyarrow as pa
 
-        from onceward.core.names import parse_transaction_name
+        from onceward.core.contract.names import parse_transaction_name
 
         from .database import transaction
 

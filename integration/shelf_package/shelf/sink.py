@@ -6,9 +6,9 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from onceward.core.contract.names import NOTHING, Remembered, other_log, outdated_log, parse_transaction_name
+from onceward.core.contract.row_hash import covers
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError
-from onceward.core.names import NOTHING, Remembered, other_log, outdated_log, parse_transaction_name
-from onceward.core.row_hash import covers
 from onceward.sinks import (
     AbortOutcome,
     AbortStatus,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from onceward.core.names import Progress, Scope
+    from onceward.core.contract.names import Progress, Scope
     from onceward.sinks import WriteContext
 
 KIND = "shelf"

@@ -1,0 +1,1 @@
+"""What onceward and the systems beside it agree on: sinks, sources, connectors, and what travels between them."""

@@ -1,5 +1,0 @@
-"""The points at which a process may be killed, for tests that stop a pipeline there or watch it pass."""
-
-from onceward.core.steps import Step, hooked
-
-__all__ = ["Step", "hooked"]
