@@ -28,6 +28,7 @@ from onceward.core.kit.secrets import without_logins
 from . import show
 from .command_advice import message
 from .dev import app as dev_app
+from .help_texts import finish
 from .operate import app as txn_app
 from .operate import checkpoints, repair_log
 from .run import run
@@ -286,15 +287,8 @@ class RepeatsFiltered(logging.Filter):
 
 
 def command() -> Any:
-    """Return the whole command line. Its flags show no type: `--yes <bool>` reads as if they took a value."""
-    root = get_command(app)
-    commands = [root]
-    while commands:
-        one: Any = commands.pop()
-        commands += getattr(one, "commands", {}).values()
-        for flag in (option for option in one.get_params(typer.Context(one)) if getattr(option, "is_flag", False)):
-            flag.metavar = ""
-    return root
+    """Return the whole command line."""
+    return finish(get_command(app))
 
 
 def check_words(words: list[str]) -> None:

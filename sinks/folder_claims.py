@@ -36,7 +36,7 @@ from onceward.core.contract.names import (
     outdated_log,
     parse_file_name,
 )
-from onceward.core.contract.sink import TwoPhaseCommitSink, Txn
+from onceward.core.contract.sink import TwoPhaseCommitSink, Txn_co
 from onceward.core.contract.transaction import (
     AbortOutcome,
     AbortStatus,
@@ -94,7 +94,7 @@ def with_file_errors(
     return call
 
 
-class FolderSink(TwoPhaseCommitSink[Txn]):
+class FolderSink(TwoPhaseCommitSink[Txn_co]):
     """Base of the sinks that prepare their data in a folder.
 
     Args:

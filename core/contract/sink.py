@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from .names import Scope
     from .transaction import AbortOutcome, CommitOutcome, Committable, WriteContext
 
-Txn = TypeVar("Txn")
+# Covariant, though methods take one: only the sink that began a transaction gets it back, so `[PostgresSink(…),
+# KafkaSink(…)]` may be a list of sinks. Without that, mypy calls it a list of objects.
+Txn_co = TypeVar("Txn_co", covariant=True)
 _CALLED: Final = frozenset(
     {
         *(
@@ -148,7 +150,7 @@ class Sink(ABC):
         """
 
 
-class TwoPhaseCommitSink(Sink, Generic[Txn]):
+class TwoPhaseCommitSink(Sink, Generic[Txn_co]):
     """A sink whose target can prepare a transaction that outlives the process that wrote it."""
 
     proof: bool = True
@@ -179,21 +181,21 @@ class TwoPhaseCommitSink(Sink, Generic[Txn]):
         return None
 
     @abstractmethod
-    def begin(self, context: WriteContext) -> Txn:
+    def begin(self, context: WriteContext) -> Txn_co:
         """Open a transaction. Called at the first batch of an epoch, and never for an empty epoch."""
 
     @abstractmethod
-    def write(self, transaction: Txn, batch: pa.RecordBatch) -> None:
+    def write(self, transaction: Txn_co, batch: pa.RecordBatch) -> None:  # type: ignore[misc]
         """Write one batch inside the transaction. Nothing may become visible.
 
         A batch has at most 16 MiB, or one row, whatever the size of the rows that came together.
         """
 
     @abstractmethod
-    def pre_commit(self, transaction: Txn) -> Committable:
+    def pre_commit(self, transaction: Txn_co) -> Committable:  # type: ignore[misc]
         """Flush and prepare. When this returns, the data must survive this process and the target's restart."""
 
-    def discard(self, transaction: Txn) -> None:
+    def discard(self, transaction: Txn_co) -> None:  # type: ignore[misc]
         """Roll back a transaction that was not pre-committed, because the attempt failed. May be interrupted."""
 
     @abstractmethod
@@ -261,7 +263,7 @@ class TwoPhaseCommitSink(Sink, Generic[Txn]):
         """Prepare the next epoch's resources, in the worker, after pre_commit. Must not block for long."""
 
 
-class DirectSink(Sink, Generic[Txn]):
+class DirectSink(Sink, Generic[Txn_co]):
     """A sink whose rows become visible as they are written, and again after a failure.
 
     The type parameter is that of its writer: a connection, a file.
@@ -273,21 +275,21 @@ class DirectSink(Sink, Generic[Txn]):
         return Guarantee.AT_LEAST_ONCE
 
     @abstractmethod
-    def open(self, context: WriteContext) -> Txn:
+    def open(self, context: WriteContext) -> Txn_co:
         """Open a writer for one subtask and epoch. Called at the epoch's first batch, in the process that writes."""
 
     @abstractmethod
-    def write(self, writer: Txn, batch: pa.RecordBatch) -> None:
+    def write(self, writer: Txn_co, batch: pa.RecordBatch) -> None:  # type: ignore[misc]
         """Write one batch. Its rows may become visible at once."""
 
-    def flush(self, writer: Txn) -> None:
+    def flush(self, writer: Txn_co) -> None:  # type: ignore[misc]
         """Return when all rows written so far are safe in the target. Called at the epoch's end."""
 
-    def close(self, writer: Txn) -> None:
+    def close(self, writer: Txn_co) -> None:  # type: ignore[misc]
         """Close the writer. Called after `flush`, and after a failure."""
 
 
-class IdempotentSink(DirectSink[Txn]):
+class IdempotentSink(DirectSink[Txn_co]):
     """A sink in which writing the same rows again changes nothing, by key or by a marker kept with the data.
 
     After a failure its target shows older values for a while, until the rows since the newest checkpoint are written

@@ -178,6 +178,8 @@ def on_spark(spark: SparkSession, orders: DataFrame, dsn: str, on_lost: AnyOnLos
             epoch.write(batch, table)
 
     orders.writeStream.foreachBatch(write).start()
+    sinks = [table, KafkaSink("topic", bootstrap_servers="broker:9092", topic="paid"), FileSink("more", "/data/more")]
+    exactly_once(orders, *sinks, checkpoint="/data/checkpoints/listed", pipeline="listed").start()
 
 
 def embedded(backend: StateBackend, store: LogStore, servers: str) -> list[CheckpointRecord]:

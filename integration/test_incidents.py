@@ -1,0 +1,56 @@
+"""Each incident of a running pipeline: what `status` says at first, whether that helps, and that no row is lost or doubled."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from . import incidents
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from onceward.testing.services import KafkaServer, PostgresServer
+
+PAGE = Path(__file__).parents[1] / "docs" / "operations.md"
+ANSWER_SECONDS = 5.0
+
+
+@pytest.fixture
+def scene(kafka: KafkaServer, postgres: PostgresServer, dsn: str, tmp_path: Path) -> Iterator[incidents.Scene]:
+    one = incidents.Scene(kafka, postgres, dsn, tmp_path)
+    yield one
+    one.end()
+
+
+def test_the_page_shows_each_incident_as_it_is_played() -> None:
+    assert incidents.table() in PAGE.read_text()
+    assert all(re.match(each.says, each.shown) for each in incidents.INCIDENTS if each.shown != "the same")
+
+
+@pytest.mark.nightly
+@pytest.mark.kafka
+@pytest.mark.postgres
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    "incident", incidents.INCIDENTS, ids=lambda each: each.title.replace("`", "").replace(" ", "-")
+)
+def test_status_names_it_at_once_and_what_it_advises_ends_it(
+    scene: incidents.Scene, incident: incidents.Incident
+) -> None:
+    incident.happens(scene)
+    deadline = time.monotonic() + incident.patience
+    while True:
+        said, code, took = scene.says()
+        if re.match(f"{re.escape(scene.name)}: {incident.says}", said):
+            break
+        assert time.monotonic() < deadline, said
+        time.sleep(1)
+    assert code == incident.code, said
+    assert took < ANSWER_SECONDS
+    incident.ends(scene)
+    assert scene.is_exact()
