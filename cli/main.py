@@ -154,7 +154,7 @@ def doctor(
 
     Changes nothing; in each folder of `--place files:…`, a hidden folder is created and deleted again.
     """
-    from .doctor import run_checks  # noqa: PLC0415 - looks at extras
+    from .doctor import run_checks, verdict  # noqa: PLC0415 - looks at extras
 
     findings = run_checks(access, places=place or [], pipeline=pipeline, store=store, cluster=cluster)
     if query is None:
@@ -164,6 +164,8 @@ def doctor(
 
         findings += [finding for explanation in together(load(query)) for finding in explanation.findings]
     show.findings(findings, as_json=as_json)
+    if not as_json:
+        typer.echo(verdict(findings))
     raise typer.Exit(int(any_failed(findings)))
 
 

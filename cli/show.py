@@ -244,6 +244,8 @@ def _epoch_fields(epoch: Epoch, pipeline: str) -> dict[str, Any]:
     }
 
 
+_GIVE: Final = "give "
+"""How the result of a check begins that was not made because nobody named what to check."""
 _HEALTH: Final = {Health.OK: "green", Health.WARNING: "yellow", Health.FAILED: "red", Health.SKIPPED: "dim"}
 
 
@@ -253,12 +255,26 @@ def findings(found: Sequence[Finding], *, as_json: bool = False) -> None:
         print_json(found)
         return
     out = console()
+    unasked = [finding for finding in found if finding.health is Health.SKIPPED and finding.found.startswith(_GIVE)]
     for finding in found:
+        if finding in unasked:
+            continue
         where = f" ({finding.where})" if finding.where else ""
         out.print(f"{finding.health:8}", style=_HEALTH[finding.health], end=" ")
         out.print(f"{finding.check}{where}: {' '.join(finding.found.split())}")
         if finding.advice:
             out.print(f"         → {finding.advice}")
+    if unasked:
+        out.print(f"{Health.SKIPPED:8}", style=_HEALTH[Health.SKIPPED], end=" ")
+        needs: dict[str, list[str]] = {}
+        for finding in unasked:
+            needs.setdefault(_given(finding), []).append(finding.check)
+        out.print("not asked about: " + "; ".join(f"{', '.join(checks)} ({need})" for need, checks in needs.items()))
+
+
+def _given(finding: Finding) -> str:
+    """Return the options that a check needs, from the words that say so."""
+    return finding.found.removeprefix(_GIVE).removesuffix(" to check it")
 
 
 class _Plain(Console):

@@ -69,4 +69,4 @@ def _refused(folder: object, check: Callable[[], None]) -> Iterable[Finding]:
     try:
         check()
     except (ConfigurationError, SinkError) as error:
-        yield failed("folder", error.message, "see the message", str(folder))
+        yield failed("folder", error.message, "", str(folder))

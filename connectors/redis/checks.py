@@ -25,10 +25,10 @@ def check_server(settings: RedisSettings, *, durable: bool = True, replicas: int
         facts = read_facts(settings)
         warnings = check_facts(facts, settings.shown, durable=durable, replicas=replicas)
     except ConfigurationError as error:
-        yield failed("redis server", str(error), "see the message")
+        yield failed("redis server", str(error), "")
         return
     except SinkError as error:
         yield failed("redis server", str(error), "check address, user and password")
         return
     yield ok("redis server", f"version {'.'.join(map(str, facts.version))}")
-    yield from (warning("durability", text, "see the message") for text in warnings)
+    yield from (warning("durability", text, "") for text in warnings)

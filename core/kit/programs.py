@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import ConfigurationError
 
@@ -18,10 +19,12 @@ if TYPE_CHECKING:
 
 MINIMUM_JAVA = 17
 
-_JAVA_ADVICE = (
-    "Install a Java runtime, for example `apt-get install openjdk-17-jre-headless` (Debian, Ubuntu), "
-    "`dnf install java-17-openjdk-headless` (Fedora) or `brew install openjdk@17` (macOS), or set JAVA_HOME."
-)
+_JAVA_PACKAGES: Final = {
+    "Linux": (
+        "`apt-get install openjdk-17-jre-headless` (Debian, Ubuntu) or `dnf install java-17-openjdk-headless` (Fedora)"
+    ),
+    "Darwin": "`brew install openjdk@17`",
+}
 
 
 def run_program(
@@ -51,20 +54,26 @@ def as_user(user: pwd.struct_passwd | None) -> dict[str, Any]:
     return {} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
 
 
+def java_advice() -> str:
+    """Return how to install a Java runtime on this operating system."""
+    package = _JAVA_PACKAGES.get(platform.system())
+    return f"Install a Java runtime{f', for example {package}' if package else ''}, or set JAVA_HOME"
+
+
 def find_java() -> Path:
     """Return the `java` program of JAVA_HOME, else the first on PATH.
 
     Raises:
         ConfigurationError: There is none, or it is older than Java 17; the message says what to install.
     """
-    home = os.environ.get("JAVA_HOME")
+    home, advice = os.environ.get("JAVA_HOME"), java_advice()
     program = shutil.which("java", path=str(Path(home) / "bin") if home else None)
     if program is None:
         where = f"in JAVA_HOME ({home})" if home else "on PATH"
-        raise ConfigurationError(f"there is no `java` {where}; Java {MINIMUM_JAVA} or newer is needed. {_JAVA_ADVICE}")
+        raise ConfigurationError(f"there is no `java` {where}; Java {MINIMUM_JAVA} or newer is needed. {advice}")
     version = java_version(Path(program))
     if version < MINIMUM_JAVA:
-        raise ConfigurationError(f"{program} is Java {version}; Java {MINIMUM_JAVA} or newer is needed. {_JAVA_ADVICE}")
+        raise ConfigurationError(f"{program} is Java {version}; Java {MINIMUM_JAVA} or newer is needed. {advice}")
     return Path(program)
 
 
@@ -78,5 +87,5 @@ def java_version(java: Path) -> int:
     answer = run_program([java, "-version"]).stdout
     match = re.search(r'version "(?:1\.)?(\d+)', answer)
     if match is None:
-        raise ConfigurationError(f"{java} does not run: {answer.strip()}. {_JAVA_ADVICE}")
+        raise ConfigurationError(f"{java} does not run: {answer.strip()}. {java_advice()}")
     return int(match[1])

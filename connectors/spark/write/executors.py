@@ -183,7 +183,7 @@ def check_cluster(master: str, systems: Iterable[Connector]) -> Finding:
         spark = (builder.remote(master) if remote else builder.master(master)).getOrCreate()
     except Exception as error:  # noqa: BLE001 - whatever Spark raises
         why = without_logins(f"no session of {master}: {text_of(error).splitlines()[0]}")
-        return failed(_CHECK, why, "see the message")
+        return failed(_CHECK, why, "give the address of Spark's master or Connect server, and see that it answers")
     session = session_of(spark)
     checks = [(system.name, partial(_check, system)) for system in systems]
     try:
