@@ -1,15 +1,39 @@
-"""What a build does beyond pyproject.toml: it records the version, and an editable installation gets its links."""
+"""What a build does beyond pyproject.toml.
+
+It refuses a Python that is too old, records the version, and gives an editable installation its links.
+"""
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Final
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 _FOLDERS: Final = ("cli", "connectors", "core", "sinks", "sources", "testing")
 _MODULE: Final = Path("onceward", "_version.py")
+_OLDEST_PYTHON: Final = (3, 11)
+
+
+class Python(MetadataHookInterface):
+    """Refuse a Python that is too old before pip looks for packages that fit it.
+
+    With extras, pip 23 reads `requires-python` of a folder only after it has fetched what the extras need: 500 MB.
+    """
+
+    def update(self, metadata: dict[str, Any]) -> None:  # noqa: ARG002 - signature
+        """Check the Python that makes the metadata, which is the one that is installed for.
+
+        Raises:
+            SystemExit: It is too old.
+        """
+        if sys.version_info < _OLDEST_PYTHON:
+            needed = ".".join(map(str, _OLDEST_PYTHON))
+            here = ".".join(map(str, sys.version_info[:3]))
+            raise SystemExit(f"onceward needs Python {needed} or newer, and this is {here} ({sys.executable})")
 
 
 class Build(BuildHookInterface):
