@@ -119,12 +119,17 @@ def status(*, home: Home = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def env(*, home: Home = None) -> None:
-    """Print the addresses as shell variables, for eval "$(onceward dev env)"."""
+    """Print the addresses of the services that run as shell variables, for eval "$(onceward dev env)"."""
     services = _services(home)
-    if not all(service.running for service in services.each):
+    if not any(service.running for service in services.each):
         raise ConfigurationError(f"no services run in {services.home}: start them with `onceward dev up`")
-    typer.echo(f"export KAFKA_BOOTSTRAP_SERVERS={shlex.quote(services.bootstrap_servers)}")
-    typer.echo(f"export DATABASE_URL={shlex.quote(services.dsn)}")
+    for name, service in services.named.items():
+        if not service.running:
+            typer.echo(f"{name} is not running: start it with `onceward dev up`", err=True)
+    if any(service.running for service in services.each if service is not services.postgres):
+        typer.echo(f"export KAFKA_BOOTSTRAP_SERVERS={shlex.quote(services.bootstrap_servers)}")
+    if services.postgres is not None and services.postgres.running:
+        typer.echo(f"export DATABASE_URL={shlex.quote(services.dsn)}")
 
 
 def _services(

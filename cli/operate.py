@@ -14,11 +14,13 @@ from onceward.core.errors import (
     CommitPendingError,
     ConfigurationError,
     LogDamagedError,
+    NoDecisionLogError,
     OncewardError,
     SinkError,
     StoreError,
 )
 from onceward.core.kit.secrets import without_logins
+from onceward.core.log.store import local_folder
 from onceward.core.log.writer import check_owner
 from onceward.core.operations.status import commit_deadline
 from onceward.operations import (
@@ -29,6 +31,7 @@ from onceward.operations import (
     abort_undecided,
     abortable,
     commit_decided,
+    find_logs,
     history,
     open_log,
     pipeline_status,
@@ -322,7 +325,26 @@ def repair_log(
 
 
 def one_log(stores: list[str] | None, pipeline: str | None, *, writing: bool = False) -> Log:
-    """Open the one log given, or say that one is needed."""
+    """Open the one log given, or the one below a folder that is given, as `onceward status` finds it.
+
+    Raises:
+        ConfigurationError: None is given, or several; or the folder holds several, and none of them is named.
+        NoDecisionLogError: There is none.
+    """
     if len(stores or []) != 1:
         raise ConfigurationError("give the decision log's store, or the checkpoint folder, as --store, once")
-    return open_log((stores or [])[0], pipeline, writing=writing)
+    [store] = stores or []
+    try:
+        return open_log(store, pipeline, writing=writing)
+    except NoDecisionLogError:
+        if local_folder(store) is None:
+            raise
+        logs = {log.pipeline: log for log in find_logs(store).logs}
+        if pipeline is None and len(logs) > 1:
+            raise ConfigurationError(
+                f"{store} holds the decision logs of {', '.join(sorted(logs))}: give --pipeline, or the folder of one"
+            ) from None
+        found = logs.get(pipeline) if pipeline is not None else next(iter(logs.values()), None)
+        if found is None:
+            raise
+        return found

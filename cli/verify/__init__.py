@@ -50,6 +50,9 @@ def verify(
         typer.Argument(help="The checkpoint folder, or the URL of the decision log's store; none: compare by --key."),
     ] = None,
     *,
+    store_option: Annotated[
+        str | None, typer.Option("--store", help="The same as the argument, as other commands take it.")
+    ] = None,
     target: Annotated[
         list[str],
         typer.Option(
@@ -90,6 +93,9 @@ def verify(
     Exit codes: 0 all is proven; 1 something differs, or a system did not answer; 2 wrong arguments; 3 nothing differs
     as far as can be known, and not all can be proven, for example because an epoch was committed meanwhile.
     """
+    if store is not None and store_option is not None:
+        raise ConfigurationError("the store is given twice: as the argument and as --store")
+    store = store or store_option
     columns = [name.strip() for name in key.split(",")] if key is not None else None
     origin = place_of(source, access) if source is not None else None
     function = load_function(mapping) if mapping is not None else None

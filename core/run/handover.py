@@ -206,7 +206,7 @@ class Successor(_Conversation):
                     self._start, self._asked, heard = newest, self._clock(), False
             now = self._clock()
             if not heard and self._beat and now - self._asked > SILENT_SECONDS:
-                _log.info("no driver answers that runs the pipeline: this one starts as after a crash")
+                _log.info("No running driver answered; starting as after a crash.")
                 return False
             if now - began > self._patience:
                 _log.warning("the driver that runs the pipeline has not ended its epoch in %.0f s", now - began)
