@@ -15,9 +15,10 @@ from sqlalchemy import exc
 from sqlalchemy.dialects import mysql, postgresql
 
 from onceward.core.errors import ConfigurationError, SchemaError, SinkError, text_of
+from onceward.core.kit.rows import is_binary
 
 from .column_matching import Plan, make_plan, without_change
-from .conversions import is_binary, is_text
+from .conversions import is_text
 from .dialect import no_such_table
 from .engines import (
     INNODB,

@@ -16,9 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from onceward.core.errors import SchemaError
-from onceward.core.kit.rows import without_dictionary
-
-from .file_formats import is_binary
+from onceward.core.kit.rows import is_binary, without_dictionary
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

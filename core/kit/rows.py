@@ -167,6 +167,12 @@ def without_dictionary(array: pa.Array) -> pa.Array:
     return array.dictionary_decode()
 
 
+def is_binary(kind: pa.DataType) -> bool:
+    """Return whether values of this type are bytes."""
+    kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
+    return any(fits(kind) for fits in kinds)
+
+
 def is_view(kind: pa.DataType) -> bool:
     """Return whether values are texts or bytes behind views, of which Arrow can do less than of others."""
     return bool(pa.types.is_string_view(kind) or pa.types.is_binary_view(kind))

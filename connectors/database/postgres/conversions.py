@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from pgpq import encoders
 from pgpq import schema as pgpq_schema
 
-from onceward.core.kit.rows import without_dictionary
+from onceward.core.kit.rows import is_binary, without_dictionary
 
 from ..conversions import (
     BITS,
@@ -29,7 +29,6 @@ from ..conversions import (
     FLOAT_BITS,
     UnfitError,
     at_most_characters,
-    is_binary,
     is_text,
     keeps_fraction,
     no_blank_at_the_end,
