@@ -109,7 +109,7 @@ class Scripted:
 def target(tmp_path: Path) -> DatabaseTarget:
     """A database in which a writer of this log has written."""
     target = SqlAlchemySink("words", url=f"sqlite:///{tmp_path}/db", table="words").target
-    ledger.note(target, SCOPE)
+    ledger.note_writer(target, SCOPE)
     return target
 
 

@@ -274,7 +274,7 @@ def a_savepoint_confirms_what_sinks_prepared(patch: pytest.MonkeyPatch) -> None:
 
 def a_checkpoint_that_was_never_decided_is_restored(patch: pytest.MonkeyPatch) -> None:
     """Metadata on disk are taken for a checkpoint (rule D)."""
-    patch.setattr(origin, "is_proven", lambda _folder, _metadata, _sha256: True)
+    patch.setattr(origin, "is_decided", lambda _folder, _metadata, _sha256: True)
 
 
 def the_proof_is_written_before_the_decision(patch: pytest.MonkeyPatch) -> None:

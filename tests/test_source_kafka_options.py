@@ -27,7 +27,7 @@ from onceward.connectors.kafka.positions import (
     spread,
 )
 from onceward.connectors.kafka.settings import KafkaSettings
-from onceward.connectors.kafka.topic_metadata import Found, Lookup, resolve
+from onceward.connectors.kafka.topic_metadata import Found, Lookup, bound_offsets
 from onceward.connectors.spark.read.any_source import SourceStreamReader
 from onceward.connectors.spark.read.kafka_offsets import batch_source, order_warning, stream_source
 from onceward.connectors.spark.session.query_plan import StreamingSource
@@ -194,7 +194,7 @@ def test_offsets_must_name_every_partition():
 def test_a_time_that_is_missing_is_called_as_its_option(option: str):
     given: Any = AtTime(of=((Partition("a", 0), 5),))
     with pytest.raises(ConfigurationError, match=rf"^{option} must name .*not given: a-1\)\. Give each a time"):
-        resolve(given, [Partition("a", 0), Partition("a", 1)], None, start=option[0] == "s")  # type: ignore[arg-type]
+        bound_offsets(given, [Partition("a", 0), Partition("a", 1)], None, start=option[0] == "s")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("starting", ["earliest", "latest", {"t": {"0": 50}}, {"t": {"0": -1}}])

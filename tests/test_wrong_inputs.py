@@ -33,7 +33,7 @@ from onceward import (
 from onceward.connectors.kafka.admin import make_client
 from onceward.connectors.kafka.positions import AtTime, Partition, parse_bound
 from onceward.connectors.spark.read.kafka_offsets import checked_source
-from onceward.connectors.spark.session.options import open_log
+from onceward.connectors.spark.session.options import open_pipeline_log
 from onceward.connectors.spark.session.query import checked_folder
 from onceward.core.errors import ConfigurationError, ExternalError, KafkaError
 from onceward.core.log import DirectoryStore
@@ -98,7 +98,7 @@ def test_what_is_no_streaming_data_frame_or_no_sink_is_called_by_its_name(
 STREAM: Any = SimpleNamespace(isStreaming=True)
 SINK = KafkaSink("k", bootstrap_servers="b:1", topic="t")
 _SINKS = (KafkaSink, FileSink, HttpSink, RedisSink, PostgresSink, SqlAlchemySink, exactly_once)
-_TAKE = (*_SINKS, KafkaSource, FileSource, SequenceSource, Pipeline, read_stream, checked_folder, open_log)
+_TAKE = (*_SINKS, KafkaSource, FileSource, SequenceSource, Pipeline, read_stream, checked_folder, open_pipeline_log)
 UNTYPED: Any = SimpleNamespace(**{each.__name__: each for each in _TAKE})
 """For arguments that a type checker would refuse."""
 

@@ -133,7 +133,7 @@ class PieceWriting(Writing):
         super().__init__(target, context)
 
     def open(self) -> None:
-        ledger.note(self.target, self.context.scope)
+        ledger.note_writer(self.target, self.context.scope)
 
     def send(self, batch: pa.RecordBatch) -> int:
         """Check every value, collect the rows, and stage a piece when it is large enough."""

@@ -16,7 +16,7 @@ from . import ledger_tables as ledger
 from .engines import SLOWEST, autocommitting, dialect_for, reading, two_phase_for
 from .failures import as_sqlalchemys, code, translate
 from .own_tables import identity_row, insert_into, tables_of
-from .tables import forget
+from .tables import forget_description
 from .target import PREPARED
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Writing(ABC):
                 yield
         except sa.exc.SQLAlchemyError as error:
             self.discard()
-            forget(self.target)
+            forget_description(self.target)
             raise self._located(self.explain(translate(error, place, self.target), error, what)) from None
         except OncewardError as error:
             self.discard()
@@ -155,7 +155,7 @@ class HeldWriting(Writing):
         ownership = self._begin()
         if ownership is None or not ownership.noted:
             self.undo()
-            ledger.note(self.target, self.context.scope)
+            ledger.note_writer(self.target, self.context.scope)
             self.name = self.context.transaction_name()  # the server may not have seen yet that the former one is over
             ownership = self._begin()
         if ownership is not None:

@@ -217,10 +217,10 @@ def with_column(error: Exception, rows: pa.RecordBatch, write: Callable[[Any], o
 
 def to_json(value: Any) -> str:
     """Return a value as JSON; raise ValueError if it holds NaN or an infinity."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=plain)
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=text_of_value)
 
 
-def plain(value: Any) -> str:
+def text_of_value(value: Any) -> str:
     """Return the text of a value that JSON has no form for."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()

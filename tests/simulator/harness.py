@@ -57,7 +57,7 @@ def inside(world: World, audit: Audit, broker: Broker, parts: Parts) -> Iterator
         with (
             patch.object(transaction, "secrets", SimpleNamespace(token_hex=lambda _: world.token()[:8])),
             patch.object(coordinator, "sweep", _audited(audit, coordinator.sweep)),
-            patch.object(reader, "decode", read_entry),
+            patch.object(reader, "decode_entry", read_entry),
             patch.object(reader, "fold", _memo(reader.fold)),
             kafka_in(world, broker),
             _spark_in(world, parts),
