@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 
 from onceward.cli.main import app
 from onceward.core import CheckpointConfig, FileBackend, JobState
-from onceward.core.engine import job
-from onceward.core.engine import savepoint_requests as requests
+from onceward.core.engine import job, savepoint_requests
 from onceward.core.engine.channels import CheckpointKind
 from onceward.core.engine.savepoint_requests import Request, answer_request, send_savepoint_request
 from onceward.core.errors import CheckpointFailedError, ConfigurationError
@@ -122,7 +121,7 @@ def test_a_later_run_does_not_find_what_was_asked_of_an_earlier_one(run: Run, mo
     made: list[str] = []
     answer_request(run.store, read(run.store).start, lambda _kind, target: made.append(target) or target)
     assert made == []
-    monkeypatch.setattr(requests.time, "sleep", lambda _: LogWriter(run.store, "p", policy()).start())
+    monkeypatch.setattr(savepoint_requests.time, "sleep", lambda _: LogWriter(run.store, "p", policy()).start())
     with pytest.raises(CheckpointFailedError, match="was restarted"):
         send_savepoint_request(run.store, CheckpointKind.SAVEPOINT, run.save, timeout=20)
     assert [key for key in run.store.list_keys() if key[0] in "QA"] == []
@@ -186,7 +185,7 @@ def test_of_two_commands_at_once_each_gets_its_own_savepoint(run: Run, monkeypat
         asked.release()
         pause.wait(0.005)
 
-    monkeypatch.setattr(requests.time, "sleep", sleep)
+    monkeypatch.setattr(savepoint_requests.time, "sleep", sleep)
 
     def command(target: str) -> None:
         answers[target] = send_savepoint_request(run.store, CheckpointKind.SAVEPOINT, target, timeout=5)

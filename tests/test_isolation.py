@@ -16,7 +16,7 @@ import pytest
 
 from onceward.connectors.kafka.messages import check_message_columns
 from onceward.connectors.kafka.sink import KafkaSink
-from onceward.connectors.spark.write import refused_rows as refusals
+from onceward.connectors.spark.write import refused_rows
 from onceward.connectors.spark.write.refused_rows import Letters
 from onceward.connectors.spark.write.spark_task import write_partition
 from onceward.core.checkpoint.isolation import Isolation, Spool
@@ -319,7 +319,7 @@ def test_rows_that_exclude_each_other_are_within_a_limit_that_is_as_high_as_thei
 def test_a_share_stops_a_task_that_would_be_above_it_with_all_the_others(
     strict: Strict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(refusals, "DEFAULT_LIMIT", 100)
+    monkeypatch.setattr(refused_rows, "DEFAULT_LIMIT", 100)
     bad = batch(*[-1] * 300)
     with pytest.raises(DeadLetterLimitError, match=r"120 of 300 rows of a task.*a number is negative"):
         partition([strict], [bad], TargetSink(Target(), "dead"), share=0.4)
@@ -570,7 +570,7 @@ def test_a_number_of_rows_is_one_of_all_sinks() -> None:
 def test_a_task_compares_a_share_with_the_rows_of_the_sink_that_refuses_them(
     strict: Strict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(refusals, "DEFAULT_LIMIT", 10)
+    monkeypatch.setattr(refused_rows, "DEFAULT_LIMIT", 10)
     others = [TargetSink(Target(), f"other-{number}") for number in range(3)]
     with pytest.raises(DeadLetterLimitError, match="50 of 100 rows of a task for one sink"):
         partition([strict, *others], [batch(*[-1] * 60, *range(40))], TargetSink(Target(), "dead"), share=0.5)

@@ -13,8 +13,7 @@ import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 
 from onceward import KafkaSource
-from onceward.connectors.kafka import admin
-from onceward.connectors.kafka import topic_metadata as lookups
+from onceward.connectors.kafka import admin, topic_metadata
 from onceward.connectors.kafka.consumed_batches import to_batch
 from onceward.connectors.kafka.positions import (
     EARLIEST,
@@ -306,7 +305,7 @@ def test_a_broker_may_not_have_heard_of_a_partition_yet(monkeypatch: pytest.Monk
     if times == 1:
         assert lookup.offsets({Partition("t", 0): LATEST}) == [{Partition("t", 0): 7}]
     else:  # it has had the time to hear of it
-        monkeypatch.setattr(lookups, "HEARD_SECONDS", -1)
+        monkeypatch.setattr(topic_metadata, "HEARD_SECONDS", -1)
         with pytest.raises(SourceError, match=r"cannot ask for offsets of t: .*Unknown topic or partition"):
             lookup.offsets({Partition("t", 0): LATEST})
 

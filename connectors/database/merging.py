@@ -25,7 +25,7 @@ import sqlalchemy as sa
 from onceward.core.contract.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
 from onceward.core.errors import OncewardError, RetryableSinkError, SqlError
 
-from . import ledger_tables as ledger
+from . import ledger_tables
 from .engines import SLOWEST, dialect_for, reading, transaction
 from .failures import refusal_class
 from .loader import ChangedError
@@ -97,7 +97,7 @@ def _by_ledger(
 ) -> dict[str, CommitOutcome]:
     if not committables:
         return {}
-    facts = ledger.facts(target, connection, committables)
+    facts = ledger_tables.facts(target, connection, committables)
     return {c.transaction: facts.commit_outcome(c) for c in committables}
 
 
@@ -168,6 +168,6 @@ def abort_staged(loader: Loader, committable: Committable) -> AbortOutcome:
             loader.remove(connection, taken)
             if taken:
                 return AbortOutcome(AbortStatus.ABORTED)
-            return ledger.facts(target, connection, [committable]).abort_outcome(committable)
+            return ledger_tables.facts(target, connection, [committable]).abort_outcome(committable)
     except RetryableSinkError as error:
         return AbortOutcome(AbortStatus.RETRY_LATER, str(error))

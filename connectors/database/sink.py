@@ -17,7 +17,7 @@ from onceward.core.kit.secrets import without_logins
 from onceward.core.kit.text_options import check_seconds, check_types
 from onceward.sinks import TwoPhaseCommitSink
 
-from . import ledger_tables as ledger
+from . import ledger_tables
 from .batched_inserts import PieceLoader
 from .column_matching import check_given, without_change
 from .engines import dialect_for, read_server, reading
@@ -251,7 +251,7 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         The sinks are those that noted that they write here: MariaDB's identifiers contain only a digest of their names.
         """
         with reading(self.target, "cannot list") as connection:
-            sinks = ledger.sinks_in_ledger(self.target, connection, pipeline, log)
+            sinks = ledger_tables.sinks_in_ledger(self.target, connection, pipeline, log)
             committables = [committable for sink in sinks for committable in self._list(connection, pipeline, sink)]
         return [committable for committable in committables if committable.log == log]
 
@@ -268,7 +268,8 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         first = committables[0]
         with reading(self.target, "cannot inspect") as connection:
             waiting = {c.transaction for c in self._list(connection, first.pipeline, first.sink)}
-            facts = ledger.facts(self.target, connection, [c for c in committables if c.transaction not in waiting])
+            others = [c for c in committables if c.transaction not in waiting]
+            facts = ledger_tables.facts(self.target, connection, others)
         return [Observation.PREPARED if c.transaction in waiting else facts.observe(c)[0] for c in committables]
 
     def _list(self, connection: sa.Connection, pipeline: str, sink: str) -> list[Committable]:
@@ -296,7 +297,7 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
     def known_sinks(self, pipeline: str) -> list[str]:
         """Return the names of the sinks under which a pipeline of this name has written into this database."""
         with reading(self.target, "cannot list") as connection:
-            return ledger.sinks_in_ledger(self.target, connection, pipeline)
+            return ledger_tables.sinks_in_ledger(self.target, connection, pipeline)
 
     def ledger(self) -> DatabaseLedger:
         return DatabaseLedger(self.target, self.ledger_epochs)

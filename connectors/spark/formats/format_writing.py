@@ -135,10 +135,10 @@ def _is_own(format_: Writable, option: str) -> bool:
 
 def _writers() -> Any:
     try:
-        from . import writers as writer  # noqa: PLC0415 - not on every pyspark
+        from . import writers  # noqa: PLC0415 - not on every pyspark
     except ImportError as error:
         raise ConfigurationError(
             "writing through a format needs pyspark 4.1 or newer (DataSourceStreamArrowWriter); on 4.0 use "
             "exactly_once(df, sink), which writes the same"
         ) from error
-    return writer
+    return writers
