@@ -108,8 +108,8 @@ def down(
         typer.echo(f"{name} {'stopped' if name in ran else 'was not running'}{', deleted' if delete else ''}")
 
 
-@app.command()
-def status(*, home: Home = None, as_json: AsJson = False) -> None:
+@app.command("status")
+def print_services(*, home: Home = None, as_json: AsJson = False) -> None:
     """Print which services are running, and their addresses; exit with code 1 unless all are running."""
     services = _services(home)
     _show(services, as_json=as_json)

@@ -129,7 +129,7 @@ def _check_names(store: str | None, pipeline: str | None, access: Access) -> lis
     why = "give --store, and --at for its targets"
     if store is not None and access.at:
         try:
-            return check_pipeline(store, pipeline, targets_of(access))
+            return check_log_and_targets(store, pipeline, targets_of(access))
         except OncewardError as error:
             if isinstance(error.__cause__, ImportError):
                 return []  # told already
@@ -350,7 +350,7 @@ def _decided(log: Log, targets: Sequence[Target]) -> Finding:
     return ok(name, "none waits for its commit" if log.view.undone is None else "wait for their commit")
 
 
-def check_pipeline(url: str, pipeline: str | None, targets: Sequence[Target]) -> list[Finding]:
+def check_log_and_targets(url: str, pipeline: str | None, targets: Sequence[Target]) -> list[Finding]:
     """Check the pipeline's decision log and targets.
 
     Args:

@@ -30,7 +30,7 @@ from onceward.core.log.store import EXPLAINING
 from onceward.core.operations.description import Described, described_pipeline, shared_names
 
 from . import show
-from .doctor import check_log, check_pipeline, findings_of
+from .doctor import check_log, check_log_and_targets, findings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -129,7 +129,7 @@ def _look_at_targets(one: Described) -> Iterator[Finding]:
         url = one.store
         yield from findings_of("sql", lambda: check_log(url, one.pipeline))
         if any(isinstance(sink, TwoPhaseCommitSink) for sink in one.sinks):
-            yield from check_pipeline(url, one.pipeline, [sinks_target(one.sinks, "the pipeline's sinks")])
+            yield from check_log_and_targets(url, one.pipeline, [sinks_target(one.sinks, "the pipeline's sinks")])
     yield from _check_parts(one)
     yield from _timeouts(one)
 
@@ -175,7 +175,7 @@ class NotStarted:
         raise _Ended
 
 
-def load(reference: str, arguments: Sequence[str] = ()) -> list[Any]:
+def load_program(reference: str, arguments: Sequence[str] = ()) -> list[Any]:
     """Return the queries and pipelines of a program.
 
     Args:

@@ -30,7 +30,7 @@ from .command_advice import message
 from .dev import app as dev_app
 from .help_texts import finish
 from .operate import app as txn_app
-from .operate import checkpoints, repair_log
+from .operate import checkpoints, repair_log_command
 from .run import run
 from .savepoint import app as savepoint_app
 from .shared_options import Access, AsJson, place_forms, with_group
@@ -75,7 +75,7 @@ app.add_typer(txn_app, name="txn")
 app.add_typer(savepoint_app, name="savepoint")
 app.add_typer(dev_app, name="dev")
 app.command()(checkpoints)
-app.command("repair-log")(repair_log)
+app.command("repair-log")(repair_log_command)
 app.command("ui")(ui)
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(status)
@@ -112,7 +112,7 @@ def demo(
 ) -> None:
     """Run Kafka → Spark → Kafka and PostgreSQL with random kills, and check that each row is written exactly once."""
     with needing("demo"):
-        from .demo.command import demo as run_demo  # noqa: PLC0415 - an extra
+        from .demo.command import run_demo  # noqa: PLC0415 - an extra
     raise typer.Exit(
         run_demo(orders=orders, users=users, kills=kills, seed=seed, home=home.absolute(), picture=picture)
     )
@@ -160,17 +160,17 @@ def doctor(
     if query is None:
         findings.append(skipped("query", "give --query to check a plan for what weakens the guarantee"))
     else:
-        from .explain import load, together  # noqa: PLC0415
+        from .explain import load_program, together  # noqa: PLC0415
 
-        findings += [finding for explanation in together(load(query)) for finding in explanation.findings]
+        findings += [finding for explanation in together(load_program(query)) for finding in explanation.findings]
     show.findings(findings, as_json=as_json)
     if not as_json:
         typer.echo(verdict(findings))
     raise typer.Exit(int(any_failed(findings)))
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
-def explain(
+@app.command("explain", context_settings={"ignore_unknown_options": True})
+def explain_command(
     query: Annotated[
         str,
         typer.Argument(
@@ -188,9 +188,9 @@ def explain(
 
     Exit codes: 0 exactly once; 1 weaker, or something does not work; 2 it could not be explained.
     """
-    from .explain import load, together  # noqa: PLC0415 - looks at extras
+    from .explain import load_program, together  # noqa: PLC0415 - looks at extras
 
-    explanations = together(load(query, arguments or []), look=look)
+    explanations = together(load_program(query, arguments or []), look=look)
     if as_json:
         show.print_json(explanations)
     else:

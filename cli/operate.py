@@ -145,7 +145,7 @@ class Search(Access):
 
 @app.command("list")
 @with_group
-def list_(search: Search, *, as_json: AsJson = False) -> None:
+def list_transactions(search: Search, *, as_json: AsJson = False) -> None:
     """List transactions under onceward's names that are open, prepared or awaiting commit, and what to do with each.
 
     Open transactions of other applications follow, because they hold back the readers of the same topics, too.
@@ -173,7 +173,7 @@ def inspect(
 
 @app.command("commit")
 @with_group
-def commit(
+def commit_command(
     search: Search,
     *,
     skip_lost: Annotated[
@@ -231,7 +231,7 @@ def _without(plan: CommitPlan, skip_lost: str | None) -> str:
 
 @app.command("abort")
 @with_group
-def abort(
+def abort_command(
     search: Search,
     *,
     transactions: Annotated[
@@ -290,7 +290,7 @@ def checkpoints(search: Search, *, as_json: AsJson = False) -> None:
     search.end()
 
 
-def repair_log(
+def repair_log_command(
     *,
     store: Annotated[str, typer.Option(help="URL of the decision log's store, or the checkpoint folder.")],
     pipeline: Pipeline = None,

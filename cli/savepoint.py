@@ -89,7 +89,7 @@ def _create(folder: str, checkpoint: str, store: str | None, pipeline: str | Non
 
 
 @app.command("list")
-def list_(
+def list_savepoints(
     folder: Annotated[str, typer.Argument(help="A savepoint, or the folder that savepoints are in.")],
     *,
     as_json: AsJson = False,

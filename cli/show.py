@@ -184,7 +184,7 @@ def _shares(transactions: Sequence[FoundTransaction]) -> str:
     return ", ".join(f"{sink} {count} rows" for sink, count in sorted(rows.items()))
 
 
-def status(one: PipelineStatus, *, with_store: bool = False) -> None:
+def print_status(one: PipelineStatus, *, with_store: bool = False) -> None:
     """Print the state of a pipeline, and what to do; with the place of its log, if others have the same name."""
     out = console()
     style = "green" if one.state is PipelineState.RUNNING else "dim" if one.state.is_well else "red"
@@ -208,7 +208,7 @@ def past(history: History, state: PipelineStatus, *, as_json: bool) -> None:
         epochs = [_epoch_fields(one, history.pipeline) for one in listed]
         print_json({"epochs": epochs, "given_up": history.given_up, "status": state})
         return
-    status(state)
+    print_status(state)
     out = console()
     for one in listed:
         completed = f"completed {one.completed}" if one.completed else "waits for its commit"

@@ -73,7 +73,7 @@ def _print(statuses: Sequence[PipelineStatus], *, as_json: bool) -> None:
         return
     names = Counter(one.pipeline for one in statuses)
     for one in statuses:
-        show.status(one, with_store=names[one.pipeline] > 1)
+        show.print_status(one, with_store=names[one.pipeline] > 1)
 
 
 def _metrics(statuses: Sequence[PipelineStatus]) -> Iterator[str]:

@@ -51,15 +51,15 @@ def sink_of(kind: str, address: str, name: str) -> Any:
 def pieces_of(kind: str, address: str, name: str, sink: Any) -> Any:
     match kind:
         case "kafka":
-            from onceward.connectors.kafka.reread import reread
+            from onceward.connectors.kafka.reread import reread_topic
 
-            return reread(address, {}, name).pieces
+            return reread_topic(address, {}, name).pieces
         case "prepared" | "staging":
-            from onceward.connectors.database.postgres.reread import reread as reread_postgres
+            from onceward.connectors.database.postgres.reread import reread_postgres_table as reread_postgres
 
             return reread_postgres(sink.target, None).pieces
         case _:
-            from onceward.connectors.database.reread import reread as reread_sql
+            from onceward.connectors.database.reread import reread_table as reread_sql
 
             return reread_sql(sink.target).pieces
 

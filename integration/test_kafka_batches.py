@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from onceward.connectors.kafka import consumed_batches as received
-from onceward.connectors.kafka import librdkafka
+from onceward.connectors.kafka import consumed_batches, librdkafka
 from onceward.connectors.kafka.consumer import lend_consumer
 from onceward.connectors.kafka.messages import SLICE
 from onceward.connectors.kafka.positions import Partition
@@ -227,14 +226,14 @@ def test_times_that_lie_elsewhere_are_asked_for(kafka, topic, monkeypatch):
     class Other(ctypes.Structure):
         _fields_ = (*librdkafka.Consumed._fields_[:2], ("time", ctypes.c_int64), ("time_kind", ctypes.c_int64))
 
-    monkeypatch.setattr(received, "_CONSUMED", np.dtype(Other))
+    monkeypatch.setattr(consumed_batches, "_CONSUMED", np.dtype(Other))
     assert _read(kafka, name) == before
 
 
 def test_this_machine_reads_by_arrays_but_for_headers(kafka, topic):
     name = topic()
     source = KafkaSource(bootstrap_servers=kafka.bootstrap_servers, topics=[name])
-    for headers, kind in ((False, received.ArrayClient), (True, received.ObjectClient)):
+    for headers, kind in ((False, consumed_batches.ArrayClient), (True, consumed_batches.ObjectClient)):
         with lend_consumer(source.settings, name, "", include_headers=headers) as consumer:
             assert isinstance(consumer._client, kind)
 

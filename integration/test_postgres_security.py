@@ -22,7 +22,7 @@ from onceward import FileBackend, Pipeline, PostgresSink, RestartStrategy, Seque
 from onceward.cli.doctor import run_checks
 from onceward.cli.shared_options import Access
 from onceward.connectors.database.engines import close_idle
-from onceward.connectors.database.postgres.reread import reread
+from onceward.connectors.database.postgres.reread import reread_postgres_table
 from onceward.core.contract.findings import Health
 from onceward.core.contract.names import Scope
 from onceward.core.contract.transaction import CommitStatus, Observation
@@ -391,7 +391,7 @@ def test_hostile_names_of_schemas_tables_and_columns_are_names(
         assert sink.commit(write(sink, context(epoch), data)).status is CommitStatus.COMMITTED
         assert [c.transaction for c in sink.lingering(SCOPE)] == []
         assert database.rows(table) == [tuple(row.values()) for row in data.to_pylist()]
-        assert sum(len(piece.rows) for piece in reread(sink.target, SCOPE).pieces) == data.num_rows
+        assert sum(len(piece.rows) for piece in reread_postgres_table(sink.target, SCOPE).pieces) == data.num_rows
     assert database.rows() == []
 
 

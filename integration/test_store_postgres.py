@@ -18,8 +18,7 @@ import pytest
 from onceward.core.contract.policy import CommitPolicy
 from onceward.core.errors import DecisionInDoubtError, StoreError
 from onceward.core.kit.crash_points import Step, hooked
-from onceward.core.log import EpochInput, LogWriter, open_store, read
-from onceward.core.log import time_limits as bounded
+from onceward.core.log import EpochInput, LogWriter, open_store, read, time_limits
 from onceward.core.log import writer as log_writer
 from onceward.core.log.entries import key_of
 from onceward.core.log.view import NONE
@@ -73,7 +72,7 @@ def test_nothing_is_prepared_on_the_server(store: LogStore):
 
 @pytest.fixture
 def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (bounded, log_writer):
+    for module in (time_limits, log_writer):
         monkeypatch.setattr(module, "ANSWER_SECONDS", 2.0)
 
 

@@ -16,8 +16,7 @@ from onceward.core.checkpoint import CommitPolicy
 from onceward.core.contract.policy import Backoff
 from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.errors import DecisionInDoubtError, StateDamagedError, StateError, StoreError
-from onceward.core.log import EpochInput, LogWriter, open_store
-from onceward.core.log import time_limits as bounded
+from onceward.core.log import EpochInput, LogWriter, open_store, time_limits
 from onceward.core.log.objects import ObjectStore
 from onceward.testing.proxy import Proxy
 
@@ -209,7 +208,7 @@ def test_a_decision_that_lands_after_its_time_is_found_and_finished(
 ) -> None:
     """The put is in doubt; the next writer, whose START comes behind it, finishes the decision."""
     writer = started(place)
-    monkeypatch.setattr(bounded, "ANSWER_SECONDS", 2.0)
+    monkeypatch.setattr(time_limits, "ANSWER_SECONDS", 2.0)
     monkeypatch.setattr("onceward.core.log.writer.ANSWER_SECONDS", 2.0)
     place.proxy.delay_next = 6.0
     before = len(place.names())

@@ -28,7 +28,7 @@ from onceward.core.contract.findings import Finding, Health
 from onceward.core.contract.names import Scope
 from onceward.core.errors import ConfigurationError, ExternalError, OncewardError
 from onceward.core.kit.crash_points import Step, hooked
-from onceward.core.operations.audit import EpochVerdict, Expected, group_by_epoch, judge, tally
+from onceward.core.operations.audit import EpochVerdict, Expected, group_by_epoch, judge_epochs, tally
 from onceward.core.operations.log_locations import Log
 from onceward.core.operations.resolve import abort_undecided, commit_decided
 from onceward.core.operations.survey import survey
@@ -318,7 +318,7 @@ def _audited(case: SinkCase, place: Place) -> tuple[Sequence[Line], int]:
     assert columns, "the committables have no proof of their rows: give context.committable(proof=…), made by a RowHash"
     reread = place.reread(Scope(case.pipeline, case.sink.name, view.log), columns)
     found = tally(reread)
-    return judge(expected, group_by_epoch(found, reread, expected, expected), reread.unmarked)
+    return judge_epochs(expected, group_by_epoch(found, reread, expected, expected), reread.unmarked)
 
 
 def _failed(findings: Any) -> list[Finding]:

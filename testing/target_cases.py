@@ -39,7 +39,7 @@ from onceward.core.log import MemoryStore
 
 from .outages import Outage, Site, failing_io, outages_of, watched_io
 from .sink_case import GOOD, SinkCase, not_applicable
-from .watch import is_bug, place_of
+from .watch import is_bug, line_of_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -78,7 +78,7 @@ class Failing:
     def check_write_error(self, error: Exception | None) -> None:
         """Fail the test for an error that nobody would take for a fault of the target."""
         if error is not None and (is_bug(error) or isinstance(error, ConfigurationError | ProtocolError)):
-            self.wrong(f"the sink raised {named_text_of(error)} at {place_of(error)}: raise RetryableSinkError")
+            self.wrong(f"the sink raised {named_text_of(error)} at {line_of_error(error)}: raise RetryableSinkError")
 
     def wrong(self, words: str) -> NoReturn:
         """Fail the test."""
@@ -315,7 +315,7 @@ class TargetCases:
         decided = isinstance(error, SinkError) and isinstance(failing, FailingSite)
         if not decided and (not isinstance(error, OncewardError) or not error.retryable):
             failing.wrong(
-                f"{call} raised {named_text_of(error)} at {place_of(error)}. An exception ends the run: raise "
+                f"{call} raised {named_text_of(error)} at {line_of_error(error)}. An exception ends the run: raise "
                 f"RetryableSinkError{', or answer RETRY_LATER' if call in {'commit', 'abort'} else ''}"
             )
         return CommitStatus.RETRY_LATER

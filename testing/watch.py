@@ -48,7 +48,7 @@ def is_bug(error: BaseException) -> bool:
     return isinstance(error, Exception) and kind.__module__ == "builtins" and not passing
 
 
-def place_of(error: BaseException) -> str:
+def line_of_error(error: BaseException) -> str:
     """Return where an error was raised, as `file.py:12 (function)`: the last line that is not onceward's, if any."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not _is_of_onceward(frame.filename)] or list(frames)
@@ -96,7 +96,7 @@ class SinkWatch(Faults):
                 return
             self.bug = error
         why = "no fault of the environment explains that" if is_bug(error) else f"it did so {MOST_ALIKE} times"
-        self.words = f"{call} raised {named_text_of(error)} at {place_of(error)}: {why}, so the case ended here"
+        self.words = f"{call} raised {named_text_of(error)} at {line_of_error(error)}: {why}, so the case ended here"
 
     def restarts(self, attempts: int = 1000, pause: float = 0.0) -> RestartStrategy:
         """Return a strategy that restarts so many times, after a pause in seconds, unless the case is to end."""

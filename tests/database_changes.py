@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 
 from onceward.connectors.database.engines import close_idle
-from onceward.connectors.database.tables import forget
+from onceward.connectors.database.tables import forget_description
 from onceward.core.contract.names import Scope
 from onceward.core.contract.transaction import CommitStatus, Committable, WriteContext
 from onceward.core.errors import OncewardError
@@ -154,7 +154,7 @@ def play(server: Server, case: Case, seen: Seen) -> None:
     """Run an epoch before the change, and one around it; check the rows after each step."""
     server.make_table(case.column.declared)
     sink = server.sink(case.way)
-    forget(sink.target)
+    forget_description(sink.target)
     batch = _rows(case, 0)
     sink.validate(batch.schema)
     _commit(sink, _write(sink, 1, [batch]))

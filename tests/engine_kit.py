@@ -23,7 +23,7 @@ from onceward.core.contract.transaction import (
     WriteContext,
 )
 from onceward.core.engine.channels import Aligned, Cancel, Channel, End, Gate, Input
-from onceward.core.engine.reference import Decided, resolve
+from onceward.core.engine.reference import Decided, resolve_reference
 from onceward.core.engine.state.keys import key_in
 from onceward.core.engine.state.row_store import decode_cells
 from onceward.core.log import read
@@ -215,7 +215,7 @@ def decided(store: MemoryStore) -> Metadata:
     """The checkpoint that the newest decision names."""
     newest = Decided.of(read(store).newest)
     assert newest is not None
-    return resolve(newest.checkpoint)[0]
+    return resolve_reference(newest.checkpoint)[0]
 
 
 def values(metadata: Metadata, uid: str, state: str) -> dict[Any, Any]:

@@ -16,9 +16,9 @@ from onceward.connectors.database.column_matching import split_changes, without_
 from onceward.connectors.database.conversions import UnfitError, as_read_back, read_back
 from onceward.connectors.database.conversions import conversion as database_conversion
 from onceward.connectors.database.postgres.catalog import PgType
-from onceward.connectors.database.postgres.conversions import conversion as postgres_conversion
+from onceward.connectors.database.postgres.conversions import copy_conversion as postgres_conversion
 from onceward.connectors.files.sink import FileSink
-from onceward.connectors.kafka.messages import MessageArray, Rows, check_columns, hashed_columns
+from onceward.connectors.kafka.messages import MessageArray, Rows, check_message_columns, hashed_message_columns
 from onceward.connectors.redis.forms import KeyTemplate, check_form, to_entries
 from onceward.core.contract.row_hash import RowHash
 from onceward.core.errors import SchemaError
@@ -86,11 +86,11 @@ def _write_messages(array: pa.Array, column: str) -> None:
     batch = pa.record_batch(columns)
     topic = None if column == "topic" else "t"
     try:
-        check_columns(batch.schema, topic, "sink")
+        check_message_columns(batch.schema, topic, "sink")
     except SchemaError:
         return
     assert len(Rows(batch, topic)) == len(MessageArray(batch, topic)) == 2
-    RowHash().add(hashed_columns(batch, own_topic=topic is None))
+    RowHash().add(hashed_message_columns(batch, own_topic=topic is None))
 
 
 @each_type

@@ -56,7 +56,7 @@ from onceward.core.engine.state.row_store import decode_cells
 from onceward.core.errors import ConfigurationError, LogDamagedError, NewerFormatError
 from onceward.core.kit.crash_points import CRASH_VARIABLE, Step, hooked
 from onceward.core.log import DirectoryStore, EpochInput, read
-from onceward.core.log.entries import decode, encode
+from onceward.core.log.entries import decode_entry, encode
 
 from .engine_kit import RunningSum, Slowly, Target, TargetSink, numbers, pipeline, reach, sums
 from .entries_kit import ENTRIES
@@ -192,7 +192,7 @@ def test_a_checkpoint_names_its_states_to_earlier_releases_too(tmp_path: Path) -
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: type(entry).__name__)
 def test_each_entry_of_an_earlier_release_is_read(left: Path, entry: Any) -> None:
-    assert decode((left / "entries" / type(entry).__name__).read_bytes(), entry.position) == entry
+    assert decode_entry((left / "entries" / type(entry).__name__).read_bytes(), entry.position) == entry
 
 
 def test_names_of_the_first_release_are_recognized() -> None:
@@ -253,7 +253,7 @@ def newer(name: str) -> bytes:
 @pytest.mark.parametrize(
     ("reading", "what"),
     [
-        (lambda: decode(newer("onceward-log"), 3), "entry 3 of the decision log"),
+        (lambda: decode_entry(newer("onceward-log"), 3), "entry 3 of the decision log"),
         (lambda: decode_metadata(newer("onceward-checkpoint"), "chk-1/metadata"), "chk-1/metadata"),
         (lambda: list(decode_cells(b"onceward-rows/3\n", "sum.rows")), "sum.rows"),
     ],
@@ -267,7 +267,7 @@ def test_a_newer_format_is_refused_by_name_and_not_as_damage(reading: Callable[[
 @pytest.mark.parametrize("data", [b"", b"onceward-log/1", b"onceward-log/ x\n", b"onceward-log/2 y\n{}\n", b"\xff\n"])
 def test_what_has_no_format_is_damaged(data: bytes) -> None:
     with pytest.raises(LogDamagedError, match="entry 3 of the decision log is damaged"):
-        decode(data, 3)
+        decode_entry(data, 3)
 
 
 class Died(BaseException):

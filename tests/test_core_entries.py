@@ -8,14 +8,14 @@ import pytest
 
 from onceward.core.errors import LogDamagedError
 from onceward.core.log import Entry, EpochInput, Rewind, Rewound
-from onceward.core.log.entries import decode, encode, key_of, position_of
+from onceward.core.log.entries import decode_entry, encode, key_of, position_of
 
 from .entries_kit import BASE, ENTRIES
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: type(entry).__name__)
 def test_an_entry_is_read_back_as_it_was_written(entry: Entry):
-    assert decode(encode(entry), 7) == entry
+    assert decode_entry(encode(entry), 7) == entry
 
 
 def test_older_versions_read_the_fields_under_their_names():
@@ -39,14 +39,14 @@ def test_every_flipped_byte_is_detected_and_the_entry_is_named(entry: Entry):
         for flip in (0x01, 0x20, 0x80, 0xFF):
             damaged = data[:place] + bytes([data[place] ^ flip]) + data[place + 1 :]
             with pytest.raises(LogDamagedError, match="entry 7 of the decision log"):
-                decode(damaged, 7)
+                decode_entry(damaged, 7)
 
 
 def test_every_truncation_is_detected():
     data = encode(ENTRIES[1])
     for length in range(len(data)):
         with pytest.raises(LogDamagedError, match="entry 7"):
-            decode(data[:length], 7)
+            decode_entry(data[:length], 7)
 
 
 def test_an_entry_that_could_not_be_read_back_is_not_written():
@@ -57,14 +57,14 @@ def test_an_entry_that_could_not_be_read_back_is_not_written():
 
 def test_an_entry_at_another_position_is_refused():
     with pytest.raises(LogDamagedError, match="entry 8 of the decision log says that it is entry 7"):
-        decode(encode(ENTRIES[0]), 8)
+        decode_entry(encode(ENTRIES[0]), 8)
 
 
 @pytest.mark.parametrize("body", [b"{}", b'{"entry":"NEWER"}', b"not json", b"[]"])
 def test_an_entry_of_an_unknown_layout_is_refused(body: bytes):
     data = b"onceward-log/1 " + hashlib.sha256(body).hexdigest().encode() + b"\n" + body + b"\n"
     with pytest.raises(LogDamagedError, match="entry 7 of the decision log cannot be read"):
-        decode(data, 7)
+        decode_entry(data, 7)
 
 
 def test_keys_sort_as_positions_do_and_only_entries_have_positions():

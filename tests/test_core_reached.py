@@ -28,7 +28,7 @@ from onceward.core.contract.names import Reached
 from onceward.core.contract.transaction import Acknowledgement, Committable
 from onceward.core.errors import DataLossError
 from onceward.core.log import EpochInput, MemoryStore, read
-from onceward.core.log.entries import Decide, decode, encode, key_of
+from onceward.core.log.entries import Decide, decode_entry, encode, key_of
 from onceward.core.log.sink_progress import newest_commits
 
 from .core_fakes import policy
@@ -109,7 +109,7 @@ class Carrying:
     def written_by_an_older_version(self) -> None:
         """Let the log be what an older version would have left."""
         for key in list(self.store.list_keys()):
-            entry = decode(self.store.get(key) or b"", int(key))
+            entry = decode_entry(self.store.get(key) or b"", int(key))
             if isinstance(entry, Decide):
                 older = msgspec.structs.replace(entry, own_epochs=False, reached=self.older[entry.position])
                 self.store.delete(key)

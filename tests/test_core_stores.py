@@ -23,8 +23,7 @@ from sqlalchemy.dialects import mysql, postgresql
 from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.errors import ConfigurationError, DecisionInDoubtError, LogDamagedError, StoreError
 from onceward.core.kit.folders import make_folder
-from onceward.core.log import DirectoryStore, EpochInput, LogWriter, MemoryStore, open_store, read
-from onceward.core.log import time_limits as bounded
+from onceward.core.log import DirectoryStore, EpochInput, LogWriter, MemoryStore, open_store, read, time_limits
 from onceward.core.log import writer as log_writer
 from onceward.core.log.entries import key_of
 from onceward.core.log.objects import CONDITIONAL_PUT, ObjectStore
@@ -434,7 +433,7 @@ class TestMemoryObjects(StoreContract):
     def test_a_call_that_gets_no_answer_ends_in_time_and_may_land_later(
         self, store: LogStore, memory: AtomicMemory, monkeypatch: pytest.MonkeyPatch
     ):
-        monkeypatch.setattr(bounded, "ANSWER_SECONDS", 0.2)
+        monkeypatch.setattr(time_limits, "ANSWER_SECONDS", 0.2)
         monkeypatch.setattr(log_writer, "ANSWER_SECONDS", 0.2)
         writer = LogWriter(store, "p", quick(tries=100))
         writer.start()
@@ -460,7 +459,7 @@ class TestMemoryObjects(StoreContract):
             raise TimeoutError("of a driver")
 
         with pytest.raises(TimeoutError, match="of a driver"):
-            bounded.in_time(late, "a store")
+            time_limits.in_time(late, "a store")
 
     def test_the_probe_refuses_no_store_whose_answers_were_lost_so_that_its_client_repeated_both_puts(
         self, memory: AtomicMemory

@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from onceward.connectors.database import ledger_tables as ledger
+from onceward.connectors.database import ledger_tables
 from onceward.connectors.database.batched_inserts import InsertWriting
 from onceward.connectors.database.dialect import TwoPhaseAnswer
 from onceward.connectors.database.engines import transaction
@@ -109,7 +109,7 @@ class Scripted:
 def target(tmp_path: Path) -> DatabaseTarget:
     """A database in which a writer of this log has written."""
     target = SqlAlchemySink("words", url=f"sqlite:///{tmp_path}/db", table="words").target
-    ledger.note(target, SCOPE)
+    ledger_tables.note_writer(target, SCOPE)
     return target
 
 
@@ -202,7 +202,7 @@ def test_a_commit_between_two_questions_does_not_look_like_an_abort(
         note_committed(target)
         return found
 
-    facts = ledger.facts
+    facts = ledger_tables.facts
 
     def then_prepared_no_more(*arguments: Any) -> LedgerFacts:
         found = facts(*arguments)
@@ -212,7 +212,7 @@ def test_a_commit_between_two_questions_does_not_look_like_an_abort(
         return found
 
     commands.waiting = then_committed  # type: ignore[method-assign]
-    monkeypatch.setattr(ledger, "facts", then_prepared_no_more)
+    monkeypatch.setattr(ledger_tables, "facts", then_prepared_no_more)
     [seen] = SqlAlchemySink("words", url=target.url.parsed, table="words").inspect_many([ENDED])
     assert seen in (Observation.PREPARED, Observation.COMMITTED)
 
@@ -443,15 +443,15 @@ def test_of_two_logs_that_claim_at_once_the_second_one_is_told(
     target: DatabaseTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both have seen that nobody owns the names."""
-    insert = ledger._insert
+    insert = ledger_tables._insert
 
     def comes_second(target: Any, table: Any, scope: Scope, there: Any) -> None:
         insert(target, table, OTHER, there)
         insert(target, table, scope, there)
 
-    monkeypatch.setattr(ledger, "_insert", comes_second)
+    monkeypatch.setattr(ledger_tables, "_insert", comes_second)
     with pytest.raises(EpochConflictError, match="ffff0000"):
-        ledger.claim(target, SCOPE)
+        ledger_tables.claim(target, SCOPE)
 
 
 def test_what_is_noted_of_staged_rows_fits_into_a_column_of_any_character_set() -> None:

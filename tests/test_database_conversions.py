@@ -17,7 +17,7 @@ from onceward.connectors.database.column_matching import Column, make_plan
 from onceward.connectors.database.conversions import UnfitError, conversion
 from onceward.connectors.database.postgres.catalog import PgTable, PgType
 from onceward.connectors.database.postgres.connection import conversions_for
-from onceward.connectors.database.postgres.conversions import conversion as postgres_conversion
+from onceward.connectors.database.postgres.conversions import copy_conversion as postgres_conversion
 from onceward.connectors.database.postgres.conversions import encode_arrays, encode_uuids
 from onceward.connectors.database.postgres.staging import keeps_values
 from onceward.connectors.database.tables import column_type

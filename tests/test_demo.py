@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from onceward.cli.demo.scenario import MADE, SAID, TARGETS, VICTIMS, _said, expected, generate, judge, plan
+from onceward.cli.demo.scenario import MADE, SAID, TARGETS, VICTIMS, _said, expected, generate, judge_target, plan
 from onceward.core.errors import ConfigurationError
 from onceward.core.operations.comparison import Mismatch, Record
 from onceward.testing.machine import make_empty_folder
@@ -23,7 +23,7 @@ TARGET = ("Kafka", "exactly once")
 
 
 def judged(*rows):
-    return judge(TARGET, [Record(row, "") for row in rows], TOTALS)
+    return judge_target(TARGET, [Record(row, "") for row in rows], TOTALS)
 
 
 def rows(*, without: str = "", twice: str = "", wrong: str = ""):
@@ -59,7 +59,7 @@ def test_the_checker_sees_one_missing_one_doubled_and_one_wrong_row(fault, missi
 def test_the_contrast_is_compared_without_running_totals():
     some = [{name: row[name] for name in ("order_id", "user", "cents")} for row in rows()]
     found = [Record(row, "") for row in [*some, some[0]]]
-    assert [judge(target, found, TOTALS).count(Mismatch.DUPLICATED) for target in TARGETS] == [0, 0, 1, 1]
+    assert [judge_target(target, found, TOTALS).count(Mismatch.DUPLICATED) for target in TARGETS] == [0, 0, 1, 1]
 
 
 def test_what_the_driver_says_in_its_log_is_read_line_by_line(tmp_path: Path):

@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 
 from onceward.cli.doctor import check_store
 from onceward.connectors.files.checks import check_folder
-from onceward.connectors.kafka import checks as kafka
+from onceward.connectors.kafka import checks
 from onceward.core.contract.policy import CommitPolicy
 from onceward.core.log import DirectoryStore, EpochInput, LogWriter, open_store
 
@@ -169,11 +169,11 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 
 
 def test_no_answer_about_a_topic_is_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka, "_ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(checks, "_ANSWER_SECONDS", 0.2)
     admin = AdminClient({"bootstrap.servers": NO_BROKER, "log_level": 0})
     began = time.monotonic()
-    [factor, _] = kafka._replication(admin, {"transaction.state.log.replication.factor": "3"}, brokers=3)
-    [replication] = kafka.check_replication(admin, "orders")
+    [factor, _] = checks._replication(admin, {"transaction.state.log.replication.factor": "3"}, brokers=3)
+    [replication] = checks.check_replication(admin, "orders")
     assert (factor.health, replication.health) == ("ok", "skipped")
     assert time.monotonic() - began < 5
 

@@ -13,10 +13,9 @@ from typer.testing import CliRunner
 
 from onceward.cli.main import app
 from onceward.core import CheckpointConfig, FileBackend, JobState
-from onceward.core.engine import job
-from onceward.core.engine import savepoint_requests as requests
+from onceward.core.engine import job, savepoint_requests
 from onceward.core.engine.channels import CheckpointKind
-from onceward.core.engine.savepoint_requests import Request, ask, serve
+from onceward.core.engine.savepoint_requests import Request, answer_request, send_savepoint_request
 from onceward.core.errors import CheckpointFailedError, ConfigurationError
 from onceward.core.log import DirectoryStore, LogWriter, read
 from onceward.core.log.entries import key_of
@@ -103,14 +102,14 @@ def test_the_reason_why_a_savepoint_was_not_made_reaches_the_command(run: Run) -
     Path(run.save).mkdir()
     (Path(run.save) / "mine").write_text("mine")
     with pytest.raises(CheckpointFailedError, match="the folder is not empty"):
-        ask(run.store, CheckpointKind.SAVEPOINT, run.save, timeout=20)
+        send_savepoint_request(run.store, CheckpointKind.SAVEPOINT, run.save, timeout=20)
     running.stop()
 
 
 def test_nobody_answers_for_a_pipeline_that_does_not_run(run: Run) -> None:
     run.finish()
     with pytest.raises(CheckpointFailedError, match=r"no run answers.*No savepoint was made"):
-        ask(run.store, CheckpointKind.SUSPEND, run.save, timeout=0.1)
+        send_savepoint_request(run.store, CheckpointKind.SUSPEND, run.save, timeout=0.1)
     assert [key for key in run.store.list_keys() if key[0] in "QA"] == []
 
 
@@ -120,11 +119,11 @@ def test_a_later_run_does_not_find_what_was_asked_of_an_earlier_one(run: Run, mo
     run.store.put_if_absent(f"Q{key_of(start)[1:]}", msgspec.json.encode(Request("a", "SUSPEND", run.save)))
     LogWriter(run.store, "p", policy()).start()
     made: list[str] = []
-    serve(run.store, read(run.store).start, lambda _kind, target: made.append(target) or target)
+    answer_request(run.store, read(run.store).start, lambda _kind, target: made.append(target) or target)
     assert made == []
-    monkeypatch.setattr(requests.time, "sleep", lambda _: LogWriter(run.store, "p", policy()).start())
+    monkeypatch.setattr(savepoint_requests.time, "sleep", lambda _: LogWriter(run.store, "p", policy()).start())
     with pytest.raises(CheckpointFailedError, match="was restarted"):
-        ask(run.store, CheckpointKind.SAVEPOINT, run.save, timeout=20)
+        send_savepoint_request(run.store, CheckpointKind.SAVEPOINT, run.save, timeout=20)
     assert [key for key in run.store.list_keys() if key[0] in "QA"] == []
 
 
@@ -139,8 +138,8 @@ def test_a_request_is_acted_upon_once_also_when_its_answer_is_lost(run: Run) -> 
         raise DiedError
 
     with pytest.raises(DiedError):
-        serve(run.store, start, make)
-    serve(run.store, start, make)
+        answer_request(run.store, start, make)
+    answer_request(run.store, start, make)
     assert made == [run.save]
 
 
@@ -165,13 +164,13 @@ def test_an_older_answer_is_not_taken_for_the_own_one(run: Run) -> None:
 
     def answering() -> None:
         while not stop.wait(0.01):
-            serve(run.store, start, lambda _kind, target: f"made {target}")
+            answer_request(run.store, start, lambda _kind, target: f"made {target}")
 
     thread = threading.Thread(target=answering)
     thread.start()
     try:
-        assert ask(run.store, CheckpointKind.SAVEPOINT, "one", timeout=20) == "made one"
-        assert ask(run.store, CheckpointKind.SAVEPOINT, "two", timeout=20) == "made two"
+        assert send_savepoint_request(run.store, CheckpointKind.SAVEPOINT, "one", timeout=20) == "made one"
+        assert send_savepoint_request(run.store, CheckpointKind.SAVEPOINT, "two", timeout=20) == "made two"
     finally:
         stop.set()
         thread.join()
@@ -186,17 +185,17 @@ def test_of_two_commands_at_once_each_gets_its_own_savepoint(run: Run, monkeypat
         asked.release()
         pause.wait(0.005)
 
-    monkeypatch.setattr(requests.time, "sleep", sleep)
+    monkeypatch.setattr(savepoint_requests.time, "sleep", sleep)
 
     def command(target: str) -> None:
-        answers[target] = ask(run.store, CheckpointKind.SAVEPOINT, target, timeout=5)
+        answers[target] = send_savepoint_request(run.store, CheckpointKind.SAVEPOINT, target, timeout=5)
 
     threads = [threading.Thread(target=command, args=(target,)) for target in ("one", "two")]
     for thread in threads:
         thread.start()
         asked.acquire()
     while any(thread.is_alive() for thread in threads):
-        serve(run.store, start, lambda _kind, target: f"made {target}")
+        answer_request(run.store, start, lambda _kind, target: f"made {target}")
         pause.wait(0.2)  # as often as a run looks, the answer is read before
     assert answers == {"one": "made one", "two": "made two"}
 
@@ -204,4 +203,4 @@ def test_of_two_commands_at_once_each_gets_its_own_savepoint(run: Run, monkeypat
 def test_the_log_of_a_spark_query_answers_no_request(run: Run) -> None:
     LogWriter(run.store, "p", policy()).start()
     with pytest.raises(ConfigurationError, match="savepoint of a Spark query is made of its checkpoint"):
-        ask(run.store, CheckpointKind.SAVEPOINT, run.save, timeout=1)
+        send_savepoint_request(run.store, CheckpointKind.SAVEPOINT, run.save, timeout=1)

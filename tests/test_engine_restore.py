@@ -15,7 +15,7 @@ import pytest
 
 from onceward.core import CheckpointConfig, FileBackend, JobState, ListState, RestartStrategy, RocksDBBackend
 from onceward.core.checkpoint import Backoff, CommitPolicy
-from onceward.core.engine.reference import load
+from onceward.core.engine.reference import load_metadata
 from onceward.core.engine.state import storage
 from onceward.core.errors import (
     CheckpointFailedError,
@@ -30,7 +30,7 @@ from onceward.core.errors import (
 from onceward.core.kit.crash_points import Step, hooked
 from onceward.core.kit.sealed import seal
 from onceward.core.log import Decide, MemoryStore, audit_records
-from onceward.core.log.entries import decode
+from onceward.core.log.entries import decode_entry
 from onceward.sources import SequenceSource
 
 from .engine_kit import RunningSum, Slowly, Target, TargetSink, numbers, pipeline, reach, sums
@@ -423,7 +423,7 @@ def test_a_forged_checkpoint_beside_the_decided_one_deletes_no_file_elsewhere(
     proof = {"log": body["log"], "epoch": 0, "sha256": hashlib.sha256(data).hexdigest()}
     (forged / "decided").write_text(json.dumps(proof))
     with pytest.raises(StateDamagedError, match="is no file below a folder"):
-        load(str(forged))
+        load_metadata(str(forged))
     rig.goes_on(100)
     assert mine.read_text() == "mine"
     assert "is no file below a folder" in caplog.text
@@ -523,7 +523,7 @@ def test_an_epoch_that_an_older_run_decides_during_the_start_is_not_decided_agai
     class Listening(MemoryStore):
         def put_if_absent(self, key: str, data: bytes) -> bool:
             won = super().put_if_absent(key, data)
-            entry = decode(data, int(key)) if won and key.isdigit() else None
+            entry = decode_entry(data, int(key)) if won and key.isdigit() else None
             decided.extend([entry.epoch] if isinstance(entry, Decide) else [])
             return won
 

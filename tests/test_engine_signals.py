@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onceward.core import open_store
-from onceward.core.engine.reference import Decided, resolve
+from onceward.core.engine.reference import Decided, resolve_reference
 from onceward.core.log import read
 
 if TYPE_CHECKING:
@@ -59,5 +59,5 @@ def test_a_signal_ends_the_run_with_a_checkpoint(tmp_path: Path, number: signal.
     assert code in {128 + number, -number}
     newest = Decided.of(read(open_store(log, pipeline="p")).newest)
     assert newest is not None
-    metadata, _ = resolve(newest.checkpoint)
+    metadata, _ = resolve_reference(newest.checkpoint)
     assert [subtask.position for subtask in metadata.operators["in"].subtasks] == [{"0": 50}]

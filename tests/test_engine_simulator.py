@@ -17,10 +17,19 @@ from hypothesis import strategies as st
 
 from onceward.core import Pipeline
 from onceward.core.checkpoint import coordinator
-from onceward.core.engine import attempt, channels, completion, functions, logic, records, start, task
-from onceward.core.engine import recomputation as again
-from onceward.core.engine import source_and_sink as ends
-from onceward.core.engine import starting_checkpoint as origin
+from onceward.core.engine import (
+    attempt,
+    channels,
+    completion,
+    functions,
+    logic,
+    recomputation,
+    records,
+    source_and_sink,
+    start,
+    starting_checkpoint,
+    task,
+)
 from onceward.core.engine.coordinator_events import CompletedCheckpoint, Confirm
 from onceward.core.engine.logic import Frozen, nothing_to_write
 from onceward.core.engine.reference import Decided
@@ -116,13 +125,13 @@ def alignment_forgets_ended_channels(patch: pytest.MonkeyPatch) -> None:
 
 def what_was_prepared_for_a_given_up_checkpoint_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     """The sink acknowledges only what it prepared at this barrier."""
-    freeze = ends.SinkLogic.freeze
+    freeze = source_and_sink.SinkLogic.freeze
 
-    def forgetful(self: ends.SinkLogic, barrier: Barrier) -> Frozen:
+    def forgetful(self: source_and_sink.SinkLogic, barrier: Barrier) -> Frozen:
         self._prepared.clear()
         return freeze(self, barrier)
 
-    patch.setattr(ends.SinkLogic, "freeze", forgetful)
+    patch.setattr(source_and_sink.SinkLogic, "freeze", forgetful)
 
 
 def the_source_stores_where_it_will_be(patch: pytest.MonkeyPatch) -> None:
@@ -134,12 +143,12 @@ def the_source_stores_where_it_will_be(patch: pytest.MonkeyPatch) -> None:
             for piece in self._source.read(split):
                 yield piece.batch
 
-    patch.setattr(ends.ResettableLogic, "_ranges", ranges)
+    patch.setattr(source_and_sink.ResettableLogic, "_ranges", ranges)
 
 
 def a_unit_begins_its_next_turn_where_it_began_the_one_before(patch: pytest.MonkeyPatch) -> None:
     """Instead of where it ended: its rows come again."""
-    turn = ends.ResettableLogic._turn
+    turn = source_and_sink.ResettableLogic._turn
 
     def again(self: Any, split: Any, *, alone: bool) -> Any:
         rest = yield from turn(self, split, alone=alone)
@@ -147,18 +156,18 @@ def a_unit_begins_its_next_turn_where_it_began_the_one_before(patch: pytest.Monk
         self.again = again
         return split if again else rest
 
-    patch.setattr(ends.ResettableLogic, "_turn", again)
+    patch.setattr(source_and_sink.ResettableLogic, "_turn", again)
 
 
 def what_a_turn_leaves_of_a_unit_is_dropped(patch: pytest.MonkeyPatch) -> None:
     """And the position says that it was read."""
-    turn = ends.ResettableLogic._turn
+    turn = source_and_sink.ResettableLogic._turn
 
     def forgetful(self: Any, split: Any, *, alone: bool) -> Any:
         if (yield from turn(self, split, alone=alone)) is not None:
             self._position = self._source.advance(self._position, split, split.end)
 
-    patch.setattr(ends.ResettableLogic, "_turn", forgetful)
+    patch.setattr(source_and_sink.ResettableLogic, "_turn", forgetful)
 
 
 def a_batch_that_is_given_in_parts_is_stored_as_read(patch: pytest.MonkeyPatch) -> None:
@@ -169,7 +178,7 @@ def a_batch_that_is_given_in_parts_is_stored_as_read(patch: pytest.MonkeyPatch) 
         for at in range(piece.batch.num_rows):
             yield piece.batch.slice(at, 1)
 
-    patch.setattr(ends.ResettableLogic, "_parts", parts)
+    patch.setattr(source_and_sink.ResettableLogic, "_parts", parts)
 
 
 def the_rest_of_a_batch_comes_after_the_barrier(patch: pytest.MonkeyPatch) -> None:
@@ -237,26 +246,26 @@ def state_is_not_restored(patch: pytest.MonkeyPatch) -> None:
 
 def sinks_do_not_prepare_at_the_barrier(patch: pytest.MonkeyPatch) -> None:
     """They acknowledge what they prepared at the barrier before."""
-    freeze = ends.SinkLogic.freeze
+    freeze = source_and_sink.SinkLogic.freeze
 
-    def late(self: ends.SinkLogic, barrier: Barrier) -> Frozen:
+    def late(self: source_and_sink.SinkLogic, barrier: Barrier) -> Frozen:
         before = tuple(self._prepared.values())
         freeze(self, barrier)
         return Frozen(nothing_to_write, before)
 
-    patch.setattr(ends.SinkLogic, "freeze", late)
+    patch.setattr(source_and_sink.SinkLogic, "freeze", late)
 
 
 def rows_of_an_open_transaction_are_lost_at_the_barrier(patch: pytest.MonkeyPatch) -> None:
     """The transaction is dropped instead of prepared, now and then."""
-    freeze = ends.SinkLogic.freeze
+    freeze = source_and_sink.SinkLogic.freeze
 
-    def drops(self: ends.SinkLogic, barrier: Barrier) -> Frozen:
+    def drops(self: source_and_sink.SinkLogic, barrier: Barrier) -> Frozen:
         if barrier.checkpoint % 3 == 0:
             self._writing = None
         return freeze(self, barrier)
 
-    patch.setattr(ends.SinkLogic, "freeze", drops)
+    patch.setattr(source_and_sink.SinkLogic, "freeze", drops)
 
 
 def a_savepoint_confirms_what_sinks_prepared(patch: pytest.MonkeyPatch) -> None:
@@ -274,7 +283,7 @@ def a_savepoint_confirms_what_sinks_prepared(patch: pytest.MonkeyPatch) -> None:
 
 def a_checkpoint_that_was_never_decided_is_restored(patch: pytest.MonkeyPatch) -> None:
     """Metadata on disk are taken for a checkpoint (rule D)."""
-    patch.setattr(origin, "is_proven", lambda _folder, _metadata, _sha256: True)
+    patch.setattr(starting_checkpoint, "is_decided", lambda _folder, _metadata, _sha256: True)
 
 
 def the_proof_is_written_before_the_decision(patch: pytest.MonkeyPatch) -> None:
@@ -291,23 +300,23 @@ def the_proof_is_written_before_the_decision(patch: pytest.MonkeyPatch) -> None:
 
 def a_later_number_proves_an_intermediate_savepoint(patch: pytest.MonkeyPatch) -> None:
     """Of whatever run: it may have begun before the savepoint."""
-    check = origin._check_made_here
+    check = starting_checkpoint._check_made_here
 
     def by_number(found: Any, path: str, view: Any, restore: Any, pipeline: str) -> None:
         if found.metadata.commits or view.decided < found.metadata.checkpoint:
             check(found, path, view, restore, pipeline)
 
-    patch.setattr(origin, "_check_made_here", by_number)
+    patch.setattr(starting_checkpoint, "_check_made_here", by_number)
 
 
 def a_way_back_is_taken_at_each_start(patch: pytest.MonkeyPatch) -> None:
     """As long as its reason stands in the command line (rule C)."""
-    patch.setattr(origin, "_is_done", lambda _restore, _before: False)
+    patch.setattr(starting_checkpoint, "_is_done", lambda _restore, _before: False)
 
 
 def after_a_void_decision_the_pipeline_begins_anew(patch: pytest.MonkeyPatch) -> None:
     """Instead of going back to the checkpoint before."""
-    patch.setattr(origin, "_in_force", lambda view: view.newest)
+    patch.setattr(starting_checkpoint, "_in_force", lambda view: view.newest)
 
 
 def totals_are_written_with_the_next_batch(patch: pytest.MonkeyPatch) -> None:
@@ -353,31 +362,31 @@ def keys_are_distributed_in_the_order_of_their_batch(patch: pytest.MonkeyPatch) 
 
 
 def an_epoch_is_computed_again_from_its_own_state(patch: pytest.MonkeyPatch) -> None:
-    def of(graph: Any, coordinator: Any) -> again.Again:
+    def of(graph: Any, coordinator: Any) -> recomputation.Again:
         found = right(graph, coordinator)
         own = Decided.of(found.lost.decision)
         assert own is not None
         return found._replace(before=own)
 
-    right = again.Again.of
-    patch.setattr(again.Again, "of", of)
+    right = recomputation.Again.of
+    patch.setattr(recomputation.Again, "of", of)
 
 
 def an_epoch_that_is_computed_again_has_no_end(patch: pytest.MonkeyPatch) -> None:
     """And nobody compares the rows."""
-    right = ends.ResettableLogic.open
+    right = source_and_sink.ResettableLogic.open
 
-    def unbounded(self: ends.ResettableLogic) -> None:
+    def unbounded(self: source_and_sink.ResettableLogic) -> None:
         self._again = False
         right(self)
 
-    patch.setattr(ends.ResettableLogic, "open", unbounded)
+    patch.setattr(source_and_sink.ResettableLogic, "open", unbounded)
     patch.setattr(coordinator, "check_same_rows", lambda _lost, _again: None)
 
 
 def what_was_not_lost_is_written_again_too(patch: pytest.MonkeyPatch) -> None:
     """By a writer that checks neither whose transactions it is given, nor their rows."""
-    patch.setattr(again.Again, "writes", lambda _self, _sink, _subtask: True)
+    patch.setattr(recomputation.Again, "writes", lambda _self, _sink, _subtask: True)
     patch.setattr(coordinator, "check_same_rows", lambda _lost, _again: None)
     patch.setattr(coordinator, "gather", lambda _w, _s, _e, acks: [c for ack in acks for c in ack.committables])
 

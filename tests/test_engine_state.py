@@ -23,7 +23,7 @@ from onceward.core.engine.channels import Barrier, TaskId, by_key
 from onceward.core.engine.completion import Completer
 from onceward.core.engine.coordinator_events import Pending
 from onceward.core.engine.graph import Graph
-from onceward.core.engine.reference import Reference, load, prove
+from onceward.core.engine.reference import Reference, load_metadata, prove
 from onceward.core.engine.retention import Retained, SharedFiles
 from onceward.core.engine.start import assign
 from onceward.core.engine.state import keys, rocksdb
@@ -569,7 +569,7 @@ def test_a_checkpoint_that_was_left_by_going_back_keeps_its_files_as_long_as_its
     ) -> None:
         retained = Retained(storage, most=2, generation=generation)
         if restored is not None:
-            at = load(str(restored.folder)).metadata.checkpoint
+            at = load_metadata(str(restored.folder)).metadata.checkpoint
             retained.restored(restored, up_to=at, clean=clean)
         for number in numbers:
             references.append(retained.write(metadata(number, *files)))
@@ -582,7 +582,7 @@ def test_a_checkpoint_that_was_left_by_going_back_keeps_its_files_as_long_as_its
     first, left = references
     run(3, range(3, 8), restored=first)
     assert storage.checkpoints() == [folder_of(2, 0), folder_of(6, 3), folder_of(7, 3)]
-    for ref in load(str(left.folder)).metadata.files:
+    for ref in load_metadata(str(left.folder)).metadata.files:
         assert storage.read(ref) == b"x"
     run(9, range(8, 10), restored=references[-1], clean=True)
     assert storage.checkpoints() == [folder_of(8, 9), folder_of(9, 9)]

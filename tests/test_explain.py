@@ -29,8 +29,8 @@ from onceward import (
     explain,
     open_store,
 )
-from onceward.cli.doctor import check_pipeline, check_store
-from onceward.cli.explain import Explanation, load, together
+from onceward.cli.doctor import check_log_and_targets, check_store
+from onceward.cli.explain import Explanation, load_program, together
 from onceward.core.contract.findings import Finding, Health
 from onceward.core.contract.policy import CommitPolicy, OnLost
 from onceward.core.contract.sink import Guarantee
@@ -194,23 +194,23 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.usefixtures("program")
 class TestPrograms:
     def test_a_program_runs_up_to_where_it_would_wait(self, capsys: pytest.CaptureFixture[str]) -> None:
-        first, second = load("program.py", ["x"])
+        first, second = load_program("program.py", ["x"])
         assert isinstance(first, Pipeline)
         assert first is not second
         assert capsys.readouterr().err == "arguments ['x']\n"
 
     @pytest.mark.parametrize("reference", ["program:build", "program.py:build"])
     def test_a_function_returns_it(self, reference: str) -> None:
-        [found] = load(reference)
+        [found] = load_program(reference)
         assert explain(found).guarantee is Guarantee.EXACTLY_ONCE
 
     def test_a_function_returns_several(self) -> None:
-        told = together(load("program:several"))
+        told = together(load_program("program:several"))
         assert [one.name for one in told] == ["numbers", "others"]
         assert all("store log is also that of" in by_check(one.findings)["names"].found for one in told)
 
     def test_nothing_is_written(self, program: Path) -> None:
-        together(load("program.py"))
+        together(load_program("program.py"))
         assert [path.name for path in program.parent.iterdir() if path.name != "__pycache__"] == ["program.py"]
 
     @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ class TestPrograms:
     )
     def test_what_cannot_be_explained_is_told(self, reference: str, answer: str) -> None:
         with pytest.raises(ConfigurationError, match=re.escape(answer)):
-            load(reference)
+            load_program(reference)
 
     @pytest.mark.parametrize("command", ["explain", "doctor"])
     def test_the_command_prints_it(self, command: str) -> None:
@@ -250,7 +250,7 @@ class TestTheLog:
 
     def told(self, folder: Path) -> dict[str, Finding]:
         target = sinks_target([FileSink("files", folder / "out")], "files")
-        return by_check(check_pipeline(str(folder / "log"), "numbers", [target]))
+        return by_check(check_log_and_targets(str(folder / "log"), "numbers", [target]))
 
     def test_a_pipeline_that_is_well(self, tmp_path: Path) -> None:
         self.run(tmp_path)
@@ -273,7 +273,7 @@ class TestTheLog:
         (tmp_path / "elsewhere").mkdir()
         monkeypatch.chdir(tmp_path / "elsewhere")
         target = sinks_target([FileSink("files", tmp_path / "out")], "files")
-        found = by_check(check_pipeline("log", "numbers", [target]))["ownership"]
+        found = by_check(check_log_and_targets("log", "numbers", [target]))["ownership"]
         assert found.found.endswith(f"{tmp_path / 'elsewhere' / 'log'} (log is relative to the current folder)")
 
     def test_a_log_from_a_backup(self, tmp_path: Path) -> None:
@@ -309,13 +309,13 @@ class TestTheLog:
         store = str(tmp_path / "log")
         with hooked(die), pytest.raises(OncewardError, match="the machine is gone"):
             numbers(tmp_path, sink=sink, store=store, restart=RestartStrategy.none()).run()
-        waits = by_check(check_pipeline(store, "numbers", [target]))["decided transactions"]
+        waits = by_check(check_log_and_targets(store, "numbers", [target]))["decided transactions"]
         assert (waits.health, waits.found) == (Health.OK, "wait for their commit")
         decision = read(DirectoryStore(store)).undone
         assert decision is not None
         for committable in decision.committables:
             sink.abort(committable)  # what an operator may do in SQL
-        lost = by_check(check_pipeline(store, "numbers", [target]))["decided transactions"]
+        lost = by_check(check_log_and_targets(store, "numbers", [target]))["decided transactions"]
         assert lost.health is Health.FAILED
         assert "1 of epoch" in lost.found
         assert "alone" in lost.advice

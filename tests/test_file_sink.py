@@ -20,7 +20,7 @@ import pyarrow.parquet
 import pytest
 
 from onceward import FileSink
-from onceward.connectors.files import file_formats as formats
+from onceward.connectors.files import file_formats
 from onceward.core import CheckpointConfig, RestartStrategy
 from onceward.core.checkpoint import CommitPolicy, Coordinator, OnLost
 from onceward.core.contract.names import Scope, file_name
@@ -446,7 +446,7 @@ def test_a_folders_name_that_is_too_long_is_a_refusal_of_its_row(tmp_path: Path)
 
 def test_more_partitions_than_files_may_be_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The least recently used file is completed."""
-    monkeypatch.setattr(formats, "OPEN_FILES", 5, raising=False)
+    monkeypatch.setattr(file_formats, "OPEN_FILES", 5, raising=False)
     sink = FileSink("files", tmp_path, partition_by=["k"])
     transaction = sink.begin(context("files"))
     before = open_files()

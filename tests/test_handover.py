@@ -26,7 +26,7 @@ from onceward.core.run.handover import (
     Predecessor,
     Successor,
     check_take_over,
-    run,
+    run_steps,
 )
 
 from .core_fakes import policy
@@ -343,7 +343,7 @@ def test_a_successor_that_is_stopped_while_it_waits_takes_its_request_back() -> 
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt) as stopped:
-        run(Successor(store, PATIENCE).take(lambda: pytest.fail("it was stopped")), pause)
+        run_steps(Successor(store, PATIENCE).take(lambda: pytest.fail("it was stopped")), pause)
     assert store.list_keys() == keys
     assert stopped.value.__traceback__ is not None, "which would have kept the generator"
 
@@ -528,7 +528,7 @@ def test_a_run_of_the_engine_that_waits_for_its_next_attempt_goes_on_if_its_succ
         raise DiedError
 
     with pytest.raises(DiedError):
-        run(Successor(DirectoryStore(engine.folder / "log"), 20.0).take(die))
+        run_steps(Successor(DirectoryStore(engine.folder / "log"), 20.0).take(die))
     first.state["away"] = 0
     first.let(10)
     assert old.wait(SILENT_SECONDS + 20)

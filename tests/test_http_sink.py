@@ -23,7 +23,7 @@ import pyarrow as pa
 import pytest
 
 from onceward.connectors.http import client
-from onceward.connectors.http.client import HttpClient, HttpSettings, judge, seconds_to_wait
+from onceward.connectors.http.client import HttpClient, HttpSettings, error_class_of, seconds_to_wait
 from onceward.connectors.http.sink import HttpSink
 from onceward.core.contract.transaction import CommitStatus, Committable
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SinkError
@@ -309,7 +309,7 @@ def test_a_server_that_answers_later_with_an_impossible_time_is_asked_again(tmp_
 
 
 def test_each_status_has_one_verdict():
-    verdicts = {status: judge(status) for status in range(100, 600)}
+    verdicts = {status: error_class_of(status) for status in range(100, 600)}
     assert {s for s, v in verdicts.items() if v is None} == set(range(200, 300)) - {206, 207}
     assert {s for s, v in verdicts.items() if v is RetryableSinkError} == {408, 409, 425, 429, *range(500, 600)}
 

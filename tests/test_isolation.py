@@ -14,14 +14,21 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from onceward.connectors.kafka.messages import check_columns
+from onceward.connectors.kafka.messages import check_message_columns
 from onceward.connectors.kafka.sink import KafkaSink
-from onceward.connectors.spark.write import refused_rows as refusals
+from onceward.connectors.spark.write import refused_rows
 from onceward.connectors.spark.write.refused_rows import Letters
 from onceward.connectors.spark.write.spark_task import write_partition
 from onceward.core.checkpoint.isolation import Isolation, Spool
 from onceward.core.checkpoint.subtask import DirectlyWritten
-from onceward.core.contract.dead_letters import SCHEMA, DeadLetters, checked_limit, letters_of, position_of, row_text
+from onceward.core.contract.dead_letters import (
+    SCHEMA,
+    DeadLetters,
+    checked_limit,
+    letters_of,
+    row_text,
+    source_position,
+)
 from onceward.core.contract.transaction import Committable, WriteContext, Written
 from onceward.core.errors import (
     ConfigurationError,
@@ -312,7 +319,7 @@ def test_rows_that_exclude_each_other_are_within_a_limit_that_is_as_high_as_thei
 def test_a_share_stops_a_task_that_would_be_above_it_with_all_the_others(
     strict: Strict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(refusals, "DEFAULT_LIMIT", 100)
+    monkeypatch.setattr(refused_rows, "DEFAULT_LIMIT", 100)
     bad = batch(*[-1] * 300)
     with pytest.raises(DeadLetterLimitError, match=r"120 of 300 rows of a task.*a number is negative"):
         partition([strict], [bad], TargetSink(Target(), "dead"), share=0.4)
@@ -508,7 +515,7 @@ def test_columns_that_are_named_like_those_of_a_source_and_hold_other_values_are
         (pa.array([["t"]]), far, pa.array([None], pa.int64())),
     ):
         row = batch(-1, topic=topic, partition=partition_, offset=offset)
-        assert {*position_of(row).values()} <= {None}
+        assert {*source_position(row).values()} <= {None}
     dead = TargetSink(Target(), "dead")
     partition([strict], [batch(-1, topic=pa.array([5]), partition=pa.array([2**40]), offset=pa.array(["first"]))], dead)
     [(_, [letter])] = dead.target.prepared.values()
@@ -520,8 +527,8 @@ def test_kafka_gets_the_row_as_value_and_the_rest_as_headers() -> None:
     sink = KafkaSink("dead", bootstrap_servers="b:1", topic="t")
     letters = letters_of(CONTEXT, batch(1), SinkError("why"), {"topic": "t", "partition": 0, "offset": 5})
     message = sink.from_letters(letters)
-    check_columns(message.schema, "t", "dead")
-    check_columns(sink.from_letters(pa.RecordBatch.from_pylist([], SCHEMA)).schema, "t", "dead")
+    check_message_columns(message.schema, "t", "dead")
+    check_message_columns(sink.from_letters(pa.RecordBatch.from_pylist([], SCHEMA)).schema, "t", "dead")
     [row] = message.to_pylist()
     assert row["value"] == '{"n": 1}'
     headers = {header["key"]: header["value"] for header in row["headers"]}
@@ -563,7 +570,7 @@ def test_a_number_of_rows_is_one_of_all_sinks() -> None:
 def test_a_task_compares_a_share_with_the_rows_of_the_sink_that_refuses_them(
     strict: Strict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(refusals, "DEFAULT_LIMIT", 10)
+    monkeypatch.setattr(refused_rows, "DEFAULT_LIMIT", 10)
     others = [TargetSink(Target(), f"other-{number}") for number in range(3)]
     with pytest.raises(DeadLetterLimitError, match="50 of 100 rows of a task for one sink"):
         partition([strict, *others], [batch(*[-1] * 60, *range(40))], TargetSink(Target(), "dead"), share=0.5)

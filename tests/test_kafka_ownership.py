@@ -83,9 +83,9 @@ def test_what_a_pipeline_left_elsewhere_is_of_its_log_and_of_any_sink():
 def test_another_logs_commits_under_the_name_are_refused_until_they_are_accepted():
     client: Any = Client(*OTHERS, OTHER_LOG, state="CompleteCommit")
     with pytest.raises(EpochConflictError, match=r'Kafka knows .*9999aaaa.*rewind="'):
-        ownership.check(client, MINE)
+        ownership.check_ownership(client, MINE)
     ownership.accept(client, MINE)
-    ownership.check(client, MINE)
+    ownership.check_ownership(client, MINE)
 
 
 def test_another_logs_commits_under_another_sinks_name_are_refused_too():
@@ -94,14 +94,14 @@ def test_another_logs_commits_under_another_sinks_name_are_refused_too():
     with pytest.raises(
         EpochConflictError, match=r"Kafka knows this pipeline \(its sink former\) from decision log 9999aaaa"
     ):
-        ownership.check(client, MINE)
+        ownership.check_ownership(client, MINE)
     ownership.accept(client, MINE)
-    ownership.check(client, MINE)
+    ownership.check_ownership(client, MINE)
 
 
 @pytest.mark.parametrize("client", [Client(*OTHERS, MINE, state="CompleteCommit"), Client(OTHER_LOG)])
 def test_a_name_that_no_other_log_has_committed_under_is_free(client: Any):
-    ownership.check(client, MINE)
+    ownership.check_ownership(client, MINE)
 
 
 def test_what_the_brokers_did_not_remember_is_not_accepted():
@@ -134,7 +134,7 @@ UNDESCRIBED: Final = {
     [
         lambda client: ownership.lingering(client, MINE, None),
         lambda client: ownership.lingering_elsewhere(client, MINE.pipeline, MINE.log),
-        lambda client: ownership.check(client, MINE),
+        lambda client: ownership.check_ownership(client, MINE),
         lambda client: ownership.accept(client, MINE),
     ],
 )
@@ -151,7 +151,7 @@ def test_a_listed_transaction_that_was_forgotten_since_is_none():
     client: Any = Client(MINE, OTHER_LOG)
     client.silent = {Code.TRANSACTIONAL_ID_NOT_FOUND: 2}
     assert not ownership.lingering(client, MINE, None)
-    ownership.check(client, MINE)
+    ownership.check_ownership(client, MINE)
 
 
 def test_the_claim_of_a_start_waits_for_an_election():

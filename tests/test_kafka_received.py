@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onceward.connectors.kafka import consumed_batches as received
+from onceward.connectors.kafka import consumed_batches
 from onceward.connectors.kafka.consumed_batches import FARTHEST_MS, PLAIN, _binary, _gathered, columns_batch, to_batch
 from onceward.connectors.kafka.librdkafka import Consumed
 from onceward.connectors.kafka.positions import Partition
@@ -32,7 +32,7 @@ def laid_out(values: list[bytes | None]) -> tuple[Any, Any, list[Any]]:
 def test_values_are_copied_from_where_they_lie(window: int, values: list[bytes | None]):
     addresses, lengths, kept = laid_out(values)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(received, "_WINDOW", window)
+        patch.setattr(consumed_batches, "_WINDOW", window)
         column = _binary(addresses, lengths)
     for buffer in kept:
         if buffer is not None:

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, cast
 import pyarrow as pa
 import pytest
 
-from onceward.connectors.kafka.messages import SLICE, MessageArray, QueueFull, Rows, check_columns, ignored_columns
+from onceward.connectors.kafka.messages import (
+    SLICE,
+    MessageArray,
+    QueueFull,
+    Rows,
+    check_message_columns,
+    ignored_columns,
+)
 from onceward.core.errors import KafkaError, SchemaError
 
 if TYPE_CHECKING:
@@ -36,7 +43,7 @@ def test_a_value_alone_is_enough():
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary()])
 def test_every_sort_of_text_and_bytes_fits(kind):
     batch = pa.record_batch({"value": pa.array(["one", None]).cast(kind)})
-    check_columns(batch.schema, "t", "sink")
+    check_message_columns(batch.schema, "t", "sink")
     assert [value for _, value, _ in messages(batch)] == [b"one", None]
 
 
@@ -131,7 +138,7 @@ def test_a_row_without_topic_is_refused_if_the_sink_has_none():
 
 def test_other_columns_are_ignored():
     batch = pa.record_batch({"value": ["a"], "amount": [1.5], "Key": ["no"]})
-    check_columns(batch.schema, "t", "sink")
+    check_message_columns(batch.schema, "t", "sink")
     assert messages(batch) == [("t", b"a", None)]
 
 
@@ -173,8 +180,8 @@ def test_a_full_queue_loses_and_doubles_nothing(capacity):
 )
 def test_a_column_that_does_not_fit_is_named(fields, topic, named):
     with pytest.raises(SchemaError, match=f"column.* {named}"):
-        check_columns(pa.schema(fields), topic, "sink")
+        check_message_columns(pa.schema(fields), topic, "sink")
 
 
 def test_a_topic_column_does_not_matter_if_the_sink_has_a_topic():
-    check_columns(pa.schema([("value", pa.string()), ("topic", pa.int32())]), "t", "sink")
+    check_message_columns(pa.schema([("value", pa.string()), ("topic", pa.int32())]), "t", "sink")

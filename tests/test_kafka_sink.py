@@ -352,7 +352,7 @@ def test_without_rows_there_is_no_transaction(monkeypatch):
 def test_a_log_that_has_decided_nothing_asks_whether_others_have_used_its_names(monkeypatch, newest, asked):
     found = []
     monkeypatch.setattr(kafka, "cluster_of", lambda _: SimpleNamespace(transactions="client"))
-    monkeypatch.setattr(kafka.ownership, "check", lambda *arguments: found.append(arguments))
+    monkeypatch.setattr(kafka.ownership, "check_ownership", lambda *arguments: found.append(arguments))
     KafkaSink("out", bootstrap_servers="b:1", topic="t").ledger().check_claim(SCOPE, newest)
     assert found == ([("client", SCOPE)] if asked else [])
 

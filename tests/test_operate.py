@@ -19,8 +19,7 @@ from rich.table import Table
 from typer.testing import CliRunner
 
 from onceward import FileSink
-from onceward.cli import command_advice as words
-from onceward.cli import show
+from onceward.cli import command_advice, show
 from onceward.cli.main import app, main
 from onceward.core import CheckpointConfig, FileBackend
 from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator, OnLost, Swept
@@ -479,11 +478,11 @@ def test_there_is_advice_for_all_that_can_be_seen(status: TransactionStatus, sta
 @pytest.mark.parametrize("what", [*Advice, *Refusal])
 def test_the_library_names_no_command_and_the_command_line_none_of_its_functions(what: Advice | Refusal) -> None:
     if isinstance(what, Advice):
-        of_library, of_command_line = what.text, words.advice(what)
+        of_library, of_command_line = what.text, command_advice.advice(what)
     else:
         error = RefusedError("", what)
         assert pickle.loads(pickle.dumps(error)).reason is what
-        of_library, of_command_line = str(error), words.message(error)
+        of_library, of_command_line = str(error), command_advice.message(error)
     assert not re.search(r"--[a-z]|txn |onceward ", of_library)
     assert not re.search(r"_decided|_undecided|_orphaned|skip_lost|=True|`history`|survey", of_command_line)
 

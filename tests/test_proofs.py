@@ -28,14 +28,14 @@ from onceward.core.contract.row_hash import RowHash
 from onceward.core.contract.transaction import Committable
 from onceward.core.errors import ConfigurationError
 from onceward.core.log import EpochInput, LogView, LogWriter, Rewound, read
-from onceward.core.log.entries import Decide, Start, decode, encode
+from onceward.core.log.entries import Decide, Start, decode_entry, encode
 from onceward.core.operations.audit import (
     AuditLine,
     EpochVerdict,
     Expected,
     check_overlap,
     group_by_epoch,
-    judge,
+    judge_epochs,
     tally,
 )
 
@@ -155,7 +155,7 @@ def test_a_decision_of_an_older_version_has_no_proofs_and_says_so() -> None:
     body = encode(old).decode()
     assert '"proofs":null' in body
     assert '"proof":null' in body
-    again = decode(encode(old), 1)
+    again = decode_entry(encode(old), 1)
     assert isinstance(again, Decide)
     assert again.proofs is None
     store = MemoryStore()
@@ -200,7 +200,7 @@ def reread(
 def lines_of(view: LogView, held: Reread, later: LogView | None = None) -> tuple[list[AuditLine], int]:
     expected = Expected.of(view, "s")
     found = group_by_epoch(tally(held), held, expected, Expected.of(later or view, "s"))
-    return judge(expected, found, held.unmarked)
+    return judge_epochs(expected, found, held.unmarked)
 
 
 def test_epochs_that_differ_are_named_and_the_others_proven(writer: LogWriter) -> None:

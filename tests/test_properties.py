@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 
 from onceward.connectors.database.mariadb import Xid, read_xid
 from onceward.connectors.database.target import TableName, Url
-from onceward.connectors.files.partition_folders import parts
+from onceward.connectors.files.partition_folders import rows_by_folder
 from onceward.connectors.files.sink import FileSink
 from onceward.connectors.kafka import reread
 from onceward.connectors.kafka.positions import (
     Partition,
     assignment_from_json,
     from_json,
+    offsets_as_json,
     parse_bound,
-    to_json,
 )
 from onceward.connectors.kafka.settings import KafkaSettings, split_options
 from onceward.connectors.kafka.sink import KafkaSink
@@ -73,7 +73,7 @@ from onceward.core.log.entries import (
     Rewound,
     Start,
     Void,
-    decode,
+    decode_entry,
     encode,
     key_of,
     position_of,
@@ -170,7 +170,7 @@ def ours(read: Callable[..., Any], *given_: Any) -> None:
 class TestReadBack:
     @given(ENTRIES)
     def test_entries_of_the_decision_log(self, entry: Entry):
-        assert decode(encode(entry), entry.position) == entry
+        assert decode_entry(encode(entry), entry.position) == entry
 
     @given(COMMITTABLES)
     def test_committables(self, committable: Committable):
@@ -224,7 +224,11 @@ class TestReadBack:
 
     @given(OFFSETS)
     def test_offsets(self, offsets: dict[Partition, int]):
-        assert from_json(to_json(offsets)) == from_json(msgspec.json.encode(to_json(offsets)).decode()) == offsets
+        assert (
+            from_json(offsets_as_json(offsets))
+            == from_json(msgspec.json.encode(offsets_as_json(offsets)).decode())
+            == offsets
+        )
 
     @given(PARTITIONS)
     def test_partitions(self, partition: Partition):
@@ -270,8 +274,8 @@ class TestReadBack:
 class TestGarbage:
     @given(GARBAGE)
     def test_entries_of_the_decision_log(self, data: bytes):
-        ours(decode, data, 7)
-        ours(decode, seal("onceward-log", data), 7)
+        ours(decode_entry, data, 7)
+        ours(decode_entry, seal("onceward-log", data), 7)
 
     @given(GARBAGE)
     def test_committables_and_acknowledgements(self, data: bytes):
@@ -408,7 +412,7 @@ def test_nesting_that_no_parser_follows_is_one_of_our_errors():
             with pytest.raises(LogDamagedError):
                 read(body)
         with pytest.raises(LogDamagedError):
-            decode(seal("onceward-log", body), 7)
+            decode_entry(seal("onceward-log", body), 7)
         with pytest.raises(StateDamagedError):
             decode_metadata(seal("onceward-checkpoint", body), "here")
     with pytest.raises(ConfigurationError):
@@ -444,7 +448,7 @@ def test_folders_of_partitions_are_single_names(values: list[str | None]):
     import pyarrow as pa
 
     batch = pa.record_batch({"p": pa.array(values, pa.string()), "n": pa.array(range(len(values)))})
-    found = list(parts(batch, ["p"]))
+    found = list(rows_by_folder(batch, ["p"]))
     assert sum(part.num_rows for _, part in found) == len(values)
     for folder, _ in found:
         assert folder.count("/") <= 1

@@ -6,7 +6,7 @@ import pytest
 
 from onceward import SequenceSource
 from onceward.connectors.kafka import admin
-from onceward.connectors.spark.read import kafka_offsets as kafka
+from onceward.connectors.spark.read import kafka_offsets
 from onceward.connectors.spark.read.kafka_offsets import publisher_from_options
 from onceward.connectors.spark.session.query_plan import StreamingSource
 from onceward.core.errors import ConfigurationError, RetryableSinkError
@@ -55,8 +55,8 @@ def test_after_a_fault_publishing_is_quiet_for_a_minute(monkeypatch: pytest.Monk
         raise RetryableSinkError("the broker is away")
 
     monkeypatch.setattr(admin, "publish_offsets", away)
-    monkeypatch.setattr(kafka.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(kafka, "_quiet_until", {})
+    monkeypatch.setattr(kafka_offsets.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(kafka_offsets, "_quiet_until", {})
     publish = publisher_from_options({**SERVERS, "offsets.kafka.group.id": "g"})
     assert publish is not None
     for clock[0] in (1000.0, 1001.0, 1059.0, 1061.0):
@@ -78,11 +78,11 @@ def test_a_source_of_read_stream_publishes_after_each_epoch_the_last_one_too(mon
     source, told = Positioned([{"n": 1}]), []
     source.published = []
     plan = [StreamingSource("onceward-source-1", {}), StreamingSource("rate", {})]
-    monkeypatch.setattr(kafka, "registered_source", {"onceward-source-1": source}.get)
-    after = kafka.with_publication(plan, lambda epoch, _: told.append(epoch))
+    monkeypatch.setattr(kafka_offsets, "registered_source", {"onceward-source-1": source}.get)
+    after = kafka_offsets.with_publication(plan, lambda epoch, _: told.append(epoch))
     assert after is not None
     after(3, EpochInput(query="q", end=['{"at": 5}', "7"]))
     after(4, EpochInput(query="q", end=["-", "9"]))
     assert source.published == [{"at": 5}]
     assert told == [3, 4]
-    assert kafka.with_publication([], None) is None
+    assert kafka_offsets.with_publication([], None) is None

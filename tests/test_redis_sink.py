@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from onceward.connectors.redis.client import RedisFacts, check_facts, connect
-from onceward.connectors.redis.forms import KeyTemplate, WrittenEntry, check_form, hashed_columns, to_entries
+from onceward.connectors.redis.forms import KeyTemplate, WrittenEntry, check_form, hashed_entry_columns, to_entries
 from onceward.connectors.redis.sink import RedisSink
 from onceward.core.contract.names import Scope
 from onceward.core.contract.transaction import WriteContext
@@ -291,4 +291,4 @@ def test_what_is_only_slow_or_asked_for_is_a_warning():
 
 
 def test_no_rows_have_no_hash():
-    assert hashed_columns("stream", KeyTemplate("a"), rows(n=[1]).slice(0, 0)).num_rows == 0
+    assert hashed_entry_columns("stream", KeyTemplate("a"), rows(n=[1]).slice(0, 0)).num_rows == 0

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from onceward import FileSink
-from onceward.connectors.files.reread import reread
+from onceward.connectors.files.reread import reread_folder
 from onceward.core.contract.transaction import CommitStatus
 from onceward.core.kit.pieces import PIECE_BYTES
 
@@ -32,6 +32,6 @@ def test_rows_of_a_megabyte_are_read_back_a_few_at_a_time(tmp_path: Path, format
         text = os.urandom(ROW // 2).hex()
         sink.write(transaction, pa.record_batch({"n": [number], "text": [text]}))
     assert sink.commit(sink.pre_commit(transaction)).status is CommitStatus.COMMITTED
-    sizes = [(piece.rows.num_rows, piece.rows.nbytes) for piece in reread(str(tmp_path), None).pieces]
+    sizes = [(piece.rows.num_rows, piece.rows.nbytes) for piece in reread_folder(str(tmp_path), None).pieces]
     assert sum(rows for rows, _ in sizes) == count
     assert max(size for _, size in sizes) <= PIECE_BYTES + 2 * ROW, sizes

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from onceward.cli.main import app, main
 from onceward.connectors.spark.formats.writers import StreamWriter
-from onceward.connectors.spark.savepoints import creation as copies
+from onceward.connectors.spark.savepoints import creation
 from onceward.connectors.spark.savepoints.creation import create_savepoint
 from onceward.connectors.spark.savepoints.manifest import Manifest, Savepoint, delete_savepoint, savepoints
 from onceward.connectors.spark.savepoints.restore import plan_restore, restore_savepoint
@@ -397,7 +397,7 @@ def test_a_query_that_runs_is_noticed_before_it_is_fenced(case: Case, monkeypatc
     case.old.plan(2)
     driver(Frame([2]), 2)  # type: ignore[arg-type]
     case.old.put("commits", 2, "v1\n{}")
-    monkeypatch.setattr(copies.time, "sleep", lambda _: case.old.plan(3))
+    monkeypatch.setattr(creation.time, "sleep", lambda _: case.old.plan(3))
     with pytest.raises(EpochConflictError, match=r"is running: it has just written\. Stop it \(query\.stop\(\)"):
         case.save(quiet=2.0)
     driver(Frame([3]), 3)  # type: ignore[arg-type]
@@ -421,16 +421,16 @@ def test_a_query_that_is_started_while_it_is_copied_leaves_no_savepoint(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case.old.run(2)
-    entries = copies.entries_of
+    entries = creation.entries_of
 
     def started(*arguments: Any) -> Any:
         yield from entries(*arguments)
         LogWriter(arguments[0], "orders", policy()).start()
 
-    monkeypatch.setattr(copies, "entries_of", started)
+    monkeypatch.setattr(creation, "entries_of", started)
     with pytest.raises(FencedError, match="was started while"):
         case.save()
-    monkeypatch.setattr(copies, "entries_of", entries)
+    monkeypatch.setattr(creation, "entries_of", entries)
     with pytest.raises(ConfigurationError, match="only a part of a savepoint"):
         case.restore()
     case.save()
@@ -723,7 +723,7 @@ def cli(*arguments: str, code: int = 0) -> str:
 
 @pytest.mark.slow
 def test_the_commands_show_what_they_would_do_and_do_it_when_told(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(creation, "QUIET_SECONDS", 0.0)
     case.old.run(3)
     old, new = str(case.old.folder), str(case.new.folder)
     would = f"would copy {old} with epoch 2 of orders to {case.place}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import onceward
-from onceward.connectors.spark.read import kafka_offsets as kafka
+from onceward.connectors.spark.read import kafka_offsets
 from onceward.connectors.spark.session.options import COMMON
 from onceward.core.contract.connector import connectors
 from onceward.core.errors import ConfigurationError
@@ -50,9 +50,9 @@ def test_the_options_of_a_sink_are_those_that_its_format_takes(name: str) -> Non
 
 
 def test_the_options_of_the_kafka_source_are_those_that_its_format_takes() -> None:
-    bounds = {*kafka.STARTS, *kafka.ONLY_BATCH, kafka.STRATEGY}
-    taken = _taken(kafka.stream_source, {"subscribe": "t", "kafka.bootstrap.servers": "localhost:9092"})
-    assert _documented("KafkaSource") <= taken | bounds | set(kafka.SELECTIONS)
+    bounds = {*kafka_offsets.STARTS, *kafka_offsets.ONLY_BATCH, kafka_offsets.STRATEGY}
+    taken = _taken(kafka_offsets.stream_source, {"subscribe": "t", "kafka.bootstrap.servers": "localhost:9092"})
+    assert _documented("KafkaSource") <= taken | bounds | set(kafka_offsets.SELECTIONS)
     page = next(page.read_text() for page in PAGES if page.name == "kafka-source.md")
     assert [option for option in bounds if f"`{option}`" not in page] == []
 

@@ -13,8 +13,7 @@ import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 
 from onceward import KafkaSource
-from onceward.connectors.kafka import admin
-from onceward.connectors.kafka import topic_metadata as lookups
+from onceward.connectors.kafka import admin, topic_metadata
 from onceward.connectors.kafka.consumed_batches import to_batch
 from onceward.connectors.kafka.positions import (
     EARLIEST,
@@ -27,7 +26,7 @@ from onceward.connectors.kafka.positions import (
     spread,
 )
 from onceward.connectors.kafka.settings import KafkaSettings
-from onceward.connectors.kafka.topic_metadata import Found, Lookup, resolve
+from onceward.connectors.kafka.topic_metadata import Found, Lookup, bound_offsets
 from onceward.connectors.spark.read.any_source import SourceStreamReader
 from onceward.connectors.spark.read.kafka_offsets import batch_source, order_warning, stream_source
 from onceward.connectors.spark.session.query_plan import StreamingSource
@@ -194,7 +193,7 @@ def test_offsets_must_name_every_partition():
 def test_a_time_that_is_missing_is_called_as_its_option(option: str):
     given: Any = AtTime(of=((Partition("a", 0), 5),))
     with pytest.raises(ConfigurationError, match=rf"^{option} must name .*not given: a-1\)\. Give each a time"):
-        resolve(given, [Partition("a", 0), Partition("a", 1)], None, start=option[0] == "s")  # type: ignore[arg-type]
+        bound_offsets(given, [Partition("a", 0), Partition("a", 1)], None, start=option[0] == "s")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("starting", ["earliest", "latest", {"t": {"0": 50}}, {"t": {"0": -1}}])
@@ -306,7 +305,7 @@ def test_a_broker_may_not_have_heard_of_a_partition_yet(monkeypatch: pytest.Monk
     if times == 1:
         assert lookup.offsets({Partition("t", 0): LATEST}) == [{Partition("t", 0): 7}]
     else:  # it has had the time to hear of it
-        monkeypatch.setattr(lookups, "HEARD_SECONDS", -1)
+        monkeypatch.setattr(topic_metadata, "HEARD_SECONDS", -1)
         with pytest.raises(SourceError, match=r"cannot ask for offsets of t: .*Unknown topic or partition"):
             lookup.offsets({Partition("t", 0): LATEST})
 

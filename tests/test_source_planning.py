@@ -14,10 +14,10 @@ from onceward.connectors.kafka.positions import (
     from_json,
     in_share,
     losses,
+    offsets_as_json,
     ranges,
     reach,
     step_towards,
-    to_json,
 )
 from onceward.core.contract.source import Split
 
@@ -180,12 +180,12 @@ def test_nothing_to_read_gives_no_split():
 
 
 def test_offsets_have_the_shape_of_sparks_own_source():
-    assert to_json({B: 2, C: 3, A: 1}) == {"a": {"0": 1, "1": 2}, "b": {"0": 3}}
+    assert offsets_as_json({B: 2, C: 3, A: 1}) == {"a": {"0": 1, "1": 2}, "b": {"0": 3}}
     assert from_json('{"a": {"0": 1, "1": 2}, "b": {"0": 3}}') == {A: 1, B: 2, C: 3}
 
 
 def test_equal_offsets_give_equal_text():
-    assert list(to_json({B: 2, A: 1})["a"]) == list(to_json({A: 1, B: 2})["a"])
+    assert list(offsets_as_json({B: 2, A: 1})["a"]) == list(offsets_as_json({A: 1, B: 2})["a"])
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3, 7])

@@ -375,7 +375,7 @@ def test_a_sink_that_sends_is_known_by_its_folder_and_a_sink_without_a_dataset_i
     tmp_path: Path, temporary: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     sends = HttpSink("http", tmp_path / "log", url="http://localhost/rows")
-    assert run_folder.target_of(sends) == f"HttpSink {tmp_path / 'log'}"
+    assert run_folder.target_text(sends) == f"HttpSink {tmp_path / 'log'}"
     run_folder.mark_failed(temporary, "batch.x", SparkSink("key"))
     assert f"onceward txn abort --store {temporary}" in caplog.text
 

@@ -12,7 +12,7 @@ import pytest
 from pyspark.errors import SparkRuntimeException
 
 from onceward.connectors.spark.session.classic import ClassicSession
-from onceward.connectors.spark.session.options import check_log
+from onceward.connectors.spark.session.options import checked_log
 from onceward.connectors.spark.session.query import any_stage_failed, check_offset_log, epoch_input, read_text, reason
 from onceward.connectors.spark.write.handler import EpochHandler, check_pickles, refuse_other_targets
 from onceward.connectors.spark.write.parallelism import TOO_LARGE
@@ -23,7 +23,7 @@ from onceward.core.log import DirectoryStore, LogWriter, Rewind, read
 from onceward.core.log.note_kinds import FailureNote
 from onceward.core.log.notes import notes
 from onceward.core.log.run_writers import OVERTAKEN, RUN_VARIABLE
-from onceward.core.run.handover import Successor, run
+from onceward.core.run.handover import Successor, run_steps
 
 from .core_fakes import FakeSink, policy
 from .engine_kit import TargetSink
@@ -413,16 +413,16 @@ def test_a_decision_log_is_looked_at_before_there_is_input(
     LogWriter(DirectoryStore(tmp_path / "checkpoint" / "onceward"), "p", policy()).start()
     checkpoint = f"file:{tmp_path}/checkpoint"
     if told is None:
-        check_log(store, checkpoint, pipeline, "local[2]")
+        checked_log(store, checkpoint, pipeline, "local[2]")
         return
     with pytest.raises((ConfigurationError, EpochConflictError), match=told):
-        check_log(store, checkpoint, pipeline, "local[2]")
+        checked_log(store, checkpoint, pipeline, "local[2]")
 
 
 def test_looking_at_a_decision_log_makes_none(tmp_path: Path):
-    check_log(None, f"file:{tmp_path}/checkpoint", "p", "local[2]")
+    checked_log(None, f"file:{tmp_path}/checkpoint", "p", "local[2]")
     with pytest.raises(ConfigurationError, match="hdfs://, which cannot hold"):
-        check_log(None, "hdfs://nn/checkpoint", "p", "yarn")
+        checked_log(None, "hdfs://nn/checkpoint", "p", "yarn")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -431,7 +431,7 @@ def test_a_log_that_has_moved_is_refused_before_there_is_input(tmp_path: Path):
     writer.start()
     writer.move("elsewhere")
     with pytest.raises(EpochConflictError, match="moved the pipeline to elsewhere"):
-        check_log(str(tmp_path), "", "p", "local[2]")
+        checked_log(str(tmp_path), "", "p", "local[2]")
 
 
 def test_an_epoch_that_fails_is_one_line_of_the_log(query: Query, caplog: pytest.LogCaptureFixture):
@@ -531,7 +531,7 @@ def test_a_query_that_ended_is_started_again_in_the_same_program(
         kept = query.handler._this.keeper
         newer = LogWriter(query.store, "p", policy())
         if how == "handed over":
-            assert run(Successor(query.store, 30.0).take(newer.start))
+            assert run_steps(Successor(query.store, 30.0).take(newer.start))
         elif how == "failed":
             with pytest.raises(OSError, match="lost"):
                 query.run(2 * number, fails=0)

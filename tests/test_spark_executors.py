@@ -19,8 +19,8 @@ from onceward.connectors.spark.write import executors
 from onceward.connectors.spark.write.executors import (
     Answer,
     Executors,
+    executor_error,
     executors_of,
-    explained,
     probing,
     problem_of,
     sealed,
@@ -137,13 +137,13 @@ def test_executors_are_asked_once_however_often_the_answer_is_needed() -> None:
 
 
 def test_a_task_that_finds_out_first_says_the_same_and_other_errors_stay_as_they_are() -> None:
-    error = explained(
+    error = executor_error(
         PythonException(f"Traceback …\nRuntimeError: {executors.MARK}onceward is 2 here and 1 there\n at")
     )
     assert isinstance(error, ConfigurationError)
     assert "onceward is 2 here and 1 there. Nothing was written" in str(error)
-    assert explained(PythonException("ModuleNotFoundError: No module named 'of_the_user'")) is None
-    assert explained(ValueError(executors.MARK)) is None
+    assert executor_error(PythonException("ModuleNotFoundError: No module named 'of_the_user'")) is None
+    assert executor_error(ValueError(executors.MARK)) is None
 
 
 @pytest.mark.parametrize(("master", "asks"), [("local", 0), ("local[2,4]", 0), ("local-cluster[2,1,512]", 1)])

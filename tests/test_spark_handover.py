@@ -16,7 +16,7 @@ from onceward.connectors.spark.session.options import MOVED_MARK
 from onceward.connectors.spark.write.warm_up import warm_up
 from onceward.core.errors import ConfigurationError, EpochConflictError
 from onceward.core.log import EpochInput, LogWriter, read
-from onceward.core.run.handover import SILENT_SECONDS, Successor, run
+from onceward.core.run.handover import SILENT_SECONDS, Successor, run_steps
 
 from .core_fakes import policy
 from .spark_kit import Frame, Query, SparkSink, active
@@ -72,7 +72,7 @@ def test_a_query_is_handed_over_before_its_first_epoch(query: Query, before: str
         LogWriter(query.store, "p", policy()).start()
     query.handler.watch(query.spark.query, query.spark.run, query.store)
     newer = LogWriter(query.store, "p", policy())
-    assert run(Successor(query.store, 30.0).take(newer.start))
+    assert run_steps(Successor(query.store, 30.0).take(newer.start))
     assert query.spark.streams.active == []
     assert read(query.store).writer_id == newer.token.writer_id
 
@@ -83,7 +83,7 @@ def test_a_query_that_began_without_a_decision_log_does_not_answer_for_another_d
     time.sleep(0.2)
     LogWriter(query.store, "p", policy()).start()
     newest = LogWriter(query.store, "p", policy())
-    assert not run(Successor(query.store, 30.0).take(newest.start))
+    assert not run_steps(Successor(query.store, 30.0).take(newest.start))
 
 
 def test_a_query_is_handed_over_after_its_first_epoch_however_long_that_takes(query: Query) -> None:
@@ -91,7 +91,7 @@ def test_a_query_is_handed_over_after_its_first_epoch_however_long_that_takes(qu
     LogWriter(query.store, "p", policy()).start()
     query.handler.watch(query.spark.query, query.spark.run, query.store)
     newer, taken = LogWriter(query.store, "p", policy()), list[bool]()
-    asking = threading.Thread(target=lambda: taken.append(run(Successor(query.store, 60.0).take(newer.start))))
+    asking = threading.Thread(target=lambda: taken.append(run_steps(Successor(query.store, 60.0).take(newer.start))))
 
     def wait() -> None:
         asking.start()
@@ -126,7 +126,7 @@ def test_a_query_that_fails_while_it_is_asked_is_not_waited_for(query: Query) ->
         query.handler(frame, 0)  # type: ignore[arg-type]
     query.spark.streams.active.clear()
     failed = time.monotonic()
-    run(took)
+    run_steps(took)
     assert time.monotonic() - failed < SILENT_SECONDS + 5
 
 

@@ -19,7 +19,7 @@ import pyspark
 sys.modules["pyspark.sql.datasource"] = None
 pyspark.__version__ = "3.5.9"
 from onceward import KafkaSource, ProgressListener, SequenceSource, exactly_once, explain, read_stream, register
-from onceward.connectors.spark import query_description as description
+from onceward.connectors.spark import query_description
 from onceward.connectors.spark.formats.formats import formats
 from onceward.core.errors import ConfigurationError
 print(*(kind.format_name for kind in formats()))

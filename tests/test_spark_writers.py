@@ -19,7 +19,13 @@ from pyspark.sql.types import (
 )
 
 from onceward.connectors.spark.session.query_plan import nodes
-from onceward.connectors.spark.write.parallelism import checked_writers, driver_limit, row_size, rows_of, writers_of
+from onceward.connectors.spark.write.parallelism import (
+    arrived_rows,
+    checked_writers,
+    driver_limit,
+    row_size,
+    writers_of,
+)
 from onceward.core.errors import ConfigurationError
 from onceward.core.log import EpochInput
 
@@ -94,7 +100,7 @@ def test_another_number_of_writers_is_refused(wrong):
 
 def test_a_partition_that_is_new_counts_from_its_beginning():
     about = EpochInput(start=['{"orders": {"0": 5}}'], end=['{"orders": {"0": 6, "1": 7}, "new": {"0": 2}}'])
-    assert rows_of(about) == 10
+    assert arrived_rows(about) == 10
 
 
 @pytest.mark.parametrize(
@@ -108,7 +114,7 @@ def test_a_partition_that_is_new_counts_from_its_beginning():
     ],
 )
 def test_rows_of_other_sources_are_not_guessed(about):
-    assert rows_of(about) is None
+    assert arrived_rows(about) is None
 
 
 class Node:

@@ -19,8 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from onceward.connectors.database import batched_inserts as pieces
-from onceward.connectors.database import merging
+from onceward.connectors.database import batched_inserts, merging
 from onceward.connectors.database.sink import SqlAlchemySink
 from onceward.connectors.database.sqlite import _set_up
 from onceward.core.checkpoint import Coordinator
@@ -65,7 +64,7 @@ def test_staged_rows_are_in_no_readers_table_until_one_transaction_moves_them(da
 
 
 def test_large_epochs_are_staged_in_pieces_and_moved_whole(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "CHUNK_BYTES", 200)
+    monkeypatch.setattr(batched_inserts, "CHUNK_BYTES", 200)
     sink = database.sink()
     committable = write(sink, context(), words(0, 100), words(100, 1), words(200, 5))
     assert database.run("SELECT count(*) > 5 FROM onceward_staged_rows") == [(1,)]
@@ -75,7 +74,7 @@ def test_large_epochs_are_staged_in_pieces_and_moved_whole(database: Database, m
 
 
 def test_what_a_writer_left_open_is_listed_and_stays_swept(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "CHUNK_BYTES", 200)
+    monkeypatch.setattr(batched_inserts, "CHUNK_BYTES", 200)
     sink = database.sink()
     zombie = sink.begin(context())
     sink.write(zombie, words(0, 100))
@@ -89,7 +88,7 @@ def test_what_a_writer_left_open_is_listed_and_stays_swept(database: Database, m
 
 
 def test_discarding_deletes_what_was_staged(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "CHUNK_BYTES", 200)
+    monkeypatch.setattr(batched_inserts, "CHUNK_BYTES", 200)
     sink = database.sink()
     transaction = sink.begin(context())
     sink.write(transaction, words(0, 100))
@@ -101,7 +100,7 @@ def test_discarding_deletes_what_was_staged(database: Database, monkeypatch: pyt
 def test_a_durable_attempt_is_not_discarded_and_shows_its_state(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces, "CHUNK_BYTES", 200)
+    monkeypatch.setattr(batched_inserts, "CHUNK_BYTES", 200)
     sink = database.sink()
     durable, discarded = sink.begin(context()), sink.begin(context(2))
     for attempt in (durable, discarded):
@@ -421,7 +420,7 @@ def test_rows_that_the_table_would_refuse_fail_the_epoch_before_its_decision(
 def test_rows_that_make_room_for_each_other_are_not_refused_early(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(batched_inserts, "CHUNK_BYTES", 1)
     database.run("CREATE UNIQUE INDEX one ON words (word)")
     database.run("INSERT INTO words VALUES (1, 'a')")
     sink = database.sink(key="id")
@@ -516,7 +515,7 @@ REFUSING = {
 def test_where_refused_rows_are_dead_letters_no_row_is_staged_that_the_table_itself_refuses(
     database: Database, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    monkeypatch.setattr(pieces, "CHUNK_BYTES", 1)  # each row is a piece
+    monkeypatch.setattr(batched_inserts, "CHUNK_BYTES", 1)  # each row is a piece
     script, words_of_error, key = REFUSING[why]
     with closing(sqlite3.connect(database.path)) as connection:
         connection.executescript(script)

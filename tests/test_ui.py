@@ -552,7 +552,7 @@ class TestCommand:
     def test_the_tunnel_that_is_advised_names_a_port_that_can_be_forwarded(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("onceward.cli.ui.server.serve", lambda _, listening: listening.close())
+        monkeypatch.setattr("onceward.cli.ui.server.serve_page", lambda _, listening: listening.close())
         done = self.run("--store", ".", "--host", "0.0.0.0", "--port", "0", "--expose")
         assert "ssh -L 8461:127.0.0.1:8461 with the default --host and --port" in done.output
 

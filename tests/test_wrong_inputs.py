@@ -33,7 +33,7 @@ from onceward import (
 from onceward.connectors.kafka.admin import make_client
 from onceward.connectors.kafka.positions import AtTime, Partition, parse_bound
 from onceward.connectors.spark.read.kafka_offsets import checked_source
-from onceward.connectors.spark.session.options import open_log
+from onceward.connectors.spark.session.options import open_pipeline_log
 from onceward.connectors.spark.session.query import checked_folder
 from onceward.core.errors import ConfigurationError, ExternalError, KafkaError
 from onceward.core.log import DirectoryStore
@@ -98,7 +98,7 @@ def test_what_is_no_streaming_data_frame_or_no_sink_is_called_by_its_name(
 STREAM: Any = SimpleNamespace(isStreaming=True)
 SINK = KafkaSink("k", bootstrap_servers="b:1", topic="t")
 _SINKS = (KafkaSink, FileSink, HttpSink, RedisSink, PostgresSink, SqlAlchemySink, exactly_once)
-_TAKE = (*_SINKS, KafkaSource, FileSource, SequenceSource, Pipeline, read_stream, checked_folder, open_log)
+_TAKE = (*_SINKS, KafkaSource, FileSource, SequenceSource, Pipeline, read_stream, checked_folder, open_pipeline_log)
 UNTYPED: Any = SimpleNamespace(**{each.__name__: each for each in _TAKE})
 """For arguments that a type checker would refuse."""
 
@@ -185,8 +185,8 @@ UNTYPED: Any = SimpleNamespace(**{each.__name__: each for each in _TAKE})
         ),
         (lambda: UNTYPED.checked_folder(STREAM, 5), "checkpoint must be text, not int"),
         (lambda: UNTYPED.checked_folder(STREAM, " "), "checkpoint is empty"),
-        (lambda: UNTYPED.open_log(5, "/x", "p"), "store must be a folder, a URL or a LogStore, not int"),
-        (lambda: UNTYPED.open_log("", "/x", "p"), "store is empty"),
+        (lambda: UNTYPED.open_pipeline_log(5, "/x", "p"), "store must be a folder, a URL or a LogStore, not int"),
+        (lambda: UNTYPED.open_pipeline_log("", "/x", "p"), "store is empty"),
     ],
 )
 def test_an_argument_of_another_type_is_called_by_its_name(make: Callable[[], object], words: str) -> None:
@@ -196,7 +196,7 @@ def test_an_argument_of_another_type_is_called_by_its_name(make: Callable[[], ob
 
 def test_numbers_of_numpy_and_paths_are_numbers_and_text(tmp_path: Path) -> None:
     assert UNTYPED.FileSink("f", tmp_path, roll_bytes=np.int64(5), proof=np.bool_(False)).roll_bytes == 5
-    assert isinstance(UNTYPED.open_log(tmp_path / "log", "", "p"), DirectoryStore)
+    assert isinstance(UNTYPED.open_pipeline_log(tmp_path / "log", "", "p"), DirectoryStore)
     assert UNTYPED.Pipeline("p", store=tmp_path / "log").setup.store.url == str(tmp_path / "log")
     source = UNTYPED.KafkaSource(
         bootstrap_servers="b:1", topics=("t",), timeout=np.float32(3), max_offsets_per_trigger=np.int8(9)

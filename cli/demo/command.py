@@ -20,7 +20,7 @@ from onceward.testing.pipeline.endpoints import Addresses
 from onceward.testing.services import dev_services
 from onceward.testing.services.jars import PEER_JARS, ensure_jars
 
-from .scenario import MADE, TARGETS, Story, expected, generate, plan, run
+from .scenario import MADE, TARGETS, Story, expected, generate, plan, run_story
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +38,7 @@ _COLORS: Final = {"driver": "#c62828", "broker": "#6a3d9a", "database": "#1f78b4
 _INK, _TOO_MANY = "#1f2933", "#c62828"
 
 
-def demo(*, orders: int, users: int, kills: int, seed: int, home: Path, picture: Path) -> int:
+def run_demo(*, orders: int, users: int, kills: int, seed: int, home: Path, picture: Path) -> int:
     """Run the demo; 0 if nothing is missing and nothing duplicated in the exactly-once targets, else 1.
 
     Raises:
@@ -54,10 +54,10 @@ def demo(*, orders: int, users: int, kills: int, seed: int, home: Path, picture:
         story = Story(addresses, list(generate(seed, orders, users)), expected(seed, orders, users))
         if console.is_terminal:
             with Live(get_renderable=lambda: live_view(story), console=console, refresh_per_second=4):
-                run(story, services, plan(seed, kills))
+                run_story(story, services, plan(seed, kills))
         else:  # a log, which would show nothing before the end
             story.tell = console.print
-            run(story, services, plan(seed, kills))
+            run_story(story, services, plan(seed, kills))
         draw(story, picture)
     console.print(summary(story))
     console.print(f"picture: {picture}   logs: {home}")

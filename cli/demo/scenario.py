@@ -180,7 +180,7 @@ class Story:
         self.tell(self.notes[-1])
 
 
-def run(story: Story, services: DevServices, kills: list[Kill]) -> None:
+def run_story(story: Story, services: DevServices, kills: list[Kill]) -> None:
     """Run the whole demo; the caller has started the services and stops them.
 
     Raises:
@@ -200,7 +200,7 @@ def run(story: Story, services: DevServices, kills: list[Kill]) -> None:
         stopped.set()
         reading.join()
     story.phase = "checking"
-    story.verdicts = check(story.addresses, story.totals)
+    story.verdicts = check_targets(story.addresses, story.totals)
     story.phase = "done"
 
 
@@ -270,12 +270,12 @@ def _sample(story: Story, stopped: threading.Event) -> None:
     consumer.close()
 
 
-def check(addresses: Addresses, totals: Mapping[str, Total]) -> list[Comparison]:
+def check_targets(addresses: Addresses, totals: Mapping[str, Total]) -> list[Comparison]:
     """Judge all four targets: the two exactly-once ones first."""
-    return [judge(target, endpoint.read(addresses), totals) for target, endpoint in TARGETS.items()]
+    return [judge_target(target, endpoint.read(addresses), totals) for target, endpoint in TARGETS.items()]
 
 
-def judge(target: tuple[str, str], records: Iterable[Record], totals: Mapping[str, Total]) -> Comparison:
+def judge_target(target: tuple[str, str], records: Iterable[Record], totals: Mapping[str, Total]) -> Comparison:
     """Compare the rows in a target with the expected ones; the contrast has no running totals."""
     must = [msgspec.structs.asdict(total) for total in totals.values()]
     if "exactly once" not in target:

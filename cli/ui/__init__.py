@@ -39,7 +39,7 @@ def ui(
     --sinks, the page also shows what is open in the targets, and can commit and abort as `onceward txn` does.
     """
     with needing("ui"):
-        from .server import serve  # noqa: PLC0415 - an extra
+        from .server import serve_page  # noqa: PLC0415 - an extra
         from .web import make_app  # noqa: PLC0415
     _check(search, host, expose=expose)
     watch = Watch(search.store or [], search.pipeline)
@@ -62,7 +62,7 @@ def ui(
             f"ssh -L {PORT}:127.0.0.1:{PORT} with the default --host and --port",
             err=True,
         )
-    serve(make_app(desk, token, names), listening)
+    serve_page(make_app(desk, token, names), listening)
 
 
 def _check(search: Search, host: str, *, expose: bool) -> None:

@@ -145,7 +145,7 @@ class PageServer(uvicorn.Server):
         self.stopped_by, self.should_exit = number, True
 
 
-def serve(app: ASGIApp, listening: socket.socket) -> None:
+def serve_page(app: ASGIApp, listening: socket.socket) -> None:
     """Serve the page until a signal comes, and then end as a process that got it does."""
     server = PageServer(app)
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -30,7 +30,7 @@ from onceward.core.errors import OncewardError, RetryableSinkError, SqlError, te
 from onceward.core.kit.pieces import pieces, size_of
 from onceward.core.kit.rows import without_dictionary as decoded_array
 
-from . import ledger_tables as ledger
+from . import ledger_tables
 from .column_matching import InsertWriter, check_same, make_plan
 from .engines import SLOWEST, row_dialect_for, transaction
 from .loader import ChangedError, Loader, Movement, read_movement
@@ -133,7 +133,7 @@ class PieceWriting(Writing):
         super().__init__(target, context)
 
     def open(self) -> None:
-        ledger.note(self.target, self.context.scope)
+        ledger_tables.note_writer(self.target, self.context.scope)
 
     def send(self, batch: pa.RecordBatch) -> int:
         """Check every value, collect the rows, and stage a piece when it is large enough."""

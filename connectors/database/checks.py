@@ -52,7 +52,7 @@ _OLD_SECONDS: Final = 3600
 _FEW: Final = 16
 
 
-def target_of(url: Url, ledger_schema: str | None = None) -> DatabaseTarget:
+def check_target(url: Url, ledger_schema: str | None = None) -> DatabaseTarget:
     """Return a target for checks of a database, which look at no table."""
     return DatabaseTarget(url, TableName(None, "any"), answer_within=10, ledger_schema=ledger_schema or LEDGER_SCHEMA)
 
@@ -99,7 +99,7 @@ def check_database(target: DatabaseTarget) -> Iterator[Finding]:
 
 def check_log_server(url: str) -> Finding:
     """Check whether the server of a decision log can lose entries when a standby takes over."""
-    target = target_of(Url.of(url))
+    target = check_target(Url.of(url))
     try:
         with reading(target, "cannot look") as connection:
             return _standbys(connection).of("the decision log's server")

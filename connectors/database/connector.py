@@ -68,10 +68,10 @@ class DatabaseConnector(Connector):
 
     def check(self, names: Sequence[str], pipeline: str | None) -> Iterable[Finding]:  # noqa: ARG002
         """Check the server's durability and room, this role's rights, and tables."""
-        from .checks import check_database, target_of  # noqa: PLC0415 - an extra
+        from .checks import check_database, check_target  # noqa: PLC0415 - an extra
         from .target_checks import check_written  # noqa: PLC0415
 
-        yield from check_database(target_of(self.url(), self._arguments().get("ledger_schema")))
+        yield from check_database(check_target(self.url(), self._arguments().get("ledger_schema")))
         yield from (check_written(self.a_sink("any", name)) for name in names)
 
     @classmethod

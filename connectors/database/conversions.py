@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
-from onceward.core.kit.rows import without_dictionary
+from onceward.core.kit.rows import is_binary, without_dictionary
 
 Check: TypeAlias = Callable[[pa.Array], None]
 """A function that raises ValueError for a value that the column's type allows and its declaration does not."""
@@ -64,12 +64,6 @@ class UnfitError(Exception):
 def is_text(arrow: pa.DataType) -> bool:
     """Return whether values of this type are strings."""
     return bool(pa.types.is_string(arrow) or pa.types.is_large_string(arrow) or pa.types.is_string_view(arrow))
-
-
-def is_binary(arrow: pa.DataType) -> bool:
-    """Return whether values of this type are bytes."""
-    kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
-    return any(kind(arrow) for kind in kinds)
 
 
 @dataclass(frozen=True)

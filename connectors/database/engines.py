@@ -185,7 +185,7 @@ def without_transactions(engine: str) -> str:
     return f"has the storage engine {engine}, which has no transactions: ALTER TABLE … ENGINE=InnoDB"
 
 
-def create(target: DatabaseTarget, tables: Sequence[sa.Table], what: str) -> None:
+def create_tables(target: DatabaseTarget, tables: Sequence[sa.Table], what: str) -> None:
     """Create the tables of one schema that are missing, and on PostgreSQL the schema.
 
     PostgreSQL refuses CREATE … IF NOT EXISTS to a role that may not create, even if there is nothing to do.

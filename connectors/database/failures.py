@@ -204,7 +204,7 @@ def _driver(cause: BaseException) -> str:
     return type(cause).__module__.partition(".")[0]
 
 
-def refusal(target: DatabaseTarget) -> type[SqlError]:
+def refusal_class(target: DatabaseTarget) -> type[SqlError]:
     """Return the class of errors that this kind of database gets if a retry would not help."""
     return PostgresError if target.url.backend == "postgresql" else SqlError
 
@@ -214,7 +214,7 @@ def translate(error: exc.SQLAlchemyError, what: str, target: DatabaseTarget) -> 
     text = f"{what} ({target.url}): {target.url.redact(words(error))}"
     if may_pass(error):
         return RetryableSinkError(text)
-    refused, known = refusal(target)(text), code(error)
+    refused, known = refusal_class(target)(text), code(error)
     refused.remedy, refused.of_rows = remedy(known, cause_of(error)), are_rows_to_blame(known)
     refused.refuses_rows = _refuses_rows(error)
     refused.refuses_alone = refused.refuses_rows and _refuses_alone(error)

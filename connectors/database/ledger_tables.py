@@ -41,7 +41,7 @@ from onceward.core.contract.transaction import Observation, abort_outcome, commi
 from onceward.core.errors import SinkError
 
 from .engines import dialect_for, reading, transaction
-from .own_tables import ask, ensure, exists, parts, tables_of
+from .own_tables import ask_own_tables, ensure, exists, split_for_in, tables_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,7 +72,7 @@ class DatabaseLedger(Ledger):
         self.target, self.epochs = target, epochs
 
     def check_claim(self, scope: Scope, newest: Progress) -> Remembered | None:
-        return check(self.target, scope, newest)
+        return check_progress(self.target, scope, newest)
 
     def claim(self, scope: Scope) -> None:
         claim(self.target, scope)
@@ -85,7 +85,7 @@ class DatabaseLedger(Ledger):
             prune(self.target, scope, epoch - self.epochs + 1)
 
     def forget(self, scope: Scope) -> None:
-        forget(self.target, scope)
+        delete_log_rows(self.target, scope)
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,9 @@ def facts(target: DatabaseTarget, connection: sa.Connection, committables: Seque
     if not committables:
         return LedgerFacts("")
     behind = dialect_for(target).behind(connection)
-    return ask(target, connection, lambda: _facts(target, connection, committables, behind), LedgerFacts(behind))
+    return ask_own_tables(
+        target, connection, lambda: _facts(target, connection, committables, behind), LedgerFacts(behind)
+    )
 
 
 def has(target: DatabaseTarget, connection: sa.Connection, committable: Committable) -> bool:
@@ -160,7 +162,7 @@ def _facts(
 ) -> LedgerFacts:
     dialect, tables = dialect_for(target), tables_of(target)
     committed: set[str] = set()
-    for part in parts([c.transaction for c in committables]):
+    for part in split_for_in([c.transaction for c in committables]):
         query = sa.select(tables.ledger.c.name).where(tables.ledger.c.name.in_(part))
         committed |= set(connection.scalars(query))
         # A row that is there is proof. Asking for others with a lock waits for whoever prepared rows beside them.
@@ -222,7 +224,7 @@ def _owned(target: DatabaseTarget, connection: sa.Connection, scope: Scope) -> O
     return ownership
 
 
-def note(target: DatabaseTarget, scope: Scope) -> None:
+def note_writer(target: DatabaseTarget, scope: Scope) -> None:
     """Note that a writer of this log writes here, if no other log owns the names. This claims nothing.
 
     Raises:
@@ -237,7 +239,9 @@ def note(target: DatabaseTarget, scope: Scope) -> None:
         _insert(target, logs, scope, sa.select(logs.c.log).where(*_mine(logs, scope)))
 
 
-def sinks_of(target: DatabaseTarget, connection: sa.Connection, pipeline: str, log: str | None = None) -> list[str]:
+def sinks_in_ledger(
+    target: DatabaseTarget, connection: sa.Connection, pipeline: str, log: str | None = None
+) -> list[str]:
     """Return the names of the sinks under which writers of this log, or of any log if it is None, have written here."""
     if not exists(target, connection):
         return []
@@ -253,11 +257,11 @@ def written_rows(target: DatabaseTarget, scope: Scope) -> dict[int, int]:
     count = sa.func.sum(ledger.c.row_count)
     query = sa.select(ledger.c.epoch, count).where(*_mine(ledger, scope), ledger.c.rewound == 0)
     with reading(target, "cannot read the ledger") as connection:
-        rows = ask(target, connection, lambda: connection.execute(query.group_by(ledger.c.epoch)).all(), ())
+        rows = ask_own_tables(target, connection, lambda: connection.execute(query.group_by(ledger.c.epoch)).all(), ())
     return {epoch: int(count) for epoch, count in rows}
 
 
-def check(target: DatabaseTarget, scope: Scope, newest: Progress) -> Remembered | None:
+def check_progress(target: DatabaseTarget, scope: Scope, newest: Progress) -> Remembered | None:
     """Check that no other log owns the names, and that this log has come as far as the ledger.
 
     Returns:
@@ -272,7 +276,7 @@ def check(target: DatabaseTarget, scope: Scope, newest: Progress) -> Remembered 
         def look() -> tuple[str | None, Reached]:
             return _owned(target, connection, scope).owner, _reached(target, connection, scope)
 
-        owner, known = ask(target, connection, look, (None, Reached(*NOTHING)))
+        owner, known = ask_own_tables(target, connection, look, (None, Reached(*NOTHING)))
     # (4) The target has seen an entry that this log does not have.
     if known.progress > newest:
         raise outdated_log(scope, known.progress, newest, _PLACE)
@@ -344,7 +348,7 @@ def prune(target: DatabaseTarget, scope: Scope, below: int) -> None:
             connection.execute(table.delete().where(*old))
 
 
-def forget(target: DatabaseTarget, scope: Scope) -> None:
+def delete_log_rows(target: DatabaseTarget, scope: Scope) -> None:
     """Delete all rows of a decision log that was deleted.
 
     If identifiers of transactions contain only a digest of the names, the row in `logs` stays: without it, nobody could

@@ -25,12 +25,12 @@ import sqlalchemy as sa
 from onceward.core.contract.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
 from onceward.core.errors import OncewardError, RetryableSinkError, SqlError
 
-from . import ledger_tables as ledger
+from . import ledger_tables
 from .engines import SLOWEST, dialect_for, reading, transaction
-from .failures import refusal
+from .failures import refusal_class
 from .loader import ChangedError
-from .own_tables import delete_named, exists, parts, staged_handle, tables_of
-from .tables import forget
+from .own_tables import delete_named, exists, split_for_in, staged_handle, tables_of
+from .tables import forget_description
 from .target import TableName
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _merge(loader: Loader, committables: Sequence[Committable]) -> dict[str, Com
     except RetryableSinkError:
         raise
     except OncewardError as error:
-        forget(target)
+        forget_description(target)
         with reading(target, "cannot merge") as connection:
             if not exists(target, connection):
                 return _by_ledger(target, connection, committables)
@@ -97,14 +97,14 @@ def _by_ledger(
 ) -> dict[str, CommitOutcome]:
     if not committables:
         return {}
-    facts = ledger.facts(target, connection, committables)
+    facts = ledger_tables.facts(target, connection, committables)
     return {c.transaction: facts.commit_outcome(c) for c in committables}
 
 
 def _lock(target: DatabaseTarget, connection: sa.Connection, committables: Sequence[Committable]) -> list[Any]:
     """Lock the rows of `staged`, waiting for others that hold them, and return them in the order of the merge."""
     staged, rows = tables_of(target).staged, list[Any]()
-    for part in parts(sorted(c.transaction for c in committables)):
+    for part in split_for_in(sorted(c.transaction for c in committables)):
         query = sa.select(staged).where(staged.c.name.in_(part)).order_by(staged.c.name)
         rows += connection.execute(query.with_for_update())
     return sorted(rows, key=lambda row: (row.epoch, row.subtask, row.attempt, row.name))
@@ -141,7 +141,7 @@ def _refused(target: DatabaseTarget, error: OncewardError, first: Committable, h
             f"They are safe in the staging table {', '.join(stages) or tables.pieces} and the decision remains valid: "
             f"{_remedy(error, correctable=bool(stages))}; then start again"
         )
-    return refusal(target)(
+    return refusal_class(target)(
         f"the decided rows of this epoch cannot be moved into the table: {error.message}. {todo}",
         pipeline=first.pipeline,
         sink=first.sink,
@@ -168,6 +168,6 @@ def abort_staged(loader: Loader, committable: Committable) -> AbortOutcome:
             loader.remove(connection, taken)
             if taken:
                 return AbortOutcome(AbortStatus.ABORTED)
-            return ledger.facts(target, connection, [committable]).abort_outcome(committable)
+            return ledger_tables.facts(target, connection, [committable]).abort_outcome(committable)
     except RetryableSinkError as error:
         return AbortOutcome(AbortStatus.RETRY_LATER, str(error))

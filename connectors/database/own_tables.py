@@ -22,7 +22,7 @@ from onceward.core.log.sql import BYTES, name_type
 
 from .engines import (
     INNODB,
-    create,
+    create_tables,
     creation,
     engine_of,
     reading,
@@ -149,14 +149,14 @@ def staged_handle(row_count: int, stage: str, movement: str) -> dict[str, str]:
     return {"sha256": hashlib.sha256(f"{row_count} {stage}\n{movement}".encode()).hexdigest()}
 
 
-def parts(names: Sequence[str]) -> list[Sequence[str]]:
+def split_for_in(names: Sequence[str]) -> list[Sequence[str]]:
     """Split names into parts that are small enough for one IN list."""
     return [names[start : start + _IN] for start in range(0, len(names), _IN)]
 
 
 def delete_named(connection: sa.Connection, table: sa.Table, names: Sequence[str]) -> None:
     """Delete the rows of transactions from one of the tables."""
-    for some in parts(names):
+    for some in split_for_in(names):
         connection.execute(table.delete().where(table.c.name.in_(some)))
 
 
@@ -166,7 +166,7 @@ def exists(target: DatabaseTarget, connection: sa.Connection) -> bool:
     return all(inspector.has_table(table.name, schema=table.schema) for table in tables)
 
 
-def ask(target: DatabaseTarget, connection: sa.Connection, question: Callable[[], T], missing: M) -> T | M:
+def ask_own_tables(target: DatabaseTarget, connection: sa.Connection, question: Callable[[], T], missing: M) -> T | M:
     """Return the answer to a query of the tables, or `missing` if they are not there.
 
     To look for the tables first would take a statement for each of them, in every epoch. `connection` must not be in a
@@ -225,7 +225,7 @@ def ensure(target: DatabaseTarget) -> None:
             return
     tables = tables_of(target).metadata.sorted_tables
     try:
-        create(target, tables, "cannot create the ledger tables")
+        create_tables(target, tables, "cannot create the ledger tables")
     except SinkError as error:
         if error.retryable:
             raise

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 from onceward.core.contract.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
 from onceward.core.errors import RetryableSinkError
 
-from . import ledger_tables as ledger
+from . import ledger_tables
 from .dialect import TwoPhaseAnswer
 from .engines import dialect_for, reading, two_phase_for
 
@@ -64,7 +64,7 @@ def _commit(connection: sa.Connection, target: DatabaseTarget, committable: Comm
     if answer is TwoPhaseAnswer.BUSY:
         return CommitOutcome(CommitStatus.RETRY_LATER, words)
     # (3) The transaction is gone.
-    outcome = ledger.facts(target, connection, [committable]).commit_outcome(committable, words)
+    outcome = ledger_tables.facts(target, connection, [committable]).commit_outcome(committable, words)
     if outcome.settled and (why := two_phase_for(target).unconfirmed(connection)):
         return CommitOutcome(CommitStatus.RETRY_LATER, f"committed here, but not confirmed: {why}")
     return outcome
@@ -72,7 +72,7 @@ def _commit(connection: sa.Connection, target: DatabaseTarget, committable: Comm
 
 def _confirmed(connection: sa.Connection, target: DatabaseTarget, committable: Committable) -> CommitOutcome:
     """Ask the ledger whether a commit that was answered took place, where the answer alone does not prove it."""
-    if dialect_for(target).asks_with_lock and not ledger.has(target, connection, committable):
+    if dialect_for(target).asks_with_lock and not ledger_tables.has(target, connection, committable):
         return CommitOutcome(
             CommitStatus.RETRY_LATER,
             "the server answered that it committed, but the rows are not there: the session that prepared them was "
@@ -90,6 +90,6 @@ def abort_prepared(target: DatabaseTarget, committable: Committable) -> AbortOut
                 return AbortOutcome(AbortStatus.ABORTED)
             if answer is TwoPhaseAnswer.BUSY:
                 return AbortOutcome(AbortStatus.RETRY_LATER, words)
-            return ledger.facts(target, connection, [committable]).abort_outcome(committable, words)
+            return ledger_tables.facts(target, connection, [committable]).abort_outcome(committable, words)
     except RetryableSinkError as error:
         return AbortOutcome(AbortStatus.RETRY_LATER, str(error))

@@ -52,7 +52,7 @@ class OtherTable(Place):
 
     def reread(self, scope: Scope | None, columns: Sequence[str]) -> Reread:
         """Read the rows, which do not show their epochs, and the ledger."""
-        return reread(self._target, scope, columns)
+        return reread_table(self._target, scope, columns)
 
     def as_hashed(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         """Return rows in the table's types; a time with a zone, as JSON has it, is stored as UTC."""
@@ -72,7 +72,7 @@ def _in_utc(array: pa.Array) -> pa.Array:
         return array
 
 
-def reread(target: DatabaseTarget, scope: Scope | None = None, columns: Sequence[str] = ()) -> Reread:
+def reread_table(target: DatabaseTarget, scope: Scope | None = None, columns: Sequence[str] = ()) -> Reread:
     """Read the rows that the table holds now.
 
     Args:

@@ -17,13 +17,13 @@ from onceward.core.kit.secrets import without_logins
 from onceward.core.kit.text_options import check_seconds, check_types
 from onceward.sinks import TwoPhaseCommitSink
 
-from . import ledger_tables as ledger
+from . import ledger_tables
 from .batched_inserts import PieceLoader
 from .column_matching import check_given, without_change
 from .engines import dialect_for, read_server, reading
 from .ledger_tables import DatabaseLedger
 from .merging import abort_staged, commit_staged
-from .own_tables import ask, ensure, exists, staged_handle, tables_of
+from .own_tables import ask_own_tables, ensure, exists, staged_handle, tables_of
 from .prepared import abort_prepared, commit_prepared
 from .tables import check_trial, describe
 from .target import (
@@ -251,7 +251,7 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         The sinks are those that noted that they write here: MariaDB's identifiers contain only a digest of their names.
         """
         with reading(self.target, "cannot list") as connection:
-            sinks = ledger.sinks_of(self.target, connection, pipeline, log)
+            sinks = ledger_tables.sinks_in_ledger(self.target, connection, pipeline, log)
             committables = [committable for sink in sinks for committable in self._list(connection, pipeline, sink)]
         return [committable for committable in committables if committable.log == log]
 
@@ -268,7 +268,8 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         first = committables[0]
         with reading(self.target, "cannot inspect") as connection:
             waiting = {c.transaction for c in self._list(connection, first.pipeline, first.sink)}
-            facts = ledger.facts(self.target, connection, [c for c in committables if c.transaction not in waiting])
+            others = [c for c in committables if c.transaction not in waiting]
+            facts = ledger_tables.facts(self.target, connection, others)
         return [Observation.PREPARED if c.transaction in waiting else facts.observe(c)[0] for c in committables]
 
     def _list(self, connection: sa.Connection, pipeline: str, sink: str) -> list[Committable]:
@@ -278,7 +279,7 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         of = tables_of(self.target).staged.c
         columns = (of.name, of.row_count, of.stage, of.movement)
         query = sa.select(*columns).where(of.pipeline == pipeline, of.sink == sink).order_by(of.name)
-        for text, *fields in ask(self.target, connection, lambda: connection.execute(query).all(), ()):
+        for text, *fields in ask_own_tables(self.target, connection, lambda: connection.execute(query).all(), ()):
             if (name := own_name(text, pipeline, sink)) is not None:
                 committables.append(Committable.named(STAGED, name, rows=fields[0], handle=staged_handle(*fields)))
         return committables
@@ -296,7 +297,7 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
     def known_sinks(self, pipeline: str) -> list[str]:
         """Return the names of the sinks under which a pipeline of this name has written into this database."""
         with reading(self.target, "cannot list") as connection:
-            return ledger.sinks_of(self.target, connection, pipeline)
+            return ledger_tables.sinks_in_ledger(self.target, connection, pipeline)
 
     def ledger(self) -> DatabaseLedger:
         return DatabaseLedger(self.target, self.ledger_epochs)

@@ -15,13 +15,14 @@ from sqlalchemy import exc
 from sqlalchemy.dialects import mysql, postgresql
 
 from onceward.core.errors import ConfigurationError, SchemaError, SinkError, text_of
+from onceward.core.kit.rows import is_binary
 
 from .column_matching import Plan, make_plan, without_change
-from .conversions import is_binary, is_text
+from .conversions import is_text
 from .dialect import no_such_table
 from .engines import (
     INNODB,
-    create,
+    create_tables,
     dialect_for,
     reading,
     row_dialect_for,
@@ -113,7 +114,7 @@ def _kept(target: DatabaseTarget, name: TableName, connection: sa.Connection | N
     return kept
 
 
-def forget(target: DatabaseTarget) -> None:
+def forget_description(target: DatabaseTarget) -> None:
     """Forget the description of the target's table, so that it is read again."""
     _known.pop((target.url, target.table), None)
 
@@ -262,7 +263,7 @@ def check_described(target: DatabaseTarget, dialect: RowDialect, schema: pa.Sche
         SchemaError: The table is missing, or a column or the key does not fit.
         ConfigurationError: The table is of a kind that cannot be written exactly once, or a right is missing.
     """
-    forget(target)
+    forget_description(target)
     described = describe(target, target.table) if schema is None else existing(target, schema)
     if described is None:
         raise no_such_table(target.table)
@@ -292,7 +293,7 @@ def _some_columns(described: DescribedTable, key: Sequence[str]) -> pa.Schema:
 
 def create_table(target: DatabaseTarget, schema: pa.Schema) -> None:
     """Create the table, and on PostgreSQL its schema, unless it is there. Several processes may do so concurrently."""
-    create(target, [definition(target, schema)], f"cannot create table {target.table}")
+    create_tables(target, [definition(target, schema)], f"cannot create table {target.table}")
 
 
 def definition(target: DatabaseTarget, schema: pa.Schema) -> sa.Table:

@@ -9,7 +9,7 @@ from onceward.core.errors import ConfigurationError, SchemaError, SinkError, Sql
 
 from .dialect import RowDialect
 from .engines import dialect_for
-from .tables import describe, forget
+from .tables import describe, forget_description
 
 if TYPE_CHECKING:
     from .sink import DatabaseSink
@@ -25,7 +25,7 @@ def check_written(sink: DatabaseSink) -> Finding:
     """
     where = str(sink.target.table)
     try:
-        forget(sink.target)
+        forget_description(sink.target)
         described = describe(sink.target, sink.target.table)
         if described is None and sink.target.create_table:
             return skipped(_CHECK, "it does not exist; the sink creates it", where)

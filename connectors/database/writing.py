@@ -12,11 +12,11 @@ import sqlalchemy as sa
 from onceward.core.contract.transaction import Committable
 from onceward.core.errors import OncewardError, RetryableSinkError
 
-from . import ledger_tables as ledger
+from . import ledger_tables
 from .engines import SLOWEST, autocommitting, dialect_for, reading, two_phase_for
 from .failures import as_sqlalchemys, code, translate
 from .own_tables import identity_row, insert_into, tables_of
-from .tables import forget
+from .tables import forget_description
 from .target import PREPARED
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Writing(ABC):
                 yield
         except sa.exc.SQLAlchemyError as error:
             self.discard()
-            forget(self.target)
+            forget_description(self.target)
             raise self._located(self.explain(translate(error, place, self.target), error, what)) from None
         except OncewardError as error:
             self.discard()
@@ -155,20 +155,20 @@ class HeldWriting(Writing):
         ownership = self._begin()
         if ownership is None or not ownership.noted:
             self.undo()
-            ledger.note(self.target, self.context.scope)
+            ledger_tables.note_writer(self.target, self.context.scope)
             self.name = self.context.transaction_name()  # the server may not have seen yet that the former one is over
             ownership = self._begin()
         if ownership is not None:
             ownership.refuse_others(self.context.scope)
 
-    def _begin(self) -> ledger.Ownership | None:
+    def _begin(self) -> ledger_tables.Ownership | None:
         """Begin the transaction, and return who owns the names; None if there is no ledger."""
         target, scope = self.target, self.context.scope
-        question = ledger.ownership_query(tables_of(target))
+        question = ledger_tables.ownership_query(tables_of(target))
         with dialect_for(target).limited(target.answer_within):
             self.held = autocommitting(target)
             ownership = two_phase_for(target).begin(self.held, target.access, self.name, question, scope)
-        return None if ownership is None else ledger.Ownership(*ownership)
+        return None if ownership is None else ledger_tables.Ownership(*ownership)
 
     def send(self, batch: pa.RecordBatch) -> int:
         if self.writer is None:

@@ -137,12 +137,6 @@ def types_in(kind: pa.DataType) -> Iterator[pa.DataType]:
             yield from types_in(kind.field(number).type)
 
 
-def is_binary(kind: pa.DataType) -> bool:
-    """Return whether values of this type are bytes."""
-    kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
-    return any(fits(kind) for fits in kinds)
-
-
 class _OpenFile:
     """A file that is being written; its name is the finished one, below the folder."""
 

@@ -61,7 +61,7 @@ def check_tables(folder: Path) -> None:
         )
 
 
-def format_of(path: Path) -> str | None:
+def file_format_of(path: Path) -> str | None:
     """Return the format that a file's content or its name shows; None if neither does.
 
     Raises:

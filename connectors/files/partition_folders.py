@@ -16,9 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from onceward.core.errors import SchemaError
-from onceward.core.kit.rows import without_dictionary
-
-from .file_formats import is_binary
+from onceward.core.kit.rows import is_binary, without_dictionary
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -60,7 +58,7 @@ def check_partitions(sink: str, columns: Sequence[str], schema: pa.Schema) -> No
         raise SchemaError(f"sink {sink}: partition_by leaves no column for the files")
 
 
-def parts(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
+def rows_by_folder(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
     """Yield the rows of each folder, in order, without these columns; without columns all rows, in the folder ""."""
     if not columns:
         yield "", batch

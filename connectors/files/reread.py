@@ -32,7 +32,7 @@ from onceward.core.kit.rows import without_dictionary
 
 from .file_formats import FORMATS, as_lines, visible_files
 from .file_names import as_text
-from .foreign_folders import format_of
+from .foreign_folders import file_format_of
 from .partition_folders import folder_texts
 from .text import CSV_NULLS, batches_with_blocks, open_text, with_blocks
 
@@ -47,7 +47,7 @@ TYPED: Final = ("parquet", "arrow")
 _FINISHED: Final = re.compile(rf"(.+)-\d+\.(?:{'|'.join(FORMATS)})")
 
 
-def hashed_columns(batch: pa.RecordBatch, format_: str, partition_by: Sequence[str] = ()) -> pa.RecordBatch:
+def hashed_file_columns(batch: pa.RecordBatch, format_: str, partition_by: Sequence[str] = ()) -> pa.RecordBatch:
     """Return the columns of written rows that are hashed, as the target holds them.
 
     Args:
@@ -105,7 +105,7 @@ class WrittenFolder(Place):
 
     def reread(self, scope: Scope | None, columns: Sequence[str]) -> Reread:
         """Read the finished files, whose names tell the epochs."""
-        return reread(self._path, scope, columns)
+        return reread_folder(self._path, scope, columns)
 
     def as_hashed(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         """Return rows as lines of JSON where files hold such, and the values of partitions as their folders' names."""
@@ -114,7 +114,7 @@ class WrittenFolder(Place):
         return fit_columns(batch, schema, {PARTITION: folder_texts})
 
 
-def reread(folder: str, scope: Scope | None, columns: Sequence[str] = ()) -> Reread:
+def reread_folder(folder: str, scope: Scope | None, columns: Sequence[str] = ()) -> Reread:
     """Read the folder's finished files.
 
     Args:
@@ -159,7 +159,7 @@ def _noted(file: object, left_out: list[str]) -> Iterator[None]:
 def _described(path: Path, inside: Path, own: str, columns: Sequence[str], left_out: list[str]) -> _File:
     """Describe a file; the folder's own format is that of a text whose name does not tell it."""
     finished = _FINISHED.fullmatch(path.name)
-    format_ = path.suffix[1:] if finished else format_of(path) or own
+    format_ = path.suffix[1:] if finished else file_format_of(path) or own
     if format_ not in _READERS:
         raise pa.ArrowInvalid("of which format it is can be seen neither by its name nor by its content")
     texts = [part.partition("=") for part in inside.parts[:-1]]

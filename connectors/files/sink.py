@@ -65,8 +65,8 @@ from .file_formats import (
 )
 from .file_names import on_disk
 from .foreign_folders import check_partition_folders, check_tables
-from .partition_folders import check_partitions, encoded, parts
-from .reread import TYPED, hashed_columns
+from .partition_folders import check_partitions, encoded, rows_by_folder
+from .reread import TYPED, hashed_file_columns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -195,10 +195,10 @@ class FileSink(FolderSink[Files]):
                 batch = in_microseconds(batch)
             if self.format == "jsonl":
                 batch = as_lines(batch, self.partition_by)
-            for partition, rows in parts(batch, self.partition_by):
+            for partition, rows in rows_by_folder(batch, self.partition_by):
                 transaction.write(partition, rows)
             if transaction.hash is not None:
-                transaction.hash.add(hashed_columns(batch, self.format, self.partition_by))
+                transaction.hash.add(hashed_file_columns(batch, self.format, self.partition_by))
         except SchemaError as error:
             why = f"{error.message}; the epoch's rows are not written"
             raise refusing_rows(SchemaError(why, sink=self.name)) from None

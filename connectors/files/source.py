@@ -25,13 +25,12 @@ import pyarrow.json
 
 from onceward.core.contract.source import Piece, Position, ResettableSource, Split
 from onceward.core.errors import ConfigurationError, SourceError, text_of
-from onceward.core.kit.rows import with_leaves
+from onceward.core.kit.rows import is_binary, with_leaves
 from onceward.core.kit.text_options import check_choice, check_types
 
 from .file_formats import (
     FORMATS,
     FileFormat,
-    is_binary,
     types_in,
     visible_files,
 )

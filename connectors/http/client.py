@@ -189,7 +189,7 @@ class HttpAnswer(NamedTuple):
     location: str = ""
 
 
-def judge(status: int, also_later: Collection[int] = ()) -> type[SinkError] | None:
+def error_class_of(status: int, also_later: Collection[int] = ()) -> type[SinkError] | None:
     """Return the error class for a status: None on success, RetryableSinkError if a retry may succeed, else SinkError.
 
     Args:

@@ -23,7 +23,7 @@ from onceward.core.kit.secrets import without_logins
 from onceward.core.kit.text_options import MOST_SECONDS, OF_FORMATS, arguments, check_choice, check_types
 from onceward.sinks.write_ahead import ROWS_PER_SEND, WriteAheadLogSink
 
-from .client import HttpSettings, clients, judge, with_authentication
+from .client import HttpSettings, clients, error_class_of, with_authentication
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -253,7 +253,7 @@ class HttpSink(WriteAheadLogSink):
         client = clients.get(self.settings)
         client.wait(self.longest_wait)
         answer = client.request("POST", {pinned.key_header: key, "Content-Type": kind}, content)
-        error = judge(answer.status, self.retry_statuses)
+        error = error_class_of(answer.status, self.retry_statuses)
         if error is None:
             return
         text = f"{self.settings.shown} answers {answer.status} to a delivery"

@@ -41,7 +41,7 @@ class KafkaConnector(Connector):
 
         from .admin import check_reachable, cluster_of  # noqa: PLC0415 - an extra
         from .clock import clock_behind  # noqa: PLC0415
-        from .ownership import open_elsewhere, open_names, sinks_of  # noqa: PLC0415
+        from .ownership import open_elsewhere, open_names, sinks_at_brokers  # noqa: PLC0415
         from .settings import KafkaSettings  # noqa: PLC0415
         from .sink import KafkaSink  # noqa: PLC0415
         from .transaction_state import KIND, Prepared  # noqa: PLC0415
@@ -71,7 +71,7 @@ class KafkaConnector(Connector):
         return Target(
             title=f"Kafka at {self.address}",
             names=names,
-            known=lambda pipeline: sinks_of(cluster_of(settings).transactions, pipeline),
+            known=lambda pipeline: sinks_at_brokers(cluster_of(settings).transactions, pipeline),
             holds=lambda kind, _: kind == KIND,
             sink=lambda name: KafkaSink(name, bootstrap_servers=self.address, config=self.settings),
             expires=expires,

@@ -112,7 +112,7 @@ _ADVICE: Final = {
 }
 
 
-def advice(name: str) -> str:
+def advice_on_refusal(name: str) -> str:
     """Return advice for an error of librdkafka's that refuses a message; empty if there is none."""
     return _ADVICE.get(name, "")
 
@@ -126,7 +126,7 @@ def client_error(what: str, error: BaseException, **context: Any) -> KafkaError:
     """Return a KafkaError for a KafkaException of confluent-kafka, without its error object (it does not pickle)."""
     cause: Any = error.args[0] if error.args else error
     known = hasattr(cause, "retriable")
-    words = f"{cause.str()} ({cause.name()}){advice(cause.name())}" if known else error
+    words = f"{cause.str()} ({cause.name()}){advice_on_refusal(cause.name())}" if known else error
     raised = KafkaError(f"{what}: {words}", **context)
     raised.retryable = known and bool(cause.retriable())
     raised.refuses_rows = raised.refuses_alone = known and refuses_message(cause.name())

@@ -280,7 +280,7 @@ def _is_utf8(data: bytes | None) -> bool:
         return False
 
 
-def check_columns(schema: pa.Schema, topic: str | None, sink: str) -> None:
+def check_message_columns(schema: pa.Schema, topic: str | None, sink: str) -> None:
     """Check names and types; columns that are no part of a message are ignored, as Spark's sink does.
 
     Raises:
@@ -375,7 +375,7 @@ def _headers_of(column: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
     return flat.field("key"), flat.field("value"), pc.fill_null(pc.list_value_length(column), 0)
 
 
-def hashed_columns(batch: pa.RecordBatch, *, own_topic: bool) -> pa.RecordBatch:
+def hashed_message_columns(batch: pa.RecordBatch, *, own_topic: bool) -> pa.RecordBatch:
     """Return the hashed columns of each message: key, value, headers, and the topic where each row names its own."""
     names = [name for name in ("key", "value", *(["topic"] if own_topic else [])) if name in batch.schema.names]
     columns = [batch.column(name) for name in names]

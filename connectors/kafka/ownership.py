@@ -1,8 +1,8 @@
 """What the brokers know under a pipeline's and sink's name: what lingers, and whether another log has used it.
 
 Nothing can be deleted in Kafka: a transactional id is remembered for transactional.id.expiration.ms (7 days) after
-its last use. That is what `check` looks at, and how `accept` remembers: it registers one more transactional id, whose
-name says which log accepts which other. It lives longer than the ids of the other log, because it is younger.
+its last use. `check_ownership` looks at these ids, and `accept` registers one more, whose name says which log accepts
+which other. It lives longer than the ids of the other log, because it is younger.
 
 Whoever asks gets a KafkaError if not every broker answers, or if a coordinator does not describe what was listed.
 """
@@ -53,7 +53,7 @@ class KafkaLedger(Ledger):
     def check_claim(self, scope: Scope, newest: Progress) -> None:
         """Refuse a name that another log may have committed under; see Ledger."""
         if newest == NOTHING:
-            until_answered(self._wait_seconds, lambda: check(self._client(), scope))
+            until_answered(self._wait_seconds, lambda: check_ownership(self._client(), scope))
 
     def release(self, scope: Scope) -> None:
         until_answered(self._wait_seconds, lambda: accept(self._client(), scope))
@@ -103,7 +103,7 @@ def producer_words(producer: tuple[int, int]) -> str:
     return f"producer {producer[0]}, epoch {producer[1]}"
 
 
-def sinks_of(client: TransactionCoordinatorClient, pipeline: str) -> list[str]:
+def sinks_at_brokers(client: TransactionCoordinatorClient, pipeline: str) -> list[str]:
     """Return the names of sinks under which this pipeline has written with any log, as far as the brokers remember."""
     scopes = _scopes(client, f"{FORMAT}:{pipeline}:", []).values()
     return sorted({scope.sink for scope in scopes if scope.pipeline == pipeline})
@@ -155,7 +155,7 @@ def _left_out(
                 yield Prepared(handle._replace(producer_epoch=epoch), where)
 
 
-def check(client: TransactionCoordinatorClient, scope: Scope) -> None:
+def check_ownership(client: TransactionCoordinatorClient, scope: Scope) -> None:
     """Refuse a pipeline under whose name another log may have committed something, whatever its sink was called.
 
     Raises:

@@ -57,7 +57,7 @@ Offsets = dict[Partition, int]
 """The next offset to read, for each partition."""
 
 
-def to_json(offsets: Mapping[Partition, int]) -> dict[str, dict[str, int]]:
+def offsets_as_json(offsets: Mapping[Partition, int]) -> dict[str, dict[str, int]]:
     """Return offsets as a JSON value, topics and partitions in order, so that equal offsets give equal text."""
     value: dict[str, dict[str, int]] = {}
     for partition in sorted(offsets):

@@ -18,7 +18,7 @@ from onceward.core.errors import KafkaError, refusing_rows
 
 from . import librdkafka
 from .admin import make_client
-from .error_codes import TimeoutTooLongError, advice, client_error, refuses_message
+from .error_codes import TimeoutTooLongError, advice_on_refusal, client_error, refuses_message
 from .messages import MessageArray, QueueFull, Rows
 from .sizes import DEFAULT_MESSAGE, Sizes
 
@@ -93,7 +93,7 @@ class DeliveryFailures:
             # A purged message was never given one.
             where = f" partition {partition}" if partition is not None and partition >= 0 else ""
             self.first = f"a message for topic {topic}{where} was refused: {error.str()} ({error.name()})"
-            self.first += advice(error.name())
+            self.first += advice_on_refusal(error.name())
             if dropped:  # librdkafka keeps the reason to itself
                 self.first += (
                     ". The transaction has failed: this client may not Write to the topic, or its transactional id was "
@@ -280,7 +280,7 @@ class TransactionalProducer:
         raise error
 
 
-def check_settings(settings: KafkaSettings, *, timeout_ms: int) -> None:
+def check_producer_settings(settings: KafkaSettings, *, timeout_ms: int) -> None:
     """Make a producer as `TransactionalProducer.open` does, and let it go before it says anything to a broker.
 
     Raises:

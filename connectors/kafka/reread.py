@@ -21,7 +21,7 @@ from onceward.core.kit import typed
 
 from .admin import cluster_of
 from .error_codes import Code, code_name
-from .messages import hashed_columns
+from .messages import hashed_message_columns
 from .positions import Partition
 from .source import KafkaSource
 from .transaction_state import mark_of
@@ -64,7 +64,7 @@ class Topic(Place):
 
     def reread(self, scope: Scope | None, columns: Sequence[str]) -> Reread:  # noqa: ARG002
         """Read key, value and headers as read_committed consumers do, up to the last stable offset."""
-        return reread(self._servers, self._config, self._name)
+        return reread_topic(self._servers, self._config, self._name)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Read all messages, as KafkaSource has them."""
@@ -80,10 +80,10 @@ class Topic(Place):
 
     def as_hashed(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:  # noqa: ARG002
         """Return key, value and headers."""
-        return hashed_columns(batch, own_topic=False)
+        return hashed_message_columns(batch, own_topic=False)
 
 
-def reread(servers: str, config: Mapping[str, Any], topic: str) -> Reread:
+def reread_topic(servers: str, config: Mapping[str, Any], topic: str) -> Reread:
     """Read a topic as read_committed consumers see it, up to its last stable offset.
 
     Args:
@@ -127,7 +127,7 @@ def _pieces(servers: str, config: Mapping[str, Any], topic: str) -> Iterator[Rer
             offsets = piece.batch.column("offset").to_pylist()
             of_rows = [marks[bisect_right(firsts, offset) - 1] for offset in offsets]
             positions = [f"{partition}@{offset}" for offset in offsets]
-            yield RereadPiece(hashed_columns(piece.batch, own_topic=False), of_rows, positions)
+            yield RereadPiece(hashed_message_columns(piece.batch, own_topic=False), of_rows, positions)
 
 
 def _spans(cluster: Cluster, partition: Partition, start: int, end: int) -> tuple[list[int], list[str]]:

@@ -35,10 +35,10 @@ from . import commits, ownership
 from . import wire as _wire  # noqa: F401 - so that a missing kafka-python is told when the sink is imported
 from .admin import check_reachable, cluster_of
 from .error_codes import Code, Retries, TimeoutTooLongError, kafka_error, until_answered
-from .messages import check_columns, hashed_columns, ignored_columns
+from .messages import check_message_columns, hashed_message_columns, ignored_columns
 from .pool import pool_of
 from .positions import LATEST, Partition
-from .producer import check_settings
+from .producer import check_producer_settings
 from .settings import CONNECTION_OPTIONS, KafkaSettings, split_options
 from .topic_metadata import Lookup
 from .transaction_coordinator import UNSEEN
@@ -229,7 +229,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         return limits.longest_timeout_ms / 1000 if limits is not None else None
 
     def check_schema(self, schema: pa.Schema) -> None:
-        check_columns(schema, self.topic, self.name)
+        check_message_columns(schema, self.topic, self.name)
 
     def validate(self, schema: pa.Schema) -> None:
         """Check columns, settings, topic and timeout; create the topic if requested.
@@ -264,7 +264,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 f"transaction.max.timeout.ms={limits.longest_timeout_ms} ms: make it shorter, or raise the broker's",
                 sink=self.name,
             )
-        check_settings(self.settings, timeout_ms=self._timeout_ms)
+        check_producer_settings(self.settings, timeout_ms=self._timeout_ms)
 
     def _validate_topic(self, topic: str, cluster: Cluster) -> None:
         if not cluster.partitions_of(topic):
@@ -323,7 +323,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             transaction.keep(piece)
             self._until_taken(transaction, partial(transaction.producer.write, rows))
             if transaction.hash is not None:
-                transaction.hash.add(hashed_columns(piece, own_topic=self.topic is None))
+                transaction.hash.add(hashed_message_columns(piece, own_topic=self.topic is None))
 
     def _sizes(self, topics: Iterable[str], *, anew: bool = False) -> Sizes:
         return cluster_of(self.settings).sizes(self.settings, topics, anew=anew)

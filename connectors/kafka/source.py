@@ -30,11 +30,11 @@ from .positions import (
     check_end,
     from_json,
     in_share,
+    offsets_as_json,
     parse_bound,
-    to_json,
 )
 from .settings import KafkaSettings
-from .topic_metadata import Found, Lookup, Selection, find, resolve
+from .topic_metadata import Found, Lookup, Selection, bound_offsets, find
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -184,12 +184,12 @@ class KafkaSource(ResettableSource):
     def start(self) -> Position:
         partitions = self._complete()
         self._ids |= partitions.ids
-        start = resolve(self.starting, partitions.partitions, self._lookup(), start=True)
+        start = bound_offsets(self.starting, partitions.partitions, self._lookup(), start=True)
         return self._own(self._within(self.starting, start, "startingOffsets (starting)"), partitions.ids)
 
     def end(self) -> Position:
         ending = self.ending or FROM_LATEST
-        return self._own(resolve(ending, self._find().partitions, self._lookup(), start=False))
+        return self._own(bound_offsets(ending, self._find().partitions, self._lookup(), start=False))
 
     def latest(self, position: Position, limit: int | None = None, until: Position | None = None) -> Position:
         before, known = _offsets(position), {**position.get(_IDS, {}), **self._ids}
@@ -200,7 +200,7 @@ class KafkaSource(ResettableSource):
         lost = positions.losses({p: at for p, at in before.items() if self.selection.takes(p)}, held, anew)
         self._report([str(loss) for loss in lost])
         self._ids |= partitions.ids
-        self.newest = to_json({partition: there.stable for partition, there in held.items()})
+        self.newest = offsets_as_json({partition: there.stable for partition, there in held.items()})
         end = positions.reach(before, held, limit=limit, until=None if until is None else _offsets(until), anew=anew)
         return self._position(end, partitions.ids)
 
@@ -262,7 +262,7 @@ class KafkaSource(ResettableSource):
 
     def publish(self, position: Position) -> None:
         if self.group is not None:
-            publish_offsets(self.settings, self.group, to_json(_offsets(position)))
+            publish_offsets(self.settings, self.group, offsets_as_json(_offsets(position)))
 
     @property
     def reads(self) -> str:
@@ -305,7 +305,7 @@ class KafkaSource(ResettableSource):
 
     def _position(self, offsets: Offsets, ids: Mapping[str, str]) -> Position:
         """Return a position. The engine's has the topics' ids, for which Spark's offsets have no place."""
-        position: Position = to_json(offsets)
+        position: Position = offsets_as_json(offsets)
         if self._share is not None:
             position[_IDS] = {topic: ids[topic] for topic in position if topic in ids}
         return position

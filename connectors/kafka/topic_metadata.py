@@ -224,7 +224,7 @@ def find(selection: Selection, lookup: Lookup) -> Found:
     return Found(tuple(sorted(there)), {topic: id_ for topic, (id_, _) in described.items()}, tuple(missing))
 
 
-def resolve(given: Bound, partitions: Iterable[Partition], lookup: Lookup, *, start: bool) -> Offsets:
+def bound_offsets(given: Bound, partitions: Iterable[Partition], lookup: Lookup, *, start: bool) -> Offsets:
     """Return the offsets where reading starts or ends; a time that is later than all records is the end.
 
     Raises:

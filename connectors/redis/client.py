@@ -181,10 +181,10 @@ def asking(settings: RedisSettings, what: str) -> Iterator[Any]:
     try:
         yield clients.get(settings)
     except redis.RedisError as error:
-        raise explained(settings, what, error) from None
+        raise redis_error(settings, what, error) from None
 
 
-def explained(settings: RedisSettings, what: str, error: Exception) -> SinkError:
+def redis_error(settings: RedisSettings, what: str, error: Exception) -> SinkError:
     """Return an error of redis-py as ours: retryable if it may go away by itself."""
     passing = isinstance(error, _PASSING) or text_of(error).startswith(_MAY_PASS)
     kind = RetryableSinkError if passing and not isinstance(error, _REFUSALS) else SinkError

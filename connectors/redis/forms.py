@@ -22,7 +22,7 @@ from onceward.core.contract.place import Place
 from onceward.core.contract.proof import ALL_EPOCHS, JSON_LINE, Reread, RereadPiece
 from onceward.core.errors import ConfigurationError, SchemaError, SinkError, refusing_rows, text_of
 from onceward.core.kit.pieces import pieces, size_of
-from onceward.core.kit.rows import UNWRITABLE, check_columns, in_microseconds, plain, to_json, with_column
+from onceward.core.kit.rows import UNWRITABLE, check_columns, in_microseconds, text_of_value, to_json, with_column
 
 from .client import RedisSettings, asking, connect, read_facts
 
@@ -146,7 +146,7 @@ def cell(value: Any) -> bytes:
         case int() | float():
             return repr(value).encode()
         case _:
-            return plain(value).encode()
+            return text_of_value(value).encode()
 
 
 def check_form(sink: str, form: str, key: KeyTemplate, schema: pa.Schema, rows_per_send: int) -> None:
@@ -223,7 +223,7 @@ def _row(form: str, key: KeyTemplate, row: dict[str, Any], maxlen: int | None) -
     return WrittenEntry(key.of(row), [*trimmed, b"*", *fields], [])
 
 
-def hashed_columns(form: str, key: KeyTemplate, batch: pa.RecordBatch, sink: str = "any") -> pa.RecordBatch:
+def hashed_entry_columns(form: str, key: KeyTemplate, batch: pa.RecordBatch, sink: str = "any") -> pa.RecordBatch:
     """Return the hashed columns of rows that are written into streams or lists.
 
     Raises:
@@ -238,7 +238,9 @@ def hashed_columns(form: str, key: KeyTemplate, batch: pa.RecordBatch, sink: str
 def as_written(batch: pa.RecordBatch, key: str, schema: pa.Schema) -> pa.RecordBatch:
     """Return the hashed columns of a source's rows, if the rows of the target have this schema."""
     form = "list" if JSON_LINE in schema.names else "stream"
-    return hashed_columns(form, KeyTemplate(key), batch.select([name for name in batch.schema.names if name != KEY]))
+    return hashed_entry_columns(
+        form, KeyTemplate(key), batch.select([name for name in batch.schema.names if name != KEY])
+    )
 
 
 def _batch(rows: Iterable[tuple[bytes, Mapping[bytes, bytes]]]) -> pa.RecordBatch:
@@ -267,14 +269,14 @@ class Keys(Place):
 
     def reread(self, scope: Scope | None, columns: Sequence[str]) -> Reread:  # noqa: ARG002
         """Read the current values of the keys as bytes; nothing there tells an epoch."""
-        return reread(self._url, self._key, columns)
+        return reread_keys(self._url, self._key, columns)
 
     def as_hashed(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         """Return the fields, or the JSON, that the sink writes."""
         return as_written(batch, self._key, schema)
 
 
-def reread(url: str, key: str, columns: Sequence[str] = ()) -> Reread:
+def reread_keys(url: str, key: str, columns: Sequence[str] = ()) -> Reread:
     """Read the current values of the keys.
 
     Args:

@@ -48,7 +48,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from onceward.core.errors import DataLossError, EpochConflictError, RetryableSinkError, SinkError
 
-from .client import asking, explained
+from .client import asking, redis_error
 from .forms import FORMS
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ def deliver(  # noqa: PLR0917 - of the delivery
     # (2) (3) A script that failed has written nothing; after a failed WAITAOF the next attempt finds the rows.
     for answer in answers:
         if isinstance(answer, Exception):
-            raise explained(settings, what, answer)
+            raise redis_error(settings, what, answer)
     words = [word.decode(errors="replace") if isinstance(word, bytes) else word for word in answers[0]]
     _check(settings.shown, name, f"{first} to {first + len(rows) - 1}", form, words)
     if durable:

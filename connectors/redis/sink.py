@@ -26,7 +26,7 @@ from .forms import (
     KeyTemplate,
     check_form,
     check_sizes,
-    hashed_columns,
+    hashed_entry_columns,
     to_entries,
 )
 from .script import ACCEPT, CHOICES, CLAIM, EXPIRE, PRUNE, RELEASE, Loss, change_marker, deliver, marker_key
@@ -176,7 +176,7 @@ class RedisSink(WriteAheadLogSink):
 
     def hashed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return keys and entries of streams, or elements of lists."""
-        return hashed_columns(self.form, self.key, batch, self.name)
+        return hashed_entry_columns(self.form, self.key, batch, self.name)
 
     def send(self, rows: pa.RecordBatch, delivery: Delivery) -> None:
         """Write rows and marker. A server that has lost its marker is an error, or with durable=False a warning."""

@@ -17,7 +17,7 @@ from .formats.formats import formats
 from .read.any_source import registered_source
 from .read.kafka_offsets import stream_source
 from .session.kinds import plan_of
-from .session.options import FormatOptions, check_complete_mode, check_store
+from .session.options import FormatOptions, check_complete_mode, check_store_outlives_driver
 from .session.query import local_path
 from .session.query_plan import Cause, read_plan, unstable, unstable_for, unstable_output
 
@@ -262,7 +262,7 @@ def _checkpoint(query: PlannedQuery, one: Described) -> list[Finding]:
     folder = local_folder(one.store) if one.store is not None else None
     if one.sinks and folder is not None and not folder[1]:
         try:
-            check_store(str(one.store), query.df.sparkSession.sparkContext.master)
+            check_store_outlives_driver(str(one.store), query.df.sparkSession.sparkContext.master)
         except ConfigurationError as error:
             return [*name, failed("decision log", error.message, "set store=…")]
     return name

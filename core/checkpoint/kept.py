@@ -33,7 +33,7 @@ from ..errors import (
 )
 from ..log import Resolved, Rewind
 from ..log.view import NONE
-from .losses import check_newest, resolve
+from .losses import check_newest, resolve_losses
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -143,7 +143,7 @@ def _check_kept(
     again = [c for c, at in observations if at in _UNFINISHED]
     failures += _committed_again(sink, again, starting=starting)
     if failures:
-        resolve(done, failures, writer)
+        resolve_losses(done, failures, writer)
         if writer.view.undone is not None:  # the log no longer knows by the transaction's name which sink it was
             _go_on_without(writer, sink, TAKEN_BACK)
     # An epoch that was prepared before that may be lost with the next failover: prepare it again.

@@ -53,7 +53,7 @@ def settle(decision: Decide, shares: Sequence[Share], writer: LogWriter, *, heal
     if policy.on_lost is not OnLost.REPLAY:
         if policy.on_lost is OnLost.FAIL and _is_visible(shares, writer):
             _finish_expiring(shares, writer)
-        resolve(decision, _failures(shares), writer)
+        resolve_losses(decision, _failures(shares), writer)
         return LossVerdict.STANDS
     # A newer writer may have finished the epoch and used the names again: then no answer proves a loss.
     check_newest(writer)
@@ -92,7 +92,7 @@ def _finish_expiring(shares: Sequence[Share], writer: LogWriter) -> bool:
     return any(share.waits and share.expires for share in shares)
 
 
-def resolve(decision: Decide, failures: Failures, writer: LogWriter) -> None:
+def resolve_losses(decision: Decide, failures: Failures, writer: LogWriter) -> None:
     """Give up what cannot be committed, with an audit record, if the policy says so; else raise a DataLossError."""
     check_newest(writer)
     policy = writer.policy

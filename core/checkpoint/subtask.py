@@ -72,7 +72,7 @@ class SubtaskEpoch:
         try:
             for piece in pieces(batch):  # so that no sink copies a whole batch of large rows
                 with nullcontext() if self._handed is None else self._handed.add(piece):
-                    answers.finish(self.sink, "write", self._transaction, piece)
+                    answers.call_to_end(self.sink, "write", self._transaction, piece)
         except OncewardError as error:
             error.pipeline, error.sink = error.pipeline or self.context.pipeline, error.sink or self.context.sink
             if error.epoch is None:
@@ -167,11 +167,11 @@ class DirectlyWritten(TwoPhaseCommitSink[_Open]):
         return _Open(context, self.sink.open(context))
 
     def write(self, transaction: _Open, batch: pa.RecordBatch) -> None:
-        answers.finish(self.sink, "write", transaction.writer, batch)
+        answers.call_to_end(self.sink, "write", transaction.writer, batch)
         transaction.rows += batch.num_rows
 
     def pre_commit(self, transaction: _Open) -> Committable:
-        answers.finish(self.sink, "flush", transaction.writer)
+        answers.call_to_end(self.sink, "flush", transaction.writer)
         self.discard(transaction)
         name = str(transaction.context.transaction_name())
         return transaction.context.committable(kind="direct", transaction=name, rows=transaction.rows)
@@ -179,7 +179,7 @@ class DirectlyWritten(TwoPhaseCommitSink[_Open]):
     def discard(self, transaction: _Open) -> None:
         if not transaction.closed:
             transaction.closed = True  # first: a close that fails is not repeated
-            answers.finish(self.sink, "close", transaction.writer)
+            answers.call_to_end(self.sink, "close", transaction.writer)
 
     def commit(self, committable: Committable) -> CommitOutcome:  # noqa: ARG002 - nothing is left to do
         return CommitOutcome(CommitStatus.COMMITTED)

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import ConfigurationError
-from ..kit.rows import UNWRITABLE, in_microseconds, plain
+from ..kit.rows import UNWRITABLE, in_microseconds, text_of_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -147,7 +147,7 @@ def letters_of(
     return pa.RecordBatch.from_pylist([values], SCHEMA)
 
 
-def position_of(row: pa.RecordBatch) -> dict[str, Any]:
+def source_position(row: pa.RecordBatch) -> dict[str, Any]:
     """Return where a row came from, from its SOURCE columns.
 
     A value that is none of Kafka's is None: these may be columns of the query's own with the same names.
@@ -172,14 +172,14 @@ def schema_for_letters(sink: object) -> pa.Schema:
 def row_text(row: pa.RecordBatch) -> str:
     """Return a row as a JSON object. Values that JSON cannot hold (NaN, bytes that are not UTF-8) become text."""
     values = {name: _value(row.select([name])) for name in row.schema.names}
-    return json.dumps(values, ensure_ascii=False, default=plain)
+    return json.dumps(values, ensure_ascii=False, default=text_of_value)
 
 
 def _value(row: pa.RecordBatch) -> Any:
     column = in_microseconds(row).column(0)
     try:
         value = column.to_pylist()[0]
-        json.dumps(value, allow_nan=False, default=plain)
+        json.dumps(value, allow_nan=False, default=text_of_value)
     except UNWRITABLE:
         return _part(column[0])
     return value
@@ -203,7 +203,7 @@ def _leaf(scalar: Any) -> Any:
     kind = scalar.type
     try:
         value = scalar.as_py()
-        json.dumps(value, allow_nan=False, default=plain)
+        json.dumps(value, allow_nan=False, default=text_of_value)
     except UnicodeDecodeError as error:
         return {"base64": base64.b64encode(error.object).decode()}
     except UNWRITABLE:

@@ -49,7 +49,7 @@ def of_each(
     return list(zip(committables, answers, strict=True))
 
 
-def finish(sink: Sink, method: str, *arguments: object) -> None:
+def call_to_end(sink: Sink, method: str, *arguments: object) -> None:
     """Call a method that returns when its work is done; raise LifecycleError if it is not done then."""
     answer = getattr(sink, method)(*arguments)
     if isinstance(answer, Awaitable):

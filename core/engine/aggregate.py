@@ -226,7 +226,7 @@ def types_of_totals(function: Aggregation, columns: Mapping[str, pa.DataType]) -
     return {name: type_ for name, type_ in types.items() if not pa.types.is_null(type_)}
 
 
-def check_types(
+def check_part_types(
     function: Aggregation, uid: str, where: str, of_state: Sequence[Sequence[str]], columns: Mapping[str, pa.DataType]
 ) -> None:
     """Check that the types of the parts in a checkpoint are those that these columns make.

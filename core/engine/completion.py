@@ -17,8 +17,8 @@ from ..contract.transaction import Acknowledgement
 from ..errors import CheckpointFailedError, OncewardError, OperatorError, named_text_of
 from ..log import EpochInput
 from .coordinator_events import CompletedCheckpoint, NotCompleted
-from .functions import kinds_of
-from .reference import Decided, Reference, Restored, inline, prove, resolve
+from .functions import state_layouts
+from .reference import Decided, Reference, Restored, inline, prove, resolve_reference
 from .state.handles import Metadata, OperatorRecord, SubtaskState
 from .state.storage import CheckpointStorage
 
@@ -105,7 +105,7 @@ class Completer:
         newest = Decided.of(self._coordinator.view.newest)
         if newest is None:
             return
-        metadata, _ = resolve(newest.checkpoint)
+        metadata, _ = resolve_reference(newest.checkpoint)
         if metadata.savepoint and not newest.checkpoint.claimed:
             return  # the state is its user's, who did not say that it may be deleted
         operators = {
@@ -132,8 +132,8 @@ class Completer:
                 operator.uid: OperatorRecord(
                     kind=operator.kind,
                     subtasks=[states[task] for task in operator.tasks()],
-                    states=sorted(kinds_of(operator)),
-                    kinds=kinds_of(operator),
+                    states=sorted(state_layouts(operator)),
+                    kinds=state_layouts(operator),
                     keys=list(operator.keys.columns) if operator.kind == "process" and operator.keys else [],
                 )
                 for operator in self._graph.operators

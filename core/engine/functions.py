@@ -126,7 +126,7 @@ def states_of(function: ProcessFunction) -> dict[str, State]:
     return {name: value for kind in kinds for name, value in vars(kind).items() if isinstance(value, State)}
 
 
-def kinds_of(operator: Operator) -> dict[str, str]:
+def state_layouts(operator: Operator) -> dict[str, str]:
     """Return the layouts of the states that an operator's function declares, by the states' names."""
     declared = states_of(operator.what) if operator.kind == "process" else {}
     return {name: state.stored_as for name, state in sorted(declared.items())}

@@ -21,14 +21,14 @@ from ..errors import (
 )
 from ..log import MemoryStore
 from ..log.notes import note_end
-from ..run.handover import run
+from ..run.handover import run_steps
 from ..run.keeper import Keeper
 from ..run.source_watch import LOOK_SECONDS
 from .channels import CheckpointKind
 from .completion import as_own_error
 from .reentrancy import is_inside, thread_of
-from .savepoint_requests import POLL_SECONDS, serve
-from .start import check_start, run_of, start
+from .savepoint_requests import POLL_SECONDS, answer_request
+from .start import check_can_start, run_of, start
 from .starting_checkpoint import Restore
 from .state.storage import CheckpointStorage
 from .threads import ThreadedAttempt
@@ -221,7 +221,7 @@ class Job:
         try:
             if started is not None and not self._makes_room:
                 start = started.coordinator.writer.token.start
-                serve(self._setup.store, start, lambda kind, target: str(self._ask(kind, target, None)))
+                answer_request(self._setup.store, start, lambda kind, target: str(self._ask(kind, target, None)))
             if not self._makes_room and self._life.asked() is not None:
                 if started is not None:
                     self._make_room(started)
@@ -276,7 +276,7 @@ class Job:
         """Wait for the START of the driver that has asked for the pipeline; return whether it has come."""
         assert self._life.successor is not None  # noqa: S101 - it has asked
         self.state = JobState.RESTARTING
-        taken = run(self._life.successor.hand_over(), self._cancel.wait)
+        taken = run_steps(self._life.successor.hand_over(), self._cancel.wait)
         if taken:
             _log.info("pipeline %s runs in another driver now", self._setup.pipeline)
         return taken
@@ -312,7 +312,7 @@ class Job:
     def _take(self, patience: float) -> None:
         """Take the pipeline over from the driver that runs it; what would be refused at the start is refused first."""
         self.state = JobState.STARTING
-        check_start(self._setup, self._life.writer().look(), self._restore)
+        check_can_start(self._setup, self._life.writer().look(), self._restore)
         self._life.take_over(patience, pause=self._cancel.wait)
 
     def _run_attempts(self) -> None:

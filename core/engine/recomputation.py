@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..contract.source import ResettableSource
 from ..errors import DataLossError
 from .channels import CheckpointKind
-from .reference import Decided, resolve
+from .reference import Decided, resolve_reference
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -93,7 +93,7 @@ def _was_drained(decision: Decide) -> bool:
     state = Decided.of(decision)
     if state is None:
         return False
-    metadata, _ = resolve(state.checkpoint)
+    metadata, _ = resolve_reference(state.checkpoint)
     return metadata.drained or (metadata.terminal and not metadata.savepoint)  # an older version did not note it
 
 

@@ -81,12 +81,12 @@ def inline(metadata: Metadata, storage: CheckpointStorage | None = None) -> Refe
     return Reference(inline=base64.b64encode(encode_metadata(metadata)).decode(), root=root)
 
 
-def resolve(reference: Reference) -> tuple[Metadata, CheckpointStorage | None]:
+def resolve_reference(reference: Reference) -> tuple[Metadata, CheckpointStorage | None]:
     """Return the metadata that a decision names, which must be those that were decided, and their files' storage."""
     if reference.folder is None:
         storage = CheckpointStorage(reference.root) if reference.root is not None else None
         return decode_metadata(base64.b64decode(reference.inline), "inside the decision"), storage
-    metadata = load(reference.folder)
+    metadata = load_metadata(reference.folder)
     if metadata.sha256 != reference.sha256:
         raise StateDamagedError(f"the checkpoint's metadata in {reference.folder} are not those that were decided")
     return metadata.metadata, metadata.storage
@@ -102,7 +102,7 @@ class Loaded(NamedTuple):
     """Storage of its files."""
 
 
-def load(folder: str) -> Loaded:
+def load_metadata(folder: str) -> Loaded:
     """Read a checkpoint's or savepoint's metadata, by its folder."""
     metadata, sha256 = CheckpointStorage(folder).read_metadata("")
     return Loaded(metadata, sha256, CheckpointStorage(folder if metadata.savepoint else above(folder)))
@@ -113,15 +113,15 @@ def older_checkpoints(folder: str, epoch: int) -> tuple[str, ...]:
     storage, folders = CheckpointStorage(above(folder)), []
     for name in storage.checkpoints():
         try:
-            metadata, sha256, _ = load(storage.at(name))
+            metadata, sha256, _ = load_metadata(storage.at(name))
         except OncewardError:
             continue  # it is not whole
-        if metadata.checkpoint < epoch and is_proven(storage.at(name), metadata, sha256):
+        if metadata.checkpoint < epoch and is_decided(storage.at(name), metadata, sha256):
             folders.append(storage.at(name))
     return tuple(folders)
 
 
-def is_proven(folder: str, metadata: Metadata, sha256: str) -> bool:
+def is_decided(folder: str, metadata: Metadata, sha256: str) -> bool:
     """Return whether the log that the metadata name has decided them; `sha256` is that of their file."""
     try:
         proof = typed.decode(CheckpointStorage(folder).read_if_there(PROOF), DecidedCheckpoint)
@@ -135,8 +135,8 @@ def prove(reference: Reference, log: str, epoch: int) -> None:
     if reference.folder is None:
         return
     try:
-        metadata, _ = resolve(reference)
-        if metadata.log == log and not is_proven(reference.folder, metadata, reference.sha256):
+        metadata, _ = resolve_reference(reference)
+        if metadata.log == log and not is_decided(reference.folder, metadata, reference.sha256):
             storage = CheckpointStorage(reference.folder)
             storage.delete([PROOF])  # a damaged one
             storage.write(

@@ -10,7 +10,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..errors import OncewardError, StateDamagedError
-from .reference import Reference, inline, is_proven, load
+from .reference import Reference, inline, is_decided, load_metadata
 from .state.storage import METADATA, PROOF, folder_of, inside
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class Retained:
                     _log.warning("checkpoint %s cannot be kept: %s", folder, error)
                 continue
             path = self._storage.at(folder)
-            if path == reference.folder or is_proven(path, metadata, sha256):
+            if path == reference.folder or is_decided(path, metadata, sha256):
                 self.shared.register(folder, metadata.files)
                 if metadata.checkpoint <= up_to:
                     self.folders.append(folder)
@@ -171,7 +171,7 @@ def _generation_of_file(path: str) -> int:
 
 def _delete_claimed(folder: str) -> None:
     """Delete a savepoint's files, or a checkpoint's own ones: those that it shares with others stay."""
-    metadata, _, storage = load(folder)
+    metadata, _, storage = load_metadata(folder)
     if metadata.savepoint:
         storage.delete(ref.path for ref in metadata.files)
         storage.delete([METADATA, PROOF])

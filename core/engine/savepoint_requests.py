@@ -54,7 +54,7 @@ def _key(kind: str, start: int) -> str:
     return kind + key_of(start)[1:]
 
 
-def ask(store: LogStore, kind: CheckpointKind, target: str, *, timeout: float) -> str:
+def send_savepoint_request(store: LogStore, kind: CheckpointKind, target: str, *, timeout: float) -> str:
     """Ask the run that uses this log for a savepoint, and wait for it; where it is.
 
     Args:
@@ -115,7 +115,7 @@ def _wait(store: LogStore, request: Request, start: int, until: float) -> str:
         time.sleep(_LOOK_SECONDS)
 
 
-def serve(store: LogStore, start: int, make: Callable[[CheckpointKind, str], str]) -> None:
+def answer_request(store: LogStore, start: int, make: Callable[[CheckpointKind, str], str]) -> None:
     """Take the request that waits for the run of this START, if there is one, and answer it.
 
     Raises:

@@ -27,7 +27,7 @@ from .batch_sizing import MOST_ROWS
 from .channels import Barrier
 from .completion import Completer
 from .recomputation import Again, can_be_read_again
-from .reference import Reference, inline, prove_newest, resolve
+from .reference import Reference, inline, prove_newest, resolve_reference
 from .retention import Retained
 from .starting_checkpoint import find_origin
 from .state.handles import Metadata, SubtaskState
@@ -174,7 +174,7 @@ def start(setup: Setup, restore: Restore, run: PipelineRun, *, again: bool = Fal
             return _begin(setup, coordinator, origin, assigned, positions)
 
 
-def check_start(setup: Setup, view: LogView, restore: Restore) -> None:
+def check_can_start(setup: Setup, view: LogView, restore: Restore) -> None:
     """Refuse what `start` would refuse before its START.
 
     Raises:
@@ -188,7 +188,7 @@ def _begin_again(setup: Setup, coordinator: Coordinator, restore: Restore) -> St
     again = Again.of(setup.graph, coordinator)
     epoch = again.lost.decision.epoch
     coordinator.admit(epoch, again.lost.decision.input)
-    metadata, storage = resolve(again.before.checkpoint)
+    metadata, storage = resolve_reference(again.before.checkpoint)
     check_fits(setup.graph, metadata, allow_non_restored=restore.allow_non_restored)
     assigned = assign(setup.graph, metadata)
     positions = start_positions(setup.graph, assigned, skip=False)

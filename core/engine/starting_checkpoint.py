@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import ConfigurationError, EpochConflictError, StateDamagedError, text_of
 from ..log.view import NONE
-from .reference import Decided, Reference, Restored, is_proven, load, resolve
+from .reference import Decided, Reference, Restored, is_decided, load_metadata, resolve_reference
 
 if TYPE_CHECKING:
     from ..log import Decide, LogView
@@ -101,7 +101,7 @@ def _is_done(restore: Restore, before: Restored) -> bool:
     if before.why != restore.why or restore.path is None:
         return (before.why, before.folder) == (restore.why, restore.path)
     try:
-        return load(restore.path).sha256 == before.sha256
+        return load_metadata(restore.path).sha256 == before.sha256
     except StateDamagedError:
         return restore.path == before.folder
 
@@ -130,7 +130,7 @@ def _newest(view: LogView, newest: Decided | None, pipeline: str) -> Origin:
             epoch=view.decided,
         )
     try:
-        metadata, storage = resolve(newest.checkpoint)
+        metadata, storage = resolve_reference(newest.checkpoint)
     except StateDamagedError as error:
         raise StateDamagedError(
             f"{error}. It is the newest checkpoint, so nothing was started. Bring it back, or pass restore=<its new "
@@ -142,7 +142,7 @@ def _newest(view: LogView, newest: Decided | None, pipeline: str) -> Origin:
 
 def _asked_for(view: LogView, newest: Decided | None, path: str, restore: Restore, pipeline: str) -> Origin:
     try:
-        saved = load(path)
+        saved = load_metadata(path)
     except StateDamagedError as error:
         raise ConfigurationError(f"restore={path!r}: {text_of(error)}; nothing was started") from error
     metadata, sha256, storage = saved
@@ -179,7 +179,7 @@ def _check_reason(view: LogView, restore: Restore, pipeline: str) -> None:
 
 def _check_made_here(loaded: Loaded, path: str, view: LogView, restore: Restore, pipeline: str) -> None:
     """Refuse a checkpoint that this log did not decide: rows before it would be lost."""
-    metadata, proven = loaded.metadata, is_proven(path, loaded.metadata, loaded.sha256)
+    metadata, proven = loaded.metadata, is_decided(path, loaded.metadata, loaded.sha256)
     if metadata.log != view.log:
         if restore.import_from != metadata.pipeline:
             raise ConfigurationError(

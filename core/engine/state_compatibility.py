@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from ..errors import ConfigurationError, OncewardError
-from .aggregate import Aggregation, check_types, types_of_totals
-from .functions import kinds_of
-from .state.key_types import merge_types, refusal, type_name, types_by_name
+from .aggregate import Aggregation, check_part_types, types_of_totals
+from .functions import state_layouts
+from .state.key_types import changed_keys_error, merge_types, type_name, types_by_name
 from .state.keyed import unpack
 from .state.ttl import without_times
 
@@ -51,7 +51,7 @@ def check_fits(graph: Graph, metadata: Metadata, *, allow_non_restored: bool) ->
 def _check_states(operator: Operator, record: OperatorRecord, where: str) -> None:
     """Refuse to drop a state that a function no longer declares, or the keyed state of a stream without keys."""
     keyed = any(state.keyed is not None for state in record.subtasks)
-    now = kinds_of(operator)
+    now = state_layouts(operator)
     gone = sorted({*record.states, *record.kinds} - now.keys())
     other = [f"{name} (a {kind})" for name, kind in record.kinds.items() if _differ(now.get(name, kind), kind)]
     if other:
@@ -81,10 +81,10 @@ def _check_types(operator: Operator, record: OperatorRecord, where: str) -> None
     now = [[type_name(fixed[column])] if column in fixed else [] for column in columns]
     other = any(type_ and type_ not in before for before, types in zip(known, now, strict=False) for type_ in types)
     if record.keys != list(columns) or other:
-        raise refusal(operator.uid, where, types_by_name(record.keys, known), types_by_name(columns, now))
+        raise changed_keys_error(operator.uid, where, types_by_name(record.keys, known), types_by_name(columns, now))
     if isinstance(operator.what, Aggregation):
         items = [item for state in record.subtasks for item in state.lists["types"].items]
-        check_types(operator.what, operator.uid, where, [unpack(item) for item in dict.fromkeys(items)], fixed)
+        check_part_types(operator.what, operator.uid, where, [unpack(item) for item in dict.fromkeys(items)], fixed)
 
 
 def types_before(operator: Operator) -> dict[str, pa.DataType]:

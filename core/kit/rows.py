@@ -167,6 +167,12 @@ def without_dictionary(array: pa.Array) -> pa.Array:
     return array.dictionary_decode()
 
 
+def is_binary(kind: pa.DataType) -> bool:
+    """Return whether values of this type are bytes."""
+    kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
+    return any(fits(kind) for fits in kinds)
+
+
 def is_view(kind: pa.DataType) -> bool:
     """Return whether values are texts or bytes behind views, of which Arrow can do less than of others."""
     return bool(pa.types.is_string_view(kind) or pa.types.is_binary_view(kind))
@@ -211,10 +217,10 @@ def with_column(error: Exception, rows: pa.RecordBatch, write: Callable[[Any], o
 
 def to_json(value: Any) -> str:
     """Return a value as JSON; raise ValueError if it holds NaN or an infinity."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=plain)
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=text_of_value)
 
 
-def plain(value: Any) -> str:
+def text_of_value(value: Any) -> str:
     """Return the text of a value that JSON has no form for."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()

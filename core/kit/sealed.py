@@ -38,7 +38,7 @@ def unseal(name: str, data: bytes, what: str) -> bytes | None:
     header, _, rest = data.partition(b"\n")
     body, match = rest.removesuffix(b"\n"), _HEADER.fullmatch(header)
     if match is not None and match[3] == hashlib.sha256(header.split()[0] + b"\n" + body).hexdigest().encode():
-        check_format(name, header, what)
+        check_format_version(name, header, what)
     return body if data == seal(name, body) else None
 
 
@@ -63,7 +63,7 @@ def decode_json(data: str | bytes, kind: type[T], error: type[OncewardError], wh
         raise error(f"{what} cannot be read: {text_of(unreadable)}") from unreadable
 
 
-def check_format(name: str, header: bytes, what: str, *, newest: int = 1) -> None:
+def check_format_version(name: str, header: bytes, what: str, *, newest: int = 1) -> None:
     """Raise NewerFormatError, about `what`, for a format that is newer than the newest known one."""
     match = _HEADER.fullmatch(header)
     if match is not None and match[1].decode() == name and int(match[2]) > newest:

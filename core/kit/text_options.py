@@ -70,39 +70,39 @@ def arguments(
         ConfigurationError: An option is unknown, missing, given in two spellings, or not readable.
     """
     known = option_names(make, aliases=aliases, omit=omit)
-    documented = {plain(option): option for option in known}
-    unknown = sorted(name for name in options if plain(name) not in documented)
+    documented = {comparable_option(option): option for option in known}
+    unknown = sorted(name for name in options if comparable_option(name) not in documented)
     if unknown:
         every = dict.fromkeys([*known, *also])
         raise ConfigurationError(
             f"unknown options {unknown}: {_meant(unknown, every)}{make.__name__} takes {', '.join(every)}"
         )
-    spellings = distinct(options, lambda name: known[documented[plain(name)]].name)
+    spellings = distinct(options, lambda name: known[documented[comparable_option(name)]].name)
     needed = {p.name: option for option, p in reversed(known.items()) if p.default is p.empty}
     missing = sorted(needed[argument] for argument in needed.keys() - spellings.keys() - (defaults or {}).keys())
     if missing:
         raise ConfigurationError(f"{make.__name__} needs the options {missing}")
     values = dict(defaults or {})
     for argument, name in spellings.items():
-        option = documented[plain(name)]
+        option = documented[comparable_option(name)]
         values[argument] = as_value(option, known[option].annotation, options[name])
     return values
 
 
 def _meant(unknown: Iterable[str], known: Iterable[str]) -> str:
     """Return a question that names the known options that are spelled like unknown ones; "" if there are none."""
-    spellings = {plain(option): option for option in known}
-    close = [get_close_matches(plain(option), spellings, n=1) for option in unknown]
+    spellings = {comparable_option(option): option for option in known}
+    close = [get_close_matches(comparable_option(option), spellings, n=1) for option in unknown]
     suggestions = dict.fromkeys(spellings[name] for names in close for name in names)
     return f"did you mean {', '.join(suggestions)}? " if suggestions else ""
 
 
-def plain(option: str) -> str:
+def comparable_option(option: str) -> str:
     """Return the name by which options are compared: in lower case, without underscores."""
     return option.lower().replace("_", "")
 
 
-def distinct(options: Iterable[str], meaning: Callable[[str], str] = plain) -> dict[str, str]:
+def distinct(options: Iterable[str], meaning: Callable[[str], str] = comparable_option) -> dict[str, str]:
     """Return options by their meaning; raise ConfigurationError if two of them mean the same."""
     spellings: dict[str, str] = {}
     for option in options:

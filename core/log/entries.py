@@ -178,11 +178,11 @@ def _json(value: Any) -> bytes:
 def encode(entry: Entry) -> bytes:
     """Write an entry down; equal entries give equal bytes. A LogDamagedError if it could not be read back."""
     data = seal(_FORMAT, _json(entry))
-    decode(data, entry.position)
+    decode_entry(data, entry.position)
     return data
 
 
-def decode(data: bytes, position: int) -> Entry:
+def decode_entry(data: bytes, position: int) -> Entry:
     """Read an entry back.
 
     Raises:

@@ -21,7 +21,7 @@ from .entries import (
     Resolved,
     Start,
     Void,
-    decode,
+    decode_entry,
     head_of,
     key_of,
     position_of,
@@ -104,7 +104,7 @@ def audit_records(store: LogStore) -> list[Resolved | Void | Replace]:
         LogDamagedError: A record is damaged.
     """
     keys = [(key, position) for key in store.list_keys() if (position := position_of_record(key)) is not None]
-    entries = (decode(store.get(key) or b"", position) for key, position in keys)
+    entries = (decode_entry(store.get(key) or b"", position) for key, position in keys)
     return [entry for entry in entries if isinstance(entry, Resolved | Void | Replace)]
 
 
@@ -135,7 +135,7 @@ def _without_gap(store: LogStore, positions: list[int]) -> tuple[list[Entry], by
         # Pruned between the listing and this read: list again.
         if data is None:
             return [], b"", 0, f"entry {position} was listed and is gone"
-        entry = decode(data, position)
+        entry = decode_entry(data, position)
         if floor is None and (isinstance(entry, Completed) or (isinstance(entry, Start) and entry.floor)):
             floor = entry.floor
         head = head or head_of(data)

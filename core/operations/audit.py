@@ -261,7 +261,7 @@ _RETYPED: Final = Wrote(hash="0" * 31 + "1")
 """Amount that is added to rows with the values that were written and other types, so that their hash is another one."""
 
 
-def judge(expected: Expected, held: Held, unmarked: Collection[int] = ()) -> tuple[list[AuditLine], int]:
+def judge_epochs(expected: Expected, held: Held, unmarked: Collection[int] = ()) -> tuple[list[AuditLine], int]:
     """Return a line for each epoch, one for all that are not told apart, and how many rows no epoch wrote.
 
     Hashes add up: if all that the target holds is all that was written, then nothing differs, whether or not the
@@ -399,7 +399,7 @@ def audit(
         )
     waiting = before.undone.epoch if before.undone is not None else None
     held = _held(log, before, sink, reread, place)
-    lines, foreign = judge(expected, held, reread.unmarked)
+    lines, foreign = judge_epochs(expected, held, reread.unmarked)
     if unmarked_upserts:
         lines = _by_ledger(expected, held, reread, apart=source is not None)
     if epochs is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..engine.channels import CheckpointKind
-from ..engine.savepoint_requests import ask
+from ..engine.savepoint_requests import send_savepoint_request
 from ..engine.state.storage import locate
 
 if TYPE_CHECKING:
@@ -28,4 +28,4 @@ def request_savepoint(log: Log, place: str, *, stop: bool = False, drain: bool =
         StoreError: The store did not answer.
     """
     kind = CheckpointKind.DRAIN if drain else CheckpointKind.SUSPEND if stop else CheckpointKind.SAVEPOINT
-    return ask(log.store, kind, locate(place), timeout=timeout)
+    return send_savepoint_request(log.store, kind, locate(place), timeout=timeout)

@@ -11,7 +11,7 @@ No decision depends on this. It only chooses the moment of a START, which fences
 decision log). A successor that dies before its START is noticed, since its request no longer changes, and the
 predecessor goes on. One that gets no answer puts START all the same, as after a crash.
 
-Both sides are generators that yield the seconds after which they look again: threads run them with `run`, and the
+Both sides are generators that yield the seconds after which they look again: threads run them with `run_steps`, and the
 simulator of tests/test_handover.py steps them in every order.
 """
 
@@ -103,7 +103,7 @@ def check_take_over(patience: float | None, *, known: bool = True) -> None:
         )
 
 
-def run(steps: Generator[float, None, bool], pause: Callable[[float], object] = time.sleep) -> bool:
+def run_steps(steps: Generator[float, None, bool], pause: Callable[[float], object] = time.sleep) -> bool:
     """Run one side to its end.
 
     Args:

@@ -23,7 +23,7 @@ from ..errors import (
 )
 from ..log import LogWriter, RunWriters
 from ..log.notes import note_failure, note_task
-from .handover import LOOK_SECONDS, Predecessor, Successor, run
+from .handover import LOOK_SECONDS, Predecessor, Successor, run_steps
 from .keeper import StoppedError
 from .source_watch import SourceWatch
 
@@ -227,7 +227,7 @@ class PipelineRun:
                 check()
             writer.start()
 
-        run(Successor(writer.store, patience).take(put_start), pause)
+        run_steps(Successor(writer.store, patience).take(put_start), pause)
 
     # Epochs
 
@@ -406,7 +406,7 @@ class PipelineRun:
         if successor is None:
             return
         try:
-            if self.start not in {None, successor.start} or not run(successor.hand_over()):
+            if self.start not in {None, successor.start} or not run_steps(successor.hand_over()):
                 return
             self._handed_over = True
         finally:

@@ -29,7 +29,7 @@ from onceward.core.engine.attempt import Attempt
 from onceward.core.engine.batch_sizing import Pace
 from onceward.core.engine.channels import Barrier, CheckpointKind
 from onceward.core.engine.coordinator_events import Acknowledged, Event, Requested, Status, Tick
-from onceward.core.engine.reference import Decided, resolve
+from onceward.core.engine.reference import Decided, resolve_reference
 from onceward.core.engine.start import EngineWorld, Setup, run_of, start
 from onceward.core.engine.starting_checkpoint import Restore
 from onceward.core.engine.state.storage import CheckpointStorage
@@ -487,7 +487,7 @@ class Simulation:
         """Read the state that a next run would go on from."""
         decided = Decided.of(read(self.graph.pipeline.setup.store).newest)
         assert decided is not None
-        return State.of(self.graph.pipeline.graph, *resolve(decided.checkpoint))
+        return State.of(self.graph.pipeline.graph, *resolve_reference(decided.checkpoint))
 
     @property
     def duplicated(self) -> bool:

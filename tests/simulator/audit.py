@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from onceward.core.contract.proof import Proof, total
 from onceward.core.log import Completed, Decide, Moved, Replace, Resolved, Rewind, Start, Void
-from onceward.core.log.entries import decode
+from onceward.core.log.entries import decode_entry
 
 from .world import Violation
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 PIPELINE = "orders"
 KINDS = ("kafka", "prepared", "staged")
-read_entry = lru_cache(512)(decode)
+read_entry = lru_cache(512)(decode_entry)
 """Entries never change, and are read much more often than written."""
 LONGEST_CALL = 40
 """Ticks: a call that was begun while nobody answered may act on that a little later."""

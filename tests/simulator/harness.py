@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from pyspark import TaskContext
 
-from onceward.connectors.spark.formats import writers as writer
+from onceward.connectors.spark.formats import writers
 from onceward.connectors.spark.session import options, query
 from onceward.connectors.spark.write.handler import EpochHandler
 from onceward.core.checkpoint import CommitPolicy, Coordinator, OnLost, coordinator
@@ -57,7 +57,7 @@ def inside(world: World, audit: Audit, broker: Broker, parts: Parts) -> Iterator
         with (
             patch.object(transaction, "secrets", SimpleNamespace(token_hex=lambda _: world.token()[:8])),
             patch.object(coordinator, "sweep", _audited(audit, coordinator.sweep)),
-            patch.object(reader, "decode", read_entry),
+            patch.object(reader, "decode_entry", read_entry),
             patch.object(reader, "fold", _memo(reader.fold)),
             kafka_in(world, broker),
             _spark_in(world, parts),
@@ -93,10 +93,10 @@ def _spark_in(world: World, parts: Parts) -> Iterator[None]:
         stack.enter_context(patch.object(pipeline_run, "Coordinator", made))
         stack.enter_context(patch.object(batches, "driver_limit", every_third))
         stack.enter_context(patch.object(Keeper, "start", lambda _: None))  # its thread would not be the world's
-        for module in (options, query, writer):
+        for module in (options, query, writers):
             stack.enter_context(patch.object(module, "read_text", read_text))
         stack.enter_context(patch.object(options, "CommitPolicy", SimpleNamespace(of=policy_of_user)))
-        stack.enter_context(patch.object(writer, "newest_batch", lambda root: max(world.folders[root].offsets)))
+        stack.enter_context(patch.object(writers, "newest_batch", lambda root: max(world.folders[root].offsets)))
         stack.enter_context(patch.object(options, "open_store", _folders_store(world)))
         stack.enter_context(patch.object(TaskContext, "get", lambda: world.current and world.current.context))
         yield

@@ -60,7 +60,7 @@ from onceward.core.contract.transaction import (
 from onceward.core.errors import DecisionInDoubtError, EpochConflictError, ExternalError
 from onceward.core.log import LogView, LogWriter, WriterToken, reader, writer
 from onceward.core.log import read as read_log
-from onceward.core.log.entries import decode
+from onceward.core.log.entries import decode_entry
 from onceward.core.run.pipeline_run import RunEpoch
 
 from .broker import FENCED
@@ -155,7 +155,7 @@ def _believe_the_put(self: LogWriter, position: int) -> None:
     if self._pending is None:
         self.view = self.look()
     else:
-        own = decode(self._pending[1], position)
+        own = decode_entry(self._pending[1], position)
         self.view = _REAL_FOLD([*self.view.entries, own], self.view.floor)
 
 
@@ -178,7 +178,7 @@ def _put_anywhere(store: Any, key: str, data: bytes, *_: Any) -> bool:
 def _put_judged_by_writer(self: LogWriter, key: str, data: bytes, *_: Any) -> bool:
     won = self.store.put_if_absent(key, data)
     there = self.store.get(key)
-    return won or (there is not None and decode(there, int(key)).writer_id == self.token.writer_id)
+    return won or (there is not None and decode_entry(there, int(key)).writer_id == self.token.writer_id)
 
 
 def _named_by_handle(self: LogView, committable: Committable) -> Committable | None:

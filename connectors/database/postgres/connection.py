@@ -28,7 +28,7 @@ from onceward.core.kit.pieces import pieces
 from ..column_matching import check_same, convert_columns, match
 from ..dialect import RowWriter
 from ..target import TableName, quoted
-from .conversions import CopyConversion, conversion
+from .conversions import CopyConversion, copy_conversion
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -168,7 +168,7 @@ def conversions_for(schema: pa.Schema, table: PgTable, key: Sequence[str] = ()) 
         replace(column, unwritable=_NOT_UPDATED) if key and column.only_inserted and column.name not in key else column
         for column in table.columns
     ]
-    return match(schema, f"{table.schema}.{table.name}", columns, conversion, key)
+    return match(schema, f"{table.schema}.{table.name}", columns, copy_conversion, key)
 
 
 class CopyWriter(RowWriter):

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from pgpq import encoders
 from pgpq import schema as pgpq_schema
 
-from onceward.core.kit.rows import without_dictionary
+from onceward.core.kit.rows import is_binary, without_dictionary
 
 from ..conversions import (
     BITS,
@@ -29,7 +29,6 @@ from ..conversions import (
     FLOAT_BITS,
     UnfitError,
     at_most_characters,
-    is_binary,
     is_text,
     keeps_fraction,
     no_blank_at_the_end,
@@ -84,14 +83,14 @@ class CopyConversion:
     """The element type with which pgpq marks arrays of this; 0 if it must not be used for arrays."""
 
 
-def conversion(arrow: pa.DataType, target: PgType) -> CopyConversion:
+def copy_conversion(arrow: pa.DataType, target: PgType) -> CopyConversion:
     """Return the conversion that keeps every value.
 
     Raises:
         UnfitError: There is none.
     """
     if pa.types.is_dictionary(arrow):
-        return _after(without_dictionary, conversion(arrow.value_type, target))
+        return _after(without_dictionary, copy_conversion(arrow.value_type, target))
     if pa.types.is_null(arrow):
         return CopyConversion(pa.binary(), lambda array: pa.nulls(len(array), pa.binary()))
     if target.element is not None:
@@ -99,7 +98,7 @@ def conversion(arrow: pa.DataType, target: PgType) -> CopyConversion:
     if isinstance(arrow, pa.BaseExtensionType):
         if target.name == "uuid" and arrow.extension_name == "arrow.uuid":
             return CopyConversion(pa.binary(_UUID_BYTES), lambda array: array.storage)
-        return _after(lambda array: array.storage, conversion(arrow.storage_type, target))
+        return _after(lambda array: array.storage, copy_conversion(arrow.storage_type, target))
     return _scalar(arrow, target)
 
 
@@ -294,7 +293,7 @@ def _list(arrow: pa.DataType, element: PgType) -> CopyConversion:
         raise UnfitError("give it as a list")
     if _is_list(arrow.value_type):
         raise UnfitError("lists of lists cannot be sent; flatten it, or store it as JSON")
-    inner = conversion(arrow.value_type, element)
+    inner = copy_conversion(arrow.value_type, element)
     plain = pa.types.is_list(arrow) or pa.types.is_large_list(arrow)
     if plain and inner.oid == element.oid and inner.wire == arrow.value_type and element.name != "jsonb":
         return CopyConversion(arrow, partial(_checked_elements, inner))

@@ -60,13 +60,13 @@ from .staging import (
     STAGE,
     TURNS,
     StagedPart,
+    casts_of_moved_columns,
     check_stage,
-    check_types,
+    condition_of_attempts,
     create_stage,
     drop_obsolete,
     merge_statements,
     read_layout,
-    rows_of,
     stage_name,
     truncated,
     types_query,
@@ -142,7 +142,7 @@ class CopyLoader(Loader):
         for stage, of_stage in ids.items():
             # The table has no index: with few dead rows in it, reading all of it is the quickest way, and writing is
             # twice as fast.
-            delete = f"DELETE FROM {stage.quoted} WHERE {rows_of(of_stage)}"  # noqa: S608 - quoted names
+            delete = f"DELETE FROM {stage.quoted} WHERE {condition_of_attempts(of_stage)}"  # noqa: S608 - quoted names
             with session(connection) as lent:
                 if not truncated(lent, stage):
                     lent.execute(delete.encode())
@@ -170,7 +170,7 @@ class CopyLoader(Loader):
 
 
 def _move(connection: sa.Connection, stage: TableName, movement: Movement, parts: Sequence[StagedPart]) -> None:
-    count = f"SELECT count(*) FROM {stage.quoted} WHERE {rows_of(part.id for part in parts)}"  # noqa: S608 - as above
+    count = f"SELECT count(*) FROM {stage.quoted} WHERE {condition_of_attempts(part.id for part in parts)}"  # noqa: S608 - as above
     expected = sum(part.rows for part in parts)
     with session(connection) as lent:
         # The lock that the INSERT takes anyway. All in one round trip; as one text, for a merge may be small, and
@@ -186,7 +186,7 @@ def _move(connection: sa.Connection, stage: TableName, movement: Movement, parts
         (row,) = answers.fetchone() or (0,)
         if row != expected:
             raise ChangedError(f"staging table {stage.quoted} holds {row} rows of {expected}: somebody changed it")
-        casts = check_types(lent, movement, stage, types)
+        casts = casts_of_moved_columns(lent, movement, stage, types)
         for statement in merge_statements(lent, movement, parts, stage, casts=casts):
             lent.execute(statement.encode())
 

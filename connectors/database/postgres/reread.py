@@ -80,7 +80,7 @@ class PostgresTable(Place):
 
     def reread(self, scope: Scope | None, columns: Sequence[str]) -> Reread:
         """Read the rows, with the transactions that wrote them, whose epochs the ledger tells."""
-        return reread(self._target, scope, columns)
+        return reread_postgres_table(self._target, scope, columns)
 
     def as_hashed(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         """Return rows in the table's types, UUIDs as bytes."""
@@ -91,7 +91,7 @@ def _uuids(array: pa.Array) -> pa.Array:
     return encode_uuids(array) if pa.types.is_string(array.type) else array
 
 
-def reread(target: DatabaseTarget, scope: Scope | None, columns: Sequence[str] = ()) -> Reread:
+def reread_postgres_table(target: DatabaseTarget, scope: Scope | None, columns: Sequence[str] = ()) -> Reread:
     """Read the rows that the table holds now.
 
     Args:

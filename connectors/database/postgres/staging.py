@@ -122,7 +122,7 @@ class StagedPart(NamedTuple):
     """Their number."""
 
 
-def rows_of(ids: Iterable[int]) -> str:
+def condition_of_attempts(ids: Iterable[int]) -> str:
     """Return the SQL condition for the rows of these attempts in a staging table."""
     return f"{ID} = ANY ({_array(ids)})"
 
@@ -185,7 +185,7 @@ def merge_statements(
         movement: The target, the columns and the key.
         parts: The attempts whose rows are moved.
         stage: The staging table.
-        casts: Columns whose values are moved by way of their text, each with its type, see check_types.
+        casts: Columns whose values are moved by way of their text, each with its type, see casts_of_moved_columns.
         first_only: Whether to move only the first row of each attempt, for a rehearsal.
         numbers: Further columns, and the value that each of them gets.
     """
@@ -388,7 +388,7 @@ def types_query(*tables: TableName) -> str:
     )
 
 
-def check_types(
+def casts_of_moved_columns(
     lent: Session, movement: Movement, stage: TableName, types: Sequence[tuple[Any, ...]]
 ) -> dict[str, str]:
     """Check that each column to be moved keeps every value. The caller holds a lock against ALTER TABLE.

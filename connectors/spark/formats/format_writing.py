@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard, cast
 from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.contract.sink import DirectSink, Sink, TwoPhaseCommitSink
 from onceward.core.errors import ConfigurationError, OncewardError
-from onceward.core.kit.text_options import option_names, plain
+from onceward.core.kit.text_options import comparable_option, option_names
 
 from ..read.kafka_offsets import is_ours, publisher_from_options
 from ..read.schemas import arrow_schema
@@ -114,7 +114,7 @@ def _noting(format_: Writable) -> AbstractContextManager[None]:
 
 def _refuse_options(format_: Writable, others: frozenset[str], here: str, there: str) -> None:
     """Refuse the options of the other way of writing, which would have no effect."""
-    if wrong := sorted(option for option in format_.options if plain(option) in others):
+    if wrong := sorted(option for option in format_.options if comparable_option(option) in others):
         raise ConfigurationError(
             f"a {here} takes no option {' or '.join(wrong)}, which belongs to {there}: leave it out"
         )
@@ -122,23 +122,23 @@ def _refuse_options(format_: Writable, others: frozenset[str], here: str, there:
 
 def _own_options(format_: Writable) -> dict[str, str]:
     options = format_.options.items()
-    return {key: value for key, value in options if _is_own(format_, plain(key)) and not is_ours(key)}
+    return {key: value for key, value in options if _is_own(format_, comparable_option(key)) and not is_ours(key)}
 
 
 def _is_own(format_: Writable, option: str) -> bool:
     """Return whether the sink gets an option: Spark itself gives `path` to every format."""
     if option == "path":
         sink = format_.sink_class()
-        return option in map(plain, option_names(sink, aliases=sink.option_aliases))
+        return option in map(comparable_option, option_names(sink, aliases=sink.option_aliases))
     return option not in COMMON or option == "name"
 
 
 def _writers() -> Any:
     try:
-        from . import writers as writer  # noqa: PLC0415 - not on every pyspark
+        from . import writers  # noqa: PLC0415 - not on every pyspark
     except ImportError as error:
         raise ConfigurationError(
             "writing through a format needs pyspark 4.1 or newer (DataSourceStreamArrowWriter); on 4.0 use "
             "exactly_once(df, sink), which writes the same"
         ) from error
-    return writer
+    return writers

@@ -15,7 +15,7 @@ from pyspark.errors import AnalysisException
 from onceward.core.contract.connector import connectors
 from onceward.core.errors import ConfigurationError, text_of
 from onceward.core.kit.extras import needing
-from onceward.core.kit.text_options import plain
+from onceward.core.kit.text_options import comparable_option
 
 from ..read.data_sources import DataSource, need_available
 
@@ -108,7 +108,7 @@ class AnyFormat(SinkFormat):
         from .format_writing import is_sink_class  # noqa: PLC0415
 
         kinds = {kind.name: kind for kind in connectors().values() if kind.sink}
-        reference = next((value for name, value in self.options.items() if plain(name) == _SINK), "")
+        reference = next((value for name, value in self.options.items() if comparable_option(name) == _SINK), "")
         if reference in kinds:
             with needing(kinds[reference].extra):
                 return kinds[reference].sink_class()
@@ -125,7 +125,7 @@ class AnyFormat(SinkFormat):
 
     def make_sink(self, options: Mapping[str, str]) -> TwoPhaseCommitSink[Any]:
         """Make the sink out of all options but `sink`."""
-        return super().make_sink({name: value for name, value in options.items() if plain(name) != _SINK})
+        return super().make_sink({name: value for name, value in options.items() if comparable_option(name) != _SINK})
 
 
 @cache

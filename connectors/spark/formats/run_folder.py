@@ -72,7 +72,7 @@ def new_folder() -> str:
     return tempfile.mkdtemp(prefix=PREFIX)
 
 
-def target_of(sink: TwoPhaseCommitSink[Any]) -> str:
+def target_text(sink: TwoPhaseCommitSink[Any]) -> str:
     """Return a text that identifies the target of a sink; empty if the sink does not say.
 
     If a sink prepares in a folder, the text names that folder, because it is what a sweep cleans up.
@@ -120,7 +120,7 @@ def mark_failed(folder: Path, pipeline: str, sink: TwoPhaseCommitSink[Any], *, s
         sink: The sink that it wrote into.
         succeeded: True if the run's rows are committed; what is left to sweep is then of tasks that were repeated.
     """
-    mark = FailedRun(pipeline, sink.name, target_of(sink), succeeded)
+    mark = FailedRun(pipeline, sink.name, target_text(sink), succeeded)
     if not mark.target:
         _log.warning(
             "sink %s does not say what its target is (dataset), so no later run will end the transactions that tasks "
@@ -166,7 +166,7 @@ def sweep_failed_runs(sink: TwoPhaseCommitSink[Any], policy: CommitPolicy) -> No
 def _sweep(mark: Path, sink: TwoPhaseCommitSink[Any], policy: CommitPolicy) -> None:
     with sole(mark) as there:
         failed = typed.decode(mark.read_bytes(), FailedRun) if there else None
-        is_own = failed is not None and failed.target and (failed.sink, failed.target) == (sink.name, target_of(sink))
+        is_own = failed is not None and failed.target and (failed.sink, failed.target) == (sink.name, target_text(sink))
         store = DirectoryStore(mark.parent) if is_own else None
         if failed is None or store is None or read(store).undone is not None:
             return

@@ -39,7 +39,14 @@ from onceward.core.log.note_kinds import EpochNote, ErrorNote, FailureNote, Star
 from onceward.core.log.notes import notes_beside
 from onceward.core.run.pipeline_run import PipelineRun
 
-from ..session.options import FormatOptions, check_not_moved, check_store, existing_log, local_store, open_log
+from ..session.options import (
+    FormatOptions,
+    check_not_moved,
+    check_store_outlives_driver,
+    existing_log,
+    local_store,
+    open_pipeline_log,
+)
 from ..session.processes import observe_if_asked
 from ..session.query import epoch_input, newest_batch, read_text, reason
 from ..write.spark_task import place, write_partition
@@ -172,7 +179,7 @@ class _Writer:
         opened = self.opened
         if opened is None:
             raise ConfigurationError("a format's writer works inside Spark only, which pickles it before it writes")
-        check_store(opened.local_store, place().master)
+        check_store_outlives_driver(opened.local_store, place().master)
         if epoch != opened.context.epoch:
             raise EpochConflictError(
                 f"Spark writes this epoch, but epoch {opened.context.epoch} was opened: is another query using this "
@@ -320,7 +327,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         options = self.options
         if options.store is not None:
             check_not_moved(options.checkpoint_root(), pipeline)
-        return open_log(options.store, options.checkpoint_root() if options.store is None else "", pipeline)
+        return open_pipeline_log(options.store, options.checkpoint_root() if options.store is None else "", pipeline)
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
@@ -333,7 +340,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         self.place = dataset[0] if dataset is not None else ""
         """Address of the target, as it was given."""
         pipeline = options.pipeline or "batch"
-        target = dataset[1] if dataset is not None else run_folder.target_of(sink)
+        target = dataset[1] if dataset is not None else run_folder.target_text(sink)
         identity = json.dumps([pipeline, self.run_key, sink.name, target])
         digest = hashlib.sha256(identity.encode()).hexdigest()[:_DIGEST]
         self.name = f"{pipeline[: PIPELINE_LENGTH - _DIGEST - 1]}.{digest}"

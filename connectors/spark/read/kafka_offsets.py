@@ -19,7 +19,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from onceward.connectors.kafka.positions import LATEST, AtOffsets, AtTime, from_json, parse_bound, to_json
+from onceward.connectors.kafka.positions import LATEST, AtOffsets, AtTime, from_json, offsets_as_json, parse_bound
 from onceward.connectors.kafka.settings import CONNECTION_OPTIONS, PREFIX, KafkaSettings, split_options
 from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.core.kit.text_options import arguments, distinct
@@ -203,7 +203,7 @@ def publish(groups: Sequence[Group | None] | Group, epoch: int, about: EpochInpu
         if time.monotonic() < _quiet_until.get(key, 0.0):
             continue
         try:
-            publish_offsets(settings, group, to_json(offsets))
+            publish_offsets(settings, group, offsets_as_json(offsets))
         except OncewardError as error:
             _quiet_until[key] = time.monotonic() + QUIET_SECONDS
             servers = settings["bootstrap.servers"]

@@ -38,14 +38,14 @@ from pyspark.sql.connect.streaming.readwriter import DataStreamWriter
 
 import onceward
 from onceward.core.errors import ConfigurationError, text_of
-from onceward.core.kit.text_options import check_type, plain
+from onceward.core.kit.text_options import check_type, comparable_option
 
-from .options import check_log, noting_failed_start
+from .options import checked_log, noting_failed_start
 from .processes import observe_if_asked
 from .query import ASYNC, REAL_TIME, local_path, read_text, refusal_of, remembering_last
 from .query_plan import CHEAP, StreamingSource, named_stateful
 from .spark_session import QueryRun, StartableQuery, is_run
-from .starting import check_start, warn_of_order
+from .starting import check_start_arguments, warn_of_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -110,7 +110,7 @@ def _start(
     **options: Any,
 ) -> StreamingQuery:
     """Start the query, as `DataStreamWriter.start` does."""
-    check_start(place, options)
+    check_start_arguments(place, options)
     writer.options(**options)
     if outputMode is not None:
         writer.outputMode(outputMode)
@@ -129,7 +129,7 @@ def _start(
 
 def _checkpoint(writer: DataStreamWriter) -> str:
     """Return where Spark will put the checkpoint, and set it, so that it is the same on the server."""
-    options = {plain(name): text for name, text in writer._write_proto.options.items()}  # noqa: SLF001
+    options = {comparable_option(name): text for name, text in writer._write_proto.options.items()}  # noqa: SLF001
     if options.get("asyncprogresstrackingenabled", "false").lower() == "true":
         raise refusal_of(ASYNC)
     location = options.get("checkpointlocation")
@@ -233,7 +233,7 @@ def received(query: bytes) -> Callable[[Any, int], None]:
             f"with pyspark.cloudpickle.register_pickle_by_value({error.name})"
         ) from None
     settings, session = started.settings, ConnectSession(spark, started.checkpoint, complete=started.complete)
-    view = check_log(settings.store, started.checkpoint, settings.pipeline, session.master)
+    view = checked_log(settings.store, started.checkpoint, settings.pipeline, session.master)
     handler = settings.handler(session, started.schemas)
     with noting_failed_start(settings.store, started.checkpoint if view is not None else None, settings.pipeline):
         handler.prepare(view)
@@ -303,7 +303,7 @@ class ConnectSession:
     def slots(self) -> int | None:
         """Return Spark's default parallelism, which the plan of a range shows."""
         if self._slots is None:
-            match = _SPLITS.search(explained(self.spark.range(1), "simple"))
+            match = _SPLITS.search(plan_text(self.spark.range(1), "simple"))
             self._slots = int(match[1]) if match else None
         return self._slots
 
@@ -370,7 +370,7 @@ def read_by_session(spark: SparkSession, url: str) -> str | None:
 # Plans, which only the server knows
 
 
-def explained(df: Any, mode: str) -> str:
+def plan_text(df: Any, mode: str) -> str:
     """Return what `df.explain(mode)` prints."""
     return str(df._explain_string(mode=mode))  # noqa: SLF001 - explain() prints it
 
@@ -382,7 +382,7 @@ def node_names(df: Any, plan: str = "Analyzed") -> list[str]:
         df: A DataFrame of a Connect session.
         plan: Analyzed or Optimized.
     """
-    _, _, text = explained(df, "extended").partition(f"== {plan} Logical Plan ==\n")
+    _, _, text = plan_text(df, "extended").partition(f"== {plan} Logical Plan ==\n")
     lines = text.partition("\n== ")[0].splitlines()
     if plan == "Analyzed":
         del lines[:1]  # the columns

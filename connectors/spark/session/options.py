@@ -26,7 +26,7 @@ from onceward.core.errors import (
     OncewardError,
     StoreError,
 )
-from onceward.core.kit.text_options import arguments, option_names, plain
+from onceward.core.kit.text_options import arguments, comparable_option, option_names
 from onceward.core.log import LogStore, LogView, open_store, read
 from onceward.core.log.objects import CONDITIONAL_PUT
 from onceward.core.log.run_writers import register_log
@@ -76,7 +76,7 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ConfigurationError: A value is not usable.
         """
-        own = {name: text for name, text in options.items() if plain(name) in _OWN}
+        own = {name: text for name, text in options.items() if comparable_option(name) in _OWN}
         values = arguments(cls, own, aliases=_ALIASES)
         if "pipeline" in values:
             check_pipeline_name(values["pipeline"])
@@ -116,7 +116,7 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
         return str(json.loads(text)["id"])
 
 
-_OWN: Final = frozenset(plain(option) for option in option_names(FormatOptions, aliases=_ALIASES))
+_OWN: Final = frozenset(comparable_option(option) for option in option_names(FormatOptions, aliases=_ALIASES))
 COMMON: Final = _OWN | {"queryname", "name", "path"}
 """Options that every format has, in plain spelling; Spark adds a query's name to its options."""
 
@@ -144,7 +144,7 @@ def check_complete_mode(sink: Sink) -> None:
         driven.validate_complete_mode()
 
 
-def open_log(
+def open_pipeline_log(
     store: str | Path | LogStore | None, checkpoint: str, pipeline: str, *, existing: bool = False
 ) -> LogStore:
     """Open the store of a pipeline's decision log: the given or named one, or the one inside the checkpoint.
@@ -175,7 +175,7 @@ def open_log(
     return open_store(place, pipeline=pipeline, existing=existing)
 
 
-def check_log(
+def checked_log(
     store: str | Path | LogStore | None, checkpoint: str, pipeline: str, master: str | None
 ) -> LogView | None:
     """Refuse a decision log that the first epoch would be refused for; it may be long until new input comes.
@@ -197,8 +197,8 @@ def check_log(
         StoreError: The store refuses this client, or the log is damaged.
     """
     try:
-        log = open_log(store, checkpoint, pipeline, existing=True)
-        check_store(local_store(log), master)
+        log = open_pipeline_log(store, checkpoint, pipeline, existing=True)
+        check_store_outlives_driver(local_store(log), master)
         view = read(log)
     except NoDecisionLogError:
         return None
@@ -236,7 +236,7 @@ def existing_log(store: str | Path | LogStore | None, checkpoint: str | None, pi
     if not (store or checkpoint):
         return None
     try:
-        return open_log(store, checkpoint or "", pipeline or "any", existing=True)
+        return open_pipeline_log(store, checkpoint or "", pipeline or "any", existing=True)
     except OncewardError:
         return None
 
@@ -268,7 +268,7 @@ def local_store(store: LogStore) -> str:
     return "" if store.shared else store.describe()
 
 
-def check_store(local: str, master: str | None) -> None:
+def check_store_outlives_driver(local: str, master: str | None) -> None:
     """Refuse a store on a local disk where the driver may run elsewhere the next time.
 
     Args:

@@ -38,7 +38,7 @@ def refuse_other_targets(writer: Any) -> None:
         setattr(writer, name, partial(refuse, name))
 
 
-def check_start(place: tuple[Any, ...], options: Mapping[str, Any]) -> None:
+def check_start_arguments(place: tuple[Any, ...], options: Mapping[str, Any]) -> None:
     """Refuse arguments of `start` that name another target.
 
     Raises:
@@ -62,7 +62,7 @@ def prepare_at_start(writer: Any, prepare: Callable[[], None], watch: Callable[[
     begin = type(writer).start
 
     def start(*place: Any, **options: Any) -> Any:
-        check_start(place, options)
+        check_start_arguments(place, options)
         if options.get("outputMode") is not None:  # so that `prepare` sees it, too
             writer.outputMode(options.pop("outputMode"))
         if not EXPLAINING.get():

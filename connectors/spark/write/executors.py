@@ -235,7 +235,7 @@ def reason_of(error: BaseException, patterns: Iterable[re.Pattern[str]] = _OF_SP
     return None
 
 
-def explained(error: Exception) -> OncewardError | None:
+def executor_error(error: Exception) -> OncewardError | None:
     """Return the error of a job that failed because an executor cannot run onceward, or None: see (3)."""
     why = reason_of(error) if isinstance(error, spark_errors()) else None
     return None if why is None else ConfigurationError(f"an executor cannot run onceward: {why}. {_ADVICE}")

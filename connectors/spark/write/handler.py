@@ -56,19 +56,19 @@ from ..read.kafka_offsets import watched_sources, with_publication
 from ..session.kinds import connect_of, plan_of, session_of
 from ..session.options import (
     check_complete_mode,
-    check_log,
     check_not_moved,
-    check_store,
+    check_store_outlives_driver,
+    checked_log,
     existing_log,
     local_store,
     noting_failed_start,
-    open_log,
+    open_pipeline_log,
 )
 from ..session.query import check_offset_log, checked_folder, epoch_input, query_of, reason
 from ..session.query_plan import handlers
 from ..session.spark_session import EndsQueries, QueryRun, QuerySession, spark_errors
 from ..session.starting import check_runs, prepare_at_start, refuse_other_targets
-from .executors import Executors, executors_of, explained, sending, warn_of_python
+from .executors import Executors, executor_error, executors_of, sending, warn_of_python
 from .outputs import (
     DEFAULT_PERSIST,
     AnySink,
@@ -211,7 +211,7 @@ def exactly_once(
     def look() -> LogView | None:
         if remote is not None or not (resolved or store is not None):
             return None
-        return check_log(store, resolved, pipeline, spark.sparkContext.master)
+        return checked_log(store, resolved, pipeline, spark.sparkContext.master)
 
     if not EXPLAINING.get():
         look()
@@ -557,7 +557,7 @@ class EpochHandler(HandlerSettings):
         warm_up(spark, self.all_sinks)
         if self.executors is not None:
             _raise_if(self.executors.problem())
-        store = open_log(self.store, checkpoint, self.pipeline)
+        store = open_pipeline_log(self.store, checkpoint, self.pipeline)
         if self.rewind is None and checkpoint:
             check_query(read(store), query_of(self._session.reader(), checkpoint), CONSECUTIVE)
         self._next = self._new_run()
@@ -697,9 +697,9 @@ class EpochHandler(HandlerSettings):
                 check_complete_mode(sink)
         if self.store is not None:
             check_not_moved(current.checkpoint, self.pipeline, self._this.read_text)
-        store = open_log(self.store, current.checkpoint, self.pipeline)
+        store = open_pipeline_log(self.store, current.checkpoint, self.pipeline)
         self.find_log = lambda: store
-        check_store(local_store(store), self._session.master)
+        check_store_outlives_driver(local_store(store), self._session.master)
         # (5) START, sweep, and the end of what is decided.
         self.run.open(
             store,
@@ -788,7 +788,7 @@ class EpochHandler(HandlerSettings):
         try:
             return frame.mapInArrow(sending(task), ACK_SCHEMA).collect()
         except Exception as error:
-            _raise_if(explained(error))
+            _raise_if(executor_error(error))
             raise
 
     def _write_outputs(

@@ -78,7 +78,7 @@ def writers_of(writers: Writers, slots: int | None, about: EpochInput, *, cheap:
     """
     if writers != "auto":
         return writers
-    rows = rows_of(about) if cheap else None
+    rows = arrived_rows(about) if cheap else None
     needed = None if rows is None else max(1, -(-rows // ROWS_PER_TASK))
     return min(needed, slots) if needed and slots else needed or slots
 
@@ -98,7 +98,7 @@ def driver_limit(
         cheap: True if no more rows come out of the query than go in, see `QueryPlan.only_writes`.
         copies: Number of times that each row may come: sinks with `select` or `where` get one copy each.
     """
-    rows = rows_of(about) if writers == "auto" and cheap else None
+    rows = arrived_rows(about) if writers == "auto" and cheap else None
     if rows is None or rows > DRIVER_ROWS or rows * (row_bytes or 0) > DRIVER_BYTES:
         return None
     if rows * copies <= UNCHECKED_ROWS and row_bytes is not None:
@@ -127,7 +127,7 @@ def _value_size(field: StructField) -> str | None:
     return f"coalesce(octet_length({column}), 0)"
 
 
-def rows_of(about: EpochInput) -> int | None:
+def arrived_rows(about: EpochInput) -> int | None:
     """Return the number of rows that arrived, if all sources are Kafka's; offsets may count a few that do not exist."""
     if about.start is None or about.end is None or len(about.start) != len(about.end):
         return None

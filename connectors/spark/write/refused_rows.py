@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from onceward.core.checkpoint.isolation import Isolation, Spool, reasons
 from onceward.core.checkpoint.subtask import DirectlyWritten, SubtaskEpoch
-from onceward.core.contract.dead_letters import DEFAULT_LIMIT, SOURCE, letters_of, position_of, rows_for
+from onceward.core.contract.dead_letters import DEFAULT_LIMIT, SOURCE, letters_of, rows_for, source_position
 from onceward.core.contract.transaction import Acknowledgement
 from onceward.core.errors import OncewardError
 
@@ -176,7 +176,7 @@ class IsolatingPartition:
             place, at = place - size, at + 1
         batch = self._spool[at]
         source = self._source(batch, number)
-        where = {} if source is None else position_of(source.slice(place, 1))
+        where = {} if source is None else source_position(source.slice(place, 1))
         row = self._part(batch, number).slice(place, 1)
         return letters_of(self._epochs[number].context, row, error, where)
 

@@ -59,7 +59,7 @@ def types_by_name(columns: Sequence[str], types: Sequence[Sequence[str]]) -> str
     )
 
 
-def refusal(uid: str, where: str, before: str, now: str) -> ConfigurationError:
+def changed_keys_error(uid: str, where: str, before: str, now: str) -> ConfigurationError:
     """Return the error for keyed state that would not be found under the keys that a stream has now."""
     return ConfigurationError(
         f"operator {uid} has in {where} state under the keys {before}, and its rows are keyed by {now} now: state "
@@ -104,7 +104,7 @@ class KeyTypes:
             if name and name not in known:
                 if self._unproven[number]:
                     before = types_by_name(self._columns, self.stored())
-                    raise refusal(
+                    raise changed_keys_error(
                         self._uid, "the checkpoint", before, types_by_name(self._columns, [[each] for each in names])
                     )
                 if known:

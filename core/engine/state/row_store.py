@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeAlias
 
 from ...errors import StateDamagedError
-from ...kit.sealed import check_format
+from ...kit.sealed import check_format_version
 from .keys import group_in
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def encode_cells(cells: Iterable[Cell]) -> Iterator[bytes]:
 def decode_cells(data: bytes, where: str) -> Iterator[Cell]:
     """Decode the chunks of encode_cells; raise StateDamagedError if the lengths do not match the bytes."""
     magic = data[: len(_MAGIC)]
-    check_format("onceward-rows", magic.rstrip(), where, newest=_FORMAT)
+    check_format_version("onceward-rows", magic.rstrip(), where, newest=_FORMAT)
     lengths = _LENGTHS.get(magic)
     if lengths is None:
         raise StateDamagedError(f"{where} does not hold rows of state")
