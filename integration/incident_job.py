@@ -1,4 +1,6 @@
-"""The job of the incidents: a topic to a topic and a table, in the embedded engine. Its settings are environment variables.
+"""The job of the incidents: from a topic to a topic and a table, in the embedded engine.
+
+Environment variables are its settings.
 
 SERVERS, DSN, TOPIC_IN, TOPIC_OUT, TABLE, NAME, STORE: what it reads and writes. BAD: the number of a record that its
 function refuses. HANG: the number of a record at which its function never ends. TIMEOUT: Kafka's transaction timeout in

@@ -386,8 +386,8 @@ INCIDENTS: Final = (
         "The driver is killed after a decision",
         r"waiting; epoch \d+ is decided and has waited for .+ for its commit: \d+ rows for table, \d+ rows for topic, "
         r"some of which expire in at most \d+:\d\d min",
-        "waiting; epoch 1 is decided and has waited for 32 s for its commit: 10 rows for table, 10 rows for topic, some of "
-        "which expire in at most 14:28 min",
+        "waiting; epoch 1 is decided and has waited for 32 s for its commit: 10 rows for table, 10 rows for topic, "
+        "some of which expire in at most 14:28 min",
         1,
         "the copied `onceward txn commit`, then a start",
         _dies_after_the_decision,
@@ -405,8 +405,8 @@ INCIDENTS: Final = (
     Incident(
         "The same, and the commit came after Kafka's transaction timeout",
         r"waiting; epoch \d+ is decided .+, some of which may have expired",
-        "waiting; epoch 1 is decided and has waited for 31 s for its commit: 10 rows for table, 10 rows for topic, some of "
-        "which may have expired",
+        "waiting; epoch 1 is decided and has waited for 31 s for its commit: 10 rows for table, 10 rows for topic, "
+        "some of which may have expired",
         1,
         "a start, which writes the lost rows again",
         _comes_too_late,
@@ -481,8 +481,8 @@ INCIDENTS: Final = (
     Incident(
         "`onceward run` starts it in vain",
         r"restarting; started \d+ times in .+; the last failure: .*bad record 3",
-        "restarting; started 3 times in 12 s; the last exit code: 1; the last failure: … bad record 3 …; onceward run starts "
-        "it again in 1 s",
+        "restarting; started 3 times in 12 s; the last exit code: 1; the last failure: … bad record 3 …; onceward run "
+        "starts it again in 1 s",
         1,
         "the function is corrected, and a start",
         _fails_again_and_again,
@@ -531,7 +531,5 @@ INCIDENTS: Final = (
 def table() -> str:
     """Return the table for docs/operations.md."""
     head = "| what happens | the first line of `onceward status` | exit code | what ends it |\n|---|---|---|---|\n"
-    return head + "".join(
-        f"| {each.title} | {each.shown if each.shown == 'the same' else f'`{each.shown}`'} | {each.code} | {each.done} |\n"
-        for each in INCIDENTS
-    )
+    shown = {each.title: each.shown if each.shown == "the same" else f"`{each.shown}`" for each in INCIDENTS}
+    return head + "".join(f"| {each.title} | {shown[each.title]} | {each.code} | {each.done} |\n" for each in INCIDENTS)

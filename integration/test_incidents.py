@@ -1,4 +1,4 @@
-"""Each incident of a running pipeline: what `status` says at first, whether that helps, and that no row is lost or doubled."""
+"""Incidents of a running pipeline: `status` says what is wrong, what it advises helps, and no row is lost."""
 
 from __future__ import annotations
 
