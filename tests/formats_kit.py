@@ -9,7 +9,8 @@ from onceward.connectors.spark.formats.writers import StreamWriter
 from onceward.connectors.spark.session.options import FormatOptions
 from onceward.core.log import DirectoryStore, read
 
-from .spark_kit import Checkpoint, SparkSink, batches, running, target_called
+from .sink_kit import target_called
+from .spark_kit import Checkpoint, SparkSink, batches, running
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

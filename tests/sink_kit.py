@@ -7,6 +7,8 @@ import pickle
 import shutil
 import subprocess
 import sys
+import threading
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +16,23 @@ import pyarrow as pa
 import pytest
 
 from onceward.core.contract.names import file_name
-from onceward.core.contract.transaction import Committable, WriteContext
+from onceward.core.contract.row_hash import RowHash, covers, proof_of
+from onceward.core.contract.transaction import (
+    AbortOutcome,
+    AbortStatus,
+    CommitOutcome,
+    CommitStatus,
+    Committable,
+    WriteContext,
+)
 from onceward.core.errors import RetryableSinkError, SinkError
 from onceward.core.kit.crash_points import Step, hooked
-from onceward.sinks import WriteAheadLogSink
+from onceward.sinks import TwoPhaseCommitSink, WriteAheadLogSink
 
 if TYPE_CHECKING:
-    from onceward.sinks import TwoPhaseCommitSink
+    from collections.abc import Iterable
+
+    from onceward.core.contract.names import Scope
     from onceward.sinks.write_ahead import Delivery
 
 LOG = "0123abcd"
@@ -28,6 +40,112 @@ LOG = "0123abcd"
 
 class Crash(BaseException):
     """The process ends here."""
+
+
+class Target:
+    """A database in memory: what is prepared outlives whoever wrote it."""
+
+    def __init__(self) -> None:
+        self.prepared: dict[str, tuple[Committable, list[dict[str, Any]]]] = {}
+        self.committed: dict[str, list[dict[str, Any]]] = {}
+        self.sinks: dict[str, str] = {}
+        self.aborted: set[str] = set()
+        self.written = 0
+        self.lock = threading.Lock()
+        self.commits: list[str] = []
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """All visible rows."""
+        return [row for rows in self.committed.values() for row in rows]
+
+    def by_sink(self, sink: str) -> list[dict[str, Any]]:
+        """Visible rows of one sink."""
+        return [row for name, rows in self.committed.items() if self.sinks[name] == sink for row in rows]
+
+    def take_away(self) -> None:
+        """Remove all visible rows, as a reader may; what was committed stays known."""
+        with self.lock:
+            self.committed = {name: [] for name in self.committed}
+
+    def delete_prepared(self, name: str) -> None:
+        """Forget a prepared transaction."""
+        with self.lock:
+            del self.prepared[name]
+
+    def counts(self, column: str) -> Counter[Any]:
+        """How often each value of a column shows."""
+        return Counter(row[column] for row in self.rows)
+
+
+class Transaction:
+    """Rows on their way."""
+
+    def __init__(self, context: WriteContext) -> None:
+        self.context = context
+        self.name = str(context.transaction_name())
+        self.rows: list[dict[str, Any]] = []
+        self.hash = RowHash()
+
+
+class TargetSink(TwoPhaseCommitSink[Transaction]):
+    """Writes to a Target."""
+
+    def __init__(self, target: Target, name: str = "target", *, proves: bool = True) -> None:
+        super().__init__(name)
+        self.proves = proves
+        self.target = target
+
+    def begin(self, context: WriteContext) -> Transaction:
+        return Transaction(context)
+
+    def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
+        transaction.rows += batch.to_pylist()
+        if self.proves and all(covers(field.type) for field in batch.schema):
+            transaction.hash.add(batch)
+        self.target.written += batch.num_rows
+
+    def pre_commit(self, transaction: Transaction) -> Committable:
+        rows = len(transaction.rows)
+        committable = transaction.context.committable(
+            kind="target", transaction=transaction.name, rows=rows, proof=proof_of(rows, transaction.hash)
+        )
+        with self.target.lock:
+            self.target.prepared[transaction.name] = (committable, transaction.rows)
+        return committable
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        with self.target.lock:
+            self.target.commits.append(committable.transaction)
+            if committable.transaction in self.target.committed:
+                return CommitOutcome(CommitStatus.ALREADY_COMMITTED)
+            if committable.transaction not in self.target.prepared:
+                return CommitOutcome(CommitStatus.LOST)
+            _, rows = self.target.prepared.pop(committable.transaction)
+            self.target.committed[committable.transaction] = rows
+            self.target.sinks[committable.transaction] = committable.sink
+            return CommitOutcome(CommitStatus.COMMITTED)
+
+    def abort(self, committable: Committable) -> AbortOutcome:
+        with self.target.lock:
+            if committable.transaction in self.target.committed:
+                return AbortOutcome(AbortStatus.COMMITTED)
+            self.target.prepared.pop(committable.transaction, None)
+            self.target.aborted.add(committable.transaction)
+            return AbortOutcome(AbortStatus.ABORTED)
+
+    def lingering(self, scope: Scope) -> Iterable[Committable]:
+        with self.target.lock:
+            found = [c for c, _ in self.target.prepared.values()]
+        return [c for c in found if (c.pipeline, c.sink) == (scope.pipeline, scope.sink)]
+
+
+_TARGETS: dict[str, Target] = {}
+
+
+def target_called(name: str) -> Target:
+    """A target that every copy of its sinks finds again, in whichever process Spark would unpickle them."""
+    return _TARGETS.setdefault(name, Target())
 
 
 class Mailbox(WriteAheadLogSink):

@@ -14,7 +14,7 @@ from onceward.connectors.spark.write.handler import EpochHandler
 from onceward.core.log import MemoryStore, read
 
 from .core_fakes import policy
-from .engine_kit import Target, TargetSink, Transaction
+from .sink_kit import TargetSink, Transaction, target_called
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,12 +23,6 @@ if TYPE_CHECKING:
     from onceward.core.contract.transaction import WriteContext
 
 QUERY = "5c2f9a10-query"
-_TARGETS: dict[str, Target] = {}
-
-
-def target_called(name: str) -> Target:
-    """A target that every copy of its sinks finds again, in whichever process Spark would unpickle them."""
-    return _TARGETS.setdefault(name, Target())
 
 
 class SparkSink(TargetSink):

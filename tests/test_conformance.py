@@ -38,8 +38,7 @@ from onceward.testing.killing import kill_everywhere
 from onceward.testing.sink_case import numbered
 from onceward.testing.watch import is_bug, time_limit
 
-from .engine_kit import Target, TargetSink
-from .sink_kit import delete_files_of
+from .sink_kit import Target, TargetSink, delete_files_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -15,7 +15,8 @@ from onceward.core.errors import ConfigurationError, SchemaError
 from onceward.core.kit.crash_points import Step, hooked
 from onceward.core.log import MemoryStore, read
 
-from .spark_kit import Checkpoint, Frame, Session, SparkSink, target_called
+from .sink_kit import target_called
+from .spark_kit import Checkpoint, Frame, Session, SparkSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable

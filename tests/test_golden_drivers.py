@@ -25,9 +25,9 @@ from onceward.core.log import DirectoryStore, LogWriter, read
 from onceward.core.log.notes import notes
 
 from .core_fakes import policy
-from .engine_kit import Target, TargetSink
 from .formats_kit import Query as FormatQuery
 from .golden_kit import compare
+from .sink_kit import Target, TargetSink
 from .spark_kit import Frame, Query, Session, SparkSink, batches
 
 if TYPE_CHECKING:

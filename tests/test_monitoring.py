@@ -37,7 +37,8 @@ from onceward.sources import SequenceSource
 
 from .coordinator_kit import LATER, Bench, about
 from .core_fakes import FakeSink, acknowledgement
-from .engine_kit import Slowly, Target, TargetSink, numbers, pipeline, reach
+from .engine_kit import Slowly, numbers, pipeline, reach
+from .sink_kit import Target, TargetSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -41,7 +41,8 @@ from onceward.core.log import DirectoryStore, LogWriter, open_store, read
 from onceward.core.operations.log_locations import open_log
 
 from .core_fakes import policy
-from .spark_kit import Frame, Session, SparkSink, target_called
+from .sink_kit import target_called
+from .spark_kit import Frame, Session, SparkSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -26,7 +26,7 @@ from onceward.core.log.run_writers import OVERTAKEN, RUN_VARIABLE
 from onceward.core.run.handover import Successor, run
 
 from .core_fakes import FakeSink, policy
-from .engine_kit import TargetSink
+from .sink_kit import TargetSink
 from .spark_kit import QUERY, Checkpoint, Frame, Query, active, stage
 
 if TYPE_CHECKING:

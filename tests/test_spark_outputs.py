@@ -23,7 +23,8 @@ from onceward.core.kit.crash_points import Step, hooked
 from onceward.core.log import read
 
 from .core_fakes import policy
-from .spark_kit import Frame, Query, SparkSink, target_called
+from .sink_kit import target_called
+from .spark_kit import Frame, Query, SparkSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

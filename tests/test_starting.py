@@ -31,7 +31,8 @@ from onceward.core.errors import ConfigurationError, OncewardWarning, SchemaErro
 from onceward.core.log import MemoryStore
 
 from .engine_kit import ByKey
-from .spark_kit import Query, SparkSink, target_called
+from .sink_kit import target_called
+from .spark_kit import Query, SparkSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable
