@@ -18,7 +18,6 @@ import uuid
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
 
 import pyarrow as pa
 import pytest
@@ -42,7 +41,7 @@ from onceward.core.kit.crash_points import Step, hooked
 from onceward.sinks import TwoPhaseCommitSink, WriteAheadLogSink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, MutableMapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from onceward.core.contract.names import Remembered, Scope
     from onceward.sinks.write_ahead import Delivery
@@ -81,10 +80,9 @@ class Target:
         self.away = False
         self.written = 0
         self.lock = threading.Lock()
-        _TARGETS[self.key] = self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return target_called, (self.key,)
+        return target_called, (_TARGETS.setdefault(self.key, self).key,)
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -138,12 +136,12 @@ class Target:
         self.states.pop(name, None)
 
 
-_TARGETS: MutableMapping[str, Target] = WeakValueDictionary()
+_TARGETS: dict[str, Target] = {}
 
 
 def target_called(key: str) -> Target:
     """Return the target that every copy of its sinks finds again, in whichever process Spark would unpickle them."""
-    return _TARGETS.get(key) or Target(key)
+    return _TARGETS.setdefault(key, Target(key))
 
 
 class Transaction:
@@ -160,8 +158,8 @@ class TargetSink(TwoPhaseCommitSink[Transaction], Ledger):
     """Writes to a target, and is its ledger if the target keeps one.
 
     Args:
-        target: Where the rows go. Default: a target of its own, which is trusting and keeps a ledger, for tests of the
-            coordinator: they make committables up.
+        target: Where the rows go, or its key. Default: a target of its own, which is trusting and keeps a ledger, for
+            tests of the coordinator: they make committables up.
         name: The sink's name.
         timeout: Seconds after which the target says that it ends a transaction.
         proves: Whether committables carry a hash of their rows.
@@ -179,10 +177,17 @@ class TargetSink(TwoPhaseCommitSink[Transaction], Ledger):
     """
 
     def __init__(
-        self, target: Target | None = None, name: str = "target", *, timeout: float | None = None, proves: bool = True
+        self,
+        target: Target | str | None = None,
+        name: str = "target",
+        *,
+        timeout: float | None = None,
+        proves: bool = True,
     ) -> None:
         super().__init__(name)
-        self.target = target if target is not None else Target(trusting=True, keeps_ledger=True)
+        if target is None:
+            target = Target(trusting=True, keeps_ledger=True)
+        self.target = target_called(target) if isinstance(target, str) else target
         self.timeout, self.proves = timeout, proves
         self.answers: list[CommitStatus | Exception] = []
         self.abort_answer: AbortStatus | None = None

@@ -37,9 +37,9 @@ from onceward.core.operations.survey import survey
 from onceward.testing.faults import Faults
 from onceward.testing.wrappers import FaultySink
 
-from .core_fakes import FakeSink, MemoryStore, acknowledgement, answer_lost, policy, prepared
+from .core_fakes import MemoryStore, acknowledgement, answer_lost, policy, prepared
 from .losses_kit import Bench
-from .sink_kit import Crash
+from .sink_kit import Crash, TargetSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,24 +51,24 @@ COMMITTED, PREPARED, ABORTED = Observation.COMMITTED, Observation.PREPARED, Obse
 def test_what_is_still_committed_is_left_alone():
     bench = Bench(COMMITTED)
     bench.open()
-    assert bench.sink.committed == []
+    assert bench.sink.target.commits == []
 
 
 def test_a_target_that_does_not_answer_keeps_no_other_waiting():
     """Another one's decided transactions may be near their timeout."""
     asked = threading.Event()
 
-    class Slow(FakeSink):
+    class Slow(TargetSink):
         def check_claim(self, scope: Scope, newest: Progress) -> None:
             if not asked.wait(5):
                 raise AssertionError("the other was not asked")
             raise RetryableSinkError("no answer")
 
-    class Quick(FakeSink):
+    class Quick(TargetSink):
         def check_claim(self, scope: Scope, newest: Progress) -> None:
             asked.set()
 
-    coordinator = Coordinator("p", MemoryStore(), [Slow("a"), Quick("b")], policy())
+    coordinator = Coordinator("p", MemoryStore(), [Slow(name="a"), Quick(name="b")], policy())
     with pytest.raises(RetryableSinkError, match="no answer"):
         coordinator.open()
 
@@ -77,15 +77,15 @@ def test_a_target_that_does_not_answer_keeps_no_other_waiting():
 def test_nothing_is_concluded_from_no_proof(seen: Observation):
     bench = Bench(seen)
     bench.open()
-    assert bench.sink.committed == []
+    assert bench.sink.target.commits == []
 
 
 def test_what_is_prepared_again_is_committed_again(caplog: pytest.LogCaptureFixture):
     """Invariant 1: the completed decision names it."""
     bench = Bench(PREPARED)
-    bench.sink.open = [bench.done]
+    bench.sink.target.hold(bench.done)
     bench.open()
-    assert (bench.sink.committed, bench.sink.aborted) == ([bench.done.transaction], [])
+    assert (bench.sink.target.commits, bench.sink.target.aborted) == ([bench.done.transaction], [])
     assert "was committed, and was prepared again" in caplog.text
 
 
@@ -93,17 +93,17 @@ def test_what_is_prepared_again_is_committed_again(caplog: pytest.LogCaptureFixt
 def test_a_target_that_went_back_to_before_the_claim_is_claimed_and_committed_to_again(on_lost: OnLost):
     """The claim follows the first epoch's prepare. Booked as lost, its rows would stay prepared for ever."""
     bench = Bench(PREPARED)
-    bench.sink.open = [bench.done]
+    bench.sink.target.hold(bench.done)
     bench.sink.remembered = Remembered(owned=False, progress=NOTHING)
     bench.open(on_lost=on_lost)
-    assert (bench.sink.committed, bench.sink.aborted) == ([bench.done.transaction], [])
+    assert (bench.sink.target.commits, bench.sink.target.aborted) == ([bench.done.transaction], [])
     assert bench.sink.remembered.owned
     assert not any(isinstance(entry, Resolved) for entry in read(bench.store).entries)
 
 
 def test_what_refers_to_rows_of_another_sink_is_committed_again_after_these():
     """As with a foreign key, when a promoted standby has both prepared and neither committed."""
-    store, child, parent = MemoryStore(), FakeSink("a"), FakeSink("b")
+    store, child, parent = MemoryStore(), TargetSink(name="a"), TargetSink(name="b")
     coordinator = Coordinator("p", store, [child, parent], policy())
     coordinator.open()
     about = EpochInput(query="q", start=0, end=1)
@@ -111,19 +111,19 @@ def test_what_refers_to_rows_of_another_sink_is_committed_again_after_these():
     of_sinks = [prepared(coordinator.context(name, 0, subtask=0)) for name in "ab"]
     coordinator.commit(0, [acknowledgement(*of_sinks, sinks=("a", "b"))], about)
 
-    class Refusing(FakeSink):
+    class Refusing(TargetSink):
         def commit(self, committable: Committable) -> CommitOutcome:
-            if not parent.committed:
+            if not parent.target.commits:
                 raise SinkError("violates foreign key constraint")
             return super().commit(committable)
 
-    again = Refusing("a")
+    again = Refusing(name="a")
     for sink, committable in zip((again, parent), of_sinks, strict=True):
         sink.records_transactions = True  # type: ignore[misc]
-        sink.states[committable.transaction] = PREPARED
-        sink.committed.clear()
+        sink.target.states[committable.transaction] = PREPARED
+        sink.target.commits.clear()
     Coordinator("p", store, [again, parent], policy()).open()
-    assert (again.committed, parent.committed) == ([of_sinks[0].transaction], [of_sinks[1].transaction])
+    assert (again.target.commits, parent.target.commits) == ([of_sinks[0].transaction], [of_sinks[1].transaction])
 
 
 def test_a_target_that_does_not_answer_then_fails_the_start():
@@ -136,7 +136,7 @@ def test_a_target_that_does_not_answer_then_fails_the_start():
 def test_what_a_sink_must_not_return_from_a_repeated_commit_is_named(monkeypatch: pytest.MonkeyPatch):
     bench = Bench(PREPARED)
     monkeypatch.setattr(bench.sink, "commit_many", lambda _: None)
-    with pytest.raises(LifecycleError, match="commit of FakeSink returned None, not a sequence of CommitOutcome"):
+    with pytest.raises(LifecycleError, match="commit of TargetSink returned None, not a sequence of CommitOutcome"):
         bench.open()
 
 
@@ -144,11 +144,11 @@ def test_what_is_gone_is_a_loud_loss_at_each_start_and_nothing_is_swept():
     """Invariant 8. What is prepared there may be of an epoch that was committed once."""
     bench = Bench(ABORTED)
     older = msgspec.structs.replace(bench.done, transaction=f"{bench.done.transaction}x", subtask=1)
-    bench.sink.open = [older]
+    bench.sink.target.hold(older)
     for _ in range(2):
         with pytest.raises(DataLossError, match=r"1 decided transactions with 7 rows.*standby.*rewind='why'"):
             bench.open()
-    assert (bench.sink.committed, bench.sink.aborted) == ([], [])
+    assert (bench.sink.target.commits, bench.sink.target.aborted) == ([], [])
 
 
 def test_injected_faults_do_not_hide_a_ledger():
@@ -187,7 +187,7 @@ class Idle(Bench):
             coordinator.admit(epoch, about)
             coordinator.commit(epoch, [acknowledgement(epoch=epoch)], about)
         self.sink.remembered = remembered
-        self.sink.open = [msgspec.structs.replace(self.done, transaction=f"{self.done.transaction}x", subtask=1)]
+        self.sink.target.hold(msgspec.structs.replace(self.done, transaction=f"{self.done.transaction}x", subtask=1))
 
 
 FORGOTTEN = [
@@ -205,7 +205,7 @@ def test_a_target_that_has_forgotten_is_told_at_each_start_and_not_swept(remembe
     for _ in range(2):
         with pytest.raises(DataLossError, match=rf"not as it was left: .*{words}.*rewind='why'.*on_lost='skip'"):
             bench.open()
-    assert bench.sink.aborted == []
+    assert bench.sink.target.aborted == []
 
 
 @pytest.mark.parametrize(("remembered", "words"), FORGOTTEN)

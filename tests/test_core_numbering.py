@@ -11,7 +11,8 @@ from onceward.core.checkpoint.numbering import CHECKPOINTS, CONSECUTIVE, EpochNu
 from onceward.core.errors import ConfigurationError, EpochConflictError, ProtocolError
 from onceward.core.log import EpochInput, Rewound, read
 
-from .core_fakes import FakeSink, MemoryStore, acknowledgement, policy, prepared
+from .core_fakes import MemoryStore, acknowledgement, policy, prepared
+from .sink_kit import TargetSink
 
 if TYPE_CHECKING:
     from onceward.core.contract.transaction import Committable
@@ -25,7 +26,7 @@ class Case:
     """A pipeline whose epochs are numbered in one way."""
 
     def __init__(self, numbering: EpochNumbering) -> None:
-        self.numbering, self.store, self.sink = numbering, MemoryStore(), FakeSink()
+        self.numbering, self.store, self.sink = numbering, MemoryStore(), TargetSink(name="a")
 
     def coordinator(self) -> Coordinator:
         return Coordinator("p", self.store, [self.sink], policy(), numbering=self.numbering)
@@ -61,7 +62,7 @@ def test_only_a_checkpoint_carries_transactions_of_those_that_were_given_up():
         acks = [acknowledgement(prepared(coordinator.context("a", 0, subtask=0)), epoch=1)]
         if case.numbering is CHECKPOINTS:
             coordinator.commit(1, acks, about(1))
-            assert len(case.sink.committed) == 1
+            assert len(case.sink.target.commits) == 1
         else:
             with pytest.raises(ProtocolError, match="not written for this epoch"):
                 coordinator.commit(1, acks, about(1))
@@ -82,9 +83,9 @@ def test_a_checkpoint_leaves_alone_what_its_own_writer_has_prepared():
     for case, aborted in ((Case(CHECKPOINTS), False), (Case(CONSECUTIVE), True)):
         coordinator = case.opened()
         left = prepared(coordinator.context("a", 0, subtask=7))
-        case.sink.open = [left]
+        case.sink.target.hold(left)
         coordinator.commit(0, [acknowledgement()], about(0), sweep_after=True)
-        assert (left.transaction in case.sink.aborted) is aborted
+        assert (left.transaction in case.sink.target.aborted) is aborted
 
 
 @pytest.mark.parametrize("first_epoch", [0, 1, 7])
@@ -92,7 +93,7 @@ def test_a_rewind_of_checkpoints_takes_back_whatever_waits(first_epoch: int):
     case = Case(CHECKPOINTS)
     waiting = case.waiting()
     case.opened(rewind="the table was emptied", first_epoch=first_epoch, query="q")
-    assert waiting.transaction not in case.sink.committed
+    assert waiting.transaction not in case.sink.target.commits
 
 
 @pytest.mark.parametrize(("first_epoch", "committed"), [(0, False), (1, True)])
@@ -100,7 +101,7 @@ def test_a_rewind_of_micro_batches_takes_back_what_will_be_offered_again(first_e
     case = Case(CONSECUTIVE)
     waiting = case.waiting()
     case.opened(rewind="the table was emptied", first_epoch=first_epoch, query="q")
-    assert (waiting.transaction in case.sink.committed) is committed
+    assert (waiting.transaction in case.sink.target.commits) is committed
 
 
 def test_micro_batches_that_went_back_belong_to_the_query_that_asked():

@@ -28,8 +28,9 @@ from onceward.core.errors import (
 from onceward.core.log import EpochInput, read
 from onceward.core.run.pipeline_run import PipelineRun
 
-from .core_fakes import FakeSink, MemoryStore, acknowledgement, policy, prepared
-from .losses_kit import ABORTED, ABOUT, COMMITTED, PREPARED, Bench, Case, Target
+from .core_fakes import MemoryStore, acknowledgement, policy, prepared
+from .losses_kit import ABORTED, ABOUT, COMMITTED, PREPARED, Bench, Case
+from .sink_kit import TargetSink
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,16 +47,16 @@ def test_a_sink_that_joins_before_a_torn_epoch_is_healed_is_refused():
     case = Case()
     named = case.decided()
     for name in case.of(case.kafka, named):
-        case.kafka.truth[name] = COMMITTED
-    case.table.truth[case.of(case.table, named)[0]] = ABORTED
-    sinks = [case.table, case.kafka, Target("audit")]
+        case.kafka.target.states[name] = COMMITTED
+    case.table.target.states[case.of(case.table, named)[0]] = ABORTED
+    sinks = [case.table, case.kafka, TargetSink(name="audit")]
     coordinator = Coordinator("p", case.store, sinks, policy(on_lost=OnLost.REPLAY), heals=True)
     coordinator.open()
     with pytest.raises(EpochConflictError, match="decided before audit took part"):
         coordinator.admit(0, ABOUT)
 
 
-class Mute(FakeSink):
+class Mute(TargetSink):
     """A user's sink whose target cannot be asked."""
 
     def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
@@ -63,20 +64,20 @@ class Mute(FakeSink):
 
 
 def test_a_rewind_ends_what_is_prepared_in_a_target_that_cannot_be_asked():
-    store, sink = MemoryStore(), Mute("a")
+    store, sink = MemoryStore(), Mute(name="a")
     coordinator = Coordinator("p", store, [sink], policy())
     coordinator.open()
     coordinator.admit(0, about(0))
     decided = prepared(coordinator.context("a", 0, subtask=0))
     coordinator.writer.decide(0, [decided], sinks=["a"], epoch_input=about(0), subtasks=1)
-    sink.open = [decided]
+    sink.target.hold(decided)
     Coordinator("p", store, [sink], policy()).open(rewind="x", first_epoch=0, query="q")
-    assert decided.transaction in sink.aborted
+    assert decided.transaction in sink.target.aborted
 
 
 def test_a_start_after_a_rewind_sweeps_without_asking_how_far_the_target_had_come():
     """What the rewind took back may have been committed meanwhile: each start was refused as an outdated copy."""
-    store, sink = MemoryStore(), FakeSink("a")
+    store, sink = MemoryStore(), TargetSink(name="a")
     first = Coordinator("p", store, [sink], policy())
     first.open()
     first.admit(0, about(0))
@@ -85,10 +86,10 @@ def test_a_start_after_a_rewind_sweeps_without_asking_how_far_the_target_had_com
     rewound.open(rewind="x", first_epoch=0, query="q")
     rewound.admit(0, about(0))
     left = prepared(rewound.context("a", 0, subtask=0))
-    sink.open = [left]
+    sink.target.hold(left)
     sink.claim_error = EpochConflictError("this decision log is an outdated copy")
     Coordinator("p", store, [sink], policy()).open(rewind="x", first_epoch=0, query="q")
-    assert sink.aborted == [left.transaction]
+    assert sink.target.aborted == [left.transaction]
 
 
 def test_a_target_that_says_nothing_of_its_transactions_is_waited_for_before_a_decision():
@@ -96,7 +97,7 @@ def test_a_target_that_says_nothing_of_its_transactions_is_waited_for_before_a_d
     coordinator = bench.open()
     coordinator.admit(1, about(1))
     now = prepared(coordinator.context("a", 1, subtask=0))
-    bench.sink.states[bench.done.transaction] = Observation.NO_ANSWER
+    bench.sink.target.states[bench.done.transaction] = Observation.NO_ANSWER
     with pytest.raises(RetryableSinkError, match="does not say whether"):
         coordinator.commit(1, [acknowledgement(now, epoch=1)], about(1))
 
@@ -114,7 +115,7 @@ def test_what_one_sink_raises_at_a_start_keeps_no_other_from_committing_what_exp
     case.table.check_claim = asked  # type: ignore[method-assign, assignment]
     with pytest.raises(OncewardError):
         case.opened()
-    assert case.kafka.with_state(COMMITTED)
+    assert case.kafka.target.with_state(COMMITTED)
 
 
 def test_a_bug_of_a_sink_is_told_with_its_name():
@@ -129,7 +130,7 @@ def test_what_was_given_up_while_a_decision_waits_is_not_refused_again():
     coordinator = bench.open()
     coordinator.admit(1, about(1))
     coordinator.writer.decide(1, [], sinks=["a"], epoch_input=about(1), subtasks=1)
-    bench.sink.states[bench.done.transaction] = Observation.ABORTED
+    bench.sink.target.states[bench.done.transaction] = Observation.ABORTED
     bench.sink.remembered = Remembered(owned=True, progress=NOTHING)
     bench.open(on_lost=OnLost.SKIP)
     bench.open()
@@ -139,9 +140,9 @@ def test_a_target_that_says_it_gives_no_answer_to_a_look_gets_no_commits():
     """One of two transactions is lost. If the other one were committed, the epoch could not be written again."""
     case = Case(subtasks=2)
     first, _ = case.of(case.table, case.decided())
-    case.kafka.truth.clear()
-    case.kafka._timeout = None
-    case.table.truth[first] = ABORTED
+    case.kafka.target.states.clear()
+    case.kafka.timeout = None
+    case.table.target.states[first] = ABORTED
     real, silent = case.table.inspect_many, [True]
 
     def inspect_many(committables: Sequence[Committable]) -> Sequence[Observation]:
@@ -153,13 +154,13 @@ def test_a_target_that_says_it_gives_no_answer_to_a_look_gets_no_commits():
     case.table.inspect_many = inspect_many  # type: ignore[method-assign]
     with pytest.raises(DataLossError):
         case.opened(heals=False)
-    assert not case.table.with_state(COMMITTED)
+    assert not case.table.target.with_state(COMMITTED)
 
 
 def test_a_sink_that_comes_back_is_asked_before_its_first_decision():
-    store, first, second = MemoryStore(), FakeSink("a"), FakeSink("b")
+    store, first, second = MemoryStore(), TargetSink(name="a"), TargetSink(name="b")
 
-    def run(sinks: list[FakeSink], epoch: int, *writes: FakeSink) -> tuple[Coordinator, list[Any]]:
+    def run(sinks: list[TargetSink], epoch: int, *writes: TargetSink) -> tuple[Coordinator, list[Any]]:
         coordinator = Coordinator("p", store, sinks, policy())
         coordinator.open()
         coordinator.admit(epoch, about(epoch))
@@ -183,7 +184,7 @@ def test_a_repeated_commit_whose_answer_is_lost_fails_the_epoch_too():
     coordinator = bench.open()
     coordinator.admit(1, about(1))
     now = prepared(coordinator.context("a", 1, subtask=0))
-    bench.sink.states[bench.done.transaction] = PREPARED
+    bench.sink.target.states[bench.done.transaction] = PREPARED
     real = bench.sink.commit
 
     def commit(committable: Committable) -> CommitOutcome:
@@ -197,7 +198,7 @@ def test_a_repeated_commit_whose_answer_is_lost_fails_the_epoch_too():
 
 
 def test_an_engine_whose_sweep_commits_again_decides_nothing_that_was_prepared_before():
-    store, sink = MemoryStore(), FakeSink()
+    store, sink = MemoryStore(), TargetSink(name="a")
     sink.records_transactions = True  # type: ignore[misc]
     first = Coordinator("p", store, [sink], policy(), numbering=CHECKPOINTS)
     first.open()
@@ -209,11 +210,12 @@ def test_an_engine_whose_sweep_commits_again_decides_nothing_that_was_prepared_b
     early = prepared(coordinator.context("a", 1, subtask=0))
 
     def fail_over() -> None:
-        sink.states[done.transaction] = PREPARED
+        sink.target.states[done.transaction] = PREPARED
 
-    sink.open, sink.when_listed = [left], fail_over
+    sink.target.hold(left)
+    sink.when_listed = fail_over
     coordinator.commit(0, [acknowledgement(done)], about(0), sweep_after=True)
-    assert sink.committed.count(done.transaction) == 2
+    assert sink.target.commits.count(done.transaction) == 2
     sink.when_listed = None
     coordinator.admit(1, about(1))
     with pytest.raises(TargetWentBackError):
@@ -233,7 +235,7 @@ def test_an_epoch_of_a_run_that_fails_before_its_decision_is_given_up_at_once():
         with run.epoch(1, NEXT) as epoch:
             contexts = [epoch.context(sink, subtask=0) for sink in ("table", "kafka")]
             done = [c.committable(kind="fake", transaction=str(c.transaction_name()), rows=1) for c in contexts]
-            case.kafka.open = [done[1]]
+            case.kafka.target.hold(done[1])
             epoch.commit([acknowledgement(*done, epoch=1, sinks=("table", "kafka"))])
 
     def away(*_: object) -> None:
@@ -243,7 +245,7 @@ def test_an_epoch_of_a_run_that_fails_before_its_decision_is_given_up_at_once():
     with pytest.raises(RetryableSinkError):
         attempt()
     assert read(case.store).decided == 0
-    assert case.kafka.with_state(ABORTED)
+    assert case.kafka.target.with_state(ABORTED)
 
 
 @pytest.mark.parametrize("what", ["emptied", "older"])

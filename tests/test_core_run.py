@@ -17,7 +17,8 @@ from onceward.core.run.keeper import Keeper, StoppedError
 from onceward.core.run.pipeline_run import ATTEMPTS, PipelineRun
 
 from .coordinator_kit import about
-from .core_fakes import FakeSink, acknowledgement, policy, prepared
+from .core_fakes import acknowledgement, policy, prepared
+from .sink_kit import TargetSink
 from .status_kit import noted
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Life:
     """A run with one sink, and what is told of it."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.store, self.sink, self.told = DirectoryStore(folder / "log"), FakeSink(), list[Any]()
+        self.store, self.sink, self.told = DirectoryStore(folder / "log"), TargetSink(name="a"), list[Any]()
         monkeypatch.setattr(events, "_observers", [self.told.append])
         self.run = self.another()
 

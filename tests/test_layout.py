@@ -201,7 +201,7 @@ def test_the_layout_does_not_move_away_from_its_goals() -> None:
         "fragments among fields' docstrings and Args, per cent": 7,
         "twin names": 56,
         "test modules that import another one": 0,
-        "base fakes of a sink": 6,
+        "base fakes of a sink": 2,
         "definitions of a fixture `database`": 17,
         "definitions of a fixture `job`": 15,
         "definitions of a fixture `server`": 11,
