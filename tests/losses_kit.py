@@ -15,6 +15,7 @@ from onceward.core.contract.transaction import (
 )
 from onceward.core.log import EpochInput
 
+from .coordinator_kit import about
 from .core_fakes import MemoryStore, acknowledgement, policy, prepared
 from .sink_kit import TargetSink
 
@@ -109,10 +110,9 @@ class Bench:
         self.store, self.sink = MemoryStore(), TargetSink(name="a")
         self.sink.records_transactions = records_transactions  # type: ignore[misc]
         coordinator = self.open()
-        about = EpochInput(query="q", start=0, end=1)
-        coordinator.admit(0, about)
+        coordinator.admit(0, about(0))
         self.done: Committable = prepared(coordinator.context("a", 0, subtask=0), rows=7)
-        coordinator.commit(0, [acknowledgement(self.done)], about)
+        coordinator.commit(0, [acknowledgement(self.done)], about(0))
         self.sink.target.states[self.done.transaction] = seen
         self.sink.target.commits.clear()
 

@@ -14,11 +14,12 @@ from onceward.core.checkpoint.coordinator import Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.contract.transaction import Acknowledgement, CommitOutcome, CommitStatus, Committable, WriteContext
 from onceward.core.engine.completion import as_own_error
-from onceward.core.errors import LifecycleError
+from onceward.core.errors import LifecycleError, SinkError
 from onceward.core.log import EpochInput
 from onceward.sinks import FolderClaims, WriteAheadLogSink
 
 from .core_fakes import MemoryStore, policy, prepared
+from .losses_kit import COMMITTED, Bench
 from .sink_kit import TargetSink, Transaction
 
 CONTEXT = WriteContext(pipeline="p", sink="a", log="abcd1234", generation=0, epoch=0, subtask=0)
@@ -197,3 +198,10 @@ def test_a_commit_that_does_not_return_is_told(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(share, "SLOW", 0.01)
     run(Slow())
     assert "the commit of epoch 0 in sink a has not returned for 0.01 s" in caplog.text
+
+
+def test_a_bug_of_a_sink_is_told_with_its_name():
+    bench = Bench(COMMITTED)
+    bench.sink.claim_error = RuntimeError("a bug")
+    with pytest.raises(SinkError, match=r"asked what it remembers, it raised RuntimeError\('a bug'\)"):
+        bench.open()

@@ -1263,3 +1263,39 @@ class TestSinksThatAreGone:
             bench.sink.target.hold(msgspec.structs.replace(left, transaction=str(number), **changes))
         bench.opened(other)
         assert bench.sink.target.aborted == []
+
+
+class Mute(TargetSink):
+    """A user's sink whose target cannot be asked."""
+
+    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
+        return [Observation.UNKNOWN for _ in committables]
+
+
+def test_a_rewind_ends_what_is_prepared_in_a_target_that_cannot_be_asked():
+    store, sink = MemoryStore(), Mute(name="a")
+    coordinator = Coordinator("p", store, [sink], policy())
+    coordinator.open()
+    coordinator.admit(0, about(0))
+    decided = prepared(coordinator.context("a", 0, subtask=0))
+    coordinator.writer.decide(0, [decided], sinks=["a"], epoch_input=about(0), subtasks=1)
+    sink.target.hold(decided)
+    Coordinator("p", store, [sink], policy()).open(rewind="x", first_epoch=0, query="q")
+    assert decided.transaction in sink.target.aborted
+
+
+def test_a_start_after_a_rewind_sweeps_without_asking_how_far_the_target_had_come():
+    """What the rewind took back may have been committed meanwhile: each start was refused as an outdated copy."""
+    store, sink = MemoryStore(), TargetSink(name="a")
+    first = Coordinator("p", store, [sink], policy())
+    first.open()
+    first.admit(0, about(0))
+    first.commit(0, [acknowledgement(sinks=("a",))], about(0))
+    rewound = Coordinator("p", store, [sink], policy())
+    rewound.open(rewind="x", first_epoch=0, query="q")
+    rewound.admit(0, about(0))
+    left = prepared(rewound.context("a", 0, subtask=0))
+    sink.target.hold(left)
+    sink.claim_error = EpochConflictError("this decision log is an outdated copy")
+    Coordinator("p", store, [sink], policy()).open(rewind="x", first_epoch=0, query="q")
+    assert sink.target.aborted == [left.transaction]

@@ -8,7 +8,8 @@ import pytest
 
 from onceward.core.checkpoint import Coordinator
 from onceward.core.checkpoint.numbering import CHECKPOINTS, CONSECUTIVE, EpochNumbering
-from onceward.core.errors import ConfigurationError, EpochConflictError, ProtocolError
+from onceward.core.contract.transaction import Observation
+from onceward.core.errors import ConfigurationError, EpochConflictError, ProtocolError, TargetWentBackError
 from onceward.core.log import EpochInput, Rewound, read
 
 from .core_fakes import MemoryStore, acknowledgement, policy, prepared
@@ -126,3 +127,28 @@ def test_both_agree_that_a_rewind_to_any_epoch_takes_back_what_waits():
     assert undone is not None
     for numbering in (CONSECUTIVE, CHECKPOINTS):
         assert numbering.takes_back(Rewound(query="q", epoch=-1, why="any"), undone)
+
+
+def test_an_engine_whose_sweep_commits_again_decides_nothing_that_was_prepared_before():
+    store, sink = MemoryStore(), TargetSink(name="a")
+    sink.records_transactions = True  # type: ignore[misc]
+    first = Coordinator("p", store, [sink], policy(), numbering=CHECKPOINTS)
+    first.open()
+    left = prepared(first.context("a", 5, subtask=0))
+    coordinator = Coordinator("p", store, [sink], policy(), numbering=CHECKPOINTS)
+    coordinator.open()
+    coordinator.admit(0, about(0))
+    done = prepared(coordinator.context("a", 0, subtask=0))
+    early = prepared(coordinator.context("a", 1, subtask=0))
+
+    def fail_over() -> None:
+        sink.target.states[done.transaction] = Observation.PREPARED
+
+    sink.target.hold(left)
+    sink.when_listed = fail_over
+    coordinator.commit(0, [acknowledgement(done)], about(0), sweep_after=True)
+    assert sink.target.commits.count(done.transaction) == 2
+    sink.when_listed = None
+    coordinator.admit(1, about(1))
+    with pytest.raises(TargetWentBackError):
+        coordinator.commit(1, [acknowledgement(early, epoch=1)], about(1))

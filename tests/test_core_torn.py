@@ -22,6 +22,7 @@ from onceward.core.errors import (
     EpochTornError,
     EpochVoidedError,
     FencedError,
+    OncewardError,
     RetryableSinkError,
     SinkError,
 )
@@ -676,3 +677,53 @@ class TestOperators:
 
 def _raise_no_answer() -> None:
     raise RetryableSinkError("no answer")
+
+
+def test_a_sink_that_joins_before_a_torn_epoch_is_healed_is_refused():
+    case = Case()
+    named = case.decided()
+    for name in case.of(case.kafka, named):
+        case.kafka.target.states[name] = COMMITTED
+    case.table.target.states[case.of(case.table, named)[0]] = ABORTED
+    sinks = [case.table, case.kafka, TargetSink(name="audit")]
+    coordinator = Coordinator("p", case.store, sinks, policy(on_lost=OnLost.REPLAY), heals=True)
+    coordinator.open()
+    with pytest.raises(EpochConflictError, match="decided before audit took part"):
+        coordinator.admit(0, ABOUT)
+
+
+@pytest.mark.parametrize("answer", [RuntimeError("a bug"), (True, 3)])
+def test_what_one_sink_raises_at_a_start_keeps_no_other_from_committing_what_expires(answer: object):
+    case = Case()
+    case.decided()
+
+    def asked(*_: object) -> object:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    case.table.check_claim = asked  # type: ignore[method-assign, assignment]
+    with pytest.raises(OncewardError):
+        case.opened()
+    assert case.kafka.target.with_state(COMMITTED)
+
+
+def test_a_target_that_says_it_gives_no_answer_to_a_look_gets_no_commits():
+    """One of two transactions is lost. If the other one were committed, the epoch could not be written again."""
+    case = Case(subtasks=2)
+    first, _ = case.of(case.table, case.decided())
+    case.kafka.target.states.clear()
+    case.kafka.timeout = None
+    case.table.target.states[first] = ABORTED
+    real, silent = case.table.inspect_many, [True]
+
+    def inspect_many(committables: Sequence[Committable]) -> Sequence[Observation]:
+        if silent:
+            silent.pop()
+            return [Observation.NO_ANSWER for _ in committables]
+        return real(committables)
+
+    case.table.inspect_many = inspect_many  # type: ignore[method-assign]
+    with pytest.raises(DataLossError):
+        case.opened(heals=False)
+    assert not case.table.target.with_state(COMMITTED)
