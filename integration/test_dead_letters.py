@@ -81,11 +81,6 @@ class Job:
         return sorted(found, key=lambda letter: str(letter["row"]))
 
 
-@pytest.fixture
-def job(spark: SparkSession, tmp_path: Path, kafka: KafkaServer, topic: Callable[..., str], dsn: str) -> Job:
-    return Job(spark, tmp_path, kafka, topic(partitions=1), dsn)
-
-
 def good(rows: int) -> list[int]:
     return [number for number in range(rows) if number not in BAD]
 

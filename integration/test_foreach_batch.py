@@ -43,6 +43,7 @@ class Job:
     def __init__(self, spark: SparkSession, folder: Path, kafka: KafkaServer, topic: str, dsn: str) -> None:
         self.spark, self.folder, self.servers, self.topic, self.dsn = spark, folder, kafka.bootstrap_servers, topic, dsn
         self.feed = Feed(folder)
+        self.feed.add()
         self.checkpoint = folder / "checkpoint"
         self.pipeline = f"batches-{folder.parent.name}-{folder.name}"[-60:].lstrip("-_.")
         self.raw = KafkaSink("raw", bootstrap_servers=self.servers, topic=topic, select=["to_json(struct(*)) AS value"])
@@ -99,13 +100,6 @@ class Job:
         assert not ids_in_table(self.dsn)
         assert self.totalled() == 0
         assert prepared_in(self.dsn) == 0
-
-
-@pytest.fixture
-def job(spark: SparkSession, tmp_path: Path, kafka: KafkaServer, topic: Callable[..., str], dsn: str) -> Job:
-    job = Job(spark, tmp_path, kafka, topic(partitions=2), dsn)
-    job.feed.add()
-    return job
 
 
 def test_several_writes_of_a_function_are_one_decision(job: Job) -> None:

@@ -112,11 +112,6 @@ class Job:
         return int(self.spark.sparkContext._jsc.getPersistentRDDs().size())  # type: ignore[attr-defined]
 
 
-@pytest.fixture
-def job(spark: SparkSession, tmp_path: Path, kafka: KafkaServer, topic: Callable[..., str], dsn: str) -> Job:
-    return Job(spark, tmp_path, kafka, topic(partitions=2), dsn)
-
-
 @pytest.mark.parametrize("persist", ["DISK_ONLY", "MEMORY_AND_DISK"])
 def test_each_sink_gets_its_own_transformation_of_one_computation(job: Job, persist: Any) -> None:
     before = job.kept()
