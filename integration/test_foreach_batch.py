@@ -18,7 +18,7 @@ from onceward.core.errors import ConfigurationError
 from onceward.core.kit.crash_points import Step
 from onceward.core.log import open_store, read
 
-from .spark_kit import Feed, crash_at, ids_in_table, ids_in_topic, make_table, once, prepared_in
+from .spark_kit import Feed, crash_at, finish, ids_in_table, ids_in_topic, make_table, once, prepared_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,11 +64,7 @@ class Job:
     def run(self, function: Callable[[DataFrame, int], None], frame: DataFrame | None = None) -> None:
         frame = self.feed.stream(self.spark) if frame is None else frame
         writer = frame.writeStream.foreachBatch(function).option("checkpointLocation", str(self.checkpoint))
-        query = writer.trigger(availableNow=True).start()
-        try:
-            query.awaitTermination()
-        finally:
-            query.stop()
+        finish(writer.trigger(availableNow=True).start())
 
     def run_with(self, body: Callable[[DataFrame, EpochWriter], None], **options: Any) -> None:
         handler = self.handler(**options)

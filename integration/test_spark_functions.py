@@ -16,7 +16,7 @@ from onceward.core.errors import ConfigurationError, EpochConflictError, SchemaE
 from onceward.core.log import DirectoryStore, read
 from onceward.core.run.handover import Successor
 
-from .spark_kit import Feed
+from .spark_kit import Feed, finish
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,11 +48,7 @@ class Job:
     def run(self, *outputs: Any, frame: DataFrame | None = None, mode: str = "append") -> None:
         frame = self.feed.stream(self.spark) if frame is None else frame
         writer = exactly_once(frame, *outputs, checkpoint=str(self.folder / "checkpoint"), pipeline=self.pipeline)
-        query = writer.outputMode(mode).trigger(availableNow=True).start()
-        try:
-            query.awaitTermination()
-        finally:
-            query.stop()
+        finish(writer.outputMode(mode).trigger(availableNow=True).start())
 
     def run_batches(self, body: Callable[[DataFrame, Any], None], handler: ForeachBatch, frame: DataFrame) -> None:
         def write(batch: DataFrame, number: int) -> None:

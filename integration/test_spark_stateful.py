@@ -25,7 +25,7 @@ from pyspark.sql import functions as sf
 from onceward import FileSink, SqlAlchemySink, exactly_once
 from onceward.core.kit.crash_points import Step
 
-from .spark_kit import crash_at
+from .spark_kit import crash_at, finish
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -250,11 +250,7 @@ class Job:
             sink = SqlAlchemySink("table", url=url, table="numbers", mode="upsert", key=["word"])
         frame = self.case.query(self.events(), self.events())
         writer = exactly_once(frame, sink, checkpoint=str(self.folder / "checkpoint"), pipeline="stateful")
-        query = writer.outputMode(self.case.mode).trigger(availableNow=True).start()
-        try:
-            query.awaitTermination()
-        finally:
-            query.stop()
+        finish(writer.outputMode(self.case.mode).trigger(availableNow=True).start())
 
     def written(self) -> Sequence[tuple[Any, ...]]:
         if self.case.mode == "append":

@@ -19,7 +19,7 @@ from onceward.core.operations.history import given_up
 from onceward.core.operations.log_locations import Log
 
 from .dying_sinks import KINDS, mark_of
-from .spark_kit import Feed, ids_in_table, ids_in_topic, make_table, once, prepared_in
+from .spark_kit import Feed, finish, ids_in_table, ids_in_topic, make_table, once, prepared_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -68,11 +68,7 @@ class FormatJob:
     def stream(self, word: str = "the same", **options: str) -> None:
         options = {**self.options, "pipeline": "p", "checkpointLocation": str(self.folder / "checkpoint"), **options}
         writer = self.frame(word).writeStream.format("onceward").options(**options)
-        query = writer.trigger(availableNow=True).start()
-        try:
-            query.awaitTermination()
-        finally:
-            query.stop()
+        finish(writer.trigger(availableNow=True).start())
 
     def tear(self, log: Log, epoch: int) -> None:
         """Commit one subtask's rows of the decision that waits, and lose the other's."""

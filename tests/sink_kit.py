@@ -113,13 +113,13 @@ class Target:
 
     def state_of(self, transaction: str) -> Observation:
         """Return what the target knows of a transaction; a trusting one takes what nobody wrote for prepared."""
-        known = {
-            **dict.fromkeys(self.aborted, Observation.ABORTED),
-            **dict.fromkeys(self.prepared, Observation.PREPARED),
-            **dict.fromkeys(self.committed, Observation.COMMITTED),
-            **self.states,
-        }
-        return known.get(transaction, Observation.PREPARED if self.trusting else Observation.ABORTED)
+        if transaction in self.states:
+            return self.states[transaction]
+        if transaction in self.committed:
+            return Observation.COMMITTED
+        if transaction in self.prepared or (self.trusting and transaction not in self.aborted):
+            return Observation.PREPARED
+        return Observation.ABORTED
 
     def with_state(self, *states: Observation) -> list[str]:
         """Return the transactions in one of these states, but for those that nobody wrote."""
