@@ -56,6 +56,11 @@ class Crash(BaseException):
 class Target:
     """A target in memory. It outlives the processes that write to it: every copy of its sinks finds it by its key.
 
+    Args:
+        key: The key; default: a new one.
+        trusting: Whether it takes a transaction that nobody wrote for prepared.
+        keeps_ledger: Whether it remembers which decision log owns the names of a pipeline and a sink.
+
     Attributes:
         prepared: Committable and rows of each prepared transaction.
         committed: Visible rows of each committed transaction.
