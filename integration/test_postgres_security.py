@@ -65,13 +65,8 @@ pytestmark = [pytest.mark.postgres, pytest.mark.server(CREATE_WRITER), pytest.ma
 @pytest.fixture(scope="module")
 def tls_server() -> Iterator[PostgresServer]:
     """PostgreSQL of the system: that of the wheel is built without TLS."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-    if not found:
-        pytest.skip("needs a PostgreSQL with TLS: the system's package")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ONCEWARD_POSTGRES_BIN", str(found[-1]))
-        with running_server(fsync="off") as running:
-            yield running
+    with running_server(of_system=True, fsync="off") as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
