@@ -16,18 +16,20 @@ import psutil
 import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
-from tests.conftest import pytest_collection_finish
+from tests.conftest import database, pytest_collection_finish
 
 from onceward.testing.services import KafkaCluster, KafkaServer, PostgresServer
 from onceward.testing.services.jars import PEER_JARS, ensure_jars
 
 from . import scheduling
 from .class_archives import use_class_archives, with_warm_workers
-from .postgres_kit import folder_open_to_all, running_server
+from .kafka_kit import Bench
+from .postgres_kit import folder_open_to_all, fresh_database, running_server
 from .scheduling import NIGHTLY, SECONDS, is_left_to_ci, pytest_runtest_setup, scope_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from pyspark.sql import SparkSession
     from xdist.remote import Producer
@@ -35,9 +37,10 @@ if TYPE_CHECKING:
     from onceward.testing.services import Service
 
     from .connect_kit import ConnectServer
+    from .postgres_kit import Database
     from .scheduling import ByScope
 
-__all__ = ["pytest_collection_finish", "pytest_runtest_setup"]  # hooks, which also run if only these tests do
+__all__ = ["database", "pytest_collection_finish", "pytest_runtest_setup"]  # a fixture, and hooks that also run here
 STARTED: pytest.StashKey[dict[Service, int | None]] = pytest.StashKey()
 """Services of the whole run, each with its process."""
 HERE = Path(__file__).parent
@@ -140,13 +143,24 @@ def dsn(postgres: PostgresServer, pytestconfig: pytest.Config) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    """A server that a module may kill and restart, and whose prepared transactions are its own.
+def server(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
+    """A PostgreSQL server that a module may kill and restart, and whose prepared transactions are its own.
 
-    A process that is killed loses nothing that it gave to the system: fsync=off only spares the disk.
+    `pytest.mark.server("CREATE ROLE …", wal_level="logical")` has statements of its administrator, and settings. A
+    process that is killed loses nothing that it gave to the system: fsync=off only spares the disk.
     """
-    with running_server(fsync="off", full_page_writes="off") as running:
+    mark = request.node.get_closest_marker("server") or pytest.mark.server().mark
+    with running_server(**{"fsync": "off", "full_page_writes": "off", **mark.kwargs}) as running:
+        with psycopg.connect(running.dsn, autocommit=True) as admin:
+            for statement in mark.args:
+                admin.execute(statement)
         yield running
+
+
+@pytest.fixture
+def new_database(server: PostgresServer) -> AbstractContextManager[Database]:
+    """What the fixture `database` opens; tests of another database system have their own."""
+    return fresh_database(server)
 
 
 def _drop(postgres: PostgresServer, name: str) -> None:
@@ -212,6 +226,26 @@ def spark(driver_environment: dict[str, str], tmp_path_factory: pytest.TempPathF
     yield session
     session.stop()
     patch.undo()
+
+
+@pytest.fixture
+def job(
+    request: pytest.FixtureRequest,
+    spark: SparkSession,
+    tmp_path: Path,
+    kafka: KafkaServer,
+    *,
+    topic: Callable[..., str],
+    dsn: str,
+) -> Any:
+    """The pipeline of a module's class `Job`: through Spark into a new topic and an empty database."""
+    return request.module.Job(spark, tmp_path, kafka, topic(partitions=2), dsn)
+
+
+@pytest.fixture
+def bench(kafka: KafkaServer, topic: Callable[..., str]) -> Bench:
+    """A Kafka sink of the test's own, into a new topic."""
+    return Bench(kafka.bootstrap_servers, topic())
 
 
 def spark_settings(scratch: Path) -> dict[str, str]:

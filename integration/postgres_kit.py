@@ -9,13 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pyarrow as pa
+import pytest
 from psycopg import sql
 
 from onceward.connectors.database.engines import close_idle
@@ -47,9 +48,23 @@ class StandbyServer(PostgresServer):
 
 
 @contextmanager
-def running_server(**config: str) -> Iterator[PostgresServer]:
-    with folder_open_to_all() as folder, _running(PostgresServer(folder, config=config)) as server:
-        yield server
+def running_server(*, of_system: bool = False, **config: str) -> Iterator[PostgresServer]:
+    """Run a server with some settings: that of the wheel, which has neither ICU nor TLS, or that of the system."""
+    with ExitStack() as opened:
+        if of_system:
+            opened.enter_context(_programs_of_system())
+        folder = opened.enter_context(folder_open_to_all())
+        yield opened.enter_context(_running(PostgresServer(folder, config=config)))
+
+
+@contextmanager
+def _programs_of_system() -> Iterator[None]:
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    if not found:
+        pytest.skip("no PostgreSQL of the system in /usr/lib/postgresql")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ONCEWARD_POSTGRES_BIN", str(found[-1]))
+        yield
 
 
 @contextmanager
@@ -120,6 +135,8 @@ class Database:
         self.run(others)
         for (schema,) in self.run("SELECT nspname FROM pg_namespace WHERE nspname !~ '^pg_|^information_schema$'"):
             self.look.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema)))
+        for (name,) in self.run("SELECT pubname FROM pg_publication"):
+            self.look.execute(sql.SQL("DROP PUBLICATION {}").format(sql.Identifier(name)))
         self.run("CREATE SCHEMA public")
         self.run("GRANT USAGE ON SCHEMA public TO PUBLIC")
 
@@ -156,8 +173,11 @@ def _administer(server: PostgresServer, statement: sql.Composed) -> None:
         admin.execute(statement)
 
 
+WORDS = "CREATE TABLE words (id bigint PRIMARY KEY, word text)"
+
+
 def words_table(database: Database) -> None:
-    database.run("CREATE TABLE words (id bigint PRIMARY KEY, word text)")
+    database.run(WORDS)
 
 
 def make_sink(database: Database, how: str = "prepared", **settings: Any) -> PostgresSink:

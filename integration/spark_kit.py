@@ -55,6 +55,14 @@ class Feed:
         return frame.repartition(partitions)
 
 
+def finish(query: StreamingQuery) -> None:
+    """Wait for the end of a query, and raise its error."""
+    try:
+        query.awaitTermination()
+    finally:
+        query.stop()
+
+
 class Crash(Exception):  # noqa: N818 - a crash is no error
     """The driver dies here. Not a BaseException: Spark would wait for ever for the answer of its callback."""
 
@@ -130,11 +138,7 @@ class Job:
         return exactly_once(frame, *self.sinks(), **options).trigger(availableNow=True).start()
 
     def run(self, frame: DataFrame | None = None, **options: Any) -> None:
-        query = self.start(frame, **options)
-        try:
-            query.awaitTermination()
-        finally:
-            query.stop()
+        finish(self.start(frame, **options))
 
     def seen_once(self) -> bool:
         return (

@@ -150,35 +150,35 @@ class Job:
 
 
 @pytest.fixture
-def job(tmp_path: Path, environment: dict[str, str]) -> Job:
+def shelf_job(tmp_path: Path, environment: dict[str, str]) -> Job:
     return Job(tmp_path, environment)
 
 
-def test_spark_finds_its_format_and_a_restart_writes_nothing_twice_and_verify_proves_it(job: Job) -> None:
-    (job.folder / "metrics").mkdir()
-    job.feed.add()
-    job.feed.add()
-    job.run(
+def test_spark_finds_its_format_and_a_restart_writes_nothing_twice_and_verify_proves_it(shelf_job: Job) -> None:
+    (shelf_job.folder / "metrics").mkdir()
+    shelf_job.feed.add()
+    shelf_job.feed.add()
+    shelf_job.run(
         registers=False,
         ONCEWARD_METRICS="prometheus",
-        PROMETHEUS_MULTIPROC_DIR=str(job.folder / "metrics"),
+        PROMETHEUS_MULTIPROC_DIR=str(shelf_job.folder / "metrics"),
         ONCEWARD_LINEAGE="openlineage",
         OPENLINEAGE__TRANSPORT__TYPE="file",
-        OPENLINEAGE__TRANSPORT__LOG_FILE_PATH=str(job.folder / "lineage"),
+        OPENLINEAGE__TRANSPORT__LOG_FILE_PATH=str(shelf_job.folder / "lineage"),
         OPENLINEAGE__TRANSPORT__APPEND="true",
     )
-    check_metrics_and_lineage(job)
-    job.forget_the_newest_batch()
-    job.feed.add()
-    job.run()
-    assert job.ids() == once(job.feed.rows)
-    assert job.transactions() == []
-    arguments = ("verify", str(job.checkpoint), *job.at, "--target", "shelf:words", "--json")
-    [audit] = json.loads(job.onceward(*arguments))
+    check_metrics_and_lineage(shelf_job)
+    shelf_job.forget_the_newest_batch()
+    shelf_job.feed.add()
+    shelf_job.run()
+    assert shelf_job.ids() == once(shelf_job.feed.rows)
+    assert shelf_job.transactions() == []
+    arguments = ("verify", str(shelf_job.checkpoint), *shelf_job.at, "--target", "shelf:words", "--json")
+    [audit] = json.loads(shelf_job.onceward(*arguments))
     assert audit["proven"]
     assert [line["epoch"] for line in audit["epochs"]] == [0, 1, 2]
-    job.change("UPDATE items SET item = json_set(item, '$.word', 'altered') WHERE rowid = 1")
-    [audit] = json.loads(job.onceward(*arguments, code=1))
+    shelf_job.change("UPDATE items SET item = json_set(item, '$.word', 'altered') WHERE rowid = 1")
+    [audit] = json.loads(shelf_job.onceward(*arguments, code=1))
     assert [line["epoch"] for line in audit["epochs"] if line["verdict"] == "differs"] == [0]
 
 
@@ -190,59 +190,66 @@ def check_metrics_and_lineage(job: Job) -> None:
     assert sum(one["outputFacets"]["outputStatistics"]["rowCount"] for [one] in outputs) == job.feed.rows
 
 
-def test_txn_commits_what_is_decided_and_doctor_asks_the_connector(job: Job) -> None:
-    job.feed.add()
-    job.crash("decide.after")
-    assert {(one["pipeline"], one["sink"], one["status"]) for one in job.transactions()} == {
+def test_txn_commits_what_is_decided_and_doctor_asks_the_connector(shelf_job: Job) -> None:
+    shelf_job.feed.add()
+    shelf_job.crash("decide.after")
+    assert {(one["pipeline"], one["sink"], one["status"]) for one in shelf_job.transactions()} == {
         ("words", "lines", TransactionStatus.UNKNOWN)
     }
-    found = job.transactions(*job.store)
+    found = shelf_job.transactions(*shelf_job.store)
     assert {one["status"] for one in found} == {TransactionStatus.DECIDED}
-    assert sum(one["rows"] for one in found) == job.feed.rows
-    [shown] = json.loads(job.onceward("txn", "inspect", *job.at, *job.store, found[0]["transaction"], "--json"))
-    assert (shown["state"], shown["target"]) == ("prepared", f"shelves in {job.file}")
-    job.onceward("txn", "commit", *job.at, *job.store)
-    assert job.ids() == once(0)
-    job.onceward("txn", "commit", *job.at, *job.store, "--yes")
-    assert job.ids() == once(job.feed.rows)
+    assert sum(one["rows"] for one in found) == shelf_job.feed.rows
+    [shown] = json.loads(
+        shelf_job.onceward("txn", "inspect", *shelf_job.at, *shelf_job.store, found[0]["transaction"], "--json")
+    )
+    assert (shown["state"], shown["target"]) == ("prepared", f"shelves in {shelf_job.file}")
+    shelf_job.onceward("txn", "commit", *shelf_job.at, *shelf_job.store)
+    assert shelf_job.ids() == once(0)
+    shelf_job.onceward("txn", "commit", *shelf_job.at, *shelf_job.store, "--yes")
+    assert shelf_job.ids() == once(shelf_job.feed.rows)
     places = ("--place", "shelf:words", "--place", "shelf:nowhere")
-    findings = json.loads(job.onceward("doctor", *job.at, *places, *job.store, "--json", code=1))
+    findings = json.loads(shelf_job.onceward("doctor", *shelf_job.at, *places, *shelf_job.store, "--json", code=1))
     shelves = {one["where"]: one["health"] for one in findings if one["check"] == "shelf"}
     assert shelves == {"words": "ok", "nowhere": "failed"}
     owners = [one["found"] for one in findings if one["check"] == "ownership"]
     assert owners == ["no other decision log has this name"]
 
 
-def test_txn_aborts_what_nobody_decided(job: Job) -> None:
-    done = job.run_python("-c", PREPARE, job.file, str(job.checkpoint))
+def test_txn_aborts_what_nobody_decided(shelf_job: Job) -> None:
+    done = shelf_job.run_python("-c", PREPARE, shelf_job.file, str(shelf_job.checkpoint))
     assert not done.returncode, done.stderr
-    assert [one["status"] for one in job.transactions(*job.store)] == [TransactionStatus.IN_DOUBT]
-    job.onceward("txn", "abort", *job.at, *job.store, "--yes")
-    assert job.transactions() == []
-    assert job.ids() == once(0)
+    assert [one["status"] for one in shelf_job.transactions(*shelf_job.store)] == [TransactionStatus.IN_DOUBT]
+    shelf_job.onceward("txn", "abort", *shelf_job.at, *shelf_job.store, "--yes")
+    assert shelf_job.transactions() == []
+    assert shelf_job.ids() == once(0)
 
 
-def test_explain_asks_its_connector(job: Job) -> None:
-    job.change("UPDATE shelves SET locked = 1")
-    job.feed.add()
-    (job.folder / "program.py").write_text(DRIVER)
-    words = ("program.py", str(job.folder), "onceward-shelf", "register", *job.options)
-    [explained] = json.loads(job.onceward("explain", "--json", *words, code=1))
+def test_explain_asks_its_connector(shelf_job: Job) -> None:
+    shelf_job.change("UPDATE shelves SET locked = 1")
+    shelf_job.feed.add()
+    (shelf_job.folder / "program.py").write_text(DRIVER)
+    words = ("program.py", str(shelf_job.folder), "onceward-shelf", "register", *shelf_job.options)
+    [explained] = json.loads(shelf_job.onceward("explain", "--json", *words, code=1))
     found = {one["check"]: one["found"] for one in explained["findings"]}
     assert (found["sink"], found["shelf"]) == ("exactly-once (ShelfSink)", "it is locked")
 
 
-def test_a_sink_without_a_connector_is_written_through_by_the_name_of_its_class(job: Job) -> None:
-    path = os.pathsep.join([job.environment["PYTHONPATH"], str(EXAMPLES)])
-    job.options = ["sink=custom_sink:JsonLinesSink", f"folder={job.folder / 'out'}", "name=lines", "pipeline=words"]
-    job.feed.add()
-    job.run("onceward", registers=False, PYTHONPATH=path)
-    lines = [line for file in (job.folder / "out").glob("*.jsonl") for line in file.read_text().splitlines()]
-    assert Counter(json.loads(line)["id"] for line in lines) == once(job.feed.rows)
+def test_a_sink_without_a_connector_is_written_through_by_the_name_of_its_class(shelf_job: Job) -> None:
+    path = os.pathsep.join([shelf_job.environment["PYTHONPATH"], str(EXAMPLES)])
+    shelf_job.options = [
+        "sink=custom_sink:JsonLinesSink",
+        f"folder={shelf_job.folder / 'out'}",
+        "name=lines",
+        "pipeline=words",
+    ]
+    shelf_job.feed.add()
+    shelf_job.run("onceward", registers=False, PYTHONPATH=path)
+    lines = [line for file in (shelf_job.folder / "out").glob("*.jsonl") for line in file.read_text().splitlines()]
+    assert Counter(json.loads(line)["id"] for line in lines) == once(shelf_job.feed.rows)
 
 
-def test_the_suites_of_the_package_pass(job: Job) -> None:
+def test_the_suites_of_the_package_pass(shelf_job: Job) -> None:
     """Its sink, its connector, and a pipeline that writes to it, each with the suite that onceward ships."""
-    shutil.copy(PACKAGE / "suites.py", job.folder / "test_suites.py")
-    done = job.run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "test_suites.py")
+    shutil.copy(PACKAGE / "suites.py", shelf_job.folder / "test_suites.py")
+    done = shelf_job.run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "test_suites.py")
     assert done.returncode == 0, done.stdout[-5000:]

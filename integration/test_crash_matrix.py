@@ -53,7 +53,7 @@ def test_the_page_names_what_was_not_exact() -> None:
 
 
 @pytest.fixture
-def bench(kafka: KafkaServer, postgres: PostgresServer, dsn: str, tmp_path: Path) -> Iterator[Bench]:
+def matrix(kafka: KafkaServer, postgres: PostgresServer, dsn: str, tmp_path: Path) -> Iterator[Bench]:
     environment()
     services = DevServices(tmp_path, kafka, postgres)
     with Bench(tmp_path / "bench", services, dsn, tmp_path / "evidence") as started:
@@ -75,7 +75,7 @@ def bench(kafka: KafkaServer, postgres: PostgresServer, dsn: str, tmp_path: Path
     ],
 )
 def test_after_deaths_at_durable_steps_every_reader_sees_each_row_once(
-    bench: Bench, style: Style, sinks: list[str]
+    matrix: Bench, style: Style, sinks: list[str]
 ) -> None:
     """Into several targets at once, or one after another through a format; the broker's deaths are the matrix's."""
     if PROGRAM is None and any(ON_MARIADB & set(COMBINATIONS[name]) for name in sinks):
@@ -85,7 +85,7 @@ def test_after_deaths_at_durable_steps_every_reader_sees_each_row_once(
     outcomes = [
         outcome
         for _, group in itertools.groupby(chosen, lambda case: case.cell.combination)
-        for outcome in bench.run(list(group))
+        for outcome in matrix.run(list(group))
     ]
     assert [outcome for outcome in outcomes if not outcome.exact] == []
     assert sum(outcome.struck for outcome in outcomes) >= CASES // 2

@@ -17,7 +17,7 @@ from onceward.connectors.database.sink import PostgresSink, SqlAlchemySink
 from onceward.connectors.database.target_checks import check_written
 
 from .mariadb_kit import PROGRAM, running_mariadb
-from .postgres_kit import fresh_database, running_server
+from .postgres_kit import fresh_database
 from .sql_kit import MariaDatabase, maria_database
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ PARTS = 4
 """On MariaDB, where a change of a table takes longest, half of all cases are played."""
 STAGED = ("staging", "upsert")
 PASSWORD = "short-lived"
+pytestmark = pytest.mark.server(f"CREATE ROLE writer LOGIN PASSWORD '{PASSWORD}'", wal_level="logical")
 _X = "'x'|\"x\""
 TEXTS = ("7", "1.50", "c ")
 
@@ -135,14 +136,6 @@ class Postgres:
     def sink(self, way: str) -> DatabaseSink:
         how: dict[str, Any] = {"key": ["id"]} if way == "upsert" else {"commit": way}
         return PostgresSink("t", dsn=self.dsn, table="public.t", lock_timeout=1, answer_within=20, **how)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with running_server(fsync="off", full_page_writes="off", wal_level="logical") as running:
-        with psycopg.connect(running.dsn, autocommit=True) as admin:
-            admin.execute(f"CREATE ROLE writer LOGIN PASSWORD '{PASSWORD}'")
-        yield running
 
 
 @pytest.mark.postgres

@@ -20,7 +20,7 @@ from onceward.core.log import open_store, read
 
 from .dead_letters_driver import BAD, with_bad
 from .kafka_kit import read_all
-from .spark_kit import Feed, crash_at, prepared_in
+from .spark_kit import Feed, crash_at, finish, prepared_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,11 +63,7 @@ class Job:
         writer = exactly_once(
             frame, *(sinks or [self.paid()]), checkpoint=self.folder / "checkpoint", pipeline=self.pipeline, **options
         )
-        query = writer.trigger(availableNow=True).start()
-        try:
-            query.awaitTermination()
-        finally:
-            query.stop()
+        finish(writer.trigger(availableNow=True).start())
 
     def rows(self, statement: str = "SELECT id FROM paid ORDER BY id") -> list[Any]:
         with psycopg.connect(self.dsn) as connection:
@@ -79,11 +75,6 @@ class Job:
             headers = {name: value.decode() for name, value in message.headers() or []}
             found.append({**headers, "row": json.loads(message.value())})
         return sorted(found, key=lambda letter: str(letter["row"]))
-
-
-@pytest.fixture
-def job(spark: SparkSession, tmp_path: Path, kafka: KafkaServer, topic: Callable[..., str], dsn: str) -> Job:
-    return Job(spark, tmp_path, kafka, topic(partitions=1), dsn)
 
 
 def good(rows: int) -> list[int]:

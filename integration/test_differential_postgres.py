@@ -93,16 +93,16 @@ class SimulatedSink(Contexts):
 
 
 @pytest.fixture
-def server(dsn: str) -> Iterator[str]:
+def closing_dsn(dsn: str) -> Iterator[str]:
     yield dsn
     close_idle()
 
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("way", "unique"), [("prepared", False), ("prepared", True), ("staging", False)])
-def test_the_sink_answers_alike_on_both_databases(server: str, way: str, unique: bool, seed: int):
+def test_the_sink_answers_alike_on_both_databases(closing_dsn: str, way: str, unique: bool, seed: int):
     played = script(seed, CALLS, phases=PHASES)
-    side = RealSink(server, way, unique=unique)
+    side = RealSink(closing_dsn, way, unique=unique)
     try:
         real = Player(side, played).play()
     finally:
@@ -116,9 +116,9 @@ def test_the_sink_answers_alike_on_both_databases(server: str, way: str, unique:
 
 
 @pytest.mark.parametrize("way", ["prepared", "staging"])
-def test_two_committers_at_once_get_answers_that_the_simulator_gives(server: str, way: str):
+def test_two_committers_at_once_get_answers_that_the_simulator_gives(closing_dsn: str, way: str):
     """Busy, absent and in the ledger, or this call's own: never "lost" (of 1,500 losers of a race, 1,466 were busy)."""
-    side = RealSink(server, way, unique=False)
+    side = RealSink(closing_dsn, way, unique=False)
     races, winners = 20, 2
     transactions = [side.sink.begin(side.context(number)) for number in range(races)]
     committables = []

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import fsspec
 import pytest
-from tests.engine_kit import RunningSum, Slowly, Target, TargetSink, numbers, pipeline, reach, sums
+from tests.engine_kit import RunningSum, Slowly, numbers, pipeline, reach, sums
+from tests.sink_kit import Target, TargetSink
 
 from onceward.core import CheckpointConfig, FileBackend, RestartStrategy, RocksDBBackend
 from onceward.core.errors import CheckpointFailedError, ConfigurationError, StateDamagedError

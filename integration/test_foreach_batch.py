@@ -18,7 +18,7 @@ from onceward.core.errors import ConfigurationError
 from onceward.core.kit.crash_points import Step
 from onceward.core.log import open_store, read
 
-from .spark_kit import Feed, crash_at, ids_in_table, ids_in_topic, make_table, once, prepared_in
+from .spark_kit import Feed, crash_at, finish, ids_in_table, ids_in_topic, make_table, once, prepared_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +43,7 @@ class Job:
     def __init__(self, spark: SparkSession, folder: Path, kafka: KafkaServer, topic: str, dsn: str) -> None:
         self.spark, self.folder, self.servers, self.topic, self.dsn = spark, folder, kafka.bootstrap_servers, topic, dsn
         self.feed = Feed(folder)
+        self.feed.add()
         self.checkpoint = folder / "checkpoint"
         self.pipeline = f"batches-{folder.parent.name}-{folder.name}"[-60:].lstrip("-_.")
         self.raw = KafkaSink("raw", bootstrap_servers=self.servers, topic=topic, select=["to_json(struct(*)) AS value"])
@@ -63,11 +64,7 @@ class Job:
     def run(self, function: Callable[[DataFrame, int], None], frame: DataFrame | None = None) -> None:
         frame = self.feed.stream(self.spark) if frame is None else frame
         writer = frame.writeStream.foreachBatch(function).option("checkpointLocation", str(self.checkpoint))
-        query = writer.trigger(availableNow=True).start()
-        try:
-            query.awaitTermination()
-        finally:
-            query.stop()
+        finish(writer.trigger(availableNow=True).start())
 
     def run_with(self, body: Callable[[DataFrame, EpochWriter], None], **options: Any) -> None:
         handler = self.handler(**options)
@@ -99,13 +96,6 @@ class Job:
         assert not ids_in_table(self.dsn)
         assert self.totalled() == 0
         assert prepared_in(self.dsn) == 0
-
-
-@pytest.fixture
-def job(spark: SparkSession, tmp_path: Path, kafka: KafkaServer, topic: Callable[..., str], dsn: str) -> Job:
-    job = Job(spark, tmp_path, kafka, topic(partitions=2), dsn)
-    job.feed.add()
-    return job
 
 
 def test_several_writes_of_a_function_are_one_decision(job: Job) -> None:

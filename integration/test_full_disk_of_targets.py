@@ -59,7 +59,7 @@ def broker(disk: Disk) -> Iterator[KafkaServer]:
 
 
 @pytest.fixture
-def database(disk: Disk) -> Iterator[PostgresServer]:
+def full_server(disk: Disk) -> Iterator[PostgresServer]:
     yield from running(PostgresServer(disk.folder / "postgres"))
 
 
@@ -203,43 +203,43 @@ def fill_write_ahead_log(disk: Disk, server: PostgresServer, left: int) -> None:
     ],
 )
 def test_postgres_without_room_for_its_wal_stops_and_a_start_with_room_loses_and_duplicates_nothing(
-    disk: Disk, database: PostgresServer, commit: str, moment: Step, left: int
+    disk: Disk, full_server: PostgresServer, commit: str, moment: Step, left: int
 ) -> None:
-    pipeline = into_table(database, commit)
+    pipeline = into_table(full_server, commit)
     coordinator = pipeline.open(commit_timeout=2)
     pipeline.run(coordinator, 0)
     decided = moment is not Step.PRE_COMMIT_BEFORE
     with (
-        at(moment, lambda: fill_write_ahead_log(disk, database, left)),
+        at(moment, lambda: fill_write_ahead_log(disk, full_server, left)),
         pytest.raises(CommitPendingError if decided else SinkError),
     ):
         pipeline.run(coordinator, 1)
-    eventually(lambda: not database.running, "the server has stopped")
-    assert "PANIC:  could not write to file" in database.log.read_text()
+    eventually(lambda: not full_server.running, "the server has stopped")
+    assert "PANIC:  could not write to file" in full_server.log.read_text()
     disk.make_room()
-    database.start_again()
+    full_server.start_again()
     if left and decided:
-        assert 0 < prepared(database) < SUBTASKS
+        assert 0 < prepared(full_server) < SUBTASKS
     pipeline.finish(decided=decided)
-    assert in_table(database) == once(3)
-    assert prepared(database) == 0
+    assert in_table(full_server) == once(3)
+    assert prepared(full_server) == 0
 
 
 @pytest.mark.postgres
 @pytest.mark.parametrize("commit", ["prepared", pytest.param("staging", marks=pytest.mark.nightly)])
 def test_postgres_without_room_for_rows_fails_the_epoch_and_goes_on_with_room(
-    disk: Disk, database: PostgresServer, commit: str
+    disk: Disk, full_server: PostgresServer, commit: str
 ) -> None:
-    pipeline = into_table(database, commit)
+    pipeline = into_table(full_server, commit)
     coordinator = pipeline.open()
     pipeline.run(coordinator, 0)
     with at(Step.WRITE_BEFORE, disk.fill), pytest.raises(SinkError, match="No space left on device"):
         pipeline.run(coordinator, 1)
-    assert database.running
+    assert full_server.running
     disk.make_room()
     pipeline.finish(decided=False)
-    assert in_table(database) == once(3)
-    assert prepared(database) == 0
+    assert in_table(full_server) == once(3)
+    assert prepared(full_server) == 0
 
 
 def into_table(server: PostgresServer, commit: str) -> Pipeline:

@@ -102,7 +102,7 @@ def test_this_machine_takes_the_way_of_arrays(kafka, topic):
 
 
 @pytest.fixture(params=["arrays", "plain"])
-def bench(request, kafka, topic, monkeypatch):
+def either_bench(request, kafka, topic, monkeypatch):
     """A sink on either way."""
     if request.param == "plain":
         monkeypatch.setattr(librdkafka, "usable", lambda _: False)
@@ -130,21 +130,21 @@ REFUSED = {
 
 @pytest.mark.parametrize("headers", [False, True], ids=["without headers", "with headers"])
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_message_that_is_refused_fails_the_transaction_before_its_decision(bench, headers, case):
+def test_a_message_that_is_refused_fails_the_transaction_before_its_decision(either_bench, headers, case):
     make_columns, why = REFUSED[case]
     columns = make_columns()
     if "topic" in columns:
-        bench.sink.topic = None
-        columns = {**columns, "topic": [bench.topic, f"{bench.topic}-missing"]}
+        either_bench.sink.topic = None
+        columns = {**columns, "topic": [either_bench.topic, f"{either_bench.topic}-missing"]}
     if headers and "headers" not in columns:
         columns = {**columns, "headers": pa.array([[{"key": "h", "value": b"v"}]] * len(columns["value"]), HEADERS)}
     batch = pa.record_batch(columns)
-    transaction = bench.sink.begin(bench.context())
+    transaction = either_bench.sink.begin(either_bench.context())
     with pytest.raises(KafkaError, match=why):
-        _write_and_pre_commit(transaction, bench, batch)
-    bench.sink.discard(transaction)
-    assert bench.values() == []
-    assert list(bench.sink.lingering(bench.scope)) == []
+        _write_and_pre_commit(transaction, either_bench, batch)
+    either_bench.sink.discard(transaction)
+    assert either_bench.values() == []
+    assert list(either_bench.sink.lingering(either_bench.scope)) == []
 
 
 def _write_and_pre_commit(transaction, bench, batch):

@@ -20,11 +20,6 @@ from .kafka_kit import Bench, bring_back, eventually, handle_of, lose_leader, nu
 pytestmark = pytest.mark.kafka
 
 
-@pytest.fixture
-def bench(kafka, topic):
-    return Bench(kafka.bootstrap_servers, topic())
-
-
 def restarted(kafka):
     kafka.start()
     kafka.wait_ready()

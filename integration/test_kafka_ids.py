@@ -34,7 +34,7 @@ BATCHES, PARTITIONS = 10, 2
 KEY_AND_VALUE = ["cast(id as string) AS key", "to_json(struct(*)) AS value"]
 
 
-class Bench:
+class IdsJob:
     """A feed into a topic, by the format or by exactly_once."""
 
     def __init__(self, spark: SparkSession, folder: Path, servers: str, topic: str) -> None:
@@ -69,37 +69,37 @@ class Bench:
 
 
 @pytest.fixture
-def bench(spark: SparkSession, tmp_path: Path, kafka: KafkaServer, topic: Callable[..., str]) -> Bench:
-    return Bench(spark, tmp_path, kafka.bootstrap_servers, topic(partitions=2))
+def ids_job(spark: SparkSession, tmp_path: Path, kafka: KafkaServer, topic: Callable[..., str]) -> IdsJob:
+    return IdsJob(spark, tmp_path, kafka.bootstrap_servers, topic(partitions=2))
 
 
 @pytest.mark.parametrize("way", [pytest.param("by_format", marks=pytest.mark.nightly), "by_exactly_once"])
-def test_ten_batches_of_two_partitions_leave_two_ids_for_each_worker(bench: Bench, way: str) -> None:
+def test_ten_batches_of_two_partitions_leave_two_ids_for_each_worker(ids_job: IdsJob, way: str) -> None:
     for _ in range(BATCHES):
-        bench.feed.add()
-    kill_workers(bench.spark)
-    getattr(bench, way)(availableNow=True).awaitTermination()
-    assert bench.seen_once()
-    ids = bench.ids()
+        ids_job.feed.add()
+    kill_workers(ids_job.spark)
+    getattr(ids_job, way)(availableNow=True).awaitTermination()
+    assert ids_job.seen_once()
+    ids = ids_job.ids()
     print(f"{way}: {len(ids)} ids, initialised {sorted(ids.values())} times")
-    assert len(ids) <= 2 * len(workers(bench.spark))
+    assert len(ids) <= 2 * len(workers(ids_job.spark))
     assert sum(ids.values()) <= BATCHES * PARTITIONS + 2 * len(ids)
 
 
-def test_workers_that_are_replaced_after_each_batch_make_one_id_for_each_partition_and_batch(bench: Bench) -> None:
+def test_workers_that_are_replaced_after_each_batch_make_one_id_for_each_partition_and_batch(ids_job: IdsJob) -> None:
     batches = 3
-    bench.feed.add()
-    query = bench.by_format(processingTime="100 milliseconds")
+    ids_job.feed.add()
+    query = ids_job.by_format(processingTime="100 milliseconds")
     try:
         for batch in range(batches):
             wait_for_batch(query, batch)
-            kill_workers(bench.spark)
-            bench.feed.add()
+            kill_workers(ids_job.spark)
+            ids_job.feed.add()
         wait_for_batch(query, batches)
     finally:
         query.stop()
-    assert bench.seen_once()
-    ids = bench.ids()
+    assert ids_job.seen_once()
+    ids = ids_job.ids()
     print(f"{batches + 1} batches, workers replaced: {len(ids)} ids")
     assert len(ids) <= (batches + 1) * PARTITIONS
 

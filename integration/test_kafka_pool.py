@@ -20,7 +20,7 @@ from onceward.core.contract.names import NOTHING, PooledName
 from onceward.core.contract.transaction import CommitStatus
 from onceward.core.errors import EpochConflictError
 
-from .kafka_kit import Bench, handle_of, numbered, rows
+from .kafka_kit import handle_of, numbered, rows
 
 pytestmark = pytest.mark.kafka
 EPOCHS = 1000
@@ -44,11 +44,6 @@ if child == 0:
     os._exit(0)
 os.waitpid(child, 0)
 """
-
-
-@pytest.fixture
-def bench(kafka, topic):
-    return Bench(kafka.bootstrap_servers, topic())
 
 
 def pool(bench):

@@ -22,11 +22,6 @@ pytestmark = pytest.mark.kafka
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
-@pytest.fixture
-def bench(kafka, topic):
-    return Bench(kafka.bootstrap_servers, topic())
-
-
 def test_14_15_21_committing_again_is_success_and_says_so(bench):
     committables = [bench.write(rows(str(i)), subtask=i) for i in range(3)]
     bench.sink.commit(committables[0])

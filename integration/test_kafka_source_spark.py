@@ -57,7 +57,7 @@ class Observation:
         return [value.decode() for batch in sorted(self.batches) for *_, value in self.batches[batch]]
 
 
-class Bench:
+class Reader:
     """Queries of one test."""
 
     def __init__(self, spark: SparkSession, writer: Writer, folder: Path) -> None:
@@ -106,8 +106,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(spark: SparkSession, kafka: KafkaServer, tmp_path: Path) -> Bench:
-    return Bench(spark, Writer(kafka.bootstrap_servers), tmp_path)
+def reader(spark: SparkSession, kafka: KafkaServer, tmp_path: Path) -> Reader:
+    return Reader(spark, Writer(kafka.bootstrap_servers), tmp_path)
 
 
 def texts(*numbers: int) -> list[str]:
@@ -123,11 +123,11 @@ def committed(servers: str, group: str, topic: str, partitions: int = 1) -> list
         consumer.close()
 
 
-def test_a_batch_has_the_columns_and_rows_of_sparks_own_source(bench: Bench, topic: Callable[..., str]):
+def test_a_batch_has_the_columns_and_rows_of_sparks_own_source(reader: Reader, topic: Callable[..., str]):
     name = topic(2)
-    bench.writer.send(name, ["a"], partition=1, key=b"k", headers=[("h", b"1"), ("h", None)], timestamp=1_500)
-    bench.writer.send(name, [None], partition=0)
-    frame = bench.batch(name, includeHeaders="true")
+    reader.writer.send(name, ["a"], partition=1, key=b"k", headers=[("h", b"1"), ("h", None)], timestamp=1_500)
+    reader.writer.send(name, [None], partition=0)
+    frame = reader.batch(name, includeHeaders="true")
     assert [f"{field.name} {field.dataType.simpleString()}" for field in frame.schema] == [
         "key binary",
         "value binary",
@@ -143,144 +143,144 @@ def test_a_batch_has_the_columns_and_rows_of_sparks_own_source(bench: Bench, top
     assert [(header.key, header.value) for header in row.headers] == [("h", b"1"), ("h", None)]
     empty = frame.where("partition = 0").collect()[0]
     assert (empty.key, empty.value, empty.headers) == (None, None, None)
-    assert "headers" not in bench.batch(name).columns
+    assert "headers" not in reader.batch(name).columns
 
 
-def test_a_batch_reads_from_starting_to_ending_offsets(bench: Bench, topic: Callable[..., str]):
+def test_a_batch_reads_from_starting_to_ending_offsets(reader: Reader, topic: Callable[..., str]):
     name = topic(2)
-    bench.writer.commit(name, range(20), partition=0)
-    bench.writer.send(name, range(20, 30), partition=1)
+    reader.writer.commit(name, range(20), partition=0)
+    reader.writer.send(name, range(20, 30), partition=1)
     ends = {"endingOffsets": json.dumps({name: {"0": 15, "1": -1}})}
     starts = {"startingOffsets": json.dumps({name: {"0": 5, "1": -2}})}
-    rows = bench.batch(name, **starts, **ends).selectExpr("CAST(value AS string)").collect()
+    rows = reader.batch(name, **starts, **ends).selectExpr("CAST(value AS string)").collect()
     assert sorted(int(row[0]) for row in rows) == [*range(5, 15), *range(20, 30)]
     with pytest.raises(PySparkException, match="startingOffsets cannot be latest"):
-        bench.batch(name, startingOffsets="latest").count()
+        reader.batch(name, startingOffsets="latest").count()
     late = {**starts, "endingOffsets": json.dumps({name: {"0": 99, "1": -1}})}
     with pytest.raises(PySparkException, match=rf"{name}-0 ends at offset 21, and 99 was given"):
-        bench.batch(name, **late).count()
-    assert bench.batch(name, failOnDataLoss="false", **late).count() == 25
-    assert bench.batch(name, minPartitions=7).rdd.getNumPartitions() == 7
-    assert bench.batch(name, minPartitions=7).count() == 30
+        reader.batch(name, **late).count()
+    assert reader.batch(name, failOnDataLoss="false", **late).count() == 25
+    assert reader.batch(name, minPartitions=7).rdd.getNumPartitions() == 7
+    assert reader.batch(name, minPartitions=7).count() == 30
 
 
 @limits
-def test_available_now_reads_what_is_there_in_limited_batches_and_stops(bench: Bench, topic: Callable[..., str]):
+def test_available_now_reads_what_is_there_in_limited_batches_and_stops(reader: Reader, topic: Callable[..., str]):
     name = topic(2)
-    bench.writer.send(name, range(60), partition=0)
-    bench.writer.send(name, range(60, 100), partition=1)
-    late = Observation(lambda batch: bench.writer.send(name, ["late"]) if batch == 0 else None)
-    seen = bench.run(bench.stream(name, maxOffsetsPerTrigger=25), late)
+    reader.writer.send(name, range(60), partition=0)
+    reader.writer.send(name, range(60, 100), partition=1)
+    late = Observation(lambda batch: reader.writer.send(name, ["late"]) if batch == 0 else None)
+    seen = reader.run(reader.stream(name, maxOffsetsPerTrigger=25), late)
     assert sorted(seen.values, key=int) == texts(100)
     assert [len(rows) for rows in seen.batches.values()] == [25, 25, 25, 25]
     assert {partition for _, partition, *_ in seen.batches[0]} == {0, 1}
-    assert bench.run(bench.stream(name, maxOffsetsPerTrigger=25)).values == ["late"]
+    assert reader.run(reader.stream(name, maxOffsetsPerTrigger=25)).values == ["late"]
 
 
 @pytest.mark.parametrize("how", ["format", "read_stream", "ForeachBatch"])
 def test_a_start_warns_the_program_that_parts_of_one_partition_are_read_at_the_same_time(
-    bench: Bench, topic: Callable[..., str], how: str
+    reader: Reader, topic: Callable[..., str], how: str
 ):
     name, target = topic(), topic()
-    bench.writer.send(name, range(40))
-    sink = KafkaSink("out", bootstrap_servers=bench.writer.servers, topic=target)
+    reader.writer.send(name, range(40))
+    sink = KafkaSink("out", bootstrap_servers=reader.writer.servers, topic=target)
     if how == "read_stream":
-        source = KafkaSource(bootstrap_servers=bench.writer.servers, topics=[name], max_records_per_partition=10)
-        words, frame = "max_records_per_partition lets several", read_stream(bench.spark, source)
+        source = KafkaSource(bootstrap_servers=reader.writer.servers, topics=[name], max_records_per_partition=10)
+        words, frame = "max_records_per_partition lets several", read_stream(reader.spark, source)
     else:
-        words, frame = "maxRecordsPerPartition lets several", bench.stream(name, maxRecordsPerPartition=10)
+        words, frame = "maxRecordsPerPartition lets several", reader.stream(name, maxRecordsPerPartition=10)
     frame = frame.select("key", "value")
     if how == "ForeachBatch":
         writer = frame.writeStream.foreachBatch(ForeachBatch(sink, pipeline=target))
-        writer.option("checkpointLocation", str(bench.checkpoint))
+        writer.option("checkpointLocation", str(reader.checkpoint))
     else:
-        writer = exactly_once(frame, sink, checkpoint=bench.checkpoint, pipeline=target)
+        writer = exactly_once(frame, sink, checkpoint=reader.checkpoint, pipeline=target)
     with pytest.warns(OncewardWarning, match=words) as warned:
         writer.trigger(availableNow=True).start().awaitTermination()
     assert how == "ForeachBatch" or [one.filename for one in warned if "order" in str(one.message)] == [__file__]
-    assert sorted(int(message.value()) for message in read_all(bench.writer.servers, target)) == list(range(40))
+    assert sorted(int(message.value()) for message in read_all(reader.writer.servers, target)) == list(range(40))
 
 
-def test_the_documented_way_keeps_the_order_of_a_key_and_is_not_warned_of(bench: Bench, topic: Callable[..., str]):
+def test_the_documented_way_keeps_the_order_of_a_key_and_is_not_warned_of(reader: Reader, topic: Callable[..., str]):
     name, target = topic(), topic(2)
     for number in range(400):
-        bench.writer.send(name, [number], key=str(number % 5).encode())
-    frame = bench.stream(name, maxRecordsPerPartition=10).select("key", "value", "offset")
-    sink = KafkaSink("out", bootstrap_servers=bench.writer.servers, topic=target, select=["key", "value"])
+        reader.writer.send(name, [number], key=str(number % 5).encode())
+    frame = reader.stream(name, maxRecordsPerPartition=10).select("key", "value", "offset")
+    sink = KafkaSink("out", bootstrap_servers=reader.writer.servers, topic=target, select=["key", "value"])
     output = Output(sink, lambda batch: batch.repartition("key").sortWithinPartitions("key", "offset"))
     with warnings.catch_warnings():
         warnings.simplefilter("error", OncewardWarning)
-        query = exactly_once(frame, output, checkpoint=bench.checkpoint, pipeline=target, writers=None)
+        query = exactly_once(frame, output, checkpoint=reader.checkpoint, pipeline=target, writers=None)
         query.trigger(availableNow=True).start().awaitTermination()
     by_key = defaultdict(list)
-    for message in read_all(bench.writer.servers, target):
+    for message in read_all(reader.writer.servers, target):
         by_key[message.key()].append(int(message.value()))
     assert sorted(by_key.values()) == [list(range(key, 400, 5)) for key in range(5)]
 
 
-def test_once_reads_everything_there_is(bench: Bench, topic: Callable[..., str]):
+def test_once_reads_everything_there_is(reader: Reader, topic: Callable[..., str]):
     name = topic()
-    bench.writer.send(name, range(40))
-    seen = bench.run(bench.stream(name, maxOffsetsPerTrigger=10), once=True)
+    reader.writer.send(name, range(40))
+    seen = reader.run(reader.stream(name, maxOffsetsPerTrigger=10), once=True)
     assert seen.values == texts(40)
 
 
-def test_a_running_query_reads_what_comes_and_goes_on_after_a_restart(bench: Bench, topic: Callable[..., str]):
+def test_a_running_query_reads_what_comes_and_goes_on_after_a_restart(reader: Reader, topic: Callable[..., str]):
     name = topic()
-    bench.writer.send(name, ["before"])
+    reader.writer.send(name, ["before"])
     seen = Observation()
-    query = bench.start(bench.stream(name, startingOffsets="latest"), seen, processingTime="100 milliseconds")
+    query = reader.start(reader.stream(name, startingOffsets="latest"), seen, processingTime="100 milliseconds")
     wait_until(lambda: query.status["message"] == "Waiting for data to arrive")
-    bench.writer.commit(name, range(5))
+    reader.writer.commit(name, range(5))
     query.processAllAvailable()
     assert seen.values == texts(5)
     query.stop()
-    bench.writer.commit(name, range(5, 9))
-    again = bench.run(bench.stream(name))
+    reader.writer.commit(name, range(5, 9))
+    again = reader.run(reader.stream(name))
     assert again.values == texts(5, 9)
 
 
 @limits
-def test_67_a_replayed_batch_has_the_same_rows_whatever_happened_since(bench: Bench, topic: Callable[..., str]):
+def test_67_a_replayed_batch_has_the_same_rows_whatever_happened_since(reader: Reader, topic: Callable[..., str]):
     name = topic(2)
-    bench.writer.commit(name, range(30), partition=0)
-    bench.writer.abort(name, range(500, 520), partition=0)
-    with bench.writer.transaction(name, range(30, 50), partition=1) as transaction:
-        first = bench.run(bench.stream(name))
+    reader.writer.commit(name, range(30), partition=0)
+    reader.writer.abort(name, range(500, 520), partition=0)
+    with reader.writer.transaction(name, range(30, 50), partition=1) as transaction:
+        first = reader.run(reader.stream(name))
         transaction.commit()
     assert sorted(first.values, key=int) == texts(30)
-    bench.writer.commit(name, range(50, 70), partition=0)
-    bench.forget_newest_commit()
-    second = bench.run(bench.stream(name, minPartitions=5))
+    reader.writer.commit(name, range(50, 70), partition=0)
+    reader.forget_newest_commit()
+    second = reader.run(reader.stream(name, minPartitions=5))
     assert second.batches[0] == first.batches[0]
     assert sorted(first.values + second.values[30:], key=int) == texts(70)
 
 
-def test_68_offsets_below_retention_stop_the_query_with_words(bench: Bench, topic: Callable[..., str]):
+def test_68_offsets_below_retention_stop_the_query_with_words(reader: Reader, topic: Callable[..., str]):
     name = topic()
-    bench.writer.send(name, range(10))
-    bench.run(bench.stream(name))
-    bench.writer.send(name, range(10, 30))
-    bench.writer.delete_before(name, 0, 20)
+    reader.writer.send(name, range(10))
+    reader.run(reader.stream(name))
+    reader.writer.send(name, range(10, 30))
+    reader.writer.delete_before(name, 0, 20)
     with pytest.raises(StreamingQueryException, match=f"{name}-0: offsets 10 to 19 are deleted"):
-        bench.run(bench.stream(name))
-    seen = bench.run(bench.stream(name, failOnDataLoss="false"))
+        reader.run(reader.stream(name))
+    seen = reader.run(reader.stream(name, failOnDataLoss="false"))
     assert seen.values == texts(20, 30)
 
 
 @limits
-def test_the_progress_of_a_listener_says_how_far_the_source_is_behind(bench: Bench, topic: Callable[..., str]):
+def test_the_progress_of_a_listener_says_how_far_the_source_is_behind(reader: Reader, topic: Callable[..., str]):
     name = topic(2)
-    bench.writer.send(name, range(30), partition=0)
-    bench.writer.send(name, range(30, 40), partition=1)
+    reader.writer.send(name, range(30), partition=0)
+    reader.writer.send(name, range(30, 40), partition=1)
     listener, reports = ProgressListener(), []
     observe(reports.append)
-    bench.spark.streams.addListener(listener)
+    reader.spark.streams.addListener(listener)
     try:
-        bench.run(bench.stream(name, maxOffsetsPerTrigger=20))
+        reader.run(reader.stream(name, maxOffsetsPerTrigger=20))
         wait_until(lambda: len([report for report in reports if isinstance(report, QueryProgressed)]) > 1)
     finally:
-        bench.spark.streams.removeListener(listener)
+        reader.spark.streams.removeListener(listener)
     found = [report.progress["sources"][0]["metrics"] for report in reports if isinstance(report, QueryProgressed)]
     assert found[0] == {f"{kind}OffsetsBehindLatest": n for kind, n in (("avg", "10.0"), ("min", "5"), ("max", "15"))}
     assert found[1] == {f"{kind}OffsetsBehindLatest": n for kind, n in (("avg", "0.0"), ("min", "0"), ("max", "0"))}
@@ -289,24 +289,24 @@ def test_the_progress_of_a_listener_says_how_far_the_source_is_behind(bench: Ben
 @limits
 @pytest.mark.parametrize("lenient", [False, True])
 def test_68_a_topic_made_anew_in_a_running_query_after_a_restart_of_its_broker(
-    bench: Bench, kafka: KafkaServer, topic: Callable[..., str], *, lenient: bool
+    reader: Reader, kafka: KafkaServer, topic: Callable[..., str], *, lenient: bool
 ):
     """The new topic is at least as long as the old one was: nothing but its id tells them apart."""
     name = topic()
-    bench.writer.send(name, range(5))
+    reader.writer.send(name, range(5))
     seen = Observation()
-    frame = bench.stream(name, failOnDataLoss=str(not lenient).lower())
-    query = bench.start(frame, seen, processingTime="4 seconds")
+    frame = reader.stream(name, failOnDataLoss=str(not lenient).lower())
+    query = reader.start(frame, seen, processingTime="4 seconds")
     try:
         wait_until(lambda: seen.values == texts(5))
         kafka.kill()
         kafka.start()
-        bench.writer.send(name, range(5, 10))
+        reader.writer.send(name, range(5, 10))
         wait_until(lambda: seen.values == texts(10))
-        bench.writer.delete_topic(name)
-        wait_until(lambda: not bench.writer.source(name)._find().partitions)
-        bench.writer.create_topic(name)
-        bench.writer.send(name, range(100, 120))
+        reader.writer.delete_topic(name)
+        wait_until(lambda: not reader.writer.source(name)._find().partitions)
+        reader.writer.create_topic(name)
+        reader.writer.send(name, range(100, 120))
         if lenient:
             wait_until(lambda: seen.values == [*texts(10), *texts(100, 120)], seconds=60)
         else:
@@ -316,66 +316,66 @@ def test_68_a_topic_made_anew_in_a_running_query_after_a_restart_of_its_broker(
         query.stop()
 
 
-def test_70_new_partitions_and_topics_are_picked_up_by_a_running_query(bench: Bench, topic: Callable[..., str]):
+def test_70_new_partitions_and_topics_are_picked_up_by_a_running_query(reader: Reader, topic: Callable[..., str]):
     name = topic(prefix="live")
-    bench.writer.send(name, ["1"])
+    reader.writer.send(name, ["1"])
     seen = Observation()
-    frame = bench.stream(subscribePattern=f"{re.escape(name)}.*")
-    query = bench.start(frame, seen, processingTime="100 milliseconds")
+    frame = reader.stream(subscribePattern=f"{re.escape(name)}.*")
+    query = reader.start(frame, seen, processingTime="100 milliseconds")
     wait_until(lambda: seen.values == ["1"])
-    bench.writer.add_partitions(name, 2)
-    bench.writer.send(name, ["2"], partition=1)
-    bench.writer.create_topic(f"{name}-b")
-    bench.writer.send(f"{name}-b", ["3"])
+    reader.writer.add_partitions(name, 2)
+    reader.writer.send(name, ["2"], partition=1)
+    reader.writer.create_topic(f"{name}-b")
+    reader.writer.send(f"{name}-b", ["3"])
     wait_until(lambda: sorted(seen.values) == ["1", "2", "3"])
     query.stop()
-    assert bench.offsets(max(seen.batches)) == {name: {"0": 1, "1": 1}, f"{name}-b": {"0": 1}}
+    assert reader.offsets(max(seen.batches)) == {name: {"0": 1, "1": 1}, f"{name}-b": {"0": 1}}
 
 
-def test_a_stream_is_cut_into_at_least_min_partitions(bench: Bench, topic: Callable[..., str]):
+def test_a_stream_is_cut_into_at_least_min_partitions(reader: Reader, topic: Callable[..., str]):
     name = topic(2)
-    bench.writer.send(name, range(100), partition=0)
-    bench.writer.send(name, range(100, 110), partition=1)
-    seen = bench.run(bench.stream(name, minPartitions=6))
+    reader.writer.send(name, range(100), partition=0)
+    reader.writer.send(name, range(100, 110), partition=1)
+    seen = reader.run(reader.stream(name, minPartitions=6))
     assert sorted(seen.values, key=int) == texts(110)
     assert seen.tasks == {0: 6}
 
 
-def test_short_ranges_are_read_by_one_task(bench: Bench, topic: Callable[..., str]):
+def test_short_ranges_are_read_by_one_task(reader: Reader, topic: Callable[..., str]):
     name = topic(4)
     for partition in range(4):
-        bench.writer.send(name, range(partition * 10, partition * 10 + 10), partition=partition)
-    seen = bench.run(bench.stream(name, minRecordsPerPartition=15))
+        reader.writer.send(name, range(partition * 10, partition * 10 + 10), partition=partition)
+    seen = reader.run(reader.stream(name, minRecordsPerPartition=15))
     assert sorted(seen.values, key=int) == texts(40)
     assert seen.tasks == {0: 2}
 
 
-def test_wrong_options_are_named_when_the_source_is_loaded(bench: Bench, topic: Callable[..., str]):
+def test_wrong_options_are_named_when_the_source_is_loaded(reader: Reader, topic: Callable[..., str]):
     name = topic()
     with pytest.raises(PySparkException, match=r"unknown options .*startingoffset"):
-        bench.stream(name, startingOffset="latest")
+        reader.stream(name, startingOffset="latest")
     with pytest.raises(PySparkException, match=r"unknown options .*startingoffset"):
-        bench.batch(name, startingOffset="latest")
+        reader.batch(name, startingOffset="latest")
     with pytest.raises(PySparkException, match="minPartitions is not a whole number"):
-        bench.stream(name, minPartitions="few")
+        reader.stream(name, minPartitions="few")
     with pytest.raises(StreamingQueryException, match="endingOffsets are not for streaming"):
-        bench.run(bench.stream(name, endingOffsets="latest"))
+        reader.run(reader.stream(name, endingOffsets="latest"))
 
 
-def test_a_wrong_address_is_said_when_the_source_is_loaded(bench: Bench):
+def test_a_wrong_address_is_said_when_the_source_is_loaded(reader: Reader):
     began = time.monotonic()
     with pytest.raises(PySparkException, match=r"no broker answers at 127\.0\.0\.1:1: .*Connection refused"):
-        bench.stream("orders", **{"kafka.bootstrap.servers": "127.0.0.1:1"})
+        reader.stream("orders", **{"kafka.bootstrap.servers": "127.0.0.1:1"})
     assert time.monotonic() - began < 20  # 10 s, and a Python process of Spark's
 
 
 def test_a_missing_topic_and_an_unknown_setting_are_said_when_the_source_is_loaded(
-    bench: Bench, topic: Callable[..., str]
+    reader: Reader, topic: Callable[..., str]
 ):
     with pytest.raises(PySparkException, match="has no nowhere: create it first"):
-        bench.stream("nowhere")
+        reader.stream("nowhere")
     with pytest.raises(PySparkException, match=r"ConfigurationError.*fetch\.min\.byte\W"):
-        bench.stream(topic(), **{"kafka.fetch.min.byte": "1"})
+        reader.stream(topic(), **{"kafka.fetch.min.byte": "1"})
 
 
 def before_limits(options: dict[str, str]) -> BeforeLimits:
@@ -383,10 +383,12 @@ def before_limits(options: dict[str, str]) -> BeforeLimits:
     return BeforeLimits(source, source.max_offsets_per_trigger)
 
 
-def test_before_pyspark_4_2_batches_are_limited_from_where_the_last_one_ended(bench: Bench, topic: Callable[..., str]):
+def test_before_pyspark_4_2_batches_are_limited_from_where_the_last_one_ended(
+    reader: Reader, topic: Callable[..., str]
+):
     name = topic()
-    bench.writer.send(name, range(30))
-    options = bench.options(name, {"startingOffsets": "earliest", "maxOffsetsPerTrigger": 20})
+    reader.writer.send(name, range(30))
+    options = reader.options(name, {"startingOffsets": "earliest", "maxOffsetsPerTrigger": 20})
     reader = before_limits(options)
     start = reader.initialOffset()
     end = reader.latestOffset()
@@ -416,7 +418,7 @@ def test_before_pyspark_4_2_a_topic_that_is_deleted_while_the_query_is_down_is_t
 class Copy:
     """Kafka to Kafka by exactly_once."""
 
-    def __init__(self, bench: Bench, source: str, target: str, group: str) -> None:
+    def __init__(self, bench: Reader, source: str, target: str, group: str) -> None:
         self.bench, self.source, self.target, self.group = bench, source, target, group
 
     def run(self) -> None:
@@ -441,12 +443,12 @@ class Copy:
 
 @limits
 def test_69_offsets_are_published_after_the_epoch_is_completed_the_last_one_included(
-    bench: Bench, topic: Callable[..., str]
+    reader: Reader, topic: Callable[..., str]
 ):
     from .spark_kit import crash_at
 
-    copy = Copy(bench, topic(), topic(), "copies")
-    bench.writer.send(copy.source, range(30))
+    copy = Copy(reader, topic(), topic(), "copies")
+    reader.writer.send(copy.source, range(30))
     with crash_at(Step.DECIDE_AFTER, count=2), pytest.raises(StreamingQueryException):
         copy.run()
     assert copy.published() == [10]
@@ -455,32 +457,32 @@ def test_69_offsets_are_published_after_the_epoch_is_completed_the_last_one_incl
     assert copy.published() == [30]
 
 
-def test_each_source_of_a_query_publishes_to_its_own_group(bench: Bench, topic: Callable[..., str]):
+def test_each_source_of_a_query_publishes_to_its_own_group(reader: Reader, topic: Callable[..., str]):
     one, two, target = topic(), topic(), topic()
-    bench.writer.send(one, range(3))
-    bench.writer.send(two, range(3, 8))
-    frames = [bench.stream(name, **{"kafka.group.id": f"of-{name}"}).select("value") for name in (one, two)]
-    sink = KafkaSink("copy", bootstrap_servers=bench.writer.servers, topic=target)
-    query = exactly_once(frames[0].union(frames[1]), sink, checkpoint=str(bench.checkpoint), pipeline=target)
+    reader.writer.send(one, range(3))
+    reader.writer.send(two, range(3, 8))
+    frames = [reader.stream(name, **{"kafka.group.id": f"of-{name}"}).select("value") for name in (one, two)]
+    sink = KafkaSink("copy", bootstrap_servers=reader.writer.servers, topic=target)
+    query = exactly_once(frames[0].union(frames[1]), sink, checkpoint=str(reader.checkpoint), pipeline=target)
     query.trigger(availableNow=True).start().awaitTermination()
-    assert [committed(bench.writer.servers, f"of-{name}", name) for name in (one, two)] == [[3], [5]]
+    assert [committed(reader.writer.servers, f"of-{name}", name) for name in (one, two)] == [[3], [5]]
 
 
-def test_69_a_format_publishes_the_last_epochs_offsets_too(bench: Bench, topic: Callable[..., str]):
+def test_69_a_format_publishes_the_last_epochs_offsets_too(reader: Reader, topic: Callable[..., str]):
     name, target = topic(), topic()
-    bench.writer.send(name, range(25))
-    frame = bench.stream(name, maxOffsetsPerTrigger=10).select("value")
+    reader.writer.send(name, range(25))
+    frame = reader.stream(name, maxOffsetsPerTrigger=10).select("value")
     writer = frame.writeStream.format("onceward-kafka").option("topic", target)
-    writer = writer.option("kafka.bootstrap.servers", bench.writer.servers)
-    writer = writer.option("offsets.kafka.bootstrap.servers", bench.writer.servers)
+    writer = writer.option("kafka.bootstrap.servers", reader.writer.servers)
+    writer = writer.option("offsets.kafka.bootstrap.servers", reader.writer.servers)
     writer = writer.option("offsets.kafka.group.id", f"format-{name}")
-    writer.option("checkpointLocation", str(bench.checkpoint)).trigger(availableNow=True).start().awaitTermination()
-    assert committed(bench.writer.servers, f"format-{name}", name) == [25]
+    writer.option("checkpointLocation", str(reader.checkpoint)).trigger(availableNow=True).start().awaitTermination()
+    assert committed(reader.writer.servers, f"format-{name}", name) == [25]
 
 
 @limits
-def test_69_with_another_sink_spark_publishes_a_batch_late(bench: Bench, topic: Callable[..., str]):
+def test_69_with_another_sink_spark_publishes_a_batch_late(reader: Reader, topic: Callable[..., str]):
     name = topic()
-    bench.writer.send(name, range(20))
-    bench.run(bench.stream(name, **{"kafka.group.id": f"late-{name}", "maxOffsetsPerTrigger": 10}))
-    assert committed(bench.writer.servers, f"late-{name}", name)[0] in (10, 20)
+    reader.writer.send(name, range(20))
+    reader.run(reader.stream(name, **{"kafka.group.id": f"late-{name}", "maxOffsetsPerTrigger": 10}))
+    assert committed(reader.writer.servers, f"late-{name}", name)[0] in (10, 20)

@@ -29,7 +29,7 @@ RESET_CONNECTION = 0x1F
 
 
 @pytest.fixture
-def server() -> Iterator[MariaDb]:
+def mariadb() -> Iterator[MariaDb]:
     with running_mariadb() as running:
         yield running
 
@@ -50,9 +50,9 @@ def sink_into(server: MariaDb) -> SqlAlchemySink:
     return sink
 
 
-def test_what_commits_right_after_a_transaction_was_prepared_commits_it(server: MariaDb) -> None:
-    sink = sink_into(server)
-    with closing(connected(server)) as connection, connection.cursor() as cursor:
+def test_what_commits_right_after_a_transaction_was_prepared_commits_it(mariadb: MariaDb) -> None:
+    sink = sink_into(mariadb)
+    with closing(connected(mariadb)) as connection, connection.cursor() as cursor:
         for epoch in range(EPOCHS):
             writing = sink.begin(context(epoch))
             sink.write(writing, pa.record_batch({"id": [epoch]}))
@@ -61,11 +61,11 @@ def test_what_commits_right_after_a_transaction_was_prepared_commits_it(server: 
             assert cursor.execute("SELECT id FROM words WHERE id = %s", (epoch,)) == 1, epoch
 
 
-def test_a_commit_counts_only_if_the_ledger_has_its_row(server: MariaDb) -> None:
+def test_a_commit_counts_only_if_the_ledger_has_its_row(mariadb: MariaDb) -> None:
     """A session that prepared, and is not ended but reset, makes the server answer OK and commit nothing."""
-    sink = sink_into(server)
+    sink = sink_into(mariadb)
     name = TransactionName(Scope("p", "s", "0123abcd"), 1, 7, 0, 0, "00000000")
-    with closing(connected(server)) as connection, connection.cursor() as cursor:
+    with closing(connected(mariadb)) as connection, connection.cursor() as cursor:
         cursor.execute(f"XA START {Xid.of(name)}")
         cursor.execute("INSERT INTO words VALUES (1)")
         cursor.execute(f"XA END {Xid.of(name)}")

@@ -109,7 +109,7 @@ ALL = ([b"a", b"b"], expected(1), expected(1))
 
 
 @pytest.fixture
-def job(kafka: KafkaServer, topic: Callable[..., str], dsn: str, tmp_path: Path) -> Iterator[Job]:
+def dying_job(kafka: KafkaServer, topic: Callable[..., str], dsn: str, tmp_path: Path) -> Iterator[Job]:
     made = Job(kafka.bootstrap_servers, topic(), dsn, tmp_path)
     with made.look:
         yield made
@@ -123,78 +123,80 @@ def job(kafka: KafkaServer, topic: Callable[..., str], dsn: str, tmp_path: Path)
         pytest.param(Step.COMPLETE_BEFORE, marks=pytest.mark.nightly),
     ],
 )
-def test_what_was_decided_is_committed_from_a_shell_once(job: Job, step: Step) -> None:
-    job.epoch(step)
-    before = job.shown()
-    listed = job.listed(*job.known)
+def test_what_was_decided_is_committed_from_a_shell_once(dying_job: Job, step: Step) -> None:
+    dying_job.epoch(step)
+    before = dying_job.shown()
+    listed = dying_job.listed(*dying_job.known)
     assert {one["status"] for one in listed.values()} == {"decided"}
     assert {sink: one["rows"] for sink, one in listed.items()} == {"messages": 2, "inserts": 3, "upserts": 3}
     states = {Step.DECIDE_AFTER: {"prepared"}, Step.COMPLETE_BEFORE: {"committed"}}
     assert listed["messages"]["state"] in states.get(step, {"prepared", "committed"})  # targets commit side by side
-    assert "would commit epoch 0" in job.txn("commit", *job.known)
-    assert job.shown() == before
-    assert "committed transactions: 3" in job.txn("commit", "--yes", *job.known)
-    assert job.shown() == ALL
-    assert "nothing to commit" in job.txn("commit", "--yes", *job.known)
-    assert job.listed(*job.known) == {}
+    assert "would commit epoch 0" in dying_job.txn("commit", *dying_job.known)
+    assert dying_job.shown() == before
+    assert "committed transactions: 3" in dying_job.txn("commit", "--yes", *dying_job.known)
+    assert dying_job.shown() == ALL
+    assert "nothing to commit" in dying_job.txn("commit", "--yes", *dying_job.known)
+    assert dying_job.listed(*dying_job.known) == {}
 
 
-def test_what_is_in_doubt_is_aborted_from_a_shell_and_the_next_run_writes_it_once(job: Job) -> None:
-    job.epoch(Step.ACKNOWLEDGED)
-    listed = job.listed(*job.known)
+def test_what_is_in_doubt_is_aborted_from_a_shell_and_the_next_run_writes_it_once(dying_job: Job) -> None:
+    dying_job.epoch(Step.ACKNOWLEDGED)
+    listed = dying_job.listed(*dying_job.known)
     assert {sink: one["status"] for sink, one in listed.items()} == dict.fromkeys(
         ("messages", "inserts", "upserts"), "in doubt"
     )
-    assert "would abort 3" in job.txn("abort", *job.known)
-    assert len(job.listed(*job.known)) == 3
+    assert "would abort 3" in dying_job.txn("abort", *dying_job.known)
+    assert len(dying_job.listed(*dying_job.known)) == 3
     one = listed["inserts"]["transaction"]
-    assert "aborted 1 of 1" in job.txn("abort", one, "--yes", *job.known)
-    assert {sink: one["status"] for sink, one in job.listed(*job.known).items()} == dict.fromkeys(
+    assert "aborted 1 of 1" in dying_job.txn("abort", one, "--yes", *dying_job.known)
+    assert {sink: one["status"] for sink, one in dying_job.listed(*dying_job.known).items()} == dict.fromkeys(
         ("messages", "upserts"), "lingering"
     )
-    assert "aborted 2 of 2" in job.txn("abort", "--yes", *job.known)
-    assert (job.listed(*job.known), job.shown()) == ({}, NOTHING)
-    job.epoch()
-    assert job.shown() == ALL
+    assert "aborted 2 of 2" in dying_job.txn("abort", "--yes", *dying_job.known)
+    assert (dying_job.listed(*dying_job.known), dying_job.shown()) == ({}, NOTHING)
+    dying_job.epoch()
+    assert dying_job.shown() == ALL
 
 
-def test_what_nobody_knows_any_more_is_found_by_its_name_and_ended(job: Job) -> None:
-    job.epoch(Step.ACKNOWLEDGED)
-    shutil.rmtree(job.checkpoint)
-    listed = job.listed()
+def test_what_nobody_knows_any_more_is_found_by_its_name_and_ended(dying_job: Job) -> None:
+    dying_job.epoch(Step.ACKNOWLEDGED)
+    shutil.rmtree(dying_job.checkpoint)
+    listed = dying_job.listed()
     assert {one["status"] for one in listed.values()} == {"log not given"}
     names = [one["transaction"] for one in listed.values()]
-    assert job.pipeline in job.txn("inspect", names[0])
-    assert "needs the names" in job.txn("abort", "--orphaned", "--yes", code=2)
-    assert "--store, once" in job.txn("abort", *names, "--yes", code=2)
-    assert len(job.listed()) == 3
-    assert "aborted 3 of 3" in job.txn("abort", *names, "--orphaned", "--yes")
-    assert (job.listed(), job.shown()) == ({}, NOTHING)
+    assert dying_job.pipeline in dying_job.txn("inspect", names[0])
+    assert "needs the names" in dying_job.txn("abort", "--orphaned", "--yes", code=2)
+    assert "--store, once" in dying_job.txn("abort", *names, "--yes", code=2)
+    assert len(dying_job.listed()) == 3
+    assert "aborted 3 of 3" in dying_job.txn("abort", *names, "--orphaned", "--yes")
+    assert (dying_job.listed(), dying_job.shown()) == ({}, NOTHING)
 
 
-def test_a_target_that_does_not_answer_is_one_message(job: Job) -> None:
-    job.epoch(Step.DECIDE_AFTER)
-    job.servers = "localhost:1"
-    command = [sys.executable, "-c", MAIN, *job.line("list", *job.known)]
+def test_a_target_that_does_not_answer_is_one_message(dying_job: Job) -> None:
+    dying_job.epoch(Step.DECIDE_AFTER)
+    dying_job.servers = "localhost:1"
+    command = [sys.executable, "-c", MAIN, *dying_job.line("list", *dying_job.known)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == EXIT_FAILED
     assert "Traceback" not in done.stderr
     assert "localhost:1" in done.stderr
 
 
-def test_the_time_that_is_left_is_told_until_kafka_has_ended_the_transaction(job: Job) -> None:
+def test_the_time_that_is_left_is_told_until_kafka_has_ended_the_transaction(dying_job: Job) -> None:
     """A driver that was killed after its decision, whose transaction Kafka ends meanwhile."""
-    sink = KafkaSink("messages", bootstrap_servers=job.servers, topic=job.topic, transaction_timeout=20)
-    job.batches = [(sink, rows("a", "b"))]
-    job.epoch(Step.DECIDE_AFTER)
-    left = job.listed(*job.known)["messages"]
+    sink = KafkaSink("messages", bootstrap_servers=dying_job.servers, topic=dying_job.topic, transaction_timeout=20)
+    dying_job.batches = [(sink, rows("a", "b"))]
+    dying_job.epoch(Step.DECIDE_AFTER)
+    left = dying_job.listed(*dying_job.known)["messages"]
     assert 0 < left["expires_in"] <= 20
     assert (left["status"], left["state"]) == ("decided", "prepared")
-    assert re.search(r"expires in \d+ s", job.txn("list", *job.known))
+    assert re.search(r"expires in \d+ s", dying_job.txn("list", *dying_job.known))
 
-    eventually(lambda: job.listed(*job.known)["messages"]["state"] == "expired", "the end of the transaction", 60)
-    assert job.listed(*job.known)["messages"]["expires_in"] is None
-    where = ["--store", str(job.checkpoint), "--at", f"kafka={job.servers}"]
+    eventually(
+        lambda: dying_job.listed(*dying_job.known)["messages"]["state"] == "expired", "the end of the transaction", 60
+    )
+    assert dying_job.listed(*dying_job.known)["messages"]["expires_in"] is None
+    where = ["--store", str(dying_job.checkpoint), "--at", f"kafka={dying_job.servers}"]
     done = CliRunner().invoke(app, ["status", *where, "--json"])
     [status] = json.loads(done.stdout)
     assert (done.exit_code, status["state"], status["expires_in"]) == (1, "waiting", None)
@@ -204,36 +206,40 @@ def test_the_time_that_is_left_is_told_until_kafka_has_ended_the_transaction(job
 
 
 def test_what_status_says_and_advises_is_true_from_the_decision_to_a_dropped_table(
-    job: Job, monkeypatch: pytest.MonkeyPatch
+    dying_job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each command is run as it is shown; the targets that were named hide no deadline of the others."""
     monkeypatch.setattr("onceward.core.operations.status.WAITING_SECONDS", 0.0)
 
     def told(*where: str) -> Any:
-        [one] = json.loads(CliRunner().invoke(app, ["status", "--store", str(job.checkpoint), *where, "--json"]).stdout)
+        [one] = json.loads(
+            CliRunner().invoke(app, ["status", "--store", str(dying_job.checkpoint), *where, "--json"]).stdout
+        )
         return one
 
-    job.epoch(Step.DECIDE_AFTER)
-    postgres, kafka = ("--at", f"postgres={job.dsn}"), ("--at", f"kafka={job.servers}")
+    dying_job.epoch(Step.DECIDE_AFTER)
+    postgres, kafka = ("--at", f"postgres={dying_job.dsn}"), ("--at", f"kafka={dying_job.servers}")
     alone, both = told(*postgres), told(*postgres, *kafka)
     assert (alone["state"], alone["at_most"], alone["unasked"]) == ("waiting", True, ["messages"])
     assert "the target of sink messages was not asked" in alone["what"]
     assert (both["at_most"], both["unasked"], both["silent"]) == (False, [], [])
     assert abs(alone["expires_in"] - both["expires_in"]) < 30
-    assert f"--at kafka={job.servers}" in told()["command"]
-    done = CliRunner().invoke(app, ["txn", "commit", "--store", str(job.checkpoint), *postgres, "--yes"])
+    assert f"--at kafka={dying_job.servers}" in told()["command"]
+    done = CliRunner().invoke(app, ["txn", "commit", "--store", str(dying_job.checkpoint), *postgres, "--yes"])
     assert done.exit_code == 1
     assert "nothing of it expires" not in done.stderr
     assert "expires in at most" in done.stderr
-    monkeypatch.setenv("PGPASSWORD", str(conninfo_to_dict(job.dsn).get("password", "")))  # which is never recorded
+    monkeypatch.setenv(
+        "PGPASSWORD", str(conninfo_to_dict(dying_job.dsn).get("password", ""))
+    )  # which is never recorded
     done = CliRunner().invoke(app, shlex.split(told()["command"])[1:])
     assert done.exit_code == 0, done.output
-    assert job.shown() == ALL
+    assert dying_job.shown() == ALL
     by_hand = told()
     assert (by_hand["state"], by_hand["advice"]) == ("failed", "start the pipeline")
     assert by_hand["what"].startswith("committed by hand (onceward txn commit)")
     assert CliRunner().invoke(app, shlex.split(by_hand["command"])[1:]).stdout.count("inserted") == 1
-    job.look.execute("DROP TABLE inserted")
+    dying_job.look.execute("DROP TABLE inserted")
     doctor = CliRunner().invoke(app, shlex.split(told()["command"])[1:])
     assert doctor.exit_code == 1
     assert "relation" in doctor.stdout or "inserted" in doctor.stdout

@@ -12,25 +12,14 @@ from onceward import PostgresSink
 from onceward.core.contract.transaction import CommitStatus
 from onceward.core.errors import ConfigurationError, OncewardError, SchemaError
 
-from .postgres_kit import SCHEMA, context, fresh_database, in_child, make_sink, words_table, write
+from .postgres_kit import SCHEMA, WORDS, context, in_child, make_sink, write
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from onceward.testing.services import PostgresServer
-
     from .postgres_kit import Database
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.tables(WORDS)]
 
 CHANGES = pa.schema([*SCHEMA, ("op", pa.string())])
-
-
-@pytest.fixture
-def database(postgres: PostgresServer) -> Iterator[Database]:
-    with fresh_database(postgres) as made:
-        words_table(made)
-        yield made
 
 
 def changing(database: Database, **settings: Any) -> PostgresSink:

@@ -5,9 +5,6 @@ They need a server built with ICU, which the one of the dev services is not: the
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 import pyarrow as pa
 import pytest
 
@@ -15,33 +12,16 @@ from onceward.connectors.database.sink import PostgresSink
 from onceward.core.contract.transaction import CommitStatus
 from onceward.core.errors import PostgresError
 
-from .postgres_kit import Database, context, fresh_database, running_server, write
+from .postgres_kit import Database, context, write
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from onceward.testing.services import PostgresServer
-
-pytestmark = pytest.mark.postgres
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-    if not found:
-        pytest.skip("no PostgreSQL of the system in /usr/lib/postgresql")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ONCEWARD_POSTGRES_BIN", str(found[-1]))
-        with running_server() as server:
-            yield server
-
-
-@pytest.fixture
-def database(server: PostgresServer) -> Iterator[Database]:
-    with fresh_database(server) as fresh:
-        fresh.run("CREATE SCHEMA texts")
-        fresh.run("""CREATE COLLATION texts."No Case" (provider=icu, locale='und-u-ks-level2', deterministic=false)""")
-        yield fresh
+pytestmark = [
+    pytest.mark.postgres,
+    pytest.mark.server(of_system=True),
+    pytest.mark.tables(
+        "CREATE SCHEMA texts",
+        """CREATE COLLATION texts."No Case" (provider=icu, locale='und-u-ks-level2', deterministic=false)""",
+    ),
+]
 
 
 def people(database: Database, unique: str = 'name COLLATE texts."No Case"', *, column: str = "") -> None:

@@ -17,6 +17,7 @@ from onceward.core.errors import ConfigurationError, PostgresError, RetryableSin
 from .postgres_kit import (
     SCHEMA,
     SCOPE,
+    WORDS,
     Database,
     asked_again,
     context,
@@ -37,14 +38,7 @@ if TYPE_CHECKING:
     from onceward.connectors.database.sink import PostgresSink
     from onceward.testing.services import PostgresServer
 
-pytestmark = pytest.mark.postgres
-
-
-@pytest.fixture
-def database(server: PostgresServer) -> Iterator[Database]:
-    with fresh_database(server) as fresh:
-        words_table(fresh)
-        yield fresh
+pytestmark = [pytest.mark.postgres, pytest.mark.tables(WORDS)]
 
 
 @pytest.fixture(params=["prepared", "staging", "upsert"])

@@ -7,29 +7,23 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from onceward.connectors.database.engines import close_idle
 from onceward.connectors.database.sink import PostgresSink, SqlAlchemySink
 
-from .postgres_kit import Database, fresh_database
+from .postgres_kit import WORDS, Database
 from .sql_kit import write_lines_and_words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    from onceward.testing.services import PostgresServer
 
-pytestmark = pytest.mark.postgres
-
-
-@pytest.fixture
-def database(server: PostgresServer) -> Iterator[Database]:
-    with fresh_database(server) as fresh:
-        fresh.run("CREATE SCHEMA other")
-        fresh.run("CREATE TABLE words (id bigint PRIMARY KEY, word text)")
-        fresh.run("CREATE TABLE other.lines (id bigint PRIMARY KEY, word_id bigint REFERENCES public.words)")
-        yield fresh
-        close_idle()
+pytestmark = [
+    pytest.mark.postgres,
+    pytest.mark.tables(
+        WORDS,
+        "CREATE SCHEMA other",
+        "CREATE TABLE other.lines (id bigint PRIMARY KEY, word_id bigint REFERENCES public.words)",
+    ),
+]
 
 
 @pytest.mark.parametrize("words", ["words", "public.words"])

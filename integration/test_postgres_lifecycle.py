@@ -14,6 +14,7 @@ from onceward.core.errors import EpochConflictError
 from .postgres_kit import (
     SCHEMA,
     SCOPE,
+    WORDS,
     Database,
     context,
     expected,
@@ -29,16 +30,8 @@ from .simulator_kit import ledger_contract
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from onceward.testing.services import PostgresServer
 
-pytestmark = pytest.mark.postgres
-
-
-@pytest.fixture
-def database(server: PostgresServer) -> Iterator[Database]:
-    with fresh_database(server) as fresh:
-        words_table(fresh)
-        yield fresh
+pytestmark = [pytest.mark.postgres, pytest.mark.tables(WORDS)]
 
 
 @pytest.fixture(params=["prepared", "staging", "upsert"])

@@ -18,9 +18,7 @@ from .postgres_kit import (
     Database,
     context,
     expected,
-    fresh_database,
     make_sink,
-    running_server,
     words,
     words_table,
     write,
@@ -32,26 +30,11 @@ if TYPE_CHECKING:
     from onceward.connectors.database.sink import PostgresSink
     from onceward.testing.services import PostgresServer
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.server(wal_level="logical")]
 
 WAYS = ("staging", "upsert", "changes")
 MOODS = pa.schema([("id", pa.int64()), ("mood", pa.string())])
 PASSWORD = "short-lived"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    """A server whose rows may be published."""
-    with running_server(fsync="off", full_page_writes="off", wal_level="logical") as running:
-        yield running
-
-
-@pytest.fixture
-def database(server: PostgresServer) -> Iterator[Database]:
-    with fresh_database(server) as made:
-        yield made
-        for (name,) in made.run("SELECT pubname FROM pg_publication"):
-            made.run(f'DROP PUBLICATION "{name}"')
 
 
 @pytest.fixture(params=["staging", "upsert"])

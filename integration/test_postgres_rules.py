@@ -17,7 +17,6 @@ from .postgres_kit import (
     Database,
     context,
     expected,
-    fresh_database,
     make_sink,
     words,
     words_table,
@@ -25,21 +24,12 @@ from .postgres_kit import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from onceward.connectors.database.sink import PostgresSink
-    from onceward.testing.services import PostgresServer
 
 pytestmark = pytest.mark.postgres
 
 PARTITIONS = 300
 CHANGES = pa.schema([*SCHEMA, ("op", pa.string())])
-
-
-@pytest.fixture
-def database(server: PostgresServer) -> Iterator[Database]:
-    with fresh_database(server) as fresh:
-        yield fresh
 
 
 @pytest.fixture(params=["prepared", "staging", "upsert"])

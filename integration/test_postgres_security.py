@@ -34,6 +34,7 @@ from .certificates import make_certificates
 from .postgres_kit import (
     SCHEMA,
     SCOPE,
+    WORDS,
     Database,
     context,
     data_directory,
@@ -52,25 +53,10 @@ if TYPE_CHECKING:
 
     from onceward.testing.services import PostgresServer
 
-pytestmark = pytest.mark.postgres
 DOCS = Path(__file__).parents[1] / "docs" / "postgres.md"
 PASSWORD = "geheim-is-it"
 CREATE_WRITER = f"CREATE ROLE writer LOGIN PASSWORD '{PASSWORD}'"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with running_server(fsync="off") as running:
-        with psycopg.connect(running.dsn, autocommit=True) as admin:
-            admin.execute(CREATE_WRITER)
-        yield running
-
-
-@pytest.fixture
-def database(server: PostgresServer) -> Iterator[Database]:
-    with fresh_database(server) as fresh:
-        words_table(fresh)
-        yield fresh
+pytestmark = [pytest.mark.postgres, pytest.mark.server(CREATE_WRITER), pytest.mark.tables(WORDS)]
 
 
 # TLS
@@ -79,13 +65,8 @@ def database(server: PostgresServer) -> Iterator[Database]:
 @pytest.fixture(scope="module")
 def tls_server() -> Iterator[PostgresServer]:
     """PostgreSQL of the system: that of the wheel is built without TLS."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-    if not found:
-        pytest.skip("needs a PostgreSQL with TLS: the system's package")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ONCEWARD_POSTGRES_BIN", str(found[-1]))
-        with running_server(fsync="off") as running:
-            yield running
+    with running_server(of_system=True, fsync="off") as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,6 @@ from .postgres_kit import (
     Database,
     context,
     expected,
-    fresh_database,
     make_sink,
     words,
     words_table,
@@ -24,18 +23,9 @@ from .postgres_kit import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from onceward.connectors.database.sink import PostgresSink
-    from onceward.testing.services import PostgresServer
 
 pytestmark = pytest.mark.postgres
-
-
-@pytest.fixture
-def database(server: PostgresServer) -> Iterator[Database]:
-    with fresh_database(server) as fresh:
-        yield fresh
 
 
 @pytest.fixture(params=["prepared", "staging"])

@@ -130,7 +130,7 @@ CASES: list[Case] = [
 
 
 @pytest.fixture(scope="module")
-def database(server: PostgresServer) -> Iterator[Database]:
+def types_database(server: PostgresServer) -> Iterator[Database]:
     with fresh_database(server) as fresh:
         fresh.run("CREATE TYPE mood AS ENUM ('happy', 'sad')")
         fresh.run("CREATE DOMAIN positive AS integer CHECK (VALUE > 0)")
@@ -159,18 +159,18 @@ def array_of(arrow: pa.DataType, values: list[Any]) -> pa.Array:
 
 @pytest.mark.parametrize("how", ["prepared", "staging"])
 @pytest.mark.parametrize("case", CASES, ids=[f"{case[0]}-{case[2]}" for case in CASES])
-def test_values_arrive_as_they_were(database: Database, how: str, case: Case) -> None:
+def test_values_arrive_as_they_were(types_database: Database, how: str, case: Case) -> None:
     arrow, values, declared, held = case
-    make_table(database, declared)
+    make_table(types_database, declared)
     array = array_of(arrow, values)
-    sink = make_sink(database, how)
+    sink = make_sink(types_database, how)
     sink.validate(batch_of(array).schema)
     longer = pa.concat_arrays([array, array, array])
     middle = batch_of(longer).slice(len(array), len(array))
     committable = write(sink, context(), batch_of(array), middle)
     assert sink.commit(committable).status is CommitStatus.COMMITTED
     expected = values if held is None else held
-    assert [row[0] for row in database.run("SELECT value FROM words ORDER BY n")] == expected * 2
+    assert [row[0] for row in types_database.run("SELECT value FROM words ORDER BY n")] == expected * 2
 
 
 DECLARED = (
@@ -182,21 +182,21 @@ DECLARED = (
 
 
 @pytest.mark.parametrize("declared", DECLARED)
-def test_what_is_read_back_is_what_was_given_or_it_is_refused(database: Database, declared: str) -> None:
+def test_what_is_read_back_is_what_was_given_or_it_is_refused(types_database: Database, declared: str) -> None:
     """Less the blanks with which char(n) fills up."""
-    make_table(database, declared)
+    make_table(types_database, declared)
     read = {"real": "value::float8", "json": "value::text"}.get(declared, "value")
     for arrow, values in VALUES:
         for value in pa.array(values, arrow).to_pylist():
             try:
-                write_now(database, batch_of(pa.array([value], arrow)))
+                write_now(types_database, batch_of(pa.array([value], arrow)))
             except (PostgresError, SchemaError):
                 continue
-            [(found,)] = database.run(f"SELECT {read} FROM words")
+            [(found,)] = types_database.run(f"SELECT {read} FROM words")
             padded = value.ljust(3) if declared == "char(3)" else value
             assert found == padded, f"{arrow} {value!r}"
             assert isinstance(found, (type(value), int | float | D))
-            database.run("DELETE FROM words")
+            types_database.run("DELETE FROM words")
 
 
 def write_now(database: Database, batch: pa.RecordBatch) -> None:
@@ -214,15 +214,15 @@ def write_now(database: Database, batch: pa.RecordBatch) -> None:
             raise
 
 
-def test_not_a_number_arrives_as_such(database: Database) -> None:
-    make_table(database, "double precision")
-    sink = make_sink(database)
+def test_not_a_number_arrives_as_such(types_database: Database) -> None:
+    make_table(types_database, "double precision")
+    sink = make_sink(types_database)
     sink.commit(write(sink, context(), batch_of(pa.array([float("nan")]))))
-    assert database.run("SELECT value::text FROM words") == [("NaN",)]
+    assert types_database.run("SELECT value::text FROM words") == [("NaN",)]
 
 
-def test_text_reaches_a_database_of_another_encoding(server: PostgresServer, database: Database) -> None:
-    database.run("CREATE DATABASE latin ENCODING 'LATIN1' TEMPLATE template0")
+def test_text_reaches_a_database_of_another_encoding(server: PostgresServer, types_database: Database) -> None:
+    types_database.run("CREATE DATABASE latin ENCODING 'LATIN1' TEMPLATE template0")
     latin = Database(server, "latin")
     make_table(latin, "text")
     sink = make_sink(latin)
@@ -233,12 +233,12 @@ def test_text_reaches_a_database_of_another_encoding(server: PostgresServer, dat
     latin.look.close()
 
 
-def test_large_batches_with_every_pattern_of_nulls_arrive_whole(database: Database) -> None:
-    make_table(database, "bigint[]")
+def test_large_batches_with_every_pattern_of_nulls_arrive_whole(types_database: Database) -> None:
+    make_table(types_database, "bigint[]")
     values = [None if n % 7 == 0 else [n, None] if n % 3 == 0 else list(range(n % 5)) for n in range(150_000)]
-    sink = make_sink(database)
+    sink = make_sink(types_database)
     sink.commit(write(sink, context(), batch_of(pa.array(values, pa.list_(pa.int32())))))
-    assert [row[0] for row in database.run("SELECT value FROM words ORDER BY n")] == values
+    assert [row[0] for row in types_database.run("SELECT value FROM words ORDER BY n")] == values
 
 
 REFUSED: list[tuple[pa.DataType, str, str]] = [
@@ -279,12 +279,12 @@ REFUSED: list[tuple[pa.DataType, str, str]] = [
 
 @pytest.mark.parametrize(("arrow", "declared", "why"), REFUSED, ids=[f"{case[0]}-{case[1]}" for case in REFUSED])
 def test_what_does_not_fit_is_refused_before_anything_is_written(
-    database: Database, arrow: pa.DataType, declared: str, why: str
+    types_database: Database, arrow: pa.DataType, declared: str, why: str
 ) -> None:
-    make_table(database, declared)
+    make_table(types_database, declared)
     schema = pa.schema([("n", pa.int32()), ("value", arrow)])
     with pytest.raises(SchemaError, match=why) as caught:
-        make_sink(database).validate(schema)
+        make_sink(types_database).validate(schema)
     assert f"column 'value': {arrow} does not fit into {declared}" in str(caught.value)
 
 
@@ -313,12 +313,12 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
     ],
 )
 def test_a_value_that_cannot_be_kept_fails_the_attempt_and_names_the_column(
-    database: Database, values: pa.Array, declared: str, why: str
+    types_database: Database, values: pa.Array, declared: str, why: str
 ) -> None:
-    make_table(database, declared)
+    make_table(types_database, declared)
     with pytest.raises(SchemaError, match=f"'value'.*{why}"):
-        write(make_sink(database), context(), batch_of(values))
-    assert database.rows() == []
+        write(make_sink(types_database), context(), batch_of(values))
+    assert types_database.rows() == []
 
 
 @pytest.mark.parametrize(
@@ -332,9 +332,9 @@ def test_a_value_that_cannot_be_kept_fails_the_attempt_and_names_the_column(
     ],
 )
 def test_a_value_that_the_server_refuses_fails_the_attempt_with_its_words(
-    database: Database, values: pa.Array, declared: str, state: str
+    types_database: Database, values: pa.Array, declared: str, state: str
 ) -> None:
-    make_table(database, declared)
+    make_table(types_database, declared)
     with pytest.raises(PostgresError, match=f"SQLSTATE {state}"):
-        write(make_sink(database), context(), batch_of(values))
-    assert (database.rows(), database.prepared()) == ([], [])
+        write(make_sink(types_database), context(), batch_of(values))
+    assert (types_database.rows(), types_database.prepared()) == ([], [])

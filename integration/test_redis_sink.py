@@ -55,16 +55,16 @@ SCHEMA = pa.schema([("n", pa.int64())])
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Valkey]:
+def shared_valkey() -> Iterator[Valkey]:
     with running_valkey() as server:
         yield server
 
 
 @pytest.fixture
-def valkey(server: Valkey) -> Valkey:
+def valkey(shared_valkey: Valkey) -> Valkey:
     """An empty server."""
-    server.client().flushall()
-    return server
+    shared_valkey.client().flushall()
+    return shared_valkey
 
 
 @pytest.fixture

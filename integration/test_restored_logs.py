@@ -155,7 +155,7 @@ BY_DAY = [
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def job(
+def backed_up(
     request: pytest.FixtureRequest, tmp_path: Path, kafka: KafkaServer, topic: Callable[..., str], dsn: str
 ) -> Iterator[BackedUp]:
     job = BackedUp(request.param, tmp_path, kafka.bootstrap_servers, topic(), dsn)
@@ -168,17 +168,17 @@ def job(
     [case if case in BY_DAY else pytest.param(*case, marks=pytest.mark.nightly) for case in CASES],
 )
 def test_a_log_that_is_restored_around_a_heal_is_refused_or_writes_each_row_once(
-    job: BackedUp, backup: str, lost: str, until: str
+    backed_up: BackedUp, backup: str, lost: str, until: str
 ) -> None:
-    job.tear(lost)
-    job.heal(until)
-    job.restore(backup)
+    backed_up.tear(lost)
+    backed_up.heal(until)
+    backed_up.restore(backup)
     if refuses(backup, lost, until):
         for _ in range(2):
             with pytest.raises(EpochConflictError, match="outdated copy: the ledger in the target database holds"):
-                job.go_on()
+                backed_up.go_on()
         if until == "written":
             return  # nobody has a newer log
-        job.restore("newest")  # what the message says
-    job.go_on()
-    assert job.ids() == (once(EPOCHS * ROWS), once(EPOCHS * ROWS) + twice(backup, lost, until))
+        backed_up.restore("newest")  # what the message says
+    backed_up.go_on()
+    assert backed_up.ids() == (once(EPOCHS * ROWS), once(EPOCHS * ROWS) + twice(backup, lost, until))

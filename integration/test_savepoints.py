@@ -20,7 +20,7 @@ from onceward.cli.main import app
 from onceward.connectors.spark import exactly_once
 from onceward.core.errors import EpochConflictError
 
-from .spark_kit import Feed, ids_in_table, ids_in_topic, make_table, once, prepared_in
+from .spark_kit import Feed, finish, ids_in_table, ids_in_topic, make_table, once, prepared_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,11 +58,7 @@ class Shop:
             checkpoint=str(self.folder / checkpoint),
             pipeline="orders",
         )
-        query = writer.trigger(availableNow=True).start()
-        try:
-            query.awaitTermination()
-        finally:
-            query.stop()
+        finish(writer.trigger(availableNow=True).start())
 
     def follow(self, recipe: str, block: int = 0) -> None:
         section = PAGE.partition(f"\n### {recipe}\n")[2].partition("\n##")[0]

@@ -65,43 +65,43 @@ class Job:
 
 
 @pytest.fixture
-def job(spark: SparkSession, tmp_path: Path) -> Job:
+def file_job(spark: SparkSession, tmp_path: Path) -> Job:
     return Job(spark, tmp_path)
 
 
-def test_files_are_read_in_limited_batches_across_restarts_and_a_crash(job: Job) -> None:
+def test_files_are_read_in_limited_batches_across_restarts_and_a_crash(file_job: Job) -> None:
     for first in (0, 20, 40):
-        job.put(first)
+        file_job.put(first)
     with crash_at(Step.DECIDE_AFTER, 2), pytest.raises((Crash, StreamingQueryException)):
-        job.run(job.files(), max_rows=20)
-    assert job.run(job.files(), max_rows=20) == 3
-    assert job.seen() == once(60)
-    job.put(60)
-    job.run(job.files())
-    job.run(job.files())
-    assert job.seen() == once(80)
+        file_job.run(file_job.files(), max_rows=20)
+    assert file_job.run(file_job.files(), max_rows=20) == 3
+    assert file_job.seen() == once(60)
+    file_job.put(60)
+    file_job.run(file_job.files())
+    file_job.run(file_job.files())
+    assert file_job.seen() == once(80)
 
 
-def test_a_sequence_ends_by_itself(job: Job) -> None:
+def test_a_sequence_ends_by_itself(file_job: Job) -> None:
     rows = pa.table({"id": list(range(100)), "word": ["x"] * 100}, schema=SCHEMA)
     for _ in range(2):
-        job.run(SequenceSource(rows, units=3, batch_rows=7))
-    assert job.seen() == once(100)
+        file_job.run(SequenceSource(rows, units=3, batch_rows=7))
+    assert file_job.seen() == once(100)
 
 
-def test_a_file_that_changed_is_an_error(job: Job) -> None:
-    job.put(0)
-    job.run(job.files())
-    (job.folder / "in" / "00000.jsonl").write_text('{"id": 1, "word": "other"}\n')
+def test_a_file_that_changed_is_an_error(file_job: Job) -> None:
+    file_job.put(0)
+    file_job.run(file_job.files())
+    (file_job.folder / "in" / "00000.jsonl").write_text('{"id": 1, "word": "other"}\n')
     with pytest.raises(StreamingQueryException, match="has changed since it was read"):
-        job.run(job.files())
-    assert job.seen() == once(20)
+        file_job.run(file_job.files())
+    assert file_job.seen() == once(20)
 
 
-def test_times_in_csv_are_read_without_a_schema(job: Job) -> None:
-    (job.folder / "in" / "a.csv").write_text("id,at\n1,2026-01-02 03:04:05\n")
-    job.run(FileSource(job.folder / "in", format="csv"))
-    [line] = [path.read_text() for path in (job.folder / "out").glob("*.jsonl")]
+def test_times_in_csv_are_read_without_a_schema(file_job: Job) -> None:
+    (file_job.folder / "in" / "a.csv").write_text("id,at\n1,2026-01-02 03:04:05\n")
+    file_job.run(FileSource(file_job.folder / "in", format="csv"))
+    [line] = [path.read_text() for path in (file_job.folder / "out").glob("*.jsonl")]
     assert line == '{"id":1,"at":"2026-01-02T03:04:05"}\n'
 
 
@@ -146,11 +146,11 @@ def test_a_plan_shows_nothing_of_a_source(spark: SparkSession, capsys: pytest.Ca
         assert form.decode()[2:12] not in shown
 
 
-def test_a_source_may_be_large(job: Job) -> None:
+def test_a_source_may_be_large(file_job: Job) -> None:
     """Spark carries functions above a megabyte otherwise than smaller ones."""
     rows = pa.table({"id": range(50_000), "word": [f"{n:060d}" for n in range(50_000)]}, schema=SCHEMA)
-    job.run(SequenceSource(rows, units=2))
-    assert job.seen() == once(50_000)
+    file_job.run(SequenceSource(rows, units=2))
+    assert file_job.seen() == once(50_000)
 
 
 def test_what_is_no_source_is_refused(spark: SparkSession, tmp_path: Path) -> None:
@@ -184,14 +184,14 @@ class Latest(IdempotentSink[sqlite3.Connection]):
         writer.close()
 
 
-def test_an_idempotent_sink_is_driven_too_and_says_what_it_promises(job: Job, tmp_path: Path) -> None:
+def test_an_idempotent_sink_is_driven_too_and_says_what_it_promises(file_job: Job, tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "words.db") as database:
         database.execute("CREATE TABLE words (id integer PRIMARY KEY, word text)")
-    job.put(0)
-    job.put(20)
+    file_job.put(0)
+    file_job.put(20)
 
     def run() -> None:
-        frame = read_stream(job.spark, job.files(), max_rows=20)
+        frame = read_stream(file_job.spark, file_job.files(), max_rows=20)
         files = FileSink("out", tmp_path / "out", format="jsonl")
         checkpoint = str(tmp_path / "checkpoint")
         writer = exactly_once(frame, files, Latest(tmp_path / "words.db"), checkpoint=checkpoint, pipeline="both")
@@ -201,6 +201,6 @@ def test_an_idempotent_sink_is_driven_too_and_says_what_it_promises(job: Job, tm
         run()
     with pytest.warns(OncewardWarning, match="sink latest guarantees only effectively-once"):
         run()
-    assert job.seen() == once(40)
+    assert file_job.seen() == once(40)
     with sqlite3.connect(tmp_path / "words.db") as database:
         assert list(database.execute("SELECT * FROM words ORDER BY id")) == [(n, f"w{n}") for n in range(40)]

@@ -72,17 +72,17 @@ class Job:
 
 
 @pytest.fixture
-def job(session: SparkSession, tmp_path: Path) -> Job:
+def connect_job(session: SparkSession, tmp_path: Path) -> Job:
     return Job(session, tmp_path)
 
 
-def test_each_record_takes_effect_once_across_restarts(job: Job) -> None:
+def test_each_record_takes_effect_once_across_restarts(connect_job: Job) -> None:
     for _ in range(2):
-        job.feed.add()
-        job.feed.add()
-        job.run()
-        assert job.seen_once()
-    assert job.completed() == 3
+        connect_job.feed.add()
+        connect_job.feed.add()
+        connect_job.run()
+        assert connect_job.seen_once()
+    assert connect_job.completed() == 3
 
 
 BY_DAY = (Step.START_AFTER, Step.ACKNOWLEDGED, Step.DECIDE_AFTER, Step.COMMIT_AFTER, Step.COMPLETE_AFTER)
@@ -90,84 +90,88 @@ BY_NIGHT = (Step.SWEEP_AFTER, Step.DECIDE_BEFORE, Step.COMMIT_BEFORE, Step.COMPL
 
 
 @pytest.mark.parametrize("step", [*BY_DAY, *(pytest.param(step, marks=pytest.mark.nightly) for step in BY_NIGHT)])
-def test_a_process_of_foreach_batch_that_dies_at_any_step_loses_and_doubles_nothing(job: Job, step: Step) -> None:
-    job.feed.add()
-    job.run()
-    job.feed.add()
+def test_a_process_of_foreach_batch_that_dies_at_any_step_loses_and_doubles_nothing(
+    connect_job: Job, step: Step
+) -> None:
+    connect_job.feed.add()
+    connect_job.run()
+    connect_job.feed.add()
     with pytest.raises(StreamingQueryException, match="crashed"):
-        job.run(on_complete=CrashAt(step))
-    job.feed.add()
-    job.run()
-    assert job.seen_once()
+        connect_job.run(on_complete=CrashAt(step))
+    connect_job.feed.add()
+    connect_job.run()
+    assert connect_job.seen_once()
 
 
 @pytest.mark.parametrize("step", [Step.WRITE_AFTER, Step.PRE_COMMIT_AFTER])
-def test_a_python_worker_that_dies_is_replaced_and_its_attempt_does_not_count(job: Job, step: Step) -> None:
-    job.feed.add()
-    job.run(None, WorkerCrash("files", job.out, job.folder / "mark", step))
-    assert (job.folder / "mark").exists()
-    assert job.seen_once()
+def test_a_python_worker_that_dies_is_replaced_and_its_attempt_does_not_count(connect_job: Job, step: Step) -> None:
+    connect_job.feed.add()
+    connect_job.run(None, WorkerCrash("files", connect_job.out, connect_job.folder / "mark", step))
+    assert (connect_job.folder / "mark").exists()
+    assert connect_job.seen_once()
 
 
-def test_transformations_of_outputs_are_computed_once_and_both_sinks_get_the_same(job: Job) -> None:
-    job.feed.add()
-    totals = job.folder / "totals"
-    frame = job.feed.stream(job.session).selectExpr("id", "word", "uuid() AS chance")
+def test_transformations_of_outputs_are_computed_once_and_both_sinks_get_the_same(connect_job: Job) -> None:
+    connect_job.feed.add()
+    totals = connect_job.folder / "totals"
+    frame = connect_job.feed.stream(connect_job.session).selectExpr("id", "word", "uuid() AS chance")
     outputs = [
-        FileSink("files", job.out),
+        FileSink("files", connect_job.out),
         Output(FileSink("totals", totals), lambda batch: batch.where("id >= 10").selectExpr("id", "chance")),
     ]
-    job.run(frame, *outputs)
-    job.feed.add()
-    job.run(frame, *outputs)
-    assert job.seen_once()
-    rows = {row["id"]: row["chance"] for row in ds.dataset(job.out).to_table().to_pylist()}
+    connect_job.run(frame, *outputs)
+    connect_job.feed.add()
+    connect_job.run(frame, *outputs)
+    assert connect_job.seen_once()
+    rows = {row["id"]: row["chance"] for row in ds.dataset(connect_job.out).to_table().to_pylist()}
     assert {row["id"]: row["chance"] for row in ds.dataset(totals).to_table().to_pylist()} == {
         number: rows[number] for number in range(10, 40)
     }
 
 
-def test_a_function_that_reads_its_batch_twice_sees_one_value_of_each_row(job: Job) -> None:
-    job.feed.add()
-    frame = job.feed.stream(job.session).selectExpr("id", "uuid() AS chance")
-    job.run(frame, Output(FileSink("files", job.out), lambda batch: batch.union(batch)))
-    rows = ds.dataset(job.out).to_table().to_pylist()
-    assert len(rows) == 2 * job.feed.rows
-    assert len({(row["id"], row["chance"]) for row in rows}) == job.feed.rows
+def test_a_function_that_reads_its_batch_twice_sees_one_value_of_each_row(connect_job: Job) -> None:
+    connect_job.feed.add()
+    frame = connect_job.feed.stream(connect_job.session).selectExpr("id", "uuid() AS chance")
+    connect_job.run(frame, Output(FileSink("files", connect_job.out), lambda batch: batch.union(batch)))
+    rows = ds.dataset(connect_job.out).to_table().to_pylist()
+    assert len(rows) == 2 * connect_job.feed.rows
+    assert len({(row["id"], row["chance"]) for row in rows}) == connect_job.feed.rows
 
 
-def test_a_block_of_foreach_batch_is_refused_by_start(job: Job) -> None:
-    job.feed.add()
-    handler = ForeachBatch(FileSink("files", job.out), pipeline=job.pipeline)
-    writer = job.feed.stream(job.session).writeStream.foreachBatch(handler)
+def test_a_block_of_foreach_batch_is_refused_by_start(connect_job: Job) -> None:
+    connect_job.feed.add()
+    handler = ForeachBatch(FileSink("files", connect_job.out), pipeline=connect_job.pipeline)
+    writer = connect_job.feed.stream(connect_job.session).writeStream.foreachBatch(handler)
     with pytest.raises(SparkConnectException, match="ForeachBatch needs a classic Spark session"):
-        writer.option("checkpointLocation", str(job.checkpoint)).start()
+        writer.option("checkpointLocation", str(connect_job.checkpoint)).start()
 
 
-def test_a_stateful_query_goes_on_after_a_replay(job: Job) -> None:
-    job.feed.add()
-    counts = job.feed.stream(job.session).groupBy("word").count().selectExpr("`count` AS id", "word")
+def test_a_stateful_query_goes_on_after_a_replay(connect_job: Job) -> None:
+    connect_job.feed.add()
+    counts = connect_job.feed.stream(connect_job.session).groupBy("word").count().selectExpr("`count` AS id", "word")
 
     def run(**options: Any) -> None:
-        sinks = [FileSink("files", job.out)]
-        writer = exactly_once(counts, *sinks, checkpoint=str(job.checkpoint), pipeline=job.pipeline, **options)
+        sinks = [FileSink("files", connect_job.out)]
+        writer = exactly_once(
+            counts, *sinks, checkpoint=str(connect_job.checkpoint), pipeline=connect_job.pipeline, **options
+        )
         writer.outputMode("update").trigger(availableNow=True).start().awaitTermination()
 
     run()
-    job.feed.add()
+    connect_job.feed.add()
     with pytest.raises(StreamingQueryException):
         run(on_complete=CrashAt(Step.COMPLETE_AFTER))
     run()
-    job.feed.add()
+    connect_job.feed.add()
     run()
     best: dict[str, int] = {}
-    for row in ds.dataset(job.out).to_table().to_pylist():
+    for row in ds.dataset(connect_job.out).to_table().to_pylist():
         best[row["word"]] = max(best.get(row["word"], 0), row["id"])
-    assert best == Counter(f"w{number % 7}" for number in range(job.feed.rows))
+    assert best == Counter(f"w{number % 7}" for number in range(connect_job.feed.rows))
 
 
-def test_stop_lets_the_epoch_end_that_is_under_way(job: Job, connect_server: ConnectServer) -> None:
-    job.feed.add()
+def test_stop_lets_the_epoch_end_that_is_under_way(connect_job: Job, connect_server: ConnectServer) -> None:
+    connect_job.feed.add()
 
     def slowly(_epoch: int, _about: Any) -> None:
         import time
@@ -177,37 +181,40 @@ def test_stop_lets_the_epoch_end_that_is_under_way(job: Job, connect_server: Con
         time.sleep(3)
         (Path(os.fspath(folder)) / "ended").touch()
 
-    folder = str(job.folder)
+    folder = str(connect_job.folder)
     before = set(connect_server.workers())
-    query = job.start(on_complete=slowly)
-    wait_until((job.folder / "reached").exists)
+    query = connect_job.start(on_complete=slowly)
+    wait_until((connect_job.folder / "reached").exists)
     [process] = set(connect_server.workers()) - before  # those of an earlier test may be ending
     query.stop()
-    wait_until((job.folder / "ended").exists)
+    wait_until((connect_job.folder / "ended").exists)
     wait_until(lambda: not process.is_running())
-    job.run()
-    assert job.seen_once()
+    connect_job.run()
+    assert connect_job.seen_once()
 
 
-def test_a_client_that_starts_the_same_query_takes_it_over(job: Job, connect_server: ConnectServer) -> None:
+def test_a_client_that_starts_the_same_query_takes_it_over(connect_job: Job, connect_server: ConnectServer) -> None:
     """Spark stops the run that another client has started, because it is the same query."""
     writer = exactly_once(
-        job.feed.stream(job.session), FileSink("files", job.out), checkpoint=str(job.checkpoint), pipeline=job.pipeline
+        connect_job.feed.stream(connect_job.session),
+        FileSink("files", connect_job.out),
+        checkpoint=str(connect_job.checkpoint),
+        pipeline=connect_job.pipeline,
     )
-    job.feed.add()
+    connect_job.feed.add()
     first = writer.start()
-    wait_until(job.checkpoint.joinpath("commits/0").exists)
+    wait_until(connect_job.checkpoint.joinpath("commits/0").exists)
     other = connect_server.session()
-    second = Job(other, job.folder)
-    job.feed.add()
+    second = Job(other, connect_job.folder)
+    connect_job.feed.add()
     second.run()
     assert not first.isActive
-    assert job.seen_once()
+    assert connect_job.seen_once()
     other.stop()
 
 
-def test_two_queries_of_a_session_do_not_take_each_other_for_themselves(job: Job) -> None:
-    jobs = [Job(job.session, job.folder / name) for name in ("one", "two")]
+def test_two_queries_of_a_session_do_not_take_each_other_for_themselves(connect_job: Job) -> None:
+    jobs = [Job(connect_job.session, connect_job.folder / name) for name in ("one", "two")]
     for number, each in enumerate(jobs):
         each.pipeline = f"pipeline-{number}"
         each.feed.add(20 + number)
@@ -216,27 +223,32 @@ def test_two_queries_of_a_session_do_not_take_each_other_for_themselves(job: Job
     assert all(each.seen_once() for each in jobs)
 
 
-def test_the_checkpoint_counts_that_the_writer_has_when_it_is_started(job: Job) -> None:
-    job.feed.add()
+def test_the_checkpoint_counts_that_the_writer_has_when_it_is_started(connect_job: Job) -> None:
+    connect_job.feed.add()
     writer = exactly_once(
-        job.feed.stream(job.session), FileSink("files", job.out), checkpoint=str(job.checkpoint), pipeline=job.pipeline
+        connect_job.feed.stream(connect_job.session),
+        FileSink("files", connect_job.out),
+        checkpoint=str(connect_job.checkpoint),
+        pipeline=connect_job.pipeline,
     )
-    elsewhere = job.folder / "elsewhere"
+    elsewhere = connect_job.folder / "elsewhere"
     writer.trigger(availableNow=True).option("checkpointLocation", str(elsewhere)).start().awaitTermination()
     assert (elsewhere / "onceward").exists()
-    assert not job.checkpoint.exists()
-    assert job.seen_once()
+    assert not connect_job.checkpoint.exists()
+    assert connect_job.seen_once()
 
 
-def test_the_sessions_folder_of_checkpoints_needs_the_name_of_the_query(job: Job) -> None:
-    job.feed.add()
-    job.session.conf.set("spark.sql.streaming.checkpointLocation", str(job.folder / "all"))
-    writer = exactly_once(job.feed.stream(job.session), FileSink("files", job.out), pipeline="p")
+def test_the_sessions_folder_of_checkpoints_needs_the_name_of_the_query(connect_job: Job) -> None:
+    connect_job.feed.add()
+    connect_job.session.conf.set("spark.sql.streaming.checkpointLocation", str(connect_job.folder / "all"))
+    writer = exactly_once(
+        connect_job.feed.stream(connect_job.session), FileSink("files", connect_job.out), pipeline="p"
+    )
     with pytest.raises(ConfigurationError, match="queryName"):
         writer.start()
     writer.trigger(availableNow=True).start(queryName="words").awaitTermination()
-    assert (job.folder / "all/words/onceward").exists()
-    assert job.seen_once()
+    assert (connect_job.folder / "all/words/onceward").exists()
+    assert connect_job.seen_once()
 
 
 def test_a_checkpoint_read_through_the_session_is_the_same_text(session: SparkSession, tmp_path: Path) -> None:
@@ -249,18 +261,22 @@ def test_a_checkpoint_read_through_the_session_is_the_same_text(session: SparkSe
 
 
 def test_a_checkpoint_that_only_spark_can_read_is_read_through_the_session(
-    job: Job, monkeypatch: pytest.MonkeyPatch
+    connect_job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("onceward.connectors.spark.session.connect.local_path", lambda _: None)
-    job.feed.add()
-    query = job.feed.stream(job.session).writeStream.format("noop").option("checkpointLocation", str(job.checkpoint))
+    connect_job.feed.add()
+    query = (
+        connect_job.feed.stream(connect_job.session)
+        .writeStream.format("noop")
+        .option("checkpointLocation", str(connect_job.checkpoint))
+    )
     running = query.start()
-    asked = ConnectSession(job.session, f"file:{job.checkpoint}")  # type: ignore[arg-type]
-    wait_until((job.checkpoint / "offsets/0").exists)
+    asked = ConnectSession(connect_job.session, f"file:{connect_job.checkpoint}")  # type: ignore[arg-type]
+    wait_until((connect_job.checkpoint / "offsets/0").exists)
     run = asked.current_run(None)
     assert (run.query, run.run) == (str(running.id), str(running.runId))
-    offsets = asked.reader()(f"file:{job.checkpoint}/offsets/0")
-    assert offsets == (job.checkpoint / "offsets/0").read_text()
+    offsets = asked.reader()(f"file:{connect_job.checkpoint}/offsets/0")
+    assert offsets == (connect_job.checkpoint / "offsets/0").read_text()
     running.stop()
     with pytest.raises(ConfigurationError, match="does not run in this session"):
         asked.current_run(None)
@@ -292,80 +308,80 @@ def test_the_plan_is_that_of_the_server(session: SparkSession, tmp_path: Path) -
     assert not plan_of(rate.selectExpr("hidden(value) AS v")).only_writes()
 
 
-def test_select_and_where_are_checked_as_in_a_classic_session(job: Job) -> None:
-    job.feed.add()
+def test_select_and_where_are_checked_as_in_a_classic_session(connect_job: Job) -> None:
+    connect_job.feed.add()
     for select, where in (
         (["max(id) AS id"], None),
         (["row_number() OVER (ORDER BY id) AS id"], None),
         (None, "max(id) > 1"),
     ):
         with pytest.raises(ConfigurationError, match="row by row"):
-            job.start(None, FileSink("files", job.out, select=select, where=where))
+            connect_job.start(None, FileSink("files", connect_job.out, select=select, where=where))
     with pytest.raises(SchemaError, match="nothing"):
-        job.start(None, FileSink("files", job.out, select=["nothing"]))
-    job.run(None, FileSink("files", job.out, select=["id", "word AS w"], where="id % 2 = 0"))
-    assert job.ids() == Counter(range(0, 20, 2))
+        connect_job.start(None, FileSink("files", connect_job.out, select=["nothing"]))
+    connect_job.run(None, FileSink("files", connect_job.out, select=["id", "word AS w"], where="id % 2 = 0"))
+    assert connect_job.ids() == Counter(range(0, 20, 2))
 
 
-def test_what_the_server_refuses_is_an_error_of_start(job: Job) -> None:
-    job.feed.add()
+def test_what_the_server_refuses_is_an_error_of_start(connect_job: Job) -> None:
+    connect_job.feed.add()
     unreachable = PostgresSink("table", dsn="postgresql://nobody@127.0.0.1:1/nowhere?connect_timeout=2", table="t")
     with pytest.raises(SparkConnectException, match=r"127\.0\.0\.1"):
-        job.start(None, unreachable)
-    job.run()
+        connect_job.start(None, unreachable)
+    connect_job.run()
     with pytest.raises(SparkConnectException, match="belongs to pipeline"):
-        job.start(pipeline="another")
+        connect_job.start(pipeline="another")
 
 
-def test_another_version_on_the_server_is_named(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_on_the_server_is_named(connect_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onceward, "__version__", "0.0.7")
     with pytest.raises(SparkConnectException, match=r"onceward is 0\.0\.7 on the client and"):
-        job.start()
+        connect_job.start()
 
 
 def test_a_module_of_the_client_alone_is_named_and_can_travel(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    connect_job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "only_here.py").write_text("def tell(epoch, about):\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     import only_here
     from pyspark import cloudpickle
 
-    job.feed.add()
-    job.session.addArtifacts(str(tmp_path / "only_here.py"), pyfile=True)
+    connect_job.feed.add()
+    connect_job.session.addArtifacts(str(tmp_path / "only_here.py"), pyfile=True)
     with pytest.raises(SparkConnectException, match=r"register_pickle_by_value\(only_here\)"):
-        job.start(on_complete=only_here.tell)
+        connect_job.start(on_complete=only_here.tell)
     cloudpickle.register_pickle_by_value(only_here)
     try:
-        job.run(on_complete=only_here.tell)
+        connect_job.run(on_complete=only_here.tell)
     finally:
         cloudpickle.unregister_pickle_by_value(only_here)
-    assert job.seen_once()
+    assert connect_job.seen_once()
 
 
-def test_what_cannot_work_is_refused_before_the_server_is_asked(job: Job) -> None:
-    job.feed.add()
+def test_what_cannot_work_is_refused_before_the_server_is_asked(connect_job: Job) -> None:
+    connect_job.feed.add()
     with pytest.raises(ConfigurationError, match="absolute path or a URL"):
-        job.start(checkpoint="checkpoint")
+        connect_job.start(checkpoint="checkpoint")
     with pytest.raises(ConfigurationError, match="checkpoint is empty"):
-        job.start(checkpoint=" ")
+        connect_job.start(checkpoint=" ")
     with pytest.raises(ConfigurationError, match="cannot be sent"):
-        job.start(store=_unpicklable())
-    stream, sink = job.feed.stream(job.session), FileSink("files", job.out)
+        connect_job.start(store=_unpicklable())
+    stream, sink = connect_job.feed.stream(connect_job.session), FileSink("files", connect_job.out)
     writer = exactly_once(stream, sink, pipeline="p")
     with pytest.raises(ConfigurationError, match="no checkpoint"):
         writer.start()
-    writer = exactly_once(stream, sink, pipeline="p", checkpoint=str(job.checkpoint))
+    writer = exactly_once(stream, sink, pipeline="p", checkpoint=str(connect_job.checkpoint))
     with pytest.raises(ConfigurationError, match="asynchronous progress"):
         writer.option("asyncProgressTrackingEnabled", "true").start()
     with pytest.raises(ConfigurationError, match="would replace"):
         writer.start("/path")
     with pytest.raises(ConfigurationError, match="would replace"):
         writer.toTable("t")
-    writer = exactly_once(stream, sink, pipeline="p", checkpoint=str(job.checkpoint))
+    writer = exactly_once(stream, sink, pipeline="p", checkpoint=str(connect_job.checkpoint))
     with pytest.raises(ConfigurationError, match="real-time mode"):
         writer.trigger(realTime="5 seconds").start()
-    assert not job.checkpoint.exists()
+    assert not connect_job.checkpoint.exists()
 
 
 def _unpicklable() -> Any:
@@ -382,10 +398,12 @@ def _unpicklable() -> Any:
     return Store()
 
 
-def test_output_mode_complete_is_refused_where_a_sink_cannot_write_all_again(job: Job) -> None:
-    job.feed.add()
-    totals = job.feed.stream(job.session).groupBy("word").count()
-    writer = exactly_once(totals, FileSink("files", job.out), checkpoint=str(job.checkpoint), pipeline="p")
+def test_output_mode_complete_is_refused_where_a_sink_cannot_write_all_again(connect_job: Job) -> None:
+    connect_job.feed.add()
+    totals = connect_job.feed.stream(connect_job.session).groupBy("word").count()
+    writer = exactly_once(
+        totals, FileSink("files", connect_job.out), checkpoint=str(connect_job.checkpoint), pipeline="p"
+    )
     query = writer.outputMode("complete").trigger(availableNow=True).start()
     with pytest.raises(StreamingQueryException, match="complete"):
         query.awaitTermination()

@@ -27,19 +27,12 @@ from onceward.core.log import LogWriter, open_store, read
 from .spark_kit import JSON, Job, crash_at, ids_in_table, ids_in_topic, make_table, once, prepared_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from onceward.testing.services import KafkaServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.postgres]
-
-
-@pytest.fixture
-def job(spark: SparkSession, tmp_path: Path, kafka: KafkaServer, topic: Callable[..., str], dsn: str) -> Job:
-    return Job(spark, tmp_path, kafka, topic(partitions=2), dsn)
 
 
 def test_each_record_takes_effect_once_in_both_targets_across_a_clean_restart(job: Job) -> None:

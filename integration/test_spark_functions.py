@@ -16,7 +16,7 @@ from onceward.core.errors import ConfigurationError, EpochConflictError, SchemaE
 from onceward.core.log import DirectoryStore, read
 from onceward.core.run.handover import Successor
 
-from .spark_kit import Feed
+from .spark_kit import Feed, finish
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,11 +48,7 @@ class Job:
     def run(self, *outputs: Any, frame: DataFrame | None = None, mode: str = "append") -> None:
         frame = self.feed.stream(self.spark) if frame is None else frame
         writer = exactly_once(frame, *outputs, checkpoint=str(self.folder / "checkpoint"), pipeline=self.pipeline)
-        query = writer.outputMode(mode).trigger(availableNow=True).start()
-        try:
-            query.awaitTermination()
-        finally:
-            query.stop()
+        finish(writer.outputMode(mode).trigger(availableNow=True).start())
 
     def run_batches(self, body: Callable[[DataFrame, Any], None], handler: ForeachBatch, frame: DataFrame) -> None:
         def write(batch: DataFrame, number: int) -> None:
@@ -88,28 +84,28 @@ class Job:
 
 
 @pytest.fixture
-def job(spark: SparkSession, tmp_path: Path) -> Job:
+def views_job(spark: SparkSession, tmp_path: Path) -> Job:
     return Job(spark, tmp_path)
 
 
-def test_a_view_of_the_batch_is_not_looked_for_in_the_programs_session(job: Job) -> None:
+def test_a_view_of_the_batch_is_not_looked_for_in_the_programs_session(views_job: Job) -> None:
     """Plain foreachBatch raises TABLE_OR_VIEW_NOT_FOUND."""
 
     def by_program(batch: DataFrame) -> DataFrame:
         batch.createOrReplaceTempView("updates")
-        return job.spark.sql("SELECT word, count(*) AS rows FROM updates GROUP BY word")
+        return views_job.spark.sql("SELECT word, count(*) AS rows FROM updates GROUP BY word")
 
     with pytest.raises(SchemaError, match="updates"):
-        job.run(Output(job.sink("counts"), by_program))
-    assert not job.spark.catalog.tableExists("updates")
-    job.spark.range(1).selectExpr("'old' AS word").createOrReplaceTempView("updates")
+        views_job.run(Output(views_job.sink("counts"), by_program))
+    assert not views_job.spark.catalog.tableExists("updates")
+    views_job.spark.range(1).selectExpr("'old' AS word").createOrReplaceTempView("updates")
     try:
         with pytest.raises(ConfigurationError, match=r"does not read the micro-batch.*batch\.sparkSession"):
-            job.run(job.sink("all"), Output(job.sink("counts"), by_program))
-        assert job.spark.table("updates").collect()[0].word == "old"
+            views_job.run(views_job.sink("all"), Output(views_job.sink("counts"), by_program))
+        assert views_job.spark.table("updates").collect()[0].word == "old"
     finally:
-        job.spark.catalog.dropTempView("updates")
-    assert job.rows("all") == []
+        views_job.spark.catalog.dropTempView("updates")
+    assert views_job.rows("all") == []
 
 
 def by_view(batch: DataFrame) -> DataFrame:
@@ -132,14 +128,14 @@ def by_cache(batch: DataFrame) -> DataFrame:
 
 
 @pytest.mark.parametrize("function", [by_view, by_subquery, by_table_expression, by_cache])
-def test_what_reads_the_batch_in_any_way_is_written(job: Job, function: Function) -> None:
-    job.feed.add()
-    job.run(Output(job.sink("rows"), function))
-    assert sorted(row["id"] for row in job.rows("rows")) == list(range(job.feed.rows))
-    job.spark.catalog.clearCache()
+def test_what_reads_the_batch_in_any_way_is_written(views_job: Job, function: Function) -> None:
+    views_job.feed.add()
+    views_job.run(Output(views_job.sink("rows"), function))
+    assert sorted(row["id"] for row in views_job.rows("rows")) == list(range(views_job.feed.rows))
+    views_job.spark.catalog.clearCache()
 
 
-def test_a_result_of_another_call_is_refused(job: Job) -> None:
+def test_a_result_of_another_call_is_refused(views_job: Job) -> None:
     kept: list[DataFrame] = []
 
     def once(batch: DataFrame) -> DataFrame:
@@ -148,35 +144,35 @@ def test_a_result_of_another_call_is_refused(job: Job) -> None:
         return kept[0]
 
     with pytest.raises(StreamingQueryException, match="does not read the micro-batch"):
-        job.run(job.sink("all"), Output(job.sink("counts"), once))
-    assert (job.rows("all"), job.rows("counts")) == ([], [])
+        views_job.run(views_job.sink("all"), Output(views_job.sink("counts"), once))
+    assert (views_job.rows("all"), views_job.rows("counts")) == ([], [])
 
 
-def test_what_is_made_elsewhere_is_written_if_the_output_says_so(job: Job) -> None:
+def test_what_is_made_elsewhere_is_written_if_the_output_says_so(views_job: Job) -> None:
     def collected(batch: DataFrame) -> DataFrame:
         return batch.sparkSession.createDataFrame([(batch.count(),)], "rows long")
 
     with pytest.raises(ConfigurationError, match="reads_batch=False"):
-        job.run(Output(job.sink("counts"), collected))
-    job.run(Output(job.sink("counts"), collected, reads_batch=False))
-    assert job.rows("counts") == [{"rows": 20}]
+        views_job.run(Output(views_job.sink("counts"), collected))
+    views_job.run(Output(views_job.sink("counts"), collected, reads_batch=False))
+    assert views_job.rows("counts") == [{"rows": 20}]
 
 
-def test_the_call_that_describes_leaves_nothing_persisted(job: Job) -> None:
+def test_the_call_that_describes_leaves_nothing_persisted(views_job: Job) -> None:
     def caching(batch: DataFrame) -> DataFrame:
         batch.persist()
         batch.sparkSession.conf.set("onceward.test.described", "yes")
         return batch.select("id").persist().groupBy("id").count()
 
-    assert job.keeps_nothing()
+    assert views_job.keeps_nothing()
     exactly_once(
-        job.feed.stream(job.spark),
-        Output(job.sink("rows"), caching),
-        checkpoint=str(job.folder / "checkpoint"),
-        pipeline=job.pipeline,
+        views_job.feed.stream(views_job.spark),
+        Output(views_job.sink("rows"), caching),
+        checkpoint=str(views_job.folder / "checkpoint"),
+        pipeline=views_job.pipeline,
     )
-    assert job.keeps_nothing()
-    assert job.spark.conf.get("onceward.test.described", None) is None
+    assert views_job.keeps_nothing()
+    assert views_job.spark.conf.get("onceward.test.described", None) is None
 
 
 def twice(batch: DataFrame) -> DataFrame:
@@ -202,31 +198,31 @@ def released(batch: DataFrame) -> DataFrame:
 @pytest.mark.parametrize("function", [twice, joined, counted_first, released])
 @pytest.mark.parametrize("others", [(), ("plain",)])
 def test_a_function_that_reads_the_batch_twice_sees_one_value_of_each_row(
-    job: Job, function: Function, others: tuple[str, ...]
+    views_job: Job, function: Function, others: tuple[str, ...]
 ) -> None:
-    job.run(Output(job.sink("rows"), function), *map(job.sink, others), frame=job.marked())
-    marks = job.marks("rows", *others)
-    assert len(marks) == job.feed.rows
+    views_job.run(Output(views_job.sink("rows"), function), *map(views_job.sink, others), frame=views_job.marked())
+    marks = views_job.marks("rows", *others)
+    assert len(marks) == views_job.feed.rows
     assert all(len(values) == 1 for values in marks.values()), marks
-    assert job.keeps_nothing()
+    assert views_job.keeps_nothing()
 
 
-def test_a_block_that_writes_two_frames_into_one_sink_sees_one_value_of_each_row(job: Job) -> None:
-    sink = job.sink("rows")
+def test_a_block_that_writes_two_frames_into_one_sink_sees_one_value_of_each_row(views_job: Job) -> None:
+    sink = views_job.sink("rows")
 
     def write(batch: DataFrame, epoch: Any) -> None:
         epoch.write(batch, sink)
         epoch.write(batch.where("id >= 0"), sink)
 
-    job.run_batches(write, ForeachBatch(sink, pipeline=job.pipeline), job.marked())
-    assert len(job.rows("rows")) == 2 * job.feed.rows
-    assert all(len(values) == 1 for values in job.marks("rows").values())
+    views_job.run_batches(write, ForeachBatch(sink, pipeline=views_job.pipeline), views_job.marked())
+    assert len(views_job.rows("rows")) == 2 * views_job.feed.rows
+    assert all(len(values) == 1 for values in views_job.marks("rows").values())
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_block_that_releases_what_it_writes_is_refused(job: Job, late: bool) -> None:
-    one, two = job.sink("one"), job.sink("two")
-    handler = ForeachBatch(one, two, pipeline=job.pipeline)
+def test_a_block_that_releases_what_it_writes_is_refused(views_job: Job, late: bool) -> None:
+    one, two = views_job.sink("one"), views_job.sink("two")
+    handler = ForeachBatch(one, two, pipeline=views_job.pipeline)
     mark = sf.udf(lambda _: uuid.uuid4().hex, "string").asNondeterministic()
     kept: list[DataFrame] = []
 
@@ -240,20 +236,20 @@ def test_a_block_that_releases_what_it_writes_is_refused(job: Job, late: bool) -
         kept[-1].unpersist()
 
     query = (
-        job.feed.stream(job.spark)
+        views_job.feed.stream(views_job.spark)
         .writeStream.foreachBatch(write)
-        .option("checkpointLocation", str(job.folder / "checkpoint"))
+        .option("checkpointLocation", str(views_job.folder / "checkpoint"))
         .trigger(availableNow=True)
         .start()
     )
     if not late:
         with pytest.raises(StreamingQueryException, match=r"unpersist\(\) was called before the end of the block"):
             query.awaitTermination()
-        assert job.rows("one") == job.rows("two") == []
+        assert views_job.rows("one") == views_job.rows("two") == []
         return
     query.awaitTermination()
-    marks = job.marks("one", "two")
-    assert len(marks) == job.feed.rows
+    marks = views_job.marks("one", "two")
+    assert len(marks) == views_job.feed.rows
     assert all(len(values) == 1 for values in marks.values())
 
 
@@ -268,47 +264,56 @@ def one_row(batch: DataFrame) -> DataFrame:
 @pytest.mark.parametrize("function", [nothing, one_row])
 @pytest.mark.parametrize("by_block", [False, True])
 def test_a_query_that_keeps_state_goes_on_after_an_epoch_of_which_its_output_read_nothing(
-    job: Job, function: Function, by_block: bool
+    views_job: Job, function: Function, by_block: bool
 ) -> None:
     """Else the state store lacks a version of the partitions that no job computed."""
     for turn in range(3):
-        counts = job.feed.stream(job.spark).groupBy("word").count()
+        counts = views_job.feed.stream(views_job.spark).groupBy("word").count()
         own = function if turn == 1 else lambda batch: batch
         if by_block:
-            handler = ForeachBatch(Output(job.sink("counts"), own), pipeline=job.pipeline)
+            handler = ForeachBatch(Output(views_job.sink("counts"), own), pipeline=views_job.pipeline)
             query = (
                 counts.writeStream.outputMode("update")
                 .foreachBatch(handler)
-                .option("checkpointLocation", str(job.folder / "checkpoint"))
+                .option("checkpointLocation", str(views_job.folder / "checkpoint"))
                 .trigger(availableNow=True)
                 .start()
             )
             query.awaitTermination()
         else:
-            job.run(Output(job.sink("counts"), own), frame=counts, mode="update")
-        job.feed.add()
+            views_job.run(Output(views_job.sink("counts"), own), frame=counts, mode="update")
+        views_job.feed.add()
     newest: dict[str, int] = {}
-    for row in job.rows("counts"):
+    for row in views_job.rows("counts"):
         newest[row["word"]] = max(newest.get(row["word"], 0), row["count"])
     assert sum(newest.values()) == 60
 
 
 @pytest.mark.parametrize("as_argument", [False, True])
 def test_a_start_that_spark_refuses_takes_nothing_over(
-    job: Job, monkeypatch: pytest.MonkeyPatch, as_argument: bool
+    views_job: Job, monkeypatch: pytest.MonkeyPatch, as_argument: bool
 ) -> None:
     warmed: list[Any] = []
     monkeypatch.setattr(handler, "warm_up", lambda *_: warmed.append(True))  # the first step of a hand-over
-    counts = job.feed.stream(job.spark).groupBy("word").count()
-    options: dict[str, Any] = {"checkpoint": str(job.folder / "checkpoint"), "pipeline": job.pipeline, "take_over": 30}
-    writer = exactly_once(counts, job.sink("counts"), **options)
+    counts = views_job.feed.stream(views_job.spark).groupBy("word").count()
+    options: dict[str, Any] = {
+        "checkpoint": str(views_job.folder / "checkpoint"),
+        "pipeline": views_job.pipeline,
+        "take_over": 30,
+    }
+    writer = exactly_once(counts, views_job.sink("counts"), **options)
     with pytest.raises(AnalysisException, match="Invalid streaming output mode: append"):
         writer.start(outputMode="append") if as_argument else writer.start()
     assert warmed == []
-    query = exactly_once(counts, job.sink("counts"), **options).outputMode("update").trigger(availableNow=True).start()
+    query = (
+        exactly_once(counts, views_job.sink("counts"), **options)
+        .outputMode("update")
+        .trigger(availableNow=True)
+        .start()
+    )
     query.awaitTermination()
     assert warmed == [True]
-    assert sum(row["count"] for row in job.rows("counts")) == 20
+    assert sum(row["count"] for row in views_job.rows("counts")) == 20
 
 
 class Unready(FileSink):
@@ -330,26 +335,33 @@ REFUSED: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 
 @pytest.mark.parametrize("why", REFUSED)
-def test_no_start_that_is_refused_ends_a_run_that_works(job: Job, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+def test_no_start_that_is_refused_ends_a_run_that_works(
+    views_job: Job, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
     """Nobody is asked to end, and START is not put."""
-    job.run(job.sink("words"))
-    store = DirectoryStore(job.folder / "checkpoint/onceward")
+    views_job.run(views_job.sink("words"))
+    store = DirectoryStore(views_job.folder / "checkpoint/onceward")
     log, keys = read(store), store.list_keys()
     monkeypatch.setattr(Successor, "take", lambda *_: pytest.fail("it asks the other driver to end"))
     match, change = REFUSED[why]
-    frame, sink = job.feed.stream(job.spark), job.sink("words")
+    frame, sink = views_job.feed.stream(views_job.spark), views_job.sink("words")
     checkpoint, place = "checkpoint", None
     if "mode" in why:
         frame = frame.groupBy("word").count()
     if "not ready" in why:
-        sink = Unready("words", job.folder / "words")
+        sink = Unready("words", views_job.folder / "words")
     if "checkpoint" in why:
         checkpoint, place = "other", store
     writer = exactly_once(
-        frame, sink, checkpoint=str(job.folder / checkpoint), pipeline=job.pipeline, store=place, take_over=30
+        frame,
+        sink,
+        checkpoint=str(views_job.folder / checkpoint),
+        pipeline=views_job.pipeline,
+        store=place,
+        take_over=30,
     )
-    taken = job.feed.stream(job.spark).writeStream.format("noop").queryName("taken")
-    other = taken.option("checkpointLocation", str(job.folder / "taken")).start() if "taken" in why else None
+    taken = views_job.feed.stream(views_job.spark).writeStream.format("noop").queryName("taken")
+    other = taken.option("checkpointLocation", str(views_job.folder / "taken")).start() if "taken" in why else None
     try:
         with pytest.raises((ConfigurationError, EpochConflictError), match=match):
             change(writer).start()
@@ -359,24 +371,24 @@ def test_no_start_that_is_refused_ends_a_run_that_works(job: Job, monkeypatch: p
     assert (read(store).start, store.list_keys()) == (log.start, keys)
 
 
-def test_a_foreach_batch_whose_target_is_not_ready_ends_no_run_that_works(job: Job) -> None:
-    frame = job.feed.stream(job.spark)
-    checkpoint = str(job.folder / "checkpoint")
+def test_a_foreach_batch_whose_target_is_not_ready_ends_no_run_that_works(views_job: Job) -> None:
+    frame = views_job.feed.stream(views_job.spark)
+    checkpoint = str(views_job.folder / "checkpoint")
 
     def run(sink: FileSink) -> None:
         query = (
-            frame.writeStream.foreachBatch(ForeachBatch(sink, pipeline=job.pipeline))
+            frame.writeStream.foreachBatch(ForeachBatch(sink, pipeline=views_job.pipeline))
             .option("checkpointLocation", checkpoint)
             .trigger(availableNow=True)
             .start()
         )
         query.awaitTermination()
 
-    run(job.sink("words"))
-    job.feed.add()
-    start = read(DirectoryStore(job.folder / "checkpoint/onceward")).start
+    run(views_job.sink("words"))
+    views_job.feed.add()
+    start = read(DirectoryStore(views_job.folder / "checkpoint/onceward")).start
     with pytest.raises(StreamingQueryException, match="no such column"):
-        run(Unready("words", job.folder / "words"))
-    assert read(DirectoryStore(job.folder / "checkpoint/onceward")).start == start
-    run(job.sink("words"))
-    assert sorted(row["id"] for row in job.rows("words")) == list(range(job.feed.rows))
+        run(Unready("words", views_job.folder / "words"))
+    assert read(DirectoryStore(views_job.folder / "checkpoint/onceward")).start == start
+    run(views_job.sink("words"))
+    assert sorted(row["id"] for row in views_job.rows("words")) == list(range(views_job.feed.rows))

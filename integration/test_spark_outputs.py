@@ -21,7 +21,7 @@ from onceward.core.kit.crash_points import Step
 from onceward.core.log import open_store, read
 
 from .kafka_kit import read_all
-from .spark_kit import Feed, crash_at, prepared_in
+from .spark_kit import Feed, crash_at, finish, prepared_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,11 +66,7 @@ class Job:
     def run(self, *outputs: Any, **options: Any) -> None:
         frame = self.feed.stream(self.spark).withColumn("mark", sf.expr(self.mark))
         options = {"checkpoint": str(self.folder / "checkpoint"), "pipeline": self.pipeline, **options}
-        query = exactly_once(frame, *(outputs or self.outputs()), **options).trigger(availableNow=True).start()
-        try:
-            query.awaitTermination()
-        finally:
-            query.stop()
+        finish(exactly_once(frame, *(outputs or self.outputs()), **options).trigger(availableNow=True).start())
 
     def rows(self, statement: str) -> list[tuple[Any, ...]]:
         with psycopg.connect(self.dsn) as connection:
@@ -110,11 +106,6 @@ class Job:
     def kept(self) -> int:
         """How many DataFrames are persisted in the session."""
         return int(self.spark.sparkContext._jsc.getPersistentRDDs().size())  # type: ignore[attr-defined]
-
-
-@pytest.fixture
-def job(spark: SparkSession, tmp_path: Path, kafka: KafkaServer, topic: Callable[..., str], dsn: str) -> Job:
-    return Job(spark, tmp_path, kafka, topic(partitions=2), dsn)
 
 
 @pytest.mark.parametrize("persist", ["DISK_ONLY", "MEMORY_AND_DISK"])

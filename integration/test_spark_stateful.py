@@ -25,7 +25,7 @@ from pyspark.sql import functions as sf
 from onceward import FileSink, SqlAlchemySink, exactly_once
 from onceward.core.kit.crash_points import Step
 
-from .spark_kit import crash_at
+from .spark_kit import crash_at, finish
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -250,11 +250,7 @@ class Job:
             sink = SqlAlchemySink("table", url=url, table="numbers", mode="upsert", key=["word"])
         frame = self.case.query(self.events(), self.events())
         writer = exactly_once(frame, sink, checkpoint=str(self.folder / "checkpoint"), pipeline="stateful")
-        query = writer.outputMode(self.case.mode).trigger(availableNow=True).start()
-        try:
-            query.awaitTermination()
-        finally:
-            query.stop()
+        finish(writer.outputMode(self.case.mode).trigger(availableNow=True).start())
 
     def written(self) -> Sequence[tuple[Any, ...]]:
         if self.case.mode == "append":
@@ -265,7 +261,7 @@ class Job:
 
 
 @pytest.fixture
-def job(spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
+def stateful_job(spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
     case: Case = CASES[request.param]
     if case.needs and not hasattr(DataFrame, case.needs) and not hasattr(_grouped(), case.needs):
         pytest.skip(f"this pyspark has no {case.needs}")
@@ -285,17 +281,19 @@ def _grouped() -> type:
     return GroupedData
 
 
-@pytest.mark.parametrize("job", CASES, indirect=True)
-def test_a_stateful_query_that_dies_in_the_middle_gives_each_result_once(job: Job) -> None:
+@pytest.mark.parametrize("stateful_job", CASES, indirect=True)
+def test_a_stateful_query_that_dies_in_the_middle_gives_each_result_once(stateful_job: Job) -> None:
     """First before a decision, so that the batch is computed again; then after the commit, so that it is replayed."""
-    job.feed(1)
-    job.run()
-    job.feed(2)
+    stateful_job.feed(1)
+    stateful_job.run()
+    stateful_job.feed(2)
     for step in (Step.DECIDE_BEFORE, Step.COMPLETE_AFTER):
         with crash_at(step), pytest.raises(StreamingQueryException):
-            job.run()
-    job.feed(1)
-    job.run()
-    written = job.written()
+            stateful_job.run()
+    stateful_job.feed(1)
+    stateful_job.run()
+    written = stateful_job.written()
     assert len(written) == len(set(written))
-    assert {row for row in written if not LAST & {*row}} == {row for row in job.case.expected if not LAST & {*row}}
+    assert {row for row in written if not LAST & {*row}} == {
+        row for row in stateful_job.case.expected if not LAST & {*row}
+    }

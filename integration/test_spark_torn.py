@@ -22,8 +22,9 @@ from onceward.core.operations.history import given_up
 from onceward.core.operations.log_locations import Log
 from onceward.testing.proxy import Proxy
 
+from . import spark_kit
 from .format_driver import JSON
-from .spark_kit import Job, crash_at, ids_in_table, ids_in_topic, make_table, once, prepared_in
+from .spark_kit import crash_at, ids_in_table, ids_in_topic, make_table, once, prepared_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,8 +39,12 @@ DRIVER = str(Path(__file__).with_name("format_driver.py"))
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.postgres]
 
 
-class TornJob(Job):
-    """A job whose driver has died after a decision."""
+class Job(spark_kit.Job):
+    """A job with rows to read, whose driver has died after a decision."""
+
+    def __init__(self, *services: Any) -> None:
+        super().__init__(*services)
+        self.feed.add()
 
     @property
     def log(self) -> Log:
@@ -65,15 +70,8 @@ class TornJob(Job):
         return [record.action for record in given_up(self.log)]
 
 
-@pytest.fixture
-def job(spark: SparkSession, tmp_path: Path, kafka: KafkaServer, topic: Callable[..., str], dsn: str) -> TornJob:
-    job = TornJob(spark, tmp_path, kafka, topic(partitions=2), dsn)
-    job.feed.add()
-    return job
-
-
 @pytest.mark.parametrize("lost", ["topic", "table"])
-def test_43_an_epoch_of_which_nothing_is_visible_is_written_again(job: TornJob, lost: str) -> None:
+def test_43_an_epoch_of_which_nothing_is_visible_is_written_again(job: Job, lost: str) -> None:
     """Kafka ended its transactions, or an operator rolled back a table's, while the driver was down."""
     decided = job.die_at(Step.DECIDE_AFTER)
     for committable in decided[lost]:
@@ -90,7 +88,7 @@ def test_43_an_epoch_of_which_nothing_is_visible_is_written_again(job: TornJob, 
     assert job.actions() == ["replay"]
 
 
-def test_14_what_is_lost_of_a_visible_epoch_is_written_again_and_nothing_else(job: TornJob) -> None:
+def test_14_what_is_lost_of_a_visible_epoch_is_written_again_and_nothing_else(job: Job) -> None:
     decided = job.die_at(Step.COMMIT_AFTER)
     assert ids_in_topic(job.servers, job.topic) == once(job.feed.rows)
     for committable in decided["table"]:
@@ -101,7 +99,7 @@ def test_14_what_is_lost_of_a_visible_epoch_is_written_again_and_nothing_else(jo
     assert job.actions() == ["heal"]
 
 
-def test_14_one_lost_subtask_of_two_is_written_again(job: TornJob) -> None:
+def test_14_one_lost_subtask_of_two_is_written_again(job: Job) -> None:
     first, second = job.die_at(Step.DECIDE_AFTER)["topic"]
     assert job.sink("topic").commit(first).settled
     assert job.sink("topic").abort(second).done
@@ -110,7 +108,7 @@ def test_14_one_lost_subtask_of_two_is_written_again(job: TornJob) -> None:
     assert job.actions() == ["heal"]
 
 
-def test_a_query_that_computes_other_rows_heals_nothing_and_says_so(job: TornJob) -> None:
+def test_a_query_that_computes_other_rows_heals_nothing_and_says_so(job: Job) -> None:
     frame = job.feed.stream(job.spark).withColumn("word", sf.uuid())
     decided = job.die_at(Step.COMMIT_AFTER, frame)
     for committable in decided["table"]:
@@ -124,7 +122,7 @@ def test_a_query_that_computes_other_rows_heals_nothing_and_says_so(job: TornJob
     assert job.actions() == ["skip", "skip"]
 
 
-def test_a_query_goes_on_in_the_same_program_after_heals_and_after_one_that_was_refused(job: TornJob) -> None:
+def test_a_query_goes_on_in_the_same_program_after_heals_and_after_one_that_was_refused(job: Job) -> None:
     """Each run forgets what the one before it knew of the decision."""
 
     def frame(word: str) -> DataFrame:
@@ -144,7 +142,7 @@ def test_a_query_goes_on_in_the_same_program_after_heals_and_after_one_that_was_
     assert job.actions() == ["heal"] * 2
 
 
-class NestedJob(TornJob):
+class NestedJob(Job):
     """The table has a column that does not read back as it was written, so that `verify` leaves it out."""
 
     kind, value, key = "jsonb", "to_json(struct(word AS w))", None
@@ -196,7 +194,7 @@ def test_a_column_that_cannot_be_read_back_alike_is_compared_all_the_same(
     assert nested.actions() == []
 
 
-class TwiceJob(TornJob):
+class TwiceJob(Job):
     """The table gets two rows of each row, by a function that reads its micro-batch twice, so that it is kept."""
 
     @property
@@ -222,7 +220,7 @@ def test_the_order_of_an_upsert_stays_where_nothing_limits_the_number_of_tasks(
     assert job.actions() == ["heal"]
 
 
-def test_a_loss_in_a_running_query_is_healed_without_a_restart(job: TornJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_in_a_running_query_is_healed_without_a_restart(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody rolls the table's transactions back between the decision and their commit."""
     from onceward.core.checkpoint import commit
 
@@ -246,7 +244,7 @@ def test_a_loss_in_a_running_query_is_healed_without_a_restart(job: TornJob, mon
 class FormatJob:
     """A query through a format whose driver died after the decision; the same query then runs in the tests' session."""
 
-    def __init__(self, job: TornJob, environment: dict[str, str], form: str, **options: str) -> None:
+    def __init__(self, job: Job, environment: dict[str, str], form: str, **options: str) -> None:
         self.job, self.environment, self.form = job, environment, f"onceward-{form}"
         self.options = {"pipeline": job.pipeline, **options}
 
@@ -271,7 +269,7 @@ class FormatJob:
 
 
 def test_14_what_a_format_has_lost_of_a_visible_epoch_is_written_again_and_nothing_else(
-    job: TornJob, driver_environment: dict[str, str]
+    job: Job, driver_environment: dict[str, str]
 ) -> None:
     to_kafka = FormatJob(
         job, driver_environment, "kafka", **{"kafka.bootstrap.servers": job.servers, "topic": job.topic}
@@ -289,7 +287,7 @@ def test_14_what_a_format_has_lost_of_a_visible_epoch_is_written_again_and_nothi
 
 
 def test_43_what_a_format_has_lost_before_any_of_it_was_visible_is_written_again(
-    job: TornJob, driver_environment: dict[str, str]
+    job: Job, driver_environment: dict[str, str]
 ) -> None:
     to_table = FormatJob(job, driver_environment, "postgres", dsn=job.dsn, dbtable="words")
     first, _ = to_table.die_at(Step.DECIDE_AFTER)
@@ -301,7 +299,7 @@ def test_43_what_a_format_has_lost_before_any_of_it_was_visible_is_written_again
     assert job.actions() == ["replay"]
 
 
-class ProxiedJob(TornJob):
+class ProxiedJob(Job):
     """The table's server can be cut off, for the pipeline alone."""
 
     proxy: Proxy

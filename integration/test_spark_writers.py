@@ -13,7 +13,7 @@ import pytest
 from onceward import FileSink, KafkaSink, PostgresSink, exactly_once, register
 from onceward.connectors.spark.write.handler import EpochHandler
 
-from .spark_kit import Feed, ids_in_table, make_table, once
+from .spark_kit import Feed, finish, ids_in_table, make_table, once
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,11 +28,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.postgres]
 
 def run(frame: DataFrame, *sinks: Any, mode: str = "append", **options: Any) -> None:
     options["pipeline"] = f"words-{options['checkpoint'].split('/')[-2]}"[:60]
-    query = exactly_once(frame, *sinks, **options).outputMode(mode).trigger(availableNow=True).start()
-    try:
-        query.awaitTermination()
-    finally:
-        query.stop()
+    finish(exactly_once(frame, *sinks, **options).outputMode(mode).trigger(availableNow=True).start())
 
 
 def transactions(dsn: str) -> list[int]:

@@ -23,29 +23,20 @@ from . import postgres_kit
 from .postgres_kit import (
     SCHEMA,
     SCOPE,
+    WORDS,
     Database,
     context,
     expected,
-    fresh_database,
     words,
-    words_table,
     write,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from onceward.testing.services import PostgresServer
 
-pytestmark = pytest.mark.postgres
-
-
-@pytest.fixture
-def database(server: PostgresServer) -> Iterator[Database]:
-    with fresh_database(server) as fresh:
-        words_table(fresh)
-        yield fresh
-        close_idle()
+pytestmark = [pytest.mark.postgres, pytest.mark.tables(WORDS)]
 
 
 def make_sink(database: Database, how: str = "prepared", **settings: Any) -> SqlAlchemySink:

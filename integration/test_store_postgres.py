@@ -142,7 +142,7 @@ class TestPostgres(store_contract.ServerStoreContract):
         assert secret not in store.describe()
 
     @pytest.fixture
-    def server(self, postgres: PostgresServer) -> Server:
+    def store_server(self, postgres: PostgresServer) -> Server:
         return Server(postgres)
 
 

@@ -66,5 +66,5 @@ class TestS3(store_contract.ServerStoreContract):
         return url
 
     @pytest.fixture
-    def server(self, s3: S3Server) -> S3Server:
+    def store_server(self, s3: S3Server) -> S3Server:
         return s3

@@ -9,7 +9,8 @@ from uuid import uuid4
 
 import fsspec
 import pytest
-from tests.engine_kit import RunningSum, Slowly, Target, TargetSink, numbers, pipeline, reach, sums
+from tests.engine_kit import RunningSum, Slowly, numbers, pipeline, reach, sums
+from tests.sink_kit import Target, TargetSink
 
 from onceward.core import CheckpointConfig, FileBackend, RestartStrategy
 from onceward.core.checkpoint import CommitPolicy

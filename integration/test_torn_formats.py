@@ -19,7 +19,7 @@ from onceward.core.operations.history import given_up
 from onceward.core.operations.log_locations import Log
 
 from .dying_sinks import KINDS, mark_of
-from .spark_kit import Feed, ids_in_table, ids_in_topic, make_table, once, prepared_in
+from .spark_kit import Feed, finish, ids_in_table, ids_in_topic, make_table, once, prepared_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -68,11 +68,7 @@ class FormatJob:
     def stream(self, word: str = "the same", **options: str) -> None:
         options = {**self.options, "pipeline": "p", "checkpointLocation": str(self.folder / "checkpoint"), **options}
         writer = self.frame(word).writeStream.format("onceward").options(**options)
-        query = writer.trigger(availableNow=True).start()
-        try:
-            query.awaitTermination()
-        finally:
-            query.stop()
+        finish(writer.trigger(availableNow=True).start())
 
     def tear(self, log: Log, epoch: int) -> None:
         """Commit one subtask's rows of the decision that waits, and lose the other's."""
@@ -107,7 +103,7 @@ def services(kafka: KafkaServer, topic: Callable[..., str], dsn: str) -> tuple[s
 
 
 @pytest.fixture(params=ALL)
-def job(
+def format_job(
     request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, services: tuple[str, str, str]
 ) -> Iterator[FormatJob]:
     job = FormatJob(request.param, spark, tmp_path, services)
@@ -115,43 +111,43 @@ def job(
     mark_of(job.name).unlink(missing_ok=True)
 
 
-def test_torn_epochs_of_a_query_are_healed_one_after_the_other_in_the_same_session(job: FormatJob) -> None:
+def test_torn_epochs_of_a_query_are_healed_one_after_the_other_in_the_same_session(format_job: FormatJob) -> None:
     """The last heal is refused at first, because the query computes other rows, and done when they are the same."""
     for epoch in range(2):
-        job.feed.add()
-        mark_of(job.name).touch()
+        format_job.feed.add()
+        mark_of(format_job.name).touch()
         with pytest.raises(StreamingQueryException):
-            job.stream()
-        assert not mark_of(job.name).exists()
-        job.tear(job.log, epoch)
+            format_job.stream()
+        assert not mark_of(format_job.name).exists()
+        format_job.tear(format_job.log, epoch)
         if epoch == 1:
             for _ in range(2):
                 with pytest.raises(StreamingQueryException, match="lost cannot be written again"):
-                    job.stream("another")
-        job.stream()
-        assert job.ids() == once(job.feed.rows)
-    job.feed.add()
-    job.stream()
-    assert job.ids() == once(job.feed.rows)
-    assert job.actions() == ["heal"] * 2
+                    format_job.stream("another")
+        format_job.stream()
+        assert format_job.ids() == once(format_job.feed.rows)
+    format_job.feed.add()
+    format_job.stream()
+    assert format_job.ids() == once(format_job.feed.rows)
+    assert format_job.actions() == ["heal"] * 2
 
 
-def test_a_torn_batch_write_is_healed_by_its_next_run_with_the_same_rows_alone(job: FormatJob) -> None:
+def test_a_torn_batch_write_is_healed_by_its_next_run_with_the_same_rows_alone(format_job: FormatJob) -> None:
     def write(word: str = "the same") -> None:
-        rows = job.spark.range(20).repartition(2).selectExpr("id", f"'{word}' AS word")
-        rows = rows.selectExpr(JSON) if job.kind == "kafka" else rows
-        options = {"pipeline": "p", "runKey": "monday", "store": str(job.folder / "log")}
-        rows.write.format("onceward").options(**job.options, **options).mode("append").save()
+        rows = format_job.spark.range(20).repartition(2).selectExpr("id", f"'{word}' AS word")
+        rows = rows.selectExpr(JSON) if format_job.kind == "kafka" else rows
+        options = {"pipeline": "p", "runKey": "monday", "store": str(format_job.folder / "log")}
+        rows.write.format("onceward").options(**format_job.options, **options).mode("append").save()
 
-    mark_of(job.name).touch()
+    mark_of(format_job.name).touch()
     with pytest.raises(Exception, match="the driver dies here"):
         write()
-    [folder] = (job.folder / "log").iterdir()
+    [folder] = (format_job.folder / "log").iterdir()
     log = Log(folder.name, open_store(str(folder), pipeline=folder.name))
-    job.tear(log, 0)
+    format_job.tear(log, 0)
     with pytest.raises(Exception, match="lost cannot be written again"):
         write("another")
     for _ in range(2):
         write()
-        assert job.ids() == once(20)
+        assert format_job.ids() == once(20)
     assert [record.action for record in given_up(log)] == ["heal"]

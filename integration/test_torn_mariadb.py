@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onceward import KafkaSink, SqlAlchemySink
-from onceward.connectors.database.engines import close_idle
 from onceward.connectors.database.mariadb import Xid
 from onceward.core.contract.names import parse_transaction_name
 from onceward.core.kit.crash_points import Step
 from onceward.core.log import MemoryStore
 
 from .mariadb_kit import PROGRAM, running_mariadb
+from .postgres_kit import WORDS
 from .spark_kit import ids_in_topic, once
 from .sql_kit import MariaDatabase, maria_database
 from .torn_kit import Torn, die_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from onceward.core.contract.transaction import Committable
     from onceward.testing.services import KafkaServer
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.kafka,
     pytest.mark.slow,
+    pytest.mark.tables(WORDS),
     pytest.mark.skipif(PROGRAM is None, reason="MariaDB's server is not installed"),
 ]
 EPOCHS = 4
@@ -40,11 +42,8 @@ def server_url() -> Iterator[str]:
 
 
 @pytest.fixture
-def database(server_url: str) -> Iterator[MariaDatabase]:
-    with maria_database(server_url) as fresh:
-        fresh.run("CREATE TABLE words (id bigint PRIMARY KEY, word text)")
-        yield fresh
-        close_idle()
+def new_database(server_url: str) -> AbstractContextManager[MariaDatabase]:
+    return maria_database(server_url)
 
 
 def roll_back_by_hand(database: MariaDatabase, committable: Committable) -> None:

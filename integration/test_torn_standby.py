@@ -55,7 +55,7 @@ class TornPair:
 
 
 @pytest.fixture
-def job(kafka: KafkaServer, topic: Callable[..., str]) -> Iterator[TornPair]:
+def torn_pair(kafka: KafkaServer, topic: Callable[..., str]) -> Iterator[TornPair]:
     with running_server(**QUIET) as primary, running_standby(primary, **QUIET) as standby, ExitStack() as opened:
         yield TornPair(Pair(primary, standby, opened), kafka, topic())
 
@@ -69,31 +69,31 @@ def job(kafka: KafkaServer, topic: Callable[..., str]) -> Iterator[TornPair]:
         "one of two commits",
     ],
 )
-def test_a_standby_promoted_in_the_middle_of_a_heal_gets_each_row_once(job: TornPair, last: str) -> None:
+def test_a_standby_promoted_in_the_middle_of_a_heal_gets_each_row_once(torn_pair: TornPair, last: str) -> None:
     """The last that it has: it may still show as prepared what was lost, and lack what replaced it."""
-    named = job.torn.waiting()
-    job.torn.commit(*named["topic"])
+    named = torn_pair.torn.waiting()
+    torn_pair.torn.commit(*named["topic"])
     if last == "the lost transactions":
-        job.lag()
-    roll_back_by_hand(job.pair.primary.dsn, *named["table"])
+        torn_pair.lag()
+    roll_back_by_hand(torn_pair.pair.primary.dsn, *named["table"])
     if last == "their loss":
-        job.lag()
-    coordinator = job.torn.opened()
+        torn_pair.lag()
+    coordinator = torn_pair.torn.opened()
 
     with die_at(Step.LOG_PUT_AFTER):
         assert coordinator.admit(1, input_of(1)) is Admission.HEAL
-        job.torn.run(coordinator, 1)
+        torn_pair.torn.run(coordinator, 1)
     if last == "all that was prepared again":
-        job.lag()
+        torn_pair.lag()
     if last == "one of two commits":
-        job.torn.commit(job.torn.named()["table"][0])
-        job.lag()
-        job.torn.commit(job.torn.named()["table"][1])
-    job.fail_over()
+        torn_pair.torn.commit(torn_pair.torn.named()["table"][0])
+        torn_pair.lag()
+        torn_pair.torn.commit(torn_pair.torn.named()["table"][1])
+    torn_pair.fail_over()
     for epoch in (1, 2):
-        job.torn.run(job.torn.opened(), epoch)
-    job.exact()
-    assert set(job.torn.actions()) == {"heal"}
+        torn_pair.torn.run(torn_pair.torn.opened(), epoch)
+    torn_pair.exact()
+    assert set(torn_pair.torn.actions()) == {"heal"}
 
 
 def replay(job: TornPair) -> None:
@@ -134,27 +134,27 @@ def rewind(job: TornPair) -> None:
     ],
 )
 def test_what_the_error_offers_after_such_a_promotion_leads_on(
-    job: TornPair, choice: Callable[[TornPair], None], knew_epoch_0: bool
+    torn_pair: TornPair, choice: Callable[[TornPair], None], knew_epoch_0: bool
 ) -> None:
-    job.knew_epoch_0 = knew_epoch_0
+    torn_pair.knew_epoch_0 = knew_epoch_0
     if not knew_epoch_0:
-        job.lag()
-    named = job.torn.waiting()
+        torn_pair.lag()
+    named = torn_pair.torn.waiting()
     if knew_epoch_0:
-        job.lag()
-    job.torn.commit(*named["topic"])
-    roll_back_by_hand(job.pair.primary.dsn, *named["table"])
-    coordinator = job.torn.opened()
+        torn_pair.lag()
+    torn_pair.torn.commit(*named["topic"])
+    roll_back_by_hand(torn_pair.pair.primary.dsn, *named["table"])
+    coordinator = torn_pair.torn.opened()
     with die_at(Step.LOG_PUT_AFTER):
-        job.torn.run(coordinator, 1)
-    job.fail_over()
+        torn_pair.torn.run(coordinator, 1)
+    torn_pair.fail_over()
     for _ in range(2):
         with pytest.raises(DataLossError) as lost:
-            job.torn.opened(OnLost.FAIL)
+            torn_pair.torn.opened(OnLost.FAIL)
     said = str(lost.value).partition("Choices: ")[2]
     offered = {replay: "on_lost='replay'", skip: "on_lost='skip'", rewind: "rewind='why'"}
     assert {word for word in offered.values() if word in said} == {
         word for one, word in offered.items() if knew_epoch_0 or one is not replay
     }
-    choice(job)
-    assert job.pair.left() == (0, 0)
+    choice(torn_pair)
+    assert torn_pair.pair.left() == (0, 0)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, Final
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Final
 
+import pytest
 from hypothesis import settings
 from integration.scheduling import is_left_to_ci, pytest_runtest_setup
 
 if TYPE_CHECKING:
-    import pytest
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+    from pathlib import Path
 
 __all__ = ["pytest_runtest_setup"]  # a hook
 
@@ -111,3 +115,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Collected modules and tests stay: to search them for garbage took a tenth of the unit tests' CPU time."""
     gc.freeze()
+
+
+@pytest.fixture
+def new_database(tmp_path: Path) -> AbstractContextManager[Any]:
+    """What the fixture `database` opens: here a file of SQLite, in integration/ a database of a server."""
+    from .sqlite_kit import Database
+
+    return nullcontext(Database(tmp_path / "shop.db"))
+
+
+@pytest.fixture
+def database(new_database: AbstractContextManager[Any], request: pytest.FixtureRequest) -> Iterator[Any]:
+    """An empty database but for the tables of `pytest.mark.tables("CREATE TABLE …")`; it is dropped after the test."""
+    with new_database as fresh:
+        for mark in request.node.iter_markers("tables"):
+            for statement in mark.args:
+                fresh.run(statement)
+        yield fresh

@@ -6,7 +6,8 @@ from onceward.core.checkpoint import Admission, Coordinator
 from onceward.core.contract.transaction import CommitStatus, Committable
 from onceward.core.log import EpochInput
 
-from .core_fakes import FakeSink, MemoryStore, acknowledgement, policy, prepared
+from .core_fakes import MemoryStore, acknowledgement, policy, prepared
+from .sink_kit import TargetSink
 
 LATER, LOST, UNKNOWN = CommitStatus.RETRY_LATER, CommitStatus.LOST, CommitStatus.UNKNOWN
 
@@ -14,15 +15,15 @@ LATER, LOST, UNKNOWN = CommitStatus.RETRY_LATER, CommitStatus.LOST, CommitStatus
 class Bench:
     """A pipeline `p` with one sink `a`, and epochs whose input is their number."""
 
-    def __init__(self, sink: FakeSink | None = None, **changes: object) -> None:
+    def __init__(self, sink: TargetSink | None = None, **changes: object) -> None:
         self.store = MemoryStore()
-        self.sink = sink or FakeSink()
+        self.sink = sink or TargetSink(name="a")
         self.changes = changes
 
-    def coordinator(self, *others: FakeSink) -> Coordinator:
+    def coordinator(self, *others: TargetSink) -> Coordinator:
         return Coordinator("p", self.store, [self.sink, *others], policy(**self.changes))
 
-    def opened(self, *others: FakeSink) -> Coordinator:
+    def opened(self, *others: TargetSink) -> Coordinator:
         coordinator = self.coordinator(*others)
         coordinator.open()
         return coordinator

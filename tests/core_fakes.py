@@ -1,32 +1,20 @@
-# ruff: noqa: ARG001, ARG002 - the fakes keep the protocols' signatures
-"""A store in memory with scripted faults, and a sink that remembers its calls; for tests of core/ alone."""
+# ruff: noqa: ARG001 - the fakes keep the protocols' signatures
+"""A store in memory with scripted faults, and committables that no sink has written; for tests of core/ alone."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from onceward.core.checkpoint import Backoff, CommitPolicy
-from onceward.core.contract.ledger import Ledger
-from onceward.core.contract.sink import TwoPhaseCommitSink
 from onceward.core.contract.transaction import (
-    AbortOutcome,
-    AbortStatus,
     Acknowledgement,
-    CommitOutcome,
-    CommitStatus,
     Committable,
-    Observation,
-    Progress,
     WriteContext,
 )
 from onceward.core.errors import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    import pyarrow as pa
-
-    from onceward.core.contract.names import Remembered, Scope
+    from collections.abc import Callable
 
 
 class MemoryStore:
@@ -85,102 +73,6 @@ def answer_lost(effect: Callable[[], bool]) -> bool:
     """A put that happened and whose answer was lost."""
     effect()
     raise StoreError("answer lost")
-
-
-class FakeSink(TwoPhaseCommitSink[Any], Ledger):
-    """Sink, and its own ledger, with scripted `answers`; when they are used up, every commit succeeds."""
-
-    def __init__(self, name: str = "a", timeout: float | None = None) -> None:
-        super().__init__(name)
-        self._timeout = timeout
-        self.answers: list[CommitStatus | Exception] = []
-        self.open: list[Committable] = []
-        self.elsewhere: list[Committable] = []
-        self.committed: list[str] = []
-        self.aborted: list[str] = []
-        self.calls: list[str] = []
-        self.states: dict[str, Observation] = {}
-        self.abort_status = AbortStatus.ABORTED
-        self.keeps_open = False
-        self.claim_error: Exception | None = None
-        """Raised by check_claim and claim."""
-        self.late_claim_error: Exception | None = None
-        """What becomes the claim_error with the first claim."""
-        self.remembered: Remembered | None = None
-        self.completed_error: Exception | None = None
-        self.when_listed: Callable[[], object] | None = None
-        self.place: tuple[str, str] | None = None
-
-    def dataset(self) -> tuple[str, str] | None:
-        return self.place
-
-    @property
-    def transaction_timeout(self) -> float | None:
-        return self._timeout
-
-    def begin(self, context: WriteContext) -> Any:
-        raise NotImplementedError
-
-    def write(self, transaction: Any, batch: pa.RecordBatch) -> None:
-        raise NotImplementedError
-
-    def pre_commit(self, transaction: Any) -> Committable:
-        raise NotImplementedError
-
-    def commit(self, committable: Committable) -> CommitOutcome:
-        self.calls.append(f"commit {committable.transaction}")
-        answer = self.answers.pop(0) if self.answers else CommitStatus.COMMITTED
-        if isinstance(answer, Exception):
-            raise answer
-        outcome = CommitOutcome(answer, "scripted")
-        if outcome.settled:
-            self.committed.append(committable.transaction)
-            self.states.pop(committable.transaction, None)
-        return outcome
-
-    def abort(self, committable: Committable) -> AbortOutcome:
-        self.aborted.append(committable.transaction)
-        self.elsewhere = [c for c in self.elsewhere if c != committable]
-        self.open = [c for c in self.open if c != committable or self.keeps_open]
-        return AbortOutcome(self.abort_status)
-
-    def lingering(self, scope: Scope) -> Iterable[Committable]:
-        listed = list(self.open)
-        if self.when_listed is not None:
-            self.when_listed()
-        return listed
-
-    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
-        done = dict.fromkeys(self.committed, Observation.COMMITTED)
-        return [{**done, **self.states}.get(c.transaction, Observation.PREPARED) for c in committables]
-
-    def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:
-        return [c for c in self.elsewhere if (c.pipeline, c.log) == (pipeline, log)]
-
-    def ledger(self) -> Ledger:
-        return self
-
-    def check_claim(self, scope: Scope, newest: Progress) -> Remembered | None:
-        self.calls.append(f"check {scope.log} {newest.generation} {newest.epoch}")
-        if self.claim_error is not None:
-            raise self.claim_error
-        return self.remembered
-
-    def claim(self, scope: Scope) -> None:
-        self.calls.append(f"claim {scope.log}")
-        self.claim_error, self.late_claim_error = self.late_claim_error or self.claim_error, None
-        if self.claim_error is not None:
-            raise self.claim_error
-        if self.remembered is not None:
-            self.remembered = self.remembered._replace(owned=True)
-
-    def release(self, scope: Scope) -> None:
-        self.calls.append("release")
-
-    def completed(self, scope: Scope, epoch: int) -> None:
-        self.calls.append(f"completed {epoch}")
-        if self.completed_error is not None:
-            raise self.completed_error
 
 
 def policy(**changes: object) -> CommitPolicy:

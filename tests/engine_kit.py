@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
 from datetime import datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -13,29 +11,21 @@ import pyarrow as pa
 
 from onceward import DirectSink
 from onceward.core import CheckpointConfig, Pipeline, ProcessFunction, RestartStrategy, ValueState
-from onceward.core.contract.row_hash import RowHash, covers, proof_of
-from onceward.core.contract.transaction import (
-    AbortOutcome,
-    AbortStatus,
-    CommitOutcome,
-    CommitStatus,
-    Committable,
-    WriteContext,
-)
 from onceward.core.engine.channels import Aligned, Cancel, Channel, End, Gate, Input
 from onceward.core.engine.reference import Decided, resolve_reference
 from onceward.core.engine.state.keys import key_in
 from onceward.core.engine.state.row_store import decode_cells
 from onceward.core.log import read
-from onceward.sinks import IdempotentSink, TwoPhaseCommitSink
+from onceward.sinks import IdempotentSink
 from onceward.sources import SequenceSource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
-    from onceward.core.contract.names import Scope
     from onceward.core.engine.state.handles import Metadata
     from onceward.core.log import MemoryStore
+
+    from .sink_kit import Target
 
 
 def typed(value: Any) -> Any:
@@ -47,104 +37,6 @@ def typed(value: Any) -> Any:
     if isinstance(value, datetime):
         return (datetime, value, value.utcoffset())
     return (type(value), str(value) if isinstance(value, Decimal | float) else value)
-
-
-class Target:
-    """A database in memory: what is prepared outlives whoever wrote it."""
-
-    def __init__(self) -> None:
-        self.prepared: dict[str, tuple[Committable, list[dict[str, Any]]]] = {}
-        self.committed: dict[str, list[dict[str, Any]]] = {}
-        self.sinks: dict[str, str] = {}
-        self.aborted: set[str] = set()
-        self.written = 0
-        self.lock = threading.Lock()
-        self.commits: list[str] = []
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """All visible rows."""
-        return [row for rows in self.committed.values() for row in rows]
-
-    def by_sink(self, sink: str) -> list[dict[str, Any]]:
-        """Visible rows of one sink."""
-        return [row for name, rows in self.committed.items() if self.sinks[name] == sink for row in rows]
-
-    def take_away(self) -> None:
-        """Remove all visible rows, as a reader may; what was committed stays known."""
-        with self.lock:
-            self.committed = {name: [] for name in self.committed}
-
-    def delete_prepared(self, name: str) -> None:
-        """Forget a prepared transaction."""
-        with self.lock:
-            del self.prepared[name]
-
-    def counts(self, column: str) -> Counter[Any]:
-        """How often each value of a column shows."""
-        return Counter(row[column] for row in self.rows)
-
-
-class Transaction:
-    """Rows on their way."""
-
-    def __init__(self, context: WriteContext) -> None:
-        self.context = context
-        self.name = str(context.transaction_name())
-        self.rows: list[dict[str, Any]] = []
-        self.hash = RowHash()
-
-
-class TargetSink(TwoPhaseCommitSink[Transaction]):
-    """Writes to a Target."""
-
-    def __init__(self, target: Target, name: str = "target", *, proves: bool = True) -> None:
-        super().__init__(name)
-        self.proves = proves
-        self.target = target
-
-    def begin(self, context: WriteContext) -> Transaction:
-        return Transaction(context)
-
-    def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
-        transaction.rows += batch.to_pylist()
-        if self.proves and all(covers(field.type) for field in batch.schema):
-            transaction.hash.add(batch)
-        self.target.written += batch.num_rows
-
-    def pre_commit(self, transaction: Transaction) -> Committable:
-        rows = len(transaction.rows)
-        committable = transaction.context.committable(
-            kind="target", transaction=transaction.name, rows=rows, proof=proof_of(rows, transaction.hash)
-        )
-        with self.target.lock:
-            self.target.prepared[transaction.name] = (committable, transaction.rows)
-        return committable
-
-    def commit(self, committable: Committable) -> CommitOutcome:
-        with self.target.lock:
-            self.target.commits.append(committable.transaction)
-            if committable.transaction in self.target.committed:
-                return CommitOutcome(CommitStatus.ALREADY_COMMITTED)
-            if committable.transaction not in self.target.prepared:
-                return CommitOutcome(CommitStatus.LOST)
-            _, rows = self.target.prepared.pop(committable.transaction)
-            self.target.committed[committable.transaction] = rows
-            self.target.sinks[committable.transaction] = committable.sink
-            return CommitOutcome(CommitStatus.COMMITTED)
-
-    def abort(self, committable: Committable) -> AbortOutcome:
-        with self.target.lock:
-            if committable.transaction in self.target.committed:
-                return AbortOutcome(AbortStatus.COMMITTED)
-            self.target.prepared.pop(committable.transaction, None)
-            self.target.aborted.add(committable.transaction)
-            return AbortOutcome(AbortStatus.ABORTED)
-
-    def lingering(self, scope: Scope) -> Iterable[Committable]:
-        with self.target.lock:
-            found = [c for c, _ in self.target.prepared.values()]
-        return [c for c in found if (c.pipeline, c.sink) == (scope.pipeline, scope.sink)]
 
 
 class RunningSum(ProcessFunction):

@@ -9,7 +9,8 @@ from onceward.connectors.spark.formats.writers import StreamWriter
 from onceward.connectors.spark.session.options import FormatOptions
 from onceward.core.log import DirectoryStore, read
 
-from .spark_kit import Checkpoint, SparkSink, batches, running, target_called
+from .sink_kit import TargetSink, target_called
+from .spark_kit import Checkpoint, batches, running
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +33,7 @@ class Query:
         self.told: list[int] = []
 
     def writer(self, **options: str) -> StreamWriter:
-        sink = SparkSink(self.key, timeout=TIMEOUT)
+        sink = TargetSink(self.key, timeout=TIMEOUT)
         return StreamWriter(sink, FormatOptions.parse({**self.options, **options}))
 
     def begin(self, **options: str) -> bytes:

@@ -257,6 +257,51 @@ def importing_tests() -> list[str]:
     ]
 
 
+SINKS = ("TwoPhaseCommitSink", "WriteAheadLogSink", "DirectSink", "IdempotentSink")
+"""Base classes of sinks that authors subclass."""
+_MOST_VARIANTS = 10
+
+
+def base_fakes() -> list[str]:
+    """Return the sinks of tests that several modules use, or of which more than ten others are made.
+
+    Sinks without transactions are not counted.
+    """
+    made_of: dict[str, set[str]] = defaultdict(set)
+    homes: dict[str, Path] = {}
+    users: dict[str, set[str]] = defaultdict(set)
+    for path in [*(ROOT / "tests").glob("*.py"), *(ROOT / "integration").glob("*.py")]:
+        for node in nodes_of(path):
+            if isinstance(node, ast.ClassDef):
+                homes[node.name] = path
+                for base in node.bases:
+                    made_of[ast.unparse(base).partition("[")[0]].add(node.name)
+            elif isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").startswith("tests.")):
+                for alias in node.names:
+                    users[alias.name].add(str(path))
+    fakes = _reached(made_of, SINKS[0]) | _reached(made_of, SINKS[1])
+    return sorted(
+        name
+        for name in fakes
+        if name in homes and (len(users[name]) > 1 or len(_reached(made_of, name)) > _MOST_VARIANTS)
+    )
+
+
+SHARED_FIXTURES = ("database", "job", "server", "bench")
+"""Fixtures whose names once meant something else in each module."""
+
+
+def fixtures(name: str) -> list[str]:
+    """Return the modules of tests that define a fixture, once for each definition."""
+    return [
+        str(path.relative_to(ROOT))
+        for path in python_files("tests", "integration")
+        for node in nodes_of(path)
+        if isinstance(node, ast.FunctionDef) and node.name == name
+        if any("fixture" in ast.unparse(decorator) for decorator in node.decorator_list)
+    ]
+
+
 _FIRST_OF_A_FRAGMENT = re.compile(
     "about|above|after|against|among|around|as|at|before|behind|below|beneath|beside|between|by|down|during|for|from|in|"
     "inside|into|like|near|of|off|on|onto|out|outside|over|past|per|since|through|till|to|toward|under|until|up|upon|with|"
@@ -334,6 +379,8 @@ def bars() -> dict[str, tuple[int, int]]:
         "fragments among fields' docstrings and Args, per cent": (math.ceil(100 * len(torn) / told), 10),
         "twin names": (len(twins()), 25),
         "test modules that import another one": (len(importing_tests()), 0),
+        "base fakes of a sink": (len(base_fakes()), 2),
+        **{f"definitions of a fixture `{name}`": (len(fixtures(name)), 1) for name in SHARED_FIXTURES},
     }
 
 

@@ -8,20 +8,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from onceward.core.checkpoint import Coordinator, OnLost
-from onceward.core.contract.outcome import OUTCOMES
 from onceward.core.contract.proof import total
 from onceward.core.contract.transaction import (
-    AbortOutcome,
-    AbortStatus,
-    CommitOutcome,
-    CommitStatus,
     Committable,
     Observation,
 )
-from onceward.core.errors import RetryableSinkError
 from onceward.core.log import EpochInput
 
-from .core_fakes import FakeSink, MemoryStore, acknowledgement, policy, prepared
+from .coordinator_kit import about
+from .core_fakes import MemoryStore, acknowledgement, policy, prepared
+from .sink_kit import TargetSink
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,41 +32,6 @@ PREPARED, BEGUN, ABORTED, EXPIRED, COMMITTED = (
 )
 
 
-class Target(FakeSink):
-    """A sink whose target knows what became of each transaction, and says so."""
-
-    def __init__(self, name: str, timeout: float | None = None) -> None:
-        super().__init__(name, timeout)
-        self.truth: dict[str, Observation] = {}
-        self.away = False
-
-    def commit(self, committable: Committable) -> CommitOutcome:
-        self.calls.append(f"commit {committable.transaction}")
-        if self.away:
-            raise RetryableSinkError("no answer")
-        seen = self.truth.get(committable.transaction, PREPARED)
-        if seen in (PREPARED, BEGUN):
-            self.truth[committable.transaction] = COMMITTED
-            return CommitOutcome(CommitStatus.COMMITTED)
-        return CommitOutcome(OUTCOMES[seen][0], seen)
-
-    def abort(self, committable: Committable) -> AbortOutcome:
-        if self.away:
-            raise RetryableSinkError("no answer")
-        if self.truth.get(committable.transaction) in (BEGUN, COMMITTED):
-            return AbortOutcome(AbortStatus.COMMITTED)
-        self.truth[committable.transaction] = ABORTED
-        return AbortOutcome(AbortStatus.ABORTED)
-
-    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
-        if self.away:
-            raise RetryableSinkError("no answer")
-        return [self.truth.get(c.transaction, PREPARED) for c in committables]
-
-    def with_state(self, *states: Observation) -> list[str]:
-        return [name for name, state in self.truth.items() if state in states]
-
-
 @dataclass
 class Case:
     """A pipeline that writes to `kafka`, which expires, and to `table`, which does not."""
@@ -80,7 +41,7 @@ class Case:
     store: MemoryStore = field(default_factory=MemoryStore)
 
     def __post_init__(self) -> None:
-        self.kafka, self.table = Target("kafka", timeout=60.0), Target("table")
+        self.kafka, self.table = TargetSink(name="kafka", timeout=60.0), TargetSink(name="table")
 
     def coordinator(self, *, heals: bool = True) -> Coordinator:
         sinks = [self.table, self.kafka]
@@ -117,7 +78,7 @@ class Case:
         coordinator.writer.decide(0, named, sinks=["table", "kafka"], epoch_input=ABOUT, subtasks=self.subtasks)
         return named
 
-    def made(self, other: Target) -> list[Committable]:
+    def made(self, other: TargetSink) -> list[Committable]:
         """As `decided`, with one more sink, and without a proof of what the table was handed."""
         coordinator = Coordinator("p", self.store, [self.table, other, self.kafka], policy(on_lost=self.on_lost))
         coordinator.open()
@@ -128,7 +89,7 @@ class Case:
         coordinator.writer.decide(0, named, sinks=names, epoch_input=ABOUT, subtasks=self.subtasks)
         return named
 
-    def of(self, sink: Target, named: Sequence[Committable]) -> list[str]:
+    def of(self, sink: TargetSink, named: Sequence[Committable]) -> list[str]:
         return [c.transaction for c in named if c.sink == sink.name]
 
 
@@ -146,15 +107,14 @@ class Bench:
     """A pipeline `p` whose sink `a` keeps a ledger, after one completed epoch."""
 
     def __init__(self, seen: Observation, *, records_transactions: bool = True) -> None:
-        self.store, self.sink = MemoryStore(), FakeSink()
+        self.store, self.sink = MemoryStore(), TargetSink(name="a")
         self.sink.records_transactions = records_transactions  # type: ignore[misc]
         coordinator = self.open()
-        about = EpochInput(query="q", start=0, end=1)
-        coordinator.admit(0, about)
+        coordinator.admit(0, about(0))
         self.done: Committable = prepared(coordinator.context("a", 0, subtask=0), rows=7)
-        coordinator.commit(0, [acknowledgement(self.done)], about)
-        self.sink.states[self.done.transaction] = seen
-        self.sink.committed.clear()
+        coordinator.commit(0, [acknowledgement(self.done)], about(0))
+        self.sink.target.states[self.done.transaction] = seen
+        self.sink.target.commits.clear()
 
     def open(self, **changes: object) -> Coordinator:
         coordinator = Coordinator("p", self.store, [self.sink], policy(**changes))

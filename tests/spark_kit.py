@@ -14,45 +14,14 @@ from onceward.connectors.spark.write.handler import EpochHandler
 from onceward.core.log import MemoryStore, read
 
 from .core_fakes import policy
-from .engine_kit import Target, TargetSink, Transaction
+from .sink_kit import TargetSink, target_called
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from onceward.core.contract.transaction import WriteContext
 
 QUERY = "5c2f9a10-query"
-_TARGETS: dict[str, Target] = {}
-
-
-def target_called(name: str) -> Target:
-    """A target that every copy of its sinks finds again, in whichever process Spark would unpickle them."""
-    return _TARGETS.setdefault(name, Target())
-
-
-class SparkSink(TargetSink):
-    """A TargetSink that Spark may pickle; remembers contexts, and what was rolled back."""
-
-    contexts: list[WriteContext]
-
-    def __init__(self, key: str, name: str = "target", *, timeout: float | None = None) -> None:
-        super().__init__(target_called(key), name)
-        self.key, self.timeout = key, timeout
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.key, self.name, self.timeout)
-
-    @property
-    def transaction_timeout(self) -> float | None:
-        return self.timeout
-
-    def discard(self, transaction: Transaction) -> None:
-        self.target.aborted.add(transaction.name)
-
-
-def _again(key: str, name: str, timeout: float | None) -> SparkSink:
-    return SparkSink(key, name, timeout=timeout)
 
 
 class Checkpoint:
@@ -239,7 +208,7 @@ class Query:
             "policy": policy(),
             **changes,
         }
-        sinks = values.pop("sinks", None) or [SparkSink(self.key)]
+        sinks = values.pop("sinks", None) or [TargetSink(self.key)]
         return EpochHandler(spark=self.spark, sinks=sinks, on_complete=self.tell, **values)  # type: ignore[arg-type]
 
     def tell(self, epoch: int, _about: Any) -> None:

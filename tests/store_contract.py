@@ -188,16 +188,16 @@ class StoreContract:
 
 
 class ServerStoreContract(StoreContract):
-    """And of a store in a server, which the fixture `server` can kill and start."""
+    """And of a store in a server, which the fixture `store_server` can kill and start."""
 
-    def test_an_entry_that_was_answered_survives_a_crash_of_the_server(self, store: LogStore, server: Any):
+    def test_an_entry_that_was_answered_survives_a_crash_of_the_server(self, store: LogStore, store_server: Any):
         writer = LogWriter(store, "contract", quick())
         writer.start()
         writer.decide(0, [], sinks=["a"], epoch_input=EpochInput())
-        server.kill()
+        store_server.kill()
         with pytest.raises(StoreError):
             store.put_if_absent(key_of(2), b"while it is down")
-        server.start()
+        store_server.start()
         assert read(store).decided == 0
         writer.complete(0)
         assert read(store).completed == 0

@@ -58,9 +58,9 @@ from onceward.core.kit.crash_points import CRASH_VARIABLE, Step, hooked
 from onceward.core.log import DirectoryStore, EpochInput, read
 from onceward.core.log.entries import decode_entry, encode
 
-from .engine_kit import RunningSum, Slowly, Target, TargetSink, numbers, pipeline, reach, sums
+from .engine_kit import RunningSum, Slowly, numbers, pipeline, reach, sums
 from .entries_kit import ENTRIES
-from .sink_kit import Mailbox
+from .sink_kit import Mailbox, Target, TargetSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

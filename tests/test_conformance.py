@@ -17,8 +17,6 @@ import pyarrow as pa
 import pytest
 
 from onceward import FileSink
-from onceward.core.contract.ledger import Ledger
-from onceward.core.contract.names import other_log, outdated_log, parse_transaction_name
 from onceward.core.contract.transaction import (
     AbortOutcome,
     AbortStatus,
@@ -38,52 +36,12 @@ from onceward.testing.killing import kill_everywhere
 from onceward.testing.sink_case import numbered
 from onceward.testing.watch import is_bug, time_limit
 
-from .engine_kit import Target, TargetSink
-from .sink_kit import delete_files_of
+from .sink_kit import Target, TargetSink, delete_files_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from onceward.core.contract.names import Scope
-
-
-class Claiming(TargetSink, Ledger):
-    """A sink that is right; its target remembers which log is behind a name, and how far it had come."""
-
-    target_of_all = Target()
-    claims: ClassVar[dict[tuple[str, str], str]] = {}
-    forgotten: ClassVar[set[str]] = set()
-
-    def __init__(self) -> None:
-        super().__init__(self.target_of_all)
-
-    def ledger(self) -> Ledger:
-        return self
-
-    def check_claim(self, scope: Scope, newest: Progress) -> None:
-        owner = self.claims.get(scope[:2], scope.log)
-        if owner != scope.log:
-            raise other_log(scope, owner, "the target")
-        names = [parse_transaction_name(name) for name in self.target.committed.keys() - self.forgotten]
-        known = max((Progress(n.start, n.epoch) for n in names if n is not None and n.scope == scope), default=newest)
-        if known > newest:
-            raise outdated_log(scope, known, newest, "the target")
-
-    def claim(self, scope: Scope) -> None:
-        if self.claims.setdefault(scope[:2], scope.log) != scope.log:
-            raise other_log(scope, self.claims[scope[:2]], "the target")
-
-    def release(self, scope: Scope) -> None:
-        if self.claims.get(scope[:2]) != scope.log:
-            self.claims.pop(scope[:2], None)
-        names = [parse_transaction_name(name) for name in self.target.committed]
-        self.forgotten.update(str(name) for name in names if name is not None and name.scope[:2] == scope[:2])
-
-    def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:
-        return [c for c, _ in self.target.prepared.values() if (c.pipeline, c.log) == (pipeline, log)]
-
-    def __reduce__(self) -> Any:
-        return (type(self), ())
 
 
 EVERY_TYPE = pa.schema(
@@ -104,24 +62,24 @@ EVERY_TYPE = pa.schema(
 )
 
 
-def sink_under_test_of(kind: type[Claiming]) -> SinkUnderTest:
-    kind.target_of_all = Target()
+def sink_under_test_of(kind: type[TargetSink]) -> SinkUnderTest:
+    target = Target(keeps_ledger=True)
     return SinkUnderTest(
-        make=kind,
-        read=lambda: [row["n"] for row in kind.target_of_all.rows],
-        read_rows=lambda: kind.target_of_all.rows,
+        make=lambda: kind(target),
+        read=lambda: [row["n"] for row in target.rows],
+        read_rows=lambda: target.rows,
         columns=EVERY_TYPE,
         ordered=True,
-        hasty=kind,
+        hasty=lambda: kind(target),
         secret="hunter2",
         refused=lambda numbers: numbered([-n for n in numbers]),
         misfit=pa.schema({"n": pa.int64(), "no_such_column": pa.string()}),
-        take_away=kind.target_of_all.take_away,
-        delete_prepared=lambda committable: kind.target_of_all.delete_prepared(committable.transaction),
+        take_away=target.take_away,
+        delete_prepared=lambda committable: target.delete_prepared(committable.transaction),
     )
 
 
-class Careful(Claiming):
+class Careful(TargetSink):
     """It knows its target's columns, and what the target refuses."""
 
     def validate(self, schema: pa.Schema) -> None:
@@ -196,19 +154,19 @@ class TestWriteAheadLogSink(SinkConformance):
 # Wrong sinks
 
 
-class CommitsAtPreCommit(Claiming):
+class CommitsAtPreCommit(TargetSink):
     def pre_commit(self, transaction: Any) -> Committable:
         committable = super().pre_commit(transaction)
         self.commit(committable)
         return committable
 
 
-class ForgetsToAbort(Claiming):
+class ForgetsToAbort(TargetSink):
     def abort(self, committable: Committable) -> AbortOutcome:  # noqa: ARG002 - signature
         return AbortOutcome(AbortStatus.ABORTED)
 
 
-class IsNotIdempotent(Claiming):
+class IsNotIdempotent(TargetSink):
     def commit(self, committable: Committable) -> CommitOutcome:
         with self.target.lock:
             rows = self.target.prepared.get(committable.transaction)
@@ -218,7 +176,7 @@ class IsNotIdempotent(Claiming):
             return CommitOutcome(CommitStatus.COMMITTED)
 
 
-class LosesOnTimeOut(Claiming):
+class LosesOnTimeOut(TargetSink):
     """The first call of each commit drops the transaction, and says that it may be tried again."""
 
     tried: ClassVar[set[str]] = set()
@@ -233,7 +191,7 @@ class LosesOnTimeOut(Claiming):
         return super().commit(committable)
 
 
-class TouchesItsNeighbours(Claiming):
+class TouchesItsNeighbours(TargetSink):
     def lingering(self, scope: Scope) -> Iterable[Committable]:
         from msgspec.structs import replace
 
@@ -241,7 +199,7 @@ class TouchesItsNeighbours(Claiming):
         return [replace(c, pipeline=scope.pipeline, log=scope.log) for c in found]
 
 
-class SwallowsUnknown(Claiming):
+class SwallowsUnknown(TargetSink):
     def commit(self, committable: Committable) -> CommitOutcome:
         outcome = super().commit(committable)
         if outcome.status is CommitStatus.LOST:
@@ -249,18 +207,18 @@ class SwallowsUnknown(Claiming):
         return outcome
 
 
-class AbortsWhatIsCommitted(Claiming):
+class AbortsWhatIsCommitted(TargetSink):
     def abort(self, committable: Committable) -> AbortOutcome:
         self.target.committed.pop(committable.transaction, None)
         return super().abort(committable)
 
 
-class OpensForNothing(Claiming):
+class OpensForNothing(TargetSink):
     def lingering(self, scope: Scope) -> Iterable[Committable]:  # noqa: ARG002 - signature
         return []
 
 
-class ForgetsWhoseItIs(Claiming):
+class ForgetsWhoseItIs(TargetSink):
     def check_claim(self, scope: Scope, newest: Progress) -> None:
         """Takes everybody."""
 
@@ -268,69 +226,69 @@ class ForgetsWhoseItIs(Claiming):
         """Takes everybody."""
 
 
-class TouchesLongerNames(Claiming):
+class TouchesLongerNames(TargetSink):
     def lingering(self, scope: Scope) -> Iterable[Committable]:
         found = [c for c, _ in self.target.prepared.values() if c.pipeline == scope.pipeline]
         return [c for c in found if c.sink.startswith(scope.sink)]
 
 
-class NeverLetsGo(Claiming):
+class NeverLetsGo(TargetSink):
     def release(self, scope: Scope) -> None:
         """Keeps the names for the lost log."""
 
 
-class CountsNothing(Claiming):
+class CountsNothing(TargetSink):
     def pre_commit(self, transaction: Any) -> Committable:
         from msgspec.structs import replace
 
         return replace(super().pre_commit(transaction), rows=0)
 
 
-class ForgetsHowFarItHadCome(Claiming):
+class ForgetsHowFarItHadCome(TargetSink):
     def check_claim(self, scope: Scope, newest: Progress) -> None:
         super().check_claim(scope, Progress(1 << 60, newest.epoch))
 
 
-class ClaimsTooEarly(Claiming):
+class ClaimsTooEarly(TargetSink):
     def check_claim(self, scope: Scope, newest: Progress) -> None:
         super().check_claim(scope, newest)
         self.claim(scope)
 
 
-class LooksUnderItsOwnNameOnly(Claiming):
+class LooksUnderItsOwnNameOnly(TargetSink):
     def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:
         return [c for c in super().lingering_elsewhere(pipeline, log) if c.sink == self.name]
 
 
-class ShowsWhatItWrites(Claiming):
+class ShowsWhatItWrites(TargetSink):
     def write(self, transaction: Any, batch: pa.RecordBatch) -> None:
         super().write(transaction, batch)
         self.target.committed.setdefault(transaction.name, []).extend(batch.to_pylist())
 
 
-class CommitsTheNewestOnly(Claiming):
+class CommitsTheNewestOnly(TargetSink):
     def commit_many(self, committables: Any) -> Any:
         newest = self.commit(committables[-1])
         return [newest] * len(committables)
 
 
-class TakesAnyColumn(Claiming):
+class TakesAnyColumn(TargetSink):
     """Its target has `n` and `text`, and it says so nowhere."""
 
 
-class GoesOnAfterARefusal(Claiming):
+class GoesOnAfterARefusal(TargetSink):
     """Its target refuses negative numbers, and it swallows that."""
 
     def write(self, transaction: Any, batch: pa.RecordBatch) -> None:
         super().write(transaction, batch.filter([n >= 0 for n in batch["n"].to_pylist()]))
 
 
-class TellsItsPassword(Claiming):
+class TellsItsPassword(TargetSink):
     def __repr__(self) -> str:
         return "TellsItsPassword(dsn='host=h password=hunter2')"
 
 
-class ExpiresQuietly(Claiming):
+class ExpiresQuietly(TargetSink):
     """Its target aborts what is older than its timeout, and a commit of that says "committed"."""
 
     @property
@@ -368,7 +326,7 @@ class FlushesTooLate(FileSink):
         return super().commit(super().pre_commit(transaction))
 
 
-class KeepsRowsInTheHandle(Claiming):
+class KeepsRowsInTheHandle(TargetSink):
     """The decision log then holds a copy of all rows."""
 
     def pre_commit(self, transaction: Any) -> Committable:
@@ -404,7 +362,7 @@ WRONG = {
 
 @pytest.mark.parametrize("kind", WRONG, ids=lambda kind: kind.__name__)
 def test_a_wrong_sink_fails_the_case_that_is_about_its_fault(
-    kind: type[Claiming], caplog: pytest.LogCaptureFixture
+    kind: type[TargetSink], caplog: pytest.LogCaptureFixture
 ) -> None:
     case = getattr(SinkConformance(), WRONG[kind])
     arguments: dict[str, Any] = {"rewound": False} if "fresh_log" in WRONG[kind] else {}
@@ -417,7 +375,7 @@ def test_a_wrong_sink_fails_the_case_that_is_about_its_fault(
 # Sinks that are wrong only about transactions without a trace
 
 
-class NoTrace(Claiming):
+class NoTrace(TargetSink):
     """A sink that knows what it aborted and committed; for other transactions, a subclass chooses the answer."""
 
     says = CommitStatus.COMMITTED
@@ -436,7 +394,7 @@ class WaitsForEver(NoTrace):
     says = CommitStatus.RETRY_LATER
 
 
-class VouchesForTheBatch(Claiming):
+class VouchesForTheBatch(TargetSink):
     """A sink that counts the statements of a batch and not the rows that they changed."""
 
     def commit_many(self, committables: Any) -> Any:
@@ -444,7 +402,7 @@ class VouchesForTheBatch(Claiming):
         return [outcomes[0]] * len(outcomes) if len(outcomes) > 1 else outcomes
 
 
-class LooksForRowsOnly(Claiming):
+class LooksForRowsOnly(TargetSink):
     """A sink that takes rows that a reader has removed for rows that were never committed."""
 
     def commit(self, committable: Committable) -> CommitOutcome:
@@ -472,7 +430,7 @@ ABOUT_TRACES = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name", "message"), ABOUT_TRACES)
 def test_a_sink_that_is_wrong_about_what_has_no_trace_is_told_what_is_wrong(
-    kind: type[Claiming], name: str, message: str
+    kind: type[TargetSink], name: str, message: str
 ) -> None:
     with pytest.raises(AssertionError, match=message):
         getattr(SinkConformance(), name)(SinkCase(sink_under_test_of(kind)))
@@ -480,7 +438,7 @@ def test_a_sink_that_is_wrong_about_what_has_no_trace_is_told_what_is_wrong(
 
 def test_a_sink_that_answers_lost_must_let_the_conformance_suite_take_transactions_away() -> None:
     """Whether the target would remember a commit cannot be seen from a transaction that was never there."""
-    unproven = replace(sink_under_test_of(Claiming), take_away=None)
+    unproven = replace(sink_under_test_of(TargetSink), take_away=None)
     with pytest.raises(AssertionError, match=r"That is a proof.*give SinkUnderTest\.take_away"):
         getattr(SinkConformance(), NEVER)(SinkCase(unproven))
 
@@ -596,7 +554,7 @@ class Breakable(Careful):
         super().claim(scope)
 
 
-def breakable(kind: type[Claiming]) -> SinkUnderTest:
+def breakable(kind: type[TargetSink]) -> SinkUnderTest:
     return replace(sink_under_test_of(kind), break_target=Breakable.down.set, mend_target=Breakable.down.clear)
 
 
@@ -645,7 +603,7 @@ INSIDE = {
 
 @pytest.mark.parametrize("kind", INSIDE, ids=lambda kind: kind.__name__)
 def test_a_sink_that_is_wrong_while_its_target_is_down_is_told_what_is_wrong(
-    kind: type[Claiming], monkeypatch: pytest.MonkeyPatch
+    kind: type[TargetSink], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("onceward.testing.target_cases.MOST_SECONDS", 0.5)
     end, words = INSIDE[kind]
@@ -657,17 +615,17 @@ def test_a_sink_that_is_wrong_while_its_target_is_down_is_told_what_is_wrong(
 # Bugs, which no fault of the environment explains
 
 
-class PassesTooFew(Claiming):
+class PassesTooFew(TargetSink):
     def commit(self, committable: Committable) -> CommitOutcome:  # noqa: ARG002 - signature
         return super().commit()  # type: ignore[call-arg]
 
 
-class IsAlwaysBusy(Claiming):
+class IsAlwaysBusy(TargetSink):
     def commit(self, committable: Committable) -> CommitOutcome:  # noqa: ARG002 - signature
         raise RuntimeError("connection 17 is busy")
 
 
-class Hangs(Claiming):
+class Hangs(TargetSink):
     def commit(self, committable: Committable) -> CommitOutcome:
         time.sleep(60)
         return super().commit(committable)
@@ -686,7 +644,7 @@ RUN = "test_09_to_15_a_failure_at_each_durable_step_duplicates_and_loses_nothing
         (IsAlwaysBusy, r"raised RuntimeError: connection 17 is busy at test_conformance.py:.*: it did so 50 times"),
     ],
 )
-def test_the_first_error_that_is_a_bug_ends_the_case_and_is_quoted(kind: type[Claiming], words: str) -> None:
+def test_the_first_error_that_is_a_bug_ends_the_case_and_is_quoted(kind: type[TargetSink], words: str) -> None:
     began = time.monotonic()
     with pytest.raises(AssertionError, match=words) as caught:
         getattr(SinkConformance(), RUN)(SinkCase(sink_under_test_of(kind)))
@@ -718,7 +676,7 @@ def test_a_case_has_a_limit_of_time_and_says_what_the_sink_does() -> None:
 
 def test_the_crash_test_reaches_every_step_but_those_of_a_write_ahead_log() -> None:
     """And the right sink survives each of them; a sink that is wrong only there is caught there."""
-    assert set(sink_under_test_of(Claiming).steps) == set(Step)
+    assert set(sink_under_test_of(TargetSink).steps) == set(Step)
     with pytest.raises(AssertionError):
         SinkConformance().test_09_to_15_a_failure_at_each_durable_step_duplicates_and_loses_nothing(
             SinkCase(sink_under_test_of(IsNotIdempotent))

@@ -14,29 +14,26 @@ from onceward.core.checkpoint.coordinator import Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.contract.transaction import Acknowledgement, CommitOutcome, CommitStatus, Committable, WriteContext
 from onceward.core.engine.completion import as_own_error
-from onceward.core.errors import LifecycleError
+from onceward.core.errors import LifecycleError, SinkError
 from onceward.core.log import EpochInput
 from onceward.sinks import FolderClaims, WriteAheadLogSink
 
-from .core_fakes import FakeSink, MemoryStore, policy, prepared
+from .core_fakes import MemoryStore, policy, prepared
+from .losses_kit import COMMITTED, Bench
+from .sink_kit import TargetSink, Transaction
 
 CONTEXT = WriteContext(pipeline="p", sink="a", log="abcd1234", generation=0, epoch=0, subtask=0)
 
 
-class Returning(FakeSink):
+class Returning(TargetSink):
     """Returns what it is told to."""
 
     def __init__(self, **answers: Any) -> None:
-        super().__init__()
+        super().__init__(name="a")
         self.told = answers
 
-    def begin(self, context: WriteContext) -> WriteContext:
-        return context
-
-    def write(self, transaction: WriteContext, batch: pa.RecordBatch) -> None: ...
-
-    def pre_commit(self, transaction: WriteContext) -> Committable:
-        return self.told["pre_commit"] if "pre_commit" in self.told else prepared(transaction)
+    def pre_commit(self, transaction: Transaction) -> Committable:
+        return self.told["pre_commit"] if "pre_commit" in self.told else super().pre_commit(transaction)
 
     def commit_many(self, committables: Any) -> Any:
         return self.told.get("commit_many") if "commit_many" in self.told else super().commit_many(committables)
@@ -54,7 +51,7 @@ class Returning(FakeSink):
         return self.told.get("ledger", self)
 
 
-def run(sink: FakeSink, store: MemoryStore | None = None) -> None:
+def run(sink: TargetSink, store: MemoryStore | None = None) -> None:
     """One epoch of one subtask."""
     coordinator = Coordinator("p", store or MemoryStore(), [sink], policy())
     coordinator.open()
@@ -134,12 +131,12 @@ def test_a_handle_that_another_process_reads_differently_is_refused_before_the_d
 def test_a_method_that_would_do_nothing_is_refused_where_the_class_is_defined():
     with pytest.raises(LifecycleError, match=r"Lazy.write is async, so a call of it does nothing.*asyncio.run"):
 
-        class Lazy(FakeSink):
+        class Lazy(TargetSink):
             async def write(self, transaction: Any, batch: pa.RecordBatch) -> None: ...  # type: ignore[override]
 
     with pytest.raises(LifecycleError, match=r"Yields.write is a generator, so a call of it does nothing"):
 
-        class Yields(FakeSink):
+        class Yields(TargetSink):
             def write(self, transaction: Any, batch: pa.RecordBatch) -> Any:
                 yield None
 
@@ -171,7 +168,7 @@ def test_private_names_of_a_users_own_classes_are_theirs():
 
 
 def test_a_sink_that_forgets_to_call_super_says_so():
-    class Forgetful(FakeSink):
+    class Forgetful(TargetSink):
         def __init__(self) -> None: ...
 
     for attribute in ("name", "select", "where"):
@@ -201,3 +198,10 @@ def test_a_commit_that_does_not_return_is_told(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(share, "SLOW", 0.01)
     run(Slow())
     assert "the commit of epoch 0 in sink a has not returned for 0.01 s" in caplog.text
+
+
+def test_a_bug_of_a_sink_is_told_with_its_name():
+    bench = Bench(COMMITTED)
+    bench.sink.claim_error = RuntimeError("a bug")
+    with pytest.raises(SinkError, match=r"asked what it remembers, it raised RuntimeError\('a bug'\)"):
+        bench.open()

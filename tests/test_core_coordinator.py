@@ -38,7 +38,8 @@ from onceward.core.errors import (
 from onceward.core.log import EpochInput, Rewind, read
 
 from .coordinator_kit import LATER, LOST, UNKNOWN, Bench, about
-from .core_fakes import FakeSink, MemoryStore, acknowledgement, answer_lost, not_written, policy, prepared
+from .core_fakes import MemoryStore, acknowledgement, answer_lost, not_written, policy, prepared
+from .sink_kit import TargetSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,14 +50,14 @@ class TestAdmission:
         bench = Bench()
         coordinator = bench.opened()
         done = [bench.run(coordinator, epoch).transaction for epoch in range(3)]
-        assert bench.sink.committed == done
+        assert bench.sink.target.commits == done
         assert (coordinator.view.decided, coordinator.view.completed) == (2, 2)
 
     def test_the_newest_epoch_with_the_same_input_is_a_replay(self):
         bench = Bench()
         bench.run(bench.opened(), 0)
         assert bench.opened().admit(0, about(0)) is Admission.REPLAY
-        assert len(bench.sink.committed) == 1
+        assert len(bench.sink.target.commits) == 1
 
     @pytest.mark.parametrize("field", ["query", "digest", "start", "end"])
     def test_the_newest_epoch_with_any_other_input_is_refused(self, field: str):
@@ -111,7 +112,7 @@ class TestAdmission:
         with pytest.raises(EpochConflictError, match="must be finished first"):
             coordinator.admit(0, about(0))
         assert bench.opened().admit(0, about(0)) is Admission.REPLAY
-        assert len(bench.sink.committed) == 1
+        assert len(bench.sink.target.commits) == 1
 
     def test_a_rewind_left_in_the_command_line_is_done_once(self):
         """Killed between the decision of epoch 3 and Spark's commit log, the same command line offers epoch 3 again."""
@@ -145,17 +146,17 @@ class TestAdmission:
             bench.run(coordinator, 0)
         with pytest.raises(EpochConflictError, match="claimed by another log"):
             bench.opened()
-        assert bench.sink.committed == []
+        assert bench.sink.target.commits == []
 
-        class Released(FakeSink):
+        class Released(TargetSink):
             def release(self, scope: Any) -> None:  # noqa: ARG002
                 self.claim_error = None
 
-        released = Released()
+        released = Released(name="a")
         released.claim_error = bench.sink.claim_error
         bench.sink = released
         bench.coordinator().open(rewind="the other job was a mistake", first_epoch=1, query="q")
-        assert len(released.committed) == 1
+        assert len(released.target.commits) == 1
 
     def test_a_rewind_never_reopens_an_epoch_that_was_decided_from_the_same_input(self):
         """Also where the words are new: somebody adds them to the command line after a crash."""
@@ -306,11 +307,11 @@ class TestAdmission:
 
 class TestOpening:
     def test_a_pipeline_has_sinks_of_different_names(self):
-        for sinks in ([], [FakeSink("a"), FakeSink("a")]):
+        for sinks in ([], [TargetSink(name="a"), TargetSink(name="a")]):
             with pytest.raises(ConfigurationError, match="at least one sink"):
                 Coordinator("p", MemoryStore(), sinks)
         with pytest.raises(ConfigurationError, match="not usable"):
-            Coordinator("p p", MemoryStore(), [FakeSink()])
+            Coordinator("p p", MemoryStore(), [TargetSink(name="a")])
 
     def test_names_are_checked_at_each_start_and_claimed_once_after_the_first_decision(self):
         bench = Bench()
@@ -347,7 +348,7 @@ class TestOpening:
 
     def test_a_sink_that_did_not_take_part_in_the_completion_claims_its_names_later(self):
         """An operator's command has only the sinks that had rows, and a renamed sink is another one."""
-        bench, other = Bench(), FakeSink("b")
+        bench, other = Bench(), TargetSink(name="b")
         coordinator = bench.opened(other)
         coordinator.admit(0, about(0))
         done = bench.committable(coordinator, 0)
@@ -355,18 +356,18 @@ class TestOpening:
         other.late_claim_error = RetryableSinkError("no answer")
         with pytest.raises(SinkError):
             coordinator.commit(0, [acknowledgement(done, sinks=("a", "b"))], about(0))
-        view = bench.opened(FakeSink("c")).view
+        view = bench.opened(TargetSink(name="c")).view
         assert view.claimed == {"a"}
-        assert bench.opened(FakeSink("b")).view.claimed == {"a"}
+        assert bench.opened(TargetSink(name="b")).view.claimed == {"a"}
 
     def test_a_sink_that_joins_before_a_replay_is_refused(self):
         """It would never get the rows of that epoch."""
         bench = Bench()
         bench.run(bench.opened(), 0)
         with pytest.raises(EpochConflictError, match=r"decided before b took part.*with the sinks as they were \(a\)"):
-            bench.opened(FakeSink("b")).admit(0, about(0))
+            bench.opened(TargetSink(name="b")).admit(0, about(0))
         assert bench.opened().admit(0, about(0)) is Admission.REPLAY
-        assert bench.opened(FakeSink("b")).admit(1, about(1)) is Admission.NEW
+        assert bench.opened(TargetSink(name="b")).admit(1, about(1)) is Admission.NEW
 
     def test_a_sink_that_was_exchanged_before_a_replay_is_refused(self):
         """Its new table would never get the rows of that epoch."""
@@ -397,7 +398,7 @@ class TestOpening:
     def test_a_sink_that_joins_later_claims_its_names(self):
         bench = Bench()
         bench.run(bench.opened(), 0)
-        other = FakeSink("b")
+        other = TargetSink(name="b")
         coordinator = bench.opened(other)
         coordinator.admit(1, about(1))
         coordinator.commit(1, [acknowledgement(epoch=1, sinks=("a", "b"))], about(1))
@@ -408,39 +409,39 @@ class TestOpening:
         bench.sink.answers = [SinkError("broker is down")]
         with pytest.raises(SinkError):
             bench.run(bench.opened(), 0)
-        other = FakeSink("b")
+        other = TargetSink(name="b")
         other.claim_error = RetryableSinkError("no answer")
         with pytest.raises(RetryableSinkError, match="no answer"):
             bench.opened(other)
-        assert len(bench.sink.committed) == 1
+        assert len(bench.sink.target.commits) == 1
 
     def test_a_target_that_may_know_more_than_the_log_is_not_swept_until_it_has_said_so(self):
         """An outdated copy of the log calls undecided what is decided; whoever could tell did not answer just now."""
-        bench, other = Bench(), FakeSink("b")
+        bench, other = Bench(), TargetSink(name="b")
         of = bench.opened(other)
-        bench.sink.open = [prepared(of.context("a", 0, subtask=0))]
-        other.open = [prepared(of.context("b", 0, subtask=0))]
+        bench.sink.target.hold(prepared(of.context("a", 0, subtask=0)))
+        other.target.hold(prepared(of.context("b", 0, subtask=0)))
         other.claim_error = RetryableSinkError("no answer")
         with pytest.raises(RetryableSinkError, match="no answer"):
             bench.opened(other)
-        assert (len(bench.sink.aborted), len(other.aborted)) == (1, 0)
+        assert (len(bench.sink.target.aborted), len(other.target.aborted)) == (1, 0)
         other.claim_error = None
         bench.opened(other)
-        assert len(other.aborted) == 1
+        assert len(other.target.aborted) == 1
 
     def test_a_target_that_did_not_answer_a_rewind_is_not_swept_until_it_has_forgotten(self):
         bench = Bench()
         first = bench.opened()
         bench.run(first, 0)
-        bench.sink.open = [prepared(first.context("a", 1, subtask=0))]
+        bench.sink.target.hold(prepared(first.context("a", 1, subtask=0)))
         release = bench.sink.release
         bench.sink.release = Mock(side_effect=RetryableSinkError("no answer"))  # type: ignore[method-assign]
         with pytest.raises(RetryableSinkError, match="no answer"):
             bench.coordinator().open(rewind="wrong code", first_epoch=0, query="q")
-        assert not bench.sink.aborted
+        assert not bench.sink.target.aborted
         bench.sink.release = release  # type: ignore[method-assign]
         bench.opened()
-        assert len(bench.sink.aborted) == 1
+        assert len(bench.sink.target.aborted) == 1
 
     def test_a_name_that_belongs_to_another_log_stops_the_start(self):
         bench = Bench()
@@ -448,7 +449,7 @@ class TestOpening:
         coordinator = bench.coordinator()
         with pytest.raises(EpochConflictError, match="another log"):
             coordinator.open()
-        assert not bench.sink.aborted
+        assert not bench.sink.target.aborted
 
     def test_a_decision_that_was_not_finished_is_finished_first(self):
         bench = Bench()
@@ -456,7 +457,7 @@ class TestOpening:
         with pytest.raises(SinkError):
             bench.run(bench.opened(), 0)
         coordinator = bench.opened()
-        assert len(bench.sink.committed) == 1
+        assert len(bench.sink.target.commits) == 1
         assert coordinator.view.completed == 0
 
     def test_a_decision_that_names_a_sink_that_is_gone_stops_the_start(self):
@@ -464,13 +465,13 @@ class TestOpening:
         bench.sink.answers = [SinkError("broker is down")]
         with pytest.raises(SinkError):
             bench.run(bench.opened(), 0)
-        gone = Coordinator("p", bench.store, [FakeSink("b")], policy())
+        gone = Coordinator("p", bench.store, [TargetSink(name="b")], policy())
         with pytest.raises(EpochConflictError, match=r"no longer has: \['a'\]"):
             gone.open()
 
     def test_a_sink_that_wrote_nothing_may_go(self):
         bench = Bench()
-        other = FakeSink("b")
+        other = TargetSink(name="b")
         coordinator = bench.opened(other)
         coordinator.admit(0, about(0))
         committable = bench.committable(coordinator, 0)
@@ -478,7 +479,7 @@ class TestOpening:
         with pytest.raises(SinkError):
             coordinator.commit(0, [acknowledgement(committable, sinks=("a", "b"))], about(0))
         assert bench.opened().view.completed == 0
-        assert bench.sink.committed == [committable.transaction]
+        assert bench.sink.target.commits == [committable.transaction]
 
 
 class TestAcknowledgements:
@@ -527,25 +528,26 @@ class TestAcknowledgements:
         coordinator.admit(0, about(0))
         coordinator.commit(0, [acknowledgement(), acknowledgement(subtask=1)], about(0))
         assert coordinator.view.completed == 0
-        assert bench.sink.committed == []
+        assert bench.sink.target.commits == []
 
 
 class TestAge:
     def bench(self, age: float, state: Observation) -> tuple[Bench, Coordinator, Committable]:
         now = [0.0]
-        bench = Bench(FakeSink(timeout=40.0), monotonic=lambda: now[0])
+        bench = Bench(TargetSink(name="a", timeout=40.0), monotonic=lambda: now[0])
         coordinator = bench.opened()
         now[0] = 100.0
         coordinator.admit(0, about(0))
         committable = bench.committable(coordinator, 0)
-        bench.sink.states = {committable.transaction: state}
+        bench.sink.target.states = {committable.transaction: state}
+        bench.sink.answers = [CommitStatus.COMMITTED]  # whatever the look has shown
         now[0] += age
         return bench, coordinator, committable
 
     def test_a_young_transaction_is_not_asked_for(self):
         bench, coordinator, committable = self.bench(10.0, Observation.ABORTED)
         coordinator.commit(0, [acknowledgement(committable)], about(0))
-        assert bench.sink.committed == [committable.transaction]
+        assert bench.sink.target.commits == [committable.transaction]
 
     @pytest.mark.parametrize("state", [Observation.ABORTED, Observation.EXPIRED, Observation.ABSENT])
     def test_an_old_one_that_ended_is_not_decided(self, state: Observation):
@@ -553,7 +555,7 @@ class TestAge:
         with pytest.raises(DataLossError, match="ended before they were decided"):
             coordinator.commit(0, [acknowledgement(committable)], about(0))
         assert read(bench.store).decided == -1
-        assert bench.sink.committed == []
+        assert bench.sink.target.commits == []
 
     def test_one_that_a_newer_writer_has_swept_is_no_loss(self):
         """The driver that slept is fenced, and nobody is alarmed."""
@@ -566,7 +568,7 @@ class TestAge:
     def test_an_old_one_that_may_be_there_is_decided(self, state: Observation):
         bench, coordinator, committable = self.bench(30.0, state)
         coordinator.commit(0, [acknowledgement(committable)], about(0))
-        assert bench.sink.committed == [committable.transaction]
+        assert bench.sink.target.commits == [committable.transaction]
 
     @pytest.mark.parametrize(("own", "told", "asked"), [(0.0, 10.1, True), (30.0, 10.0, False)])
     def test_f_the_age_that_came_with_the_epoch_counts(self, own: float, told: float, asked: bool):
@@ -577,7 +579,7 @@ class TestAge:
                 coordinator.commit(0, [acknowledgement(committable)], about(0), age=told)
         else:
             coordinator.commit(0, [acknowledgement(committable)], about(0), age=told)
-        assert len(bench.sink.committed) == 1 - asked
+        assert len(bench.sink.target.commits) == 1 - asked
 
     def test_an_epoch_without_rows_has_no_age(self):
         _, coordinator, _ = self.bench(1000.0, Observation.ABORTED)
@@ -590,7 +592,7 @@ class TestCommitting:
         bench = Bench()
         bench.sink.answers = [LATER, LATER, CommitStatus.ALREADY_COMMITTED]
         bench.run(bench.opened(), 0)
-        assert len(bench.sink.committed) == 1
+        assert len(bench.sink.target.commits) == 1
 
     def test_24_and_28_an_epoch_that_has_to_wait_holds_back_the_later_ones_of_its_decision(self):
         """Otherwise an upsert of the earlier one would overwrite the later one's."""
@@ -622,13 +624,13 @@ class TestCommitting:
             coordinator.admit(1, about(1))
 
     def test_e_a_large_decision_that_waits_is_compared_in_linear_time(self):
-        class Away(FakeSink):
+        class Away(TargetSink):
             away = True
 
             def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
                 return [CommitOutcome(LATER if self.away else CommitStatus.COMMITTED) for _ in committables]
 
-        sink = Away()
+        sink = Away(name="a")
         bench = Bench(sink)
         coordinator = bench.opened()
         coordinator.admit(0, about(0))
@@ -668,7 +670,7 @@ class TestCommitting:
         coordinator = bench.opened()
         coordinator.admit(0, about(0))
         committable = bench.committable(coordinator, 0)
-        newer = FakeSink()
+        newer = TargetSink(name="a")
 
         def other_driver_starts(*_: object) -> list[object]:
             Coordinator("p", bench.store, [newer], policy()).open()
@@ -678,7 +680,7 @@ class TestCommitting:
         bench.sink.commit_many = other_driver_starts  # type: ignore[assignment,method-assign]
         with pytest.raises(FencedError):
             coordinator.commit(0, [acknowledgement(committable)], about(0))
-        assert newer.committed == [committable.transaction]
+        assert newer.target.commits == [committable.transaction]
 
     def test_skip_leaves_an_audit_record_and_goes_on(self):
         bench = Bench(on_lost=OnLost.SKIP)
@@ -686,7 +688,7 @@ class TestCommitting:
         bench.sink.answers = [UNKNOWN]
         lost = bench.run(coordinator, 0)
         assert coordinator.view.skipped == {lost.transaction}
-        assert bench.run(coordinator, 1).transaction in bench.sink.committed
+        assert bench.run(coordinator, 1).transaction in bench.sink.target.commits
 
     def test_a_skip_that_was_recorded_is_not_asked_for_again(self):
         bench = Bench(on_lost=OnLost.SKIP)
@@ -708,7 +710,7 @@ class TestCommitting:
         with pytest.raises(EpochConflictError, match="voided"):
             bench.run(first, 1)
         again = bench.run(bench.opened(), 1)
-        assert bench.sink.committed[-1] == again.transaction
+        assert bench.sink.target.commits[-1] == again.transaction
 
     def test_the_epoch_that_is_written_again_has_the_voided_ones_query_and_start(self):
         bench = Bench(on_lost=OnLost.REPLAY)
@@ -750,7 +752,7 @@ class TestCommitting:
         bench.opened()
         with pytest.raises(FencedError):
             old.commit(0, [acknowledgement(bench.committable(old, 0))], about(0))
-        assert bench.sink.committed == []
+        assert bench.sink.target.commits == []
 
     def test_the_coordinator_goes_on_in_another_process_by_token(self):
         bench = Bench()
@@ -760,7 +762,7 @@ class TestCommitting:
         second = bench.coordinator()
         second.resume(first.writer.token)
         second.commit(0, [acknowledgement(committable)], about(0))
-        assert bench.sink.committed == [committable.transaction]
+        assert bench.sink.target.commits == [committable.transaction]
         with pytest.raises(FencedError):
             bench.coordinator().resume(first.writer.token)
 
@@ -772,7 +774,7 @@ class TestGivingUp:
         coordinator = bench.opened()
         coordinator.admit(0, about(0))
         committable = bench.committable(coordinator, 0)
-        bench.sink.open = [committable]
+        bench.sink.target.hold(committable)
         return coordinator, committable
 
     def test_the_decision_is_impossible_before_anything_is_aborted(self):
@@ -782,10 +784,10 @@ class TestGivingUp:
         other = bench.coordinator()
         other.resume(coordinator.writer.token)
         coordinator.give_up()
-        assert bench.sink.aborted == [committable.transaction]
+        assert bench.sink.target.aborted == [committable.transaction]
         with pytest.raises(FencedError):
             other.commit(0, [acknowledgement(committable)], about(0))
-        assert bench.run(bench.opened(), 0).transaction in bench.sink.committed
+        assert bench.run(bench.opened(), 0).transaction in bench.sink.target.commits
 
     def test_what_was_decided_meanwhile_is_left_alone(self):
         bench = Bench()
@@ -795,7 +797,7 @@ class TestGivingUp:
         other.commit(0, [acknowledgement(committable)], about(0))
         with pytest.raises(FencedError):
             coordinator.give_up()
-        assert bench.sink.aborted == []
+        assert bench.sink.target.aborted == []
 
     def test_decided_transactions_are_not_touched(self):
         """Spark's abort() comes also when commit() raised."""
@@ -805,7 +807,7 @@ class TestGivingUp:
         with pytest.raises(CommitPendingError):
             coordinator.commit(0, [acknowledgement(committable)], about(0))
         coordinator.give_up()
-        assert bench.sink.aborted == []
+        assert bench.sink.target.aborted == []
 
     @pytest.mark.parametrize("fault", [not_written, answer_lost])
     def test_nothing_is_aborted_while_the_decision_is_in_doubt(self, fault: Callable[[Callable[[], bool]], bool]):
@@ -816,36 +818,36 @@ class TestGivingUp:
             coordinator.commit(0, [acknowledgement(committable)], about(0))
         with pytest.raises((StoreError, FencedError)):
             coordinator.give_up()
-        assert bench.sink.aborted == []
+        assert bench.sink.target.aborted == []
 
     def test_a_fenced_writer_aborts_nothing(self):
         bench = Bench()
         coordinator, _ = self.failed(bench)
-        bench.sink.open = []
+        bench.sink.target.prepared.clear()
         bench.opened()
         with pytest.raises(FencedError):
             coordinator.give_up()
-        assert bench.sink.aborted == []
+        assert bench.sink.target.aborted == []
 
 
 class TestSweeping:
     def listed(self, bench: Bench, **changes: object) -> Committable:
         base = bench.committable(bench.opened(), 0)
         committable = msgspec.structs.replace(base, **changes)
-        bench.sink.open.append(committable)
+        bench.sink.target.hold(committable)
         return committable
 
     def test_what_older_writers_left_is_aborted(self):
         bench = Bench()
         left = self.listed(bench)
         bench.opened()
-        assert bench.sink.aborted == [left.transaction]
+        assert bench.sink.target.aborted == [left.transaction]
 
     def test_what_a_listing_cannot_date_is_aborted_by_exact_handle(self):
         bench = Bench()
         left = self.listed(bench, generation=ANY_EPOCH, epoch=ANY_EPOCH, handle={"producer": 1, "epoch": 2})
         bench.opened()
-        assert bench.sink.aborted == [left.transaction]
+        assert bench.sink.target.aborted == [left.transaction]
 
     @pytest.mark.parametrize("changes", [{"log": "ffffffff"}, {"generation": 99}], ids=["log", "newer writer"])
     def test_what_is_not_of_this_log_or_is_newer_is_reported_and_left_alone(self, changes: dict[str, Any]):
@@ -853,7 +855,7 @@ class TestSweeping:
         left = self.listed(bench, **changes)
         coordinator = bench.opened()
         assert sweep(coordinator.writer, [bench.sink]).reported == (left,)
-        assert bench.sink.aborted == []
+        assert bench.sink.target.aborted == []
 
     def test_what_a_waiting_decision_names_is_left_alone_though_the_listing_knows_less(self):
         """A target's listing may not have all of a handle; while the decision waits, no name is used again."""
@@ -864,17 +866,17 @@ class TestSweeping:
         bench.sink.answers = [LATER] * 8
         with pytest.raises(CommitPendingError):
             coordinator.commit(0, [acknowledgement(committable)], about(0))
-        bench.sink.open = [msgspec.structs.replace(committable, handle={})]
+        bench.sink.target.hold(msgspec.structs.replace(committable, handle={}))
         with pytest.raises(CommitPendingError):
             bench.opened()
-        assert bench.sink.aborted == []
+        assert bench.sink.target.aborted == []
 
     def test_a_writers_own_live_epoch_is_left_alone(self):
         bench = Bench()
         coordinator = bench.opened()
         bench.run(coordinator, 0)
         live, lost = bench.committable(coordinator, 1), bench.committable(coordinator, 0)
-        bench.sink.open = [live, lost]
+        bench.sink.target.hold(live, lost)
         assert sweep(coordinator.writer, [bench.sink]).aborted == (lost,)
 
     @pytest.mark.parametrize("epochs", [0, 1], ids=["before its first epoch", "later"])
@@ -884,25 +886,25 @@ class TestSweeping:
         for epoch in range(epochs):
             bench.run(coordinator, epoch)
         undated = msgspec.structs.replace(bench.committable(coordinator, 1), epoch=ANY_EPOCH)
-        bench.sink.open = [undated]
+        bench.sink.target.hold(undated)
         assert sweep(coordinator.writer, [bench.sink], busy=True).aborted == ()
         assert sweep(coordinator.writer, [bench.sink]).aborted == (undated,)
 
     def test_what_a_decision_names_is_never_aborted(self):
         bench = Bench()
         done = bench.run(bench.opened(), 0)
-        bench.sink.open = [done]
+        bench.sink.target.hold(done)
         bench.opened()
-        assert bench.sink.aborted == []
+        assert bench.sink.target.aborted == []
 
     def test_a_sweeper_that_was_fenced_while_it_listed_aborts_nothing(self):
         bench = Bench()
         self.listed(bench)
         coordinator = bench.coordinator()
         coordinator.writer.start()
-        bench.sink.when_listed = lambda: Coordinator("p", bench.store, [FakeSink()], policy()).open()
+        bench.sink.when_listed = lambda: Coordinator("p", bench.store, [TargetSink(name="a")], policy()).open()
         assert sweep(coordinator.writer, [bench.sink]).aborted == ()
-        assert bench.sink.aborted == []
+        assert bench.sink.target.aborted == []
 
     def test_what_a_retry_left_behind_is_aborted_after_the_decision(self):
         """In the first epoch and, after the writer's START was pruned, in later ones."""
@@ -911,9 +913,9 @@ class TestSweeping:
         for epoch in range(3):
             coordinator.admit(epoch, about(epoch))
             lost, won = bench.committable(coordinator, epoch), bench.committable(coordinator, epoch)
-            bench.sink.open = [lost]
+            bench.sink.target.hold(lost)
             coordinator.commit(epoch, [acknowledgement(won, epoch=epoch, attempt=1, retried=True)], about(epoch))
-            assert bench.sink.aborted[-1:] == [lost.transaction]
+            assert bench.sink.target.aborted[-1:] == [lost.transaction]
 
     def test_an_attempt_that_prepares_after_its_epochs_sweep_is_aborted_within_a_minute(self):
         now = [0.0]
@@ -921,24 +923,23 @@ class TestSweeping:
         coordinator = bench.opened()
         bench.run(coordinator, 0)
         late = bench.committable(coordinator, 0)
-        bench.sink.open = [late]
+        bench.sink.target.hold(late)
         for epoch, seconds, aborted in [(1, 59.0, []), (2, 60.0, [late.transaction]), (3, 61.0, [late.transaction])]:
             now[0] = seconds
             bench.run(coordinator, epoch)
-            assert bench.sink.aborted == aborted
+            assert bench.sink.target.aborted == aborted
 
     def test_an_abort_that_fails_is_tried_again_after_each_epoch(self):
         bench = Bench()
         left = self.listed(bench)
-        bench.sink.abort_status = AbortStatus.RETRY_LATER
-        bench.sink.keeps_open = True
+        bench.sink.abort_answer = AbortStatus.RETRY_LATER
         coordinator = bench.opened()
         bench.run(coordinator, 0)
-        assert bench.sink.aborted == [left.transaction] * 2
-        bench.sink.abort_status, bench.sink.keeps_open = AbortStatus.ABORTED, False
+        assert bench.sink.target.aborted == [left.transaction] * 2
+        bench.sink.abort_answer = None
         for epoch in (1, 2):
             bench.run(coordinator, epoch)
-        assert bench.sink.aborted == [left.transaction] * 3
+        assert bench.sink.target.aborted == [left.transaction] * 3
 
 
 class TestMistakes:
@@ -950,14 +951,14 @@ class TestMistakes:
         bench = Bench(monotonic=lambda: now[0])
         coordinator = bench.opened()
         late = bench.committable(coordinator, 0)
-        bench.sink.open = [late]
+        bench.sink.target.hold(late)
         now[0] = 60.0
         bench.sink.when_listed = broken
         bench.run(coordinator, 0)
-        assert (coordinator.view.completed, bench.sink.aborted) == (0, [])
+        assert (coordinator.view.completed, bench.sink.target.aborted) == (0, [])
         bench.sink.when_listed = None
         bench.run(coordinator, 1)
-        assert bench.sink.aborted == [late.transaction]
+        assert bench.sink.target.aborted == [late.transaction]
 
     def test_another_query_is_refused_before_it_fences_the_one_that_runs(self):
         bench = Bench()
@@ -976,7 +977,7 @@ class TestMistakes:
         bench.run(bench.opened(), 0)
         bench.coordinator().open(query="q", rewind="wrong code", first_epoch=0, epoch_input=about(0, query="new"))
         bench.run(bench.opened(), 0)
-        other = Coordinator("other", bench.store, [FakeSink()], policy())
+        other = Coordinator("other", bench.store, [TargetSink(name="a")], policy())
         with pytest.raises(EpochConflictError) as refused:
             other.open(query="q" if rewind else "new", rewind=rewind, first_epoch=0)
         assert refused.value.pipeline == "other"
@@ -1059,7 +1060,7 @@ def test_ages_count_the_time_for_which_the_machine_was_suspended(monkeypatch: py
 class TestSinksAreIndependent:
     """Rule A: a sink that is away, refuses or has lost its data delays no other."""
 
-    def both(self, bench: Bench, other: FakeSink) -> tuple[Coordinator, Committable, Committable]:
+    def both(self, bench: Bench, other: TargetSink) -> tuple[Coordinator, Committable, Committable]:
         coordinator = bench.opened(other)
         coordinator.admit(0, about(0))
         mine = bench.committable(coordinator, 0)
@@ -1076,15 +1077,15 @@ class TestSinksAreIndependent:
     )
     def test_the_others_are_committed_whatever_one_says(self, answers: list[CommitStatus | Exception]):
         for broken_first in (True, False):
-            broken, well = FakeSink("a"), FakeSink("b")
+            broken, well = TargetSink(name="a"), TargetSink(name="b")
             bench = Bench(broken if broken_first else well)
             bench.sink.name, other = "a", well if broken_first else broken
             other.name = "b"
             broken.answers = list(answers)
             with pytest.raises(Exception):  # noqa: B017, PT011 - each its own
                 self.commit(*self.both(bench, other))
-            assert len(well.committed) == 1
-            assert not broken.committed
+            assert len(well.target.commits) == 1
+            assert not broken.target.commits
             assert read(bench.store).undone is not None
             broken.answers = []
             bench.opened(other)
@@ -1093,41 +1094,41 @@ class TestSinksAreIndependent:
     @pytest.mark.parametrize(("refusals", "settled"), [(1, True), (2, False)])
     def test_what_a_target_refuses_is_asked_for_again_when_another_has_committed(self, refusals: int, settled: bool):
         """As of two tables, where a foreign key of one names the other; no order serves both inserts and deletes."""
-        first, second = FakeSink("a"), FakeSink("b")
+        first, second = TargetSink(name="a"), TargetSink(name="b")
         first.answers = [SinkError("violates foreign key constraint")] * refusals
         bench = Bench(first)
         with nullcontext() if settled else pytest.raises(SinkError, match="foreign key"):
             self.commit(*self.both(bench, second))
-        assert (len(first.committed), len(second.committed)) == (int(settled), 1)
+        assert (len(first.target.commits), len(second.target.commits)) == (int(settled), 1)
 
     def test_all_are_asked_at_the_same_time(self):
         met = threading.Barrier(2, timeout=10)
 
-        class Meets(FakeSink):
+        class Meets(TargetSink):
             def commit(self, committable: Committable) -> CommitOutcome:
                 met.wait()
                 return super().commit(committable)
 
-        one, other = Meets("a"), Meets("b")
+        one, other = Meets(name="a"), Meets(name="b")
         self.commit(*self.both(Bench(one), other))
-        assert len(one.committed) == len(other.committed) == 1
+        assert len(one.target.commits) == len(other.target.commits) == 1
 
     def test_a_decision_is_finished_at_the_next_start_where_it_can_be(self):
         """PostgreSQL is away for hours; Kafka's transactions expire in minutes."""
-        database, kafka = FakeSink("a"), FakeSink("b", timeout=20.0)
+        database, kafka = TargetSink(name="a"), TargetSink(name="b", timeout=20.0)
         bench = Bench(database)
         database.answers, kafka.answers = [LATER] * 9, [LATER] * 4
         with pytest.raises(CommitPendingError):
             self.commit(*self.both(bench, kafka))
-        assert not kafka.committed
+        assert not kafka.target.commits
         with pytest.raises(CommitPendingError, match="nothing is lost"):
             bench.opened(kafka)
-        assert len(kafka.committed) == 1
+        assert len(kafka.target.commits) == 1
 
     def test_those_whose_transactions_expire_are_asked_first(self):
         order: list[str] = []
 
-        class Noting(FakeSink):
+        class Noting(TargetSink):
             def commit_many(self, committables: Any) -> Any:
                 order.append(self.name)
                 return super().commit_many(committables)
@@ -1136,60 +1137,61 @@ class TestSinksAreIndependent:
                 order.append(f"list {self.name}")
                 return super().lingering(scope)
 
-        bench = Bench(Noting("a"), make_all=lambda calls: [call() for call in calls])
-        coordinator, mine, theirs = self.both(bench, Noting("b", timeout=60.0))
+        bench = Bench(Noting(name="a"), make_all=lambda calls: [call() for call in calls])
+        coordinator, mine, theirs = self.both(bench, Noting(name="b", timeout=60.0))
         assert order == ["list b", "list a"]
         self.commit(coordinator, mine, theirs)
         assert order[2:] == ["b", "a"]
 
     def test_what_lingers_is_swept_before_a_sick_sink_is_waited_for(self):
-        sick, well = FakeSink("a"), FakeSink("b")
+        sick, well = TargetSink(name="a"), TargetSink(name="b")
         bench = Bench(sick)
         sick.answers = [SinkError("refused")] * 2
         with pytest.raises(SinkError):
             self.commit(*self.both(bench, well))
         left = msgspec.structs.replace(well_committable(bench, well), epoch=7, transaction="left")
-        well.open, sick.answers = [left], [SinkError("still refused")] * 2
+        well.target.hold(left)
+        sick.answers = [SinkError("still refused")] * 2
         with pytest.raises(SinkError, match="still refused"):
             bench.opened(well)
-        assert well.aborted == ["left"]
+        assert well.target.aborted == ["left"]
 
     def test_a_sink_that_cannot_be_listed_leaves_no_other_unswept(self):
         for sick_first in (True, False):
-            sick, well = FakeSink("a" if sick_first else "b"), FakeSink("b" if sick_first else "a")
+            sick, well = TargetSink(name="a" if sick_first else "b"), TargetSink(name="b" if sick_first else "a")
             bench = Bench(sick if sick_first else well)
             other = well if sick_first else sick
             coordinator = bench.opened(other)
-            well.open = [prepared(coordinator.context(well.name, 0, subtask=0))]
+            well.target.hold(prepared(coordinator.context(well.name, 0, subtask=0)))
             sick.when_listed = raise_sink_error
             with pytest.raises(SinkError, match="cannot list"):
                 bench.opened(other)
-            assert len(well.aborted) == 1
+            assert len(well.target.aborted) == 1
 
     def test_an_abort_that_raises_leaves_nothing_else_unswept(self):
-        class Raising(FakeSink):
+        class Raising(TargetSink):
             def abort(self, committable: Any) -> Any:
                 super().abort(committable)
                 raise SinkError("another role prepared it")
 
-        sick, well = Raising("a"), FakeSink("b")
+        sick, well = Raising(name="a"), TargetSink(name="b")
         bench = Bench(sick)
         coordinator = bench.opened(well)
         for sink in (sick, well):
-            sink.open = [prepared(coordinator.context(sink.name, 0, subtask=n)) for n in range(2)]
+            sink.target.hold(*(prepared(coordinator.context(sink.name, 0, subtask=n)) for n in range(2)))
         with pytest.raises(SinkError, match="another role"):
             bench.opened(well)
-        assert [len(sick.aborted), len(well.aborted)] == [2, 2]
+        assert [len(sick.target.aborted), len(well.target.aborted)] == [2, 2]
 
     def test_all_problems_are_told_and_a_loss_first(self):
-        lost, away = FakeSink("a"), FakeSink("b")
+        lost, away = TargetSink(name="a"), TargetSink(name="b")
         lost.answers, away.answers = [LOST], [LATER] * 9
         with pytest.raises(DataLossError) as caught:
             self.commit(*self.both(Bench(lost), away))
         assert any("sink b has not committed its part: scripted" in note for note in caught.value.__notes__)
 
     def test_the_message_names_the_clock_that_runs(self):
-        bench = Bench(FakeSink("a", timeout=900.0))
+        bench = Bench(TargetSink(name="a", timeout=900.0))
         bench.sink.answers = [LATER] * 9
         with pytest.raises(CommitPendingError, match="aborts a transaction 900 s after it began"):
             bench.run(bench.opened(), 0)
@@ -1199,7 +1201,7 @@ def raise_sink_error() -> None:
     raise SinkError("cannot list")
 
 
-def well_committable(bench: Bench, sink: FakeSink) -> Committable:
+def well_committable(bench: Bench, sink: TargetSink) -> Committable:
     view = read(bench.store)
     assert view.undone is not None
     return next(c for c in view.undone.committables if c.sink == sink.name)
@@ -1217,10 +1219,10 @@ class TestSweepingWhileAtWork:
         now.open()
         live = bench.committable(now, 2)
         unknown = msgspec.structs.replace(zombie, generation=ANY_EPOCH, transaction="x")
-        bench.sink.open = [zombie, live, unknown]
+        bench.sink.target.hold(zombie, live, unknown)
         now.admit(1, about(1))
         now.commit(1, [acknowledgement(epoch=1)], about(1))
-        assert bench.sink.aborted == [zombie.transaction]
+        assert bench.sink.target.aborted == [zombie.transaction]
 
 
 class TestSinksThatAreGone:
@@ -1231,18 +1233,18 @@ class TestSinksThatAreGone:
         """Scenario 38. Its rows would block their own retry at each start, for ever."""
         bench = Bench()
         left = self.left(bench.opened())
-        bench.sink.elsewhere = [left]
+        bench.sink.target.hold(left)
         bench.opened()
-        assert bench.sink.aborted == [left.transaction]
+        assert bench.sink.target.aborted == [left.transaction]
         assert "of sink renamed, which this pipeline no longer has" in caplog.text
 
     def test_what_a_zombie_prepares_for_a_renamed_sink_after_the_first_decision_is_aborted_at_the_next_start(self):
         bench = Bench()
         bench.run(bench.opened(), 0)
         left = self.left(bench.opened())
-        bench.sink.elsewhere = [left]
+        bench.sink.target.hold(left)
         bench.opened()
-        assert bench.sink.aborted == [left.transaction]
+        assert bench.sink.target.aborted == [left.transaction]
 
     def test_a_start_asks_for_them_first(self):
         """A sink may wait longer for this answer than for those that an epoch waits for."""
@@ -1255,9 +1257,45 @@ class TestSinksThatAreGone:
 
     def test_another_pipelines_or_logs_and_a_present_sinks_are_left_alone(self):
         bench = Bench()
-        other = FakeSink("b")
+        other = TargetSink(name="b")
         left = self.left(bench.opened(other))
-        replace = msgspec.structs.replace
-        bench.sink.elsewhere = [replace(left, log="ffffffff"), replace(left, pipeline="p2"), replace(left, sink="b")]
+        for number, changes in enumerate(({"log": "ffffffff"}, {"pipeline": "p2"}, {"sink": "b"})):
+            bench.sink.target.hold(msgspec.structs.replace(left, transaction=str(number), **changes))
         bench.opened(other)
-        assert bench.sink.aborted == []
+        assert bench.sink.target.aborted == []
+
+
+class Mute(TargetSink):
+    """A user's sink whose target cannot be asked."""
+
+    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
+        return [Observation.UNKNOWN for _ in committables]
+
+
+def test_a_rewind_ends_what_is_prepared_in_a_target_that_cannot_be_asked():
+    store, sink = MemoryStore(), Mute(name="a")
+    coordinator = Coordinator("p", store, [sink], policy())
+    coordinator.open()
+    coordinator.admit(0, about(0))
+    decided = prepared(coordinator.context("a", 0, subtask=0))
+    coordinator.writer.decide(0, [decided], sinks=["a"], epoch_input=about(0), subtasks=1)
+    sink.target.hold(decided)
+    Coordinator("p", store, [sink], policy()).open(rewind="x", first_epoch=0, query="q")
+    assert decided.transaction in sink.target.aborted
+
+
+def test_a_start_after_a_rewind_sweeps_without_asking_how_far_the_target_had_come():
+    """What the rewind took back may have been committed meanwhile: each start was refused as an outdated copy."""
+    store, sink = MemoryStore(), TargetSink(name="a")
+    first = Coordinator("p", store, [sink], policy())
+    first.open()
+    first.admit(0, about(0))
+    first.commit(0, [acknowledgement(sinks=("a",))], about(0))
+    rewound = Coordinator("p", store, [sink], policy())
+    rewound.open(rewind="x", first_epoch=0, query="q")
+    rewound.admit(0, about(0))
+    left = prepared(rewound.context("a", 0, subtask=0))
+    sink.target.hold(left)
+    sink.claim_error = EpochConflictError("this decision log is an outdated copy")
+    Coordinator("p", store, [sink], policy()).open(rewind="x", first_epoch=0, query="q")
+    assert sink.target.aborted == [left.transaction]

@@ -1,4 +1,4 @@
-# ruff: noqa: ARG002 - overridden methods keep their signatures
+# ruff: noqa: ARG001, ARG002 - overridden methods keep their signatures
 """A target with a ledger that went back to an older state after its commits: noticed at the next start, and told."""
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from onceward import FileSink, SqlAlchemySink
+from onceward import FileSink, RedisSink, SqlAlchemySink
 from onceward.connectors.database.engines import engine_of
 from onceward.connectors.files.sink import FileLedger
+from onceward.connectors.redis import sink as redis_sink
+from onceward.connectors.redis.sink import RedisLedger
 from onceward.core.checkpoint import Coordinator, OnLost
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.contract.names import NOTHING, Progress, Reached, Remembered, Scope
@@ -24,22 +26,25 @@ from onceward.core.errors import (
     CommitPendingError,
     DataLossError,
     DecisionInDoubtError,
+    EpochConflictError,
+    FencedError,
     LifecycleError,
     RetryableSinkError,
     SinkError,
     TargetWentBackError,
 )
 from onceward.core.kit.crash_points import Step, hooked
-from onceward.core.log import DirectoryStore, EpochInput, Resolved, read
+from onceward.core.log import DirectoryStore, Resolved, read
 from onceward.core.operations.log_locations import open_log
 from onceward.core.operations.resolve import CommittedEpoch, commit_decided
 from onceward.core.operations.survey import survey
 from onceward.testing.faults import Faults
 from onceward.testing.wrappers import FaultySink
 
-from .core_fakes import FakeSink, MemoryStore, acknowledgement, answer_lost, policy, prepared
+from .coordinator_kit import about
+from .core_fakes import MemoryStore, acknowledgement, answer_lost, policy, prepared
 from .losses_kit import Bench
-from .sink_kit import Crash
+from .sink_kit import Crash, TargetSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,24 +56,24 @@ COMMITTED, PREPARED, ABORTED = Observation.COMMITTED, Observation.PREPARED, Obse
 def test_what_is_still_committed_is_left_alone():
     bench = Bench(COMMITTED)
     bench.open()
-    assert bench.sink.committed == []
+    assert bench.sink.target.commits == []
 
 
 def test_a_target_that_does_not_answer_keeps_no_other_waiting():
     """Another one's decided transactions may be near their timeout."""
     asked = threading.Event()
 
-    class Slow(FakeSink):
+    class Slow(TargetSink):
         def check_claim(self, scope: Scope, newest: Progress) -> None:
             if not asked.wait(5):
                 raise AssertionError("the other was not asked")
             raise RetryableSinkError("no answer")
 
-    class Quick(FakeSink):
+    class Quick(TargetSink):
         def check_claim(self, scope: Scope, newest: Progress) -> None:
             asked.set()
 
-    coordinator = Coordinator("p", MemoryStore(), [Slow("a"), Quick("b")], policy())
+    coordinator = Coordinator("p", MemoryStore(), [Slow(name="a"), Quick(name="b")], policy())
     with pytest.raises(RetryableSinkError, match="no answer"):
         coordinator.open()
 
@@ -77,15 +82,15 @@ def test_a_target_that_does_not_answer_keeps_no_other_waiting():
 def test_nothing_is_concluded_from_no_proof(seen: Observation):
     bench = Bench(seen)
     bench.open()
-    assert bench.sink.committed == []
+    assert bench.sink.target.commits == []
 
 
 def test_what_is_prepared_again_is_committed_again(caplog: pytest.LogCaptureFixture):
     """Invariant 1: the completed decision names it."""
     bench = Bench(PREPARED)
-    bench.sink.open = [bench.done]
+    bench.sink.target.hold(bench.done)
     bench.open()
-    assert (bench.sink.committed, bench.sink.aborted) == ([bench.done.transaction], [])
+    assert (bench.sink.target.commits, bench.sink.target.aborted) == ([bench.done.transaction], [])
     assert "was committed, and was prepared again" in caplog.text
 
 
@@ -93,37 +98,36 @@ def test_what_is_prepared_again_is_committed_again(caplog: pytest.LogCaptureFixt
 def test_a_target_that_went_back_to_before_the_claim_is_claimed_and_committed_to_again(on_lost: OnLost):
     """The claim follows the first epoch's prepare. Booked as lost, its rows would stay prepared for ever."""
     bench = Bench(PREPARED)
-    bench.sink.open = [bench.done]
+    bench.sink.target.hold(bench.done)
     bench.sink.remembered = Remembered(owned=False, progress=NOTHING)
     bench.open(on_lost=on_lost)
-    assert (bench.sink.committed, bench.sink.aborted) == ([bench.done.transaction], [])
+    assert (bench.sink.target.commits, bench.sink.target.aborted) == ([bench.done.transaction], [])
     assert bench.sink.remembered.owned
     assert not any(isinstance(entry, Resolved) for entry in read(bench.store).entries)
 
 
 def test_what_refers_to_rows_of_another_sink_is_committed_again_after_these():
     """As with a foreign key, when a promoted standby has both prepared and neither committed."""
-    store, child, parent = MemoryStore(), FakeSink("a"), FakeSink("b")
+    store, child, parent = MemoryStore(), TargetSink(name="a"), TargetSink(name="b")
     coordinator = Coordinator("p", store, [child, parent], policy())
     coordinator.open()
-    about = EpochInput(query="q", start=0, end=1)
-    coordinator.admit(0, about)
+    coordinator.admit(0, about(0))
     of_sinks = [prepared(coordinator.context(name, 0, subtask=0)) for name in "ab"]
-    coordinator.commit(0, [acknowledgement(*of_sinks, sinks=("a", "b"))], about)
+    coordinator.commit(0, [acknowledgement(*of_sinks, sinks=("a", "b"))], about(0))
 
-    class Refusing(FakeSink):
+    class Refusing(TargetSink):
         def commit(self, committable: Committable) -> CommitOutcome:
-            if not parent.committed:
+            if not parent.target.commits:
                 raise SinkError("violates foreign key constraint")
             return super().commit(committable)
 
-    again = Refusing("a")
+    again = Refusing(name="a")
     for sink, committable in zip((again, parent), of_sinks, strict=True):
         sink.records_transactions = True  # type: ignore[misc]
-        sink.states[committable.transaction] = PREPARED
-        sink.committed.clear()
+        sink.target.states[committable.transaction] = PREPARED
+        sink.target.commits.clear()
     Coordinator("p", store, [again, parent], policy()).open()
-    assert (again.committed, parent.committed) == ([of_sinks[0].transaction], [of_sinks[1].transaction])
+    assert (again.target.commits, parent.target.commits) == ([of_sinks[0].transaction], [of_sinks[1].transaction])
 
 
 def test_a_target_that_does_not_answer_then_fails_the_start():
@@ -136,7 +140,7 @@ def test_a_target_that_does_not_answer_then_fails_the_start():
 def test_what_a_sink_must_not_return_from_a_repeated_commit_is_named(monkeypatch: pytest.MonkeyPatch):
     bench = Bench(PREPARED)
     monkeypatch.setattr(bench.sink, "commit_many", lambda _: None)
-    with pytest.raises(LifecycleError, match="commit of FakeSink returned None, not a sequence of CommitOutcome"):
+    with pytest.raises(LifecycleError, match="commit of TargetSink returned None, not a sequence of CommitOutcome"):
         bench.open()
 
 
@@ -144,11 +148,11 @@ def test_what_is_gone_is_a_loud_loss_at_each_start_and_nothing_is_swept():
     """Invariant 8. What is prepared there may be of an epoch that was committed once."""
     bench = Bench(ABORTED)
     older = msgspec.structs.replace(bench.done, transaction=f"{bench.done.transaction}x", subtask=1)
-    bench.sink.open = [older]
+    bench.sink.target.hold(older)
     for _ in range(2):
         with pytest.raises(DataLossError, match=r"1 decided transactions with 7 rows.*standby.*rewind='why'"):
             bench.open()
-    assert (bench.sink.committed, bench.sink.aborted) == ([], [])
+    assert (bench.sink.target.commits, bench.sink.target.aborted) == ([], [])
 
 
 def test_injected_faults_do_not_hide_a_ledger():
@@ -183,11 +187,10 @@ class Idle(Bench):
         super().__init__(COMMITTED)
         coordinator = self.open()
         for epoch in (1, 2):
-            about = EpochInput(query="q", start=epoch, end=epoch + 1)
-            coordinator.admit(epoch, about)
-            coordinator.commit(epoch, [acknowledgement(epoch=epoch)], about)
+            coordinator.admit(epoch, about(epoch))
+            coordinator.commit(epoch, [acknowledgement(epoch=epoch)], about(epoch))
         self.sink.remembered = remembered
-        self.sink.open = [msgspec.structs.replace(self.done, transaction=f"{self.done.transaction}x", subtask=1)]
+        self.sink.target.hold(msgspec.structs.replace(self.done, transaction=f"{self.done.transaction}x", subtask=1))
 
 
 FORGOTTEN = [
@@ -205,7 +208,7 @@ def test_a_target_that_has_forgotten_is_told_at_each_start_and_not_swept(remembe
     for _ in range(2):
         with pytest.raises(DataLossError, match=rf"not as it was left: .*{words}.*rewind='why'.*on_lost='skip'"):
             bench.open()
-    assert bench.sink.aborted == []
+    assert bench.sink.target.aborted == []
 
 
 @pytest.mark.parametrize(("remembered", "words"), FORGOTTEN)
@@ -220,10 +223,9 @@ def test_a_target_that_has_forgotten_is_accepted_as_it_is_once(remembered: Remem
 def test_a_target_is_accepted_also_while_a_decision_waits():
     bench = Idle(None)
     coordinator = bench.open()
-    about = EpochInput(query="q", start=3, end=4)
-    coordinator.admit(3, about)
+    coordinator.admit(3, about(3))
     with hooked(dying), pytest.raises(Crash):
-        coordinator.commit(3, [acknowledgement(epoch=3)], about)
+        coordinator.commit(3, [acknowledgement(epoch=3)], about(3))
     bench.sink.remembered = Remembered(owned=True, progress=NOTHING)
     assert bench.open(on_lost=OnLost.SKIP).view.completed == 3
     bench.open()  # it is said once
@@ -233,12 +235,11 @@ def test_an_audit_record_whose_put_is_in_doubt_ends_the_run():
     """It was taken for the target's silence: the epoch's decision was offered for the slot of the record."""
     bench = Idle(None)
     coordinator = bench.open(on_lost=OnLost.SKIP)
-    about = EpochInput(query="q", start=3, end=4)
-    coordinator.admit(3, about)
+    coordinator.admit(3, about(3))
     bench.sink.remembered = Remembered(owned=True, progress=NOTHING)
     bench.store.put_faults = [answer_lost] * 100
     with pytest.raises(DecisionInDoubtError, match="may or may not be written"):
-        coordinator.commit(3, [acknowledgement(epoch=3)], about)
+        coordinator.commit(3, [acknowledgement(epoch=3)], about(3))
     bench.store.put_faults = []
     assert bench.open(on_lost=OnLost.SKIP).view.completed == 2
 
@@ -292,8 +293,7 @@ class Disk:
     def run(
         self, epoch: int, *rows: int, prepared: Callable[[], object] = lambda: None, sweep_after: bool = False
     ) -> None:
-        about = EpochInput(query="q", start=epoch, end=epoch + 1)
-        self.coordinator.admit(epoch, about)
+        self.coordinator.admit(epoch, about(epoch))
         subtask = SubtaskEpoch(self.sink, self.coordinator.context("s", epoch, subtask=0))
         if rows:
             subtask.write(pa.record_batch({"n": rows}))
@@ -301,7 +301,7 @@ class Disk:
         prepared()
         done = [committable] if committable is not None else []
         acks = [acknowledgement(*done, sinks=("s",), epoch=epoch)]
-        self.coordinator.commit(epoch, acks, about, sweep_after=sweep_after)
+        self.coordinator.commit(epoch, acks, about(epoch), sweep_after=sweep_after)
 
     def keep(self) -> None:
         shutil.copytree(self.place, self.folder / "copy")
@@ -515,3 +515,114 @@ def test_a_folder_that_is_gone_for_good_while_a_decision_waits_can_be_gone_on_wi
     disk.begin(on_lost=OnLost.SKIP)
     disk.begin()
     disk.run(2, 2)
+
+
+def test_a_target_that_says_nothing_of_its_transactions_is_waited_for_before_a_decision():
+    bench = Bench(COMMITTED)
+    coordinator = bench.open()
+    coordinator.admit(1, about(1))
+    now = prepared(coordinator.context("a", 1, subtask=0))
+    bench.sink.target.states[bench.done.transaction] = Observation.NO_ANSWER
+    with pytest.raises(RetryableSinkError, match="does not say whether"):
+        coordinator.commit(1, [acknowledgement(now, epoch=1)], about(1))
+
+
+def test_what_was_given_up_while_a_decision_waits_is_not_refused_again():
+    bench = Bench(COMMITTED)
+    coordinator = bench.open()
+    coordinator.admit(1, about(1))
+    coordinator.writer.decide(1, [], sinks=["a"], epoch_input=about(1), subtasks=1)
+    bench.sink.target.states[bench.done.transaction] = Observation.ABORTED
+    bench.sink.remembered = Remembered(owned=True, progress=NOTHING)
+    bench.open(on_lost=OnLost.SKIP)
+    bench.open()
+
+
+def test_a_sink_that_comes_back_is_asked_before_its_first_decision():
+    store, first, second = MemoryStore(), TargetSink(name="a"), TargetSink(name="b")
+
+    def run(sinks: list[TargetSink], epoch: int, *writes: TargetSink) -> tuple[Coordinator, list[Any]]:
+        coordinator = Coordinator("p", store, sinks, policy())
+        coordinator.open()
+        coordinator.admit(epoch, about(epoch))
+        done = [prepared(coordinator.context(sink.name, epoch, subtask=0)) for sink in writes]
+        return coordinator, [acknowledgement(*done, epoch=epoch, sinks=tuple(sink.name for sink in sinks))]
+
+    coordinator, acks = run([first, second], 0, first, second)
+    coordinator.commit(0, acks, about(0))
+    first.remembered = Remembered(owned=True, progress=coordinator.view.reached["a"].progress)
+    for epoch in (1, 2):
+        coordinator, acks = run([second], epoch, second)
+        coordinator.commit(epoch, acks, about(epoch))
+    coordinator, acks = run([first, second], 3, first)
+    first.remembered = Remembered(owned=True, progress=NOTHING)
+    with pytest.raises(DataLossError):
+        coordinator.commit(3, acks, about(3))
+
+
+def test_a_repeated_commit_whose_answer_is_lost_fails_the_epoch_too():
+    bench = Bench(COMMITTED)
+    coordinator = bench.open()
+    coordinator.admit(1, about(1))
+    now = prepared(coordinator.context("a", 1, subtask=0))
+    bench.sink.target.states[bench.done.transaction] = PREPARED
+    real = bench.sink.commit
+
+    def commit(committable: Committable) -> CommitOutcome:
+        bench.sink.commit = real  # type: ignore[method-assign]
+        real(committable)
+        return CommitOutcome(CommitStatus.RETRY_LATER, "the answer was lost")
+
+    bench.sink.commit = commit  # type: ignore[method-assign]
+    with pytest.raises(TargetWentBackError):
+        coordinator.commit(1, [acknowledgement(now, epoch=1)], about(1))
+
+
+@pytest.mark.parametrize("what", ["emptied", "older"])
+def test_a_redis_server_that_went_back_is_told_before_a_decision_and_at_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+):
+    server: dict[str, str] = {}
+
+    def change(settings: object, script: object, scope: Any, *_: object) -> bytes:
+        return server.setdefault("log", scope.log).encode()
+
+    def deliver(settings: object, name: object, first: int, form: object, rows: Any, *_: object) -> None:
+        server[str(name)] = str(first + len(rows))
+
+    monkeypatch.setattr(RedisLedger, "_marker", lambda *_: dict(server))
+    monkeypatch.setattr(redis_sink, "change_marker", change)
+    monkeypatch.setattr(redis_sink, "deliver", deliver)
+    sink, store = RedisSink("redis", tmp_path, url="redis://h", key="k"), MemoryStore()
+    coordinator = Coordinator("p", store, [sink], policy())
+    coordinator.open()
+
+    def run(epoch: int) -> None:
+        coordinator.admit(epoch, about(epoch))
+        subtask = SubtaskEpoch(sink, coordinator.context("redis", epoch, subtask=0))
+        subtask.write(pa.record_batch({"n": [epoch]}))
+        done = subtask.pre_commit()
+        assert done is not None
+        coordinator.commit(epoch, [acknowledgement(done, epoch=epoch, sinks=("redis",))], about(epoch))
+
+    run(0)
+    kept = dict(server) if what == "older" else {}
+    run(1)
+    server.clear()
+    server.update(kept)
+    with pytest.raises(DataLossError):
+        run(2)
+    assert read(store).decided == 1
+    with pytest.raises(DataLossError):
+        Coordinator("p", store, [sink], policy()).open()
+
+
+def test_a_fenced_driver_is_told_that_it_is_fenced_and_not_that_its_log_is_outdated():
+    bench = Bench(COMMITTED)
+    coordinator = bench.open()
+    coordinator.admit(1, about(1))
+    now = prepared(coordinator.context("a", 1, subtask=0))
+    bench.open()
+    bench.sink.claim_error = EpochConflictError("this decision log is an outdated copy")
+    with pytest.raises(FencedError, match="a newer writer of this pipeline has started"):
+        coordinator.commit(1, [acknowledgement(now, epoch=1)], about(1))

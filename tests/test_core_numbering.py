@@ -8,10 +8,12 @@ import pytest
 
 from onceward.core.checkpoint import Coordinator
 from onceward.core.checkpoint.numbering import CHECKPOINTS, CONSECUTIVE, EpochNumbering
-from onceward.core.errors import ConfigurationError, EpochConflictError, ProtocolError
+from onceward.core.contract.transaction import Observation
+from onceward.core.errors import ConfigurationError, EpochConflictError, ProtocolError, TargetWentBackError
 from onceward.core.log import EpochInput, Rewound, read
 
-from .core_fakes import FakeSink, MemoryStore, acknowledgement, policy, prepared
+from .core_fakes import MemoryStore, acknowledgement, policy, prepared
+from .sink_kit import TargetSink
 
 if TYPE_CHECKING:
     from onceward.core.contract.transaction import Committable
@@ -25,7 +27,7 @@ class Case:
     """A pipeline whose epochs are numbered in one way."""
 
     def __init__(self, numbering: EpochNumbering) -> None:
-        self.numbering, self.store, self.sink = numbering, MemoryStore(), FakeSink()
+        self.numbering, self.store, self.sink = numbering, MemoryStore(), TargetSink(name="a")
 
     def coordinator(self) -> Coordinator:
         return Coordinator("p", self.store, [self.sink], policy(), numbering=self.numbering)
@@ -61,7 +63,7 @@ def test_only_a_checkpoint_carries_transactions_of_those_that_were_given_up():
         acks = [acknowledgement(prepared(coordinator.context("a", 0, subtask=0)), epoch=1)]
         if case.numbering is CHECKPOINTS:
             coordinator.commit(1, acks, about(1))
-            assert len(case.sink.committed) == 1
+            assert len(case.sink.target.commits) == 1
         else:
             with pytest.raises(ProtocolError, match="not written for this epoch"):
                 coordinator.commit(1, acks, about(1))
@@ -82,9 +84,9 @@ def test_a_checkpoint_leaves_alone_what_its_own_writer_has_prepared():
     for case, aborted in ((Case(CHECKPOINTS), False), (Case(CONSECUTIVE), True)):
         coordinator = case.opened()
         left = prepared(coordinator.context("a", 0, subtask=7))
-        case.sink.open = [left]
+        case.sink.target.hold(left)
         coordinator.commit(0, [acknowledgement()], about(0), sweep_after=True)
-        assert (left.transaction in case.sink.aborted) is aborted
+        assert (left.transaction in case.sink.target.aborted) is aborted
 
 
 @pytest.mark.parametrize("first_epoch", [0, 1, 7])
@@ -92,7 +94,7 @@ def test_a_rewind_of_checkpoints_takes_back_whatever_waits(first_epoch: int):
     case = Case(CHECKPOINTS)
     waiting = case.waiting()
     case.opened(rewind="the table was emptied", first_epoch=first_epoch, query="q")
-    assert waiting.transaction not in case.sink.committed
+    assert waiting.transaction not in case.sink.target.commits
 
 
 @pytest.mark.parametrize(("first_epoch", "committed"), [(0, False), (1, True)])
@@ -100,7 +102,7 @@ def test_a_rewind_of_micro_batches_takes_back_what_will_be_offered_again(first_e
     case = Case(CONSECUTIVE)
     waiting = case.waiting()
     case.opened(rewind="the table was emptied", first_epoch=first_epoch, query="q")
-    assert (waiting.transaction in case.sink.committed) is committed
+    assert (waiting.transaction in case.sink.target.commits) is committed
 
 
 def test_micro_batches_that_went_back_belong_to_the_query_that_asked():
@@ -125,3 +127,28 @@ def test_both_agree_that_a_rewind_to_any_epoch_takes_back_what_waits():
     assert undone is not None
     for numbering in (CONSECUTIVE, CHECKPOINTS):
         assert numbering.takes_back(Rewound(query="q", epoch=-1, why="any"), undone)
+
+
+def test_an_engine_whose_sweep_commits_again_decides_nothing_that_was_prepared_before():
+    store, sink = MemoryStore(), TargetSink(name="a")
+    sink.records_transactions = True  # type: ignore[misc]
+    first = Coordinator("p", store, [sink], policy(), numbering=CHECKPOINTS)
+    first.open()
+    left = prepared(first.context("a", 5, subtask=0))
+    coordinator = Coordinator("p", store, [sink], policy(), numbering=CHECKPOINTS)
+    coordinator.open()
+    coordinator.admit(0, about(0))
+    done = prepared(coordinator.context("a", 0, subtask=0))
+    early = prepared(coordinator.context("a", 1, subtask=0))
+
+    def fail_over() -> None:
+        sink.target.states[done.transaction] = Observation.PREPARED
+
+    sink.target.hold(left)
+    sink.when_listed = fail_over
+    coordinator.commit(0, [acknowledgement(done)], about(0), sweep_after=True)
+    assert sink.target.commits.count(done.transaction) == 2
+    sink.when_listed = None
+    coordinator.admit(1, about(1))
+    with pytest.raises(TargetWentBackError):
+        coordinator.commit(1, [acknowledgement(early, epoch=1)], about(1))

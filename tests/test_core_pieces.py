@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.kit.pieces import PIECE_BYTES, join_batches, pieces, size_of
 
-from .engine_kit import Target, TargetSink, Transaction
-from .sink_kit import context
+from .sink_kit import Target, TargetSink, Transaction, context
 
 LONG: Final = "x" * 1000
 COLUMNS: Final = (

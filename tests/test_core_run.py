@@ -17,7 +17,9 @@ from onceward.core.run.keeper import Keeper, StoppedError
 from onceward.core.run.pipeline_run import ATTEMPTS, PipelineRun
 
 from .coordinator_kit import about
-from .core_fakes import FakeSink, acknowledgement, policy, prepared
+from .core_fakes import acknowledgement, policy, prepared
+from .losses_kit import ABORTED, ABOUT, Case
+from .sink_kit import TargetSink
 from .status_kit import noted
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ class Life:
     """A run with one sink, and what is told of it."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.store, self.sink, self.told = DirectoryStore(folder / "log"), FakeSink(), list[Any]()
+        self.store, self.sink, self.told = DirectoryStore(folder / "log"), TargetSink(name="a"), list[Any]()
         monkeypatch.setattr(events, "_observers", [self.told.append])
         self.run = self.another()
 
@@ -188,3 +190,29 @@ def test_a_keeper_whose_run_cannot_be_asked_ends_and_says_so() -> None:
     kept = keeper(gone, look=lambda: None, ended=ended.set)
     kept.start()
     assert ended.wait(10)
+
+
+def test_an_epoch_of_a_run_that_fails_before_its_decision_is_given_up_at_once():
+    """What one target has prepared would keep its readers waiting while another one is away."""
+    case = Case()
+    coordinator = case.opened()
+    coordinator.admit(0, ABOUT)
+    coordinator.commit(0, case.written(coordinator), ABOUT)
+    run = PipelineRun("p", [case.table, case.kafka], policy(), lambda: coordinator.writer.store)
+    run.coordinator = coordinator
+
+    def attempt() -> None:
+        with run.epoch(1, about(1)) as epoch:
+            contexts = [epoch.context(sink, subtask=0) for sink in ("table", "kafka")]
+            done = [c.committable(kind="fake", transaction=str(c.transaction_name()), rows=1) for c in contexts]
+            case.kafka.target.hold(done[1])
+            epoch.commit([acknowledgement(*done, epoch=1, sinks=("table", "kafka"))])
+
+    def away(*_: object) -> None:
+        raise RetryableSinkError("the database is away")
+
+    case.table.check_claim = away  # type: ignore[method-assign, assignment]
+    with pytest.raises(RetryableSinkError):
+        attempt()
+    assert read(case.store).decided == 0
+    assert case.kafka.target.with_state(ABORTED)

@@ -25,7 +25,8 @@ from onceward.core.contract.transaction import (
 from onceward.core.errors import LifecycleError
 from onceward.core.log import CommitPermit, LogView
 
-from .core_fakes import FakeSink, prepared
+from .core_fakes import prepared
+from .sink_kit import TargetSink
 
 
 def test_every_pair_of_states_has_exactly_one_action():
@@ -71,7 +72,7 @@ def test_abort_says_who_won():
 
 def test_only_an_open_transaction_is_written_prepared_or_discarded():
     context = WriteContext(pipeline="p", sink="a", log="abcd1234", generation=0, epoch=0, subtask=0)
-    sink: Any = create_autospec(FakeSink)
+    sink: Any = create_autospec(TargetSink)
     sink.pre_commit.return_value = prepared(context)
     rows = pa.RecordBatch.from_pydict({"a": [1]})
     prepared_epoch, discarded, empty = (SubtaskEpoch(sink, context) for _ in range(3))

@@ -22,6 +22,7 @@ from onceward.core.errors import (
     EpochTornError,
     EpochVoidedError,
     FencedError,
+    OncewardError,
     RetryableSinkError,
     SinkError,
 )
@@ -33,7 +34,8 @@ from onceward.core.operations.resolve import commit_decided
 from onceward.core.operations.survey import survey
 
 from .core_fakes import acknowledgement, policy
-from .losses_kit import ABORTED, ABOUT, BEGUN, COMMITTED, EXPIRED, PREPARED, Case, Target, committable
+from .losses_kit import ABORTED, ABOUT, BEGUN, COMMITTED, EXPIRED, PREPARED, Case, committable
+from .sink_kit import TargetSink
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,31 +58,31 @@ class TestOrder:
     def test_what_cannot_expire_waits_while_what_can_does_not_answer(self):
         case = Case()
         case.decided()
-        case.kafka.away = True
+        case.kafka.target.away = True
         with pytest.raises(CommitPendingError, match="table: not asked before kafka"):
             case.opened()
-        assert not case.table.truth
-        case.kafka.away = False
+        assert not case.table.target.with_state(COMMITTED, ABORTED)
+        case.kafka.target.away = False
         case.opened()
         assert read(case.store).completed == 0
 
     def test_what_can_expire_never_waits_for_what_cannot(self):
         case = Case()
         case.decided()
-        case.table.away = True
+        case.table.target.away = True
         with pytest.raises(CommitPendingError):
             case.opened()
-        assert case.kafka.with_state(COMMITTED)
+        assert case.kafka.target.with_state(COMMITTED)
 
     @pytest.mark.parametrize("lost", ["kafka", "table"])
     def test_fail_stops_with_every_choice_still_open(self, lost: str):
         case = Case(OnLost.FAIL)
         named = case.decided()
         sink = getattr(case, lost)
-        sink.truth[case.of(sink, named)[0]] = EXPIRED
+        sink.target.states[case.of(sink, named)[0]] = EXPIRED
         with pytest.raises(DataLossError, match="on_lost='replay'"):
             case.opened()
-        assert not case.kafka.with_state(COMMITTED) + case.table.with_state(COMMITTED)
+        assert not case.kafka.target.with_state(COMMITTED) + case.table.target.with_state(COMMITTED)
         case.on_lost = OnLost.REPLAY
         assert case.opened().admit(0, ABOUT) is Admission.NEW
 
@@ -89,28 +91,29 @@ class TestOrder:
         case = Case(OnLost.SKIP)
         named = case.decided()
         sink, other = (case.kafka, case.table) if lost == "kafka" else (case.table, case.kafka)
-        sink.truth[case.of(sink, named)[0]] = EXPIRED
+        sink.target.states[case.of(sink, named)[0]] = EXPIRED
         view = case.opened().view
         assert view.completed == 0
-        assert other.with_state(COMMITTED) == case.of(other, named)
+        assert other.target.with_state(COMMITTED) == case.of(other, named)
         assert [record.action for record in audit_records(case.store)] == ["skip"]  # type: ignore[union-attr]
 
     def test_what_expires_is_committed_though_another_share_is_lost_for_good_if_some_is_visible(self):
         case = Case(OnLost.FAIL, subtasks=3)
         named = case.decided()
         first, second, third = case.of(case.kafka, named)
-        case.kafka.truth |= {first: COMMITTED, second: EXPIRED}
+        case.kafka.target.states |= {first: COMMITTED, second: EXPIRED}
         with pytest.raises(DataLossError):
             case.opened()
-        assert case.kafka.truth[third] is COMMITTED
-        assert not case.table.truth
+        assert case.kafka.target.state_of(third) is COMMITTED
+        assert not case.table.target.with_state(COMMITTED, ABORTED)
 
     def test_a_target_that_comes_back_while_a_start_waits_is_swept_before_anything_new(self):
         """It was not swept at first, because it had not said whose its names are."""
         case = Case()
         case.decided()
         [left] = case.written(case.coordinator_of_an_older_start(), ["table"])[0].committables
-        case.table.open, answers = [left], [RetryableSinkError("no answer")]
+        case.table.target.hold(left)
+        answers = [RetryableSinkError("no answer")]
 
         def check_claim(*_: object) -> None:
             if answers:
@@ -118,7 +121,7 @@ class TestOrder:
 
         case.table.check_claim = check_claim  # type: ignore[method-assign,assignment]
         case.opened()
-        assert case.table.truth[left.transaction] is ABORTED
+        assert case.table.target.state_of(left.transaction) is ABORTED
         assert read(case.store).completed == 0
 
 
@@ -128,19 +131,19 @@ class TestReplay:
         case = Case()
         named = case.decided()
         sink, other = (case.kafka, case.table) if lost == "kafka" else (case.table, case.kafka)
-        sink.truth[case.of(sink, named)[0]] = EXPIRED
+        sink.target.states[case.of(sink, named)[0]] = EXPIRED
         coordinator = case.opened()
-        assert other.with_state(ABORTED) == case.of(other, named)
+        assert other.target.with_state(ABORTED) == case.of(other, named)
         assert coordinator.admit(0, ABOUT) is Admission.NEW
         coordinator.commit(0, case.written(coordinator), ABOUT)
-        assert len(case.kafka.with_state(COMMITTED)) == len(case.table.with_state(COMMITTED)) == 1
+        assert len(case.kafka.target.with_state(COMMITTED)) == len(case.table.target.with_state(COMMITTED)) == 1
 
     def test_a_run_whose_decision_was_taken_back_says_so(self):
         case = Case()
         coordinator = case.opened()
         coordinator.admit(0, ABOUT)
         acks = case.written(coordinator)
-        case.kafka.truth[acks[0].committables[1].transaction] = EXPIRED
+        case.kafka.target.states[acks[0].committables[1].transaction] = EXPIRED
         with pytest.raises(EpochVoidedError):
             coordinator.commit(0, acks, ABOUT)
         assert read(case.store).undone is None
@@ -148,24 +151,24 @@ class TestReplay:
     def test_nothing_is_taken_back_while_a_target_does_not_answer(self):
         case = Case()
         named = case.decided()
-        case.kafka.truth[case.of(case.kafka, named)[0]] = EXPIRED
-        case.table.away = True
+        case.kafka.target.states[case.of(case.kafka, named)[0]] = EXPIRED
+        case.table.target.away = True
         with pytest.raises(CommitPendingError):
             case.opened()
-        case.table.away = False
+        case.table.target.away = False
         assert case.opened().admit(0, ABOUT) is Admission.NEW
 
     def test_an_abort_that_loses_against_a_commit_takes_nothing_back(self):
         case = Case()
         named = case.decided()
         [table] = case.of(case.table, named)
-        case.kafka.truth[case.of(case.kafka, named)[0]] = EXPIRED
+        case.kafka.target.states[case.of(case.kafka, named)[0]] = EXPIRED
         real, zombie = case.table.inspect_many, [COMMITTED]
 
         def inspect_many(committables: Sequence[Committable]) -> Sequence[Observation]:
             seen = real(committables)
             if len(case.table.calls) > 1 and zombie:  # after the look: the old driver wakes up and commits
-                case.table.truth[table] = zombie.pop()
+                case.table.target.states[table] = zombie.pop()
             case.table.calls.append("inspect")
             return seen
 
@@ -181,37 +184,37 @@ class TestReplay:
         named = case.decided()
         begun, healthy = case.of(case.table, named)
         lost, _ = case.of(case.kafka, named)
-        case.table.truth[begun], case.kafka.truth[lost] = BEGUN, EXPIRED
+        case.table.target.states[begun], case.kafka.target.states[lost] = BEGUN, EXPIRED
         coordinator = case.opened()
         assert coordinator.admit(0, ABOUT) is Admission.HEAL
-        assert not case.table.with_state(ABORTED) + case.kafka.with_state(ABORTED)
+        assert not case.table.target.with_state(ABORTED) + case.kafka.target.with_state(ABORTED)
         again = committable(coordinator, "kafka", 0, 7)
         coordinator.commit(0, [acknowledgement(again, sinks=("kafka",))], ABOUT)
-        assert sorted(case.table.with_state(COMMITTED)) == sorted([begun, healthy])
+        assert sorted(case.table.target.with_state(COMMITTED)) == sorted([begun, healthy])
 
     def test_nothing_is_aborted_if_a_commit_begins_before_all_have_agreed(self):
-        case, other = Case(), Target("other")
+        case, other = Case(), TargetSink(name="other")
         table, healthy, kafka = case.made(other)
-        case.kafka.truth[kafka.transaction] = EXPIRED
+        case.kafka.target.states[kafka.transaction] = EXPIRED
         looks = [PREPARED, BEGUN, BEGUN]  # the old driver wakes up after the first one
         case.table.inspect_many = lambda every: [looks.pop(0)] * len(every)  # type: ignore[method-assign]
         sinks = [case.table, other, case.kafka]
         Coordinator("p", case.store, sinks, policy(on_lost=OnLost.REPLAY), heals=True).open()
-        assert other.truth.get(healthy.transaction) is None
-        assert table.transaction not in case.table.truth
+        assert other.target.state_of(healthy.transaction) is PREPARED
+        assert case.table.target.state_of(table.transaction) is PREPARED
 
     @pytest.mark.parametrize("heals", [True, False])
     def test_a_commit_that_begins_after_the_look_leaves_alone_what_no_proof_could_replace(self, heals: bool):
         """Its abort is refused; until then only transactions were aborted that can be written again by themselves."""
         case = Case(subtasks=1)
-        other = Target("other")
+        other = TargetSink(name="other")
         table, begins, kafka = case.made(other)
-        case.kafka.truth[kafka.transaction] = EXPIRED
+        case.kafka.target.states[kafka.transaction] = EXPIRED
         real = other.abort
 
         def abort(aborted: Committable) -> AbortOutcome:
-            if other.truth.get(aborted.transaction) is None:  # the old driver wakes up
-                other.truth[aborted.transaction] = BEGUN
+            if other.target.state_of(aborted.transaction) is PREPARED:  # the old driver wakes up
+                other.target.states[aborted.transaction] = BEGUN
             return real(aborted)
 
         other.abort = abort  # type: ignore[method-assign]
@@ -224,14 +227,14 @@ class TestReplay:
         else:
             with pytest.raises(DataLossError):
                 coordinator.open()
-        assert case.table.truth.get(table.transaction) is None
-        assert other.truth[begins.transaction] is BEGUN
+        assert case.table.target.state_of(table.transaction) is PREPARED
+        assert other.target.state_of(begins.transaction) is BEGUN
 
     def test_a_disappeared_transaction_is_no_proof(self):
         case = Case()
         named = case.decided()
-        case.kafka.truth[case.of(case.kafka, named)[0]] = EXPIRED
-        case.table.truth[case.of(case.table, named)[0]] = Observation.ABSENT
+        case.kafka.target.states[case.of(case.kafka, named)[0]] = EXPIRED
+        case.table.target.states[case.of(case.table, named)[0]] = Observation.ABSENT
         with pytest.raises(DataLossError):
             case.opened(heals=False)
         assert read(case.store).undone is not None
@@ -239,7 +242,7 @@ class TestReplay:
     def test_a_fenced_writer_takes_nothing_back(self):
         case = Case()
         named = case.decided()
-        case.kafka.truth[case.of(case.kafka, named)[0]] = EXPIRED
+        case.kafka.target.states[case.of(case.kafka, named)[0]] = EXPIRED
         late = case.coordinator()
         real = case.kafka.inspect_many
 
@@ -251,14 +254,14 @@ class TestReplay:
         case.kafka.inspect_many = inspect_many  # type: ignore[method-assign]
         with pytest.raises(FencedError):
             late.open()
-        assert not case.table.with_state(ABORTED)
+        assert not case.table.target.with_state(ABORTED)
 
     @pytest.mark.parametrize("on_lost", [OnLost.FAIL, OnLost.REPLAY])
     def test_what_a_target_refuses_to_tell_is_not_committed_without_having_been_seen(self, on_lost: OnLost):
         """The refusal passes, the commit is answered, and half of an epoch is visible whose other half is lost."""
         case = Case(on_lost=on_lost, subtasks=2)
         named = case.decided()
-        case.table.truth[case.of(case.table, named)[0]] = ABORTED
+        case.table.target.states[case.of(case.table, named)[0]] = ABORTED
         real = case.table.inspect_many
 
         def refuse(_: Sequence[Committable]) -> Sequence[Observation]:
@@ -268,7 +271,7 @@ class TestReplay:
         case.table.inspect_many = refuse  # type: ignore[method-assign]
         with pytest.raises(SinkError, match="the server refuses"):
             case.opened()
-        assert not case.table.with_state(COMMITTED)
+        assert not case.table.target.with_state(COMMITTED)
 
 
 class TestHealing:
@@ -278,8 +281,8 @@ class TestHealing:
         case = Case(subtasks=subtasks)
         named = case.decided()
         for name in case.of(case.kafka, named):
-            case.kafka.truth[name] = COMMITTED
-        case.table.truth[case.of(case.table, named)[0]] = ABORTED
+            case.kafka.target.states[name] = COMMITTED
+        case.table.target.states[case.of(case.table, named)[0]] = ABORTED
         return case, named
 
     def test_what_is_lost_is_written_again_and_nothing_else(self):
@@ -291,7 +294,7 @@ class TestHealing:
         acks = case.written(coordinator, ["table"])
         coordinator.commit(0, acks, ABOUT)
         again = acks[0].committables[0].transaction
-        assert case.table.with_state(COMMITTED) == [again]
+        assert case.table.target.with_state(COMMITTED) == [again]
         view = read(case.store)
         assert view.completed == 0
         assert {c.transaction for c in view.newest.committables} == {again, *case.of(case.kafka, named)}  # type: ignore[union-attr]
@@ -302,17 +305,17 @@ class TestHealing:
         coordinator = case.opened()
         coordinator.admit(0, ABOUT)
         acks = case.written(coordinator, ["table"], table=8)
-        case.table.open = [c for ack in acks for c in ack.committables]
+        case.table.target.hold(*(c for ack in acks for c in ack.committables))
         with pytest.raises(DataLossError, match=r"recorded 7 rows with hash \w+, .* gave 8 rows with hash"):
             coordinator.commit(0, acks, ABOUT)
-        assert case.table.truth[acks[0].committables[0].transaction] is ABORTED
+        assert case.table.target.state_of(acks[0].committables[0].transaction) is ABORTED
         assert read(case.store).undone is not None
 
     def test_only_the_subtasks_that_lost_something_write_again(self):
         case, named = self.torn(subtasks=3)
         first, *others = case.of(case.table, named)
         for name in others:
-            case.table.truth[name] = COMMITTED
+            case.table.target.states[name] = COMMITTED
         coordinator = case.opened()
         coordinator.admit(0, ABOUT)
         assert coordinator.lost is not None
@@ -321,8 +324,8 @@ class TestHealing:
         again = committable(coordinator, "table", 0, 7)
         acks = [acknowledgement(*([again] if n == 0 else []), subtask=n, sinks=("table",)) for n in range(3)]
         coordinator.commit(0, acks, ABOUT)
-        assert sorted(case.table.with_state(COMMITTED)) == sorted([again.transaction, *others])
-        assert case.table.truth[first] is ABORTED
+        assert sorted(case.table.target.with_state(COMMITTED)) == sorted([again.transaction, *others])
+        assert case.table.target.state_of(first) is ABORTED
 
     @pytest.mark.parametrize("proof", [None, Proof(total([]), ("id",))])
     def test_a_hash_of_what_can_be_read_back_heals_nothing(self, proof: Proof | None):
@@ -333,7 +336,10 @@ class TestHealing:
         [ack] = case.written(coordinator)
         bare = [msgspec.structs.replace(c, handed=msgspec.UNSET, proof=proof) for c in ack.committables]
         coordinator.writer.decide(0, bare, sinks=["table", "kafka"], epoch_input=ABOUT)
-        case.kafka.truth[bare[1].transaction], case.table.truth[bare[0].transaction] = COMMITTED, ABORTED
+        case.kafka.target.states[bare[1].transaction], case.table.target.states[bare[0].transaction] = (
+            COMMITTED,
+            ABORTED,
+        )
         with pytest.raises(DataLossError, match="holds no hash of all that table was handed") as refused:
             case.opened()
         # What was just refused is no choice.
@@ -371,9 +377,9 @@ class TestHealing:
         view = read(case.store)
         assert status_for_sweeper(left, view, coordinator.writer.token.start) is TransactionStatus.IN_DOUBT
         assert status_of(left, view) is TransactionStatus.IN_DOUBT
-        case.table.open = [left]
+        case.table.target.hold(left)
         assert case.opened().admit(0, ABOUT) is Admission.HEAL
-        assert case.table.truth[left.transaction] is ABORTED
+        assert case.table.target.state_of(left.transaction) is ABORTED
 
     def test_a_crash_after_it_leaves_a_decision_that_anybody_can_finish(self):
         case, named = self.torn()
@@ -386,7 +392,7 @@ class TestHealing:
         assert view.named(ack.committables[0]) == ack.committables[0]
         assert view.named(lost[0]) is None
         assert case.opened(heals=False).view.completed == 0
-        assert case.table.with_state(COMMITTED) == [ack.committables[0].transaction]
+        assert case.table.target.with_state(COMMITTED) == [ack.committables[0].transaction]
 
     def test_targets_remember_the_generation_of_what_was_written_again(self):
         case, _ = self.torn()
@@ -404,7 +410,7 @@ class TestHealing:
             coordinator = case.opened()
             assert coordinator.admit(0, ABOUT) is Admission.HEAL
             [ack] = case.written(coordinator, ["table"])
-            case.table.truth[ack.committables[0].transaction] = ABORTED
+            case.table.target.states[ack.committables[0].transaction] = ABORTED
             with pytest.raises(EpochTornError):
                 coordinator.commit(0, [ack], ABOUT)
         coordinator = case.opened()
@@ -441,53 +447,53 @@ class TestRewind:
         case = Case()
         named = case.decided()
         case.coordinator().open(rewind="emptied the table", first_epoch=first_epoch, query="q")
-        assert case.table.with_state(ABORTED) == case.of(case.table, named)
-        assert case.kafka.with_state(ABORTED) == case.of(case.kafka, named)
+        assert case.table.target.with_state(ABORTED) == case.of(case.table, named)
+        assert case.kafka.target.with_state(ABORTED) == case.of(case.kafka, named)
         coordinator = case.opened()
         assert coordinator.admit(0, ABOUT) is Admission.NEW
         coordinator.commit(0, case.written(coordinator), ABOUT)
-        assert len(case.table.with_state(COMMITTED)) == len(case.kafka.with_state(COMMITTED)) == 1
+        assert len(case.table.target.with_state(COMMITTED)) == len(case.kafka.target.with_state(COMMITTED)) == 1
 
     def test_what_is_visible_of_it_stays_and_the_rest_is_not_added(self):
         case = Case()
         named = case.decided()
-        case.kafka.truth[case.of(case.kafka, named)[0]] = COMMITTED
+        case.kafka.target.states[case.of(case.kafka, named)[0]] = COMMITTED
         case.coordinator().open(rewind="emptied the table", first_epoch=0, query="q")
-        assert case.table.with_state(ABORTED) == case.of(case.table, named)
-        assert case.kafka.with_state(COMMITTED) == case.of(case.kafka, named)
+        assert case.table.target.with_state(ABORTED) == case.of(case.table, named)
+        assert case.kafka.target.with_state(COMMITTED) == case.of(case.kafka, named)
 
     def test_a_commit_that_has_begun_is_finished(self):
         case = Case()
         named = case.decided()
-        case.table.truth[case.of(case.table, named)[0]] = BEGUN
+        case.table.target.states[case.of(case.table, named)[0]] = BEGUN
         case.coordinator().open(rewind="emptied the topic", first_epoch=0, query="q")
-        assert case.table.with_state(COMMITTED) == case.of(case.table, named)
-        assert case.kafka.with_state(ABORTED) == case.of(case.kafka, named)
+        assert case.table.target.with_state(COMMITTED) == case.of(case.table, named)
+        assert case.kafka.target.with_state(ABORTED) == case.of(case.kafka, named)
 
     def test_a_rewind_waits_for_a_target_that_does_not_answer(self):
         case = Case()
         case.decided()
-        case.table.away = True
+        case.table.target.away = True
         with pytest.raises(CommitPendingError, match="the rewind takes it back"):
             case.coordinator().open(rewind="emptied the table", first_epoch=0, query="q")
-        assert not case.kafka.with_state(COMMITTED)
+        assert not case.kafka.target.with_state(COMMITTED)
         with pytest.raises(CommitPendingError):  # whoever starts next goes on with it, and commits nothing either
             case.opened()
-        case.table.away = False
+        case.table.target.away = False
         assert case.opened().admit(0, ABOUT) is Admission.NEW
-        assert not case.table.with_state(COMMITTED)
-        assert not case.kafka.with_state(COMMITTED)
+        assert not case.table.target.with_state(COMMITTED)
+        assert not case.kafka.target.with_state(COMMITTED)
 
     def test_an_earlier_decision_than_it_covers_is_finished(self):
         case = Case()
         case.decided()
         case.coordinator().open(rewind="the next one again", first_epoch=1, query="q")
-        assert len(case.table.with_state(COMMITTED)) == 1
+        assert len(case.table.target.with_state(COMMITTED)) == 1
 
     def test_an_earlier_decision_that_is_voided_is_not_left_out(self):
         case = Case()
         named = case.decided()
-        case.table.truth[case.of(case.table, named)[0]] = ABORTED
+        case.table.target.states[case.of(case.table, named)[0]] = ABORTED
         with pytest.raises(EpochConflictError, match=r"epoch 0 was decided, and lost.*would leave it out"):
             case.coordinator().open(rewind="the next one again", first_epoch=1, query="q")
         assert case.opened().admit(0, ABOUT) is Admission.NEW
@@ -498,12 +504,12 @@ class TestRewind:
         case = Case()
         named = case.decided()
 
-        class Vague(Target):
+        class Vague(TargetSink):
             def abort(self, committable: Committable) -> AbortOutcome:  # noqa: ARG002
                 return AbortOutcome(AbortStatus.UNKNOWN, "never heard of it")
 
-        case.table = Vague("table")
-        case.table.truth = dict.fromkeys(case.of(case.table, named), seen)
+        case.table = Vague(name="table")
+        case.table.target.states = dict.fromkeys(case.of(case.table, named), seen)
         case.coordinator().open(rewind="emptied the table", first_epoch=0, query="q")
         assert case.opened().admit(0, ABOUT) is Admission.NEW
 
@@ -512,15 +518,15 @@ class TestRewind:
         named = case.decided()
         busy = iter([False, True, True])
 
-        class Busy(Target):
+        class Busy(TargetSink):
             def abort(self, committable: Committable) -> AbortOutcome:
                 if next(busy, False):
                     return AbortOutcome(AbortStatus.RETRY_LATER, "busy")
                 return super().abort(committable)
 
-        case.table = Busy("table")
+        case.table = Busy(name="table")
         case.coordinator().open(rewind="emptied the table", first_epoch=0, query="q")
-        assert sorted(case.table.with_state(ABORTED)) == sorted(case.of(case.table, named))
+        assert sorted(case.table.target.with_state(ABORTED)) == sorted(case.of(case.table, named))
         assert next(busy, None) is None
 
     @pytest.mark.parametrize("error", [None, SinkError("refused for good"), DataLossError("the server was emptied")])
@@ -529,7 +535,7 @@ class TestRewind:
         case = Case()
         case.decided()
 
-        class HalfMoved(Target):
+        class HalfMoved(TargetSink):
             def abort(self, committable: Committable) -> AbortOutcome:  # noqa: ARG002
                 return AbortOutcome(AbortStatus.COMMITTED, "it has begun")
 
@@ -538,9 +544,9 @@ class TestRewind:
                     raise error
                 return super().commit(committable)
 
-        case.table = HalfMoved("table")
+        case.table = HalfMoved(name="table")
         case.coordinator().open(rewind="emptied the table", first_epoch=0, query="q")
-        assert len(case.table.with_state(COMMITTED)) == (error is None)
+        assert len(case.table.target.with_state(COMMITTED)) == (error is None)
         assert case.opened().admit(0, ABOUT) is Admission.NEW
 
     @pytest.mark.parametrize("when", ["before", "meanwhile"])
@@ -549,11 +555,11 @@ class TestRewind:
         """A rewind that did not take place changes nothing, so the next start without it goes on."""
         case = Case()
 
-        class OfAnotherKind(Target):
+        class OfAnotherKind(TargetSink):
             def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:  # noqa: ARG002
                 raise ConfigurationError("a committable of kind fake is not mine")
 
-        sinks = [case.kafka, *([OfAnotherKind("table")] if what == "of another kind" else [])]
+        sinks = [case.kafka, *([OfAnotherKind(name="table")] if what == "of another kind" else [])]
         back = Coordinator("p", case.store, sinks, policy())
         words = "no longer has" if what == "removed" else "not mine"
 
@@ -572,7 +578,7 @@ class TestRewind:
         assert "release" not in case.kafka.calls
         assert read(case.store).rewind is None
         case.opened()
-        assert len(case.table.with_state(COMMITTED)) == len(case.kafka.with_state(COMMITTED)) == 1
+        assert len(case.table.target.with_state(COMMITTED)) == len(case.kafka.target.with_state(COMMITTED)) == 1
 
     @pytest.mark.parametrize("put", [1, 2])
     def test_a_start_that_dies_before_its_rewind_is_written_changes_nothing(self, put: int):
@@ -613,7 +619,7 @@ class TestOperators:
     def log_and_targets(self, case: Case) -> tuple[Log, Any, Any]:
         named = case.decided()
         for sink in (case.kafka, case.table):
-            sink.open = [c for c in named if c.sink == sink.name]
+            sink.target.hold(*(c for c in named if c.sink == sink.name))
         return Log("p", case.store), sinks_target([case.kafka], "kafka"), sinks_target([case.table], "table")
 
     def test_a_target_that_does_not_answer_hides_no_other_and_is_named(self):
@@ -632,13 +638,13 @@ class TestOperators:
     def test_what_expires_is_committed_though_another_target_does_not_answer(self):
         case = Case()
         log, kafka, table = self.log_and_targets(case)
-        case.table.when_listed, case.table.away = _raise_no_answer, True
+        case.table.when_listed, case.table.target.away = _raise_no_answer, True
         decision = log.view.undone
         assert decision is not None
         found = survey([log], [kafka, table], must_answer=False).transactions
         with pytest.raises(CommitPendingError, match="table: RetryableSinkError: no answer"):
             commit_decided(log, decision, found, policy=policy())
-        assert len(case.kafka.with_state(COMMITTED)) == 1
+        assert len(case.kafka.target.with_state(COMMITTED)) == 1
         assert log.view.undone is not None
 
     def test_what_expires_is_committed_though_another_target_was_not_given(self):
@@ -648,7 +654,7 @@ class TestOperators:
         assert decision is not None
         with pytest.raises(SinkError, match="The epoch stays decided, without this part"):
             commit_decided(log, decision, survey([log], [kafka]).transactions, policy=policy())
-        assert len(case.kafka.with_state(COMMITTED)) == 1
+        assert len(case.kafka.target.with_state(COMMITTED)) == 1
 
     def test_what_cannot_expire_waits_for_a_target_that_was_not_given(self):
         case = Case()
@@ -657,7 +663,7 @@ class TestOperators:
         assert decision is not None
         with pytest.raises(SinkError):
             commit_decided(log, decision, survey([log], [table]).transactions, policy=policy())
-        assert not case.table.with_state(COMMITTED)
+        assert not case.table.target.with_state(COMMITTED)
 
     def test_the_seconds_that_are_left_are_shown(self):
         case = Case()
@@ -671,3 +677,53 @@ class TestOperators:
 
 def _raise_no_answer() -> None:
     raise RetryableSinkError("no answer")
+
+
+def test_a_sink_that_joins_before_a_torn_epoch_is_healed_is_refused():
+    case = Case()
+    named = case.decided()
+    for name in case.of(case.kafka, named):
+        case.kafka.target.states[name] = COMMITTED
+    case.table.target.states[case.of(case.table, named)[0]] = ABORTED
+    sinks = [case.table, case.kafka, TargetSink(name="audit")]
+    coordinator = Coordinator("p", case.store, sinks, policy(on_lost=OnLost.REPLAY), heals=True)
+    coordinator.open()
+    with pytest.raises(EpochConflictError, match="decided before audit took part"):
+        coordinator.admit(0, ABOUT)
+
+
+@pytest.mark.parametrize("answer", [RuntimeError("a bug"), (True, 3)])
+def test_what_one_sink_raises_at_a_start_keeps_no_other_from_committing_what_expires(answer: object):
+    case = Case()
+    case.decided()
+
+    def asked(*_: object) -> object:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    case.table.check_claim = asked  # type: ignore[method-assign, assignment]
+    with pytest.raises(OncewardError):
+        case.opened()
+    assert case.kafka.target.with_state(COMMITTED)
+
+
+def test_a_target_that_says_it_gives_no_answer_to_a_look_gets_no_commits():
+    """One of two transactions is lost. If the other one were committed, the epoch could not be written again."""
+    case = Case(subtasks=2)
+    first, _ = case.of(case.table, case.decided())
+    case.kafka.target.states.clear()
+    case.kafka.timeout = None
+    case.table.target.states[first] = ABORTED
+    real, silent = case.table.inspect_many, [True]
+
+    def inspect_many(committables: Sequence[Committable]) -> Sequence[Observation]:
+        if silent:
+            silent.pop()
+            return [Observation.NO_ANSWER for _ in committables]
+        return real(committables)
+
+    case.table.inspect_many = inspect_many  # type: ignore[method-assign]
+    with pytest.raises(DataLossError):
+        case.opened(heals=False)
+    assert not case.table.target.with_state(COMMITTED)

@@ -18,7 +18,8 @@ from onceward.core.kit.crash_points import Step, hooked
 from onceward.core.log import MemoryStore, Replace, read
 from onceward.sources import LiveSource, SequenceSource
 
-from .engine_kit import RunningSum, Slowly, Target, TargetSink, numbers, pipeline, reach, sums
+from .engine_kit import RunningSum, Slowly, numbers, pipeline, reach, sums
+from .sink_kit import Target, TargetSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

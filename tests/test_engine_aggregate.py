@@ -23,7 +23,8 @@ from onceward.core.log import MemoryStore
 from onceward.sources import SequenceSource
 from onceward.types import AggregateFunction
 
-from .engine_kit import Slowly, Target, TargetSink, numbers, pipeline, reach
+from .engine_kit import Slowly, numbers, pipeline, reach
+from .sink_kit import Target, TargetSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -41,7 +41,8 @@ from onceward.core.log import DirectoryStore, MemoryStore, read
 from onceward.core.log.run_writers import OVERTAKEN, RUN_VARIABLE
 from onceward.sources import SequenceSource
 
-from .engine_kit import RunningSum, Slowly, Target, TargetSink, drain, feed, gate, numbers, pipeline, reach, sums
+from .engine_kit import RunningSum, Slowly, drain, feed, gate, numbers, pipeline, reach, sums
+from .sink_kit import Target, TargetSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,8 @@ from onceward.core.kit.sealed import seal
 from onceward.core.log import MemoryStore
 from onceward.sources import SequenceSource
 
-from .engine_kit import Target, TargetSink, decided, pipeline
+from .engine_kit import decided, pipeline
+from .sink_kit import Target, TargetSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable

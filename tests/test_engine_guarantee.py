@@ -18,7 +18,8 @@ from onceward.core.log import MemoryStore
 from onceward.sinks import DirectSink
 from onceward.sources import LiveSource, SequenceSource
 
-from .engine_kit import ByKey, Slowly, Target, TargetSink
+from .engine_kit import ByKey, Slowly
+from .sink_kit import Target, TargetSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,7 +15,8 @@ from onceward.core.errors import CheckpointFailedError, ConfigurationError, Oper
 from onceward.core.log import MemoryStore
 from onceward.sources import LiveSource, SequenceSource
 
-from .engine_kit import Slowly, Target, TargetSink, numbers, pipeline, reach
+from .engine_kit import Slowly, numbers, pipeline, reach
+from .sink_kit import Target, TargetSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

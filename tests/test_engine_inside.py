@@ -19,7 +19,8 @@ from onceward.core.contract.policy import side_by_side
 from onceward.core.errors import CheckpointFailedError, LifecycleError
 from onceward.core.log import MemoryStore
 
-from .engine_kit import Target, TargetSink, pipeline
+from .engine_kit import pipeline
+from .sink_kit import Target, TargetSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -19,7 +19,8 @@ from onceward.core.engine.task import Task, TaskWorld
 from onceward.core.errors import ConfigurationError
 from onceward.sources import SequenceSource
 
-from .engine_kit import Target, TargetSink, pipeline
+from .engine_kit import pipeline
+from .sink_kit import Target, TargetSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -46,7 +46,8 @@ from onceward.core.errors import (
 from onceward.core.log import MemoryStore
 from onceward.sources import SequenceSource
 
-from .engine_kit import RunningSum, Slowly, Target, TargetSink, decided, numbers, pipeline, reach, sums, values
+from .engine_kit import RunningSum, Slowly, decided, numbers, pipeline, reach, sums, values
+from .sink_kit import Target, TargetSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

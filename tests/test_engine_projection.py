@@ -17,7 +17,8 @@ from onceward.core.errors import ConfigurationError, OncewardError, OperatorErro
 from onceward.core.kit.crash_points import Step, hooked
 from onceward.sources import SequenceSource
 
-from .engine_kit import Target, TargetSink, numbers, pipeline
+from .engine_kit import numbers, pipeline
+from .sink_kit import Target, TargetSink
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -23,7 +23,8 @@ from onceward.core.engine.state.keys import KeyEncoder, encode_key
 from onceward.core.errors import OperatorError, SchemaError
 from onceward.sources import SequenceSource
 
-from .engine_kit import Target, TargetSink, pipeline, typed
+from .engine_kit import pipeline, typed
+from .sink_kit import Target, TargetSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

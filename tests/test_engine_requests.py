@@ -21,7 +21,8 @@ from onceward.core.log import DirectoryStore, LogWriter, read
 from onceward.core.log.entries import key_of
 
 from .core_fakes import policy
-from .engine_kit import Slowly, Target, TargetSink, numbers, pipeline, reach
+from .engine_kit import Slowly, numbers, pipeline, reach
+from .sink_kit import Target, TargetSink
 
 ROWS = numbers(100, keys=5)
 

@@ -33,7 +33,8 @@ from onceward.core.log import Decide, MemoryStore, audit_records
 from onceward.core.log.entries import decode_entry
 from onceward.sources import SequenceSource
 
-from .engine_kit import RunningSum, Slowly, Target, TargetSink, numbers, pipeline, reach, sums
+from .engine_kit import RunningSum, Slowly, numbers, pipeline, reach, sums
+from .sink_kit import Target, TargetSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable

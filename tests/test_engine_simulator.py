@@ -37,11 +37,11 @@ from onceward.core.engine.state import keyed, memory
 from onceward.core.errors import OncewardError
 from onceward.core.log import MemoryStore, RunWriters, view
 
-from .engine_kit import Target, TargetSink
 from .engine_simulator.functions import InOrder, Windows, shown
 from .engine_simulator.graphs import InTurn
 from .engine_simulator.interpreter import Interpreter
 from .engine_simulator.simulation import Simulation, ViolationError
+from .sink_kit import Target, TargetSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

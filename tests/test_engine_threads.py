@@ -13,7 +13,8 @@ from onceward.core.errors import CheckpointFailedError, ConfigurationError
 from onceward.core.log import MemoryStore
 from onceward.sources import SequenceSource
 
-from .engine_kit import RunningSum, Slowly, Target, TargetSink, numbers, pipeline, reach, sums
+from .engine_kit import RunningSum, Slowly, numbers, pipeline, reach, sums
+from .sink_kit import Target, TargetSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable

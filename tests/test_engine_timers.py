@@ -19,7 +19,8 @@ from onceward.core.engine.state.memory import cells_of
 from onceward.core.log import MemoryStore
 from onceward.sources import SequenceSource
 
-from .engine_kit import Slowly, Target, TargetSink, pipeline, reach
+from .engine_kit import Slowly, pipeline, reach
+from .sink_kit import Target, TargetSink
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -30,7 +30,8 @@ from onceward.core.errors import ConfigurationError
 from onceward.core.log import MemoryStore
 from onceward.sources import SequenceSource
 
-from .engine_kit import Target, TargetSink, decided
+from .engine_kit import decided
+from .sink_kit import Target, TargetSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,7 +13,8 @@ from onceward.core.engine.source_and_sink import ResettableLogic
 from onceward.core.engine.usage import Usage
 from onceward.sources import SequenceSource
 
-from .engine_kit import Slowly, Target, TargetSink, numbers, pipeline, reach
+from .engine_kit import Slowly, numbers, pipeline, reach
+from .sink_kit import Target, TargetSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

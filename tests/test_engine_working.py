@@ -22,7 +22,8 @@ from onceward.core.errors import StateError
 from onceward.core.log import MemoryStore
 from onceward.sources import SequenceSource
 
-from .engine_kit import RunningSum, Target, TargetSink, numbers, pipeline, sums
+from .engine_kit import RunningSum, numbers, pipeline, sums
+from .sink_kit import Target, TargetSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

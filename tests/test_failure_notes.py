@@ -26,7 +26,8 @@ from onceward.core.operations.log_locations import open_log
 from onceward.core.operations.status import RESTARTS, PipelineState, assess, pipeline_status
 
 from .formats_kit import Query as FormatQuery
-from .spark_kit import Query, SparkSink
+from .sink_kit import TargetSink
+from .spark_kit import Query
 from .status_kit import NOW, judged, log, noted, written
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class TestExactlyOnce:
     ) -> None:
         query = Query(tmp_path)
         handler = query.driver(store=DirectoryStore(tmp_path / "log"), policy=CommitPolicy.of("replay", 0.1, 0.1))
-        monkeypatch.setattr(SparkSink, "lingering", unreachable)
+        monkeypatch.setattr(TargetSink, "lingering", unreachable)
         with pytest.raises(RetryableSinkError):
             query.run(0, handler=handler)
         [failure] = failures(tmp_path / "log")
@@ -81,7 +82,7 @@ class TestFormats:
         query = FormatQuery(tmp_path)
         query.run(0)
         query.checkpoint.plan(1)
-        monkeypatch.setattr(SparkSink, "lingering", unreachable)
+        monkeypatch.setattr(TargetSink, "lingering", unreachable)
         with pytest.raises(RetryableSinkError):
             query.begin()
         [failure] = failures(query.log)
@@ -94,7 +95,7 @@ class TestFormats:
         query.run(0)
         query.checkpoint.plan(1)
         begun = query.begin()
-        monkeypatch.setattr(SparkSink, "write", lambda *_: (_ for _ in ()).throw(OSError("the target is full")))
+        monkeypatch.setattr(TargetSink, "write", lambda *_: (_ for _ in ()).throw(OSError("the target is full")))
         for attempt in range(2):
             with pytest.raises(OSError, match="full"):
                 query.write(begun, 1, [10], attempt=attempt)
@@ -112,8 +113,8 @@ class TestFormats:
         query.run(0)
         query.checkpoint.plan(1)
         messages = query.write(query.begin(), 1, [10])
-        monkeypatch.setattr(SparkSink, "inspect_many", unreachable)
-        monkeypatch.setattr(SparkSink, "commit", unreachable)
+        monkeypatch.setattr(TargetSink, "inspect_many", unreachable)
+        monkeypatch.setattr(TargetSink, "commit", unreachable)
         with pytest.raises(Exception, match="no broker answers"):
             query.commit(messages, 1)
         query.abort(messages, 1)

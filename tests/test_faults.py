@@ -31,7 +31,8 @@ from onceward.testing.wrappers import (
     FaultyStore,
 )
 
-from .engine_kit import Target, TargetSink, numbers, pipeline
+from .engine_kit import numbers, pipeline
+from .sink_kit import Target, TargetSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

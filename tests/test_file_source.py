@@ -25,8 +25,8 @@ from onceward.core import CheckpointConfig
 from onceward.core.errors import ConfigurationError, SourceError
 from onceward.core.log import MemoryStore
 
-from .engine_kit import Target, TargetSink, pipeline
-from .sink_kit import prepared
+from .engine_kit import pipeline
+from .sink_kit import Target, TargetSink, prepared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

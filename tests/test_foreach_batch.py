@@ -15,7 +15,8 @@ from onceward.core.errors import ConfigurationError, SchemaError
 from onceward.core.kit.crash_points import Step, hooked
 from onceward.core.log import MemoryStore, read
 
-from .spark_kit import Checkpoint, Frame, Session, SparkSink, target_called
+from .sink_kit import TargetSink, target_called
+from .spark_kit import Checkpoint, Frame, Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +46,10 @@ class Shop:
         self.spark.streams.active = []
         self.pipeline = f"shop-{folder.name}"[-60:]
         self.key, self.store = str(folder), MemoryStore()
-        self.one, self.two = SparkSink(f"{self.key}/one", "one"), SparkSink(f"{self.key}/two", "two")
+        self.one, self.two = (
+            TargetSink(f"{self.key}/one", "one"),
+            TargetSink(f"{self.key}/two", "two"),
+        )
         self.batches = self.restarted()
 
     def restarted(self) -> ForeachBatch:
@@ -198,7 +202,10 @@ def test_an_epoch_that_is_not_open_takes_nothing(shop: Shop, early: bool) -> Non
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (lambda shop: (shop.batch(0), SparkSink(shop.one.key, "one")), "sink one is not one of this pipeline's sinks"),
+        (
+            lambda shop: (shop.batch(0), TargetSink(shop.one.target, "one")),
+            "sink one is not one of this pipeline's sinks",
+        ),
         (lambda shop: (shop.batch(0), "one"), "a str is not one of"),
         (lambda shop: ([1, 2], shop.one), "write takes a DataFrame; given: list"),
     ],

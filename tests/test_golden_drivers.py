@@ -25,10 +25,10 @@ from onceward.core.log import DirectoryStore, LogWriter, read
 from onceward.core.log.notes import notes
 
 from .core_fakes import policy
-from .engine_kit import Target, TargetSink
 from .formats_kit import Query as FormatQuery
 from .golden_kit import compare
-from .spark_kit import Frame, Query, Session, SparkSink, batches
+from .sink_kit import Target, TargetSink
+from .spark_kit import Frame, Query, Session, batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -92,7 +92,7 @@ def tell(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Mon
 def breaks(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Callable[[], object]]:
     """Return a function that makes a method of sinks fail until what it returns is called."""
 
-    def break_(method: str, kind: type = SparkSink) -> Callable[[], object]:
+    def break_(method: str, kind: type = TargetSink) -> Callable[[], object]:
         def fail(*_: Any) -> None:
             raise RetryableSinkError("the target is away", sink="target")
 
@@ -152,7 +152,7 @@ def test_foreach_batch(tell: Story, tmp_path: Path, breaks: Any, monkeypatch: py
     query = Query(tmp_path)
     session: Any = query.spark
     session.streams.active = []
-    sink = SparkSink(query.key)
+    sink = TargetSink(query.key)
     made = [ForeachBatch(sink, pipeline="p", store=tell.store, commit_timeout=0.05, commit_backoff=0.05)]
 
     def run(number: int, *, fails: bool = False) -> None:

@@ -19,7 +19,7 @@ from onceward.core.contract.proof import total
 from onceward.core.contract.row_hash import RowHash, row_hashes
 from onceward.core.contract.transaction import Committable, WriteContext
 
-from .engine_kit import Target, TargetSink
+from .sink_kit import Target, TargetSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable

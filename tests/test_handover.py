@@ -30,7 +30,8 @@ from onceward.core.run.handover import (
 )
 
 from .core_fakes import policy
-from .engine_kit import Slowly, Target, TargetSink, numbers, pipeline, reach
+from .engine_kit import Slowly, numbers, pipeline, reach
+from .sink_kit import Target, TargetSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

@@ -41,7 +41,7 @@ from onceward.core.errors import (
 )
 from onceward.sinks import DirectSink
 
-from .engine_kit import Target, TargetSink, Transaction
+from .sink_kit import Target, TargetSink, Transaction
 from .spark_kit import running
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from onceward.core.errors import ConfigurationError
 from onceward.core.kit.json_logs import show_if_asked
 
 from .coordinator_kit import Bench, about
-from .core_fakes import FakeSink
+from .sink_kit import TargetSink
 
 ALWAYS = {"pipeline", "epoch", "milliseconds"}
 
@@ -52,7 +52,7 @@ def test_a_start_logs_what_was_finished_and_aborted_and_nothing_reads_like_a_fau
     bench.run(first, 0)
     decided, forgotten = bench.committable(first, 1), bench.committable(first, 1, subtask=1)
     first.writer.decide(1, [decided], sinks=["a"], epoch_input=about(1))
-    bench.sink.open = [forgotten]
+    bench.sink.target.hold(forgotten)
     caplog.clear()
     bench.opened()
     assert {record.levelno for record in caplog.records} == {logging.INFO}
@@ -67,10 +67,10 @@ def test_a_start_logs_what_was_finished_and_aborted_and_nothing_reads_like_a_fau
 
 
 def test_a_warning_names_its_transaction_in_fields(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench(FakeSink("a"))
+    bench = Bench(TargetSink(name="a"))
     left = bench.committable(bench.opened(), 0)
-    bench.sink.open = [left]
-    bench.sink.abort_status = AbortStatus.RETRY_LATER
+    bench.sink.target.hold(left)
+    bench.sink.abort_answer = AbortStatus.RETRY_LATER
     caplog.clear()
     bench.opened()
     [warning] = [record for record in caplog.records if record.levelno == logging.WARNING]

@@ -36,8 +36,9 @@ from onceward.sinks import DirectSink
 from onceward.sources import SequenceSource
 
 from .coordinator_kit import LATER, Bench, about
-from .core_fakes import FakeSink, acknowledgement
-from .engine_kit import Slowly, Target, TargetSink, numbers, pipeline, reach
+from .core_fakes import acknowledgement
+from .engine_kit import Slowly, numbers, pipeline, reach
+from .sink_kit import Target, TargetSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,7 +101,7 @@ class Mail(DirectSink[None]):
     def write(self, writer: None, batch: Any) -> None: ...
 
 
-class ExpiringSink(FakeSink):
+class ExpiringSink(TargetSink):
     def expires_at(self, committable: Committable) -> float | None:
         return 1000.0 + committable.subtask
 
@@ -153,11 +154,11 @@ class TestEvents:
         assert (event.epoch, event.rows(), event.input, event.took) == (0, {"a": 1}, about(0), None)
 
     def test_a_sink_that_cannot_say_when_a_transaction_expires_fails_no_epoch(self, told: list[Event]) -> None:
-        class Broken(FakeSink):
+        class Broken(TargetSink):
             def expires_at(self, committable: Committable) -> float | None:
                 raise OSError(f"no broker to ask about {committable.transaction}")
 
-        bench = Bench(Broken())
+        bench = Bench(Broken(name="a"))
         bench.sink.answers = [LATER]
         bench.run(bench.opened(), 0)
         assert kinds(told)[-1] == "EpochCompleted"
@@ -180,7 +181,7 @@ def completed(**changes: Any) -> EpochCompleted:
 
 class TestPrometheus:
     def test_a_sink_that_is_weaker_than_exactly_once_is_told_before_it_writes(self, registry: Registry) -> None:
-        Coordinator("p", MemoryStore(), [FakeSink(), DirectlyWritten(Mail("mail"))]).open()
+        Coordinator("p", MemoryStore(), [TargetSink(name="a"), DirectlyWritten(Mail("mail"))]).open()
         assert registry.value("onceward_sink_guarantee", sink="a", guarantee="exactly-once") == 1
         assert registry.value("onceward_sink_guarantee", sink="mail", guarantee="at-least-once") == 1
         assert registry.value("onceward_sink_guarantee", sink="mail", guarantee="exactly-once") is None
@@ -207,7 +208,7 @@ class TestPrometheus:
     def test_a_decided_transaction_that_waits_says_when_it_expires_until_it_is_committed(
         self, registry: Registry
     ) -> None:
-        bench = Bench(ExpiringSink())
+        bench = Bench(ExpiringSink(name="a"))
         coordinator = bench.opened()
         bench.sink.answers = [LATER] * 4
         with pytest.raises(CommitPendingError):
@@ -242,7 +243,7 @@ class TestPrometheus:
         assert registry.value("onceward_commit_retries_total", sink="a") == 0
 
     def test_a_sink_that_has_committed_does_not_expire_with_one_that_waits(self, registry: Registry) -> None:
-        bench, other = Bench(ExpiringSink()), ExpiringSink("b")
+        bench, other = Bench(ExpiringSink(name="a")), ExpiringSink(name="b")
         coordinator = bench.opened(other)
         coordinator.admit(0, about(0))
         found = [bench.committable(coordinator, 0), named(coordinator, "b")]
@@ -255,12 +256,12 @@ class TestPrometheus:
     def test_a_fast_sink_s_commit_is_not_as_long_as_a_slow_one_s(self, registry: Registry) -> None:
         import time
 
-        class Slow(FakeSink):
+        class Slow(TargetSink):
             def commit_many(self, committables: Any) -> Any:
                 time.sleep(0.2)
                 return super().commit_many(committables)
 
-        bench, slow = Bench(), Slow("b")
+        bench, slow = Bench(), Slow(name="b")
         coordinator = bench.opened(slow)
         coordinator.admit(0, about(0))
         found = [bench.committable(coordinator, 0), named(coordinator, "b")]
@@ -325,7 +326,7 @@ class TestPrometheus:
                 return 12
 
         monkeypatch.setattr(observer, "connector_of", lambda _: Topics)
-        bench = Bench(FakeSink())
+        bench = Bench(TargetSink(name="a"))
         coordinator = bench.opened()
         bench.run(coordinator, 0)
         assert asked.wait(10)
@@ -525,7 +526,7 @@ class TestLineage:
         assert hooks[0] != hooks[1]
         rotated = [HttpSink("h", tmp_path, url=f"https://api.example/in?key={key}").dataset() for key in ("a", "b")]
         assert rotated[0] == rotated[1]
-        assert TargetSink.dataset(FakeSink()) is None  # type: ignore[arg-type]
+        assert TargetSink.dataset(TargetSink(name="a")) is None  # type: ignore[arg-type]
 
     def test_the_target_of_a_direct_sink_is_named_too(self, transport: Transport) -> None:
         graph = pipeline(checkpointing=CheckpointConfig())

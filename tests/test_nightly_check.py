@@ -76,32 +76,32 @@ class Job:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
+def dead_run(tmp_path: Path) -> Job:
     return Job(tmp_path)
 
 
-def test_what_a_dead_run_has_decided_is_committed_once_and_the_pipeline_goes_on(job: Job) -> None:
-    job.die_before_a_commit()
-    assert job.commit(minutes=5).endswith("was decided a moment ago")
-    assert job.ids() == []
-    assert "committed 1 transactions of epoch" in job.commit()
-    assert job.ids()
-    assert job.commit() == "nothing is in doubt"
-    job.run()
-    assert job.ids() == ROWS
-    assert job.audit(job.day).endswith("are proven, 50 rows")
+def test_what_a_dead_run_has_decided_is_committed_once_and_the_pipeline_goes_on(dead_run: Job) -> None:
+    dead_run.die_before_a_commit()
+    assert dead_run.commit(minutes=5).endswith("was decided a moment ago")
+    assert dead_run.ids() == []
+    assert "committed 1 transactions of epoch" in dead_run.commit()
+    assert dead_run.ids()
+    assert dead_run.commit() == "nothing is in doubt"
+    dead_run.run()
+    assert dead_run.ids() == ROWS
+    assert dead_run.audit(dead_run.day).endswith("are proven, 50 rows")
 
 
-def test_an_audit_fails_if_a_row_was_changed_and_knows_the_days_of_epochs(job: Job) -> None:
-    job.run()
-    assert job.audit("2001-01-01") == "no epoch of 2001-01-01 wrote rows"
-    assert "are proven, 50 rows" in job.audit(job.day)
-    job.sql("UPDATE orders SET id = 1000 WHERE id = 7")
+def test_an_audit_fails_if_a_row_was_changed_and_knows_the_days_of_epochs(dead_run: Job) -> None:
+    dead_run.run()
+    assert dead_run.audit("2001-01-01") == "no epoch of 2001-01-01 wrote rows"
+    assert "are proven, 50 rows" in dead_run.audit(dead_run.day)
+    dead_run.sql("UPDATE orders SET id = 1000 WHERE id = 7")
     with pytest.raises(RuntimeError, match="sql:orders: differs: epochs"):
-        job.audit(job.day)
+        dead_run.audit(dead_run.day)
 
 
-def test_a_scheduler_may_run_both_tasks_at_once(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    job.run()
-    NIGHTLY["main"](job.store, "table", "sql:orders", job.address, job.day)
+def test_a_scheduler_may_run_both_tasks_at_once(dead_run: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    dead_run.run()
+    NIGHTLY["main"](dead_run.store, "table", "sql:orders", dead_run.address, dead_run.day)
     assert capsys.readouterr().out.startswith("nothing is in doubt\nsql:orders: epochs ")

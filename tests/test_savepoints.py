@@ -41,7 +41,8 @@ from onceward.core.log import DirectoryStore, LogWriter, open_store, read
 from onceward.core.operations.log_locations import open_log
 
 from .core_fakes import policy
-from .spark_kit import Frame, Session, SparkSink, target_called
+from .sink_kit import TargetSink, target_called
+from .spark_kit import Frame, Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,7 +67,7 @@ class Query:
         settings: dict[str, Any] = {"adopt": False, "rewind": None, "on_complete": None, **options}
         return EpochHandler(
             spark=session,
-            sinks=[SparkSink(self.key)],
+            sinks=[TargetSink(self.key)],
             pipeline="orders",
             store=self.store,
             policy=policy(),
@@ -193,7 +194,7 @@ def test_a_log_in_a_store_of_its_own_fences_the_old_checkpoint_and_an_idle_drive
         old.run(1)
     format_query = FormatOptions.parse({"checkpointLocation": str(old.folder), "store": store, "pipeline": "orders"})
     with pytest.raises(EpochConflictError, match="start it with that checkpoint"):
-        pickle.dumps(StreamWriter(SparkSink(old.key), format_query))
+        pickle.dumps(StreamWriter(TargetSink(old.key), format_query))
     new.run(2)
     assert case.shown == once(5)
 

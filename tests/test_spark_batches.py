@@ -25,7 +25,7 @@ from onceward.core.contract.ledger import Ledger
 from onceward.core.errors import CommitPendingError, EpochConflictError, FencedError
 from onceward.core.kit.crash_points import Step, hooked
 
-from .spark_kit import SparkSink
+from .sink_kit import TargetSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -376,7 +376,7 @@ def test_a_sink_that_sends_is_known_by_its_folder_and_a_sink_without_a_dataset_i
 ) -> None:
     sends = HttpSink("http", tmp_path / "log", url="http://localhost/rows")
     assert run_folder.target_text(sends) == f"HttpSink {tmp_path / 'log'}"
-    run_folder.mark_failed(temporary, "batch.x", SparkSink("key"))
+    run_folder.mark_failed(temporary, "batch.x", TargetSink("key"))
     assert f"onceward txn abort --store {temporary}" in caplog.text
 
 

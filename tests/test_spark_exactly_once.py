@@ -25,8 +25,8 @@ from onceward.core.log.notes import notes
 from onceward.core.log.run_writers import OVERTAKEN, RUN_VARIABLE
 from onceward.core.run.handover import Successor, run_steps
 
-from .core_fakes import FakeSink, policy
-from .engine_kit import TargetSink
+from .core_fakes import policy
+from .sink_kit import TargetSink
 from .spark_kit import QUERY, Checkpoint, Frame, Query, active, stage
 
 if TYPE_CHECKING:
@@ -479,7 +479,7 @@ def test_the_reason_of_a_failure_is_one_line(error: BaseException, told: str):
 
 
 def test_a_sink_that_cannot_be_sent_to_the_executors_is_refused_with_its_member():
-    sink = FakeSink()
+    sink = TargetSink(name="a")
     check_pickles(sink)
     sink.claim_error = Unpicklable()
     told = r"sink a cannot be sent to the executors \(holds a socket: member claim_error\). A sink holds config"

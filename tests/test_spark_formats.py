@@ -41,7 +41,8 @@ from onceward.testing.wrappers import FaultyDirectSink, FaultySink
 
 from .core_fakes import policy
 from .formats_kit import TIMEOUT, Query
-from .spark_kit import Checkpoint, SparkSink, batches, running
+from .sink_kit import TargetSink
+from .spark_kit import Checkpoint, batches, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -161,7 +162,7 @@ class TestValidation:
             pickle.dumps(self.writer(tmp_path))
 
     def test_what_is_decided_is_finished_before_the_target_is_validated(self, query: Query):
-        class Refuses(SparkSink):
+        class Refuses(TargetSink):
             def validate(self, schema: pa.Schema) -> None:
                 raise SchemaError(f"no column {schema.names[0]}")
 
@@ -314,7 +315,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.asked = 100.0, 0
         monkeypatch.setattr(FormatOptions, "policy", self.policy)
-        monkeypatch.setattr(SparkSink, "inspect_many", self.inspect)
+        monkeypatch.setattr(TargetSink, "inspect_many", self.inspect)
 
     def policy(self) -> CommitPolicy:
         return policy(monotonic=lambda: self.now)
@@ -348,14 +349,14 @@ def test_f_the_age_of_an_epoch_travels_to_the_process_that_decides(
 def test_f_what_recovery_took_counts_too(query: Query, clock: Clock, monkeypatch: pytest.MonkeyPatch):
     """No transaction of the epoch is older than the START that it was written under, so the clock begins before it."""
     query.checkpoint.plan(0)
-    listed = SparkSink.lingering
+    listed = TargetSink.lingering
 
-    def slow(sink: SparkSink, scope: Any) -> Any:
+    def slow(sink: TargetSink, scope: Any) -> Any:
         clock.now += TIMEOUT / 2
         return listed(sink, scope)
 
     with monkeypatch.context() as patch:
-        patch.setattr(SparkSink, "lingering", slow)
+        patch.setattr(TargetSink, "lingering", slow)
         begun = query.begin()
     messages = query.write(begun, 0, [1])
     with pytest.raises(DataLossError):
@@ -396,7 +397,7 @@ def test_an_abort_that_comes_after_the_decision_touches_nothing(query: Query):
     with hooked(fail), pytest.raises(CommitPendingError):
         query.commit(messages, 0)
     query.abort(messages)
-    assert query.target.aborted == set()
+    assert query.target.aborted == []
     query.begin()
     assert query.shown() == [1, 2]
 
@@ -410,7 +411,7 @@ def test_an_abort_of_an_older_start_touches_nothing(query: Query):
     query.target.prepared[committable.transaction] = (committable, rows)
     query.target.aborted.clear()
     query.abort(messages)
-    assert query.target.aborted == set()
+    assert query.target.aborted == []
 
 
 def context(sink: str, attempt: int = 0) -> WriteContext:
@@ -418,11 +419,15 @@ def context(sink: str, attempt: int = 0) -> WriteContext:
 
 
 def test_a_partition_that_fails_rolls_back_in_every_sink_what_is_not_prepared(tmp_path: Path):
-    class Refusing(SparkSink):
+    class Refusing(TargetSink):
         def pre_commit(self, transaction: Any) -> Any:  # noqa: ARG002
             raise OSError("refused")
 
-    sinks = [SparkSink(f"{tmp_path}/a", "a"), Refusing(f"{tmp_path}/b", "b"), SparkSink(f"{tmp_path}/c", "c")]
+    sinks = [
+        TargetSink(f"{tmp_path}/a", "a"),
+        Refusing(f"{tmp_path}/b", "b"),
+        TargetSink(f"{tmp_path}/c", "c"),
+    ]
     with pytest.raises(OSError, match="refused"):
         write_partition(sinks, [context(s.name) for s in sinks], batches([1]))
     assert [len(sink.target.prepared) for sink in sinks] == [1, 0, 0]

@@ -19,7 +19,8 @@ from onceward.core.log import EpochInput, LogWriter, read
 from onceward.core.run.handover import SILENT_SECONDS, Successor, run_steps
 
 from .core_fakes import policy
-from .spark_kit import Frame, Query, SparkSink, active
+from .sink_kit import TargetSink
+from .spark_kit import Frame, Query, active
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -130,14 +131,14 @@ def test_a_query_that_fails_while_it_is_asked_is_not_waited_for(query: Query) ->
     assert time.monotonic() - failed < SILENT_SECONDS + 5
 
 
-class Refuses(SparkSink):
+class Refuses(TargetSink):
     """Writes into a target that is not set up for it."""
 
     def validate(self, schema: Any) -> None:
         raise ConfigurationError(f"the table has no such column: {schema.names}")
 
 
-class OnlyAppends(SparkSink):
+class OnlyAppends(TargetSink):
     def validate_complete_mode(self) -> None:
         raise ConfigurationError("the target would show rows of earlier epochs, too")
 
@@ -150,7 +151,7 @@ class Runs:
         monkeypatch.setattr("onceward.connectors.spark.write.handler.check_runs", lambda _: mode)
         monkeypatch.setattr("onceward.connectors.spark.write.handler.warm_up", lambda *_: None)
 
-    def start(self, sink: SparkSink, **changes: Any) -> None:
+    def start(self, sink: TargetSink, **changes: Any) -> None:
         """Start a new version; nothing of what it refuses has changed anything in the log."""
         new: Any = self.query.driver(sinks=[sink], schemas={sink.name: pa.schema({"n": pa.int64()})}, **changes)
         new.prepare(read(self.query.store))
@@ -186,7 +187,7 @@ def test_a_start_that_is_refused_asks_nobody_to_end(query: Query, monkeypatch: p
     query.run(0)
     runs = Runs(query, monkeypatch, mode="complete" if why == "output mode" else "append")
     monkeypatch.setattr(Successor, "take", lambda *_: pytest.fail("it asks"))
-    sink = SparkSink(query.key)
+    sink = TargetSink(query.key)
     if why == "checkpoint":
         (query.checkpoint.root / "metadata").unlink()
     elif why == "moved":

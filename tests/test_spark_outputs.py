@@ -23,7 +23,8 @@ from onceward.core.kit.crash_points import Step, hooked
 from onceward.core.log import read
 
 from .core_fakes import policy
-from .spark_kit import Frame, Query, SparkSink, target_called
+from .sink_kit import TargetSink, target_called
+from .spark_kit import Frame, Query
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,7 +41,7 @@ def handler_of(query: Query, functions: dict[str, Callable[[Any], Any]], *names:
 
 
 def _handler(query: Query, transformations: Transformations, *names: str, **changes: Any) -> Any:
-    sinks = [SparkSink(f"{query.key}/{name}", name) for name in names]
+    sinks = [TargetSink(f"{query.key}/{name}", name) for name in names]
     return query.driver(sinks=sinks, outputs=transformations, **changes)
 
 
@@ -167,7 +168,7 @@ def test_an_epoch_that_lost_something_computes_and_writes_that_output_alone(quer
         if committable.sink == "b" and committable.subtask == 1:
             target_called(f"{query.key}/b").delete_prepared(committable.transaction)
         else:
-            SparkSink(f"{query.key}/{committable.sink}", committable.sink).commit(committable)
+            TargetSink(f"{query.key}/{committable.sink}", committable.sink).commit(committable)
     called.clear()
     query.run(0, [1], [2], handler=handler())
     assert called == ["b"]
@@ -181,7 +182,7 @@ def test_acknowledgements_of_several_jobs_are_one_for_each_subtask() -> None:
             epoch=4, subtask=subtask, attempt=attempt, sinks=(sink,), retried=attempt > 0, refused={"bad": 1, sink: 2}
         )
 
-    sinks: Any = [SparkSink("a", "a"), SparkSink("b", "b")]
+    sinks: Any = [TargetSink("a", "a"), TargetSink("b", "b")]
     one, two = merge_acknowledgements([ack(0, "a"), ack(1, "a", attempt=2), ack(0, "b")], sinks)
     assert (one.subtask, one.sinks, one.retried) == (0, ("a", "b"), False)
     assert (two.subtask, two.sinks, two.retried, two.attempt) == (1, ("a", "b"), True, 2)
@@ -189,11 +190,11 @@ def test_acknowledgements_of_several_jobs_are_one_for_each_subtask() -> None:
 
 
 def test_what_is_no_output_is_refused() -> None:
-    sink = SparkSink("a")
+    sink = TargetSink("a")
     with pytest.raises(ConfigurationError, match="given first: str"):
         Output("sink")  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="given first: the class SparkSink"):
-        Output(SparkSink)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="given first: the class TargetSink"):
+        Output(TargetSink)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="must be a function of a DataFrame, not str"):
         Output(sink, "sum")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="'DISK_ONLY' or 'MEMORY_AND_DISK'; got 'HEAP'"):

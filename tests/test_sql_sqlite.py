@@ -43,11 +43,6 @@ if TYPE_CHECKING:
 SCOPE = Scope("orders", "words", LOG)
 
 
-@pytest.fixture
-def database(tmp_path: Path) -> Database:
-    return Database(tmp_path / "shop.db")
-
-
 def test_staged_rows_are_in_no_readers_table_until_one_transaction_moves_them(database: Database) -> None:
     sink = database.sink()
     parts = [write(sink, context(subtask=n), words(10 * n)) for n in range(2)]

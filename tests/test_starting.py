@@ -31,7 +31,8 @@ from onceward.core.errors import ConfigurationError, OncewardWarning, SchemaErro
 from onceward.core.log import MemoryStore
 
 from .engine_kit import ByKey
-from .spark_kit import Query, SparkSink, target_called
+from .sink_kit import TargetSink, target_called
+from .spark_kit import Query
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,12 +102,12 @@ def test_a_store_that_holds_no_log_is_refused_before_the_start(store: str, words
         Pipeline("p", store=store)
 
 
-class Making(SparkSink):
+class Making(TargetSink):
     """A sink that notes when it would make something."""
 
     def validate(self, schema: pa.Schema) -> None:
         assert schema == SCHEMA
-        self.target.aborted.add("made")
+        self.target.aborted.append("made")
 
 
 class Writer:
@@ -132,7 +133,7 @@ def test_a_query_validates_its_targets_at_its_start_and_not_before(tmp_path: Pat
     assert not sink.target.aborted
     assert writer.start(queryName="q") == "query"
     assert writer.started == [{"queryName": "q"}]
-    assert sink.target.aborted == {"made"}
+    assert sink.target.aborted == ["made"]
     assert watched == ["query"]
 
 
@@ -170,7 +171,7 @@ def test_a_warning_is_at_the_line_of_the_program() -> None:
         Pipeline("p")
     assert [Path(warning.filename).name for warning in caught] == ["test_starting.py"]
     pipeline = Pipeline("p", store=MemoryStore())
-    pipeline.source(Endless([{"n": 1}])).sink(SparkSink("warned"))
+    pipeline.source(Endless([{"n": 1}])).sink(TargetSink("warned"))
     with pytest.warns(OncewardWarning, match=r"never ends: nothing is committed .* Give checkpointing=") as caught:
         job = pipeline.start()
     job.stop()

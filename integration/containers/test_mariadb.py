@@ -37,7 +37,7 @@ from onceward.core.log import DirectoryStore, EpochInput
 from onceward.testing.conformance import SinkConformance, SinkUnderTest
 from onceward.testing.containers import MariaDbContainer
 
-from ..postgres_kit import SCHEMA, SCOPE, context, expected, in_child, words, write
+from ..postgres_kit import SCHEMA, SCOPE, WORDS, context, expected, in_child, words, write
 from ..proxy import Proxy
 from ..simulator_kit import ledger_contract
 from ..sql_kit import MariaDatabase, maria_database
@@ -47,16 +47,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-pytestmark = pytest.mark.containers
+pytestmark = [pytest.mark.containers, pytest.mark.tables(WORDS)]
 _ASKED_FOR = 3.0
 """Seconds."""
-
-
-@pytest.fixture
-def database(mariadb_container: MariaDbContainer) -> Iterator[MariaDatabase]:
-    with maria_database(mariadb_container.url) as fresh:
-        fresh.run("CREATE TABLE words (id bigint PRIMARY KEY, word text)")
-        yield fresh
 
 
 @pytest.fixture(autouse=True)

@@ -52,7 +52,7 @@ TYPES: Final = (
 
 
 @pytest.fixture(scope="module")
-def database(mariadb_container: MariaDbContainer) -> Iterator[MariaDatabase]:
+def types_database(mariadb_container: MariaDbContainer) -> Iterator[MariaDatabase]:
     with maria_database(mariadb_container.url) as fresh:
         fresh.run("SET time_zone = '+00:00'")
         yield fresh
@@ -81,10 +81,10 @@ def as_read(value: Any, declared: str) -> Any:
 
 
 @pytest.mark.parametrize("declared", TYPES)
-def test_what_is_read_back_is_what_was_given_or_it_is_refused(database: MariaDatabase, declared: str) -> None:
+def test_what_is_read_back_is_what_was_given_or_it_is_refused(types_database: MariaDatabase, declared: str) -> None:
     table = f"t{TYPES.index(declared)}"
-    database.run(f"CREATE TABLE {table} (value {declared}) CHARACTER SET utf8mb4")
-    target = database.sink(table=table).target
+    types_database.run(f"CREATE TABLE {table} (value {declared}) CHARACTER SET utf8mb4")
+    target = types_database.sink(table=table).target
     described = describe(target, target.table)
     assert described is not None
     exact = "value + 0e0" if declared.startswith("float") else "value"
@@ -97,9 +97,9 @@ def test_what_is_read_back_is_what_was_given_or_it_is_refused(database: MariaDat
                     InsertWriter(connection, plan).write(batch)
             except (SchemaError, SqlError):
                 continue
-            [(found,)] = database.run(f"SELECT {exact} FROM {table}")
+            [(found,)] = types_database.run(f"SELECT {exact} FROM {table}")
             assert as_read(found, declared) == as_read(value, declared), f"{arrow} {value!r}"
-            database.run(f"DELETE FROM {table}")
+            types_database.run(f"DELETE FROM {table}")
 
 
 @pytest.mark.parametrize(
@@ -117,11 +117,11 @@ def test_what_is_read_back_is_what_was_given_or_it_is_refused(database: MariaDat
     ],
 )
 def test_a_value_that_mariadb_would_change_is_refused_with_its_column(
-    database: MariaDatabase, declared: str, array: pa.Array, why: str
+    types_database: MariaDatabase, declared: str, array: pa.Array, why: str
 ) -> None:
-    database.run("DROP TABLE IF EXISTS words")
-    database.run(f"CREATE TABLE words (value {declared})")
-    sink, batch = database.sink(), pa.record_batch({"value": array})
+    types_database.run("DROP TABLE IF EXISTS words")
+    types_database.run(f"CREATE TABLE words (value {declared})")
+    sink, batch = types_database.sink(), pa.record_batch({"value": array})
     with suppress(SchemaError):  # for its type; and the table is read anew
         sink.validate(batch.schema)
     with pytest.raises(SchemaError, match=f"column 'value'.*{why}"):
@@ -129,60 +129,60 @@ def test_a_value_that_mariadb_would_change_is_refused_with_its_column(
 
 
 @pytest.mark.parametrize("how", ["prepared", "staging"])
-def test_the_id_zero_is_the_id_zero(database: MariaDatabase, how: str) -> None:
-    database.run("DROP TABLE IF EXISTS words")
-    database.run("CREATE TABLE words (id bigint AUTO_INCREMENT PRIMARY KEY, word text)")
-    sink = database.sink("upsert" if how == "staging" else how)
+def test_the_id_zero_is_the_id_zero(types_database: MariaDatabase, how: str) -> None:
+    types_database.run("DROP TABLE IF EXISTS words")
+    types_database.run("CREATE TABLE words (id bigint AUTO_INCREMENT PRIMARY KEY, word text)")
+    sink = types_database.sink("upsert" if how == "staging" else how)
     sink.validate(SCHEMA)
     for epoch, ids in enumerate([[0, 7], [0, 8]] if how == "staging" else [[0, 7], [8]]):
         committable = write(sink, context(epoch), pa.record_batch([ids, [f"w{id_}" for id_ in ids]], schema=SCHEMA))
         commit(sink, committable)
-    assert database.rows() == [(0, "w0"), (7, "w7"), (8, "w8")]
+    assert types_database.rows() == [(0, "w0"), (7, "w7"), (8, "w8")]
 
 
-def test_keys_that_differ_in_blanks_are_two_rows_in_a_created_table(database: MariaDatabase) -> None:
+def test_keys_that_differ_in_blanks_are_two_rows_in_a_created_table(types_database: MariaDatabase) -> None:
     schema = pa.schema([("id", pa.string()), ("n", pa.int64())])
-    sink = database.sink("upsert", table="padded", create_table=True)
+    sink = types_database.sink("upsert", table="padded", create_table=True)
     sink.validate(schema)
     commit(sink, write(sink, context(), pa.record_batch([["a", "a ", "A"], [1, 2, 3]], schema=schema)))
-    assert database.rows("padded") == [("A", 3), ("a", 1), ("a ", 2)]
+    assert types_database.rows("padded") == [("A", 3), ("a", 1), ("a ", 2)]
 
 
 @pytest.mark.parametrize("collation", ["utf8mb4_bin", "utf8mb4_general_ci"])
 def test_a_key_that_the_columns_collation_takes_for_another_one_is_refused(
-    database: MariaDatabase, collation: str
+    types_database: MariaDatabase, collation: str
 ) -> None:
-    database.run("DROP TABLE IF EXISTS named")
-    database.run(f"CREATE TABLE named (id varchar(9) PRIMARY KEY, n bigint) COLLATE {collation}")
+    types_database.run("DROP TABLE IF EXISTS named")
+    types_database.run(f"CREATE TABLE named (id varchar(9) PRIMARY KEY, n bigint) COLLATE {collation}")
     schema = pa.schema([("id", pa.string()), ("n", pa.int64())])
-    sink = database.sink("upsert", table="named")
+    sink = types_database.sink("upsert", table="named")
     sink.validate(schema)
     with pytest.raises(SchemaError, match=f"column 'id'.*ends with a blank.*{collation} ignores it in keys"):
         write(sink, context(), pa.record_batch([["a", "a "], [1, 2]], schema=schema))
     commit(sink, write(sink, context(2), pa.record_batch([["a", " a"], [1, 2]], schema=schema)))
-    assert len(database.rows("named")) == 2
+    assert len(types_database.rows("named")) == 2
 
 
-def test_a_key_over_the_first_characters_of_a_column_is_none_for_an_upsert(database: MariaDatabase) -> None:
+def test_a_key_over_the_first_characters_of_a_column_is_none_for_an_upsert(types_database: MariaDatabase) -> None:
     schema = pa.schema([("id", pa.string()), ("n", pa.int64())])
-    database.run("CREATE TABLE prefixed (id varchar(100) CHARACTER SET utf8mb4, n bigint, PRIMARY KEY (id(3)))")
+    types_database.run("CREATE TABLE prefixed (id varchar(100) CHARACTER SET utf8mb4, n bigint, PRIMARY KEY (id(3)))")
     with pytest.raises(SchemaError, match=r"no primary key or unique index over exactly \['id'\]"):
-        database.sink("upsert", table="prefixed").validate(schema)
-    database.run("CREATE TABLE also (id varchar(100) PRIMARY KEY, n bigint, word text, UNIQUE (word(3)))")
+        types_database.sink("upsert", table="prefixed").validate(schema)
+    types_database.run("CREATE TABLE also (id varchar(100) PRIMARY KEY, n bigint, word text, UNIQUE (word(3)))")
     with pytest.raises(SchemaError, match=r"other unique keys.*word\(3\)"):
-        database.sink("upsert", table="also").validate(schema)
+        types_database.sink("upsert", table="also").validate(schema)
 
 
 @pytest.fixture
-def narrow(database: MariaDatabase) -> Iterator[MariaDatabase]:
+def narrow(types_database: MariaDatabase) -> Iterator[MariaDatabase]:
     """A server that takes at most 1 MiB at once, from new connections."""
     close_idle()
-    [(before,)] = database.run("SELECT @@global.max_allowed_packet")
-    database.run("SET GLOBAL max_allowed_packet = 1048576")
-    database.run("DROP TABLE IF EXISTS words")
-    database.run("CREATE TABLE words (id bigint PRIMARY KEY, word longtext)")
-    yield database
-    database.run(f"SET GLOBAL max_allowed_packet = {before}")
+    [(before,)] = types_database.run("SELECT @@global.max_allowed_packet")
+    types_database.run("SET GLOBAL max_allowed_packet = 1048576")
+    types_database.run("DROP TABLE IF EXISTS words")
+    types_database.run("CREATE TABLE words (id bigint PRIMARY KEY, word longtext)")
+    yield types_database
+    types_database.run(f"SET GLOBAL max_allowed_packet = {before}")
     close_idle()
 
 
@@ -217,56 +217,57 @@ def test_a_server_that_takes_too_little_at_once_is_refused_at_the_start(narrow: 
 
 @pytest.mark.parametrize("name", ["a`b", "`", "a%b", "a%%s", ":x", 'a"b', "a\\b", "ü )"])
 @pytest.mark.parametrize("how", ["prepared", "staging", "upsert"])
-def test_a_column_may_have_any_name_and_a_url_any_charset(database: MariaDatabase, how: str, name: str) -> None:
+def test_a_column_may_have_any_name_and_a_url_any_charset(types_database: MariaDatabase, how: str, name: str) -> None:
     quoted = name.replace("`", "``")
-    database.run("DROP TABLE IF EXISTS named")
-    database.run(f"CREATE TABLE named (id bigint PRIMARY KEY, `{quoted}` varchar(9)) CHARACTER SET utf8mb4")
-    url = make_url(database.url).update_query_dict({"charset": "latin1"})
-    sink = database.sink(how, table="named", url=url)
+    types_database.run("DROP TABLE IF EXISTS named")
+    types_database.run(f"CREATE TABLE named (id bigint PRIMARY KEY, `{quoted}` varchar(9)) CHARACTER SET utf8mb4")
+    url = make_url(types_database.url).update_query_dict({"charset": "latin1"})
+    sink = types_database.sink(how, table="named", url=url)
     batch = pa.record_batch([[1], ["ü€😀"]], names=["id", name])
     sink.validate(batch.schema)
     commit(sink, write(sink, context(), batch))
-    assert database.rows("named") == [(1, "ü€😀")]
+    assert types_database.rows("named") == [(1, "ü€😀")]
 
 
 def test_rows_that_refer_to_another_sinks_rows_are_staged_and_committed(
-    database: MariaDatabase, tmp_path: Path
+    types_database: MariaDatabase, tmp_path: Path
 ) -> None:
-    database.run("CREATE OR REPLACE TABLE words (id bigint PRIMARY KEY, word text)")
-    database.run("CREATE TABLE refers (id bigint PRIMARY KEY, word_id bigint REFERENCES words (id))")
+    types_database.run("CREATE OR REPLACE TABLE words (id bigint PRIMARY KEY, word text)")
+    types_database.run("CREATE TABLE refers (id bigint PRIMARY KEY, word_id bigint REFERENCES words (id))")
     sinks = [
-        SqlAlchemySink(name, url=database.url, table=table) for name, table in [("a", "refers"), ("words", "words")]
+        SqlAlchemySink(name, url=types_database.url, table=table)
+        for name, table in [("a", "refers"), ("words", "words")]
     ]
     try:
         write_lines_and_words(tmp_path, sinks)
         assert [sink.commit_path for sink in sinks] == ["staging", "prepared"]
-        assert [len(database.rows(table)) for table in ("words", "refers")] == [3, 3]
+        assert [len(types_database.rows(table)) for table in ("words", "refers")] == [3, 3]
     finally:
-        database.run("DROP TABLE refers")
+        types_database.run("DROP TABLE refers")
 
 
 @pytest.mark.parametrize("calls", [False, True])
-def test_a_trigger_into_a_table_without_transactions_is_refused(database: MariaDatabase, calls: bool) -> None:
-    database.run("CREATE OR REPLACE TABLE audited (id bigint PRIMARY KEY, word text)")
-    database.run("CREATE OR REPLACE TABLE audit (id bigint) ENGINE=MyISAM")
-    database.run("CREATE OR REPLACE PROCEDURE keep_it (id bigint) INSERT INTO audit VALUES (id)")
+def test_a_trigger_into_a_table_without_transactions_is_refused(types_database: MariaDatabase, calls: bool) -> None:
+    types_database.run("CREATE OR REPLACE TABLE audited (id bigint PRIMARY KEY, word text)")
+    types_database.run("CREATE OR REPLACE TABLE audit (id bigint) ENGINE=MyISAM")
+    types_database.run("CREATE OR REPLACE PROCEDURE keep_it (id bigint) INSERT INTO audit VALUES (id)")
     does = "CALL keep_it(new.id)" if calls else "INSERT INTO `audit` VALUES (new.id)"
-    database.run(f"CREATE TRIGGER audits AFTER INSERT ON audited FOR EACH ROW {does}")
-    sink = database.sink(table="audited")
+    types_database.run(f"CREATE TRIGGER audits AFTER INSERT ON audited FOR EACH ROW {does}")
+    sink = types_database.sink(table="audited")
     with pytest.raises(ConfigurationError, match="its triggers name audit, whose storage engine has no transactions"):
         sink.validate(SCHEMA)
-    database.run("ALTER TABLE audit ENGINE=InnoDB")
+    types_database.run("ALTER TABLE audit ENGINE=InnoDB")
     sink.validate(SCHEMA)
 
 
 @pytest.mark.parametrize("how", ["prepared", "staging"])
-def test_a_number_that_a_narrowed_column_would_round_is_refused(database: MariaDatabase, how: str) -> None:
-    database.run("DROP TABLE IF EXISTS prices")
-    database.run("CREATE TABLE prices (price decimal(12,4))")
-    sink = database.sink(how, table="prices")
+def test_a_number_that_a_narrowed_column_would_round_is_refused(types_database: MariaDatabase, how: str) -> None:
+    types_database.run("DROP TABLE IF EXISTS prices")
+    types_database.run("CREATE TABLE prices (price decimal(12,4))")
+    sink = types_database.sink(how, table="prices")
     batch = pa.record_batch({"price": pa.array([Decimal("1.2345")], pa.decimal128(12, 4))})
     sink.validate(batch.schema)
-    database.run("ALTER TABLE prices MODIFY price decimal(12,1)")
+    types_database.run("ALTER TABLE prices MODIFY price decimal(12,1)")
     with pytest.raises(SchemaError, match=r"column 'price'.*numeric\(12,1\), which would round"):
         write(sink, context(), batch)
-    assert database.rows("prices") == []
+    assert types_database.rows("prices") == []

@@ -25,12 +25,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.containers
 
 
-@pytest.fixture
-def database(mariadb_container: MariaDbContainer) -> Iterator[MariaDatabase]:
-    with maria_database(mariadb_container.url) as fresh:
-        yield fresh
-
-
 @contextmanager
 def opened(url: str, pipeline: str = "contract") -> Iterator[LogStore]:
     store = open_store(url, pipeline=pipeline)
@@ -59,7 +53,7 @@ class TestMariaDb(store_contract.ServerStoreContract):
             yield store
 
     @pytest.fixture
-    def server(self, mariadb_container: MariaDbContainer) -> Server:
+    def store_server(self, mariadb_container: MariaDbContainer) -> Server:
         return Server(mariadb_container)
 
 

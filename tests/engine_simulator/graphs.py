@@ -28,7 +28,7 @@ from onceward.core import Pipeline
 from onceward.core.log import MemoryStore
 from onceward.sources import SequenceSource
 
-from ..engine_kit import Target, TargetSink
+from ..sink_kit import Target, TargetSink
 from .functions import LONG, Counted, Counting, CountingForAWhile, InOrder, Record, Windows, shown
 from .interpreter import Interpreter
 from .ledgers import LedgerSink

@@ -9,7 +9,7 @@ from onceward.core.contract.ledger import Ledger
 from onceward.core.contract.names import NOTHING, Progress, Remembered, outdated_log, parse_transaction_name
 from onceward.core.contract.transaction import CommitStatus, Observation
 
-from ..engine_kit import TargetSink
+from ..sink_kit import TargetSink
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from onceward.core.contract.names import Scope, TransactionName
     from onceward.core.contract.transaction import CommitOutcome, Committable
 
-    from ..engine_kit import Target
+    from ..sink_kit import Target
 
 
 class LedgerSink(TargetSink):

@@ -38,7 +38,7 @@ from onceward.core.kit.crash_points import Step, hooked
 from onceward.core.log import RunWriters
 from onceward.core.log.reader import read
 
-from ..engine_kit import Target
+from ..sink_kit import Target
 from .graphs import VALUES, RandomGraph
 from .interpreter import Interpreter, State
 from .operator import Operator
