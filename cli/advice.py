@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from onceward.core.contract.connector import Connector, connectors
+from onceward.core.contract.connector import connectors
 from onceward.core.kit.secrets import HIDDEN, without_logins
 from onceward.core.log.store import local_folder
 from onceward.operations import PipelineState
@@ -213,7 +213,7 @@ def _forms() -> str:
 def _has_no_address(system: str) -> bool:
     """Return whether this is a kind of system whose transactions no address finds."""
     kind = connectors().get(system)
-    return kind is not None and kind.target is Connector.target
+    return kind is not None and not kind.lists_transactions
 
 
 def _names(targets: Sequence[NotedSystem]) -> str:

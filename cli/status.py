@@ -77,7 +77,10 @@ def _print(statuses: Sequence[PipelineStatus], *, as_json: bool) -> None:
 
 
 def _metrics(statuses: Sequence[PipelineStatus]) -> Iterator[str]:
-    """Yield the states in Prometheus' text format: 1 for the state that a pipeline is in, 0 for each other one."""
+    """Yield the states in Prometheus' text format: 1 for the state that a pipeline is in, 0 for each other one.
+
+    Written without prometheus-client, so that a timer on any machine can run it without the extra `prometheus`.
+    """
     yield "# HELP onceward_pipeline_state Whether the pipeline is in this state (docs: operations)"
     yield "# TYPE onceward_pipeline_state gauge"
     for one in statuses:

@@ -7,7 +7,7 @@ as a target does that is down; everywhere else it raises a retryable error.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from onceward.core.contract.ledger import Ledger
 from onceward.core.contract.source import LiveSource, ResettableSource
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 Wrapper = TypeVar("Wrapper")
 __all__ = ["FaultyDirectSink", "FaultyLiveSource", "FaultySink", "FaultySource", "FaultyStore"]
+_SAME: Final = ("check_schema", "dataset", "validate_complete_mode")
+"""Methods of each sink that ask no target."""
 
 
 class _Faulty:
@@ -40,14 +42,6 @@ class _Faulty:
 
     def _lost(self, words: str) -> Any:
         raise self.error(words)
-
-
-class _AnyFaultySink(_Faulty):
-    error = InjectedSinkError
-
-    def validate_complete_mode(self) -> None:
-        """Refuse Spark's output mode complete if the wrapped sink does."""
-        getattr(self.wrapped, "validate_complete_mode", lambda: None)()
 
 
 def _call(name: str, *, again: bool = True, lost: Callable[[Any, str], Any] | None = None) -> Any:
@@ -89,8 +83,8 @@ def _forwarding(
     return complete
 
 
-@_forwarding(TwoPhaseCommitSink, same=("check_schema", "dataset", "expires_at", "why_silent"), once=("discard",))
-class FaultySink(_AnyFaultySink, TwoPhaseCommitSink[Any]):
+@_forwarding(TwoPhaseCommitSink, same=(*_SAME, "expires_at", "why_silent"), once=("discard",))
+class FaultySink(_Faulty, TwoPhaseCommitSink[Any]):
     """A TwoPhaseCommitSink with faults.
 
     Args:
@@ -99,6 +93,8 @@ class FaultySink(_AnyFaultySink, TwoPhaseCommitSink[Any]):
             (also for commit), abort, lingering, lingering_elsewhere, inspect_many, warm_up, validate, and of its ledger
             check_claim, claim, release, accept_loss, completed, forget.
     """
+
+    error = InjectedSinkError
 
     def __init__(self, sink: TwoPhaseCommitSink[Any], faults: Faults) -> None:
         super().__init__(sink.name, select=sink.select, where=sink.where)
@@ -138,14 +134,16 @@ class FaultyLedger(_Faulty, Ledger):
         self.faults = faults
 
 
-@_forwarding(DirectSink, same=("check_schema", "dataset"), once=("close",))
-class FaultyDirectSink(_AnyFaultySink, DirectSink[Any]):
+@_forwarding(DirectSink, same=_SAME, once=("close",))
+class FaultyDirectSink(_Faulty, DirectSink[Any]):
     """A DirectSink or IdempotentSink with faults.
 
     Args:
         sink: Sink whose calls fail.
         faults: Faults of the calls: open, write (which DUPLICATE makes twice), flush, close, validate.
     """
+
+    error = InjectedSinkError
 
     def __init__(self, sink: DirectSink[Any], faults: Faults) -> None:
         super().__init__(sink.name, select=sink.select, where=sink.where)

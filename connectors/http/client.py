@@ -116,6 +116,9 @@ def with_authentication(
 ) -> tuple[tuple[str, str], ...]:
     """Add the header of authentication at the end: Basic (RFC 7617) or Bearer (RFC 6750).
 
+    It is a header, and not an `httpx.Auth`, which makes one only when a request is sent: the settings of a sink must
+    know each of its secrets, to keep them out of messages.
+
     Raises:
         ConfigurationError: They contradict one another.
     """
@@ -153,28 +156,24 @@ def _shown(url: str) -> str:
 
 
 def _check_url(url: str) -> None:
-    try:
-        parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
-    except ValueError:
-        raise ConfigurationError("url is not a URL") from None
+    if any(ord(character) <= 0x20 or ord(character) == 0x7F for character in url):  # noqa: PLR2004 - ASCII's controls
+        raise ConfigurationError("url contains spaces or control characters")  # which httpx would percent-encode
+    try:  # what httpx, and Python's look-up of a name, would refuse only when a request is sent
+        parts = httpx.URL(url)
+        host, netloc = parts.host, urlsplit(url).netloc
+        parts.raw_host.decode("ascii").encode("idna")
+    except (httpx.InvalidURL, ValueError):  # UnicodeError is one
+        raise ConfigurationError(
+            "url is not a URL that can be requested: its port is not a number, its host has an empty label, a label of "
+            "more than 63 characters or characters that are not allowed in host names, or is not a valid address; or "
+            "the URL is too long"
+        ) from None
     if parts.scheme not in ("http", "https") or not host:
         raise ConfigurationError("url must begin with http:// or https:// and name a host")
-    if "@" in parts.netloc:
+    if "@" in netloc:
         raise ConfigurationError("url contains a user or password: give username and password, or token, separately")
     if parts.fragment:
         raise ConfigurationError("url holds a fragment (#…), which is never sent")
-    if any(ord(character) <= 0x20 or ord(character) == 0x7F for character in url):  # noqa: PLR2004 - ASCII's controls
-        raise ConfigurationError("url contains spaces or control characters")
-    try:  # what httpx, and Python's look-up of a name, would refuse only when a request is sent
-        sent = httpx.URL(url)
-        _ = sent.host
-        sent.raw_host.decode("ascii").encode("idna")
-    except (httpx.InvalidURL, UnicodeError):
-        raise ConfigurationError(
-            "url cannot be requested: its host has an empty label, a label of more than 63 characters or characters "
-            "that are not allowed in host names, or is not a valid address; or the URL is too long"
-        ) from None
 
 
 class HttpAnswer(NamedTuple):

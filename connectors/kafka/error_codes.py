@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import random
 import time
 from enum import IntEnum
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from onceward.core.contract.policy import Backoff
 from onceward.core.errors import KafkaError
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ class Code(IntEnum):
 
     NO_ANSWER and TLS_FAILED are not Kafka's: the connection failed or the time was over, so that the request may or may
     not have been carried out; and one side does not trust the other.
+
+    The table is not kafka-python's (`kafka.errors`): that costs half a second in each process that only reads, has old
+    names (NOT_LEADER_FOR_PARTITION), and does not ask again where the commit protocol must (PASSING).
     """
 
     NO_ANSWER = -1000
@@ -137,9 +141,6 @@ class TimeoutTooLongError(KafkaError):
     """A broker does not allow a transaction to be open for as long as it was asked for."""
 
 
-FIRST_PAUSE: Final = 0.002
-LONGEST_PAUSE: Final = 0.5
-GROWTH: Final = 1.6
 LEAST: Final = 0.05
 
 
@@ -159,15 +160,11 @@ class Retries:
         return max(LEAST, self._deadline - time.monotonic())
 
     def __iter__(self) -> Iterator[int]:
-        pause, number = FIRST_PAUSE, 0
-        while True:
+        pauses = Backoff(first=0.0025, factor=1.6, most=0.6, sleep=time.sleep)
+        for number in count():
             yield number
-            number += 1
-            left = self._deadline - time.monotonic()
-            if left <= 0:
+            if not pauses.pause(number, self._deadline - time.monotonic()):
                 return
-            time.sleep(min(left, pause * random.uniform(0.7, 1.3)))  # noqa: S311 - jitter
-            pause = min(LONGEST_PAUSE, pause * GROWTH)
 
 
 def until_answered(seconds: float, ask: Callable[[], T]) -> T:

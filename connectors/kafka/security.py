@@ -1,9 +1,12 @@
 """What proves who is who, the same for both clients: TLS contexts, and tokens for SASL/OAUTHBEARER.
 
 librdkafka makes its own TLS connections; kafka-python's are made here from the same settings. librdkafka can fetch
-tokens itself (method oidc, unsigned tokens), but kafka-python wants a provider. Here is one source of tokens for the
-three ways that are carried: a function of the user's, a token endpoint (OAuth 2.0 client credentials, RFC 6749 section
-4.4), and unsigned tokens for tests (RFC 7515, appendix A.5).
+tokens itself (method oidc, unsigned tokens), but kafka-python wants a provider, and has none. Here is one source of
+tokens for the three ways that are carried: a function of the user's, a token endpoint (OAuth 2.0 client credentials,
+RFC 6749 section 4.4), and unsigned tokens for tests (RFC 7515, appendix A.5).
+
+The endpoint is asked with urllib: the client credentials are one request, for which the extra `kafka` needs neither
+authlib nor httpx. If librdkafka asked by itself, the request would still have to be made here for kafka-python.
 """
 
 from __future__ import annotations

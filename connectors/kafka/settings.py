@@ -17,6 +17,8 @@ from onceward.core.kit.secrets import HIDDEN, is_secret_name, shown_address, wit
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from .security import TokenSource
+
 PREFIX: Final = "kafka."
 CONNECTION_OPTIONS: Final = ("kafka.bootstrap.servers", "kafka.*")
 """Options of a Spark format that `split_options` takes."""
@@ -194,9 +196,7 @@ class KafkaSettings:
         """Return the configuration of a client of confluent-kafka; librdkafka ignores settings of other clients."""
         config = {name: value for name, value in self._values.items() if name not in TOKENS}
         if self.mechanism == "OAUTHBEARER":
-            from .security import TokenSource  # noqa: PLC0415 - a client of HTTP, which most processes do without
-
-            config["oauth_cb"] = TokenSource(self._values).for_librdkafka
+            config["oauth_cb"] = self._token_source().for_librdkafka
         return {"client.id": "onceward", **config}
 
     def for_wire(self) -> dict[str, Any]:
@@ -213,9 +213,7 @@ class KafkaSettings:
             user = str(config["sasl_plain_username"])
             config["sasl_plain_username"] = user.replace("=", "=3D").replace(",", "=2C")
         if self.mechanism == "OAUTHBEARER":
-            from .security import TokenSource  # noqa: PLC0415
-
-            config["token_source"] = TokenSource(self._values)
+            config["token_source"] = self._token_source()
         return config
 
     @property
@@ -228,6 +226,11 @@ class KafkaSettings:
         """sasl.mechanism, in capitals; empty without SASL."""
         return str(self.get("sasl.mechanism", "")).upper() if self.protocol.startswith("SASL") else ""
 
+    def _token_source(self) -> TokenSource:
+        from .security import TokenSource  # noqa: PLC0415 - a client of HTTP, which most processes do without
+
+        return TokenSource(self._values)
+
     def _check_login(self) -> None:
         if self.mechanism not in MECHANISMS:
             raise ConfigurationError(
@@ -235,9 +238,7 @@ class KafkaSettings:
                 f"{', '.join(MECHANISMS)}"
             )
         if self.mechanism == "OAUTHBEARER":
-            from .security import TokenSource  # noqa: PLC0415
-
-            TokenSource(self._values)
+            self._token_source()
         elif not {"sasl.username", "sasl.password"} <= self._values.keys():
             raise ConfigurationError(f"sasl.mechanism {self.mechanism} needs sasl.username and sasl.password")
 

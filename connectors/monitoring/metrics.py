@@ -59,10 +59,8 @@ def serve(port: int = DEFAULT_PORT, host: str = "0.0.0.0") -> int:  # noqa: S104
     prometheus()
     registry = client.REGISTRY
     if _MULTIPROCESS in os.environ:
-        from prometheus_client import multiprocess  # noqa: PLC0415 - an extra
-
         registry = client.CollectorRegistry()
-        multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        client.multiprocess.MultiProcessCollector(registry)
     try:
         server, _ = client.start_http_server(port, addr=host, registry=registry)
     except OSError as error:
@@ -163,7 +161,7 @@ def _start(owner: Any, recorder: Callable[[Metric], Recorder]) -> None:
 
 def _prometheus_client() -> Any:
     try:
-        import prometheus_client  # noqa: PLC0415 - an extra
+        import prometheus_client.multiprocess  # noqa: PLC0415 - an extra
     except ImportError as error:
         advice = "prometheus-client is not installed: pip install 'onceward[prometheus]'"
         raise MissingExtraError(advice, name=error.name) from error
@@ -199,8 +197,7 @@ def _otel_recorder(meter: Any, metric: Metric) -> Recorder:
 
 def _provider_of_environment() -> Any:
     try:
-        from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415 - an extra
-        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader  # noqa: PLC0415
+        from opentelemetry.sdk.metrics import MeterProvider, export  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise ConfigurationError(
             "OpenTelemetry has no MeterProvider: install opentelemetry-sdk, or give metrics.opentelemetry(provider)"
@@ -215,7 +212,7 @@ def _provider_of_environment() -> Any:
                 f"OTEL_METRICS_EXPORTER={name}: no such exporter is installed (pip install opentelemetry-exporter-"
                 f"{name}); there is {', '.join(sorted(exporters)) or 'none'}"
             )
-        readers.append(PeriodicExportingMetricReader(point.load()()))
+        readers.append(export.PeriodicExportingMetricReader(point.load()()))
     return MeterProvider(metric_readers=readers)
 
 

@@ -6,7 +6,9 @@ for Spark and monitoring know no system by name: they ask the connectors. These 
 `onceward.connectors`, whose names are those of the connectors, so a package of somebody else adds one in the same way
 as onceward adds its own. dlt's `Destination` and Airbyte's `spec`, `check` and `read` are the models.
 
-Every command imports the modules that define connectors, so these import an extra's packages inside of methods.
+Every command imports the modules that define connectors, so these import no package of an extra. A connector either
+imports those inside of its methods, or names the subclass that has the methods (`implementation`), which the base class
+imports when one is called.
 """
 
 from __future__ import annotations
@@ -14,16 +16,16 @@ from __future__ import annotations
 import re
 from abc import ABC
 from contextlib import suppress
-from functools import cache
+from functools import cache, wraps
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar, cast
 
 from ..errors import ConfigurationError, named_text_of
 from .refusals import Refusal, RefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from .findings import Finding
     from .place import Place
@@ -35,6 +37,7 @@ GROUP: Final = "onceward.connectors"
 """The group of entry points."""
 _LONGEST: Final = 2_000
 """Characters of an address, a place or the value of a setting, beyond which onceward did not write it."""
+_Method = TypeVar("_Method", bound="Callable[..., Any]")
 
 
 class SystemAddress(NamedTuple):
@@ -48,6 +51,21 @@ class SystemAddress(NamedTuple):
     """Secret that a person must add, in words: the connector's `login`; empty if nothing is missing."""
     place: str = ""
     """Place that a sink writes to there, as `--place NAME:PLACE` takes it; empty if it has no such name."""
+
+
+def _implemented(method: _Method) -> _Method:
+    """Make a method that asks the connector's `implementation`, and that is the default where there is none."""
+
+    @wraps(method)
+    def ask(owner: Any, *args: Any, **kwargs: Any) -> Any:
+        kind: type[Connector] = owner if isinstance(owner, type) else type(owner)
+        whole = _imported(kind.implementation) if kind.implementation else kind
+        if issubclass(kind, whole):
+            return method(owner, *args, **kwargs)
+        one = whole if owner is kind else whole(owner.address, owner.settings)
+        return getattr(one, method.__name__)(*args, **kwargs)
+
+    return cast("_Method", ask)
 
 
 class Connector(ABC):
@@ -64,6 +82,10 @@ class Connector(ABC):
         address_form: Form of an address, for help and messages; empty if the system has none.
         place_form: Form of a place's name, likewise; empty if nothing can be read back.
         extra: The extra of onceward that it needs; empty if none.
+        implementation: The subclass that has the methods below, as `module:class`; empty if the class has them itself.
+            Its module may import packages of the extra, because it is imported when a method is called.
+        lists_transactions: True if `target` finds transactions by the address. A class that overrides `target` need not
+            say so; one whose `implementation` does must.
         spark_format: The class of its format for Spark, as `module:class`, where that does more than write into the
             sink; empty for one that is made of the sink.
         address_pattern: Regular expression of the addresses that may become a part of a command to copy. They are read
@@ -80,6 +102,8 @@ class Connector(ABC):
     address_form: ClassVar[str] = ""
     place_form: ClassVar[str] = ""
     extra: ClassVar[str] = ""
+    implementation: ClassVar[str] = ""
+    lists_transactions: ClassVar[bool] = False
     spark_format: ClassVar[str] = ""
     address_pattern: ClassVar[str] = ""
     place_pattern: ClassVar[str] = ""
@@ -89,6 +113,12 @@ class Connector(ABC):
     def __init__(self, address: str = "", settings: Mapping[str, str] | None = None) -> None:
         self.address = address
         self.settings = dict(settings or {})
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Note that a class which overrides `target` lists transactions, unless it says otherwise."""
+        super().__init_subclass__(**arguments)
+        if "target" in vars(cls) and "lists_transactions" not in vars(cls):
+            cls.lists_transactions = True
 
     @classmethod
     def sink_class(cls) -> type[Sink]:
@@ -110,6 +140,7 @@ class Connector(ABC):
         kind: type[ResettableSource] = _imported(cls.source)
         return kind
 
+    @_implemented
     def target(self) -> Target:
         """Return the object that lists and ends transactions here, of any pipeline and sink; `onceward txn` asks it.
 
@@ -121,6 +152,7 @@ class Connector(ABC):
         )
 
     @classmethod
+    @_implemented
     def address_of(cls, part: Sink | ResettableSource) -> SystemAddress | None:  # noqa: ARG003
         """Return the address of the system that a sink or source uses.
 
@@ -130,6 +162,7 @@ class Connector(ABC):
         """
         return None
 
+    @_implemented
     def place(self, name: str) -> Place:
         """Return the place of this name, which `onceward verify` reads again.
 
@@ -138,6 +171,7 @@ class Connector(ABC):
         """
         raise ConfigurationError(f"{self.name}:{name}: nothing can be read back from this kind of system")
 
+    @_implemented
     def check(self, names: Sequence[str], pipeline: str | None) -> Iterable[Finding]:  # noqa: ARG002
         """Check whether the system is set up as the guarantee needs; `onceward doctor` asks. Changes nothing.
 
@@ -148,6 +182,7 @@ class Connector(ABC):
         return ()
 
     @classmethod
+    @_implemented
     def check_parts(
         cls,
         sinks: Sequence[Sink],  # noqa: ARG003
@@ -158,6 +193,7 @@ class Connector(ABC):
         return ()
 
     @classmethod  # noqa: B027 - not every kind of system can be asked
+    @_implemented
     def reach(cls, sink: Sink) -> None:
         """Ask the target of a sink for an answer, from this process, without changing anything.
 
@@ -169,6 +205,7 @@ class Connector(ABC):
         """
 
     @classmethod
+    @_implemented
     def readers_lag(cls, sink: Sink) -> int | None:  # noqa: ARG003
         """Count the records in a sink's target that its readers cannot see yet; None if that is not known.
 
@@ -181,7 +218,10 @@ class Connector(ABC):
 
     @classmethod
     def check_log(cls, url: str) -> Iterable[Finding]:  # noqa: ARG003
-        """Check the server of a decision log, if a store of this URL is of this kind; `onceward doctor` asks."""
+        """Check the server of a decision log, if a store of this URL is of this kind; `onceward doctor` asks.
+
+        Each connector is asked for each URL, so this method is never left to the `implementation`.
+        """
         return ()
 
 

@@ -45,6 +45,7 @@ _CALLED: Final = frozenset(
         *(
             "check_schema",
             "validate",
+            "validate_complete_mode",
             "begin",
             "write",
             "pre_commit",
@@ -147,6 +148,13 @@ class Sink(ABC):
         Raises:
             ConfigurationError: A setting or the target's setup makes the guarantee impossible.
             SchemaError: A column does not fit; the message names it.
+        """
+
+    def validate_complete_mode(self) -> None:  # noqa: B027 - most sinks can write the whole result again
+        """Refuse Spark's output mode complete, in which each epoch has the whole result again. Default: it is taken.
+
+        Raises:
+            ConfigurationError: The target would show rows of earlier epochs in addition to those of the newest.
         """
 
 

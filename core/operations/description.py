@@ -173,7 +173,7 @@ def _checkpoints(pipeline: Pipeline) -> Finding:
         text = "none is made: without an interval, the only one is at the end of the input, and a source never ends"
         return failed("checkpoints", f"{text}, so no rows become visible", "CheckpointConfig(interval=1.0)")
     often = "at the end of the input" if config.interval is None else f"every {config.interval:g} s"
-    storage = getattr(backend, "storage", None)
+    storage = backend.storage
     where = "in the decision log" if isinstance(backend, MemoryBackend) else f"in {storage.root if storage else '?'}"
     if storage is not None and "://" not in storage.root:
         advice = "suitable only if the job always runs on this machine; otherwise use a shared folder or a bucket"

@@ -10,7 +10,7 @@ import json
 import os
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -121,18 +121,6 @@ COMMON: Final = _OWN | {"queryname", "name", "path"}
 """Options that every format has, in plain spelling; Spark adds a query's name to its options."""
 
 
-@runtime_checkable
-class ValidatesCompleteMode(Protocol):
-    """A sink that may not suit Spark's output mode complete, in which each epoch has the whole result again."""
-
-    def validate_complete_mode(self) -> None:
-        """Refuse the output mode complete.
-
-        Raises:
-            ConfigurationError: The target would show rows of earlier epochs in addition to those of the newest.
-        """
-
-
 def check_complete_mode(sink: Sink) -> None:
     """Refuse the output mode complete if the sink does; one that says nothing can write the whole result again.
 
@@ -140,8 +128,7 @@ def check_complete_mode(sink: Sink) -> None:
         ConfigurationError: The sink refuses it.
     """
     driven = sink.sink if isinstance(sink, DirectlyWritten) else sink
-    if isinstance(driven, ValidatesCompleteMode):
-        driven.validate_complete_mode()
+    driven.validate_complete_mode()
 
 
 def open_pipeline_log(
