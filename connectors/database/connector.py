@@ -121,14 +121,8 @@ class DatabaseConnector(Connector):
     def place(self, name: str) -> Place:
         """Return a table."""
         target = self.a_sink("any", name).target
-        title = f"{self.name}:{name}"
-        if target.url.backend == "postgresql":
-            from .postgres.reread import PostgresTable  # noqa: PLC0415 - an extra
-
-            return PostgresTable(title, target)
-        from .reread import OtherTable  # noqa: PLC0415
-
-        return OtherTable(title, target)
+        place: Place = target.url.capabilities.part(target.url.capabilities.place)(f"{self.name}:{name}", target)
+        return place
 
 
 class PostgresConnector(DatabaseConnector):

@@ -10,19 +10,21 @@ from abc import ABC, abstractmethod
 from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 import sqlalchemy as sa
 
+from onceward.core.contract.findings import failed, ok, warning
 from onceward.core.errors import SchemaError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     import pyarrow as pa
     from sqlalchemy.sql.dml import Insert
 
+    from onceward.core.contract.findings import Finding
     from onceward.core.contract.names import Scope, TransactionName
     from onceward.core.contract.row_hash import RowHash
 
@@ -135,22 +137,12 @@ class Trial(NamedTuple):
 
 
 class Dialect(ABC):
-    """All that differs between databases: connections, settings, two-phase commands, tables."""
+    """The behavior of a database: connections, settings, two-phase commands, tables. capabilities.py has the rest."""
 
-    title: str
-    """The database's name, for messages."""
     two_phase: TwoPhase | None = None
     """Its two-phase commands; None if it has no prepared transactions."""
-    lock_timeout_code: str | int | None = None
-    """Code of the error that ends a wait for a lock, as failures.code returns it; None if no transaction stays open."""
-    asks_with_lock = False
-    """Whether a query of the ledger must wait for transactions that are just ending."""
-    tells_names = True
-    """Whether a prepared transaction's identifier contains the names of its pipeline and sink."""
-    locks_rows = True
-    """Whether transactions that write into one table wait for each other row by row, and so may deadlock."""
-    trial_needs = ""
-    """Rights that a trial needs beyond those for writing; empty if there are none."""
+    autocommit: ClassVar[Mapping[str, Any]] = {"isolation_level": "AUTOCOMMIT"}
+    """Execution options of a connection whose statements are transactions of their own, or that only reads."""
 
     @abstractmethod
     def engine_arguments(self, access: DatabaseAccess) -> dict[str, Any]:
@@ -183,6 +175,20 @@ class Dialect(ABC):
     @abstractmethod
     def read_server(self, connection: sa.Connection) -> ServerFacts:
         """Ask the server for the settings that matter."""
+
+    def check_server(self, connection: sa.Connection, facts: ServerFacts, schema: str) -> Iterable[Finding]:  # noqa: ARG002
+        """Report on the server and its settings.
+
+        Args:
+            connection: Any connection.
+            facts: The settings, as `read_server` has returned them.
+            schema: The schema of onceward's own tables, in which the role needs rights.
+        """
+        yield from (warning("durability", text, "turn it on") for text in facts.warnings)
+        if facts.unusable:
+            yield failed("database", facts.unusable, "name the primary")
+        else:
+            yield ok("database", "it answers, and rows can be written")
 
     def behind(self, connection: sa.Connection) -> str:  # noqa: ARG002
         """Return why this server may lag behind another one; empty if it does not."""

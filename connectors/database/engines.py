@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import atexit
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import sqlalchemy as sa
 from sqlalchemy import exc
@@ -17,10 +17,8 @@ from sqlalchemy.schema import CreateIndex, CreateSchema, CreateTable, Executable
 from onceward.core.errors import ConfigurationError, MissingExtraError, text_of
 from onceward.core.kit.processwide import PerProcess
 
-from .dialect import MERGES, READ_ONLY
+from .dialect import MERGES
 from .failures import translated
-from .mariadb import MariaDb
-from .sqlite import Sqlite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -86,7 +84,7 @@ def dialect_for(target: DatabaseTarget) -> Dialect:
 
 def row_dialect_for(target: DatabaseTarget) -> RowDialect:
     """Return the dialect of the target's database, which is one whose rows are inserted by statements."""
-    return _row_dialect_of(target.url)
+    return cast("RowDialect", dialect_for(target))
 
 
 def two_phase_for(target: DatabaseTarget) -> TwoPhase:
@@ -97,22 +95,16 @@ def two_phase_for(target: DatabaseTarget) -> TwoPhase:
     """
     commands = dialect_for(target).two_phase
     if commands is None:
-        raise ConfigurationError(f"{dialect_for(target).title} has no prepared transactions: use commit='staging'")
+        raise ConfigurationError(f"{target.url.capabilities.title} has no prepared transactions: use commit='staging'")
     return commands
 
 
 def _dialect_of(url: Url) -> Dialect:
-    if url.backend == "postgresql":
-        try:
-            from .postgres.dialect import PostgreSql  # noqa: PLC0415 - an extra
-        except ImportError as error:
-            raise _missing(url, error) from error
-        return PostgreSql()
-    return _row_dialect_of(url)
-
-
-def _row_dialect_of(url: Url) -> RowDialect:
-    return Sqlite() if url.backend == "sqlite" else MariaDb()
+    try:
+        dialect: Dialect = url.capabilities.part(url.capabilities.dialect)()
+    except ImportError as error:
+        raise _missing(url, error) from error
+    return dialect
 
 
 def _missing(url: Url, error: ImportError) -> MissingExtraError:
@@ -168,8 +160,7 @@ def autocommitting(target: DatabaseTarget) -> sa.Connection:
 
     On SQLite it is in a transaction that only reads.
     """
-    options: dict[str, Any] = {READ_ONLY: True} if target.url.backend == "sqlite" else {"isolation_level": "AUTOCOMMIT"}
-    return engine_of(target).connect().execution_options(**options)
+    return engine_of(target).connect().execution_options(**dialect_for(target).autocommit)
 
 
 def storage_engine(inspector: sa.Inspector, table: str, schema: str | None) -> str:
@@ -210,7 +201,7 @@ def create(target: DatabaseTarget, tables: Sequence[sa.Table], what: str) -> Non
 def creation(target: DatabaseTarget, tables: Sequence[sa.Table]) -> list[ExecutableDDLElement]:
     """Return statements that create tables of one schema; each does nothing if another process was faster."""
     statements: list[ExecutableDDLElement] = []
-    if target.url.backend == "postgresql" and tables[0].schema is not None:
+    if target.url.capabilities.default_schema and tables[0].schema is not None:
         statements.append(CreateSchema(tables[0].schema, if_not_exists=True))
     for table in tables:
         statements.append(CreateTable(table, if_not_exists=True))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import exc
 
-from onceward.core.errors import PostgresError, RetryableSinkError, SinkError, SqlError, text_of
+from onceward.core.errors import RetryableSinkError, SinkError, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -204,17 +204,12 @@ def _driver(cause: BaseException) -> str:
     return type(cause).__module__.partition(".")[0]
 
 
-def refusal(target: DatabaseTarget) -> type[SqlError]:
-    """Return the class of errors that this kind of database gets if a retry would not help."""
-    return PostgresError if target.url.backend == "postgresql" else SqlError
-
-
 def translate(error: exc.SQLAlchemyError, what: str, target: DatabaseTarget) -> SinkError:
     """Return onceward's error for an error of SQLAlchemy: RetryableSinkError if it may pass by itself."""
     text = f"{what} ({target.url}): {target.url.redact(words(error))}"
     if may_pass(error):
         return RetryableSinkError(text)
-    refused, known = refusal(target)(text), code(error)
+    refused, known = target.url.capabilities.refusal(text), code(error)
     refused.remedy, refused.of_rows = remedy(known, cause_of(error)), are_rows_to_blame(known)
     refused.refuses_rows = _refuses_rows(error)
     refused.refuses_alone = refused.refuses_rows and _refuses_alone(error)

@@ -269,12 +269,7 @@ def _of_replication(variables: Mapping[str, str]) -> Iterator[str]:
 class MariaDb(RowDialect):
     """MariaDB, through PyMySQL, which has its own time limits."""
 
-    title = "MariaDB"
-    tells_names = False
     two_phase: TwoPhase | None = XaTransactions()
-    lock_timeout_code = 1205
-    asks_with_lock = True
-    trial_needs = "CREATE TEMPORARY TABLES on the table's database, and SELECT on the table"
 
     def engine_arguments(self, access: DatabaseAccess) -> dict[str, Any]:
         """Return time limits for the driver, except those that the URL sets itself."""

@@ -122,7 +122,7 @@ def _transaction_columns() -> list[sa.Column[Any]]:
 
 def tables_of(target: DatabaseTarget) -> Tables:
     """Return onceward's tables in a target."""
-    return _tables_in(target.ledger_schema, "" if target.url.backend == "postgresql" else "onceward_")
+    return _tables_in(target.ledger_schema, "" if target.url.capabilities.default_schema else "onceward_")
 
 
 @functools.cache

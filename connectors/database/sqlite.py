@@ -16,7 +16,7 @@ import logging
 import re
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import unquote
 
 import sqlalchemy as sa
@@ -28,7 +28,7 @@ from .failures import may_pass, words
 from .target import TableName
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from sqlalchemy.sql.dml import Insert
 
@@ -48,8 +48,7 @@ _EXTRA: Final = 3
 class Sqlite(RowDialect):
     """SQLite, whose file answers at once or is locked."""
 
-    title = "SQLite"
-    locks_rows = False
+    autocommit: ClassVar[Mapping[str, Any]] = {READ_ONLY: True}
 
     def engine_arguments(self, access: DatabaseAccess) -> dict[str, Any]:
         return {"connect_args": {"timeout": access.lock_timeout}}

@@ -236,18 +236,16 @@ def check_trial(target: DatabaseTarget, table: sa.TableClause) -> None:
     Raises:
         ConfigurationError: The role lacks a right that this needs.
     """
-    dialect = dialect_for(target)
-    if not target.tries_rows or not dialect.trial_needs:
+    needs = target.url.capabilities.trial_needs
+    if not target.tries_rows or not needs:
         return
     try:
-        with transaction(target, "cannot try rows") as connection, dialect.trial(connection, table):
+        with transaction(target, "cannot try rows") as connection, dialect_for(target).trial(connection, table):
             pass
     except SinkError as error:
         if error.retryable:
             raise
-        raise ConfigurationError(
-            f"staged rows are tried first, which needs {dialect.trial_needs}: {text_of(error)}"
-        ) from None
+        raise ConfigurationError(f"staged rows are tried first, which needs {needs}: {text_of(error)}") from None
 
 
 def check_described(target: DatabaseTarget, dialect: RowDialect, schema: pa.Schema | None) -> sa.Table:
@@ -303,14 +301,14 @@ def definition(target: DatabaseTarget, schema: pa.Schema) -> sa.Table:
     """
     backend = target.url.backend
     schema = without_change(schema, target.change)
-    refused = [f"column {name!r} {why}" for name in schema.names if (why := unusable(name, backend))]
+    refused = [f"column {name!r} {why}" for name in schema.names if (why := unusable(name, target.url.capabilities))]
     if refused:
         raise SchemaError(f"table {target.table} cannot be created: {', '.join(refused)}. Rename it in the data")
     types = {field.name: column_type(field.type, backend, key=field.name in target.key) for field in schema}
     unfit = [f"column {field.name!r} ({field.type})" for field in schema if types[field.name] is None]
     if unfit:
         raise SchemaError(
-            f"no {dialect_for(target).title} type for {', '.join(unfit)}; "
+            f"no {target.url.capabilities.title} type for {', '.join(unfit)}; "
             f"create table {target.table} yourself, or cast them"
         )
     missing = [column for column in target.key if column not in types]

@@ -18,6 +18,7 @@ from ..dialect import HOW_TO_STAGE, Dialect, ServerFacts, Trial, TwoPhase, TwoPh
 from ..failures import code, words
 from ..target import TableName, own_name
 from .catalog import TRIGGERS
+from .checks import check_server
 from .connection import (
     CONFIRM,
     DURABLE,
@@ -30,11 +31,12 @@ from .connection import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from sqlalchemy.sql.dml import Insert
 
+    from onceward.core.contract.findings import Finding
     from onceward.core.contract.names import Scope, TransactionName
 
     from ..target import DatabaseAccess
@@ -155,10 +157,7 @@ class GidTransactions:
 class PostgreSql(Dialect):
     """PostgreSQL, through psycopg."""
 
-    title = "PostgreSQL"
     two_phase: TwoPhase | None = GidTransactions()
-    lock_timeout_code = "55P03"
-    trial_needs = "TEMPORARY on the database and SELECT on the table"
 
     def engine_arguments(self, access: DatabaseAccess) -> dict[str, Any]:
         """Return arguments with defaults for settings that the URL does not give.
@@ -213,6 +212,9 @@ class PostgreSql(Dialect):
         why = "" if most else f"the server's max_prepared_transactions is 0: {HOW_TO_ENABLE}"
         unsafe = ("the server runs with fsync=off: a crash of its machine may lose committed data",)
         return ServerFacts(unusable, most, why, () if synced else unsafe)
+
+    def check_server(self, connection: sa.Connection, facts: ServerFacts, schema: str) -> Iterable[Finding]:
+        return check_server(connection, facts, schema)
 
     def behind(self, connection: sa.Connection) -> str:
         standby = connection.scalar(sa.select(sa.func.pg_is_in_recovery()))
