@@ -94,7 +94,7 @@ class PieceLoader(Loader):
             except (pa.ArrowException, OSError) as error:
                 raise ChangedError(f"piece {number} staged under {row.name} is damaged: {text_of(error)}") from error
             for batch in batches:
-                plan = make_plan(batch.schema, described.table, self.target.url.backend, how.key)
+                plan = make_plan(batch.schema, described.table, self.dialect, how.key)
                 statement = plan.insert(self.dialect, how.key)
                 for rows in plan.pieces(batch):
                     options = {"preserve_rowcount": True}
@@ -204,7 +204,7 @@ class PieceWriting(Writing):
             return
         target, schema, before = self.target, self._plan.schema, self._described
         now = check_usable(target, target.table, target.key, connection)
-        plan = make_plan(schema, now.table, target.url.backend, target.key)
+        plan = make_plan(schema, now.table, self._dialect, target.key)
         altered = [name for name in schema.names if now.layout(name) != before.layout(name)]
         if altered:
             raise RetryableSinkError(f"columns {altered} of table {target.table} were altered while rows were written")

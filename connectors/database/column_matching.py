@@ -8,7 +8,7 @@ because the row after it says everything.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ from onceward.core.errors import SchemaError, refusing_rows, text_of
 from onceward.core.kit.pieces import pieces
 from onceward.core.kit.rows import has_nulls, without_dictionary
 
-from .conversions import Conversion, UnfitError, as_read_back, conversion, is_text, no_blank_at_the_end, read_back
+from .conversions import Conversion, UnfitError, as_read_back, is_text
 from .dialect import RowWriter
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.sql.dml import Insert
 
-    from .conversions import SqlType
+    from .column_types import SqlType
     from .dialect import RowDialect
     from .target import TableName
 
@@ -299,29 +299,20 @@ class InsertWriter(RowWriter):
             self._connection.execute(self._statement, rows)
 
 
-def make_plan(schema: pa.Schema, table: sa.Table, backend: str, key: Sequence[str] = ()) -> Plan:
+def make_plan(schema: pa.Schema, table: sa.Table, dialect: RowDialect, key: Sequence[str] = ()) -> Plan:
     """Return the plan by which rows of `schema` are written into `table`: a column for each column, see `match`."""
-    columns = [_column(column, backend) for column in table.columns]
-    conversions = match(schema, table.fullname, columns, lambda arrow, kind: conversion(arrow, kind, backend), key)
-    if backend != "sqlite":
-        named = zip(schema.names, conversions, strict=True)
-        conversions = tuple(_as_key(step, table.columns[name]) if name in key else step for name, step in named)
-    required = {column.name for column in table.columns if _needs_value(column, backend)}
-    kinds = {name: read_back(table.columns[name].type, backend) for name in schema.names}
+    columns, types = [_column(column, dialect) for column in table.columns], dialect.types
+    named = zip(schema.names, match(schema, table.fullname, columns, types.conversion, key), strict=True)
+    conversions = tuple(
+        dialect.key_conversion(step, table.columns[name].type) if name in key else step for name, step in named
+    )
+    required = {column.name for column in table.columns if _needs_value(column, dialect)}
+    kinds = {name: types.read_back(table.columns[name].type) for name in schema.names}
     compared = {name: kind for name, kind in kinds.items() if kind is not None}
     return Plan(schema, table, conversions, frozenset(required | set(key)), compared)
 
 
-def _as_key(step: Conversion, column: sa.Column[Any]) -> Conversion:
-    """Refuse blanks at the end of a key: MariaDB's collations ignore them, unless their names contain nopad."""
-    collation = getattr(column.type, "collation", None) or ""
-    if "nopad" in collation or not is_text(step.wire):
-        return step
-    why = f"the collation {collation} ignores it in keys; use one with NO PAD, such as utf8mb4_nopad_bin"
-    return replace(step, checks=(*step.checks, no_blank_at_the_end(why)))
-
-
-def _column(column: sa.Column[Any], backend: str) -> Column:
+def _column(column: sa.Column[Any], dialect: RowDialect) -> Column:
     try:
         declared = str(column.type)
     except sa.exc.SQLAlchemyError:
@@ -332,24 +323,19 @@ def _column(column: sa.Column[Any], backend: str) -> Column:
         column.type,
         declared,
         not_null=not column.nullable,
-        has_default=filled or column.autoincrement is True or _numbers_rows(column, backend),
+        has_default=filled or column.autoincrement is True or dialect.numbers_rows(column),
         unwritable=GENERATED if column.computed is not None else "",
     )
 
 
-def _needs_value(column: sa.Column[Any], backend: str) -> bool:
+def _needs_value(column: sa.Column[Any], dialect: RowDialect) -> bool:
     """Return whether a null is refused: the table would refuse it, or SQLite would replace it by a number.
 
     MariaDB's AUTO_INCREMENT replaces it, too, but that is the usual way to have rows numbered.
     """
     if column.primary_key and column.autoincrement is True:
         return False
-    return not column.nullable or (_numbers_rows(column, backend) and len(column.table.primary_key.columns) == 1)
-
-
-def _numbers_rows(column: sa.Column[Any], backend: str) -> bool:
-    """Return whether the column is SQLite's INTEGER PRIMARY KEY, the number of the row."""
-    return backend == "sqlite" and column.primary_key and isinstance(column.type, sa.INTEGER)
+    return not column.nullable or (dialect.numbers_rows(column) and len(column.table.primary_key.columns) == 1)
 
 
 def _null_as_null(kind: SqlType) -> SqlType:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from onceward.core.contract.names import Scope, TransactionName
     from onceward.core.contract.row_hash import RowHash
 
+    from .column_types import ColumnTypes, SqlType
+    from .conversions import Conversion
     from .target import DatabaseAccess, TableName
 
 READ_ONLY: Final = "onceward_read_only"
@@ -139,6 +141,8 @@ class Trial(NamedTuple):
 class Dialect(ABC):
     """The behavior of a database: connections, settings, two-phase commands, tables. capabilities.py has the rest."""
 
+    types: ClassVar[ColumnTypes]
+    """The types of columns."""
     two_phase: TwoPhase | None = None
     """Its two-phase commands; None if it has no prepared transactions."""
     autocommit: ClassVar[Mapping[str, Any]] = {"isolation_level": "AUTOCOMMIT"}
@@ -227,6 +231,14 @@ class RowDialect(Dialect):
     @abstractmethod
     def upsert(self, table: sa.TableClause, values: dict[str, Any], key: Sequence[str]) -> Insert:
         """Return a statement that inserts these columns, or updates them in the row that has this key."""
+
+    def key_conversion(self, step: Conversion, column: SqlType) -> Conversion:  # noqa: ARG002
+        """Return the conversion of a column of a key, which refuses values that a key does not tell from others."""
+        return step
+
+    def numbers_rows(self, column: sa.Column[Any]) -> bool:  # noqa: ARG002
+        """Return whether the database replaces a null in this column by the number of the row."""
+        return False
 
     def longest_value(self, connection: sa.Connection) -> int:  # noqa: ARG002
         """Return a number of bytes of binary data that the server certainly takes in one statement."""

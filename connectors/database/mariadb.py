@@ -23,6 +23,7 @@ import math
 import re
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import sqlalchemy as sa
@@ -32,8 +33,10 @@ from sqlalchemy.dialects.mysql import insert
 from onceward.core.contract.names import FORMAT
 from onceward.core.errors import RetryableSinkError
 
+from .conversions import is_text, no_blank_at_the_end
 from .dialect import HOW_TO_STAGE, RowDialect, ServerFacts, Trial, TwoPhase, TwoPhaseAnswer
 from .failures import code, may_pass, words
+from .mariadb_types import TYPES
 from .target import TableName, own_name
 
 if TYPE_CHECKING:
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
 
     from onceward.core.contract.names import Scope, TransactionName
 
+    from .column_types import SqlType
+    from .conversions import Conversion
     from .target import DatabaseAccess
 
 _NO_SUCH_TABLE: Final = (1146, 1049)
@@ -269,6 +274,7 @@ def _of_replication(variables: Mapping[str, str]) -> Iterator[str]:
 class MariaDb(RowDialect):
     """MariaDB, through PyMySQL, which has its own time limits."""
 
+    types = TYPES
     two_phase: TwoPhase | None = XaTransactions()
 
     def engine_arguments(self, access: DatabaseAccess) -> dict[str, Any]:
@@ -351,6 +357,14 @@ class MariaDb(RowDialect):
             return None
         triggers = connection.execute(_TRIGGERS, {"schema": name.schema, "table": name.table}).all()
         return _COUNTER.sub("", str(created)), tuple(map(tuple, triggers))
+
+    def key_conversion(self, step: Conversion, column: SqlType) -> Conversion:
+        """Refuse blanks at the end: collations ignore them in keys, unless their names contain nopad."""
+        collation = getattr(column, "collation", None) or ""
+        if "nopad" in collation or not is_text(step.wire):
+            return step
+        why = f"the collation {collation} ignores it in keys; use one with NO PAD, such as utf8mb4_nopad_bin"
+        return replace(step, checks=(*step.checks, no_blank_at_the_end(why)))
 
     def longest_value(self, connection: sa.Connection) -> int:
         """Return the number of bytes that fit into one packet if each of them is escaped."""

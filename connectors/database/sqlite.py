@@ -25,6 +25,7 @@ from sqlalchemy.dialects.sqlite import insert
 
 from .dialect import MERGES, READ_ONLY, RowDialect, ServerFacts, Trial
 from .failures import may_pass, words
+from .sqlite_types import TYPES
 from .target import TableName
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ _EXTRA: Final = 3
 class Sqlite(RowDialect):
     """SQLite, whose file answers at once or is locked."""
 
+    types = TYPES
     autocommit: ClassVar[Mapping[str, Any]] = {READ_ONLY: True}
 
     def engine_arguments(self, access: DatabaseAccess) -> dict[str, Any]:
@@ -89,6 +91,10 @@ class Sqlite(RowDialect):
                 raise
             return f"{words(error)}: correct its foreign keys, which merges check, or its triggers"
         return ""
+
+    def numbers_rows(self, column: sa.Column[Any]) -> bool:
+        """Return whether the column is the INTEGER PRIMARY KEY."""
+        return column.primary_key and isinstance(column.type, sa.INTEGER)
 
     def upsert(self, table: sa.TableClause, values: dict[str, Any], key: Sequence[str]) -> Insert:
         statement = insert(table).values(values)

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy import exc
-from sqlalchemy.dialects import mysql, postgresql
 
 from onceward.core.errors import ConfigurationError, SchemaError, SinkError, text_of
 
 from .column_matching import Plan, make_plan, without_change
-from .conversions import is_binary, is_text
 from .dialect import no_such_table
 from .engines import (
     INNODB,
@@ -41,12 +39,6 @@ _log = logging.getLogger("onceward.database")
 
 _KEPT_SECONDS: Final = 60.0
 """Seconds for which a description is kept. Where a table's definition has a version, that is compared each time."""
-_UNSIGNED: Final = {pa.uint8(): sa.SmallInteger, pa.uint16(): sa.Integer, pa.uint32(): sa.BigInteger}
-_INTEGERS: Final = {8: sa.SmallInteger, 16: sa.SmallInteger, 32: sa.Integer, 64: sa.BigInteger}
-_EXTENSIONS: Final[dict[str, sa.types.TypeEngine[Any]]] = {"arrow.uuid": sa.Uuid(), "arrow.json": postgresql.JSONB()}
-_SINGLE: Final = 32
-_KEY_CHARACTERS: Final = 255
-"""Length of a text in a key on MariaDB, which needs one."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +169,7 @@ def plan_for(target: DatabaseTarget, schema: pa.Schema, connection: sa.Connectio
         SchemaError: There is no such table, or a column does not fit.
         ConfigurationError: The table can no longer be written exactly once.
     """
-    plan = make_plan(schema, existing(target, schema, connection).table, target.url.backend, target.key)
+    plan = make_plan(schema, existing(target, schema, connection).table, row_dialect_for(target), target.key)
     if connection is not None:
         check_usable(target, target.table, target.key, connection)
     return plan
@@ -268,7 +260,7 @@ def check_described(target: DatabaseTarget, dialect: RowDialect, schema: pa.Sche
         schema = _some_columns(described, target.key)
         plan = Plan(schema, described.table, (), frozenset(), {})
     else:
-        plan = make_plan(schema, described.table, target.url.backend, target.key)
+        plan = make_plan(schema, described.table, dialect, target.key)
     with transaction(target, "cannot validate", merges=True) as connection:
         described = check_usable(target, target.table, target.key, connection)
         dialect.check_planned(connection, plan.insert(dialect, target.key))
@@ -299,12 +291,12 @@ def definition(target: DatabaseTarget, schema: pa.Schema) -> sa.Table:
     Raises:
         SchemaError: A column's type has no counterpart; the message names the column.
     """
-    backend = target.url.backend
     schema = without_change(schema, target.change)
     refused = [f"column {name!r} {why}" for name in schema.names if (why := unusable(name, target.url.capabilities))]
     if refused:
         raise SchemaError(f"table {target.table} cannot be created: {', '.join(refused)}. Rename it in the data")
-    types = {field.name: column_type(field.type, backend, key=field.name in target.key) for field in schema}
+    of = dialect_for(target).types
+    types = {field.name: of.column_type(field.type, key=field.name in target.key) for field in schema}
     unfit = [f"column {field.name!r} ({field.type})" for field in schema if types[field.name] is None]
     if unfit:
         raise SchemaError(
@@ -320,60 +312,3 @@ def definition(target: DatabaseTarget, schema: pa.Schema) -> sa.Table:
     ]
     options = {**INNODB, "mysql_default_charset": "utf8mb4", "mariadb_default_charset": "utf8mb4"}
     return sa.Table(target.table.table, sa.MetaData(), *columns, schema=target.table.schema, **options)
-
-
-def column_type(arrow: pa.DataType, backend: str, *, key: bool = False) -> sa.types.TypeEngine[Any] | None:
-    """Return the SQL type that holds every value of an Arrow type; None if there is none."""
-    if isinstance(arrow, pa.BaseExtensionType):
-        own = _EXTENSIONS.get(arrow.extension_name) if backend == "postgresql" else None
-        return own or column_type(arrow.storage_type, backend, key=key)
-    if pa.types.is_dictionary(arrow):
-        return column_type(arrow.value_type, backend, key=key)
-    if pa.types.is_list(arrow) or pa.types.is_large_list(arrow) or pa.types.is_fixed_size_list(arrow):
-        element = column_type(arrow.value_type, backend)
-        if backend != "postgresql" or element is None or isinstance(element, sa.ARRAY):
-            return None
-        return postgresql.ARRAY(element)
-    return _number(arrow, backend) or _text_or_bytes(arrow, backend, key) or _time(arrow, backend)
-
-
-def _number(arrow: pa.DataType, backend: str) -> sa.types.TypeEngine[Any] | None:
-    if pa.types.is_floating(arrow):
-        return sa.REAL() if backend == "postgresql" and arrow.bit_width <= _SINGLE else sa.Double()
-    if pa.types.is_boolean(arrow):
-        return sa.Boolean()
-    if pa.types.is_decimal(arrow) and backend != "sqlite":
-        return sa.Numeric(arrow.precision + max(-arrow.scale, 0), max(arrow.scale, 0))
-    if arrow == pa.uint64():
-        return None if backend == "sqlite" else sa.Numeric(20, 0)
-    if pa.types.is_integer(arrow):
-        return _UNSIGNED.get(arrow, _INTEGERS[arrow.bit_width])()
-    return None
-
-
-def _text_or_bytes(arrow: pa.DataType, backend: str, key: bool) -> sa.types.TypeEngine[Any] | None:
-    server = backend in ("mysql", "mariadb")
-    if is_text(arrow):
-        if server:
-            return mysql.VARCHAR(_KEY_CHARACTERS, collation="utf8mb4_nopad_bin") if key else mysql.LONGTEXT()
-        return sa.Text()
-    if pa.types.is_fixed_size_binary(arrow) and server:
-        return sa.BINARY(arrow.byte_width)
-    if is_binary(arrow):
-        return mysql.LONGBLOB() if server else sa.LargeBinary()
-    return None
-
-
-def _time(arrow: pa.DataType, backend: str) -> sa.types.TypeEngine[Any] | None:
-    server = backend in ("mysql", "mariadb")
-    if pa.types.is_date(arrow):
-        return sa.Date()
-    if pa.types.is_timestamp(arrow):
-        if server:
-            return mysql.TIMESTAMP(fsp=6) if arrow.tz is not None else mysql.DATETIME(fsp=6)
-        return sa.DateTime(timezone=arrow.tz is not None)
-    if pa.types.is_time(arrow):
-        return mysql.TIME(fsp=6) if server else sa.Time()
-    if pa.types.is_duration(arrow):
-        return postgresql.INTERVAL() if backend == "postgresql" else None
-    return None

@@ -197,13 +197,9 @@ class Url:
         return {key: ",".join(value) if isinstance(value, tuple) else value for key, value in options.items()}
 
     @property
-    def backend(self) -> str:
-        return self.parsed.get_backend_name()
-
-    @property
     def capabilities(self) -> Capabilities:
         """The capabilities of the database."""
-        return DATABASES[self.backend]
+        return DATABASES[self.parsed.get_backend_name()]
 
     def without_secrets(self) -> tuple[str, bool]:
         """Return the URL without password and secret parameters, for a command line, and whether it had none.
@@ -211,9 +207,8 @@ class Url:
         The file of an SQLite database gets its absolute path.
         """
         secret = [name for name in self.parsed.query if is_secret_name(name)]
-        shown = self.parsed._replace(drivername=self.backend, password=None).difference_update_query(
-            secret
-        )  # set() leaves it
+        plain = self.parsed._replace(drivername=self.parsed.get_backend_name(), password=None)  # set() leaves it
+        shown = plain.difference_update_query(secret)
         if self.capabilities.is_file and not (self.parsed.database or "").startswith("file:"):
             shown = shown.set(database=str(Path(self.parsed.database or "").absolute()))
         complete = self.parsed.password is None and not secret

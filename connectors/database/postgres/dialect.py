@@ -29,6 +29,7 @@ from .connection import (
     limited,
     session,
 )
+from .conversions import TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -157,6 +158,7 @@ class GidTransactions:
 class PostgreSql(Dialect):
     """PostgreSQL, through psycopg."""
 
+    types = TYPES
     two_phase: TwoPhase | None = GidTransactions()
 
     def engine_arguments(self, access: DatabaseAccess) -> dict[str, Any]:
