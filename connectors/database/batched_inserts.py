@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from onceward.core.contract.row_hash import RowHash
 
     from .column_matching import Plan
+    from .described_table import DescribedTable
     from .dialect import RowDialect, RowWriter
-    from .tables import DescribedTable
     from .target import DatabaseTarget
 
 _log = logging.getLogger("onceward.database")
@@ -64,9 +64,9 @@ class PieceLoader(Loader):
         super().__init__(target)
         self.dialect = row_dialect_for(target)
 
-    def check_table(self, sink: str, schema: pa.Schema | None, path: CommitPath, own: Sequence[str]) -> sa.Table:  # noqa: ARG002
+    def check_table(self, sink: str, schema: pa.Schema | None, path: CommitPath, own: Sequence[str]) -> sa.TableClause:  # noqa: ARG002
         check_own(self.target)
-        return check_described(self.target, self.dialect, schema)
+        return check_described(self.target, self.dialect, schema).clause
 
     def begin_prepared(self, context: WriteContext) -> Writing:
         return InsertWriting(self.target, context)
@@ -94,7 +94,7 @@ class PieceLoader(Loader):
             except (pa.ArrowException, OSError) as error:
                 raise ChangedError(f"piece {number} staged under {row.name} is damaged: {text_of(error)}") from error
             for batch in batches:
-                plan = make_plan(batch.schema, described.table, self.dialect, how.key)
+                plan = make_plan(batch.schema, described, self.dialect, how.key)
                 statement = plan.insert(self.dialect, how.key)
                 for rows in plan.pieces(batch):
                     options = {"preserve_rowcount": True}
@@ -204,8 +204,8 @@ class PieceWriting(Writing):
             return
         target, schema, before = self.target, self._plan.schema, self._described
         now = check_usable(target, target.table, target.key, connection)
-        plan = make_plan(schema, now.table, self._dialect, target.key)
-        altered = [name for name in schema.names if now.layout(name) != before.layout(name)]
+        plan = make_plan(schema, now, self._dialect, target.key)
+        altered = [name for name in schema.names if now.column(name).layout != before.column(name).layout]
         if altered:
             raise RetryableSinkError(f"columns {altered} of table {target.table} were altered while rows were written")
         self._dialect.check_planned(connection, plan.insert(self._dialect, target.key))
@@ -217,7 +217,7 @@ class PieceWriting(Writing):
         """Have the database take the waiting rows and forget them; its error tells why it refuses them."""
         if self._plan is None or not self._waiting:
             return
-        with self._dialect.trial(connection, self._plan.table) as (place, has_keys):
+        with self._dialect.trial(connection, self._plan.table.clause) as (place, has_keys):
             statement = self._plan.insert(self._dialect, self.target.key if has_keys else (), place)
             self._insert(connection, statement, self._waiting)
 

@@ -31,7 +31,6 @@ _KEPT: Final = 4
 _IDLE_SECONDS: Final = 300
 """Firewalls drop connections that were silent for longer than this."""
 INNODB: Final[dict[str, Any]] = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
-_TRANSACTIONAL: Final = ("", "innodb")
 SLOWEST: Final = 500
 """Rows per second below which writing or merging rows is taken for hanging."""
 _EXTRAS: Final = {"psycopg": "postgres", "pgpq": "postgres", "pymysql": "mariadb"}
@@ -161,19 +160,6 @@ def autocommitting(target: DatabaseTarget) -> sa.Connection:
     On SQLite it is in a transaction that only reads.
     """
     return engine_of(target).connect().execution_options(**dialect_for(target).autocommit)
-
-
-def storage_engine(inspector: sa.Inspector, table: str, schema: str | None) -> str:
-    """Return MariaDB's storage engine of a table; empty elsewhere."""
-    options: Any = inspector.get_table_options(table, schema=schema)
-    return str(options.get("mariadb_engine") or options.get("mysql_engine") or "")
-
-
-def without_transactions(engine: str) -> str:
-    """Return why a table with this storage engine is refused; empty if it has transactions."""
-    if engine.lower() in _TRANSACTIONAL:
-        return ""
-    return f"has the storage engine {engine}, which has no transactions: ALTER TABLE … ENGINE=InnoDB"
 
 
 def create(target: DatabaseTarget, tables: Sequence[sa.Table], what: str) -> None:

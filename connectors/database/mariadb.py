@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
     from onceward.core.contract.names import Scope, TransactionName
 
-    from .column_types import SqlType
     from .conversions import Conversion
+    from .described_table import Column, DescribedTable
     from .target import DatabaseAccess
 
 _NO_SUCH_TABLE: Final = (1146, 1049)
@@ -73,9 +73,10 @@ _CHANGES_ROWS: Final = sa.text(
 _NOT_ALL_COLUMNS: Final = 1136
 """A row that lacks columns, which only views must have all of."""
 _KIND: Final = sa.text(
-    "SELECT table_type FROM information_schema.tables"
+    "SELECT table_type, engine FROM information_schema.tables"
     " WHERE table_schema = coalesce(:schema, database()) AND table_name = :table"
 )
+_INNODB: Final = "InnoDB"
 _SESSION: Final = sa.text("SELECT 1 FROM information_schema.processlist WHERE id = :session")
 """A session of the role's own, which it sees without further rights. One that ends is listed until nothing is left."""
 _END_SECONDS: Final = 30.0
@@ -358,12 +359,11 @@ class MariaDb(RowDialect):
         triggers = connection.execute(_TRIGGERS, {"schema": name.schema, "table": name.table}).all()
         return _COUNTER.sub("", str(created)), tuple(map(tuple, triggers))
 
-    def key_conversion(self, step: Conversion, column: SqlType) -> Conversion:
+    def key_conversion(self, step: Conversion, column: Column) -> Conversion:
         """Refuse blanks at the end: collations ignore them in keys, unless their names contain nopad."""
-        collation = getattr(column, "collation", None) or ""
-        if "nopad" in collation or not is_text(step.wire):
+        if "nopad" in column.collation or not is_text(step.wire):
             return step
-        why = f"the collation {collation} ignores it in keys; use one with NO PAD, such as utf8mb4_nopad_bin"
+        why = f"the collation {column.collation} ignores it in keys; use one with NO PAD, such as utf8mb4_nopad_bin"
         return replace(step, checks=(*step.checks, no_blank_at_the_end(why)))
 
     def longest_value(self, connection: sa.Connection) -> int:
@@ -386,7 +386,30 @@ class MariaDb(RowDialect):
         """Return the name with single backticks: SQLAlchemy reads it from SHOW CREATE TABLE, where each is doubled."""
         return reflected.replace("``", "`")
 
-    def refuses(self, connection: sa.Connection, table: sa.Table) -> str:
+    def describe(self, connection: sa.Connection, name: TableName) -> DescribedTable | None:
+        """Read the description of a table, with the collations of the columns of unique keys.
+
+        A key over the first characters of a column counts as one over `column(3)`, because it takes different values
+        for the same.
+        """
+        table = self.reflect(connection, name)
+        if table is None:
+            return None
+        indexes, collations = dict[str, set[str]](), dict[str, str]()
+        for index, column, prefix, collation in connection.execute(_UNIQUES, name._asdict()):
+            indexes.setdefault(index, set()).add(column if prefix is None else f"{column}({prefix})")
+            collations[column] = collation or ""
+        columns = tuple(replace(c, collation=collations.get(c.name) or c.collation) for c in table.columns)
+        uniques = sorted({frozenset(names) for names in indexes.values()}, key=sorted)
+        return replace(table, columns=columns, uniques=tuple(uniques))
+
+    def lacks_transactions(self, connection: sa.Connection, name: TableName) -> str:
+        engine = connection.execute(_KIND, name._asdict()).scalars(1).first() or _INNODB
+        if engine == _INNODB:
+            return ""
+        return f"has the storage engine {engine}, which has no transactions: ALTER TABLE … ENGINE=InnoDB"
+
+    def refuses(self, connection: sa.Connection, table: DescribedTable) -> str:
         """Return why it is refused: it is a sequence, or its triggers reach tables without transactions or unknown."""
         where = {"schema": table.schema, "table": table.name}
         if connection.scalar(_KIND, where) == "SEQUENCE":
@@ -440,20 +463,6 @@ class MariaDb(RowDialect):
         finally:
             with suppress(exc.SQLAlchemyError):
                 connection.exec_driver_sql(drop)
-
-    def read_uniques(self, connection: sa.Connection, table: sa.Table) -> list[frozenset[str]]:
-        """Return the columns of each unique key, and note their collations in their types.
-
-        A key over the first characters of a column counts as one over `column(3)`, because it takes different values
-        for the same.
-        """
-        indexes: dict[str, set[str]] = {}
-        where = {"schema": table.schema, "table": table.name}
-        for index, name, prefix, collation in connection.execute(_UNIQUES, where):
-            indexes.setdefault(index, set()).add(name if prefix is None else f"{name}({prefix})")
-            if collation:
-                table.columns[name].type.collation = collation
-        return sorted({frozenset(columns) for columns in indexes.values()}, key=sorted)
 
     def check_key(self, uniques: Sequence[frozenset[str]], key: Sequence[str]) -> str:
         others = sorted(sorted(unique) for unique in set(uniques) - {frozenset(key)})

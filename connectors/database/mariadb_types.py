@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from .column_types import SqlType
     from .conversions import Check
 
-_KEY_CHARACTERS: Final = 255
-"""Length of a text in a key, which needs one."""
+_KEY: Final = mysql.VARCHAR(255, collation="utf8mb4_nopad_bin")
+"""The type of a text in a key, which needs a length."""
 _BYTES: Final[dict[type[Any], int]] = {
     mysql.TINYTEXT: 255,
     mysql.TINYBLOB: 255,
@@ -193,16 +193,10 @@ def _in_unix_seconds(array: pa.Array) -> None:
 
 TYPES: Final = ColumnTypes(
     created=(
-        (
-            is_text,
-            lambda _, key: mysql.VARCHAR(_KEY_CHARACTERS, collation="utf8mb4_nopad_bin") if key else mysql.LONGTEXT(),
-        ),
+        (is_text, lambda _, key: _KEY if key else mysql.LONGTEXT()),
         (pa.types.is_fixed_size_binary, lambda arrow, _: sa.BINARY(arrow.byte_width)),
         (is_binary, mysql.LONGBLOB()),
-        (
-            pa.types.is_timestamp,
-            lambda arrow, _: mysql.DATETIME(fsp=6) if arrow.tz is None else mysql.TIMESTAMP(fsp=6),
-        ),
+        (pa.types.is_timestamp, lambda arrow, _: (mysql.DATETIME if arrow.tz is None else mysql.TIMESTAMP)(fsp=6)),
         (pa.types.is_time, mysql.TIME(fsp=6)),
     ),
     written=(

@@ -90,17 +90,17 @@ def reread(target: DatabaseTarget, scope: Scope | None = None, columns: Sequence
     described = describe(target, target.table)
     if described is None:
         raise SchemaError(f"table {target.table} does not exist; is this its name, and its database?")
-    kinds = {column.name: types.read_back(column.type) for column in described.table.columns}
+    kinds = {column.name: types.read_back(column.type) for column in described.columns}
     missing = sorted(name for name in columns if kinds.get(name) is None)
     if missing:
         raise SchemaError(f"table {target.table} no longer has columns {missing} of the types they were written with")
     chosen = [name for name, kind in kinds.items() if kind is not None and (not columns or name in columns)]
-    left_out = [f"{column.name} ({column.type})" for column in described.table.columns if column.name not in chosen]
+    left_out = [f"{column.name} ({column.declared})" for column in described.columns if column.name not in chosen]
     schema = pa.schema([_field(name, kinds[name]) for name in chosen])
     if scope is not None and known.times_are_texts:
         times = [field.name for field in schema if pa.types.is_temporal(field.type)]
         schema = pa.schema([*schema, *(pa.field(_spelled(name), pa.large_string()) for name in times)])
-    pieces, counts = _pieces(target, described.table, schema), written_rows(target, scope) if scope is not None else {}
+    pieces, counts = _pieces(target, described.clause, schema), written_rows(target, scope) if scope is not None else {}
     return Reread(pieces, {}, schema, lambda _: False, counts=counts, unmarked=ALL_EPOCHS, left_out=left_out)
 
 
@@ -113,7 +113,7 @@ def _spelled(column: str) -> str:
     return f"{column} as text"
 
 
-def _pieces(target: DatabaseTarget, table: sa.Table, schema: pa.Schema) -> Iterator[RereadPiece]:
+def _pieces(target: DatabaseTarget, table: sa.TableClause, schema: pa.Schema) -> Iterator[RereadPiece]:
     spelled = {_spelled(name): name for name in table.columns.keys() if _spelled(name) in schema.names}  # noqa: SIM118
     as_texts = target.url.capabilities.times_are_texts
     read: list[sa.ColumnElement[Any]] = []

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import re
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import unquote
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
     from sqlalchemy.sql.dml import Insert
 
+    from .column_types import SqlType
+    from .described_table import DescribedTable
     from .target import DatabaseAccess
 
 _log = logging.getLogger("onceward.database")
@@ -74,9 +77,23 @@ class Sqlite(RowDialect):
         quoted = connection.dialect.identifier_preparer.quote_identifier(name.schema or "main")
         return int(connection.exec_driver_sql(f"PRAGMA {quoted}.schema_version").scalar_one())
 
-    def refuses(self, connection: sa.Connection, table: sa.Table) -> str:
+    def describe(self, connection: sa.Connection, name: TableName) -> DescribedTable | None:
+        table = self.reflect(connection, name)
+        if table is None or table.kind != "table":
+            return table
+        inspector, where = sa.inspect(connection), (name.table, name.schema)
+        keys: list[list[Any]] = [inspector.get_pk_constraint(*where)["constrained_columns"]]
+        keys += [unique["column_names"] for unique in inspector.get_unique_constraints(*where)]
+        for index in inspector.get_indexes(*where):
+            conditional = any(key.endswith("_where") for key in index.get("dialect_options", {}))
+            if index["unique"] and not conditional:
+                keys.append(index["column_names"])
+        sets = {frozenset(columns) for columns in keys if columns and None not in columns}
+        return replace(table, uniques=tuple(sorted(sets, key=sorted)))
+
+    def refuses(self, connection: sa.Connection, table: DescribedTable) -> str:
         """Compile an insert, as the merge will: SQLite then looks at the tables that foreign keys refer to."""
-        for kind, name, definition in _definitions(connection, table):
+        for kind, name, definition in _definitions(connection, table.clause):
             if kind == "table" and (module := _ROUNDS.search(definition)):
                 return f"it is made by {module[1]}, which keeps numbers of 32 bits and changes others without an error"
             if kind == "trigger" and _LEAVES_OUT.search(definition):
@@ -85,16 +102,16 @@ class Sqlite(RowDialect):
                 )
         quote = connection.dialect.identifier_preparer.format_table
         try:
-            connection.exec_driver_sql(f"EXPLAIN INSERT INTO {quote(table)} DEFAULT VALUES").close()
+            connection.exec_driver_sql(f"EXPLAIN INSERT INTO {quote(table.clause)} DEFAULT VALUES").close()
         except exc.DBAPIError as error:
             if may_pass(error):
                 raise
             return f"{words(error)}: correct its foreign keys, which merges check, or its triggers"
         return ""
 
-    def numbers_rows(self, column: sa.Column[Any]) -> bool:
+    def is_row_number(self, kind: SqlType) -> bool:
         """Return whether the column is the INTEGER PRIMARY KEY."""
-        return column.primary_key and isinstance(column.type, sa.INTEGER)
+        return isinstance(kind, sa.INTEGER)
 
     def upsert(self, table: sa.TableClause, values: dict[str, Any], key: Sequence[str]) -> Insert:
         statement = insert(table).values(values)

@@ -4,34 +4,23 @@ from __future__ import annotations
 
 import logging
 import time
-import warnings
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 import sqlalchemy as sa
-from sqlalchemy import exc
 
 from onceward.core.errors import ConfigurationError, SchemaError, SinkError, text_of
 
 from .column_matching import Plan, make_plan, without_change
 from .dialect import no_such_table
-from .engines import (
-    INNODB,
-    create,
-    dialect_for,
-    reading,
-    row_dialect_for,
-    storage_engine,
-    transaction,
-    without_transactions,
-)
+from .engines import INNODB, create, dialect_for, reading, row_dialect_for, transaction
 from .target import TableName, unusable
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
+    from .described_table import DescribedTable
     from .dialect import RowDialect
     from .target import DatabaseTarget, Url
 
@@ -39,26 +28,6 @@ _log = logging.getLogger("onceward.database")
 
 _KEPT_SECONDS: Final = 60.0
 """Seconds for which a description is kept. Where a table's definition has a version, that is compared each time."""
-
-
-@dataclass(frozen=True)
-class DescribedTable:
-    """A table as the server describes it: columns, keys and kind."""
-
-    table: sa.Table
-    uniques: tuple[frozenset[str], ...]
-    """Columns of the primary key and of each unique key, as Dialect.read_uniques returns them."""
-    kind: str
-    """`table`, or another kind of relation."""
-    engine: str
-    """MariaDB's storage engine; empty elsewhere."""
-    refers: tuple[str, ...] = ()
-    """Names of the tables to which its foreign keys refer, without their schemas."""
-
-    def layout(self, column: str) -> tuple[Any, ...]:
-        """Return all of a column that decides how its values are written."""
-        c = self.table.columns[column]
-        return repr(c.type), getattr(c.type, "collation", None), c.nullable
 
 
 class _Kept(NamedTuple):
@@ -98,7 +67,7 @@ def _kept(target: DatabaseTarget, name: TableName, connection: sa.Connection | N
         version = dialect_for(target).table_version(own, name, held=held)
         if kept is not None and kept.version == version:
             return kept
-        described = _read(target, own, name)
+        described = dialect_for(target).describe(own, name)
     if described is None:
         return None
     kept = _known[target.url, name] = _Kept(time.monotonic(), version, described, set())
@@ -108,33 +77,6 @@ def _kept(target: DatabaseTarget, name: TableName, connection: sa.Connection | N
 def forget(target: DatabaseTarget) -> None:
     """Forget the description of the target's table, so that it is read again."""
     _known.pop((target.url, target.table), None)
-
-
-def _read(target: DatabaseTarget, connection: sa.Connection, name: TableName) -> DescribedTable | None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", exc.SAWarning)  # of types unknown to SQLAlchemy, which the plan refuses
-        inspector, dialect = sa.inspect(connection), dialect_for(target)
-
-        def rename(_: object, __: object, column: Any) -> None:
-            column["name"] = dialect.column_name(column["name"])
-
-        try:
-            table = sa.Table(
-                name.table,
-                sa.MetaData(),
-                schema=name.schema,
-                autoload_with=connection,
-                resolve_fks=False,
-                listeners=[("column_reflect", rename)],
-            )
-        except exc.NoSuchTableError:
-            return None
-        if name.table in inspector.get_view_names(schema=name.schema):
-            return DescribedTable(table, (), "a view", "")
-        engine = storage_engine(inspector, name.table, name.schema)
-        uniques = dialect.read_uniques(connection, table)
-        refers = tuple(key["referred_table"] for key in inspector.get_foreign_keys(name.table, schema=name.schema))
-        return DescribedTable(table, tuple(uniques), "table", engine, refers=refers)
 
 
 def existing(target: DatabaseTarget, schema: pa.Schema, connection: sa.Connection | None = None) -> DescribedTable:
@@ -169,7 +111,7 @@ def plan_for(target: DatabaseTarget, schema: pa.Schema, connection: sa.Connectio
         SchemaError: There is no such table, or a column does not fit.
         ConfigurationError: The table can no longer be written exactly once.
     """
-    plan = make_plan(schema, existing(target, schema, connection).table, row_dialect_for(target), target.key)
+    plan = make_plan(schema, existing(target, schema, connection), row_dialect_for(target), target.key)
     if connection is not None:
         check_usable(target, target.table, target.key, connection)
     return plan
@@ -200,11 +142,11 @@ def check_usable(
         return described
     if described.kind != "table":
         raise ConfigurationError(f"{name} is {described.kind}: only a table can be written exactly once")
-    if refused := without_transactions(described.engine):
+    if refused := dialect.lacks_transactions(connection, name):
         raise ConfigurationError(f"table {name} {refused}")
-    if refused := dialect.refuses(connection, described.table):
+    if refused := dialect.refuses(connection, described):
         raise ConfigurationError(f"table {name} cannot be written exactly once: {refused}")
-    if key and (refused := dialect.check_key(described.uniques, key)):
+    if key and (refused := dialect.check_key(described.uniques or (), key)):
         raise SchemaError(f"table {name} cannot be upserted by {list(key)}: {refused}")
     kept.checked.add(tuple(key))
     return described
@@ -240,7 +182,7 @@ def check_trial(target: DatabaseTarget, table: sa.TableClause) -> None:
         raise ConfigurationError(f"staged rows are tried first, which needs {needs}: {text_of(error)}") from None
 
 
-def check_described(target: DatabaseTarget, dialect: RowDialect, schema: pa.Schema | None) -> sa.Table:
+def check_described(target: DatabaseTarget, dialect: RowDialect, schema: pa.Schema | None) -> DescribedTable:
     """Check that rows of `schema` can be inserted into the table; create the table if that was requested.
 
     Args:
@@ -258,25 +200,25 @@ def check_described(target: DatabaseTarget, dialect: RowDialect, schema: pa.Sche
         raise no_such_table(target.table)
     if schema is None:
         schema = _some_columns(described, target.key)
-        plan = Plan(schema, described.table, (), frozenset(), {})
+        plan = Plan(schema, described, (), frozenset(), {})
     else:
-        plan = make_plan(schema, described.table, dialect, target.key)
+        plan = make_plan(schema, described, dialect, target.key)
     with transaction(target, "cannot validate", merges=True) as connection:
         described = check_usable(target, target.table, target.key, connection)
         dialect.check_planned(connection, plan.insert(dialect, target.key))
     for name in target.key:
-        collation = getattr(described.table.columns[name].type, "collation", None)
+        collation = described.column(name).collation
         if collation and not collation.endswith("_bin"):
             _log.warning(
                 "table %s compares column %s by %s: of texts that it takes for equal, one row is kept",
                 *(target.table, name, collation),
             )
-    return described.table
+    return described
 
 
 def _some_columns(described: DescribedTable, key: Sequence[str]) -> pa.Schema:
     """Return the key and one more column, as a schema of which only the names count."""
-    others = [c.name for c in described.table.columns if c.name not in key and c.computed is None]
+    others = [c.name for c in described.columns if c.name not in key and not c.unwritable]
     return pa.schema([(name, pa.null()) for name in (*key, *others[:1])])
 
 

@@ -93,7 +93,7 @@ def test_what_is_read_back_is_what_was_given_or_it_is_refused(database: MariaDat
         for value in pa.array(values, arrow).to_pylist():
             batch = pa.record_batch({"value": pa.array([value], arrow)})
             try:
-                plan = make_plan(batch.schema, described.table, MariaDb())
+                plan = make_plan(batch.schema, described, MariaDb())
                 with transaction(target, "cannot write") as connection:
                     InsertWriter(connection, plan).write(batch)
             except (SchemaError, SqlError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import select
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +18,7 @@ from onceward.core.errors import PostgresError, RetryableSinkError
 from ..dialect import HOW_TO_STAGE, Dialect, ServerFacts, Trial, TwoPhase, TwoPhaseAnswer
 from ..failures import code, words
 from ..target import TableName, own_name
-from .catalog import TRIGGERS
+from .catalog import TRIGGERS, read_references, read_table
 from .checks import check_server
 from .connection import (
     CONFIRM,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from onceward.core.contract.findings import Finding
     from onceward.core.contract.names import Scope, TransactionName
 
+    from ..described_table import DescribedTable
     from ..target import DatabaseAccess
 
 NO_SUCH_TABLE: Final = ("42P01", "3F000")
@@ -221,6 +223,11 @@ class PostgreSql(Dialect):
     def behind(self, connection: sa.Connection) -> str:
         standby = connection.scalar(sa.select(sa.func.pg_is_in_recovery()))
         return "the server is a standby, whose ledger may lag" if standby else ""
+
+    def describe(self, connection: sa.Connection, name: TableName) -> DescribedTable | None:
+        with session(connection) as lent:
+            table = read_table(lent, name)
+            return None if table is None else replace(table, refers=read_references(lent, table))
 
     @contextmanager
     def trial(self, connection: sa.Connection, table: sa.TableClause) -> Iterator[Trial]:
