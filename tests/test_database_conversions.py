@@ -231,7 +231,8 @@ def test_a_null_for_a_not_null_column_or_a_key_is_refused_when_it_is_written() -
     ids=["auto_increment", "default"],
 )
 def test_a_null_is_taken_only_where_the_database_makes_a_number_of_it(given: dict[str, Any], fills: bool) -> None:
-    column = MariaDb()._column({"name": "id", "type": sa.BIGINT(), "default": None, **given}, ["id"])
+    reflected: Any = {"name": "id", "type": sa.BIGINT(), "default": None, **given}
+    column = MariaDb()._column(reflected, ["id"])
     plan = make_plan(pa.schema([("id", pa.int64())]), table(column, plain("n", sa.BIGINT())), DIALECTS["mariadb"])
     null = pa.record_batch([pa.nulls(1, pa.int64())], schema=plan.schema)
     if fills:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import sqlalchemy as sa
 
-from onceward.connectors.database.capabilities import DATABASES
+from onceward.connectors.database.capabilities import DATABASES, load_part
 from onceward.connectors.database.dialect import Dialect, ServerFacts
 from onceward.connectors.database.ledger_tables import LedgerFacts
 from onceward.connectors.database.loader import Loader
@@ -327,7 +327,7 @@ def test_complete_mode_needs_an_upsert() -> None:
 def test_the_entry_of_a_database_names_its_dialect_its_loader_and_its_place(database: str) -> None:
     known = DATABASES[database]
     parts = {known.dialect: Dialect, known.loader: Loader, known.place: Place}
-    assert {reference for reference, base in parts.items() if not issubclass(known.part(reference), base)} == set()
+    assert {reference for reference, base in parts.items() if not issubclass(load_part(reference), base)} == set()
 
 
 # Names

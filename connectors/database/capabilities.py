@@ -7,6 +7,7 @@ database it talks to. Another database is one entry of DATABASES.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import Any, Final
 
@@ -57,14 +58,16 @@ class Capabilities:
     times_are_texts: bool = False
     """Whether dates and times are stored as texts, of which several may tell the same time."""
 
-    def part(self, reference: str) -> Any:
-        """Return the class that one of the fields names.
 
-        Raises:
-            ImportError: The driver, or another package, is missing.
-        """
-        module, _, name = reference.partition(":")
-        return getattr(import_module(f".{module}", __package__), name)
+@cache
+def load_part(reference: str) -> Any:
+    """Return the class that a field of Capabilities names.
+
+    Raises:
+        ImportError: The driver, or another package, is missing.
+    """
+    module, _, name = reference.partition(":")
+    return getattr(import_module(f".{module}", __package__), name)
 
 
 _MARIADB: Final = Capabilities(

@@ -120,8 +120,10 @@ class DatabaseConnector(Connector):
 
     def place(self, name: str) -> Place:
         """Return a table."""
+        from .capabilities import load_part  # noqa: PLC0415 - an extra
+
         target = self.a_sink("any", name).target
-        place: Place = target.url.capabilities.part(target.url.capabilities.place)(f"{self.name}:{name}", target)
+        place: Place = load_part(target.url.capabilities.place)(f"{self.name}:{name}", target)
         return place
 
 

@@ -17,6 +17,7 @@ from sqlalchemy.schema import CreateIndex, CreateSchema, CreateTable, Executable
 from onceward.core.errors import ConfigurationError, MissingExtraError, text_of
 from onceward.core.kit.processwide import PerProcess
 
+from .capabilities import load_part
 from .dialect import MERGES
 from .failures import translated
 
@@ -100,7 +101,7 @@ def two_phase_for(target: DatabaseTarget) -> TwoPhase:
 
 def _dialect_of(url: Url) -> Dialect:
     try:
-        dialect: Dialect = url.capabilities.part(url.capabilities.dialect)()
+        dialect: Dialect = load_part(url.capabilities.dialect)()
     except ImportError as error:
         raise _missing(url, error) from error
     return dialect

@@ -18,6 +18,7 @@ from onceward.core.kit.text_options import check_seconds, check_types
 from onceward.sinks import TwoPhaseCommitSink
 
 from . import ledger_tables as ledger
+from .capabilities import load_part
 from .column_matching import check_given, without_change
 from .engines import dialect_for, read_server, reading, two_phase_for
 from .ledger_tables import DatabaseLedger
@@ -450,8 +451,7 @@ class SqlAlchemySink(DatabaseSink):
 
 def loader_for(target: DatabaseTarget) -> Loader:
     """Return how rows reach the tables of the target's database."""
-    known = target.url.capabilities
-    loader: Loader = known.part(known.loader)(target)
+    loader: Loader = load_part(target.url.capabilities.loader)(target)
     return loader
 
 
