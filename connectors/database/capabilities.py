@@ -6,6 +6,7 @@ database it talks to. Another database is one entry of DATABASES.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -41,8 +42,8 @@ class Capabilities:
     schema of their own there; elsewhere their names begin with `onceward_`."""
     schema_is_database: bool = False
     """Whether a table's schema is what others call its database."""
-    longest_name: int | None = None
-    """Bytes that are kept of a name, if longer ones are cut silently."""
+    longest_name: int = sys.maxsize
+    """Bytes that are kept of a name; longer ones are cut silently."""
     refusal: type[SqlError] = SqlError
     """The class of errors that a retry does not help."""
     lock_timeout_code: str | int | None = None

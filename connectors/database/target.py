@@ -100,10 +100,9 @@ def unusable(name: str, database: Capabilities | None) -> str:
     """Return why a database cannot take a name as it is; empty if it can."""
     if not name.strip() or "\0" in name:
         return "is empty or holds a NUL"
-    longest = None if database is None else database.longest_name
-    if database is None or longest is None or len(name.encode()) <= longest:
+    if database is None or len(name.encode()) <= database.longest_name:
         return ""
-    return f"is longer than {longest} bytes, which is all {database.title} keeps of a name"
+    return f"is longer than {database.longest_name} bytes, which is all {database.title} keeps of a name"
 
 
 def quoted(name: str) -> str:
