@@ -57,6 +57,23 @@ _DAY: Final = 86_400 * _SECOND
 _BINARY: Final = sa.types._Binary  # noqa: SLF001 - the only common base of the binary types
 
 
+class Unknown(sa.types.UserDefinedType[Any]):
+    """A type that SQLAlchemy does not know.
+
+    Args:
+        declared: The type as SQL spells it.
+    """
+
+    cache_ok = True
+
+    def __init__(self, declared: str) -> None:
+        self.declared = declared
+
+    def get_col_spec(self, **_: object) -> str:
+        """Return the type as SQL spells it."""
+        return self.declared.upper()
+
+
 class UnfitError(Exception):
     """The types do not fit. The text says why, and what to do; `match` catches the error and adds the column's name."""
 
@@ -129,6 +146,8 @@ def conversion(arrow: pa.DataType, column: SqlType, backend: str) -> Conversion:
                 return result
     if pa.types.is_nested(arrow):
         raise UnfitError("turn it into text, for example with to_json")
+    if isinstance(column, Unknown):
+        raise UnfitError("no data is written into columns of this type; change the column, for example to VARCHAR")
     raise UnfitError("no conversion keeps every value; cast it, or change the column")
 
 

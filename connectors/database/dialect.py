@@ -206,6 +206,13 @@ class Dialect(ABC):
         """Return the columns of each unique key, for checks of upserts; empty if they come from the catalog."""
         return ()
 
+    def complete(self, connection: sa.Connection, table: sa.Table) -> None:  # noqa: B027
+        """Add to a reflected table what SQLAlchemy does not read of its columns."""
+
+    def has_triggers(self, connection: sa.Connection, table: sa.Table) -> bool:  # noqa: ARG002
+        """Return whether the table has triggers that a statement's plan does not go through."""
+        return False
+
     @abstractmethod
     def trial(self, connection: sa.Connection, table: sa.TableClause) -> AbstractContextManager[Trial]:
         """Open a block in which rows can be written to see whether `table` would take them; its end removes them.
@@ -241,6 +248,14 @@ class RowDialect(Dialect):
     def refuses(self, connection: sa.Connection, table: sa.Table) -> str:  # noqa: ARG002
         """Return why an insert into the table has effects that are not exactly once; empty if it has none."""
         return ""
+
+    def lacks_numbers(self, connection: sa.Connection, table: sa.Table, columns: Sequence[str], rows: int) -> str:  # noqa: ARG002
+        """Return why the table cannot number so many rows, whose data has these columns; empty if it can."""
+        return ""
+
+    def unwaiting(self, connection: sa.Connection, access: DatabaseAccess) -> AbstractContextManager[object]:  # noqa: ARG002
+        """Open a block in which the connection's statements fail at once where they would wait for a lock."""
+        return nullcontext()
 
     def check_planned(self, connection: sa.Connection, statement: Insert) -> None:
         """Have the server plan an INSERT of rows: by this it checks rights, keys and names, and writes nothing."""

@@ -27,11 +27,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc
+from sqlalchemy.dialects import mysql
 from sqlalchemy.dialects.mysql import insert
 
 from onceward.core.contract.names import FORMAT
 from onceward.core.errors import RetryableSinkError
 
+from .conversions import Unknown
 from .dialect import HOW_TO_STAGE, RowDialect, ServerFacts, Trial, TwoPhase, TwoPhaseAnswer
 from .failures import code, may_pass, words
 from .target import TableName, own_name
@@ -112,6 +114,15 @@ _UNIQUES: Final = sa.text(
     " JOIN information_schema.columns AS c USING (table_schema, table_name, column_name)"
     " WHERE s.table_schema = coalesce(:schema, database()) AND s.table_name = :table AND NOT s.non_unique"
 )
+_COLUMNS: Final = sa.text(
+    "SELECT column_name, column_type, column_default FROM information_schema.columns"
+    " WHERE table_schema = coalesce(:schema, database()) AND table_name = :table"
+)
+_COUNTERS: Final = sa.text(
+    "SELECT auto_increment, @@auto_increment_increment FROM information_schema.tables"
+    " WHERE table_schema = coalesce(:schema, database()) AND table_name = :table"
+)
+_BITS: Final = {mysql.TINYINT: 8, mysql.SMALLINT: 16, mysql.MEDIUMINT: 24, mysql.BIGINT: 64, mysql.INTEGER: 32}
 _MODE: Final = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO,NO_AUTO_VALUE_ON_ZERO"
 """Makes values that do not fit errors, whatever the server's default is, and keeps 0 as an id."""
 CHARSET: Final = "utf8mb4"
@@ -403,6 +414,40 @@ class MariaDb(RowDialect):
                 "be without transactions: GRANT SELECT on them (of a routine: SELECT on mysql.proc)"
             )
         return ""
+
+    def lacks_numbers(self, connection: sa.Connection, table: sa.Table, columns: Sequence[str], rows: int) -> str:
+        """Return so if AUTO_INCREMENT would come to the type's largest number, at which the counter stays."""
+        numbered = [c for c in table.columns if c.autoincrement is True and c.name not in columns]
+        bits = next((bits for c in numbered for kind, bits in _BITS.items() if isinstance(c.type, kind)), None)
+        if bits is None:
+            return ""
+        number, step = connection.execute(_COUNTERS, {"schema": table.schema, "table": table.name}).one()
+        most = (1 << (bits if getattr(numbered[0].type, "unsigned", False) else bits - 1)) - 1
+        if (number or 0) + (rows - 1) * step < most:
+            return ""
+        name = numbered[0].name
+        return f"AUTO_INCREMENT of column {name!r} ends before it has numbered {rows} rows: give it a larger type"
+
+    def complete(self, connection: sa.Connection, table: sa.Table) -> None:
+        """Note defaults that are expressions, and types that SQLAlchemy does not know, such as INET6."""
+        for name, declared, default in connection.execute(_COLUMNS, {"schema": table.schema, "table": table.name}):
+            column = table.columns[name]
+            if isinstance(column.type, sa.types.NullType):
+                column.type = Unknown(declared)
+            if default not in (None, "NULL") and column.server_default is None:
+                column.server_default = sa.DefaultClause(sa.text(default.replace(":", "\\:")))
+
+    def has_triggers(self, connection: sa.Connection, table: sa.Table) -> bool:
+        return bool(connection.execute(_TRIGGERS, {"schema": table.schema, "table": table.name}).all())
+
+    @contextmanager
+    def unwaiting(self, connection: sa.Connection, access: DatabaseAccess) -> Iterator[None]:
+        limits = "SET SESSION innodb_lock_wait_timeout = {0}, lock_wait_timeout = {0}"
+        connection.exec_driver_sql(limits.format(0))
+        try:
+            yield
+        finally:
+            connection.exec_driver_sql(limits.format(_lock_seconds(access)))
 
     @contextmanager
     def trial(self, connection: sa.Connection, table: sa.TableClause) -> Iterator[Trial]:

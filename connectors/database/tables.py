@@ -62,6 +62,8 @@ class DescribedTable:
     """MariaDB's storage engine; empty elsewhere."""
     refers: tuple[str, ...] = ()
     """Names of the tables to which its foreign keys refer, without their schemas."""
+    has_triggers: bool = False
+    """See RowDialect.has_triggers."""
 
     def layout(self, column: str) -> tuple[Any, ...]:
         """Return all of a column that decides how its values are written."""
@@ -137,12 +139,14 @@ def _read(target: DatabaseTarget, connection: sa.Connection, name: TableName) ->
             )
         except exc.NoSuchTableError:
             return None
+        dialect.complete(connection, table)
         if name.table in inspector.get_view_names(schema=name.schema):
             return DescribedTable(table, (), "a view", "")
         engine = storage_engine(inspector, name.table, name.schema)
         uniques = dialect.read_uniques(connection, table)
         refers = tuple(key["referred_table"] for key in inspector.get_foreign_keys(name.table, schema=name.schema))
-        return DescribedTable(table, tuple(uniques), "table", engine, refers=refers)
+        has_triggers = dialect.has_triggers(connection, table)
+        return DescribedTable(table, tuple(uniques), "table", engine, refers, has_triggers)
 
 
 def existing(target: DatabaseTarget, schema: pa.Schema, connection: sa.Connection | None = None) -> DescribedTable:
