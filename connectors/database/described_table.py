@@ -32,6 +32,8 @@ class Column:
     """Whether an INSERT may set it, and no UPDATE (GENERATED ALWAYS AS IDENTITY)."""
     collation_oid: int = 0
     """PostgreSQL's identity of the collation."""
+    is_numbered: bool = False
+    """Whether AUTO_INCREMENT numbers it."""
 
     @property
     def layout(self) -> tuple[Any, ...]:
@@ -53,6 +55,9 @@ class DescribedTable:
     if the dialect asks for the key when an upsert needs it."""
     refers: tuple[str, ...] = ()
     """Names of the tables to which its foreign keys refer, without their schemas."""
+
+    has_triggers: bool = False
+    """Whether it has triggers that a statement's plan does not go through."""
 
     @property
     def full_name(self) -> str:

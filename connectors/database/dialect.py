@@ -272,6 +272,7 @@ class RowDialect(Dialect):
             has_default=reflected.get("default") is not None or computed is not None or numbered or is_row,
             unwritable="" if computed is None else GENERATED,
             collation=getattr(kind, "collation", None) or "",
+            is_numbered=numbered,
         )
 
     def column_name(self, reflected: str) -> str:
@@ -289,6 +290,14 @@ class RowDialect(Dialect):
     def refuses(self, connection: sa.Connection, table: DescribedTable) -> str:  # noqa: ARG002
         """Return why an insert into the table has effects that are not exactly once; empty if it has none."""
         return ""
+
+    def lacks_numbers(self, connection: sa.Connection, table: DescribedTable, columns: Sequence[str], rows: int) -> str:  # noqa: ARG002
+        """Return why the table cannot number so many rows, whose data has these columns; empty if it can."""
+        return ""
+
+    def unwaiting(self, connection: sa.Connection, access: DatabaseAccess) -> AbstractContextManager[object]:  # noqa: ARG002
+        """Open a block in which the connection's statements fail at once where they would wait for a lock."""
+        return nullcontext()
 
     def check_planned(self, connection: sa.Connection, statement: Insert) -> None:
         """Have the server plan an INSERT of rows: by this it checks rights, keys and names, and writes nothing."""

@@ -115,7 +115,7 @@ def _missing(url: Url, error: ImportError) -> MissingExtraError:
 
 @contextmanager
 def transaction(
-    target: DatabaseTarget, what: str, *, more: float = 0.0, merges: bool = False
+    target: DatabaseTarget, what: str, *, more: float = 0.0, merges: bool = False, undone: bool = False
 ) -> Iterator[sa.Connection]:
     """Open a transaction that is committed at the end of the block; SQLAlchemy's errors are translated.
 
@@ -124,6 +124,7 @@ def transaction(
         what: The caller's step, for messages, as in "cannot merge".
         more: Seconds that the transaction may take beyond one wait for a lock and one for an answer.
         merges: Whether it writes into the target's table.
+        undone: Whether it is rolled back instead.
     """
     dialect, seconds = dialect_for(target), target.answer_within + target.lock_timeout + more
     with (
@@ -131,11 +132,13 @@ def transaction(
         dialect.limited(seconds),
         engine_of(target).connect().execution_options(**{MERGES: merges}) as connection,
         dialect.confirmed(connection) as about_to_commit,
-        connection.begin(),
+        connection.begin() as begun,
     ):
         dialect.open_transaction(connection, target.access)
         yield connection
         about_to_commit()
+        if undone:
+            begun.rollback()
 
 
 @contextmanager

@@ -51,6 +51,13 @@ _GRANT: Final = (
     "GRANT the missing right to the connection's role, or connect as the table's owner (as a role with BYPASSRLS, "
     "where row-level security is the reason)"
 )
+_GRANT_USER: Final = (
+    "GRANT the missing right to the user that the error names: the connection's, or the DEFINER of a trigger, view or "
+    "routine"
+)
+_DEFINER: Final = (
+    "create the trigger, view or routine again with a DEFINER who exists and has the rights, or create that user again"
+)
 _CONFLICT: Final = "delete the rows of the table that conflict with them, or drop the constraint"
 _REFERENCE: Final = "insert the rows that they refer to, or drop the foreign key"
 _NULLS: Final = "drop the NOT NULL"
@@ -74,8 +81,10 @@ _REMEDIES: Final[dict[str | int, str]] = {
     "428C9": "make the column one that takes values again",
     "2200H": "raise the limit of the sequence that the error names (ALTER SEQUENCE … NO MAXVALUE), or restart it",
     # MariaDB, by the server's number
-    1142: "GRANT the missing right to the connection's user",
-    1143: "GRANT the missing right to the connection's user",
+    **dict.fromkeys((1142, 1143, 1227, 1370), _GRANT_USER),
+    **dict.fromkeys((1356, 1449), _DEFINER),
+    1305: _MISSING,
+    4084: "raise the limit of the sequence that the error names (ALTER SEQUENCE … MAXVALUE), or restart it",
     1062: _CONFLICT,
     1452: _REFERENCE,
     1048: _NULLS,
@@ -97,6 +106,7 @@ _MARIADB_REFUSALS: Final = frozenset(
         *(1048, 1062, 1452, 1526, 4025),  # null, key that is there, foreign key, no partition, check
         *(1264, 1265, 1292, 1366, 1406, 1644, 3819),  # out of range, cut, wrong value, too long, a trigger's SIGNAL
         *(167, 1242, 1365, 1411, 1690),  # out of range, several rows, division by 0, wrong for a function, out of range
+        *(1139, 1172),  # a trigger's regular expression, or its SELECT … INTO of several rows
     }
 )
 _MARIADB_OF_ROWS: Final = re.compile("02|20|2F|22|23|45|(?!70|HY|XA)[5-9I-Z]")

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc
+from sqlalchemy.dialects import mysql
 from sqlalchemy.dialects.mysql import insert
 
 from onceward.core.contract.names import FORMAT
@@ -118,6 +119,16 @@ _UNIQUES: Final = sa.text(
     " JOIN information_schema.columns AS c USING (table_schema, table_name, column_name)"
     " WHERE s.table_schema = coalesce(:schema, database()) AND s.table_name = :table AND NOT s.non_unique"
 )
+_COLUMNS: Final = sa.text(
+    "SELECT column_name, column_type, column_default FROM information_schema.columns"
+    " WHERE table_schema = coalesce(:schema, database()) AND table_name = :table"
+)
+_COUNTERS: Final = sa.text(
+    "SELECT auto_increment, @@auto_increment_increment FROM information_schema.tables"
+    " WHERE table_schema = coalesce(:schema, database()) AND table_name = :table"
+)
+_UNKNOWN: Final = "no data is written into columns of this type; change the column, for example to VARCHAR"
+_BITS: Final = {mysql.TINYINT: 8, mysql.SMALLINT: 16, mysql.MEDIUMINT: 24, mysql.BIGINT: 64, mysql.INTEGER: 32}
 _MODE: Final = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO,NO_AUTO_VALUE_ON_ZERO"
 """Makes values that do not fit errors, whatever the server's default is, and keeps 0 as an id."""
 CHARSET: Final = "utf8mb4"
@@ -392,16 +403,18 @@ class MariaDb(RowDialect):
         A key over the first characters of a column counts as one over `column(3)`, because it takes different values
         for the same.
         """
-        table = self.reflect(connection, name)
+        table, where = self.reflect(connection, name), name._asdict()
         if table is None:
             return None
         indexes, collations = dict[str, set[str]](), dict[str, str]()
-        for index, column, prefix, collation in connection.execute(_UNIQUES, name._asdict()):
+        for index, column, prefix, collation in connection.execute(_UNIQUES, where):
             indexes.setdefault(index, set()).add(column if prefix is None else f"{column}({prefix})")
             collations[column] = collation or ""
-        columns = tuple(replace(c, collation=collations.get(c.name) or c.collation) for c in table.columns)
+        more = {row.column_name: row for row in connection.execute(_COLUMNS, where)}
+        columns = tuple(_complete(c, more.get(c.name), collations.get(c.name)) for c in table.columns)
         uniques = sorted({frozenset(names) for names in indexes.values()}, key=sorted)
-        return replace(table, columns=columns, uniques=tuple(uniques))
+        triggers = connection.execute(_TRIGGERS, where).first()
+        return replace(table, columns=columns, uniques=tuple(uniques), has_triggers=triggers is not None)
 
     def lacks_transactions(self, connection: sa.Connection, name: TableName) -> str:
         engine = connection.execute(_KIND, name._asdict()).scalars(1).first() or _INNODB
@@ -435,6 +448,28 @@ class MariaDb(RowDialect):
                 "be without transactions: GRANT SELECT on them (of a routine: SELECT on mysql.proc)"
             )
         return ""
+
+    def lacks_numbers(self, connection: sa.Connection, table: DescribedTable, columns: Sequence[str], rows: int) -> str:
+        """Return so if AUTO_INCREMENT would come to the type's largest number, at which the counter stays."""
+        numbered = [c for c in table.columns if c.is_numbered and c.name not in columns]
+        bits = next((bits for c in numbered for kind, bits in _BITS.items() if isinstance(c.type, kind)), None)
+        if bits is None:
+            return ""
+        number, step = connection.execute(_COUNTERS, {"schema": table.schema, "table": table.name}).one()
+        most = (1 << (bits if getattr(numbered[0].type, "unsigned", False) else bits - 1)) - 1
+        if (number or 0) + (rows - 1) * step < most:
+            return ""
+        name = numbered[0].name
+        return f"AUTO_INCREMENT of column {name!r} ends before it has numbered {rows} rows: give it a larger type"
+
+    @contextmanager
+    def unwaiting(self, connection: sa.Connection, access: DatabaseAccess) -> Iterator[None]:
+        limits = "SET SESSION innodb_lock_wait_timeout = {0}, lock_wait_timeout = {0}"
+        connection.exec_driver_sql(limits.format(0))
+        try:
+            yield
+        finally:
+            connection.exec_driver_sql(limits.format(_lock_seconds(access)))
 
     @contextmanager
     def trial(self, connection: sa.Connection, table: sa.TableClause) -> Iterator[Trial]:
@@ -473,6 +508,17 @@ class MariaDb(RowDialect):
                 "any of them finds"
             )
         return refused
+
+
+def _complete(column: Column, row: Any, collation: str | None) -> Column:
+    """Add to a column what SQLAlchemy does not read: its collation, defaults that are expressions, unknown types."""
+    column = replace(column, collation=collation or column.collation)
+    if row is None:
+        return column
+    filled = column.has_default or row.column_default not in (None, "NULL")
+    if not isinstance(column.type, sa.types.NullType):
+        return replace(column, has_default=filled)
+    return replace(column, has_default=filled, declared=row.column_type.upper(), unwritable=_UNKNOWN)
 
 
 def _reached(connection: sa.Connection, table: str) -> tuple[list[str], list[str]]:
