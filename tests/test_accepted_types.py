@@ -12,9 +12,9 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
+from onceward.connectors.database import mariadb_types, sqlite_types
 from onceward.connectors.database.column_matching import split_changes, without_change
-from onceward.connectors.database.conversions import UnfitError, as_read_back, read_back
-from onceward.connectors.database.conversions import conversion as database_conversion
+from onceward.connectors.database.conversions import UnfitError, as_read_back
 from onceward.connectors.database.postgres.catalog import PgType
 from onceward.connectors.database.postgres.conversions import copy_conversion as postgres_conversion
 from onceward.connectors.files.sink import FileSink
@@ -151,12 +151,12 @@ COLUMNS: Final = (
 
 @each_type
 def test_a_type_that_a_sink_of_python_values_accepts_can_be_written(array: pa.Array):
-    for backend, column in product(("mariadb", "sqlite"), COLUMNS):
+    for types, column in product((mariadb_types.TYPES, sqlite_types.TYPES), COLUMNS):
         with suppress(UnfitError):
-            step = database_conversion(array.type, column, backend)
+            step = types.conversion(array.type, column)
             made = step.prepare(array)
             assert len(step.python(made)) == len(array)
-            kind = read_back(column, backend)
+            kind = types.read_back(column)
             if kind is not None and not pa.types.is_null(made.type):
                 as_read_back(made, kind)
 

@@ -6,31 +6,38 @@ import datetime as dt
 import decimal
 import struct
 import uuid
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql
 
-from onceward.connectors.database.column_matching import Column, make_plan
-from onceward.connectors.database.conversions import UnfitError, conversion
+from onceward.connectors.database.column_matching import make_plan
+from onceward.connectors.database.conversions import UnfitError
+from onceward.connectors.database.described_table import Column, DescribedTable
+from onceward.connectors.database.mariadb import MariaDb
 from onceward.connectors.database.postgres.catalog import PgTable, PgType
 from onceward.connectors.database.postgres.connection import conversions_for
+from onceward.connectors.database.postgres.conversions import TYPES, encode_arrays, encode_uuids
 from onceward.connectors.database.postgres.conversions import copy_conversion as postgres_conversion
-from onceward.connectors.database.postgres.conversions import encode_arrays, encode_uuids
 from onceward.connectors.database.postgres.staging import keeps_values
-from onceward.connectors.database.tables import column_type
+from onceward.connectors.database.sqlite import Sqlite
+from onceward.connectors.database.target import TableName
 from onceward.core.errors import SchemaError
+
+if TYPE_CHECKING:
+    from onceward.connectors.database.dialect import RowDialect
 
 DAY = dt.date(2024, 2, 29)
 UTC_MOMENT = dt.datetime(2024, 2, 29, 12, 30, 15, 123456, tzinfo=dt.UTC)
 MOMENT = UTC_MOMENT.replace(tzinfo=None)
 ALL = ("mariadb", "sqlite")
+DIALECTS: dict[str, RowDialect] = {"mariadb": MariaDb(), "sqlite": Sqlite()}
 
 
 def values(array: pa.Array, column: Any, backend: str) -> list[Any]:
-    step = conversion(array.type, column, backend)
+    step = DIALECTS[backend].types.conversion(array.type, column)
     return step.python(step.prepare(array))
 
 
@@ -111,7 +118,7 @@ def test_values_of_each_database_come_through(array: pa.Array, column: Any, back
 )
 def test_types_that_would_lose_something_are_refused(arrow: pa.DataType, column: Any, backend: str) -> None:
     with pytest.raises(UnfitError):
-        conversion(arrow, column, backend)
+        DIALECTS[backend].types.conversion(arrow, column)
 
 
 @pytest.mark.parametrize(
@@ -161,63 +168,72 @@ def test_values_that_do_not_fit_are_refused(array: pa.Array, column: Any, backen
     ids=str,
 )
 def test_a_table_that_is_created_takes_the_type_it_was_created_for(arrow: pa.DataType, backend: str) -> None:
-    column = column_type(arrow, backend)
+    types = DIALECTS[backend].types
+    column = types.column_type(arrow)
     assert column is not None
-    conversion(arrow, column, backend)
+    types.conversion(arrow, column)
 
 
 # Columns
 
 
-def table(*columns: sa.Column[Any]) -> sa.Table:
-    return sa.Table("words", sa.MetaData(), *columns)
+def plain(name: str, kind: Any, **more: Any) -> Column:
+    return Column(name, kind, str(kind), **more)
+
+
+def table(*columns: Column) -> DescribedTable:
+    return DescribedTable(None, "words", columns)
+
+
+def in_sqlite(definition: str) -> DescribedTable:
+    engine = sa.create_engine("sqlite://")
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"CREATE TABLE words ({definition})")
+        described = Sqlite().describe(connection, TableName(None, "words"))
+    engine.dispose()
+    assert described is not None
+    return described
 
 
 def test_columns_that_do_not_fit_are_all_named_with_their_types() -> None:
     schema = pa.schema([("id", pa.string()), ("Word", pa.string()), ("more", pa.int64())])
     with pytest.raises(SchemaError) as caught:
-        make_plan(schema, table(sa.Column("id", sa.BIGINT), sa.Column("word", sa.TEXT, nullable=False)), "sqlite")
+        make_plan(schema, table(plain("id", sa.BIGINT()), plain("word", sa.TEXT(), not_null=True)), DIALECTS["sqlite"])
     for words in ("'Word' (string) is not in the table (it has 'word'", "'more' (int64)", "'word' (TEXT) is not null"):
         assert words in str(caught.value)
     with pytest.raises(SchemaError, match="column 'id': string does not fit into BIGINT"):
-        make_plan(pa.schema([("id", pa.string())]), table(sa.Column("id", sa.BIGINT)), "sqlite")
+        make_plan(pa.schema([("id", pa.string())]), table(plain("id", sa.BIGINT())), DIALECTS["sqlite"])
 
 
 def test_columns_that_fill_themselves_may_be_left_out() -> None:
-    made = table(
-        sa.Column("id", sa.INTEGER, primary_key=True),
-        sa.Column("made", sa.TEXT, server_default="x", nullable=False),
-        sa.Column("double", sa.BIGINT, sa.Computed("n * 2"), nullable=False),
-        sa.Column("n", sa.BIGINT),
+    made = in_sqlite(
+        "id INTEGER PRIMARY KEY, made TEXT DEFAULT 'x' NOT NULL, double BIGINT AS (n * 2) NOT NULL, n BIGINT"
     )
-    plan = make_plan(pa.schema([("n", pa.int64())]), made, "sqlite")
+    plan = make_plan(pa.schema([("n", pa.int64())]), made, DIALECTS["sqlite"])
     assert list(plan.pieces(pa.record_batch([[1, 2]], names=["n"]))) == [[{"c0": 1}, {"c0": 2}]]
     with pytest.raises(SchemaError, match=r"'double'.*generated"):
-        make_plan(pa.schema([("double", pa.int64())]), made, "sqlite")
+        make_plan(pa.schema([("double", pa.int64())]), made, DIALECTS["sqlite"])
 
 
 def test_a_null_for_a_not_null_column_or_a_key_is_refused_when_it_is_written() -> None:
-    made = table(sa.Column("id", sa.BIGINT), sa.Column("n", sa.BIGINT, nullable=False))
+    made = table(plain("id", sa.BIGINT()), plain("n", sa.BIGINT(), not_null=True))
     schema = pa.schema([("id", pa.int64()), ("n", pa.int64())])
     bad = pa.record_batch([[1], [None]], schema=schema)
     with pytest.raises(SchemaError, match="column 'n' has nulls"):
-        make_plan(schema, made, "mariadb").check(bad)
+        make_plan(schema, made, DIALECTS["mariadb"]).check(bad)
     with pytest.raises(SchemaError, match="column 'id' has nulls"):
-        make_plan(schema, made, "mariadb", ["id"]).check(pa.record_batch([[None], [1]], schema=schema))
+        make_plan(schema, made, DIALECTS["mariadb"], ["id"]).check(pa.record_batch([[None], [1]], schema=schema))
 
 
 @pytest.mark.parametrize(
-    ("column", "backend", "fills"),
-    [
-        (sa.Column("id", sa.BIGINT, primary_key=True, autoincrement=True), "mariadb", True),
-        (sa.Column("id", sa.BIGINT, server_default="7", nullable=False), "mariadb", False),
-    ],
+    ("given", "fills"),
+    [({"nullable": False, "autoincrement": True}, True), ({"nullable": False, "default": "7"}, False)],
     ids=["auto_increment", "default"],
 )
-def test_a_null_is_taken_only_where_the_database_makes_a_number_of_it(
-    column: sa.Column[Any], backend: str, fills: bool
-) -> None:
-    plan = make_plan(pa.schema([("id", pa.int64())]), table(column, sa.Column("n", sa.BIGINT)), backend)
+def test_a_null_is_taken_only_where_the_database_makes_a_number_of_it(given: dict[str, Any], fills: bool) -> None:
+    reflected: Any = {"name": "id", "type": sa.BIGINT(), "default": None, **given}
+    column = MariaDb()._column(reflected, ["id"])
+    plan = make_plan(pa.schema([("id", pa.int64())]), table(column, plain("n", sa.BIGINT())), DIALECTS["mariadb"])
     null = pa.record_batch([pa.nulls(1, pa.int64())], schema=plan.schema)
     if fills:
         plan.check(null)
@@ -228,14 +244,12 @@ def test_a_null_is_taken_only_where_the_database_makes_a_number_of_it(
 
 @pytest.mark.parametrize(
     ("collation", "refused"),
-    [(None, True), ("utf8mb4_bin", True), ("utf8mb4_general_ci", True), ("utf8mb4_nopad_bin", False)],
+    [("", True), ("utf8mb4_bin", True), ("utf8mb4_general_ci", True), ("utf8mb4_nopad_bin", False)],
 )
-def test_a_key_that_mariadbs_collation_may_take_for_another_one_is_refused(
-    collation: str | None, refused: bool
-) -> None:
+def test_a_key_that_mariadbs_collation_may_take_for_another_one_is_refused(collation: str, refused: bool) -> None:
     schema = pa.schema([("id", pa.string()), ("word", pa.string())])
-    columns = [sa.Column(name, mysql.VARCHAR(9, collation=collation)) for name in schema.names]
-    plan = make_plan(schema, table(*columns), "mariadb", ["id"])
+    columns = [plain(name, mysql.VARCHAR(9), collation=collation) for name in schema.names]
+    plan = make_plan(schema, table(*columns), DIALECTS["mariadb"], ["id"])
     plan.check(pa.record_batch([["a"], ["a "]], schema=schema))
     padded = pa.record_batch([["a "], ["a"]], schema=schema)
     if not refused:
@@ -246,13 +260,13 @@ def test_a_key_that_mariadbs_collation_may_take_for_another_one_is_refused(
 
 
 def test_columns_given_twice_none_at_all_and_missing_keys_are_refused() -> None:
-    made = table(sa.Column("n", sa.BIGINT))
+    made = table(plain("n", sa.BIGINT()))
     with pytest.raises(SchemaError, match="more than once"):
-        make_plan(pa.schema([("n", pa.int64()), ("n", pa.int64())]), made, "sqlite")
+        make_plan(pa.schema([("n", pa.int64()), ("n", pa.int64())]), made, DIALECTS["sqlite"])
     with pytest.raises(SchemaError, match="no columns"):
-        make_plan(pa.schema([]), made, "sqlite")
+        make_plan(pa.schema([]), made, DIALECTS["sqlite"])
     with pytest.raises(SchemaError, match=r"key columns \['id'\] are not in the data"):
-        make_plan(pa.schema([("n", pa.int64())]), made, "sqlite", ["id"])
+        make_plan(pa.schema([("n", pa.int64())]), made, DIALECTS["sqlite"], ["id"])
 
 
 # PostgreSQL: what COPY is given
@@ -263,7 +277,7 @@ ID = uuid.UUID("12345678-1234-5678-1234-56789abcdef0")
 
 
 def postgres_table(*columns: Column) -> PgTable:
-    return PgTable(1, "public", "t", "r", "p", columns)
+    return PgTable("public", "t", columns, oid=1)
 
 
 def test_the_plan_follows_the_data_not_the_order_of_the_table() -> None:
@@ -328,7 +342,7 @@ def test_an_array_is_marked_with_its_element_type_and_tells_of_nulls() -> None:
     ],
 )
 def test_a_created_column_holds_every_value_of_its_arrow_type(arrow: pa.DataType, declared: str | None) -> None:
-    column = column_type(arrow, "postgresql")
+    column = TYPES.column_type(arrow)
     assert (None if column is None else column.compile(dialect=postgresql.dialect()).lower()) == declared
 
 

@@ -13,7 +13,7 @@ import pymysql
 import pytest
 from sqlalchemy import exc
 
-from onceward.connectors.database.column_matching import Column
+from onceward.connectors.database.described_table import Column
 from onceward.connectors.database.failures import translate, translated
 from onceward.connectors.database.postgres.catalog import PgTable, PgType
 from onceward.connectors.database.postgres.rehearsal import Filled
@@ -39,7 +39,7 @@ POSTGRES = PostgresSink("s", dsn="host=h", table="t").target
 def layout(**changes: Any) -> Layout:
     column = Column("mood", PgType(7001, "mood", enum=True), "mood", collation_oid=100)
     parts: dict[str, Any] = {"column": column, "checks": (("c", "f(mood)", "d1"),), "generated": ()} | changes
-    table = PgTable(1, "public", "t", "r", "p", (parts["column"],))
+    table = PgTable("public", "t", (parts["column"],), oid=1)
     return Layout(table, parts["checks"], parts["generated"])
 
 

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import sqlalchemy as sa
 
-from onceward.connectors.database.dialect import ServerFacts
+from onceward.connectors.database.capabilities import DATABASES, load_part
+from onceward.connectors.database.dialect import Dialect, ServerFacts
 from onceward.connectors.database.ledger_tables import LedgerFacts
+from onceward.connectors.database.loader import Loader
 from onceward.connectors.database.mariadb import MariaDb, Xid, gtrid_of, read_xid
 from onceward.connectors.database.postgres.dialect import PostgreSql
 from onceward.connectors.database.sink import PostgresSink, SqlAlchemySink, choose_path
 from onceward.connectors.database.target import CommitPath, TableName, Url, own_name
 from onceward.core.contract.names import Progress, Scope, TransactionName
+from onceward.core.contract.place import Place
 from onceward.core.contract.transaction import AbortStatus, CommitStatus, Committable, Observation, WriteContext
 from onceward.core.errors import ConfigurationError, RetryableSinkError
 
@@ -318,6 +321,13 @@ def test_complete_mode_needs_an_upsert() -> None:
     sink(key="id").validate_complete_mode()
     with pytest.raises(ConfigurationError, match="insert every row again"):
         sink().validate_complete_mode()
+
+
+@pytest.mark.parametrize("database", DATABASES)
+def test_the_entry_of_a_database_names_its_dialect_its_loader_and_its_place(database: str) -> None:
+    known = DATABASES[database]
+    parts = {known.dialect: Dialect, known.loader: Loader, known.place: Place}
+    assert {reference for reference, base in parts.items() if not issubclass(load_part(reference), base)} == set()
 
 
 # Names

@@ -89,7 +89,7 @@ def test_the_checks_that_the_page_on_guarantees_names_for_each_setup_are_made_by
     table = (ROOT / "docs" / "guarantees.md").read_text().partition("| setup | what happens |")[2].partition("\n\n")[0]
     rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
     covered = {row[0]: re.findall(r"`([^`]+)`", row[-1]) for row in rows}
-    files = [ROOT / "cli/doctor.py", ROOT / "cli/explain.py", *(ROOT / "connectors").glob("*/checks.py")]
+    files = [ROOT / "cli/doctor.py", ROOT / "cli/explain.py", *(ROOT / "connectors").rglob("checks.py")]
     files += [ROOT / "core/operations/description.py", ROOT / "connectors/spark/query_description.py"]
     nodes = [node for path in files for node in ast.walk(ast.parse(path.read_text()))]
     made = {node.value for node in nodes if isinstance(node, ast.Constant)}

@@ -12,7 +12,8 @@ import pytest
 import sqlalchemy as sa
 
 from onceward import SqlAlchemySink
-from onceward.connectors.database.conversions import UnfitError, conversion
+from onceward.connectors.database.conversions import UnfitError
+from onceward.connectors.database.sqlite_types import TYPES
 from onceward.core.contract.transaction import CommitStatus
 from onceward.core.errors import OncewardError, SchemaError
 
@@ -84,7 +85,7 @@ def test_sqlite_stores_what_is_accepted_exactly(tmp_path: Path, column: str) -> 
     taken = 0
     for epoch, array in enumerate(arrays):
         try:
-            conversion(array.type, reflected["type"], "sqlite")
+            TYPES.conversion(array.type, reflected["type"])
         except UnfitError:  # most of them, and a sink takes longer to say so
             continue
         sink = SqlAlchemySink("words", url=f"sqlite:///{path}", table="t")

@@ -26,7 +26,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from onceward.core.contract.transaction import Committable, WriteContext
-from onceward.core.errors import OncewardError, RetryableSinkError, SqlError, text_of
+from onceward.core.errors import ConfigurationError, OncewardError, RetryableSinkError, SqlError, text_of
 from onceward.core.kit.pieces import pieces, size_of
 from onceward.core.kit.rows import without_dictionary as decoded_array
 
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from onceward.core.contract.row_hash import RowHash
 
     from .column_matching import Plan
+    from .described_table import DescribedTable
     from .dialect import RowDialect, RowWriter
-    from .tables import DescribedTable
     from .target import DatabaseTarget
 
 _log = logging.getLogger("onceward.database")
@@ -64,9 +64,9 @@ class PieceLoader(Loader):
         super().__init__(target)
         self.dialect = row_dialect_for(target)
 
-    def check_table(self, sink: str, schema: pa.Schema | None, path: CommitPath, own: Sequence[str]) -> sa.Table:  # noqa: ARG002
+    def check_table(self, sink: str, schema: pa.Schema | None, path: CommitPath, own: Sequence[str]) -> sa.TableClause:  # noqa: ARG002
         check_own(self.target)
-        return check_described(self.target, self.dialect, schema)
+        return check_described(self.target, self.dialect, schema).clause
 
     def begin_prepared(self, context: WriteContext) -> Writing:
         return InsertWriting(self.target, context)
@@ -94,7 +94,7 @@ class PieceLoader(Loader):
             except (pa.ArrowException, OSError) as error:
                 raise ChangedError(f"piece {number} staged under {row.name} is damaged: {text_of(error)}") from error
             for batch in batches:
-                plan = make_plan(batch.schema, described.table, self.target.url.backend, how.key)
+                plan = make_plan(batch.schema, described, self.dialect, how.key)
                 statement = plan.insert(self.dialect, how.key)
                 for rows in plan.pieces(batch):
                     options = {"preserve_rowcount": True}
@@ -172,9 +172,11 @@ class PieceWriting(Writing):
         tried = rows if self._tries_in_table else sum(batch.num_rows for batch in self._waiting)
         what, in_table = f"cannot stage rows of table {self.target.table}", self._tries_in_table
         with transaction(self.target, what, more=tried / SLOWEST, merges=in_table) as connection:
-            self._check_table(connection)
+            self._check_table(connection, self.rows)
             if not in_table:
                 self._try_rows(connection)
+                if whole:
+                    self._rehearse()
             elif whole:
                 self._try_all_rows(connection)
             encoded = list[bytes]()
@@ -198,16 +200,19 @@ class PieceWriting(Writing):
         self._pieces += max(1, len(encoded))
         self._waiting, self._bytes = [], 0
 
-    def _check_table(self, connection: sa.Connection) -> None:
-        """Check that the merge could take rows now: the table's kind, its keys, and rights."""
+    def _check_table(self, connection: sa.Connection, rows: int) -> None:
+        """Check that the merge could take so many rows now: the table's kind, its keys, rights and numbers."""
         if self._plan is None or self._described is None:
             return
         target, schema, before = self.target, self._plan.schema, self._described
         now = check_usable(target, target.table, target.key, connection)
-        plan = make_plan(schema, now.table, target.url.backend, target.key)
-        altered = [name for name in schema.names if now.layout(name) != before.layout(name)]
+        plan = make_plan(schema, now, self._dialect, target.key)
+        altered = [name for name in schema.names if now.column(name).layout != before.column(name).layout]
         if altered:
             raise RetryableSinkError(f"columns {altered} of table {target.table} were altered while rows were written")
+        self._described = now
+        if lacking := self._dialect.lacks_numbers(connection, now, schema.names, rows):
+            raise ConfigurationError(f"table {target.table} cannot take the rows: {lacking}")
         self._dialect.check_planned(connection, plan.insert(self._dialect, target.key))
 
     def _movement(self) -> str:
@@ -217,9 +222,36 @@ class PieceWriting(Writing):
         """Have the database take the waiting rows and forget them; its error tells why it refuses them."""
         if self._plan is None or not self._waiting:
             return
-        with self._dialect.trial(connection, self._plan.table) as (place, has_keys):
+        with self._dialect.trial(connection, self._plan.table.clause) as (place, has_keys):
             statement = self._plan.insert(self._dialect, self.target.key if has_keys else (), place)
             self._insert(connection, statement, self._waiting)
+
+    def _rehearse(self) -> None:
+        """Have the table itself take the first waiting row, with all that its triggers reach, and take it back.
+
+        A second time, an upsert updates the row that it has just inserted. This is done on a connection of its own,
+        which waits for no lock, because a rollback to a savepoint would keep locks.
+
+        Raises:
+            SqlError: The merge would fail whatever its rows are, for example because a trigger's definer is gone.
+        """
+        if self._plan is None or not (self._waiting and self._described and self._described.has_triggers):
+            return
+        statement = self._plan.insert(self._dialect, self.target.key)
+        what = f"the merge into table {self.target.table} would fail"
+        try:
+            with (
+                transaction(self.target, what, merges=True, undone=True) as connection,
+                self._dialect.unwaiting(connection, self.target.access),
+            ):
+                for _ in range(2 if self.target.key else 1):
+                    self._insert(connection, statement, [self._waiting[0].slice(0, 1)])
+        except SqlError as error:
+            if not error.refuses_rows:
+                error.message = f"{error.message}: {error.remedy}"
+                raise
+        except RetryableSinkError:
+            return  # somebody holds a lock
 
     def _try_all_rows(self, connection: sa.Connection) -> None:
         """Have the table itself take the rows of all pieces, and take them back; see the module's docstring."""

@@ -1,55 +1,18 @@
-"""Checks of a database, above all of a PostgreSQL server: what the commit protocol, and a decision log, need of it."""
+"""Checks of a database: what the commit protocol, and a decision log, need of it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from onceward.core.contract.findings import Finding, failed, ok, warning
+from onceward.core.contract.findings import Finding, failed
 from onceward.core.errors import SinkError
 
-from .engines import dialect_for, read_server, reading
+from .engines import dialect_for, reading
+from .postgres.checks import check_standbys
 from .target import LEDGER_SCHEMA, DatabaseTarget, TableName, Url
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import sqlalchemy as sa
-
-    from .dialect import ServerFacts
-
-_CREATE: Final = """
-SELECT has_database_privilege(current_database(), 'CREATE'), current_user::text, current_database()::text,
-       to_regnamespace(quote_ident(%(schema)s)) IS NOT NULL
-"""
-_PREPARED: Final = "SELECT count(*), coalesce(extract(epoch FROM max(now() - prepared)), 0) FROM pg_prepared_xacts"
-_STANDBYS: Final = """
-SELECT count(*), count(*) FILTER (WHERE coalesce(sync_state, 'async') IN ('async', 'potential')),
-       current_setting('synchronous_standby_names')
-FROM pg_stat_replication
-"""
-"""Only a superuser or a member of pg_read_all_stats sees sync_state."""
-_TIMEOUTS: Final = """
-SELECT name, setting::bigint / 1000 FROM pg_settings
-WHERE name IN ('statement_timeout', 'transaction_timeout', 'idle_in_transaction_session_timeout')
-      AND setting::bigint > 0
-ORDER BY name
-"""
-_LOCKS: Final = """
-SELECT current_setting('max_locks_per_transaction')::int
-       * (current_setting('max_connections')::int + current_setting('max_prepared_transactions')::int),
-       (SELECT count(*) FROM pg_locks WHERE NOT fastpath AND mode <> 'SIReadLock')
-"""
-_PARTITIONS: Final = """
-WITH RECURSIVE part(root, oid) AS (
-  SELECT oid, oid FROM pg_class WHERE relkind = 'p' AND NOT relispartition
-  UNION ALL SELECT root, inhrelid FROM part JOIN pg_inherits ON inhparent = part.oid
-)
-SELECT root::regclass::text, count(DISTINCT oid), count(DISTINCT oid) + count(indexrelid)
-FROM part LEFT JOIN pg_index ON indrelid = oid GROUP BY root ORDER BY 3 DESC LIMIT 1
-"""
-"""The table with the most partitions and indexes, and how many locks a transaction takes that writes to all of them."""
-_OLD_SECONDS: Final = 3600
-_FEW: Final = 16
+    from collections.abc import Sequence
 
 
 def check_target(url: Url, ledger_schema: str | None = None) -> DatabaseTarget:
@@ -57,44 +20,15 @@ def check_target(url: Url, ledger_schema: str | None = None) -> DatabaseTarget:
     return DatabaseTarget(url, TableName(None, "any"), answer_within=10, ledger_schema=ledger_schema or LEDGER_SCHEMA)
 
 
-def check_postgres(target: DatabaseTarget) -> list[Finding]:
-    """Check that the server is reachable, writable and durable, and has room; check rights and old transactions."""
-    import psycopg as _psycopg  # noqa: F401, PLC0415 - a missing package is reported here, not at the first question
-
+def check_database(target: DatabaseTarget) -> Sequence[Finding]:
+    """Check that a database is reachable, and what its dialect needs of it."""
     try:
-        with reading(target, "cannot look") as connection:
-            facts = dialect_for(target).read_server(connection)
-            version = connection.dialect.server_version_info or ("?",)
-            findings = [ok("postgresql server", f"version {version[0]}")]
-            if facts.unusable:
-                findings.append(failed("primary", facts.unusable, "connect to a writable primary"))
-            findings += [_durability(facts, connection), _timeouts(connection), _standbys(connection)]
-            return [
-                *findings,
-                _prepared_slots(facts),
-                _locks(connection),
-                _schema(connection, target.ledger_schema or LEDGER_SCHEMA),
-                _old(connection),
-            ]
+        with reading(target, "cannot read the server's settings") as connection:
+            dialect = dialect_for(target)
+            facts = dialect.read_server(connection)
+            return list(dialect.check_server(connection, facts, target.ledger_schema or LEDGER_SCHEMA))
     except SinkError as error:
-        return [failed("postgresql server", str(error), "check address, role and password")]
-
-
-def check_database(target: DatabaseTarget) -> Iterator[Finding]:
-    """Check a database of any kind."""
-    if target.url.backend == "postgresql":
-        yield from check_postgres(target)
-        return
-    try:
-        facts = read_server(target)
-    except SinkError as error:
-        yield failed("database", str(error), "check address, role and password")
-        return
-    yield from (warning("durability", text, "turn it on") for text in facts.warnings)
-    if facts.unusable:
-        yield failed("database", facts.unusable, "name the primary")
-    else:
-        yield ok("database", "it answers, and rows can be written")
+        return [failed(target.url.capabilities.finding, str(error), "check address, role and password")]
 
 
 def check_log_server(url: str) -> Finding:
@@ -102,76 +36,6 @@ def check_log_server(url: str) -> Finding:
     target = check_target(Url.of(url))
     try:
         with reading(target, "cannot look") as connection:
-            return _standbys(connection).of("the decision log's server")
+            return check_standbys(connection).of("the decision log's server")
     except SinkError as error:
         return failed("standbys", str(error), "check address, role and password")
-
-
-def _durability(facts: ServerFacts, connection: sa.Connection) -> Finding:
-    name, pages = "durability", connection.exec_driver_sql("SHOW full_page_writes").scalar_one()
-    if facts.warnings or pages != "on":
-        unsafe = [*facts.warnings, *([] if pages == "on" else ["full_page_writes is off: a power cut may damage data"])]
-        return warning(name, "; ".join(unsafe), "turn it on")
-    return ok(name, "fsync and full_page_writes are on; the sink itself asks for synchronous commits")
-
-
-def _timeouts(connection: sa.Connection) -> Finding:
-    """Report session timeouts as harmless: no transaction of a sink is subject to them."""
-    limits = ", ".join(f"{setting} {s} s" for setting, s in connection.exec_driver_sql(_TIMEOUTS))
-    harmless = f"{limits}; harmless, because the sink sets them to 0 in its own transactions"
-    return ok("session timeouts", harmless if limits else "none")
-
-
-def _locks(connection: sa.Connection) -> Finding:
-    """Compare the server's room for locks with those held, and with the needs of the table with the most partitions."""
-    name = "max_locks_per_transaction"
-    room, held = connection.exec_driver_sql(_LOCKS).one()
-    table, partitions, needed = connection.exec_driver_sql(_PARTITIONS).one_or_none() or ("", 0, 0)
-    text = f"room for about {room} locks, {held} are held"
-    advice = "raise it and restart the server, or write the rows of an epoch into fewer partitions"
-    if needed * _FEW > room:
-        many = f"{text}; one transaction that writes to all {partitions - 1} partitions of {table} takes {needed}"
-        return warning(name, many, advice)
-    return warning(name, text, advice) if held * 2 > room else ok(name, text)
-
-
-def _standbys(connection: sa.Connection) -> Finding:
-    name = "standbys"
-    connected, asynchronous, names = connection.exec_driver_sql(_STANDBYS).one()
-    if connected and (not names or asynchronous == connected):
-        text = f"{asynchronous} of {connected} replicate asynchronously (synchronous_standby_names {names!r})"
-        advice = (
-            "if one is promoted, it may lack commits that were acknowledged. Set synchronous_standby_names, with a "
-            "quorum from which the failover chooses the new primary"
-        )
-        return warning(name, text, advice)
-    return ok(
-        name, f"{connected} connected; {asynchronous} replicate asynchronously" if connected else "none connected"
-    )
-
-
-def _prepared_slots(facts: ServerFacts) -> Finding:
-    name, most = "max_prepared_transactions", facts.max_prepared
-    if most == 0:
-        return warning(name, "0: sinks use staging and merge", f"for prepared transactions: {facts.why_none}")
-    if most < _FEW:
-        return warning(name, str(most), "set it to at least twice the number of partitions of all pipelines together")
-    return ok(name, str(most))
-
-
-def _schema(connection: sa.Connection, schema: str) -> Finding:
-    name = "schema for the ledger"
-    may_create, user, database, there = connection.exec_driver_sql(_CREATE, {"schema": schema}).one()
-    if may_create or there:
-        return ok(name, "there" if there else f"role {user} may create it")
-    advice = f'as an administrator: CREATE SCHEMA "{schema}" AUTHORIZATION "{user}"'
-    return failed(name, f"role {user} may not create a schema in {database}", advice)
-
-
-def _old(connection: sa.Connection) -> Finding:
-    name = "prepared transactions"
-    count, oldest = connection.exec_driver_sql(_PREPARED).one()
-    if oldest > _OLD_SECONDS:
-        advice = "they hold locks and block VACUUM. Restart their pipelines, or see pg_prepared_xacts"
-        return warning(name, f"{count}, the oldest {oldest / 3600:.1f} h old", advice)
-    return ok(name, f"{count}")

@@ -8,7 +8,7 @@ because the row after it says everything.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ from onceward.core.errors import SchemaError, refusing_rows, text_of
 from onceward.core.kit.pieces import pieces
 from onceward.core.kit.rows import has_nulls, without_dictionary
 
-from .conversions import Conversion, UnfitError, as_read_back, conversion, is_text, no_blank_at_the_end, read_back
+from .conversions import Conversion, UnfitError, as_read_back, is_text
 from .dialect import RowWriter
 
 if TYPE_CHECKING:
@@ -28,40 +28,18 @@ if TYPE_CHECKING:
 
     from sqlalchemy.sql.dml import Insert
 
-    from .conversions import SqlType
+    from .column_types import SqlType
+    from .described_table import Column, DescribedTable
     from .dialect import RowDialect
     from .target import TableName
 
 C = TypeVar("C")
 
-GENERATED: Final = "the column is generated; leave it out"
 _ROWS_AT_ONCE: Final = 5_000
 _UPSERTS: Final = ("insert", "update", "upsert", "update_postimage", "c", "u", "r", "+i", "+u")
 _DELETES: Final = ("delete", "d", "-d")
 _IGNORED: Final = ("update_preimage", "-u")
 _CHANGES: Final = (*_UPSERTS, *_DELETES, *_IGNORED)
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column of a table."""
-
-    name: str
-    type: Any
-    """The type as the dialect's conversions know it."""
-    declared: str
-    """The type as SQL spells it, for example `numeric(10,2)`."""
-    not_null: bool = False
-    has_default: bool = False
-    """Whether a default, an identity or a generation expression fills it if it is not written."""
-    unwritable: str = ""
-    """Why it cannot be written; empty if it can."""
-    collation: str = ""
-    """The collation as SQL spells it, if it is not the type's own."""
-    only_inserted: bool = False
-    """Whether an INSERT may set it, and no UPDATE (GENERATED ALWAYS AS IDENTITY)."""
-    collation_oid: int = 0
-    """PostgreSQL's identity of the collation."""
 
 
 def match(
@@ -216,7 +194,7 @@ class Plan:
     """How each column of the arriving schema is written by executemany."""
 
     schema: pa.Schema
-    table: sa.Table
+    table: DescribedTable
     conversions: tuple[Conversion, ...]
     required: frozenset[str]
     """Columns that may hold no null: those that are NOT NULL, and those of the key."""
@@ -267,7 +245,7 @@ class Plan:
             into: Another table with the same columns. Default: the plan's table.
         """
         # The table by its names only: no defaults of SQLAlchemy's, and nothing to return.
-        columns = [sa.column(name, _null_as_null(self.table.c[name].type)) for name in self.schema.names]
+        columns = [sa.column(name, _null_as_null(self.table.column(name).type)) for name in self.schema.names]
         schema, name = (self.table.schema, self.table.name) if into is None else into
         table = sa.table(name, *columns, schema=schema)
         values = {c.name: sa.bindparam(f"c{number}", type_=c.type) for number, c in enumerate(columns)}
@@ -299,57 +277,18 @@ class InsertWriter(RowWriter):
             self._connection.execute(self._statement, rows)
 
 
-def make_plan(schema: pa.Schema, table: sa.Table, backend: str, key: Sequence[str] = ()) -> Plan:
+def make_plan(schema: pa.Schema, table: DescribedTable, dialect: RowDialect, key: Sequence[str] = ()) -> Plan:
     """Return the plan by which rows of `schema` are written into `table`: a column for each column, see `match`."""
-    columns = [_column(column, backend) for column in table.columns]
-    conversions = match(schema, table.fullname, columns, lambda arrow, kind: conversion(arrow, kind, backend), key)
-    if backend != "sqlite":
-        named = zip(schema.names, conversions, strict=True)
-        conversions = tuple(_as_key(step, table.columns[name]) if name in key else step for name, step in named)
-    required = {column.name for column in table.columns if _needs_value(column, backend)}
-    kinds = {name: read_back(table.columns[name].type, backend) for name in schema.names}
+    types = dialect.types
+    steps = match(schema, table.full_name, table.columns, types.conversion, key)
+    conversions = tuple(
+        dialect.key_conversion(step, table.column(name)) if name in key else step
+        for name, step in zip(schema.names, steps, strict=True)
+    )
+    required = {column.name for column in table.columns if column.not_null}
+    kinds = {name: types.read_back(table.column(name).type) for name in schema.names}
     compared = {name: kind for name, kind in kinds.items() if kind is not None}
     return Plan(schema, table, conversions, frozenset(required | set(key)), compared)
-
-
-def _as_key(step: Conversion, column: sa.Column[Any]) -> Conversion:
-    """Refuse blanks at the end of a key: MariaDB's collations ignore them, unless their names contain nopad."""
-    collation = getattr(column.type, "collation", None) or ""
-    if "nopad" in collation or not is_text(step.wire):
-        return step
-    why = f"the collation {collation} ignores it in keys; use one with NO PAD, such as utf8mb4_nopad_bin"
-    return replace(step, checks=(*step.checks, no_blank_at_the_end(why)))
-
-
-def _column(column: sa.Column[Any], backend: str) -> Column:
-    try:
-        declared = str(column.type)
-    except sa.exc.SQLAlchemyError:
-        declared = type(column.type).__name__
-    filled = column.server_default is not None or column.computed is not None
-    return Column(
-        column.name,
-        column.type,
-        declared,
-        not_null=not column.nullable,
-        has_default=filled or column.autoincrement is True or _numbers_rows(column, backend),
-        unwritable=GENERATED if column.computed is not None else "",
-    )
-
-
-def _needs_value(column: sa.Column[Any], backend: str) -> bool:
-    """Return whether a null is refused: the table would refuse it, or SQLite would replace it by a number.
-
-    MariaDB's AUTO_INCREMENT replaces it, too, but that is the usual way to have rows numbered.
-    """
-    if column.primary_key and column.autoincrement is True:
-        return False
-    return not column.nullable or (_numbers_rows(column, backend) and len(column.table.primary_key.columns) == 1)
-
-
-def _numbers_rows(column: sa.Column[Any], backend: str) -> bool:
-    """Return whether the column is SQLite's INTEGER PRIMARY KEY, the number of the row."""
-    return backend == "sqlite" and column.primary_key and isinstance(column.type, sa.INTEGER)
 
 
 def _null_as_null(kind: SqlType) -> SqlType:

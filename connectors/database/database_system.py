@@ -8,10 +8,10 @@ from onceward.core.contract.connector import SystemAddress
 from onceward.core.contract.targets import Target
 from onceward.core.errors import ConfigurationError
 
+from .capabilities import load_part
 from .checks import check_database, check_target
 from .connector import DatabaseConnector, SqlConnector
 from .engines import read_server
-from .reread import OtherTable
 from .target import LEDGER_SCHEMA, PREPARED, STAGED
 from .target_checks import check_written
 
@@ -111,12 +111,8 @@ class DatabaseSystem(DatabaseConnector):
     def place(self, name: str) -> Place:
         """Return a table."""
         target = self.a_sink("any", name).target
-        title = f"{self.name}:{name}"
-        if target.url.backend == "postgresql":
-            from .postgres.reread import PostgresTable  # noqa: PLC0415 - an extra
-
-            return PostgresTable(title, target)
-        return OtherTable(title, target)
+        place: Place = load_part(target.url.capabilities.place)(f"{self.name}:{name}", target)
+        return place
 
 
 class SqlSystem(DatabaseSystem, SqlConnector):

@@ -6,26 +6,35 @@ MariaDB have no branch qualifier (so too few bytes), and its listing shows other
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 import sqlalchemy as sa
+from sqlalchemy import exc
 
+from onceward.core.contract.findings import failed, ok, warning
 from onceward.core.errors import SchemaError
 
+from .described_table import GENERATED, Column, DescribedTable
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     import pyarrow as pa
+    from sqlalchemy.engine.interfaces import ReflectedColumn
     from sqlalchemy.sql.dml import Insert
 
+    from onceward.core.contract.findings import Finding
     from onceward.core.contract.names import Scope, TransactionName
     from onceward.core.contract.row_hash import RowHash
 
+    from .column_types import ColumnTypes, SqlType
+    from .conversions import Conversion
     from .target import DatabaseAccess, TableName
 
 READ_ONLY: Final = "onceward_read_only"
@@ -135,22 +144,14 @@ class Trial(NamedTuple):
 
 
 class Dialect(ABC):
-    """All that differs between databases: connections, settings, two-phase commands, tables."""
+    """The behavior of a database: connections, settings, two-phase commands, tables. capabilities.py has the rest."""
 
-    title: str
-    """The database's name, for messages."""
+    types: ClassVar[ColumnTypes]
+    """The types of columns."""
     two_phase: TwoPhase | None = None
     """Its two-phase commands; None if it has no prepared transactions."""
-    lock_timeout_code: str | int | None = None
-    """Code of the error that ends a wait for a lock, as failures.code returns it; None if no transaction stays open."""
-    asks_with_lock = False
-    """Whether a query of the ledger must wait for transactions that are just ending."""
-    tells_names = True
-    """Whether a prepared transaction's identifier contains the names of its pipeline and sink."""
-    locks_rows = True
-    """Whether transactions that write into one table wait for each other row by row, and so may deadlock."""
-    trial_needs = ""
-    """Rights that a trial needs beyond those for writing; empty if there are none."""
+    autocommit: ClassVar[Mapping[str, Any]] = {"isolation_level": "AUTOCOMMIT"}
+    """Execution options of a connection whose statements are transactions of their own, or that only reads."""
 
     @abstractmethod
     def engine_arguments(self, access: DatabaseAccess) -> dict[str, Any]:
@@ -184,6 +185,20 @@ class Dialect(ABC):
     def read_server(self, connection: sa.Connection) -> ServerFacts:
         """Ask the server for the settings that matter."""
 
+    def check_server(self, connection: sa.Connection, facts: ServerFacts, schema: str) -> Iterable[Finding]:  # noqa: ARG002
+        """Report on the server and its settings.
+
+        Args:
+            connection: Any connection.
+            facts: The settings, as `read_server` has returned them.
+            schema: The schema of onceward's own tables, in which the role needs rights.
+        """
+        yield from (warning("durability", text, "turn it on") for text in facts.warnings)
+        if facts.unusable:
+            yield failed("database", facts.unusable, "name the primary")
+        else:
+            yield ok("database", "it answers, and rows can be written")
+
     def behind(self, connection: sa.Connection) -> str:  # noqa: ARG002
         """Return why this server may lag behind another one; empty if it does not."""
         return ""
@@ -198,13 +213,9 @@ class Dialect(ABC):
         """
         return None
 
-    def column_name(self, reflected: str) -> str:
-        """Return the real name of a column from the name that SQLAlchemy has read."""
-        return reflected
-
-    def read_uniques(self, connection: sa.Connection, table: sa.Table) -> Sequence[frozenset[str]]:  # noqa: ARG002
-        """Return the columns of each unique key, for checks of upserts; empty if they come from the catalog."""
-        return ()
+    @abstractmethod
+    def describe(self, connection: sa.Connection, name: TableName) -> DescribedTable | None:
+        """Read the description of a table; None if there is no such table."""
 
     @abstractmethod
     def trial(self, connection: sa.Connection, table: sa.TableClause) -> AbstractContextManager[Trial]:
@@ -222,25 +233,71 @@ class RowDialect(Dialect):
     def upsert(self, table: sa.TableClause, values: dict[str, Any], key: Sequence[str]) -> Insert:
         """Return a statement that inserts these columns, or updates them in the row that has this key."""
 
+    def key_conversion(self, step: Conversion, column: Column) -> Conversion:  # noqa: ARG002
+        """Return the conversion of a column of a key, which refuses values that a key does not tell from others."""
+        return step
+
     def longest_value(self, connection: sa.Connection) -> int:  # noqa: ARG002
         """Return a number of bytes of binary data that the server certainly takes in one statement."""
         return 1 << 29
 
-    def read_uniques(self, connection: sa.Connection, table: sa.Table) -> list[frozenset[str]]:
-        """Return the columns of each unique key that every statement checks, except keys with a condition."""
-        inspector = sa.inspect(connection)
-        keys: list[list[Any]] = [inspector.get_pk_constraint(table.name, schema=table.schema)["constrained_columns"]]
-        keys += [u["column_names"] for u in inspector.get_unique_constraints(table.name, schema=table.schema)]
-        for index in inspector.get_indexes(table.name, schema=table.schema):
-            conditional = any(key.endswith("_where") for key in index.get("dialect_options", {}))
-            if index["unique"] and not conditional:
-                keys.append(index["column_names"])
-        sets = {frozenset(columns) for columns in keys if columns and None not in columns}
-        return sorted(sets, key=sorted)
+    def reflect(self, connection: sa.Connection, name: TableName) -> DescribedTable | None:
+        """Read the description of a table, without its keys, as SQLAlchemy sees it; None if there is no such table."""
+        inspector, where = sa.inspect(connection), (name.table, name.schema)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", exc.SAWarning)  # of types unknown to SQLAlchemy, which the plan refuses
+            try:
+                reflected = inspector.get_columns(*where)
+            except exc.NoSuchTableError:
+                return None
+            if name.table in inspector.get_view_names(schema=name.schema):
+                return DescribedTable(*name, tuple(self._column(column, ()) for column in reflected), "a view")
+            key = inspector.get_pk_constraint(*where)["constrained_columns"]
+            refers = tuple(foreign["referred_table"] for foreign in inspector.get_foreign_keys(*where))
+        return DescribedTable(*name, tuple(self._column(column, key) for column in reflected), refers=refers)
 
-    def refuses(self, connection: sa.Connection, table: sa.Table) -> str:  # noqa: ARG002
+    def _column(self, reflected: ReflectedColumn, key: Sequence[str]) -> Column:
+        kind, name = reflected["type"], reflected["name"]
+        try:
+            declared = str(kind)
+        except exc.SQLAlchemyError:
+            declared = type(kind).__name__
+        computed, numbered = reflected.get("computed"), reflected.get("autoincrement") is True
+        is_row = [name] == list(key) and self.is_row_number(kind)
+        return Column(
+            self.column_name(name),
+            kind,
+            declared,
+            not_null=not (numbered and name in key) and (is_row or not reflected["nullable"]),
+            has_default=reflected.get("default") is not None or computed is not None or numbered or is_row,
+            unwritable="" if computed is None else GENERATED,
+            collation=getattr(kind, "collation", None) or "",
+            is_numbered=numbered,
+        )
+
+    def column_name(self, reflected: str) -> str:
+        """Return the real name of a column from the name that SQLAlchemy has read."""
+        return reflected
+
+    def is_row_number(self, kind: SqlType) -> bool:  # noqa: ARG002
+        """Return whether a primary key of one column of this type is the number of the row, if it is null."""
+        return False
+
+    def lacks_transactions(self, connection: sa.Connection, name: TableName) -> str:  # noqa: ARG002
+        """Return why a table cannot be written in transactions; empty if it can."""
+        return ""
+
+    def refuses(self, connection: sa.Connection, table: DescribedTable) -> str:  # noqa: ARG002
         """Return why an insert into the table has effects that are not exactly once; empty if it has none."""
         return ""
+
+    def lacks_numbers(self, connection: sa.Connection, table: DescribedTable, columns: Sequence[str], rows: int) -> str:  # noqa: ARG002
+        """Return why the table cannot number so many rows, whose data has these columns; empty if it can."""
+        return ""
+
+    def unwaiting(self, connection: sa.Connection, access: DatabaseAccess) -> AbstractContextManager[object]:  # noqa: ARG002
+        """Open a block in which the connection's statements fail at once where they would wait for a lock."""
+        return nullcontext()
 
     def check_planned(self, connection: sa.Connection, statement: Insert) -> None:
         """Have the server plan an INSERT of rows: by this it checks rights, keys and names, and writes nothing."""

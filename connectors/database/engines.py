@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import atexit
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import sqlalchemy as sa
 from sqlalchemy import exc
@@ -17,10 +17,9 @@ from sqlalchemy.schema import CreateIndex, CreateSchema, CreateTable, Executable
 from onceward.core.errors import ConfigurationError, MissingExtraError, text_of
 from onceward.core.kit.processwide import PerProcess
 
-from .dialect import MERGES, READ_ONLY
+from .capabilities import load_part
+from .dialect import MERGES
 from .failures import translated
-from .mariadb import MariaDb
-from .sqlite import Sqlite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,7 +32,6 @@ _KEPT: Final = 4
 _IDLE_SECONDS: Final = 300
 """Firewalls drop connections that were silent for longer than this."""
 INNODB: Final[dict[str, Any]] = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
-_TRANSACTIONAL: Final = ("", "innodb")
 SLOWEST: Final = 500
 """Rows per second below which writing or merging rows is taken for hanging."""
 _EXTRAS: Final = {"psycopg": "postgres", "pgpq": "postgres", "pymysql": "mariadb"}
@@ -86,7 +84,7 @@ def dialect_for(target: DatabaseTarget) -> Dialect:
 
 def row_dialect_for(target: DatabaseTarget) -> RowDialect:
     """Return the dialect of the target's database, which is one whose rows are inserted by statements."""
-    return _row_dialect_of(target.url)
+    return cast("RowDialect", dialect_for(target))
 
 
 def two_phase_for(target: DatabaseTarget) -> TwoPhase:
@@ -97,22 +95,16 @@ def two_phase_for(target: DatabaseTarget) -> TwoPhase:
     """
     commands = dialect_for(target).two_phase
     if commands is None:
-        raise ConfigurationError(f"{dialect_for(target).title} has no prepared transactions: use commit='staging'")
+        raise ConfigurationError(f"{target.url.capabilities.title} has no prepared transactions: use commit='staging'")
     return commands
 
 
 def _dialect_of(url: Url) -> Dialect:
-    if url.backend == "postgresql":
-        try:
-            from .postgres.dialect import PostgreSql  # noqa: PLC0415 - an extra
-        except ImportError as error:
-            raise _missing(url, error) from error
-        return PostgreSql()
-    return _row_dialect_of(url)
-
-
-def _row_dialect_of(url: Url) -> RowDialect:
-    return Sqlite() if url.backend == "sqlite" else MariaDb()
+    try:
+        dialect: Dialect = load_part(url.capabilities.dialect)()
+    except ImportError as error:
+        raise _missing(url, error) from error
+    return dialect
 
 
 def _missing(url: Url, error: ImportError) -> MissingExtraError:
@@ -123,7 +115,7 @@ def _missing(url: Url, error: ImportError) -> MissingExtraError:
 
 @contextmanager
 def transaction(
-    target: DatabaseTarget, what: str, *, more: float = 0.0, merges: bool = False
+    target: DatabaseTarget, what: str, *, more: float = 0.0, merges: bool = False, undone: bool = False
 ) -> Iterator[sa.Connection]:
     """Open a transaction that is committed at the end of the block; SQLAlchemy's errors are translated.
 
@@ -132,6 +124,7 @@ def transaction(
         what: The caller's step, for messages, as in "cannot merge".
         more: Seconds that the transaction may take beyond one wait for a lock and one for an answer.
         merges: Whether it writes into the target's table.
+        undone: Whether it is rolled back instead.
     """
     dialect, seconds = dialect_for(target), target.answer_within + target.lock_timeout + more
     with (
@@ -139,11 +132,13 @@ def transaction(
         dialect.limited(seconds),
         engine_of(target).connect().execution_options(**{MERGES: merges}) as connection,
         dialect.confirmed(connection) as about_to_commit,
-        connection.begin(),
+        connection.begin() as begun,
     ):
         dialect.open_transaction(connection, target.access)
         yield connection
         about_to_commit()
+        if undone:
+            begun.rollback()
 
 
 @contextmanager
@@ -168,21 +163,7 @@ def autocommitting(target: DatabaseTarget) -> sa.Connection:
 
     On SQLite it is in a transaction that only reads.
     """
-    options: dict[str, Any] = {READ_ONLY: True} if target.url.backend == "sqlite" else {"isolation_level": "AUTOCOMMIT"}
-    return engine_of(target).connect().execution_options(**options)
-
-
-def storage_engine(inspector: sa.Inspector, table: str, schema: str | None) -> str:
-    """Return MariaDB's storage engine of a table; empty elsewhere."""
-    options: Any = inspector.get_table_options(table, schema=schema)
-    return str(options.get("mariadb_engine") or options.get("mysql_engine") or "")
-
-
-def without_transactions(engine: str) -> str:
-    """Return why a table with this storage engine is refused; empty if it has transactions."""
-    if engine.lower() in _TRANSACTIONAL:
-        return ""
-    return f"has the storage engine {engine}, which has no transactions: ALTER TABLE … ENGINE=InnoDB"
+    return engine_of(target).connect().execution_options(**dialect_for(target).autocommit)
 
 
 def create_tables(target: DatabaseTarget, tables: Sequence[sa.Table], what: str) -> None:
@@ -210,7 +191,7 @@ def create_tables(target: DatabaseTarget, tables: Sequence[sa.Table], what: str)
 def creation(target: DatabaseTarget, tables: Sequence[sa.Table]) -> list[ExecutableDDLElement]:
     """Return statements that create tables of one schema; each does nothing if another process was faster."""
     statements: list[ExecutableDDLElement] = []
-    if target.url.backend == "postgresql" and tables[0].schema is not None:
+    if target.url.capabilities.default_schema and tables[0].schema is not None:
         statements.append(CreateSchema(tables[0].schema, if_not_exists=True))
     for table in tables:
         statements.append(CreateTable(table, if_not_exists=True))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import exc
 
-from onceward.core.errors import PostgresError, RetryableSinkError, SinkError, SqlError, text_of
+from onceward.core.errors import RetryableSinkError, SinkError, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,6 +51,13 @@ _GRANT: Final = (
     "GRANT the missing right to the connection's role, or connect as the table's owner (as a role with BYPASSRLS, "
     "where row-level security is the reason)"
 )
+_GRANT_USER: Final = (
+    "GRANT the missing right to the user that the error names: the connection's, or the DEFINER of a trigger, view or "
+    "routine"
+)
+_DEFINER: Final = (
+    "create the trigger, view or routine again with a DEFINER who exists and has the rights, or create that user again"
+)
 _CONFLICT: Final = "delete the rows of the table that conflict with them, or drop the constraint"
 _REFERENCE: Final = "insert the rows that they refer to, or drop the foreign key"
 _NULLS: Final = "drop the NOT NULL"
@@ -74,8 +81,10 @@ _REMEDIES: Final[dict[str | int, str]] = {
     "428C9": "make the column one that takes values again",
     "2200H": "raise the limit of the sequence that the error names (ALTER SEQUENCE … NO MAXVALUE), or restart it",
     # MariaDB, by the server's number
-    1142: "GRANT the missing right to the connection's user",
-    1143: "GRANT the missing right to the connection's user",
+    **dict.fromkeys((1142, 1143, 1227, 1370), _GRANT_USER),
+    **dict.fromkeys((1356, 1449), _DEFINER),
+    1305: _MISSING,
+    4084: "raise the limit of the sequence that the error names (ALTER SEQUENCE … MAXVALUE), or restart it",
     1062: _CONFLICT,
     1452: _REFERENCE,
     1048: _NULLS,
@@ -97,6 +106,7 @@ _MARIADB_REFUSALS: Final = frozenset(
         *(1048, 1062, 1452, 1526, 4025),  # null, key that is there, foreign key, no partition, check
         *(1264, 1265, 1292, 1366, 1406, 1644, 3819),  # out of range, cut, wrong value, too long, a trigger's SIGNAL
         *(167, 1242, 1365, 1411, 1690),  # out of range, several rows, division by 0, wrong for a function, out of range
+        *(1139, 1172),  # a trigger's regular expression, or its SELECT … INTO of several rows
     }
 )
 _MARIADB_OF_ROWS: Final = re.compile("02|20|2F|22|23|45|(?!70|HY|XA)[5-9I-Z]")
@@ -204,17 +214,12 @@ def _driver(cause: BaseException) -> str:
     return type(cause).__module__.partition(".")[0]
 
 
-def refusal_class(target: DatabaseTarget) -> type[SqlError]:
-    """Return the class of errors that this kind of database gets if a retry would not help."""
-    return PostgresError if target.url.backend == "postgresql" else SqlError
-
-
 def translate(error: exc.SQLAlchemyError, what: str, target: DatabaseTarget) -> SinkError:
     """Return onceward's error for an error of SQLAlchemy: RetryableSinkError if it may pass by itself."""
     text = f"{what} ({target.url}): {target.url.redact(words(error))}"
     if may_pass(error):
         return RetryableSinkError(text)
-    refused, known = refusal_class(target)(text), code(error)
+    refused, known = target.url.capabilities.refusal(text), code(error)
     refused.remedy, refused.of_rows = remedy(known, cause_of(error)), are_rows_to_blame(known)
     refused.refuses_rows = _refuses_rows(error)
     refused.refuses_alone = refused.refuses_rows and _refuses_alone(error)

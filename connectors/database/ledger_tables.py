@@ -160,13 +160,13 @@ def has(target: DatabaseTarget, connection: sa.Connection, committable: Committa
 def _facts(
     target: DatabaseTarget, connection: sa.Connection, committables: Sequence[Committable], behind: str
 ) -> LedgerFacts:
-    dialect, tables = dialect_for(target), tables_of(target)
+    known, tables = target.url.capabilities, tables_of(target)
     committed: set[str] = set()
     for part in split_for_in([c.transaction for c in committables]):
         query = sa.select(tables.ledger.c.name).where(tables.ledger.c.name.in_(part))
         committed |= set(connection.scalars(query))
         # A row that is there is proof. Asking for others with a lock waits for whoever prepared rows beside them.
-        if dialect.asks_with_lock and (left := [name for name in part if name not in committed]):
+        if known.asks_with_lock and (left := [name for name in part if name not in committed]):
             query = sa.select(tables.ledger.c.name).where(tables.ledger.c.name.in_(left))
             committed |= set(connection.scalars(query.with_for_update(read=True)))
     if committed.issuperset(c.transaction for c in committables):
@@ -354,12 +354,12 @@ def delete_log_rows(target: DatabaseTarget, scope: Scope) -> None:
     If identifiers of transactions contain only a digest of the names, the row in `logs` stays: without it, nobody could
     find the transactions that a task which was presumed dead has prepared since.
     """
-    dialect, tables = dialect_for(target), tables_of(target)
+    known, tables = target.url.capabilities, tables_of(target)
     with reading(target, "cannot forget") as connection:
         if not exists(target, connection):
             return
     with transaction(target, "cannot forget") as connection:
-        for table in (tables.ledger, tables.pipelines, *([tables.logs] if dialect.tells_names else [])):
+        for table in (tables.ledger, tables.pipelines, *([tables.logs] if known.tells_names else [])):
             connection.execute(table.delete().where(*_mine(table, scope)))
 
 

@@ -23,17 +23,21 @@ import math
 import re
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc
+from sqlalchemy.dialects import mysql
 from sqlalchemy.dialects.mysql import insert
 
 from onceward.core.contract.names import FORMAT
 from onceward.core.errors import RetryableSinkError
 
+from .conversions import is_text, no_blank_at_the_end
 from .dialect import HOW_TO_STAGE, RowDialect, ServerFacts, Trial, TwoPhase, TwoPhaseAnswer
 from .failures import code, may_pass, words
+from .mariadb_types import TYPES
 from .target import TableName, own_name
 
 if TYPE_CHECKING:
@@ -43,6 +47,8 @@ if TYPE_CHECKING:
 
     from onceward.core.contract.names import Scope, TransactionName
 
+    from .conversions import Conversion
+    from .described_table import Column, DescribedTable
     from .target import DatabaseAccess
 
 _NO_SUCH_TABLE: Final = (1146, 1049)
@@ -68,9 +74,10 @@ _CHANGES_ROWS: Final = sa.text(
 _NOT_ALL_COLUMNS: Final = 1136
 """A row that lacks columns, which only views must have all of."""
 _KIND: Final = sa.text(
-    "SELECT table_type FROM information_schema.tables"
+    "SELECT table_type, engine FROM information_schema.tables"
     " WHERE table_schema = coalesce(:schema, database()) AND table_name = :table"
 )
+_INNODB: Final = "InnoDB"
 _SESSION: Final = sa.text("SELECT 1 FROM information_schema.processlist WHERE id = :session")
 """A session of the role's own, which it sees without further rights. One that ends is listed until nothing is left."""
 _END_SECONDS: Final = 30.0
@@ -112,6 +119,16 @@ _UNIQUES: Final = sa.text(
     " JOIN information_schema.columns AS c USING (table_schema, table_name, column_name)"
     " WHERE s.table_schema = coalesce(:schema, database()) AND s.table_name = :table AND NOT s.non_unique"
 )
+_COLUMNS: Final = sa.text(
+    "SELECT column_name, column_type, column_default FROM information_schema.columns"
+    " WHERE table_schema = coalesce(:schema, database()) AND table_name = :table"
+)
+_COUNTERS: Final = sa.text(
+    "SELECT auto_increment, @@auto_increment_increment FROM information_schema.tables"
+    " WHERE table_schema = coalesce(:schema, database()) AND table_name = :table"
+)
+_UNKNOWN: Final = "no data is written into columns of this type; change the column, for example to VARCHAR"
+_BITS: Final = {mysql.TINYINT: 8, mysql.SMALLINT: 16, mysql.MEDIUMINT: 24, mysql.BIGINT: 64, mysql.INTEGER: 32}
 _MODE: Final = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO,NO_AUTO_VALUE_ON_ZERO"
 """Makes values that do not fit errors, whatever the server's default is, and keeps 0 as an id."""
 CHARSET: Final = "utf8mb4"
@@ -269,12 +286,8 @@ def _of_replication(variables: Mapping[str, str]) -> Iterator[str]:
 class MariaDb(RowDialect):
     """MariaDB, through PyMySQL, which has its own time limits."""
 
-    title = "MariaDB"
-    tells_names = False
+    types = TYPES
     two_phase: TwoPhase | None = XaTransactions()
-    lock_timeout_code = 1205
-    asks_with_lock = True
-    trial_needs = "CREATE TEMPORARY TABLES on the table's database, and SELECT on the table"
 
     def engine_arguments(self, access: DatabaseAccess) -> dict[str, Any]:
         """Return time limits for the driver, except those that the URL sets itself."""
@@ -357,6 +370,13 @@ class MariaDb(RowDialect):
         triggers = connection.execute(_TRIGGERS, {"schema": name.schema, "table": name.table}).all()
         return _COUNTER.sub("", str(created)), tuple(map(tuple, triggers))
 
+    def key_conversion(self, step: Conversion, column: Column) -> Conversion:
+        """Refuse blanks at the end: collations ignore them in keys, unless their names contain nopad."""
+        if "nopad" in column.collation or not is_text(step.wire):
+            return step
+        why = f"the collation {column.collation} ignores it in keys; use one with NO PAD, such as utf8mb4_nopad_bin"
+        return replace(step, checks=(*step.checks, no_blank_at_the_end(why)))
+
     def longest_value(self, connection: sa.Connection) -> int:
         """Return the number of bytes that fit into one packet if each of them is escaped."""
         lent: Any = connection.connection.driver_connection
@@ -377,7 +397,32 @@ class MariaDb(RowDialect):
         """Return the name with single backticks: SQLAlchemy reads it from SHOW CREATE TABLE, where each is doubled."""
         return reflected.replace("``", "`")
 
-    def refuses(self, connection: sa.Connection, table: sa.Table) -> str:
+    def describe(self, connection: sa.Connection, name: TableName) -> DescribedTable | None:
+        """Read the description of a table, with the collations of the columns of unique keys.
+
+        A key over the first characters of a column counts as one over `column(3)`, because it takes different values
+        for the same.
+        """
+        table, where = self.reflect(connection, name), name._asdict()
+        if table is None:
+            return None
+        indexes, collations = dict[str, set[str]](), dict[str, str]()
+        for index, column, prefix, collation in connection.execute(_UNIQUES, where):
+            indexes.setdefault(index, set()).add(column if prefix is None else f"{column}({prefix})")
+            collations[column] = collation or ""
+        more = {row.column_name: row for row in connection.execute(_COLUMNS, where)}
+        columns = tuple(_complete(c, more.get(c.name), collations.get(c.name)) for c in table.columns)
+        uniques = sorted({frozenset(names) for names in indexes.values()}, key=sorted)
+        triggers = connection.execute(_TRIGGERS, where).first()
+        return replace(table, columns=columns, uniques=tuple(uniques), has_triggers=triggers is not None)
+
+    def lacks_transactions(self, connection: sa.Connection, name: TableName) -> str:
+        engine = connection.execute(_KIND, name._asdict()).scalars(1).first() or _INNODB
+        if engine == _INNODB:
+            return ""
+        return f"has the storage engine {engine}, which has no transactions: ALTER TABLE … ENGINE=InnoDB"
+
+    def refuses(self, connection: sa.Connection, table: DescribedTable) -> str:
         """Return why it is refused: it is a sequence, or its triggers reach tables without transactions or unknown."""
         where = {"schema": table.schema, "table": table.name}
         if connection.scalar(_KIND, where) == "SEQUENCE":
@@ -403,6 +448,28 @@ class MariaDb(RowDialect):
                 "be without transactions: GRANT SELECT on them (of a routine: SELECT on mysql.proc)"
             )
         return ""
+
+    def lacks_numbers(self, connection: sa.Connection, table: DescribedTable, columns: Sequence[str], rows: int) -> str:
+        """Return so if AUTO_INCREMENT would come to the type's largest number, at which the counter stays."""
+        numbered = [c for c in table.columns if c.is_numbered and c.name not in columns]
+        bits = next((bits for c in numbered for kind, bits in _BITS.items() if isinstance(c.type, kind)), None)
+        if bits is None:
+            return ""
+        number, step = connection.execute(_COUNTERS, {"schema": table.schema, "table": table.name}).one()
+        most = (1 << (bits if getattr(numbered[0].type, "unsigned", False) else bits - 1)) - 1
+        if (number or 0) + (rows - 1) * step < most:
+            return ""
+        name = numbered[0].name
+        return f"AUTO_INCREMENT of column {name!r} ends before it has numbered {rows} rows: give it a larger type"
+
+    @contextmanager
+    def unwaiting(self, connection: sa.Connection, access: DatabaseAccess) -> Iterator[None]:
+        limits = "SET SESSION innodb_lock_wait_timeout = {0}, lock_wait_timeout = {0}"
+        connection.exec_driver_sql(limits.format(0))
+        try:
+            yield
+        finally:
+            connection.exec_driver_sql(limits.format(_lock_seconds(access)))
 
     @contextmanager
     def trial(self, connection: sa.Connection, table: sa.TableClause) -> Iterator[Trial]:
@@ -432,20 +499,6 @@ class MariaDb(RowDialect):
             with suppress(exc.SQLAlchemyError):
                 connection.exec_driver_sql(drop)
 
-    def read_uniques(self, connection: sa.Connection, table: sa.Table) -> list[frozenset[str]]:
-        """Return the columns of each unique key, and note their collations in their types.
-
-        A key over the first characters of a column counts as one over `column(3)`, because it takes different values
-        for the same.
-        """
-        indexes: dict[str, set[str]] = {}
-        where = {"schema": table.schema, "table": table.name}
-        for index, name, prefix, collation in connection.execute(_UNIQUES, where):
-            indexes.setdefault(index, set()).add(name if prefix is None else f"{name}({prefix})")
-            if collation:
-                table.columns[name].type.collation = collation
-        return sorted({frozenset(columns) for columns in indexes.values()}, key=sorted)
-
     def check_key(self, uniques: Sequence[frozenset[str]], key: Sequence[str]) -> str:
         others = sorted(sorted(unique) for unique in set(uniques) - {frozenset(key)})
         refused = super().check_key(uniques, key)
@@ -455,6 +508,17 @@ class MariaDb(RowDialect):
                 "any of them finds"
             )
         return refused
+
+
+def _complete(column: Column, row: Any, collation: str | None) -> Column:
+    """Add to a column what SQLAlchemy does not read: its collation, defaults that are expressions, unknown types."""
+    column = replace(column, collation=collation or column.collation)
+    if row is None:
+        return column
+    filled = column.has_default or row.column_default not in (None, "NULL")
+    if not isinstance(column.type, sa.types.NullType):
+        return replace(column, has_default=filled)
+    return replace(column, has_default=filled, declared=row.column_type.upper(), unwritable=_UNKNOWN)
 
 
 def _reached(connection: sa.Connection, table: str) -> tuple[list[str], list[str]]:

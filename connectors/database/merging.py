@@ -27,7 +27,6 @@ from onceward.core.errors import OncewardError, RetryableSinkError, SqlError
 
 from . import ledger_tables
 from .engines import SLOWEST, dialect_for, reading, transaction
-from .failures import refusal_class
 from .loader import ChangedError
 from .own_tables import delete_named, exists, split_for_in, staged_handle, tables_of
 from .tables import forget_description
@@ -141,7 +140,7 @@ def _refused(target: DatabaseTarget, error: OncewardError, first: Committable, h
             f"They are safe in the staging table {', '.join(stages) or tables.pieces} and the decision remains valid: "
             f"{_remedy(error, correctable=bool(stages))}; then start again"
         )
-    return refusal_class(target)(
+    return target.url.capabilities.refusal(
         f"the decided rows of this epoch cannot be moved into the table: {error.message}. {todo}",
         pipeline=first.pipeline,
         sink=first.sink,

@@ -20,17 +20,9 @@ from onceward.core.contract.names import PIPELINE_LENGTH, SINK_LENGTH
 from onceward.core.errors import ConfigurationError, SinkError
 from onceward.core.log.sql import BYTES, name_type
 
-from .engines import (
-    INNODB,
-    create_tables,
-    creation,
-    engine_of,
-    reading,
-    storage_engine,
-    transaction,
-    without_transactions,
-)
+from .engines import INNODB, create_tables, creation, engine_of, reading, row_dialect_for, transaction
 from .failures import may_pass
+from .target import TableName
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -122,7 +114,7 @@ def _transaction_columns() -> list[sa.Column[Any]]:
 
 def tables_of(target: DatabaseTarget) -> Tables:
     """Return onceward's tables in a target."""
-    return _tables_in(target.ledger_schema, "" if target.url.backend == "postgresql" else "onceward_")
+    return _tables_in(target.ledger_schema, "" if target.url.capabilities.default_schema else "onceward_")
 
 
 @functools.cache
@@ -192,9 +184,9 @@ def check_own(target: DatabaseTarget) -> None:
     with reading(target, "cannot look at the ledger tables") as connection:
         if not exists(target, connection):
             return
-        inspector = sa.inspect(connection)
         for table in tables:
-            if refused := without_transactions(storage_engine(inspector, table.name, table.schema)):
+            name = TableName(table.schema, table.name)
+            if refused := row_dialect_for(target).lacks_transactions(connection, name):
                 raise ConfigurationError(f"onceward's own table {table} {refused}")
     try:
         with transaction(target, "cannot try the ledger tables") as connection:

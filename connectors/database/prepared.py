@@ -24,7 +24,7 @@ from onceward.core.errors import RetryableSinkError
 
 from . import ledger_tables
 from .dialect import TwoPhaseAnswer
-from .engines import dialect_for, reading, two_phase_for
+from .engines import reading, two_phase_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,7 +72,7 @@ def _commit(connection: sa.Connection, target: DatabaseTarget, committable: Comm
 
 def _confirmed(connection: sa.Connection, target: DatabaseTarget, committable: Committable) -> CommitOutcome:
     """Ask the ledger whether a commit that was answered took place, where the answer alone does not prove it."""
-    if dialect_for(target).asks_with_lock and not ledger_tables.has(target, connection, committable):
+    if target.url.capabilities.asks_with_lock and not ledger_tables.has(target, connection, committable):
         return CommitOutcome(
             CommitStatus.RETRY_LATER,
             "the server answered that it committed, but the rows are not there: the session that prepared them was "

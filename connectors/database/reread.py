@@ -22,8 +22,7 @@ from onceward.core.contract.proof import ALL_EPOCHS, NUMBER, Reread, RereadPiece
 from onceward.core.errors import SchemaError, SqlError, text_of
 from onceward.core.kit.pieces import PIECE_BYTES
 
-from .conversions import read_back
-from .engines import autocommitting
+from .engines import autocommitting, row_dialect_for
 from .failures import translated
 from .ledger_tables import written_rows
 from .tables import describe
@@ -85,22 +84,23 @@ def reread_table(target: DatabaseTarget, scope: Scope | None = None, columns: Se
         SinkError: The database does not answer, or refuses.
     """
     file = Path(target.url.parsed.database or "")
-    if target.url.backend == "sqlite" and file.name and "uri" not in target.url.parsed.query and not file.exists():
-        raise SqlError(f"there is no database {file}")  # SQLite would create it
+    known, types = target.url.capabilities, row_dialect_for(target).types
+    if known.is_file and file.name and "uri" not in target.url.parsed.query and not file.exists():
+        raise SqlError(f"there is no database {file}")  # the driver would create it
     described = describe(target, target.table)
     if described is None:
         raise SchemaError(f"table {target.table} does not exist; is this its name, and its database?")
-    kinds = {column.name: read_back(column.type, target.url.backend) for column in described.table.columns}
+    kinds = {column.name: types.read_back(column.type) for column in described.columns}
     missing = sorted(name for name in columns if kinds.get(name) is None)
     if missing:
         raise SchemaError(f"table {target.table} no longer has columns {missing} of the types they were written with")
     chosen = [name for name, kind in kinds.items() if kind is not None and (not columns or name in columns)]
-    left_out = [f"{column.name} ({column.type})" for column in described.table.columns if column.name not in chosen]
+    left_out = [f"{column.name} ({column.declared})" for column in described.columns if column.name not in chosen]
     schema = pa.schema([_field(name, kinds[name]) for name in chosen])
-    if scope is not None and target.url.backend == "sqlite":
+    if scope is not None and known.times_are_texts:
         times = [field.name for field in schema if pa.types.is_temporal(field.type)]
         schema = pa.schema([*schema, *(pa.field(_spelled(name), pa.large_string()) for name in times)])
-    pieces, counts = _pieces(target, described.table, schema), written_rows(target, scope) if scope is not None else {}
+    pieces, counts = _pieces(target, described.clause, schema), written_rows(target, scope) if scope is not None else {}
     return Reread(pieces, {}, schema, lambda _: False, counts=counts, unmarked=ALL_EPOCHS, left_out=left_out)
 
 
@@ -113,13 +113,13 @@ def _spelled(column: str) -> str:
     return f"{column} as text"
 
 
-def _pieces(target: DatabaseTarget, table: sa.Table, schema: pa.Schema) -> Iterator[RereadPiece]:
+def _pieces(target: DatabaseTarget, table: sa.TableClause, schema: pa.Schema) -> Iterator[RereadPiece]:
     spelled = {_spelled(name): name for name in table.columns.keys() if _spelled(name) in schema.names}  # noqa: SIM118
-    sqlite = target.url.backend == "sqlite"
+    as_texts = target.url.capabilities.times_are_texts
     read: list[sa.ColumnElement[Any]] = []
     for field in schema:
         column = table.columns[spelled.get(field.name, field.name)]
-        raw = field.name in spelled or (pa.types.is_time(field.type) and not sqlite)
+        raw = field.name in spelled or (pa.types.is_time(field.type) and not as_texts)
         read.append(sa.type_coerce(column, sa.types.NullType() if raw else _READ.get(field.type, column.type)))
     query = sa.select(*(read or [sa.literal_column("1")])).select_from(table)
     with translated("cannot read", target), autocommitting(target) as connection:

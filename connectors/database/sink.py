@@ -18,9 +18,9 @@ from onceward.core.kit.text_options import check_seconds, check_types
 from onceward.sinks import TwoPhaseCommitSink
 
 from . import ledger_tables
-from .batched_inserts import PieceLoader
+from .capabilities import load_part
 from .column_matching import check_given, without_change
-from .engines import dialect_for, read_server, reading
+from .engines import dialect_for, read_server, reading, two_phase_for
 from .ledger_tables import DatabaseLedger
 from .merging import abort_staged, commit_staged
 from .own_tables import ask_own_tables, ensure, exists, staged_handle, tables_of
@@ -55,8 +55,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("onceward.database")
 
 MODES: Final = get_args(WriteMode)
-_NAMED: Final = {"postgresql": ("postgres", 5432), "mariadb": ("mysql", 3306), "mysql": ("mysql", 3306)}
-"""OpenLineage's name for a system, and the system's default port."""
 _KINDS: Final = (PREPARED, STAGED)
 
 
@@ -90,7 +88,7 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         self.target = target
         check_seconds("lock_timeout", target.lock_timeout)
         check_seconds("answer_within", target.answer_within)
-        if target.ledger_schema is not None and (refused := unusable(target.ledger_schema, target.url.backend)):
+        if target.ledger_schema is not None and (refused := unusable(target.ledger_schema, target.url.capabilities)):
             raise ConfigurationError(f"ledger_schema {target.ledger_schema!r} {refused}")
         if ledger_epochs <= 0:
             raise ConfigurationError(f"ledger_epochs must be above 0, not {ledger_epochs}")
@@ -113,11 +111,10 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         return without_logins(f"{type(self).__name__}({what}, url={str(self.target.url)!r})")
 
     def dataset(self) -> tuple[str, str] | None:
-        url, table = self.target.url.parsed, self.target.table
-        kind, port = _NAMED.get(url.get_backend_name(), (url.get_backend_name(), None))
-        namespace = f"{kind}://{url.host}:{url.port or port}" if url.host is not None else kind
-        schema = table.schema or ("public" if kind == "postgres" else None)
-        whole = [schema or url.database] if kind == "mysql" else [url.database, schema]
+        url, table, known = self.target.url.parsed, self.target.table, self.target.url.capabilities
+        namespace = known.lineage if url.host is None else f"{known.lineage}://{url.host}:{url.port or known.port}"
+        schema = table.schema or known.default_schema
+        whole = [schema or url.database] if known.schema_is_database else [url.database, schema]
         return namespace, ".".join(part for part in (*whole, table.table) if part)
 
     def check_schema(self, schema: pa.Schema) -> None:
@@ -187,7 +184,7 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         """
         written = tuple(one.target.table for one in (self, *sinks) if isinstance(one, DatabaseSink))
         trying = copy(self)
-        apart = self.target.key and dialect_for(self.target).locks_rows
+        apart = self.target.key and self.target.url.capabilities.locks_rows
         trying.target = replace(self.target, tries_rows=True, tried_beside=None if apart else written)
         return trying
 
@@ -435,7 +432,7 @@ class SqlAlchemySink(DatabaseSink):
     ) -> None:
         check_types(SqlAlchemySink, locals())
         address = Url.of(url)
-        is_postgres = address.backend == "postgresql"
+        own_schema = LEDGER_SCHEMA if address.capabilities.default_schema else None
         keys = key_columns(key)
         target = DatabaseTarget(
             url=address,
@@ -444,7 +441,7 @@ class SqlAlchemySink(DatabaseSink):
             create_table=create_table,
             lock_timeout=lock_timeout,
             answer_within=answer_within,
-            ledger_schema=LEDGER_SCHEMA if ledger_schema is None and is_postgres else ledger_schema,
+            ledger_schema=own_schema if ledger_schema is None else ledger_schema,
             proof=proof and not keys,
         )
         super().__init__(
@@ -455,11 +452,8 @@ class SqlAlchemySink(DatabaseSink):
 
 def loader_for(target: DatabaseTarget) -> Loader:
     """Return how rows reach the tables of the target's database."""
-    if target.url.backend == "postgresql":
-        from .postgres.loader import CopyLoader  # noqa: PLC0415 - an extra
-
-        return CopyLoader(target)
-    return PieceLoader(target)
+    loader: Loader = load_part(target.url.capabilities.loader)(target)
+    return loader
 
 
 def choose_path(requested: CommitPath, target: DatabaseTarget, facts: ServerFacts | None = None) -> CommitPath:
@@ -473,19 +467,17 @@ def choose_path(requested: CommitPath, target: DatabaseTarget, facts: ServerFact
     Raises:
         ConfigurationError: The user's choice is impossible.
     """
-    dialect = dialect_for(target)
     if requested is CommitPath.PREPARED:
         if target.key:
             raise ConfigurationError(
                 "an upsert cannot wait as a prepared transaction: it would block every other writer of its keys, a "
                 "retry of itself included; use commit='staging' (or 'auto')"
             )
-        if dialect.two_phase is None:
-            raise ConfigurationError(f"{dialect.title} has no prepared transactions: use commit='staging'")
+        two_phase_for(target)  # or an error, because the database has none
         if facts is not None and not facts.max_prepared:
             raise ConfigurationError(f"this server cannot prepare transactions: {facts.why_none}")
         return requested
-    if requested is CommitPath.STAGING or target.key or dialect.two_phase is None:
+    if requested is CommitPath.STAGING or target.key or dialect_for(target).two_phase is None:
         return CommitPath.STAGING
     if facts is None:
         return CommitPath.AUTO

@@ -15,8 +15,9 @@ from __future__ import annotations
 import logging
 import re
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import unquote
 
 import sqlalchemy as sa
@@ -25,13 +26,16 @@ from sqlalchemy.dialects.sqlite import insert
 
 from .dialect import MERGES, READ_ONLY, RowDialect, ServerFacts, Trial
 from .failures import may_pass, words
+from .sqlite_types import TYPES
 from .target import TableName
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from sqlalchemy.sql.dml import Insert
 
+    from .column_types import SqlType
+    from .described_table import DescribedTable
     from .target import DatabaseAccess
 
 _log = logging.getLogger("onceward.database")
@@ -48,8 +52,8 @@ _EXTRA: Final = 3
 class Sqlite(RowDialect):
     """SQLite, whose file answers at once or is locked."""
 
-    title = "SQLite"
-    locks_rows = False
+    types = TYPES
+    autocommit: ClassVar[Mapping[str, Any]] = {READ_ONLY: True}
 
     def engine_arguments(self, access: DatabaseAccess) -> dict[str, Any]:
         return {"connect_args": {"timeout": access.lock_timeout}}
@@ -73,9 +77,23 @@ class Sqlite(RowDialect):
         quoted = connection.dialect.identifier_preparer.quote_identifier(name.schema or "main")
         return int(connection.exec_driver_sql(f"PRAGMA {quoted}.schema_version").scalar_one())
 
-    def refuses(self, connection: sa.Connection, table: sa.Table) -> str:
+    def describe(self, connection: sa.Connection, name: TableName) -> DescribedTable | None:
+        table = self.reflect(connection, name)
+        if table is None or table.kind != "table":
+            return table
+        inspector, where = sa.inspect(connection), (name.table, name.schema)
+        keys: list[list[Any]] = [inspector.get_pk_constraint(*where)["constrained_columns"]]
+        keys += [unique["column_names"] for unique in inspector.get_unique_constraints(*where)]
+        for index in inspector.get_indexes(*where):
+            conditional = any(key.endswith("_where") for key in index.get("dialect_options", {}))
+            if index["unique"] and not conditional:
+                keys.append(index["column_names"])
+        sets = {frozenset(columns) for columns in keys if columns and None not in columns}
+        return replace(table, uniques=tuple(sorted(sets, key=sorted)))
+
+    def refuses(self, connection: sa.Connection, table: DescribedTable) -> str:
         """Compile an insert, as the merge will: SQLite then looks at the tables that foreign keys refer to."""
-        for kind, name, definition in _definitions(connection, table):
+        for kind, name, definition in _definitions(connection, table.clause):
             if kind == "table" and (module := _ROUNDS.search(definition)):
                 return f"it is made by {module[1]}, which keeps numbers of 32 bits and changes others without an error"
             if kind == "trigger" and _LEAVES_OUT.search(definition):
@@ -84,12 +102,16 @@ class Sqlite(RowDialect):
                 )
         quote = connection.dialect.identifier_preparer.format_table
         try:
-            connection.exec_driver_sql(f"EXPLAIN INSERT INTO {quote(table)} DEFAULT VALUES").close()
+            connection.exec_driver_sql(f"EXPLAIN INSERT INTO {quote(table.clause)} DEFAULT VALUES").close()
         except exc.DBAPIError as error:
             if may_pass(error):
                 raise
             return f"{words(error)}: correct its foreign keys, which merges check, or its triggers"
         return ""
+
+    def is_row_number(self, kind: SqlType) -> bool:
+        """Return whether the column is the INTEGER PRIMARY KEY."""
+        return isinstance(kind, sa.INTEGER)
 
     def upsert(self, table: sa.TableClause, values: dict[str, Any], key: Sequence[str]) -> Insert:
         statement = insert(table).values(values)

@@ -17,6 +17,8 @@ from onceward.core.contract.names import TransactionName, parse_transaction_name
 from onceward.core.errors import ConfigurationError, MissingExtraError
 from onceward.core.kit.secrets import AMBIGUOUS, is_ambiguous, is_secret_name, redact, shown_address
 
+from .capabilities import DATABASES, POSTGRESQL, Capabilities
+
 PREPARED: Final = "sql-prepared"
 STAGED: Final = "sql-staged"
 """Kinds of committables."""
@@ -28,10 +30,6 @@ _PART: Final = r'(?:"(?:[^"\0]|"")+"|`(?:[^`\0]|``)+`|[^\W\d][\w$]*)'
 _NAME: Final = re.compile(rf"\s*(?:({_PART})\s*\.\s*)?({_PART})\s*")
 _OF_SQLALCHEMY: Final = re.compile(r"postgres(?:ql)?\+\w+:")
 _PLAIN: Final = re.compile(r"[^\W\d][\w$]*")
-_LONGEST: Final = 63
-
-DRIVERS: Final = {"postgresql": "psycopg", "mariadb": "pymysql", "mysql": "pymysql", "sqlite": "pysqlite"}
-"""The one driver for each database, with which the commit protocol was tested."""
 _LIBPQ: Final[dict[str, Any]] = {"username": "user", "database": "dbname"}
 """SQLAlchemy's names of a URL's parts for which libpq has another name."""
 _HOW: Final = (
@@ -80,7 +78,7 @@ class TableName(NamedTuple):
             )
         schema, table = (None if part is None else _unquoted(part, fold) for part in match.groups())
         for part in (schema, table):
-            if part is not None and (refused := unusable(part, "postgresql" if fold else "")):
+            if part is not None and (refused := unusable(part, POSTGRESQL if fold else None)):
                 raise ConfigurationError(f"{part!r} in {text!r} {refused}")
         return cls(schema, table or "")
 
@@ -98,12 +96,13 @@ class TableName(NamedTuple):
         return ".".join(part if _is_plain(part) else quoted(part) for part in self if part is not None)
 
 
-def unusable(name: str, backend: str) -> str:
-    """Return why a database cannot take a name as it is; empty if it can. PostgreSQL cuts longer names silently."""
+def unusable(name: str, database: Capabilities | None) -> str:
+    """Return why a database cannot take a name as it is; empty if it can."""
     if not name.strip() or "\0" in name:
         return "is empty or holds a NUL"
-    longer = backend == "postgresql" and len(name.encode()) > _LONGEST
-    return f"is longer than {_LONGEST} bytes, which is all PostgreSQL keeps of a name" if longer else ""
+    if database is None or len(name.encode()) <= database.longest_name:
+        return ""
+    return f"is longer than {database.longest_name} bytes, which is all {database.title} keeps of a name"
 
 
 def quoted(name: str) -> str:
@@ -130,7 +129,7 @@ class Url:
 
     @classmethod
     def of(cls, text: str | URL) -> Url:
-        """Read a URL as SQLAlchemy takes it. Without a driver it gets the one of DRIVERS.
+        """Read a URL as SQLAlchemy takes it. Without a driver it gets the one that was tested.
 
         Raises:
             ConfigurationError: Not a URL, or of a database or driver that is not known here; the message never repeats
@@ -141,18 +140,21 @@ class Url:
         except (exc.ArgumentError, ValueError):
             # Nothing of the text is repeated: a password may be anywhere in it.
             raise ConfigurationError(f"url is not a database URL of SQLAlchemy: {_HOW}") from None
-        if isinstance(text, str) and url.get_backend_name() != "sqlite" and is_ambiguous(text, login=_has_login(url)):
-            raise ConfigurationError(f"url {AMBIGUOUS}")
         backend, _, driver = url.drivername.partition("+")
-        known = DRIVERS.get(backend)
+        known = DATABASES.get(backend)
+        is_file = known is not None and known.is_file
+        if isinstance(text, str) and not is_file and is_ambiguous(text, login=_has_login(url)):
+            raise ConfigurationError(f"url {AMBIGUOUS}")
         if known is None:
             raise ConfigurationError(f"url names the database {backend!r}, which has no sink here: {_HOW}")
-        if driver not in ("", known):
-            raise ConfigurationError(f"url names the driver {driver!r}: this sink works through {known} ({_HOW})")
+        if driver not in ("", known.driver):
+            raise ConfigurationError(
+                f"url names the driver {driver!r}: this sink works through {known.driver} ({_HOW})"
+            )
         file = (url.database or "").removeprefix("file:").partition("?")[0]
-        if backend == "sqlite" and (file in ("", ":memory:") or url.query.get("mode") == "memory"):
+        if is_file and (file in ("", ":memory:") or url.query.get("mode") == "memory"):
             raise ConfigurationError(f"url names an SQLite database in memory, which no other process sees: {_HOW}")
-        return cls(url.set(drivername=f"{backend}+{known}"))
+        return cls(url.set(drivername=f"{backend}+{known.driver}"))
 
     @classmethod
     def from_dsn(cls, text: str) -> Url:
@@ -183,7 +185,7 @@ class Url:
             parts["port"] = int(parameters.pop("port"))
         elif "port" in parameters:  # several hosts with ports of their own: in a URL of SQLAlchemy they are parameters
             parameters["host"] = parts.pop("host")
-        url = URL.create(f"postgresql+{DRIVERS['postgresql']}", **parts, query=parameters)
+        url = URL.create(f"postgresql+{POSTGRESQL.driver}", **parts, query=parameters)
         if is_ambiguous(text, login=_has_login(url)):
             raise ConfigurationError(f"dsn {AMBIGUOUS}")
         return cls.of(url)
@@ -194,8 +196,9 @@ class Url:
         return {key: ",".join(value) if isinstance(value, tuple) else value for key, value in options.items()}
 
     @property
-    def backend(self) -> str:
-        return self.parsed.get_backend_name()
+    def capabilities(self) -> Capabilities:
+        """The capabilities of the database."""
+        return DATABASES[self.parsed.get_backend_name()]
 
     def without_secrets(self) -> tuple[str, bool]:
         """Return the URL without password and secret parameters, for a command line, and whether it had none.
@@ -203,18 +206,12 @@ class Url:
         The file of an SQLite database gets its absolute path.
         """
         secret = [name for name in self.parsed.query if is_secret_name(name)]
-        shown = self.parsed._replace(drivername=self.backend, password=None).difference_update_query(
-            secret
-        )  # set() leaves it
-        if self.backend == "sqlite" and not (self.parsed.database or "").startswith("file:"):
+        plain = self.parsed._replace(drivername=self.parsed.get_backend_name(), password=None)  # set() leaves it
+        shown = plain.difference_update_query(secret)
+        if self.capabilities.is_file and not (self.parsed.database or "").startswith("file:"):
             shown = shown.set(database=str(Path(self.parsed.database or "").absolute()))
         complete = self.parsed.password is None and not secret
         return shown.render_as_string(hide_password=False), complete
-
-    @property
-    def family(self) -> str:
-        """The backend; MariaDB has two names."""
-        return "mariadb" if self.backend == "mysql" else self.backend
 
     def redact(self, message: str) -> str:
         """Return a message in which every secret of this URL is replaced by ***."""

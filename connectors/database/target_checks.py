@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Final
 from onceward.core.contract.findings import Finding, failed, ok, skipped
 from onceward.core.errors import ConfigurationError, SchemaError, SinkError, SqlError
 
-from .dialect import RowDialect
-from .engines import dialect_for
+from .engines import row_dialect_for
 from .tables import describe, forget_description
 
 if TYPE_CHECKING:
+    from .described_table import DescribedTable
     from .sink import DatabaseSink
-    from .tables import DescribedTable
 
 _CHECK: Final = "table"
 
@@ -43,9 +42,9 @@ def check_written(sink: DatabaseSink) -> Finding:
 
 def _upserts(sink: DatabaseSink, described: DescribedTable) -> str:
     """Return by which key rows can be upserted, for a sink that inserts."""
-    dialect = dialect_for(sink.target)
-    if sink.target.key or not isinstance(dialect, RowDialect):
+    if sink.target.key or described.uniques is None:
         return ""
+    dialect = row_dialect_for(sink.target)
     keys = [sorted(key) for key in described.uniques if not dialect.check_key(described.uniques, sorted(key))]
     if keys:
         return f" by inserts, and by upserts with key {' or '.join(map(str, keys))}"

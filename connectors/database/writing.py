@@ -217,7 +217,7 @@ class HeldWriting(Writing):
         return dialect_for(self.target).limited(seconds)
 
     def explain(self, error: OncewardError, cause: sa.exc.SQLAlchemyError, what: str) -> OncewardError:  # noqa: ARG002
-        timeout = dialect_for(self.target).lock_timeout_code
+        timeout = self.target.url.capabilities.lock_timeout_code
         if timeout is None or code(cause) != timeout or not error.retryable:  # a trigger may choose the same code
             return error
         own = self.own_prepared()

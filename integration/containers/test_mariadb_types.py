@@ -14,6 +14,7 @@ from sqlalchemy import make_url
 
 from onceward.connectors.database.column_matching import InsertWriter, make_plan
 from onceward.connectors.database.engines import close_idle, transaction
+from onceward.connectors.database.mariadb import MariaDb
 from onceward.connectors.database.sink import SqlAlchemySink
 from onceward.connectors.database.tables import describe
 from onceward.core.contract.transaction import CommitStatus
@@ -92,7 +93,7 @@ def test_what_is_read_back_is_what_was_given_or_it_is_refused(types_database: Ma
         for value in pa.array(values, arrow).to_pylist():
             batch = pa.record_batch({"value": pa.array([value], arrow)})
             try:
-                plan = make_plan(batch.schema, described.table, "mariadb")
+                plan = make_plan(batch.schema, described, MariaDb())
                 with transaction(target, "cannot write") as connection:
                     InsertWriter(connection, plan).write(batch)
             except (SchemaError, SqlError):

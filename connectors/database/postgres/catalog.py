@@ -14,7 +14,7 @@ import psycopg
 
 from onceward.core.errors import ConfigurationError, SchemaError
 
-from ..column_matching import GENERATED, Column
+from ..described_table import GENERATED, Column, DescribedTable
 from ..dialect import no_such_table, no_unique_key
 from ..target import CommitPath
 
@@ -32,7 +32,6 @@ Checks: TypeAlias = tuple[tuple[str, str, str], ...]
 Generated: TypeAlias = tuple[tuple[str, str, str, str], ...]
 """Generated columns: name, type with collation, expression, and a digest as for Checks."""
 
-_ORDINARY, PARTITIONED = "r", "p"
 _KINDS: Final = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence", "i": "an index"}
 
 
@@ -52,18 +51,13 @@ class PgType:
 
 
 @dataclass(frozen=True)
-class PgTable:
-    """A table and its columns, in order."""
+class PgTable(DescribedTable):
+    """A table of PostgreSQL, whose columns have a PgType."""
 
-    oid: int
-    schema: str
-    name: str
-    kind: str
-    """pg_class.relkind."""
-    persistence: str
+    oid: int = 0
+    is_partitioned: bool = False
+    persistence: str = "p"
     """pg_class.relpersistence: p permanent, u unlogged, t temporary."""
-    columns: tuple[Column, ...]
-    """The columns in order. A column that a trigger may fill is not `not_null`."""
     has_policies: bool = False
     """Whether row-level security binds this role."""
 
@@ -115,6 +109,12 @@ FROM pg_catalog.pg_type t JOIN used ON used.oid = t.oid
 """
 
 
+_REFERENCES: Final = """
+SELECT c.relname::text FROM pg_catalog.pg_constraint k JOIN pg_catalog.pg_class c ON c.oid = k.confrelid
+WHERE k.conrelid = %(oid)s AND k.contype = 'f'
+"""
+
+
 def read_table(connection: Session, name: TableName) -> PgTable | None:
     """Read a table's columns in one round trip; None if there is no such table.
 
@@ -131,8 +131,21 @@ def read_table(connection: Session, name: TableName) -> PgTable | None:
     column_rows = columns.fetchall()
     known = _types(connection, parameters, {column[1] for column in column_rows})
     oid, schema, relation, kind, persistence, changes_rows, has_policies = row
-    found_columns = tuple(_column(column, known, changes_rows) for column in column_rows)
-    return PgTable(oid, schema, relation, kind, persistence, found_columns, has_policies)
+    return PgTable(
+        schema,
+        relation,
+        tuple(_column(column, known, changes_rows) for column in column_rows),
+        "table" if kind in "rp" else _KINDS.get(kind, "no table"),
+        oid=oid,
+        is_partitioned=kind == "p",
+        persistence=persistence,
+        has_policies=has_policies,
+    )
+
+
+def read_references(connection: Session, table: PgTable) -> tuple[str, ...]:
+    """Return the names of the tables to which the table's foreign keys refer, without their schemas."""
+    return tuple(name for (name,) in connection.execute(_REFERENCES, {"oid": table.oid}))
 
 
 _PRIVILEGES: Final = """
@@ -226,9 +239,8 @@ def check_writable(connection: Session, target: DatabaseTarget, path: CommitPath
     table = read_table(connection, target.table)
     if table is None:
         raise no_such_table(target.table)
-    if table.kind not in (_ORDINARY, PARTITIONED):
-        kind = _KINDS.get(table.kind, "no table")
-        raise ConfigurationError(f"{target.table} is {kind}: only a table can be written exactly once")
+    if table.kind != "table":
+        raise ConfigurationError(f"{target.table} is {table.kind}: only a table can be written exactly once")
     if table.persistence == "t":
         raise ConfigurationError(f"{target.table} is a temporary table, which no other session sees")
     if table.persistence == "u":

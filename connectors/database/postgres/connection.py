@@ -168,7 +168,7 @@ def conversions_for(schema: pa.Schema, table: PgTable, key: Sequence[str] = ()) 
         replace(column, unwritable=_NOT_UPDATED) if key and column.only_inserted and column.name not in key else column
         for column in table.columns
     ]
-    return match(schema, f"{table.schema}.{table.name}", columns, copy_conversion, key)
+    return match(schema, table.full_name, columns, copy_conversion, key)
 
 
 class CopyWriter(RowWriter):

@@ -18,11 +18,14 @@ from typing import TYPE_CHECKING, Any, Final
 import pgpq
 import pyarrow as pa
 import pyarrow.compute as pc
+import sqlalchemy as sa
 from pgpq import encoders
 from pgpq import schema as pgpq_schema
+from sqlalchemy.dialects import postgresql
 
 from onceward.core.kit.rows import is_binary, without_dictionary
 
+from ..column_types import ColumnTypes
 from ..conversions import (
     BITS,
     DIGITS,
@@ -37,8 +40,34 @@ from ..conversions import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ..column_types import SqlType, Takes
     from .catalog import PgType
 
+_SINGLE: Final = 32
+
+
+def _extends(name: str) -> Takes:
+    return lambda arrow: isinstance(arrow, pa.BaseExtensionType) and arrow.extension_name == name
+
+
+def _is_sent_list(arrow: pa.DataType) -> bool:
+    return bool(pa.types.is_list(arrow) or pa.types.is_large_list(arrow) or pa.types.is_fixed_size_list(arrow))
+
+
+def _array_type(arrow: pa.DataType, _: bool) -> SqlType | None:
+    element = TYPES.column_type(arrow.value_type)
+    return None if element is None or isinstance(element, sa.ARRAY) else postgresql.ARRAY(element)
+
+
+TYPES: Final = ColumnTypes(
+    created=(
+        (_extends("arrow.uuid"), sa.Uuid()),
+        (_extends("arrow.json"), postgresql.JSONB()),
+        (_is_sent_list, _array_type),
+        (lambda arrow: pa.types.is_floating(arrow) and arrow.bit_width <= _SINGLE, sa.REAL()),
+        (pa.types.is_duration, postgresql.INTERVAL()),
+    )
+)
 _TEXT_TARGETS: Final = frozenset({"text", "varchar", "bpchar", "citext", "name", "xml", "json"})
 _INTEGERS: Final = {"int2": (15, pa.int16(), 21), "int4": (31, pa.int32(), 23), "int8": (63, pa.int64(), 20)}
 _FLOATS: Final = {"float4": (24, pa.float32(), 700), "float8": (53, pa.float64(), 701)}

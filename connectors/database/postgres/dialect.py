@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import select
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +18,8 @@ from onceward.core.errors import PostgresError, RetryableSinkError
 from ..dialect import HOW_TO_STAGE, Dialect, ServerFacts, Trial, TwoPhase, TwoPhaseAnswer
 from ..failures import code, words
 from ..target import TableName, own_name
-from .catalog import TRIGGERS
+from .catalog import TRIGGERS, read_references, read_table
+from .checks import check_server
 from .connection import (
     CONFIRM,
     DURABLE,
@@ -28,15 +30,18 @@ from .connection import (
     limited,
     session,
 )
+from .conversions import TYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from sqlalchemy.sql.dml import Insert
 
+    from onceward.core.contract.findings import Finding
     from onceward.core.contract.names import Scope, TransactionName
 
+    from ..described_table import DescribedTable
     from ..target import DatabaseAccess
 
 NO_SUCH_TABLE: Final = ("42P01", "3F000")
@@ -155,10 +160,8 @@ class GidTransactions:
 class PostgreSql(Dialect):
     """PostgreSQL, through psycopg."""
 
-    title = "PostgreSQL"
+    types = TYPES
     two_phase: TwoPhase | None = GidTransactions()
-    lock_timeout_code = "55P03"
-    trial_needs = "TEMPORARY on the database and SELECT on the table"
 
     def engine_arguments(self, access: DatabaseAccess) -> dict[str, Any]:
         """Return arguments with defaults for settings that the URL does not give.
@@ -214,9 +217,17 @@ class PostgreSql(Dialect):
         unsafe = ("the server runs with fsync=off: a crash of its machine may lose committed data",)
         return ServerFacts(unusable, most, why, () if synced else unsafe)
 
+    def check_server(self, connection: sa.Connection, facts: ServerFacts, schema: str) -> Iterable[Finding]:
+        return check_server(connection, facts, schema)
+
     def behind(self, connection: sa.Connection) -> str:
         standby = connection.scalar(sa.select(sa.func.pg_is_in_recovery()))
         return "the server is a standby, whose ledger may lag" if standby else ""
+
+    def describe(self, connection: sa.Connection, name: TableName) -> DescribedTable | None:
+        with session(connection) as lent:
+            table = read_table(lent, name)
+            return None if table is None else replace(table, refers=read_references(lent, table))
 
     @contextmanager
     def trial(self, connection: sa.Connection, table: sa.TableClause) -> Iterator[Trial]:

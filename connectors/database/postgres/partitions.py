@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import psycopg
 
 from ..target import quoted
-from .catalog import PARTITIONED, TRIGGERS
+from .catalog import TRIGGERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,7 +103,7 @@ def partition_checks(
         table: The target's table.
         other: Lends a connection that is in no transaction, for queries that lock partitions.
     """
-    if table.kind != PARTITIONED:
+    if not table.is_partitioned:
         return ()
     count, changes_rows, state = connection.execute(_STATE, {"oid": table.oid}).fetchone() or (0, False, "")
     if changes_rows or not 0 < count <= _MOST:
@@ -129,7 +129,7 @@ def warn_of_partitions(connection: Session, table: PgTable, checks: Checks) -> N
         table: The target's table.
         checks: Constraints that are checked before.
     """
-    if table.kind != PARTITIONED:
+    if not table.is_partitioned:
         return
     titles = [row[0] for row in connection.execute(_TITLES, {"oid": table.oid}).fetchall()]
     known = {title for title, *_ in checks}

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from onceward.core.contract.names import Scope
 
-    from ..column_matching import Column
+    from ..described_table import Column
     from ..target import DatabaseTarget
     from .catalog import Session
 

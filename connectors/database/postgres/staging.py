@@ -30,6 +30,7 @@ from psycopg.errors import InsufficientPrivilege, LockNotAvailable, UndefinedTab
 
 from onceward.core.errors import ConfigurationError, SchemaError
 
+from ..capabilities import POSTGRESQL
 from ..target import TableName, quoted, unusable
 from .catalog import PgTable, read_checks, read_generated, read_table, read_unique_key
 from .connection import LOCK_CREATION, session
@@ -342,7 +343,7 @@ def _definition(target: DatabaseTarget, stage: TableName, layout: Layout) -> str
     _check_columns(target, layout, len(own))
     for number, (title, check, _) in enumerate(layout.checks):
         # PostgreSQL cuts longer names, and then takes two for one.
-        name = title if not unusable(title, "postgresql") else f"{number}: {title}"
+        name = title if not unusable(title, POSTGRESQL) else f"{number}: {title}"
         parts.append(f"CONSTRAINT {quoted(name)} CHECK ({spared}({check}))")
     return f"CREATE TABLE IF NOT EXISTS {stage.quoted} ({', '.join([*own, *parts])})"
 
