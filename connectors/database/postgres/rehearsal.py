@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import psycopg
 
-from onceward.core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError, PostgresError
 
 from .staging import StagedPart, merge_statements
 
@@ -237,7 +237,7 @@ def rehearse(connection: Session, table: PgTable, movement: Movement, stage: Tab
     try:
         connection.execute(_SHORT_WAIT)
         if expressions:
-            connection.execute(f"SELECT {', '.join(expressions)}".encode())  # an error is not the rows'
+            _evaluate(connection, expressions)
         part = StagedPart(movement.id, 0, rows)
         statements = merge_statements(connection, movement, [part], stage, first_only=True, numbers=numbers)
         # A second time, an upsert updates the row. Then what is deferred until the commit.
@@ -246,6 +246,21 @@ def rehearse(connection: Session, table: PgTable, movement: Movement, stage: Tab
         if connection.info.transaction_status is not psycopg.pq.TransactionStatus.UNKNOWN:
             connection.execute("ROLLBACK TO SAVEPOINT onceward_merge")
     _tried[about] = known._replace(version=version)
+
+
+def _evaluate(connection: Session, defaults: Sequence[str]) -> None:
+    """Evaluate defaults, whose errors would look like those of rows.
+
+    Raises:
+        PostgresError: A default fails.
+    """
+    try:
+        connection.execute(f"SELECT {', '.join(defaults)}".encode())
+    except (psycopg.DataError, psycopg.IntegrityError) as error:
+        why = f"{error.diag.message_primary} (SQLSTATE {error.sqlstate})"
+        raise PostgresError(
+            f"a default ({', '.join(defaults)}) fails, whatever the rows are: {why}: change the default"
+        ) from None
 
 
 def _ask(connection: Session, table: PgTable, rows: int, known: Rehearsed) -> tuple[Any, ...]:
