@@ -494,3 +494,36 @@ def test_a_default_that_changes_while_the_pipeline_runs_is_tried_again(
         changed = "ends before it has numbered 3 rows"
     with pytest.raises((ConfigurationError, PostgresError), match=changed):
         write(sink, context(3), words(7))
+
+
+def test_a_function_of_an_index_that_may_not_be_called_any_more_is_tried_before_the_decision(
+    database: Database, writer: str, how: str
+) -> None:
+    words_table(database)
+    database.run("GRANT SELECT, INSERT, UPDATE ON words TO writer")
+    database.run("CREATE FUNCTION same(text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN RETURN $1; END $$")
+    database.run("CREATE INDEX ON words (same(word))")
+    sink = make_sink(database, how, dsn=writer, table="public.words")
+    commit(sink, words(1), 1)
+    database.run("REVOKE EXECUTE ON FUNCTION same(text) FROM PUBLIC")
+    with pytest.raises(PostgresError, match="permission denied for function same"):
+        write(sink, context(2), words(4))
+
+
+def test_a_publication_of_some_rows_is_named_in_the_advice(database: Database) -> None:
+    words_table(database)
+    sink = make_sink(database, "upsert")
+    commit(sink, words(1), 1)
+    database.run("CREATE PUBLICATION few FOR TABLE words WHERE (word > 'a')")
+    with pytest.raises(PostgresError, match=r"cannot update table.*replica identity of the table have the columns"):
+        write(sink, context(2), words(1))
+
+
+def test_rights_on_columns_alone_are_refused_at_the_start(database: Database, writer: str, how: str) -> None:
+    words_table(database)
+    database.run("GRANT SELECT, INSERT (id, word), UPDATE (word) ON words TO writer")
+    sink = make_sink(database, how, dsn=writer, table="public.words")
+    with pytest.raises(ConfigurationError, match=r"only on columns of table.*GRANT INSERT ON it"):
+        sink.validate(SCHEMA)
+    database.run("GRANT INSERT ON words TO writer")
+    commit(sink, words(1), 1)

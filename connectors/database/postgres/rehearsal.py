@@ -53,9 +53,13 @@ SELECT pg_catalog.concat_ws(';', c.xmin, has_table_privilege(c.oid, 'DELETE'),
 the defaults can still be used. Each subtask of each epoch asks for both in one round trip, so there is no join, and no
 order: a change of that costs one rehearsal. And there is no other table for the defaults, nor a parameter, because each
 takes time to plan."""
-_TRIGGERS: Final = (
-    "SELECT FROM pg_catalog.pg_trigger WHERE tgrelid = %s AND NOT tgisinternal AND tgenabled <> 'D' LIMIT 1"
-)
+_REACHED: Final = """
+SELECT EXISTS (SELECT FROM pg_catalog.pg_trigger WHERE tgrelid = %(oid)s AND NOT tgisinternal AND tgenabled <> 'D'),
+  ARRAY(SELECT d.refobjid FROM pg_catalog.pg_index i JOIN pg_catalog.pg_depend d ON d.objid = i.indexrelid
+    WHERE i.indrelid = %(oid)s AND d.classid = 'pg_catalog.pg_class'::regclass
+    AND d.refclassid = 'pg_catalog.pg_proc'::regclass)
+"""
+"""Whether the table has triggers, and the functions of its indexes."""
 _FILLED: Final = """
 SELECT a.attname::text, pg_catalog.pg_get_expr(d.adbin, d.adrelid), s.oid::regclass::text,
   CASE WHEN has_sequence_privilege(s.oid, 'SELECT, USAGE')
@@ -136,12 +140,12 @@ class Rehearsed(NamedTuple):
     filled: Sequence[Filled]
     """The columns that the table fills."""
     functions: Sequence[int]
-    """The defaults call these functions, which are oids."""
+    """The oids of the functions that the defaults and the indexes call."""
     has_triggers: bool
     """Whether the table has triggers. What they reach has no version, so each attempt is rehearsed."""
 
     def question(self, table: int, rows: int) -> bytes:
-        """Return the query for the version, and for whether the defaults can still be used for so many rows."""
+        """Return the query for the version, and for whether functions and sequences can be used for so many rows."""
         sequences = {one.sequence_oid: one for one in self.filled if one.sequence_oid is not None}
         of_users = [str(oid) for oid in self.functions if oid >= _FIRST_OF_USERS]
         versions = [_parameters(oid) for oid in sequences]
@@ -227,8 +231,8 @@ def rehearse(connection: Session, table: PgTable, movement: Movement, stage: Tab
     if known is not None and not known.has_triggers and _ask(connection, table, rows, known) == (known.version, True):
         return
     filled, functions = check_filled(connection, table, movement.columns, rows)
-    has_triggers = connection.execute(_TRIGGERS, [table.oid]).rowcount > 0
-    known = Rehearsed("", filled, functions, has_triggers)
+    has_triggers, of_indexes = connection.execute(_REACHED, {"oid": table.oid}).fetchone() or (True, [])
+    known = Rehearsed("", filled, [*functions, *of_indexes], has_triggers)
     version, _ = _ask(connection, table, rows, known)
     # Numbers are given, because a number that a sequence has given out stays so.
     numbers = {one.name: str(one.next) for one in filled if one.is_plain and one.next is not None}
