@@ -63,7 +63,7 @@ class DescribedTable:
     refers: tuple[str, ...] = ()
     """Names of the tables to which its foreign keys refer, without their schemas."""
     has_triggers: bool = False
-    """See RowDialect.has_triggers."""
+    """The table has triggers that a plan does not go through, see Dialect.has_triggers."""
 
     def layout(self, column: str) -> tuple[Any, ...]:
         """Return all of a column that decides how its values are written."""

@@ -142,7 +142,7 @@ class Rehearsed(NamedTuple):
     functions: Sequence[int]
     """The oids of the functions that the defaults and the indexes call."""
     has_triggers: bool
-    """Whether the table has triggers. What they reach has no version, so each attempt is rehearsed."""
+    """The table has triggers. Nothing that they reach has a version, so each attempt is rehearsed."""
 
     def question(self, table: int, rows: int) -> bytes:
         """Return the query for the version, and for whether functions and sequences can be used for so many rows."""
