@@ -20,7 +20,7 @@ import pytest
 from psycopg import sql
 
 from onceward.connectors.database.engines import close_idle
-from onceward.connectors.database.sink import PostgresSink
+from onceward.connectors.database.sink import DatabaseSink, PostgresSink
 from onceward.core.contract.names import Scope
 from onceward.core.contract.transaction import CommitStatus, Committable, WriteContext
 from onceward.testing.services import PostgresServer
@@ -199,7 +199,7 @@ def words(first: int, count: int = 3, word: str = "w") -> pa.RecordBatch:
     return pa.record_batch([ids, [f"{word}{number}" for number in ids]], schema=SCHEMA)
 
 
-def write(sink: PostgresSink, where: WriteContext, *batches: pa.RecordBatch) -> Committable:
+def write(sink: DatabaseSink, where: WriteContext, *batches: pa.RecordBatch) -> Committable:
     transaction = sink.begin(where)
     for batch in batches:
         sink.write(transaction, batch)

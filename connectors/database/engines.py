@@ -124,7 +124,7 @@ def transaction(
         what: The caller's step, for messages, as in "cannot merge".
         more: Seconds that the transaction may take beyond one wait for a lock and one for an answer.
         merges: Whether it writes into the target's table.
-        undone: Whether it is rolled back instead.
+        undone: Roll the transaction back at the end of the block instead.
     """
     dialect, seconds = dialect_for(target), target.answer_within + target.lock_timeout + more
     with (

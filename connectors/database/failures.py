@@ -99,6 +99,10 @@ _IDENTITY: Final = (
     "give the table that the error names a replica identity, because it is published: a primary key, or ALTER TABLE … "
     "REPLICA IDENTITY FULL"
 )
+_FILTER: Final = (
+    "make the replica identity of the table have the columns of the publication's WHERE clause, for example by ALTER "
+    "TABLE … REPLICA IDENTITY FULL, or change the publication"
+)
 _DATA: Final = "change the default, generated column, index or trigger that fails"
 _ANY: Final = "change the table so that it takes them"
 _MARIADB_REFUSALS: Final = frozenset(
@@ -269,6 +273,8 @@ def remedy(code: str | int | None, driver_error: object) -> str:
         return _PARTITION
     if "REPLICA IDENTITY" in diagnostic(driver_error, "message_hint"):  # SQL's keyword, in any language
         return _IDENTITY
+    if code == "42P10" and diagnostic(driver_error, "message_detail"):  # ON CONFLICT has none
+        return _FILTER
     if code in _REMEDIES:
         return _REMEDIES[code]
     return _DATA if isinstance(code, str) and code.startswith("22") else _ANY

@@ -153,6 +153,7 @@ SELECT privilege FROM unnest(%(wanted)s::text[]) AS t(privilege)
 WHERE NOT has_table_privilege(%(oid)s::oid, privilege)
   AND NOT coalesce(has_any_column_privilege(%(oid)s::oid, nullif(privilege, 'DELETE')), false)
 """
+_MAY_LOCK: Final = "SELECT has_table_privilege(%(oid)s::oid, 'INSERT, UPDATE, DELETE, TRUNCATE')"
 _NOT_IDENTIFIED: Final = """
 WITH RECURSIVE part(oid, above) AS (
   SELECT %(oid)s::oid, ARRAY[%(oid)s::oid]
@@ -250,6 +251,12 @@ def check_writable(connection: Session, target: DatabaseTarget, path: CommitPath
     if refused:
         missing = ", ".join(row[0] for row in refused)
         raise ConfigurationError(f"the role may not {missing} on table {target.table}: GRANT {missing} ON it")
+    may_lock = connection.execute(_MAY_LOCK, {"oid": table.oid}).fetchone()
+    if may_lock == (False,):
+        raise ConfigurationError(
+            f"the role has rights only on columns of table {target.table}, and its lock against changes of the table's "
+            "definition needs one on the whole table: GRANT INSERT ON it"
+        )
     check_policies(table)
     check_key(connection, target)
     if target.key:

@@ -285,7 +285,8 @@ class StagingWriting(CopyWriting):
 
     def explain(self, error: OncewardError, cause: exc.SQLAlchemyError, what: str) -> OncewardError:
         if what == "cannot prepare" and isinstance(error, SqlError) and error.remedy:
-            error.message = f"{error.message}. The merge would fail: {error.remedy}"
+            what_to_do = "Correct the rows, or" if error.refuses_rows else "The merge would fail:"
+            error.message = f"{error.message}. {what_to_do} {error.remedy}"
             return error
         return super().explain(error, cause, what)
 
