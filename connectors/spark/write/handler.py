@@ -252,7 +252,13 @@ def checked_settings(
     letters = settings["dead_letter"]
     check_pipeline([*sinks, *([] if letters is None else [letters])], settings["pipeline"], taker)
     dead_letters = dead_letters_of(letters, settings["max_dead_letters"])
-    check_settings(settings["adopt"], settings["rewind"], settings["on_complete"])
+    rewind, on_complete = settings["rewind"], settings["on_complete"]
+    check_type("adopt", settings["adopt"], bool)
+    check_type("rewind", rewind, str | None)
+    if rewind is not None and not rewind.strip():
+        raise ConfigurationError("rewind is empty: say why the pipeline goes back, or leave it out")
+    if on_complete is not None and not callable(on_complete):
+        raise ConfigurationError(f"on_complete must be a function, not {_given(on_complete)}")
     checked_writers(settings["writers"])
     checked_persist(settings["persist"])
     return CommitPolicy.of(settings["on_lost"], settings["commit_timeout"], settings["commit_backoff"]), dead_letters
@@ -281,20 +287,6 @@ def check_pipeline(sinks: Sequence[AnySink], pipeline: str, taker: str) -> None:
     for sink in sinks:
         check_pickles(sink)
     check_pipeline_name(pipeline)
-
-
-def check_settings(adopt: bool, rewind: str | None, on_complete: object) -> None:
-    """Check these arguments of exactly_once.
-
-    Raises:
-        ConfigurationError: One is of another type, or `rewind` is empty.
-    """
-    check_type("adopt", adopt, bool)
-    check_type("rewind", rewind, str | None)
-    if rewind is not None and not rewind.strip():
-        raise ConfigurationError("rewind is empty: say why the pipeline goes back, or leave it out")
-    if on_complete is not None and not callable(on_complete):
-        raise ConfigurationError(f"on_complete must be a function, not {_given(on_complete)}")
 
 
 def dead_letters_of(sink: AnySink | None, limit: Limit) -> DeadLetters | None:
@@ -500,17 +492,17 @@ class EpochHandler(HandlerSettings):
         if check_runs(writer) == "complete":
             for sink in self.sinks:
                 check_complete_mode(sink)
-        store, pipeline = self.settings["store"], self.settings["pipeline"]
-        if store is not None:
+        place, pipeline = self.settings["store"], self.settings["pipeline"]
+        if place is not None:
             check_not_moved(checkpoint, pipeline, self._session.reader())
         warm_up(spark, self.all_sinks)
         if self.executors is not None:
             _raise_if(self.executors.problem())
-        log = open_log(store, checkpoint, pipeline)
+        store = open_log(place, checkpoint, pipeline)
         if self.settings["rewind"] is None and checkpoint:
-            check_query(read(log), query_of(self._session.reader(), checkpoint), CONSECUTIVE)
+            check_query(read(store), query_of(self._session.reader(), checkpoint), CONSECUTIVE)
         self._next = self._new_run()
-        self._next.take_over(patience, self._validate_once, store=log)
+        self._next.take_over(patience, self._validate_once, store=store)
 
     def _validate_once(self) -> None:
         if not self._is_validated:
