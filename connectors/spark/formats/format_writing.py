@@ -116,7 +116,8 @@ def _refuse_options(format_: Writable, driver: str) -> None:
     reasons = {plain(option_of(name)): refusal(driver, name) for name in Driver.known}
     wrong: dict[str, list[str]] = {}
     for option in sorted(format_.options):
-        if (reason := reasons.get(plain(option))) and not (plain(option) not in COMMON and _has(format_, option)):
+        reason = reasons.get(plain(option))
+        if reason and (plain(option) in COMMON or not _has(format_, option)):
             wrong.setdefault(reason, []).append(option)
     for reason, options in wrong.items():
         raise ConfigurationError(f"a {driver} takes no option {' or '.join(options)}, which {reason}")
