@@ -5,7 +5,8 @@ from __future__ import annotations
 from onceward.connectors.spark.formats.formats import SinkFormat, format_of
 from onceward.connectors.spark.session.options import FormatOptions
 from onceward.core.contract.connector import connectors
-from onceward.core.kit.text_options import OF_FORMATS, option_names
+from onceward.core.kit.driver_settings import OF_FORMATS
+from onceward.core.kit.text_options import option_names
 
 GOOD: dict[str, dict[str, str]] = {
     "onceward-kafka": {"kafka.bootstrap.servers": "b:9092", "topic": "t"},

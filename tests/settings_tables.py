@@ -12,9 +12,12 @@ import inspect
 import re
 from enum import Enum
 from pathlib import Path
+from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 import onceward
+from onceward.core.contract.pipeline_settings import EXACTLY_ONCE
+from onceward.core.kit.driver_settings import OF_FORMATS
 from onceward.core.kit.text_options import as_option
 
 if TYPE_CHECKING:
@@ -42,17 +45,8 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
     "PostgresSink": NO_OPTION | {"table": "dbtable"},
     "RedisSink": NO_OPTION,
     "SqlAlchemySink": NO_OPTION | {"table": "dbtable"},
-    "exactly_once": {
-        "df": "",
-        "sinks": "",
-        "writers": "",
-        "persist": "",
-        "checkpoint": "checkpointLocation",
-        "on_complete": "",
-        "dead_letter": "",
-        "max_dead_letters": "",
-        "take_over": "",
-    },
+    "exactly_once": {"df": "", "sinks": "", **dict.fromkeys(EXACTLY_ONCE.settings, "")}
+    | {name: option for option, name in OF_FORMATS.items()},
 }
 """For what Spark formats make: options that are not the argument in camel case; "" for an argument without option."""
 EVERY_SINK = "EverySink"
@@ -126,7 +120,7 @@ def _meanings(doc: str) -> dict[str, str]:
 def _type(annotation: Any) -> str:
     """How a type is shown; that of a msgspec.Struct's field is no text, and may carry its limits or list its values."""
     if not isinstance(annotation, str):
-        kinds = get_args(annotation) if get_origin(annotation) is Union else (annotation,)
+        kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
         kinds = [
             get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in kinds if kind is not type(None)
         ]

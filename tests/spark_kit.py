@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyspark
 
 from onceward.connectors.spark.write.handler import EpochHandler
+from onceward.core.contract.pipeline_settings import FOREACH_BATCH
 from onceward.core.log import MemoryStore, read
 
 from .core_fakes import policy
@@ -197,12 +198,10 @@ class Query:
 
     def driver(self, **changes: Any) -> EpochHandler:
         """A driver process that calls exactly_once; the query's run is a new one."""
+        given = {name: changes.pop(name) for name in FOREACH_BATCH.settings.keys() & changes.keys()}
+        told: Any = {"pipeline": "p", "store": self.store, **given}
         values: dict[str, Any] = {
-            "pipeline": "p",
-            "store": self.store,
-            "adopt": False,
-            "rewind": None,
-            "writers": "auto",
+            "settings": FOREACH_BATCH.filled(told),
             "cheap": False,
             "row_size": "0",
             "policy": policy(),

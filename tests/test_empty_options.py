@@ -183,8 +183,9 @@ def test_an_argument_of_a_sink_of_any_type_is_taken_or_refused_in_words(sink: An
 def test_an_argument_of_exactly_once_is_refused_before_spark_or_a_target_is_asked(name: str, values: list[Any]) -> None:
     frame: Any = SimpleNamespace(isStreaming=True)  # anything more that is asked of it is an AttributeError
     for value in values:
+        settings: Any = {"pipeline": "p", name: value}
         with pytest.raises(ConfigurationError, match=name.replace("pipeline", "pipeline name")):
-            exactly_once(frame, FileSink("files", "/tmp/out"), **{"pipeline": "p", name: value})
+            exactly_once(frame, FileSink("files", "/tmp/out"), **settings)
 
 
 @given(kind=st.sampled_from(FORMATS), option=st.from_regex(r"\A[a-z]{1,12}x{3}\Z"))

@@ -119,7 +119,7 @@ from importlib import import_module
 for module in map(import_module, ("onceward.types", "onceward.connectors")):
     names = module._NAMES
     missing = {name for name, (_, extra) in names.homes.items() if extra and not hasattr(module, name)}
-    assert {"onceward.types": "AnySink", "onceward.connectors": "format_of"}[module.__name__] in missing
+    assert {"onceward.types": "Form", "onceward.connectors": "format_of"}[module.__name__] in missing
     for name in missing:
         try:
             exec(f"from {module.__name__} import {name}")

@@ -26,6 +26,7 @@ from onceward.connectors.spark.savepoints.manifest import Manifest, Savepoint, d
 from onceward.connectors.spark.savepoints.restore import plan_restore, restore_savepoint
 from onceward.connectors.spark.session.options import FormatOptions
 from onceward.connectors.spark.write.handler import EpochHandler
+from onceward.core.contract.pipeline_settings import FOREACH_BATCH
 from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.errors import (
     ConfigurationError,
@@ -64,17 +65,15 @@ class Query:
             self.folder.mkdir(parents=True, exist_ok=True)
             identity.write_text(json.dumps({"id": str(uuid.uuid4())}))
         session: Any = Session(SimpleNamespace(root=self.folder), query=json.loads(identity.read_text())["id"])
-        settings: dict[str, Any] = {"adopt": False, "rewind": None, "on_complete": None, **options}
+        settings: Any = {"pipeline": "orders", "store": self.store, **options}
         return EpochHandler(
             spark=session,
             sinks=[TargetSink(self.key)],
-            pipeline="orders",
-            store=self.store,
+            settings=FOREACH_BATCH.filled(settings),
             policy=policy(),
-            writers="auto",
             cheap=False,
             row_size=None,
-            **settings,
+            on_complete=None,
         )
 
     def run(self, batches: int, **options: Any) -> None:

@@ -13,7 +13,6 @@ from onceward.connectors.spark.read import kafka_offsets
 from onceward.connectors.spark.session.options import COMMON
 from onceward.core.contract.connector import connectors
 from onceward.core.errors import ConfigurationError
-from onceward.core.kit.text_options import OF_FORMATS
 
 from .settings_tables import EVERY_SINK, OPTIONS, PAGES, SHARED, filled, options
 
@@ -59,7 +58,6 @@ def test_the_options_of_the_kafka_source_are_those_that_its_format_takes() -> No
 
 def test_the_options_that_all_formats_share_are_those_of_exactly_once_and_two_more() -> None:
     assert {option.lower() for option in _documented("exactly_once")} == COMMON - OF_FORMATS_ALONE - OF_SPARK
-    assert {option.lower() for option in OF_FORMATS} == COMMON - {"name"} - OF_SPARK
     page = next(page.read_text().lower() for page in PAGES if page.name == "exactly-once.md")
     assert [option for option in OF_FORMATS_ALONE if f"| `{option}` |" not in page] == []
 

@@ -64,7 +64,7 @@ def test_every_option_of_a_format_may_be_spelled_with_underscores(tmp_path: Path
     given = {"url": f"sqlite:///{tmp_path}/db", "dbtable": "t", "lock_timeout": "5", "commit_timeout": "7", "name": "n"}
     sink: Any = SQL_FORMAT(given).own_sink()
     assert sink.target.lock_timeout == 5
-    assert FormatOptions.parse(given).commit_timeout == 7
+    assert FormatOptions.parse(given).settings["commit_timeout"] == 7
     for again in ({"locktimeout": "5"}, {"table": "t"}):
         with pytest.raises(ConfigurationError, match="two spellings of one"):
             SQL_FORMAT({**given, **again}).own_sink()

@@ -83,4 +83,4 @@ def test_the_temporary_log_of_a_plain_batch_is_needed_by_this_driver_only(
 def test_common_options_that_cannot_be_read_are_named(options: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         FormatOptions.parse(options)
-    assert FormatOptions.parse({"ONLOST": "Skip", "adopt": "TRUE", "topic": "t"}).adopt
+    assert FormatOptions.parse({"ONLOST": "Skip", "adopt": "TRUE", "topic": "t"}).settings["adopt"]

@@ -18,9 +18,10 @@ import msgspec
 
 from onceward.core.errors import ConfigurationError, LogDamagedError, RetryableSinkError, text_of
 from onceward.core.kit import typed
+from onceward.core.kit.driver_settings import OF_FORMATS
 from onceward.core.kit.rows import check_columns, json_rows
 from onceward.core.kit.secrets import without_logins
-from onceward.core.kit.text_options import MOST_SECONDS, OF_FORMATS, arguments, check_choice, check_types
+from onceward.core.kit.text_options import MOST_SECONDS, arguments, check_choice, check_types
 from onceward.sinks.write_ahead import ROWS_PER_SEND, WriteAheadLogSink
 
 from .client import HttpSettings, clients, error_class_of, with_authentication

@@ -26,9 +26,10 @@ from onceward.core.contract.transaction import (
     Observation,
 )
 from onceward.core.errors import ConfigurationError, KafkaError
+from onceward.core.kit.driver_settings import OF_FORMATS
 from onceward.core.kit.pieces import pieces, size_of
 from onceward.core.kit.secrets import without_logins
-from onceward.core.kit.text_options import OF_FORMATS, arguments, check_types
+from onceward.core.kit.text_options import arguments, check_types
 from onceward.sinks import TwoPhaseCommitSink
 
 from . import commits, ownership

@@ -79,15 +79,17 @@ def _read_sinks(query: PlannedQuery, one: Described) -> None:
     kind = next((kind for kind in formats() if kind.format_name == query.format), None)
     if query.handler is not None:
         handler = query.handler
-        one.sinks, one.policy, one.pipeline = list(handler.all_sinks), handler.policy, handler.pipeline
-        one.store = _in_checkpoint(one.checkpoint) if handler.store is None else store_url(handler.store)
+        one.sinks, one.policy, one.pipeline = list(handler.all_sinks), handler.policy, handler.settings["pipeline"]
+        store = handler.settings["store"]
+        one.store = _in_checkpoint(one.checkpoint) if store is None else store_url(store)
     elif kind is not None:
         own_options = {
             name: text for name, text in query.options.items() if not name.startswith("asyncprogresstracking")
         }
         options = FormatOptions.parse(own_options)
-        one.sinks, one.policy, one.pipeline = [kind(own_options).own_sink()], options.policy(), options.pipeline
-        one.store = options.store or _in_checkpoint(options.checkpoint)
+        one.sinks, one.policy = [kind(own_options).own_sink()], options.policy()
+        one.pipeline, store = options.settings["pipeline"], options.settings["store"]
+        one.store = _in_checkpoint(options.checkpoint) if store is None else store_url(store)
 
 
 def _in_checkpoint(checkpoint: str | None) -> str | None:

@@ -40,7 +40,6 @@ SCHEMA: Final = pa.schema(
         ("source_offset", pa.int64()),
     ]
 )
-DEFAULT_LIMIT: Final = 1000
 Limit = int | float | None
 
 

@@ -22,8 +22,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, Self, TypeVar
 
 from ..errors import ExternalError
+from ..kit.driver_settings import OF_FORMATS
 from ..kit.methods import refuse_hidden_names, refuse_idle_methods
-from ..kit.text_options import OF_FORMATS, arguments, check_types
+from ..kit.text_options import arguments, check_types
 from .ledger import Ledger
 from .names import check_sink_name
 from .transaction import Observation
@@ -307,6 +308,9 @@ class IdempotentSink(DirectSink[Txn_co]):
     @property
     def guarantee(self) -> Guarantee:
         return Guarantee.EFFECTIVELY_ONCE
+
+
+AnySink = TwoPhaseCommitSink[Any] | DirectSink[Any]
 
 
 def by_urgency(sinks: Iterable[TwoPhaseCommitSink[Any]]) -> list[TwoPhaseCommitSink[Any]]:

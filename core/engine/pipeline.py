@@ -6,14 +6,14 @@ import math
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import pyarrow.compute as pc
 
 from ..checkpoint import CommitPolicy
 from ..checkpoint.subtask import DirectlyWritten
 from ..contract.names import check_pipeline_name
-from ..contract.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST, AnyOnLost
+from ..contract.pipeline_settings import ENGINE, ENGINE_START
 from ..contract.sink import DirectSink, TwoPhaseCommitSink
 from ..contract.source import LiveSource, ResettableSource
 from ..errors import CheckpointFailedError, ConfigurationError
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from ..contract.pipeline_settings import CommitSettings, StartSettings
     from ..log.note_kinds import CheckpointRecord
     from .records import Record
 
@@ -212,6 +213,7 @@ def _store(store: LogStore | str | os.PathLike[str] | None) -> LogStore:
     return store
 
 
+@ENGINE.described
 class Pipeline:
     """A graph of sources, functions and sinks that runs in this process, checkpointed by barriers.
 
@@ -223,8 +225,6 @@ class Pipeline:
         name: Name of the pipeline, up to 64 letters, digits, `.`, `_` and `-`. It is part of every transaction's name,
             so it must not change between runs, and no two pipelines may share it.
         checkpointing: Settings of the checkpoints: when they are made, and which are kept.
-        store: Store of the decision log: a folder, a URL, or the result of `open_store`. Default: memory, which does
-            not survive a restart of the process.
         backend: Backend of keyed state: a MemoryBackend, a FileBackend or a RocksDBBackend.
         restart: Rule for restarts after a failure. Default: exponential-delay with periodic checkpoints, none without.
         max_parallelism: Number of key groups, 1 to 32,768. It cannot change while there is state.
@@ -233,13 +233,7 @@ class Pipeline:
             off in about 50 ms.
         linger: Seconds for which a source waits for more rows before it passes on a batch with fewer rows than its
             readers work off in about 50 ms. Larger batches cost less, and each row may come so much later.
-        on_lost: Action when a decided transaction can no longer be committed: "fail"; "skip", which leaves an audit
-            record; or "replay". That writes again what is proven not committed: the whole checkpoint, from the previous
-            one on, if nothing of it is visible; otherwise only what was lost, if the sources can be read again and the
-            rows are proven to be the same. It fails where that is not sound.
-        commit_timeout: Seconds for which a checkpoint's commit is retried while a target does not answer. Then the
-            attempt fails, and the restart strategy decides when the next one commits it.
-        commit_backoff: Longest pause between two attempts to commit, in seconds; the first pauses are shorter.
+        settings: Settings of the decision log and its commits, which docs/engine-settings.md lists.
     """
 
     def __init__(
@@ -247,17 +241,16 @@ class Pipeline:
         name: str,
         *,
         checkpointing: CheckpointConfig | None = None,
-        store: LogStore | str | Path | None = None,
         backend: StateBackend | None = None,
         restart: RestartStrategy | None = None,
         max_parallelism: int = MAX_PARALLELISM,
         parallelism: int = 1,
         max_batch_rows: int | None = None,
         linger: float = 0.0,
-        on_lost: AnyOnLost = DEFAULT_ON_LOST,
-        commit_timeout: float = COMMIT_TIMEOUT,
-        commit_backoff: float = COMMIT_BACKOFF,
+        **settings: Unpack[CommitSettings],
     ) -> None:
+        self.settings = ENGINE.filled(settings)
+        store = self.settings["store"]
         self.name = check_pipeline_name(name)
         _check_kind("checkpointing", checkpointing, CheckpointConfig, "a CheckpointConfig")
         _check_kind("restart", restart, RestartStrategy, "a RestartStrategy")
@@ -281,7 +274,9 @@ class Pipeline:
             store=_store(store),
             backend=(backend or MemoryBackend()).bind(name),
             config=config,
-            policy=CommitPolicy.of(on_lost, commit_timeout, commit_backoff),
+            policy=CommitPolicy.of(
+                self.settings["on_lost"], self.settings["commit_timeout"], self.settings["commit_backoff"]
+            ),
             restart=restart or (RestartStrategy.exponential_delay() if periodic else RestartStrategy.none()),
             world=EngineWorld(),
             most_rows=MOST_ROWS if max_batch_rows is None else max_batch_rows,
@@ -304,63 +299,33 @@ class Pipeline:
         """Return the guarantee that readers of the targets have, and the parts of the graph that weaken it."""
         return end_to_end(self.graph, self.setup.config)
 
-    def run(
-        self,
-        *,
-        restore: str | Path | None = None,
-        claim: bool = False,
-        rewind: str | None = None,
-        import_from: str | None = None,
-        allow_non_restored_state: bool = False,
-        take_over: float | None = None,
-    ) -> None:
+    @ENGINE_START.described
+    def run(self, **settings: Unpack[StartSettings]) -> None:
         """Run until the sources end or the run is stopped: `start`, which documents the arguments, and `wait`.
 
         Raises:
             OncewardError: It failed for good.
         """
-        self.start(
-            restore=restore,
-            claim=claim,
-            rewind=rewind,
-            import_from=import_from,
-            allow_non_restored_state=allow_non_restored_state,
-            take_over=take_over,
-        )
+        self.start(**settings)
         self.wait()
 
-    def start(
-        self,
-        *,
-        restore: str | Path | None = None,
-        claim: bool = False,
-        rewind: str | None = None,
-        import_from: str | None = None,
-        allow_non_restored_state: bool = False,
-        take_over: float | None = None,
-    ) -> Job:
+    @ENGINE_START.described
+    def start(self, **settings: Unpack[StartSettings]) -> Job:
         """Run in the background; returns when the first attempt runs, or when it has failed and will be repeated.
 
         `restore` and `rewind` take effect once: the same call in a later process continues from the newest checkpoint.
 
         Args:
-            restore: Folder of a savepoint or checkpoint to begin with; default: the newest checkpoint, if there is one.
-            claim: The pipeline owns that folder from now on, and deletes it once a newer checkpoint exists.
-            rewind: Reason for going back on purpose; it is kept in the decision log. Without `restore`, the pipeline
-                starts over: no state, and sources at their beginning.
-            import_from: Name of the pipeline that made the folder, if it was made under another decision log. Only
-                that log knows whether the rows before it were committed.
-            allow_non_restored_state: Drop the state of operators that no longer exist.
-            take_over: Seconds to wait for another process that runs the pipeline: it makes a checkpoint and ends, and
-                this one goes on from there. If none answers, this one starts as after a crash, and fences it. None:
-                at once.
+            settings: Settings of the run, whose types are in StartSettings.
 
         Raises:
             OncewardError: It failed for good. A mistake in the graph or in a setting is a ConfigurationError.
         """
+        settings = ENGINE_START.filled(settings)
+        restore, rewind = settings["restore"], settings["rewind"]
         if rewind is not None and not rewind.strip():
             raise ConfigurationError("rewind is empty: say why the pipeline goes back, or leave it out to continue")
-        check_take_over(take_over)
+        check_take_over(settings["take_over"])
         with self._starting:  # a second job's START would fence the first
             if self._job is not None and not self._job.wait(0):
                 raise ConfigurationError(f"pipeline {self.name} is running")
@@ -368,8 +333,10 @@ class Pipeline:
             path = locate(restore) if restore else None
             if isinstance(self.setup.store, UnopenedStore):
                 self.setup = self.setup._replace(store=open_store(self.setup.store.url, pipeline=self.name))
-            job = Job(self.setup, Restore(path, claim, rewind, import_from, allow_non_restored_state), take_over)
-            self._job = job
+            source = Restore(
+                path, settings["claim"], rewind, settings["import_from"], settings["allow_non_restored_state"]
+            )
+            self._job = job = Job(self.setup, source, settings["take_over"])
         job.start()
         if job.error is not None:
             raise job.error

@@ -27,18 +27,6 @@ _ANNOTATIONS: Final = {"Collection": list, "Mapping": dict, "Names": Names, "Pat
 """Types for names in signatures that their modules import for type checkers alone."""
 MOST_SECONDS: Final = 86400
 """Longest timeout: sockets refuse some larger values, but only when they are used."""
-OF_FORMATS: Final = (
-    "pipeline",
-    "store",
-    "checkpointLocation",
-    "runKey",
-    "onLost",
-    "commitTimeout",
-    "commitBackoff",
-    "adopt",
-    "rewind",
-)
-"""Options that each format for Spark has, beside those of its sink."""
 _KINDS: Final = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 _PLAIN: Final = {*_KINDS, type(None)}
 
@@ -250,17 +238,21 @@ def _lines(option: str, file: str) -> list[str]:
 def _parameters(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Return the parameters of a signature, with types as values are converted to them.
 
-    Literal is for type checkers: the caller checks the choices itself, so that its message names them.
+    Literal is for type checkers: the caller checks the choices itself, so that its message names them, or an enum does.
     """
     parameters = inspect.signature(make, eval_str=True, locals=_ANNOTATIONS).parameters
     return {name: p.replace(annotation=_converted(p.annotation)) for name, p in parameters.items()}
 
 
 def _converted(annotation: Any) -> Any:
+    if isinstance(annotation, str):  # of a Setting, which only type checkers can read; an option of it is text
+        return str
     kinds: list[Any] = []
-    for kind in _choices(annotation):
+    choices = _choices(annotation)
+    is_enum = any(isinstance(kind, type) and issubclass(kind, Enum) for kind in choices)
+    for kind in choices:
         if get_origin(kind) is Literal:
-            kinds += map(type, get_args(kind))
+            kinds += [] if is_enum else map(type, get_args(kind))
         elif get_origin(kind) is tuple and get_args(kind)[-1] is Ellipsis:
             kinds.append(list[get_args(kind)[0]])  # type: ignore[misc]
         else:

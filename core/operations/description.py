@@ -7,6 +7,7 @@ reads a query.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Final
 
 from ..checkpoint import CommitPolicy, OnLost
@@ -57,10 +58,10 @@ class Described:
     findings: list[Finding] = field(default_factory=list)
 
 
-def store_url(store: LogStore | str) -> str | None:
+def store_url(store: LogStore | str | PathLike[str]) -> str | None:
     """Return the URL by which a store can be looked at; None if it has no URL."""
-    if isinstance(store, str):
-        return store
+    if isinstance(store, str | PathLike):
+        return fspath(store)
     if isinstance(store, UnopenedStore):
         return store.url
     return str(store.path) if isinstance(store, DirectoryStore) else None

@@ -17,11 +17,14 @@ if TYPE_CHECKING:
     from .connectors.kafka.source import InvalidTimestamps as InvalidTimestamps
     from .connectors.kafka.source import Isolation as Isolation
     from .connectors.redis.forms import Form as Form
-    from .connectors.spark.write.outputs import AnySink as AnySink
-    from .connectors.spark.write.outputs import Persist as Persist
-    from .connectors.spark.write.parallelism import Writers as Writers
     from .core.contract.dead_letters import Limit as Limit
+    from .core.contract.pipeline_settings import ExactlyOnceSettings as ExactlyOnceSettings
+    from .core.contract.pipeline_settings import ForeachBatchSettings as ForeachBatchSettings
+    from .core.contract.pipeline_settings import Persist as Persist
+    from .core.contract.pipeline_settings import StartSettings as StartSettings
+    from .core.contract.pipeline_settings import Writers as Writers
     from .core.contract.policy import AnyOnLost as AnyOnLost
+    from .core.contract.sink import AnySink as AnySink
     from .core.engine.aggregate import AggregateFunction as AggregateFunction
     from .core.engine.config import CheckpointMode as CheckpointMode
     from .core.engine.config import Retention as Retention
@@ -38,15 +41,13 @@ _TABLE: Final = {  # by the extra that they need
         ".core.engine.records": "Record",
         ".core.engine.state.keyed": "Redistribution",
         ".core.kit.text_options": "Names",
+        ".core.contract.pipeline_settings": "ExactlyOnceSettings ForeachBatchSettings Persist StartSettings Writers",
         ".core.contract.policy": "AnyOnLost",
+        ".core.contract.sink": "AnySink",
     },
     "http": {".connectors.http.sink": "Body KeyFormat Probe"},
     "kafka": {".connectors.kafka.source": "InvalidTimestamps Isolation"},
     "redis": {".connectors.redis.forms": "Form"},
-    "spark": {
-        ".connectors.spark.write.outputs": "AnySink Persist",
-        ".connectors.spark.write.parallelism": "Writers",
-    },
     "sql": {".connectors.database.target": "CommitMode WriteMode"},
 }
 _NAMES: Final = LazyNames(__name__, _TABLE)

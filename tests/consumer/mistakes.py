@@ -81,7 +81,12 @@ def on_spark(df: DataFrame, sink: FileSink) -> None:
     exactly_once(df, sink, pipeline="p", why="a mistake")  # mistake
     exactly_once(df, "files", pipeline="p")  # mistake
     exactly_once(df, sink, pipeline="p", on_complete=len)  # mistake
+    exactly_once(df, sink, pipeline="p", commit_timeout="5 s")  # mistake
+    exactly_once(df, sink, pipeline="p", dead_letter="files")  # mistake
+    exactly_once(df, sink, pipeline="p", run_key="monday")  # mistake
     ForeachBatch(sink)  # mistake
+    ForeachBatch(sink, pipeline="p", adopt="yes")  # mistake
+    ForeachBatch(sink, pipeline="p", take_over=5.0)  # mistake
     explain(df)  # mistake
 
 
@@ -97,6 +102,9 @@ def embedded(sink: FileSink, job: Job) -> None:
     stream.key_by("n").aggregate({"total": ("n", "summe")})  # mistake
     stream.process(Counting)  # mistake
     stream.map(lambda record: [record])  # mistake
+    Pipeline("p", store=5)  # mistake
+    Pipeline("p", writers=2)  # mistake
+    pipeline.start(take_over="5 s")  # mistake
     pipeline.run(why="a mistake")  # mistake
     pipeline.run(restor="/save")  # mistake
     job.savepoint(path="/save")  # mistake

@@ -56,12 +56,13 @@ from onceward.sinks import FolderClaims, RowHash, Scope, file_name, make_folder,
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from typing import Unpack
 
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from onceward.types import AnyOnLost, AnySink, CommitMode, FileFormat, Record
+    from onceward.types import AnyOnLost, AnySink, CommitMode, ExactlyOnceSettings, FileFormat, Record
 
 _log = logging.getLogger(__name__)
 
@@ -180,6 +181,12 @@ def on_spark(spark: SparkSession, orders: DataFrame, dsn: str, on_lost: AnyOnLos
     orders.writeStream.foreachBatch(write).start()
     sinks = [table, KafkaSink("topic", bootstrap_servers="broker:9092", topic="paid"), FileSink("more", "/data/more")]
     exactly_once(orders, *sinks, checkpoint="/data/checkpoints/listed", pipeline="listed").start()
+
+
+def with_name(df: DataFrame, sink: AnySink, **settings: Unpack[ExactlyOnceSettings]) -> DataStreamWriter:
+    """A function that passes on settings, with their types."""
+    _log.info("pipeline %s", settings["pipeline"].upper())
+    return exactly_once(df, sink, **settings).queryName(settings["pipeline"])
 
 
 def embedded(backend: StateBackend, store: LogStore, servers: str) -> list[CheckpointRecord]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from onceward.connectors.spark.write.handler import EpochHandler
 from onceward.core.checkpoint import Backoff, CommitPolicy, OnLost
+from onceward.core.contract.pipeline_settings import FOREACH_BATCH
 from onceward.core.errors import OncewardError
 
 from .audit import kind_of
@@ -167,12 +168,10 @@ class Driver:
             self._handler = self._handler_class(
                 spark=session,
                 sinks=self.sinks(),
-                pipeline=self.audit.pipeline,
-                store=None,
+                settings=FOREACH_BATCH.filled(
+                    {"pipeline": self.audit.pipeline, "adopt": self.config.adopt, "rewind": self.rewind}
+                ),
                 policy=policy_of(self.world)(on_lost=OnLost(self.config.on_lost)),
-                adopt=self.config.adopt,
-                rewind=self.rewind,
-                writers="auto",
                 cheap=False,
                 row_size=None,
                 on_complete=self._on_complete,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast
 
 from onceward.core.checkpoint.subtask import DirectlyWritten
+from onceward.core.contract.pipeline_settings import BATCH, STREAM
 from onceward.core.contract.sink import DirectSink, Sink, TwoPhaseCommitSink
 from onceward.core.errors import ConfigurationError, OncewardError
+from onceward.core.kit.driver_settings import Driver, option_of, refusal
 from onceward.core.kit.text_options import comparable_option, option_names
 
 from ..read.kafka_offsets import is_ours, publisher_from_options
@@ -22,9 +24,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from .writers import BatchWriter, StreamWriter
-
-_OF_STREAMS: Final = frozenset({"rewind", "adopt", "checkpointlocation"})
-_OF_BATCHES: Final = frozenset({"runkey"})
 
 
 class Writable(Protocol):
@@ -71,11 +70,11 @@ def stream_writer(format_: Writable, schema: StructType, *, overwrite: bool) -> 
     tracking = format_.options.get("asyncProgressTrackingEnabled", "false")
     if tracking.lower() == "true":
         raise refusal_of(ASYNC)
+    _refuse_options(format_, STREAM)
     with _noting(format_):
         sink, columns = own_sink(format_), arrow_schema(schema)
         if overwrite:
             check_complete_mode(sink)
-    _refuse_options(format_, _OF_BATCHES, "streaming query", "a batch write")
     options, publisher = FormatOptions.parse(format_.options), publisher_from_options(format_.options)
     writer: StreamWriter = _writers().StreamWriter(sink, options, publisher, schema=columns)
     return writer
@@ -96,7 +95,7 @@ def batch_writer(format_: Writable, schema: StructType, *, overwrite: bool) -> B
         raise ConfigurationError(f"{format_.name()} appends: use mode('append'), it cannot replace existing rows")
     if publisher_from_options(format_.options) is not None:
         raise ConfigurationError("options offsets.… belong to a streaming query: a batch has no offsets")
-    _refuse_options(format_, _OF_STREAMS, "batch write", "a streaming query")
+    _refuse_options(format_, BATCH)
     sink = own_sink(format_)
     sink.validate(arrow_schema(schema))
     writer: BatchWriter = _writers().BatchWriter(sink, FormatOptions.parse(format_.options))
@@ -109,15 +108,19 @@ def _noting(format_: Writable) -> AbstractContextManager[None]:
         options = FormatOptions.parse(format_.options)
     except OncewardError:
         return nullcontext()
-    return noting_failed_start(options.store, options.checkpoint, options.pipeline)
+    return noting_failed_start(options.settings["store"], options.checkpoint, options.settings["pipeline"])
 
 
-def _refuse_options(format_: Writable, others: frozenset[str], here: str, there: str) -> None:
-    """Refuse the options of the other way of writing, which would have no effect."""
-    if wrong := sorted(option for option in format_.options if comparable_option(option) in others):
-        raise ConfigurationError(
-            f"a {here} takes no option {' or '.join(wrong)}, which belongs to {there}: leave it out"
-        )
+def _refuse_options(format_: Writable, driver: str) -> None:
+    """Refuse what other drivers take and has no effect here, unless it is an option of the sink."""
+    reasons = {comparable_option(option_of(name)): refusal(driver, name) for name in Driver.known}
+    wrong: dict[str, list[str]] = {}
+    for option in sorted(format_.options):
+        reason = reasons.get(comparable_option(option))
+        if reason and (comparable_option(option) in COMMON or not _has(format_, option)):
+            wrong.setdefault(reason, []).append(option)
+    for reason, options in wrong.items():
+        raise ConfigurationError(f"a {driver} takes no option {' or '.join(options)}, which {reason}")
 
 
 def _own_options(format_: Writable) -> dict[str, str]:
@@ -127,10 +130,12 @@ def _own_options(format_: Writable) -> dict[str, str]:
 
 def _is_own(format_: Writable, option: str) -> bool:
     """Return whether the sink gets an option: Spark itself gives `path` to every format."""
-    if option == "path":
-        sink = format_.sink_class()
-        return option in map(comparable_option, option_names(sink, aliases=sink.option_aliases))
-    return option not in COMMON or option == "name"
+    return _has(format_, option) if option == "path" else option not in COMMON or option == "name"
+
+
+def _has(format_: Writable, option: str) -> bool:
+    sink = format_.sink_class()
+    return comparable_option(option) in map(comparable_option, option_names(sink, aliases=sink.option_aliases))
 
 
 def _writers() -> Any:

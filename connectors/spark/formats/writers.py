@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from onceward.core.contract.pipeline_settings import FormatSettings
     from onceward.sinks import TwoPhaseCommitSink
 
     from ..read.kafka_offsets import OnComplete
@@ -105,6 +106,7 @@ class _Writer:
         observe_if_asked()  # Spark makes it in processes that no user's code runs in
         self.sink = sink
         self.options = options
+        self.settings = options.settings
         self.opened: OpenedEpoch | None = None
 
     def _pipeline(self) -> str:
@@ -155,12 +157,12 @@ class _Writer:
         coordinator = run.open(
             self._store(run.pipeline),
             self._validate,
-            rewind=self.options.rewind,
+            rewind=self.settings["rewind"],
             first_epoch=epoch,
             query=about.query,
             epoch_input=about,
         )
-        admission = coordinator.admit(epoch, about, adopt=self.options.adopt)
+        admission = coordinator.admit(epoch, about, adopt=self.settings["adopt"])
         lost = coordinator.lost
         return OpenedEpoch(
             lost=() if lost is None else tuple(c.transaction for c in lost.committables),
@@ -223,7 +225,7 @@ class _Writer:
         if len(written) < len(messages):  # Spark calls abort() then; invariant 2 does not rely on it
             raise ProtocolError(f"{len(written)} of {len(messages)} partitions answered; nothing was decided")
         opened, run = self._resumed(written)
-        admitted = run.admit(epoch, about, adopt=self.options.adopt)
+        admitted = run.admit(epoch, about, adopt=self.settings["adopt"])
         if admitted.admission is Admission.REPLAY:
             return
         acks = [message.acknowledgement for message in written if message.acknowledgement is not None]
@@ -315,31 +317,32 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         return epoch_input(read_text, self.options.checkpoint_root(), self.options.query(), batch)
 
     def _pipeline(self) -> str:
-        return self.options.pipeline or self.options.query()
+        return self.settings["pipeline"] or self.options.query()
 
     def _existing_log(self) -> LogStore | None:
-        options, name = self.options, None
+        name = None
         with contextlib.suppress(OncewardError):
             name = self._pipeline()
-        return existing_log(options.store, options.checkpoint, name)
+        return existing_log(self.settings["store"], self.options.checkpoint, name)
 
     def _store(self, pipeline: str) -> LogStore:
-        options = self.options
-        if options.store is not None:
-            check_not_moved(options.checkpoint_root(), pipeline)
-        return open_pipeline_log(options.store, options.checkpoint_root() if options.store is None else "", pipeline)
+        store = self.settings["store"]
+        if store is not None:
+            check_not_moved(self.options.checkpoint_root(), pipeline)
+        return open_pipeline_log(store, self.options.checkpoint_root() if store is None else "", pipeline)
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
     """A writer of one batch DataFrame as one epoch: idempotent by pipeline and run key, else atomic only."""
 
     def __init__(self, sink: TwoPhaseCommitSink[Any], options: FormatOptions) -> None:
-        super().__init__(sink, msgspec.structs.replace(options, rewind=None, adopt=False))  # a run has one epoch
-        self.run_key = options.run_key or uuid.uuid4().hex
+        settings: FormatSettings = {**options.settings, "rewind": None, "adopt": False}  # a run has one epoch
+        super().__init__(sink, FormatOptions(**settings))
+        self.run_key = settings["run_key"] or uuid.uuid4().hex
         dataset = sink.dataset()
         self.place = dataset[0] if dataset is not None else ""
         """Address of the target, as it was given."""
-        pipeline = options.pipeline or "batch"
+        pipeline = settings["pipeline"] or "batch"
         target = dataset[1] if dataset is not None else run_folder.target_text(sink)
         identity = json.dumps([pipeline, self.run_key, sink.name, target])
         digest = hashlib.sha256(identity.encode()).hexdigest()[:_DIGEST]
@@ -443,9 +446,8 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         return newest and view.completed < self.opened.context.epoch
 
     def _open(self) -> OpenedEpoch:
-        options = self.options
-        if options.store is None and options.run_key is None and options.pipeline is None:
-            run_folder.sweep_failed_runs(self.sink, options.policy())
+        if all(self.settings[name] is None for name in ("store", "run_key", "pipeline")):
+            run_folder.sweep_failed_runs(self.sink, self.options.policy())
             self.temporary = run_folder.new_folder()
         try:
             return super()._open()
@@ -472,22 +474,23 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
     def _existing_log(self) -> LogStore | None:
         with contextlib.suppress(OncewardError):
-            return self._store(self.name, existing=True) if self.options.run_key is not None else None
+            return self._store(self.name, existing=True) if self.settings["run_key"] is not None else None
         return None
 
     def _store(self, pipeline: str, *, existing: bool = False) -> LogStore:
-        options, store = self.options, self.options.store
-        if (options.pipeline is None) != (options.run_key is None):
+        given, run_key = self.settings["store"], self.settings["run_key"]
+        if (self.settings["pipeline"] is None) != (run_key is None):
             raise ConfigurationError(
                 "options pipeline and runKey go together: give both for an idempotent run, or neither"
             )
-        if store is None and options.run_key is None:
+        if given is None and run_key is None:
             return DirectoryStore(self.temporary, shared=True)  # no other driver will look for it
-        if store is None:
+        if given is None:
             raise ConfigurationError(
                 "an idempotent batch write needs option('store', …): a folder or database where its decision is kept, "
                 "for example '/var/lib/onceward' or 'postgresql+psycopg://user@host/db'"
             )
+        store = str(given)
         if store.startswith("file:"):  # a folder of the run's own; other stores keep pipelines apart by themselves
             folder, mark, query = store.partition("?")
             store = f"{folder.rstrip('/')}/{pipeline}{mark}{query}"

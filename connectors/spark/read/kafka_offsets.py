@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
     from onceward import KafkaSource
     from onceward.connectors.kafka.positions import Bound, Offsets
+    from onceward.core.contract.pipeline_settings import Writers
     from onceward.core.contract.source import ResettableSource
     from onceward.core.log import EpochInput
 
     from ..session.query_plan import StreamingSource
-    from ..write.parallelism import Writers
 
     OnComplete = Callable[[int, EpochInput], None]
     Group = tuple[KafkaSettings, str]

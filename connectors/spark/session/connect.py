@@ -232,10 +232,11 @@ def received(query: bytes) -> Callable[[Any, int], None]:
             "reaches tasks, but not the process of foreachBatch: install the module on the server, or let it travel "
             f"with pyspark.cloudpickle.register_pickle_by_value({error.name})"
         ) from None
-    settings, session = started.settings, ConnectSession(spark, started.checkpoint, complete=started.complete)
-    view = checked_log(settings.store, started.checkpoint, settings.pipeline, session.master)
-    handler = settings.handler(session, started.schemas)
-    with noting_failed_start(settings.store, started.checkpoint if view is not None else None, settings.pipeline):
+    described, session = started.settings, ConnectSession(spark, started.checkpoint, complete=started.complete)
+    store, pipeline = described.settings["store"], described.settings["pipeline"]
+    view = checked_log(store, started.checkpoint, pipeline, session.master)
+    handler = described.handler(session, started.schemas)
+    with noting_failed_start(store, started.checkpoint if view is not None else None, pipeline):
         handler.prepare(view)
     return InOrder(handler)
 

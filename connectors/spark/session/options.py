@@ -10,15 +10,13 @@ import json
 import os
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Unpack
 from urllib.parse import urlsplit
 
-import msgspec
-
-from onceward.core.checkpoint import CommitPolicy, OnLost
+from onceward.core.checkpoint import CommitPolicy
 from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.contract.names import check_pipeline_name
-from onceward.core.contract.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST
+from onceward.core.contract.pipeline_settings import FORMAT
 from onceward.core.errors import (
     ConfigurationError,
     EpochConflictError,
@@ -26,7 +24,8 @@ from onceward.core.errors import (
     OncewardError,
     StoreError,
 )
-from onceward.core.kit.text_options import arguments, comparable_option, option_names
+from onceward.core.kit.driver_settings import OF_FORMATS
+from onceward.core.kit.text_options import arguments, comparable_option
 from onceward.core.log import LogStore, LogView, open_store, read
 from onceward.core.log.objects import CONDITIONAL_PUT
 from onceward.core.log.run_writers import register_log
@@ -39,35 +38,33 @@ from .query import local_path, read_text, reason
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from onceward.core.contract.pipeline_settings import FormatSettings
     from onceward.sinks import Sink
 
-_ALIASES: Final = {"checkpointLocation": "checkpoint"}
+_OWN: Final = frozenset(map(comparable_option, OF_FORMATS))
+COMMON: Final = _OWN | {"queryname", "name", "path"}
+"""Options that every format has, in plain spelling; Spark adds a query's name to its options."""
 
 
-class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
+@FORMAT.described
+class FormatOptions:
     """The common options of a format.
 
+    Args:
+        settings: All settings of FormatSettings.
+
     Attributes:
-        pipeline: Name of the pipeline; by default the query's id.
-        store: URL of the decision log's store; by default inside the checkpoint.
-        checkpoint: The query's checkpoint location (streaming).
-        run_key: Identity of a batch run: a rerun with the same one writes nothing again.
-        on_lost: Policy for a decided transaction that can no longer be committed, see `exactly_once`.
-        commit_timeout: Seconds for which a commit is retried, see `exactly_once`.
-        commit_backoff: Longest pause between two attempts to commit, in seconds, see `exactly_once`.
-        adopt: True to start with an empty decision log at whatever batch the query has reached, see `exactly_once`.
-        rewind: Reason why the pipeline goes back to an older state on purpose, see `exactly_once`.
+        settings: Settings with their defaults.
     """
 
-    pipeline: str | None = None
-    store: str | None = None
-    checkpoint: str | None = None
-    run_key: str | None = None
-    on_lost: OnLost = DEFAULT_ON_LOST
-    commit_timeout: float = COMMIT_TIMEOUT
-    commit_backoff: float = COMMIT_BACKOFF
-    adopt: bool = False
-    rewind: str | None = None
+    def __init__(self, **settings: Unpack[FormatSettings]) -> None:
+        self.settings = FORMAT.filled(settings)
+
+    @property
+    def checkpoint(self) -> str | None:
+        """The query's checkpoint location; None for a batch."""
+        checkpoint = self.settings["checkpoint"]
+        return None if checkpoint is None else str(checkpoint)
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> FormatOptions:
@@ -77,7 +74,7 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
             ConfigurationError: A value is not usable.
         """
         own = {name: text for name, text in options.items() if comparable_option(name) in _OWN}
-        values = arguments(cls, own, aliases=_ALIASES)
+        values = arguments(cls, own, aliases=OF_FORMATS)
         if "pipeline" in values:
             check_pipeline_name(values["pipeline"])
         if "checkpoint" in values and not urlsplit(values["checkpoint"]).scheme:
@@ -92,7 +89,8 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ConfigurationError: A value is not usable.
         """
-        return CommitPolicy.of(self.on_lost, self.commit_timeout, self.commit_backoff)
+        settings = self.settings
+        return CommitPolicy.of(settings["on_lost"], settings["commit_timeout"], settings["commit_backoff"])
 
     def checkpoint_root(self) -> str:
         """Return the checkpoint's location, which a streaming format needs as an option.
@@ -114,11 +112,6 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
         if text is None:
             raise ConfigurationError(f"the checkpoint {self.checkpoint} has no metadata file: is it this query's?")
         return str(json.loads(text)["id"])
-
-
-_OWN: Final = frozenset(comparable_option(option) for option in option_names(FormatOptions, aliases=_ALIASES))
-COMMON: Final = _OWN | {"queryname", "name", "path"}
-"""Options that every format has, in plain spelling; Spark adds a query's name to its options."""
 
 
 def check_complete_mode(sink: Sink) -> None:

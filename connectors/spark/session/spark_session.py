@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
+    from onceward.core.contract.pipeline_settings import ForeachBatchSettings
     from onceward.core.log import LogView
 
 
@@ -111,8 +112,7 @@ class EpochFunction(Protocol):
 class StartableQuery(Protocol):
     """The settings of a query that a server can be sent, and that make its EpochFunction there."""
 
-    pipeline: str
-    store: Any
+    settings: ForeachBatchSettings
 
     def handler(self, spark: Any, schemas: Mapping[str, pa.Schema]) -> EpochFunction:
         """Return the function for the query's micro-batches."""

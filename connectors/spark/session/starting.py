@@ -84,7 +84,7 @@ def warn_of_order(plan: QueryPlan, query: Any, outputs: Mapping[str, QueryPlan])
 
     Args:
         plan: Plan of the query's DataFrame.
-        query: The query, with `sinks` and `writers`.
+        query: The query, with `sinks` and `settings`.
         outputs: Plans of what functions of Outputs make of a micro-batch, by name of the sink, where they are known.
     """
 
@@ -93,7 +93,7 @@ def warn_of_order(plan: QueryPlan, query: Any, outputs: Mapping[str, QueryPlan])
         for sink in query.sinks:
             yield [*names, *outputs[sink.name].node_names()] if sink.name in outputs else names
 
-    if message := order_warning(plan.sources(), plans, query.writers):
+    if message := order_warning(plan.sources(), plans, query.settings["writers"]):
         warn(message)
 
 

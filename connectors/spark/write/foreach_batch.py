@@ -17,10 +17,10 @@ import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, Unpack, cast
 
-from onceward.core.contract.dead_letters import DEFAULT_LIMIT, Limit, schema_for_letters
-from onceward.core.contract.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST, AnyOnLost, CommitPolicy
+from onceward.core.contract.dead_letters import schema_for_letters
+from onceward.core.contract.pipeline_settings import FOREACH_BATCH
 from onceward.core.errors import ConfigurationError, SchemaError
 from onceward.core.kit.caller_warnings import warn
 from onceward.sinks import Sink
@@ -30,29 +30,20 @@ from ..session.kinds import connect_of, plan_of, session_of
 from ..session.query import called_for, check_offset_log, query_session
 from ..session.query_plan import is_micro_batch, nodes, plan_keeps_state, plan_only_writes, sources_in
 from .executors import executors_of, warn_of_python
-from .handler import EpochHandler, check_pipeline, check_settings, dead_letters_of, driven_sinks
-from .outputs import (
-    DEFAULT_PERSIST,
-    AnySink,
-    Output,
-    Persist,
-    Transformations,
-    apply_function,
-    checked_persist,
-    sinks_of,
-)
-from .parallelism import Writers, checked_writers, row_size
+from .handler import EpochHandler, checked_settings, driven_sinks
+from .outputs import Output, Transformations, apply_function, sinks_of
+from .parallelism import row_size
 from .spark_task import schema_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping, Sequence
     from types import TracebackType
 
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from onceward.core.log import EpochInput, LogStore
+    from onceward.core.contract.pipeline_settings import ForeachBatchSettings, Persist
+    from onceward.core.contract.sink import AnySink
     from onceward.sinks import TwoPhaseCommitSink
 
     from .outputs import OutputJob
@@ -72,6 +63,7 @@ def _refused_on_connect() -> NoReturn:
     raise ConfigurationError(_ONLY_CLASSIC)
 
 
+@FOREACH_BATCH.described
 class ForeachBatch:
     """The sinks of a `foreachBatch` function: what it writes in a micro-batch takes effect exactly once, or not at all.
 
@@ -86,70 +78,21 @@ class ForeachBatch:
         sinks: All sinks that the function may write into. Each has a name that is unique in the pipeline. As
             `Output(sink, function)` a sink gets its own transformation of each micro-batch, if the object is used as
             the function itself.
-        pipeline: Name of the pipeline, up to 64 letters, digits, `.`, `_` and `-`. It is part of every transaction's
-            name, so it must not change between runs, and no two pipelines may share it.
-        store: Place of the decision log: a URL for `open_store`. Default: the folder `onceward` in the query's
-            checkpoint.
-        writers: Maximum number of tasks that write an epoch, see `exactly_once`.
-        commit_timeout: Seconds for which a commit is retried while a target does not answer. Then the query fails with
-            CommitPendingError; the decision remains valid, and the query's next start commits it.
-        commit_backoff: Longest pause between two attempts to commit, in seconds; the first pauses are shorter.
-        on_lost: Policy for a decided transaction that can no longer be committed: "replay", "fail" or "skip", see
-            `exactly_once`.
-        adopt: Start with an empty decision log at whatever batch the query has reached, because its function wrote in
-            another way until now.
-        rewind: Reason why the pipeline goes back to an older state, or leaves batches out, on purpose. The decision log
-            records it, and it counts once.
-        persist: Storage level at which Spark keeps the rows of a micro-batch until it is committed, if several
-            DataFrames are written: "DISK_ONLY" or "MEMORY_AND_DISK".
-        dead_letter: Sink for the rows that other sinks refuse for their values, see `exactly_once`.
-        max_dead_letters: Limit of refused rows in an epoch, above which the query stops: a number of rows, or as a
-            float a share of the epoch's rows for any one sink. None: no limit.
-        on_complete: Function that is called on the driver after an epoch's COMPLETED entry is durable, with the epoch's
-            number and its input. After a restart it is called again for the newest epoch.
+        settings: Settings of the pipeline, which docs/exactly-once.md lists; ForeachBatchSettings has their types.
 
     Raises:
         ConfigurationError: A setting is wrong.
     """
 
-    def __init__(
-        self,
-        *sinks: AnySink | Output,
-        pipeline: str,
-        store: str | Path | LogStore | None = None,
-        writers: Writers = "auto",
-        commit_timeout: float = COMMIT_TIMEOUT,
-        commit_backoff: float = COMMIT_BACKOFF,
-        on_lost: AnyOnLost = DEFAULT_ON_LOST,
-        adopt: bool = False,
-        rewind: str | None = None,
-        persist: Persist = DEFAULT_PERSIST,
-        dead_letter: AnySink | None = None,
-        max_dead_letters: Limit = DEFAULT_LIMIT,
-        on_complete: Callable[[int, EpochInput], None] | None = None,
-    ) -> None:
-        plain = sinks_of(sinks)
-        everywhere = [*plain, *([] if dead_letter is None else [dead_letter])]
-        check_pipeline(everywhere, pipeline, "ForeachBatch")
-        letters = dead_letters_of(dead_letter, max_dead_letters)
-        check_settings(adopt, rewind, on_complete)
+    def __init__(self, *sinks: AnySink | Output, **settings: Unpack[ForeachBatchSettings]) -> None:
+        settings, plain = FOREACH_BATCH.filled(settings), sinks_of(sinks)
+        policy, letters = checked_settings(settings, plain, FOREACH_BATCH.name)
         self._outputs = [one if isinstance(one, Output) else Output(one) for one in sinks]
         self._pipeline = _Batches(
-            pipeline,
+            settings,
             plain,
             {sink.name: sink for sink in driven_sinks(plain, tries=letters is not None)},
-            checked_persist(persist),
-            partial(
-                EpochHandler,
-                pipeline=pipeline,
-                store=store,
-                policy=CommitPolicy.of(on_lost, commit_timeout, commit_backoff),
-                adopt=adopt,
-                rewind=rewind,
-                writers=checked_writers(writers),
-                dead_letters=letters,
-            ),
-            on_complete,
+            partial(EpochHandler, settings=settings, policy=policy, dead_letters=letters),
         )
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
@@ -281,24 +224,21 @@ class _Batches:
     """What the epochs of a ForeachBatch share.
 
     Attributes:
-        name: The pipeline's name.
-        sinks: Its sinks, as they were given.
+        settings: Settings of the user, with the defaults of the others.
+        sinks: The pipeline's sinks, as they were given.
         driven: The same by name, as the coordinator drives them.
-        persist: Name of Spark's storage level.
         make: Makes the handler of a run.
-        on_complete: Called after each epoch.
         lock: Held while an epoch is open.
     """
 
-    name: str
+    settings: ForeachBatchSettings
     sinks: Sequence[AnySink]
     driven: Mapping[str, TwoPhaseCommitSink[Any]]
-    persist: Persist
     make: partial[EpochHandler]
-    on_complete: Callable[[int, EpochInput], None] | None
     lock: Any = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
+        self.name, self.persist = self.settings["pipeline"], self.settings["persist"]
         self._run = ""
         self._handler: EpochHandler | None = None
         self._cheap = self.stateful = False
@@ -372,7 +312,7 @@ class _Batches:
         self._cheap = plan_only_writes(plan, cast("Any", spark)._jvm)  # noqa: SLF001 - no public way to ask
         sinks = list(self.driven.values())
         names = {str(node.nodeName()) for node in nodes(plan)}
-        if message := order_warning(read, lambda: [names], self.make.keywords["writers"]):
+        if message := order_warning(read, lambda: [names], self.settings["writers"]):
             warn(message)
         handler = self.make(
             spark=spark,
@@ -381,7 +321,7 @@ class _Batches:
             executors=executors_of(session_of(spark), sinks),
             cheap=False,
             row_size=None,
-            on_complete=with_publication(read, self.on_complete),
+            on_complete=with_publication(read, self.settings["on_complete"]),
             sources=watched_sources(read),
         )
         if handler.dead_letters is not None:

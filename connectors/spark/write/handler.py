@@ -20,7 +20,7 @@ import math
 import threading
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import pyarrow as pa
 
@@ -29,16 +29,9 @@ from onceward.core.checkpoint.admission import check_query
 from onceward.core.checkpoint.isolation import over_limit
 from onceward.core.checkpoint.numbering import CONSECUTIVE
 from onceward.core.checkpoint.subtask import DirectlyWritten
-from onceward.core.contract.dead_letters import (
-    DEFAULT_LIMIT,
-    DeadLetters,
-    Limit,
-    TriesRows,
-    checked_limit,
-    schema_for_letters,
-)
+from onceward.core.contract.dead_letters import DeadLetters, Limit, TriesRows, checked_limit, schema_for_letters
 from onceward.core.contract.names import check_pipeline_name
-from onceward.core.contract.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT, DEFAULT_ON_LOST, AnyOnLost
+from onceward.core.contract.pipeline_settings import EXACTLY_ONCE
 from onceward.core.contract.sink import Guarantee
 from onceward.core.contract.transaction import Acknowledgement
 from onceward.core.errors import ConfigurationError, EpochTornError, EpochVoidedError, OncewardError, text_of
@@ -69,18 +62,8 @@ from ..session.query_plan import handlers
 from ..session.spark_session import EndsQueries, QueryRun, QuerySession, spark_errors
 from ..session.starting import check_runs, prepare_at_start, refuse_other_targets
 from .executors import Executors, executor_error, executors_of, sending, warn_of_python
-from .outputs import (
-    DEFAULT_PERSIST,
-    AnySink,
-    Jobs,
-    Output,
-    Persist,
-    Transformations,
-    checked_persist,
-    merge_acknowledgements,
-    sinks_of,
-)
-from .parallelism import TOO_LARGE, Writers, checked_writers, driver_limit, row_size, writers_of
+from .outputs import Jobs, Output, Transformations, checked_persist, merge_acknowledgements, sinks_of
+from .parallelism import TOO_LARGE, checked_writers, driver_limit, row_size, writers_of
 from .refused_rows import Letters
 from .spark_task import (
     ACK_COLUMN,
@@ -99,12 +82,13 @@ from .warm_up import warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+    from onceward.core.contract.pipeline_settings import ExactlyOnceSettings, ForeachBatchSettings
+    from onceward.core.contract.sink import AnySink
     from onceward.core.contract.source import ResettableSource
     from onceward.core.log import EpochInput, LogStore, LogView
     from onceward.core.run.pipeline_run import RunEpoch
@@ -114,24 +98,8 @@ _ROUND: Final = (LOOK_SECONDS, SOURCES_SECONDS)
 """Seconds between two looks at a query and the newer drivers that ask for it, and at its sources."""
 
 
-def exactly_once(
-    df: DataFrame,
-    *sinks: AnySink | Output,
-    checkpoint: str | Path | None = None,
-    pipeline: str,
-    store: str | Path | LogStore | None = None,
-    writers: Writers = "auto",
-    commit_timeout: float = COMMIT_TIMEOUT,
-    commit_backoff: float = COMMIT_BACKOFF,
-    on_lost: AnyOnLost = DEFAULT_ON_LOST,
-    adopt: bool = False,
-    rewind: str | None = None,
-    persist: Persist = DEFAULT_PERSIST,
-    dead_letter: AnySink | None = None,
-    max_dead_letters: Limit = DEFAULT_LIMIT,
-    on_complete: Callable[[int, EpochInput], None] | None = None,
-    take_over: float | None = None,
-) -> DataStreamWriter:
+@EXACTLY_ONCE.described
+def exactly_once(df: DataFrame, *sinks: AnySink | Output, **settings: Unpack[ExactlyOnceSettings]) -> DataStreamWriter:
     """Write a streaming DataFrame into one or more sinks, so that each record takes effect exactly once in each.
 
     Threads of a driver may describe and start several queries concurrently, each with a pipeline of its own, and their
@@ -143,43 +111,7 @@ def exactly_once(
             rows with `select` and `where`. As `Output(sink, function)` it gets its own transformation of each
             micro-batch. A sink with a weaker guarantee (an IdempotentSink, a DirectSink) keeps it, and a warning says
             so.
-        checkpoint: Spark's checkpoint folder of this query. Default: `spark.sql.streaming.checkpointLocation`, which
-            the formats cannot see: they need the option. Without either, Spark would make a temporary folder, and a
-            restart would write everything again.
-        pipeline: Name of the pipeline, up to 64 letters, digits, `.`, `_` and `-`. It is part of every transaction's
-            name, so it must not change between runs, and no two pipelines may share it. By this name the targets know
-            which decision log has written into them, so a query whose checkpoint was deleted is refused.
-        store: Place of the decision log: a URL for `open_store`. Default: the folder `onceward` in the checkpoint.
-        writers: Maximum number of tasks that write an epoch. "auto": as many as can run at the same time, and fewer if
-            few rows come in and the query's tasks do little but write them; very few rows (up to 10,000, about 8 MB)
-            are written by the driver itself. None: one for each partition. Each task writes one transaction in each
-            sink, and also does the work of its stage before the sinks, back to the last shuffle.
-        commit_timeout: Seconds for which a commit is retried while a target does not answer. Then the query fails with
-            CommitPendingError; the decision remains valid, and the query's next start commits it.
-        commit_backoff: Longest pause between two attempts to commit, in seconds; the first pauses are shorter.
-        on_lost: Policy for a decided transaction that can no longer be committed. "replay" writes again what is proven
-            not committed: the whole epoch if nothing of it is visible yet, otherwise only what was lost, and only if
-            count and hash of all that the sinks were handed are those of the decision. "fail" stops with DataLossError
-            and commits nothing more. "skip" goes on without the lost rows and leaves an audit record.
-        adopt: Start with an empty decision log at whatever batch the query has reached, because it ran with another
-            sink until now.
-        rewind: Reason why the pipeline goes back to an older state on purpose. The decision log records it, and the
-            rewind is done once: a query that is started again with the same reason continues, or is refused if its
-            checkpoint does not go on from there.
-        persist: Storage level at which Spark keeps the rows of a micro-batch until it is committed, if they are read
-            more than once: "DISK_ONLY" (the executors' disks, no memory), or "MEMORY_AND_DISK" (in the executors'
-            storage memory as far as there is room, the rest on disk). Without an Output that has a function nothing is
-            kept.
-        dead_letter: Sink for the rows that other sinks refuse for their values, in the same epoch. It gets the refused
-            row as JSON, the reason, the sink, and the topic, partition and offset where the query has these columns.
-            Default: a refused row fails its epoch.
-        max_dead_letters: Limit of refused rows in an epoch, above which the query stops: a number of rows, or as a
-            float a share of the epoch's rows for any one sink. None: no limit.
-        on_complete: Function that is called on the driver after an epoch's COMPLETED entry is durable, with the epoch's
-            number and its input, in the query's own thread. After a restart it is called again for the newest epoch.
-        take_over: Seconds for which `start()` waits for another driver that runs the pipeline: it ends its epoch and
-            its query, and this one goes on from there. If none answers within five seconds, or an epoch takes longer,
-            this one starts as after a crash, and fences the other. None: at once.
+        settings: Settings of the pipeline, which docs/exactly-once.md lists; ExactlyOnceSettings has their types.
 
     Returns:
         A DataStreamWriter: set trigger, output mode and query name, then `start()`. The call changes nothing anywhere.
@@ -191,14 +123,11 @@ def exactly_once(
         SchemaError: A column does not fit a sink's settings; the message names it.
         EpochConflictError: The decision log is another pipeline's, or a savepoint has moved it elsewhere.
     """
-    plain = sinks_of(sinks)
+    settings, plain = EXACTLY_ONCE.filled(settings), sinks_of(sinks)
     _check_frame(df)
-    check_pipeline([*plain, *([] if dead_letter is None else [dead_letter])], pipeline)
-    letters = dead_letters_of(dead_letter, max_dead_letters)
-    check_settings(adopt, rewind, on_complete)
-    writers = checked_writers(writers)
-    outputs = Transformations.of(df, sinks, checked_persist(persist))
-    policy = CommitPolicy.of(on_lost, commit_timeout, commit_backoff)
+    policy, letters = checked_settings(settings, plain, EXACTLY_ONCE.name)
+    outputs = Transformations.of(df, sinks, settings["persist"])
+    pipeline, store, checkpoint = settings["pipeline"], settings["store"], settings["checkpoint"]
     spark = df.sparkSession
     remote, plan = connect_of(df), plan_of(df)
     if remote is not None:
@@ -206,7 +135,7 @@ def exactly_once(
     else:
         resolved = checked_folder(spark, checkpoint) if checkpoint is not None else ""
 
-    check_take_over(take_over, known=remote is None and bool(resolved or store is not None))
+    check_take_over(settings["take_over"], known=remote is None and bool(resolved or store is not None))
 
     def look() -> LogView | None:
         if remote is not None or not (resolved or store is not None):
@@ -223,25 +152,21 @@ def exactly_once(
     for sink in (*driven, *([letters.sink] if letters is not None else [])):
         sink.check_schema(schemas[sink.name])
     read = plan.sources()
-    settings = HandlerSettings(
+    query = HandlerSettings(
         sinks=driven,
-        pipeline=pipeline,
-        store=store,
+        settings=settings,
         policy=policy,
-        adopt=adopt,
-        rewind=rewind,
-        writers=writers,
         cheap=plan.only_writes() and not outputs.apart,
         row_size=row_size(df.schema),
-        on_complete=with_publication(read, on_complete),
+        on_complete=with_publication(read, settings["on_complete"]),
         outputs=outputs,
         dead_letters=letters,
         sources=watched_sources(read) if not EXPLAINING.get() else {},
     )
     if remote is not None:
-        writer: DataStreamWriter = remote.prepare(df.writeStream, settings, schemas)
+        writer: DataStreamWriter = remote.prepare(df.writeStream, query, schemas)
     else:
-        handler = settings.handler(spark, schemas)
+        handler = query.handler(spark, schemas)
         writer = df.writeStream.foreachBatch(handler)
         handler.find_log = partial(existing_log, store, resolved, pipeline)
         handlers[writer] = handler
@@ -250,7 +175,7 @@ def exactly_once(
             view = look()
             with noting_failed_start(store, resolved, pipeline):
                 handler.prepare(view)
-            handler.take_over(spark, resolved, take_over, writer)
+            handler.take_over(spark, resolved, settings["take_over"], writer)
 
         def watch(query: StreamingQuery) -> None:
             handler.watch(str(query.id), str(query.runId), existing_log(store, resolved, pipeline))
@@ -266,8 +191,11 @@ class HandlerSettings:
 
     Attributes:
         sinks: Sinks of the pipeline that get the rows, as the coordinator drives them.
+        settings: Settings of the user, with the defaults of the others.
+        policy: The policy that these settings describe.
         cheap: True if the query's tasks do little but write.
         row_size: Expression for the size of a row in bytes; None if this process may not gather the rows.
+        on_complete: Function that is called after each epoch: the user's, and what publishes offsets.
         outputs: The transformations of sinks that have one.
         dead_letters: Settings of the dead letters, to which the sinks' refused rows go; None if such a row fails the
             epoch.
@@ -275,12 +203,8 @@ class HandlerSettings:
     """
 
     sinks: Sequence[TwoPhaseCommitSink[Any]]
-    pipeline: str
-    store: str | Path | LogStore | None
+    settings: ForeachBatchSettings
     policy: CommitPolicy
-    adopt: bool
-    rewind: str | None
-    writers: Writers
     cheap: bool
     row_size: str | None
     on_complete: Callable[[int, EpochInput], None] | None
@@ -312,7 +236,35 @@ def _check_frame(df: DataFrame) -> None:
         raise ConfigurationError("exactly_once needs a streaming DataFrame; use df.write.format(…) for a batch")
 
 
-def check_pipeline(sinks: Sequence[AnySink], pipeline: str, taker: str = "exactly_once") -> None:
+def checked_settings(
+    settings: ForeachBatchSettings, sinks: Sequence[AnySink], taker: str
+) -> tuple[CommitPolicy, DeadLetters | None]:
+    """Check the settings of a pipeline; return its policy, and where refused rows go (None: they fail the epoch).
+
+    Args:
+        settings: Settings of the user, with the defaults of the others.
+        sinks: The sinks, which are not checked yet.
+        taker: The function or class that takes them, for messages.
+
+    Raises:
+        ConfigurationError: A setting or a sink is wrong.
+    """
+    letters = settings["dead_letter"]
+    check_pipeline([*sinks, *([] if letters is None else [letters])], settings["pipeline"], taker)
+    dead_letters = dead_letters_of(letters, settings["max_dead_letters"])
+    rewind, on_complete = settings["rewind"], settings["on_complete"]
+    check_type("adopt", settings["adopt"], bool)
+    check_type("rewind", rewind, str | None)
+    if rewind is not None and not rewind.strip():
+        raise ConfigurationError("rewind is empty: say why the pipeline goes back, or leave it out")
+    if on_complete is not None and not callable(on_complete):
+        raise ConfigurationError(f"on_complete must be a function, not {_given(on_complete)}")
+    checked_writers(settings["writers"])
+    checked_persist(settings["persist"])
+    return CommitPolicy.of(settings["on_lost"], settings["commit_timeout"], settings["commit_backoff"]), dead_letters
+
+
+def check_pipeline(sinks: Sequence[AnySink], pipeline: str, taker: str) -> None:
     """Check a pipeline's sinks, and its name.
 
     Args:
@@ -335,20 +287,6 @@ def check_pipeline(sinks: Sequence[AnySink], pipeline: str, taker: str = "exactl
     for sink in sinks:
         check_pickles(sink)
     check_pipeline_name(pipeline)
-
-
-def check_settings(adopt: bool, rewind: str | None, on_complete: object) -> None:
-    """Check these arguments of exactly_once.
-
-    Raises:
-        ConfigurationError: One is of another type, or `rewind` is empty.
-    """
-    check_type("adopt", adopt, bool)
-    check_type("rewind", rewind, str | None)
-    if rewind is not None and not rewind.strip():
-        raise ConfigurationError("rewind is empty: say why the pipeline goes back, or leave it out")
-    if on_complete is not None and not callable(on_complete):
-        raise ConfigurationError(f"on_complete must be a function, not {_given(on_complete)}")
 
 
 def dead_letters_of(sink: AnySink | None, limit: Limit) -> DeadLetters | None:
@@ -459,7 +397,9 @@ class EpochHandler(HandlerSettings):
 
     def _new_run(self) -> PipelineRun:
         find = lambda: self.find_log()  # noqa: E731, PLW0108 - it may change
-        return PipelineRun(self.pipeline, self.all_sinks, self.policy, find, sources=self.sources, explain=reason)
+        return PipelineRun(
+            self.settings["pipeline"], self.all_sinks, self.policy, find, sources=self.sources, explain=reason
+        )
 
     @property
     def run(self) -> PipelineRun:
@@ -516,7 +456,7 @@ class EpochHandler(HandlerSettings):
         except BaseException as error:
             if not self._explains_itself(error):
                 raise
-            _log.debug("epoch %s of pipeline %s failed", batch, self.pipeline, exc_info=True)
+            _log.debug("epoch %s of pipeline %s failed", batch, self.run.pipeline, exc_info=True)
             raise error.with_traceback(None) from None
 
     @contextlib.contextmanager
@@ -552,13 +492,14 @@ class EpochHandler(HandlerSettings):
         if check_runs(writer) == "complete":
             for sink in self.sinks:
                 check_complete_mode(sink)
-        if self.store is not None:
-            check_not_moved(checkpoint, self.pipeline, self._session.reader())
+        place, pipeline = self.settings["store"], self.settings["pipeline"]
+        if place is not None:
+            check_not_moved(checkpoint, pipeline, self._session.reader())
         warm_up(spark, self.all_sinks)
         if self.executors is not None:
             _raise_if(self.executors.problem())
-        store = open_pipeline_log(self.store, checkpoint, self.pipeline)
-        if self.rewind is None and checkpoint:
+        store = open_pipeline_log(place, checkpoint, pipeline)
+        if self.settings["rewind"] is None and checkpoint:
             check_query(read(store), query_of(self._session.reader(), checkpoint), CONSECUTIVE)
         self._next = self._new_run()
         self._next.take_over(patience, self._validate_once, store=store)
@@ -625,7 +566,7 @@ class EpochHandler(HandlerSettings):
     def _attempt(self, frame: DataFrame, batch: int) -> None:
         about = self._opened(batch)
         # (3) By the batch's number and offsets, as the decision log has them.
-        with self.run.epoch(batch, about, adopt=self.adopt) as epoch:
+        with self.run.epoch(batch, about, adopt=self.settings["adopt"]) as epoch:
             if epoch.admission is Admission.HEAL:
                 self._heal(frame, epoch)
             elif epoch.admission is Admission.REPLAY:
@@ -641,7 +582,7 @@ class EpochHandler(HandlerSettings):
         tasks = self._tasks(epoch.input)
         cheap = self.cheap and self.row_size is not None
         copies = 1 if share_batches(self.sinks) else len(self.sinks)
-        limit = driver_limit(self.writers, epoch.input, self._this.row_bytes, cheap=cheap, copies=copies)
+        limit = driver_limit(self.settings["writers"], epoch.input, self._this.row_bytes, cheap=cheap, copies=copies)
         if self.outputs.apart:
             acks, lost = self._write_outputs(frame, epoch, tasks)
         else:
@@ -654,7 +595,7 @@ class EpochHandler(HandlerSettings):
     def _tasks(self, about: EpochInput) -> int | None:
         """Return the maximum number of tasks that write an epoch; None for one for each partition."""
         slots = None if self._elastic else self._session.slots()
-        return writers_of(self.writers, slots, about, cheap=self.cheap)
+        return writers_of(self.settings["writers"], slots, about, cheap=self.cheap)
 
     def _letters(self, epoch: RunEpoch, *, written: bool = True, tasks: int | None = None) -> Letters | None:
         dead = self.dead_letters
@@ -695,16 +636,17 @@ class EpochHandler(HandlerSettings):
         if current.complete:
             for sink in self.sinks:
                 check_complete_mode(sink)
-        if self.store is not None:
-            check_not_moved(current.checkpoint, self.pipeline, self._this.read_text)
-        store = open_pipeline_log(self.store, current.checkpoint, self.pipeline)
+        place, pipeline = self.settings["store"], self.settings["pipeline"]
+        if place is not None:
+            check_not_moved(current.checkpoint, pipeline, self._this.read_text)
+        store = open_pipeline_log(place, current.checkpoint, pipeline)
         self.find_log = lambda: store
         check_store_outlives_driver(local_store(store), self._session.master)
         # (5) START, sweep, and the end of what is decided.
         self.run.open(
             store,
             self._check_ready,
-            rewind=self.rewind,
+            rewind=self.settings["rewind"],
             first_epoch=batch,
             query=current.query,
             epoch_input=about,

@@ -30,11 +30,12 @@ import contextlib
 import logging
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args
 
 from pyspark import StorageLevel
 from pyspark.errors import AnalysisException, PySparkException
 
+from onceward.core.contract.pipeline_settings import Persist
 from onceward.core.contract.transaction import Acknowledgement
 from onceward.core.errors import ConfigurationError, SchemaError, text_of
 from onceward.core.kit.text_options import check_type
@@ -49,10 +50,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
+    from onceward.core.contract.sink import AnySink
+
 _log = logging.getLogger("onceward.spark")
-AnySink = TwoPhaseCommitSink[Any] | DirectSink[Any]
-Persist = Literal["DISK_ONLY", "MEMORY_AND_DISK"]
-DEFAULT_PERSIST: Final = "DISK_ONLY"
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Transformations:
     """
 
     functions: Mapping[str, Callable[[DataFrame], DataFrame]] = field(default_factory=dict)
-    persist: Persist = DEFAULT_PERSIST
+    persist: Persist = "DISK_ONLY"
     reading: Collection[str] = ()
     stateful: bool = False
     schemas: Mapping[str, StructType] = field(default_factory=dict)

@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from onceward.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructField, StructType
 
+    from onceward.core.contract.pipeline_settings import Writers
     from onceward.core.log import EpochInput
-
-Writers = int | Literal["auto"] | None
 
 ROWS_PER_TASK: Final = 1000
 """Input rows from which another task pays off, if tasks do nothing but write."""

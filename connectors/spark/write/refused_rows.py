@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from onceward.core.checkpoint.isolation import Isolation, Spool, reasons
 from onceward.core.checkpoint.subtask import DirectlyWritten, SubtaskEpoch
-from onceward.core.contract.dead_letters import DEFAULT_LIMIT, SOURCE, letters_of, rows_for, source_position
+from onceward.core.contract.dead_letters import SOURCE, letters_of, rows_for, source_position
+from onceward.core.contract.pipeline_settings import DEFAULT_LIMIT
 from onceward.core.contract.transaction import Acknowledgement
 from onceward.core.errors import OncewardError
 
