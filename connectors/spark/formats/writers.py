@@ -145,15 +145,15 @@ class _Writer:
         run = self._run()
         since = run.policy.monotonic()
         epoch, about = self._offered()
+        options = self.options
         coordinator = run.open(
             self._store(run.pipeline),
             self._validate,
-            rewind=self.options.rewind,
-            first_epoch=epoch,
-            query=about.query,
-            epoch_input=about,
+            epoch=(epoch, about),
+            adopt=options.adopt,
+            rewind=options.rewind,
         )
-        admission = coordinator.admit(epoch, about, adopt=self.options.adopt)
+        admission = coordinator.admit(epoch, about, adopt=options.adopt)
         lost = coordinator.lost
         return OpenedEpoch(
             lost=() if lost is None else tuple(c.transaction for c in lost.committables),

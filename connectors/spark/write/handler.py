@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from onceward.core.checkpoint import Admission, CommitPolicy
-from onceward.core.checkpoint.admission import check_query
+from onceward.core.checkpoint.admission import check_decided_from, check_query
 from onceward.core.checkpoint.isolation import over_limit
 from onceward.core.checkpoint.numbering import CONSECUTIVE
 from onceward.core.checkpoint.subtask import DirectlyWritten
@@ -68,6 +68,7 @@ from ..session.query import check_offset_log, checked_folder, epoch_input, query
 from ..session.query_plan import handlers
 from ..session.spark_session import EndsQueries, QueryRun, QuerySession, spark_errors
 from ..session.starting import check_runs, prepare_at_start, refuse_other_targets
+from ..session.trial import try_newest_batch
 from .executors import Executors, executors_of, explained, sending, warn_of_python
 from .outputs import (
     DEFAULT_PERSIST,
@@ -554,14 +555,25 @@ class EpochHandler(HandlerSettings):
                 check_complete_mode(sink)
         if self.store is not None:
             check_not_moved(checkpoint, self.pipeline, self._session.reader())
+        store = open_log(self.store, checkpoint, self.pipeline)
+        if self.rewind is None and checkpoint:
+            self._check_continues(read(store), checkpoint)
         warm_up(spark, self.all_sinks)
         if self.executors is not None:
             _raise_if(self.executors.problem())
-        store = open_log(self.store, checkpoint, self.pipeline)
-        if self.rewind is None and checkpoint:
-            check_query(read(store), query_of(self._session.reader(), checkpoint), CONSECUTIVE)
+        if checkpoint:
+            try_newest_batch(writer, checkpoint)
         self._next = self._new_run()
         self._next.take_over(patience, self._validate_once, store=store)
+
+    def _check_continues(self, view: LogView, checkpoint: str) -> None:
+        """Refuse a checkpoint from which the query would not go on where the log is, such as an older copy."""
+        read_text = self._session.reader()
+        query = query_of(read_text, checkpoint)
+        check_query(view, query, CONSECUTIVE)
+        newest = view.newest
+        if newest is not None and not view.rewound:  # Spark has written the offsets of what is decided
+            check_decided_from(view, epoch_input(read_text, checkpoint, query, newest.epoch))
 
     def _validate_once(self) -> None:
         if not self._is_validated:
@@ -701,14 +713,7 @@ class EpochHandler(HandlerSettings):
         self.find_log = lambda: store
         check_store(local_store(store), self._session.master)
         # (5) START, sweep, and the end of what is decided.
-        self.run.open(
-            store,
-            self._check_ready,
-            rewind=self.rewind,
-            first_epoch=batch,
-            query=current.query,
-            epoch_input=about,
-        )
+        self.run.open(store, self._check_ready, epoch=(batch, about), adopt=self.adopt, rewind=self.rewind)
 
     def _check_ready(self) -> None:
         """Refuse executors that cannot write, and targets that are not set up."""
