@@ -116,7 +116,8 @@ def test_a_query_that_is_stopped_in_an_epoch_writes_it_at_its_next_start(job: Jo
 
     job.feed.add()
     gate.touch()
-    frame = job.feed.stream(job.spark).withColumn("word", sf.udf(wait, "string")("word"))
+    waits = sf.udf(lambda word: wait(word), "string")  # noqa: PLW0108 - Spark refuses some type hints
+    frame = job.feed.stream(job.spark).withColumn("word", waits("word"))
     query = face(job, frame).start()
     try:
         until(began.exists)

@@ -17,7 +17,6 @@ import logging
 import tempfile
 import threading
 import uuid
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -56,24 +55,23 @@ def try_newest_batch(writer: DataStreamWriter, checkpoint: str) -> None:
     with tempfile.TemporaryDirectory(prefix="onceward-trial-") as folder:
         if not _copied(planned.df.sparkSession, checkpoint, folder):
             return
-        with _elsewhere(planned.df) as frame:
-            why = _failure(frame, planned.output_mode, folder)
+        why = _failure(_elsewhere(planned.df), planned.output_mode, folder)
     if why is not None:
         raise ConfigurationError(
             f"Spark cannot continue the query from its checkpoint {checkpoint}: {why}. No other driver was asked to "
-            "end. Correct the query; or, if it is meant to begin anew, give it a checkpoint of its own and a rewind"
+            "end. Correct the query; one that reads other sources or keeps other state begins anew, with a checkpoint "
+            "and a pipeline name of its own"
         )
 
 
-@contextmanager
-def _elsewhere(df: DataFrame) -> Iterator[DataFrame]:
-    """Yield a DataFrame in a clone of its session, so that the program's session hears of no query."""
+def _elsewhere(df: DataFrame) -> DataFrame:
+    """Return a DataFrame in a clone of its session, so that the program's session hears of no query."""
     from pyspark.sql import DataFrame  # noqa: PLC0415 - needs a Spark installation
 
     clone: Any = cloned_session(df)
     sql = clone._jvm.org.apache.spark.sql  # noqa: SLF001 - no public way
     dataset = sql.Dataset if clone.version.startswith("3.") else sql.classic.Dataset
-    yield DataFrame(dataset.ofRows(clone._jsparkSession, analyzed_plan(df)), clone)  # noqa: SLF001
+    return DataFrame(dataset.ofRows(clone._jsparkSession, analyzed_plan(df)), clone)  # noqa: SLF001
 
 
 def _failure(frame: DataFrame, mode: str, folder: str) -> str | None:
