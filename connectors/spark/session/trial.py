@@ -59,8 +59,8 @@ def try_newest_batch(writer: DataStreamWriter, checkpoint: str) -> None:
     if why is not None:
         raise ConfigurationError(
             f"Spark cannot continue the query from its checkpoint {checkpoint}: {why}. No other driver was asked to "
-            "end. Correct the query; one that reads other sources or keeps other state begins anew, with a checkpoint "
-            "and a pipeline name of its own"
+            "end. Correct the query, or start it again if the cause has passed. A query that reads other sources or "
+            "keeps other state begins anew, with a checkpoint and a pipeline name of its own"
         )
 
 
