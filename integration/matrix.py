@@ -23,6 +23,8 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from .faces import SHORT
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -43,6 +45,7 @@ SLICE: Final = (
     "integration/test_spark_exactly_once.py::test_99_a_stateful_query_that_replays_a_decided_batch_keeps_its_totals",
     "integration/test_savepoints.py::test_the_recipes_of_the_page_are_exact",
     "integration/test_spark_stateful.py",
+    *SHORT,
 )
 READING: Final = (
     "integration/test_kafka_source_spark.py::test_a_running_query_reads_what_comes_and_goes_on_after_a_restart",

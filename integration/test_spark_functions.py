@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -331,6 +332,7 @@ REFUSED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "a mode that a sink refuses": ("complete", lambda writer: writer.outputMode("complete")),
     "a sink that is not ready": ("no such column", lambda writer: writer),
     "another query's checkpoint": ("another query", lambda writer: writer),
+    "an older copy of the checkpoint": ("offsets/1", lambda writer: writer),
 }
 
 
@@ -340,6 +342,10 @@ def test_no_start_that_is_refused_ends_a_run_that_works(
 ) -> None:
     """Nobody is asked to end, and START is not put."""
     views_job.run(views_job.sink("words"))
+    if "older" in why:
+        shutil.copytree(views_job.folder / "checkpoint", views_job.folder / "other")
+        views_job.feed.add()
+        views_job.run(views_job.sink("words"))
     store = DirectoryStore(views_job.folder / "checkpoint/onceward")
     log, keys = read(store), store.list_keys()
     monkeypatch.setattr(Successor, "take", lambda *_: pytest.fail("it asks the other driver to end"))
@@ -369,6 +375,59 @@ def test_no_start_that_is_refused_ends_a_run_that_works(
         if other is not None:
             other.stop()
     assert (read(store).start, store.list_keys()) == (log.start, keys)
+
+
+def other_sources(job: Job) -> DataFrame:
+    return counted(job.feed.stream(job.spark).union(job.feed.stream(job.spark)))
+
+
+def counted(frame: DataFrame) -> DataFrame:
+    return frame.groupBy("word").count()
+
+
+CHANGES: dict[str, tuple[str, Callable[[Job], DataFrame]]] = {
+    "another number of sources": ("now there are .2. sources", other_sources),
+    "another kind of source": (
+        "",
+        lambda job: counted(job.spark.readStream.format("rate").load().selectExpr("'a' word")),
+    ),
+    "another key": ("KEY_SCHEMA", lambda job: job.feed.stream(job.spark).groupBy("id").count()),
+    "another aggregate": (
+        "VALUE_SCHEMA",
+        lambda job: job.feed.stream(job.spark).groupBy("word").agg(sf.max("word").alias("count")),
+    ),
+    "no state any more": ("OPERATOR_NOT_MATCH", lambda job: job.feed.stream(job.spark)),
+}
+
+
+@pytest.mark.parametrize("why", CHANGES)
+def test_a_query_that_cannot_continue_from_the_checkpoint_takes_nothing_over(
+    views_job: Job, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """Spark would tell so in the first micro-batch, when the other driver had ended."""
+    views_job.run(views_job.sink("words"), frame=counted(views_job.feed.stream(views_job.spark)), mode="update")
+    views_job.feed.add()
+    views_job.run(views_job.sink("words"), frame=counted(views_job.feed.stream(views_job.spark)), mode="update")
+    store = DirectoryStore(views_job.folder / "checkpoint/onceward")
+    log, keys = read(store), store.list_keys()
+    match, change = CHANGES[why]
+    options: dict[str, Any] = {
+        "checkpoint": str(views_job.folder / "checkpoint"),
+        "pipeline": views_job.pipeline,
+        "take_over": 30,
+    }
+    refused = exactly_once(change(views_job), views_job.sink("words"), **options).outputMode("update")
+    with monkeypatch.context() as patch:
+        patch.setattr(Successor, "take", lambda *_: pytest.fail("it asks the other driver to end"))
+        with pytest.raises(ConfigurationError, match=f"cannot continue.*{match}"):
+            refused.start()
+    assert (read(store).start, store.list_keys()) == (log.start, keys)
+    assert views_job.spark.streams.active == []
+    views_job.feed.add()
+    frame = counted(views_job.feed.stream(views_job.spark)).where("count > 0")
+    accepted = exactly_once(frame, views_job.sink("words"), **options).outputMode("update")
+    accepted.trigger(availableNow=True).start().awaitTermination()
+    assert max(row["count"] for row in views_job.rows("words")) == 9
 
 
 def test_a_foreach_batch_whose_target_is_not_ready_ends_no_run_that_works(views_job: Job) -> None:

@@ -6,11 +6,18 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from onceward.core.checkpoint import Admission
 from onceward.core.contract import events
-from onceward.core.errors import DecisionInDoubtError, EpochVoidedError, FencedError, RetryableSinkError
+from onceward.core.errors import (
+    DecisionInDoubtError,
+    EpochConflictError,
+    EpochVoidedError,
+    FencedError,
+    RetryableSinkError,
+)
 from onceward.core.log import DirectoryStore, LogWriter, read
 from onceward.core.log.note_kinds import FailureNote
 from onceward.core.run.keeper import Keeper, StoppedError
@@ -34,11 +41,12 @@ class Life:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.store, self.sink, self.told = DirectoryStore(folder / "log"), TargetSink(name="a"), list[Any]()
+        self.more = list[TargetSink]()
         monkeypatch.setattr(events, "_observers", [self.told.append])
         self.run = self.another()
 
     def another(self) -> PipelineRun:
-        return PipelineRun("p", [self.sink], policy(), lambda: self.store)
+        return PipelineRun("p", [self.sink, *self.more], policy(), lambda: self.store)
 
     def write(self, epoch: RunEpoch) -> None:
         committable = prepared(epoch.context("a", subtask=0))
@@ -113,6 +121,36 @@ def test_a_target_that_refuses_keeps_no_decision_from_its_commit(life: Life, *, 
     assert (view.completed == 0) is waits
     assert (view.start != starts) is waits
     assert new.coordinator is None
+
+
+@pytest.mark.parametrize("why", ["an older copy", "other input", "another query", "not the first", "another sink"])
+def test_a_start_whose_epoch_is_not_admitted_ends_no_run_that_works(life: Life, why: str) -> None:
+    """(Rule W) Its START would fence the run."""
+    life.run.open()
+    for number in range(0 if why == "not the first" else 2):
+        with life.run.epoch(number, about(number)) as epoch:
+            life.write(epoch)
+    offered = {"an older copy": (0, about(0)), "other input": (1, about(7)), "not the first": (3, about(3))}
+    number, input_ = offered.get(why, (1, about(1)))
+    if why == "another query":
+        number, input_ = 2, msgspec.structs.replace(about(2), query="other")
+    if why == "another sink":
+        life.more = [TargetSink(name="b")]
+    starts = read(life.store).start
+    with pytest.raises(EpochConflictError):
+        life.another().open(epoch=(number, input_))
+    assert read(life.store).start == starts
+    with life.run.epoch(2 if why != "not the first" else 0, about(2 if why != "not the first" else 0)) as epoch:
+        life.write(epoch)
+
+
+def test_an_epoch_that_a_decision_waits_for_is_admitted_once_that_is_finished(life: Life) -> None:
+    life.run.open()
+    writer = life.run.coordinator.writer  # type: ignore[union-attr]
+    writer.decide(0, [], sinks=["a"], epoch_input=about(0))
+    new = life.another()
+    new.open(epoch=(0, about(0)))
+    assert new.admit(0, about(0)).admission is Admission.REPLAY
 
 
 def test_an_epoch_is_written_again_only_so_often(life: Life) -> None:

@@ -109,6 +109,33 @@ def test_a_sink_that_is_written_twice_gets_both(shop: Shop) -> None:
     assert shop.shown() == [[3, 4], []]
 
 
+def test_other_columns_in_a_later_epoch_are_validated_before_it(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target may have lost a column since the epoch before, or the function may write another one."""
+    asked = list[list[str]]()
+
+    def validate(_: TargetSink, schema: Any) -> None:
+        asked.append(schema.names)
+        if schema.names != ["n"]:
+            raise SchemaError("the table has no such column")
+
+    monkeypatch.setattr(TargetSink, "validate", validate)
+
+    def write(number: int, *columns: str) -> None:
+        batch = shop.batch(number)
+        batch.schema = StructType([StructField(name, LongType()) for name in columns])  # type: ignore[misc]
+        with shop.batches.epoch(batch, number) as epoch:  # type: ignore[arg-type]
+            epoch.write(batch, shop.one)  # type: ignore[arg-type]
+
+    write(0, "n")
+    write(1, "n")
+    assert asked == [["n"]]
+    with pytest.raises(SchemaError, match="no such column"):
+        write(2, "n", "added")
+    assert read(shop.store).decided == 1
+    write(2, "n")
+    assert shop.shown() == [[0, 1, 2], []]
+
+
 def test_a_block_that_releases_what_it_writes_writes_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = [2]
     monkeypatch.setattr(ClassicPlan, "kept_parts", lambda _: kept[0])

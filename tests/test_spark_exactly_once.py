@@ -215,7 +215,7 @@ def test_an_error_that_says_what_to_do_reaches_spark_without_our_frames(query: Q
     frames = [frame.name for frame in traceback.extract_tb(raised.tb)]
     assert frames[1:] == ["__call__"]
     [record] = [record for record in caplog.records if record.exc_info]
-    assert "admit" in "".join(traceback.format_tb(record.exc_info[2]))  # type: ignore[index]
+    assert "admission" in "".join(traceback.format_tb(record.exc_info[2]))  # type: ignore[index]
     with pytest.raises(OSError, match="the executor is lost") as other:
         query.run(1, [1], [2], fails=1)
     assert len(traceback.extract_tb(other.tb)) > 3

@@ -5,25 +5,24 @@ from __future__ import annotations
 import re
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import pytest
 
 from onceward.connectors.spark.session.classic import INTERRUPTED
 from onceward.connectors.spark.session.options import MOVED_MARK
+from onceward.connectors.spark.session.query import epoch_input
 from onceward.connectors.spark.write.warm_up import warm_up
 from onceward.core.errors import ConfigurationError, EpochConflictError
-from onceward.core.log import EpochInput, LogWriter, read
+from onceward.core.log import LogWriter, read
 from onceward.core.run.handover import SILENT_SECONDS, Successor, run_steps
 
 from .core_fakes import policy
 from .sink_kit import TargetSink
 from .spark_kit import Frame, Query, active
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class OwnSession:
@@ -150,6 +149,7 @@ class Runs:
         self.query = query
         monkeypatch.setattr("onceward.connectors.spark.write.handler.check_runs", lambda _: mode)
         monkeypatch.setattr("onceward.connectors.spark.write.handler.warm_up", lambda *_: None)
+        monkeypatch.setattr("onceward.connectors.spark.write.handler.try_newest_batch", lambda *_: None)
 
     def start(self, sink: TargetSink, **changes: Any) -> None:
         """Start a new version; nothing of what it refuses has changed anything in the log."""
@@ -168,12 +168,13 @@ def test_a_start_that_a_target_refuses_leaves_the_run_that_finishes_a_decision_m
     def finish() -> None:
         with query.handler.run.turn(1):
             writer = query.handler.run.coordinator.writer  # type: ignore[union-attr]
-            said = EpochInput(query=query.spark.query, digest="1", start=None, end=[])
+            said = epoch_input(lambda url: Path(url).read_text(), str(query.checkpoint.root), query.spark.query, 1)
             writer.decide(1, [], sinks=["target"], epoch_input=said)
             decided.set()
             time.sleep(1)
             writer.complete(1)
 
+    query.checkpoint.plan(1)
     threading.Thread(target=finish).start()
     decided.wait()
     with pytest.raises(ConfigurationError, match="no such column"):
@@ -182,7 +183,7 @@ def test_a_start_that_a_target_refuses_leaves_the_run_that_finishes_a_decision_m
     assert query.spark.streams.active, "it goes on"
 
 
-@pytest.mark.parametrize("why", ["checkpoint", "output mode", "moved"])
+@pytest.mark.parametrize("why", ["checkpoint", "older copy", "other offsets", "output mode", "moved"])
 def test_a_start_that_is_refused_asks_nobody_to_end(query: Query, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     query.run(0)
     runs = Runs(query, monkeypatch, mode="complete" if why == "output mode" else "append")
@@ -190,6 +191,10 @@ def test_a_start_that_is_refused_asks_nobody_to_end(query: Query, monkeypatch: p
     sink = TargetSink(query.key)
     if why == "checkpoint":
         (query.checkpoint.root / "metadata").unlink()
+    elif why == "older copy":
+        (query.checkpoint.root / "offsets/0").unlink()
+    elif why == "other offsets":
+        (query.checkpoint.root / "offsets/0").write_text("v1\n{}\n7")
     elif why == "moved":
         (query.checkpoint.root / "onceward").mkdir()
         (query.checkpoint.root / MOVED_MARK).write_text("elsewhere")

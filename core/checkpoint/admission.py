@@ -54,12 +54,7 @@ def admission(
     if _is_replay(view, epoch, epoch_input):
         return Admission.REPLAY
     if view.newest is not None and epoch == view.newest.epoch:
-        raise EpochConflictError(
-            "this epoch was decided with other input. The checkpoint's offsets differ from those of the decision: "
-            "another checkpoint, another query, or a changed offsets file",
-            pipeline=view.pipeline,
-            epoch=epoch,
-        )
+        check_decided_from(view, epoch_input)
     if view.decided == NONE and not (numbering.may_be_first(epoch) or adopt or view.rewound):
         raise EpochConflictError(
             "the decision log is empty but the query is not at its first epoch, so it is unknown whether the "
@@ -71,6 +66,22 @@ def admission(
     check_next(view, epoch, numbering.follows(view))
     check_continues(view, epoch, epoch_input, numbering)
     return Admission.NEW
+
+
+def check_decided_from(view: LogView, epoch_input: EpochInput) -> None:
+    """Refuse a checkpoint whose input of the newest decided epoch is another than that of the decision.
+
+    Raises:
+        EpochConflictError: It is.
+    """
+    newest = view.newest
+    if newest is not None and not newest.input.same_as(epoch_input):
+        raise EpochConflictError(
+            "this epoch was decided with other input. The checkpoint's offsets differ from those of the decision: "
+            "another checkpoint, another query, or a changed offsets file",
+            pipeline=view.pipeline,
+            epoch=newest.epoch,
+        )
 
 
 def datasets_of(sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> dict[str, str]:

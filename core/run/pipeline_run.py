@@ -11,6 +11,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from ..checkpoint import Admission, Coordinator
+from ..checkpoint.admission import admission, check_same_sinks
 from ..checkpoint.numbering import CONSECUTIVE
 from ..contract.events import EpochFailed, EpochReplayed, tell
 from ..errors import (
@@ -23,6 +24,7 @@ from ..errors import (
 )
 from ..log import LogWriter, RunWriters
 from ..log.notes import note_failure, note_task
+from ..log.writer import check_owner
 from .handover import LOOK_SECONDS, Predecessor, Successor, run_steps
 from .keeper import StoppedError
 from .source_watch import SourceWatch
@@ -170,22 +172,44 @@ class PipelineRun:
         how: dict[str, Any] = {"numbering": self._numbering, "heals": self._heals, "run_writers": writers}
         return Coordinator(self.pipeline, store, self.sinks, self.policy, **how)
 
-    def open(self, store: LogStore | None = None, check: Callable[[], object] | None = None, **how: Any) -> Coordinator:
+    def open(
+        self,
+        store: LogStore | None = None,
+        check: Callable[[], object] | None = None,
+        *,
+        epoch: tuple[int, EpochInput] | None = None,
+        adopt: bool = False,
+        rewind: str | None = None,
+        **how: Any,
+    ) -> Coordinator:
         """Become the newest writer, finish what is decided, and return the coordinator, as `Coordinator.open` does.
 
         (Rule A) A target that does not answer, or refuses, must not keep what is decided from being committed before it
         expires: so what can be refused is checked before START, but after it if a decision is to be finished first.
 
+        (Rule W) A checkpoint whose epoch the log does not admit is refused before START, which would end a run that
+        works.
+
         Args:
             store: Store of the decision log; None for the one that is known.
             check: Refuses targets and tasks that are not ready.
+            epoch: Number and input of the epoch that is written first, if it is known.
+            adopt: Accept any first epoch of an empty log.
+            rewind: Reason to go back, see `Coordinator.open`.
             how: Further arguments of `Coordinator.open`.
         """
         coordinator = self._made(store)
-        waits = check is not None and coordinator.writer.look().undone is not None
+        view = coordinator.writer.look() if check is not None or epoch is not None else None
+        waits = view is not None and view.undone is not None
+        if view is not None and epoch is not None and rewind is None and not (waits or view.taken_back):
+            check_owner(view, self.pipeline, coordinator.writer.store)
+            if admission(view, *epoch, adopt=adopt, numbering=self._numbering) is Admission.REPLAY:
+                check_same_sinks(view, coordinator.sinks)
         if check is not None and not waits:
             check()
-        coordinator.open(**how)
+        if epoch is not None:
+            how |= {"first_epoch": epoch[0], "epoch_input": epoch[1], "query": epoch[1].query}
+        coordinator.open(rewind=rewind, **how)
         if check is not None and waits:
             check()
         self.coordinator = coordinator

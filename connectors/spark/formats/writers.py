@@ -157,10 +157,9 @@ class _Writer:
         coordinator = run.open(
             self._store(run.pipeline),
             self._validate,
+            epoch=(epoch, about),
+            adopt=self.settings["adopt"],
             rewind=self.settings["rewind"],
-            first_epoch=epoch,
-            query=about.query,
-            epoch_input=about,
         )
         admission = coordinator.admit(epoch, about, adopt=self.settings["adopt"])
         lost = coordinator.lost

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from onceward.sinks import Sink
@@ -232,17 +232,21 @@ class ClassicPlan:
     @contextmanager
     def describing(self) -> Iterator[DataFrame]:
         """Clone the session, as Spark does for a query."""
-        from pyspark.sql import SparkSession  # noqa: PLC0415 - needs a Spark installation
-
-        owner: Any = self._df.sparkSession
-        context, session = owner.sparkContext, owner._jsparkSession  # noqa: SLF001 - no public way
-        clone = SparkSession(context, session.cloneSession())
-        empty: Any = clone.createDataFrame(context.emptyRDD(), self._df.schema)
+        clone: Any = cloned_session(self._df)
+        empty: Any = clone.createDataFrame(clone.sparkContext.emptyRDD(), self._df.schema)
         try:
             yield empty
         finally:
             # Clones share what is persisted: also release what was made of the empty DataFrame.
-            session.sharedState().cacheManager().uncacheQuery(empty._jdf, True)  # noqa: SLF001
+            clone._jsparkSession.sharedState().cacheManager().uncacheQuery(empty._jdf, True)  # noqa: SLF001
+
+
+def cloned_session(df: DataFrame) -> SparkSession:
+    """Return a clone of a DataFrame's session: it has its settings and views, and queries and listeners of its own."""
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - needs a Spark installation
+
+    owner: Any = df.sparkSession
+    return SparkSession(owner.sparkContext, owner._jsparkSession.cloneSession())  # noqa: SLF001 - no public way
 
 
 def sources_in(plan: Any) -> list[StreamingSource]:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 import pyarrow as pa
 
 from onceward.core.checkpoint import Admission, CommitPolicy
-from onceward.core.checkpoint.admission import check_query
+from onceward.core.checkpoint.admission import check_decided_from, check_query
 from onceward.core.checkpoint.isolation import over_limit
 from onceward.core.checkpoint.numbering import CONSECUTIVE
 from onceward.core.checkpoint.subtask import DirectlyWritten
@@ -61,6 +61,7 @@ from ..session.query import check_offset_log, checked_folder, epoch_input, query
 from ..session.query_plan import handlers
 from ..session.spark_session import EndsQueries, QueryRun, QuerySession, spark_errors
 from ..session.starting import check_runs, prepare_at_start, refuse_other_targets
+from ..session.trial import try_newest_batch
 from .executors import Executors, executor_error, executors_of, sending, warn_of_python
 from .outputs import Jobs, Output, Transformations, checked_persist, merge_acknowledgements, sinks_of
 from .parallelism import TOO_LARGE, checked_writers, driver_limit, row_size, writers_of
@@ -495,14 +496,25 @@ class EpochHandler(HandlerSettings):
         place, pipeline = self.settings["store"], self.settings["pipeline"]
         if place is not None:
             check_not_moved(checkpoint, pipeline, self._session.reader())
+        store = open_pipeline_log(place, checkpoint, pipeline)
+        if self.settings["rewind"] is None and checkpoint:
+            self._check_continues(read(store), checkpoint)
         warm_up(spark, self.all_sinks)
         if self.executors is not None:
             _raise_if(self.executors.problem())
-        store = open_pipeline_log(place, checkpoint, pipeline)
-        if self.settings["rewind"] is None and checkpoint:
-            check_query(read(store), query_of(self._session.reader(), checkpoint), CONSECUTIVE)
+        if checkpoint:
+            try_newest_batch(writer, checkpoint)
         self._next = self._new_run()
         self._next.take_over(patience, self._validate_once, store=store)
+
+    def _check_continues(self, view: LogView, checkpoint: str) -> None:
+        """Refuse a checkpoint from which the query would not go on where the log is, such as an older copy."""
+        read_text = self._session.reader()
+        query = query_of(read_text, checkpoint)
+        check_query(view, query, CONSECUTIVE)
+        newest = view.newest
+        if newest is not None and not view.rewound:  # Spark has written the offsets of what is decided
+            check_decided_from(view, epoch_input(read_text, checkpoint, query, newest.epoch))
 
     def _validate_once(self) -> None:
         if not self._is_validated:
@@ -646,10 +658,9 @@ class EpochHandler(HandlerSettings):
         self.run.open(
             store,
             self._check_ready,
+            epoch=(batch, about),
+            adopt=self.settings["adopt"],
             rewind=self.settings["rewind"],
-            first_epoch=batch,
-            query=current.query,
-            epoch_input=about,
         )
 
     def _check_ready(self) -> None:
