@@ -48,7 +48,6 @@ def settle(decision: Decide, shares: Sequence[Share], writer: LogWriter, *, heal
         EpochTornError: The lost part of the epoch can be written again.
         FencedError: A newer writer has started.
     """
-    failures = _failures(shares)
     policy = writer.policy
     if policy.on_lost is not OnLost.REPLAY:
         if policy.on_lost is OnLost.FAIL and _is_visible(shares, writer):
@@ -57,20 +56,25 @@ def settle(decision: Decide, shares: Sequence[Share], writer: LogWriter, *, heal
         return LossVerdict.STANDS
     # A newer writer may have finished the epoch and used the names again: then no answer proves a loss.
     check_newest(writer)
-    unproven = any(outcome.status not in PROVEN_NOT_COMMITTED for _, outcome in failures)
-    if not unproven and not _is_visible(shares, writer):
+    if _is_proven_lost(shares) and not _is_visible(shares, writer):
         voided = withdraw(decision, shares, writer)
         if voided is not False:
             return LossVerdict.VOIDED if voided else LossVerdict.WAITS
         policy.make_all([share.look for share in shares])
     if _finish_expiring(shares, writer):
         return LossVerdict.WAITS
-    obstacle = "it cannot be proven that what is missing was not committed" if unproven else _of_order(shares)
+    unproven = "it cannot be proven that what is missing was not committed"
+    # Asked once more: what expires may have been found missing just now, in its commit.
+    obstacle = _of_order(shares) if _is_proven_lost(shares) else unproven
     raise torn(decision, _failures(shares), heals=heals, obstacle=obstacle)
 
 
 def _failures(shares: Sequence[Share]) -> Failures:
     return [failure for share in shares for failure in share.failures]
+
+
+def _is_proven_lost(shares: Sequence[Share]) -> bool:
+    return all(outcome.status in PROVEN_NOT_COMMITTED for _, outcome in _failures(shares))
 
 
 def _is_visible(shares: Sequence[Share], writer: LogWriter) -> bool:
