@@ -64,10 +64,10 @@ from .admission import (
 )
 from .commit import finish
 from .healing import Lost, check_same_rows
-from .kept import check_kept
 from .numbering import CONSECUTIVE, EpochNumbering
 from .recovery import Swept, sweep
-from .taking_back import check_can_end, end_taken_back
+from .target_check import check_kept
+from .void import check_can_end, end_taken_back
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -11,13 +11,13 @@ from ..contract.outcome import PROVEN_NOT_COMMITTED
 from ..contract.policy import OnLost
 from ..errors import DataLossError, EpochTornError, FencedError
 from .healing import is_proven
-from .replay import withdraw
+from .void import withdraw
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..log import Decide, LogWriter
-    from .share import Failures, Share
+    from .sink_share import Failures, Share
 
 _log = logging.getLogger("onceward.commit")
 

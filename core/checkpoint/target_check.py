@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from ..contract.sink import TwoPhaseCommitSink
     from ..log import Decide, LogView, LogWriter
-    from .share import Failures
+    from .sink_share import Failures
 
 _log = logging.getLogger("onceward.commit")
 

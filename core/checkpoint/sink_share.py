@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ..contract import validated as answers
 from ..contract.events import about
+from ..contract.outcome import LOST_STATES, VISIBLE_STATES
 from ..contract.transaction import CommitOutcome, CommitStatus, Observation
 from ..errors import DataLossError, ExternalError, FencedError, OncewardError, SinkError, named_text_of
 from ..kit.crash_points import Step, crash_point
@@ -31,10 +32,6 @@ _log = logging.getLogger("onceward.commit")
 Failures: TypeAlias = "list[tuple[Committable, CommitOutcome]]"
 SLOW: Final = 60.0
 """Seconds after which a warning names a call that has not returned."""
-LOST_STATES: Final = frozenset({Observation.ABORTED, Observation.EXPIRED})
-"""Answers of a look that prove that a transaction was not committed and never will be."""
-VISIBLE_STATES: Final = frozenset({Observation.COMMITTED, Observation.BEGUN})
-"""Answers of a look that show rows to be visible, or perhaps visible: nobody may write the whole epoch again."""
 
 
 class Share:
