@@ -11,7 +11,7 @@ from ..contract.outcome import PROVEN_NOT_COMMITTED
 from ..contract.policy import OnLost
 from ..errors import DataLossError, EpochTornError, FencedError
 from .healing import is_proven
-from .void import withdraw
+from .void import Withdrawal, withdraw
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,9 +57,9 @@ def settle(decision: Decide, shares: Sequence[Share], writer: LogWriter, *, heal
     # A newer writer may have finished the epoch and used the names again: then no answer proves a loss.
     check_newest(writer)
     if _is_proven_lost(shares) and not _is_visible(shares, writer):
-        voided = withdraw(decision, shares, writer)
-        if voided is not False:
-            return LossVerdict.VOIDED if voided else LossVerdict.WAITS
+        withdrawal = withdraw(decision, shares, writer)
+        if withdrawal is not Withdrawal.REFUSED:
+            return LossVerdict.VOIDED if withdrawal is Withdrawal.VOIDED else LossVerdict.WAITS
         policy.make_all([share.look for share in shares])
     if _finish_expiring(shares, writer):
         return LossVerdict.WAITS

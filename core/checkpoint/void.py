@@ -1,7 +1,10 @@
-"""Take back a decision of which nothing is visible, so that its epoch can be written again.
+"""Take a decision back: make sure that nothing more of it can become visible, and put VOID.
 
-A decision may be voided only if every transaction that it names is proven not committed, and none of them can be
-committed any more by whoever still holds the decision. So, in this order:
+This is the only place where VOID is put. After it, the epoch can be decided once more (invariant 3).
+
+`withdraw` takes back a decision that has lost something and of which nothing is visible. Every transaction that it
+names must be proven not committed, and none of them may be committed any more by whoever still holds the decision. So,
+in this order:
 
 1. Every target is asked for what is not known to be lost. Only transactions that are still prepared, or that have
    ended without a commit, allow the next step; nothing was ended until then. A commit that has begun does not.
@@ -14,21 +17,19 @@ committed any more by whoever still holds the decision. So, in this order:
 4. VOID is put, with the proofs. A crash before that leaves a decision whose transactions are all lost, which the next
    start takes back in the same way.
 
-End what is prepared of a decision that a rewind has taken back.
+`end_rewound` ends a decision that a rewind has taken back. A rewind that goes back to a decided epoch, or before it,
+writes its rows again. So the rows that are prepared for it must never become visible beside them:
 
-A rewind that goes back to a decided epoch, or before it, writes its rows again. So the rows that are prepared for it
-must never become visible beside them:
-
-1. REWIND comes first. From then on every reader of the log knows that the decision is taken back, so nobody commits it
+5. REWIND comes first. From then on every reader of the log knows that the decision is taken back, so nobody commits it
    any more, whichever writer starts next. Before it, `check_can_end` refuses a program that could not end the decision.
-2. What is prepared is aborted by its exact handle. Repeating that does no harm, even by a writer that is fenced by now.
-3. What the target shows committed stays, as everything that was visible before the rewind. Its commit is repeated, in
+6. What is prepared is aborted by its exact handle. Repeating that does no harm, even by a writer that is fenced by now.
+7. What the target shows committed stays, as everything that was visible before the rewind. Its commit is repeated, in
    case a partition of Kafka still waits for its marker; one that has begun is finished. What can no longer be completed
    stays as it is.
-4. (Rule U) A transaction of which a target has no trace has ended, however it did: its decision named it because it was
+8. (Rule U) A transaction of which a target has no trace has ended, however it did: its decision named it because it was
    prepared, so it cannot appear any more. Only a target that does not answer, or that is at work on a transaction, is
    asked again. So the taking back ends as soon as every target answers.
-5. VOID is put when every target has said that nothing is left. Until then, no epoch can be decided.
+9. VOID is put when every target has said that nothing is left. Until then, no epoch can be decided.
 """
 
 from __future__ import annotations
@@ -36,14 +37,15 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from contextlib import suppress
+from enum import StrEnum
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from ..contract import validated as answers
-from ..contract.outcome import LOST_STATES
+from ..contract.outcome import LOST_STATES, VISIBLE_STATES
 from ..contract.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Observation
-from ..errors import CommitPendingError, DataLossError, ExternalError, FencedError
+from ..errors import CommitPendingError, DataLossError, ExternalError
 from ..kit.crash_points import Step, crash_point
 from .admission import check_sinks
 from .healing import is_proven
@@ -58,28 +60,37 @@ if TYPE_CHECKING:
     from .sink_share import Share
 
 _log = logging.getLogger("onceward.commit")
+
 _HELD: Final = frozenset({Observation.PREPARED, Observation.OPEN})
+_ENDED: Final = VISIBLE_STATES | LOST_STATES
+
+
+class Withdrawal(StrEnum):
+    """The result of an attempt to take back a decision of which nothing is visible."""
+
+    VOIDED = "voided"
+    """VOID was put."""
+    WAITS = "waits"
+    """A target does not answer now."""
+    REFUSED = "refused"
+    """Some of it was committed, or may have been; transactions may have been aborted until that was seen."""
 
 
 class _Waits(Exception):  # noqa: N818 - a step that has to be repeated, no fault
-    """A target does not answer now."""
+    """A target does not answer now, or is at work on a transaction, as the text says."""
 
 
 class _Refused(Exception):  # noqa: N818 - the same
     """Something of the epoch was committed, or may have been."""
 
 
-def withdraw(decision: Decide, shares: Sequence[Share], writer: LogWriter) -> bool | None:
+def withdraw(decision: Decide, shares: Sequence[Share], writer: LogWriter) -> Withdrawal:
     """Void a decision if all of it is proven not committed.
 
     Args:
         decision: The decision, some of whose transactions are lost.
         shares: Shares of all sinks of the decision.
         writer: The newest writer.
-
-    Returns:
-        Whether VOID was put; None if a target does not answer now. If it was not put, transactions may have been
-        aborted while another one was committed: look again.
 
     Raises:
         FencedError: A newer writer has started.
@@ -88,77 +99,48 @@ def withdraw(decision: Decide, shares: Sequence[Share], writer: LogWriter) -> bo
     two_phase = [share for share in shares if not isinstance(share.sink, DirectlyWritten)]
     held: dict[str, list[Committable]] = {}
     try:
-        _of_each(two_phase, writer, lambda share: held.update({share.sink.name: _not_ended(share)}))  # 1
+        _of_each(two_phase, writer, lambda share: held.update({share.sink.name: _not_ended(share)}))  # (1)
         for last in (False, True):
             some = [share for share in two_phase if all(map(is_proven, held[share.sink.name])) is not last]
-            _of_each(some, writer, lambda share: _abort(share, held[share.sink.name]))  # 2
-        _of_each(two_phase, writer, lambda share: _check_ended(share, held[share.sink.name]))  # 3
+            _of_each(some, writer, lambda share: _abort_all(share.sink, held[share.sink.name]))  # (2)
+        _of_each(two_phase, writer, lambda share: _check_ended(share.sink, held[share.sink.name]))  # (3)
     except _Refused:
-        return False
+        return Withdrawal.REFUSED
     except _Waits:
-        return None
+        return Withdrawal.WAITS
     proofs = [f"{c.transaction}: {outcome.detail}" for share in shares for c, outcome in share.failures]
     proofs += [f"{c.transaction}: aborted, because of the others" for some in held.values() for c in some]
-    writer.void(decision.epoch, proofs)  # 4
-    return True
+    writer.void(decision.epoch, proofs)  # (4)
+    return Withdrawal.VOIDED
 
 
 def _of_each(shares: Sequence[Share], writer: LogWriter, step: Callable[[Share], None]) -> None:
-    writer.policy.make_all([partial(step, share) for share in shares])
+    def take(share: Share) -> None:
+        try:
+            step(share)
+        except _Waits as waits:
+            share.detail = str(waits)
+            raise
 
-
-def _inspected(share: Share, committables: Sequence[Committable]) -> list[tuple[Committable, Observation]]:
-    if not committables:
-        return []
-    sink = share.sink
-    try:
-        observations = answers.of_each(sink, "inspect_many", committables, sink.inspect_many(committables), Observation)
-        if any(state is Observation.NO_ANSWER for _, state in observations):
-            share.detail = sink.why_silent(committables)
-            raise _Waits
-    except ExternalError as error:
-        share.detail = str(error)
-        raise _Waits from error
-    return observations
+    writer.policy.make_all([partial(take, share) for share in shares])
 
 
 def _not_ended(share: Share) -> list[Committable]:
-    observations = _inspected(share, share.pending)
-    if any(state not in _HELD | LOST_STATES for _, state in observations):
+    seen = _inspect(share.sink, share.pending)
+    if any(state not in _HELD | LOST_STATES for _, state in seen):
         raise _Refused
-    return [c for c, state in observations if state in _HELD]
+    return [c for c, state in seen if state in _HELD]
 
 
-def _abort(share: Share, committables: Sequence[Committable]) -> None:
+def _abort_all(sink: TwoPhaseCommitSink[Any], committables: Sequence[Committable]) -> None:
     for committable in committables:
-        crash_point(Step.ABORT_BEFORE)
-        outcome = _aborted(share, committable)
-        crash_point(Step.ABORT_AFTER)
-        if outcome.status is AbortStatus.RETRY_LATER:
-            share.detail = outcome.detail
-            raise _Waits
-        if not outcome.done:
+        if _abort(sink, committable) is not AbortStatus.ABORTED:
             raise _Refused
 
 
-def _aborted(share: Share, committable: Committable) -> AbortOutcome:
-    try:
-        answer: Any = share.sink.abort(committable)
-    except FencedError:
-        raise
-    except ExternalError as error:
-        share.detail = str(error)
-        raise _Waits from error
-    return answers.one(share.sink, "abort", answer, AbortOutcome, epoch=committable.epoch)
-
-
-def _check_ended(share: Share, committables: Sequence[Committable]) -> None:
-    if any(state not in LOST_STATES for _, state in _inspected(share, committables)):
+def _check_ended(sink: TwoPhaseCommitSink[Any], committables: Sequence[Committable]) -> None:
+    if any(state not in LOST_STATES for _, state in _inspect(sink, committables)):
         raise _Refused
-
-
-_VISIBLE: Final = frozenset({Observation.COMMITTED, Observation.BEGUN})
-_ENDED: Final = frozenset({*_VISIBLE, Observation.ABORTED, Observation.EXPIRED})
 
 
 def check_can_end(view: LogView, sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> None:
@@ -177,8 +159,8 @@ def check_can_end(view: LogView, sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -
             sinks[name].inspect_many(committables)
 
 
-def end_taken_back(decision: Decide, sinks: Mapping[str, TwoPhaseCommitSink[Any]], writer: LogWriter) -> None:
-    """Abort what is prepared of a decision that was taken back, and put VOID.
+def end_rewound(decision: Decide, sinks: Mapping[str, TwoPhaseCommitSink[Any]], writer: LogWriter) -> None:
+    """Abort what is prepared of a decision that a rewind has taken back, and put VOID.
 
     Raises:
         EpochConflictError: The decision names a sink that the pipeline no longer has.
@@ -188,16 +170,20 @@ def end_taken_back(decision: Decide, sinks: Mapping[str, TwoPhaseCommitSink[Any]
     check_sinks(decision, sinks)
     policy = writer.policy
     deadline = policy.monotonic() + policy.commit_timeout
-    waiting: dict[str, str] = {}
-    left = _two_phase(decision, sinks)
+    committables = _two_phase(decision, sinks)
+    waiting = dict.fromkeys(committables, "not asked yet")
 
     def end(name: str) -> None:
-        waiting[name] = _end(sinks[name], left[name])
+        try:
+            _end(sinks[name], committables[name])
+            waiting[name] = ""
+        except _Waits as waits:
+            waiting[name] = str(waits)
 
     for attempt in count():
-        policy.make_all([partial(end, name) for name in left if waiting.get(name, "not asked yet")])
+        policy.make_all([partial(end, name) for name, why in waiting.items() if why])
         if not any(waiting.values()):
-            # (5) Every target has said that nothing is left.
+            # (9) Every target has said that nothing is left.
             writer.void(decision.epoch, ["a rewind has taken it back"], covered=True)
             return
         if not policy.commits.pause(attempt, deadline - policy.monotonic()):
@@ -220,36 +206,49 @@ def _two_phase(decision: Decide, sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -
     return committables
 
 
-def _end(sink: TwoPhaseCommitSink[Any], committables: Sequence[Committable]) -> str:
-    """End one sink's part; return why it has to be repeated, or nothing."""
-    try:
-        observations = answers.of_each(sink, "inspect_many", committables, sink.inspect_many(committables), Observation)
-        if any(state is Observation.NO_ANSWER for _, state in observations):
-            return sink.why_silent(committables)
-        committed = [c for c, state in observations if state in _VISIBLE]
-        for committable in (c for c, state in observations if state not in _ENDED):
-            crash_point(Step.ABORT_BEFORE)
-            outcome = answers.one(sink, "abort", sink.abort(committable), AbortOutcome, epoch=committable.epoch)
-            crash_point(Step.ABORT_AFTER)
-            # (4) UNKNOWN is an end: asking again would never give another answer.
-            if outcome.status is AbortStatus.RETRY_LATER:
-                return outcome.detail or outcome.status
-            if outcome.status is AbortStatus.COMMITTED:
-                committed.append(committable)
-    except ExternalError as error:
-        return str(error)
-    return _settle(sink, committed)
-
-
-def _settle(sink: TwoPhaseCommitSink[Any], committed: Sequence[Committable]) -> str:
-    """Repeat commits (3); return why that has to be repeated, or nothing."""
+def _end(sink: TwoPhaseCommitSink[Any], committables: Sequence[Committable]) -> None:
+    """End one sink's part of a decision that a rewind has taken back (6, 7)."""
+    seen = _inspect(sink, committables)
+    committed = [c for c, state in seen if state in VISIBLE_STATES]
+    # (8) UNKNOWN is an end: asking again would never give another answer.
+    committed += [c for c, state in seen if state not in _ENDED and _abort(sink, c) is AbortStatus.COMMITTED]
     if not committed:
-        return ""
+        return
     try:
         outcomes = answers.of_each(sink, "commit", committed, sink.commit_many(committed), CommitOutcome)
     except (ExternalError, DataLossError) as error:
         if error.retryable:
-            return str(error)
+            raise _Waits(str(error)) from error
         _log.warning("sink %s cannot complete what was visible before a rewind, which stays: %s", sink.name, error)
-        return ""
-    return next((o.detail or o.status for _, o in outcomes if o.status is CommitStatus.RETRY_LATER), "")
+        return
+    for _, outcome in outcomes:
+        if outcome.status is CommitStatus.RETRY_LATER:
+            raise _Waits(outcome.detail or outcome.status)
+
+
+def _inspect(
+    sink: TwoPhaseCommitSink[Any], committables: Sequence[Committable]
+) -> list[tuple[Committable, Observation]]:
+    """Return what a target shows of transactions; raise _Waits if it does not answer."""
+    if not committables:
+        return []
+    try:
+        seen = answers.of_each(sink, "inspect_many", committables, sink.inspect_many(committables), Observation)
+        if any(state is Observation.NO_ANSWER for _, state in seen):
+            raise _Waits(sink.why_silent(committables))
+    except ExternalError as error:
+        raise _Waits(str(error)) from error
+    return seen
+
+
+def _abort(sink: TwoPhaseCommitSink[Any], committable: Committable) -> AbortStatus:
+    """Abort a transaction by its exact handle (2, 6); raise _Waits if the target does not do it now."""
+    crash_point(Step.ABORT_BEFORE)
+    try:
+        outcome = answers.one(sink, "abort", sink.abort(committable), AbortOutcome, epoch=committable.epoch)
+    except ExternalError as error:
+        raise _Waits(str(error)) from error
+    crash_point(Step.ABORT_AFTER)
+    if outcome.status is AbortStatus.RETRY_LATER:
+        raise _Waits(outcome.detail or outcome.status)
+    return outcome.status

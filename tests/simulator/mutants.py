@@ -312,13 +312,13 @@ def _skip_nothing(decision: Decide, failures: Any, _: LogWriter) -> None:
     raise losses._data_loss(decision, failures, waits=True)
 
 
-def _withdraw_unproven(decision: Decide, shares: Sequence[Share], log: LogWriter) -> bool:
+def _withdraw_unproven(decision: Decide, shares: Sequence[Share], log: LogWriter) -> void.Withdrawal:
     log.void(decision.epoch, [c.transaction for share in shares for c, _ in share.failures])
-    return True
+    return void.Withdrawal.VOIDED
 
 
-def _withdraw_without_aborting(decision: Decide, shares: Sequence[Share], log: LogWriter) -> bool | None:
-    with patch.object(void, "_abort", lambda *_: None), patch.object(void, "_check_ended", lambda *_: None):
+def _withdraw_without_aborting(decision: Decide, shares: Sequence[Share], log: LogWriter) -> void.Withdrawal:
+    with patch.object(void, "_abort_all", lambda *_: None), patch.object(void, "_check_ended", lambda *_: None):
         return _REAL_WITHDRAW(decision, shares, log)
 
 
@@ -338,10 +338,10 @@ def _go_back_after_releasing(self: Any, wanted: Any) -> Any:
 _REAL_GO_BACK = Coordinator._go_back
 
 
-def _wait_for_what_left_no_trace(sink: Any, committables: Sequence[Committable]) -> str:
-    why = _REAL_END(sink, committables)
-    seen = [] if why else sink.inspect_many(committables)
-    return "how it ended is unknown" if Observation.UNKNOWN in seen else why
+def _wait_for_what_left_no_trace(sink: Any, committables: Sequence[Committable]) -> None:
+    _REAL_END(sink, committables)
+    if Observation.UNKNOWN in sink.inspect_many(committables):
+        raise void._Waits("how it ended is unknown")
 
 
 _REAL_END = void._end
