@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+import pytest
 
 from onceward.core.checkpoint import Coordinator, OnLost
+from onceward.core.checkpoint.loss_table import RULES, Loss, LossAction, rule_of
 from onceward.core.contract.transaction import Observation
 from onceward.core.errors import CommitPendingError, DataLossError, EpochTornError, EpochVoidedError
 from onceward.core.log import Resolved, read
@@ -24,8 +26,6 @@ from .losses_kit import ABOUT, Case, Target, committable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    import pytest
 
     from onceward.core.contract.transaction import Committable
 
@@ -205,6 +205,59 @@ def described() -> str:
         return "\n".join([LEGEND, *(line for section in sections() for line in grid(*section))])
     finally:
         logging.disable(logging.NOTSET)
+
+
+PAGE = Path(__file__).parents[1] / "ARCHITECTURE.md"
+CONDITIONS = {
+    "skippable": ("may not be skipped", "may be skipped"),
+    "waits": ("was completed", ""),
+    "proven": ("not proven", "proven not committed"),
+    "visible": ("nothing is visible", "some is visible"),
+    "late": ("", "would overwrite later rows"),
+    "heals": ("cannot be computed again", "can be computed again"),
+    "unhashed": ("can be compared", "cannot be compared"),
+}
+"""What the table in the documentation says of a condition that is false, or true."""
+
+
+def documented() -> str:
+    """Return the table of losses as the documentation has it."""
+    lines = ["| `on_lost` | the loss | the rest | result | why |", "|---|---|---|---|---|"]
+    for rule in RULES:
+        policies = ", ".join(f"`{on_lost}`" for on_lost in rule.on_lost)
+        conditions = ", ".join(filter(None, (CONDITIONS[name][value] for name, value in rule.when.items())))
+        lines.append(f"| {policies} | {conditions} | {rule.rest} | `{rule.action}` | {rule.why} |")
+    return "\n".join(["", *lines, ""])
+
+
+def test_the_documentation_shows_the_table(request: pytest.FixtureRequest) -> None:
+    page = PAGE.read_text()
+    before, rest = page.split("<!-- losses -->\n")
+    _, after = rest.split("<!-- end of losses -->")
+    compare(PAGE, f"{before}<!-- losses -->\n{documented()}\n<!-- end of losses -->{after}", request)
+
+
+def test_exactly_one_rule_fits_each_loss() -> None:
+    no, yes = (), ("table",)
+    for on_lost, waits, skippable, proven, visible, late, heals, unhashed in product(
+        OnLost, *[(False, True)] * 4, (no, yes), (False, True), (no, yes)
+    ):
+        loss = Loss(on_lost, waits, skippable, proven, visible, late, heals, unhashed)
+        assert [rule for rule in RULES if rule.fits(loss)] == [rule_of(loss)]
+
+
+def test_each_rule_is_a_sentence_or_two() -> None:
+    for rule in RULES:
+        assert re.fullmatch(r"[A-Z][^|]+\.", rule.why)
+        assert not rule.obstacle or rule.action is LossAction.FAIL
+
+
+@pytest.mark.parametrize("action", [LossAction.VOID, LossAction.HEAL])
+def test_only_what_waits_and_is_proven_not_committed_is_written_again(action: LossAction) -> None:
+    """Only on_lost=replay has anything written again, and the whole epoch only if nothing of it is visible."""
+    for rule in (rule for rule in RULES if rule.action is action):
+        assert rule.on_lost == (OnLost.REPLAY,)
+        assert rule.when.items() >= {"waits": True, "proven": True, "visible": action is LossAction.HEAL}.items()
 
 
 def test_nothing_is_written_again_that_may_have_been_committed() -> None:

@@ -19,6 +19,7 @@ from ..contract.transaction import CommitOutcome, CommitStatus, Observation
 from ..errors import DataLossError, ExternalError, FencedError, OncewardError, SinkError, named_text_of
 from ..kit.crash_points import Step, crash_point
 from .subtask import DirectlyWritten
+from .target_check import check_kept
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -156,6 +157,19 @@ class Share:
                 error.add_note(f"raised by sink {self.sink.name} in a commit; its epoch stays decided")
         finally:
             self.seconds = self._clock() - self._began
+
+    def accept_loss(self, writer: LogWriter) -> bool:
+        """Accept what its target was found in the commit to have lost; return whether to ask it again.
+
+        Rule R: that is a condition of the target, so no transaction is given up for it. A target that loses something
+        once more in the same commit is an error.
+        """
+        if self.accepted or not isinstance(self.error, DataLossError):
+            return False
+        self.accepted = True
+        if not check_kept(writer, {self.sink.name: self.sink}, starting=True):
+            self.error = None
+        return self.error is None
 
     def _commit(self, epoch: list[Committable]) -> bool:
         crash_point(Step.COMMIT_BEFORE)

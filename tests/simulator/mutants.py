@@ -309,7 +309,7 @@ def _finish_too_early(permit: CommitPermit, log: LogWriter, sinks: Any, **_: Any
 
 
 def _skip_nothing(decision: Decide, failures: Any, _: LogWriter) -> None:
-    raise losses._data_loss(decision, failures, waits=True)
+    raise losses._data_loss(decision, failures, obstacle="", waits=True)
 
 
 def _withdraw_unproven(decision: Decide, shares: Sequence[Share], log: LogWriter) -> void.Withdrawal:
@@ -378,7 +378,7 @@ def _finish_in_turns(permit: CommitPermit, log: LogWriter, sinks: Any, **_: Any)
         if share.error is not None or share.failures:
             break
     if any(share.failures for share in shares):
-        settle(permit.decision, shares, log)
+        settle(permit.decision, shares, shares, log)
     commit._raise_errors(permit, shares)
     log.complete(permit.decision.epoch)
     return True
@@ -998,7 +998,7 @@ MUTANTS: dict[str, Mutant] = {
     "a loss that no choice ends": Mutant(
         "The message of a loss names on_lost='skip', which is refused as well.",
         _laws("progress"),
-        patches=((losses, "resolve", _skip_nothing),),
+        patches=((losses, "_give_up", _skip_nothing),),
         narrow=crowded(K.ROLLBACK, K.CRASH, K.OUTAGE, K.EXPIRE, within=300, on_lost="fail"),
     ),
     "a rewind that an older command line repeats": Mutant(
