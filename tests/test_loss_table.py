@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from onceward.core.checkpoint import Coordinator, OnLost
-from onceward.core.checkpoint.loss_table import RULES, Loss, LossAction, rule_of
+from onceward.core.checkpoint.loss_table import RULES, LossAction, LossFacts, rule_of
 from onceward.core.contract.transaction import Observation
 from onceward.core.errors import CommitPendingError, DataLossError, EpochTornError, EpochVoidedError
 from onceward.core.log import Resolved, read
@@ -242,7 +242,7 @@ def test_exactly_one_rule_fits_each_loss() -> None:
     for on_lost, waits, skippable, proven, visible, late, heals, unhashed in product(
         OnLost, *[(False, True)] * 4, (no, yes), (False, True), (no, yes)
     ):
-        loss = Loss(on_lost, waits, skippable, proven, visible, late, heals, unhashed)
+        loss = LossFacts(on_lost, waits, skippable, proven, visible, late, heals, unhashed)
         assert [rule for rule in RULES if rule.fits(loss)] == [rule_of(loss)]
 
 

@@ -23,12 +23,14 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from ..contract.events import Committed, CommitWaits, moment, tell, wall_clock
+from ..contract.policy import OnLost
 from ..contract.sink import by_urgency
-from ..errors import CommitPendingError, ExternalError
+from ..errors import CommitPendingError, DataLossError, ExternalError
 from ..kit.times import duration
 from .admission import check_sinks
 from .losses import LossVerdict, settle
 from .sink_share import Share
+from .target_check import check_kept
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -121,13 +123,32 @@ def _to_look_at(active: Sequence[Share], *, first: bool) -> list[Share]:
 def _commit_round(
     permit: CommitPermit, shares: Sequence[Share], active: Sequence[Share], writer: LogWriter, *, heals: bool
 ) -> LossVerdict:
-    """Commit what may be committed now, and have settled what is lost; what was accepted delays the rest no more."""
+    """Commit what may be committed now; what is lost is settled before anything else is committed."""
     while True:
         if not any(share.failures for share in shares):
             _commit_in_order(shares, active, writer.policy)
-        verdict = settle(permit.decision, shares, active, writer, heals=heals)
-        if verdict is not LossVerdict.ACCEPTED:
-            return verdict
+        if any(share.failures for share in shares):
+            verdict = settle(permit.decision, shares, writer, heals=heals)
+            if verdict is not LossVerdict.ACCEPTED:
+                return verdict
+        elif not _accept_losses(active, writer):
+            return LossVerdict.NONE
+
+
+def _accept_losses(active: Sequence[Share], writer: LogWriter) -> bool:
+    """Have the policy accept what a target was found in its commit to have lost; return whether to ask it again.
+
+    Rule R: that is a condition of the target, so no transaction is given up for it. A target that loses something once
+    more in the same commit is an error.
+    """
+    if writer.policy.on_lost is not OnLost.SKIP:
+        return False
+    losing = [share for share in active if isinstance(share.error, DataLossError) and not share.accepted]
+    for share in losing:
+        share.accepted = True
+        if not check_kept(writer, {share.sink.name: share.sink}, starting=True):
+            share.error = None
+    return any(share.error is None for share in losing)
 
 
 def _commit_in_order(shares: Sequence[Share], active: Sequence[Share], policy: CommitPolicy) -> None:

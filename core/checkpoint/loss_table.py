@@ -8,16 +8,21 @@ and tests/test_loss_table.py checks that exactly one of them fits each loss.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from ..contract.policy import OnLost
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ..contract.transaction import CommitOutcome, Committable
+
+Failures: TypeAlias = "list[tuple[Committable, CommitOutcome]]"
+"""Transactions that can no longer be committed, with the answers of their targets."""
+
 
 class LossAction(StrEnum):
-    """What is done about a loss."""
+    """The ways in which a loss can end."""
 
     SKIP = "skip"
     """Give up what is lost, with an audit record, and commit the rest."""
@@ -30,17 +35,17 @@ class LossAction(StrEnum):
 
 
 class Rest(StrEnum):
-    """What is done before that about the rest of the epoch that can expire, so that it is not lost, too."""
+    """The treatment, before that, of what else of the epoch can expire, so that it is not lost, too."""
 
     LEFT = "left"
-    """Nothing."""
+    """Commit nothing more."""
     ASKED = "asked once"
-    """It is committed if its target answers."""
+    """Commit it if its target answers now."""
     AWAITED = "awaited"
-    """It is committed, and waited for."""
+    """Commit it, and wait for its target."""
 
 
-class Loss(NamedTuple):
+class LossFacts(NamedTuple):
     """What is known of a loss.
 
     Attributes:
@@ -70,10 +75,10 @@ class LossRule(NamedTuple):
 
     Attributes:
         on_lost: Policies for which it holds.
-        when: Its conditions: attributes of a Loss. Those that are not named do not matter.
-        action: What is done about the loss.
+        when: Conditions, by the fields of LossFacts. Fields that are not named do not matter.
+        action: The result.
         why: The reason, for people; it is in the documentation.
-        rest: What is done before that about the rest of the epoch.
+        rest: The treatment of the rest of the epoch before that.
         obstacle: The reason why rows are not written again, for the error.
     """
 
@@ -84,7 +89,7 @@ class LossRule(NamedTuple):
     rest: Rest = Rest.LEFT
     obstacle: str = ""
 
-    def fits(self, loss: Loss) -> bool:
+    def fits(self, loss: LossFacts) -> bool:
         """Return whether it is the rule for this loss."""
         return loss.on_lost in self.on_lost and all(
             bool(getattr(loss, name)) is value for name, value in self.when.items()
@@ -173,9 +178,9 @@ RULES: Final = (
         Rest.AWAITED,
     ),
 )
-"""What happens after a loss: exactly one rule fits each."""
+"""The rules for losses: exactly one of them fits each loss."""
 
 
-def rule_of(loss: Loss) -> LossRule:
+def rule_of(loss: LossFacts) -> LossRule:
     """Return the rule for a loss."""
     return next(rule for rule in RULES if rule.fits(loss))

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 from ..contract.events import about
 from ..contract.outcome import PROVEN_NOT_COMMITTED
-from ..contract.policy import OnLost
 from ..errors import DataLossError, EpochTornError, FencedError
 from .healing import is_proven
-from .loss_table import Loss, LossAction, Rest, rule_of
+from .loss_table import LossAction, LossFacts, Rest, rule_of
 from .void import Withdrawal, withdraw
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..log import Decide, LogWriter
-    from .sink_share import Failures, Share
+    from .loss_table import Failures
+    from .sink_share import Share
 
 _log = logging.getLogger("onceward.commit")
 
@@ -27,7 +27,7 @@ class LossVerdict(StrEnum):
     """What became of the losses of a decision in one round of its commit."""
 
     NONE = "none"
-    """Nothing is known to be lost."""
+    """No loss is known."""
     ACCEPTED = "accepted"
     """The policy has accepted what was lost, with an audit record: the rest can be committed."""
     VOIDED = "voided"
@@ -36,15 +36,12 @@ class LossVerdict(StrEnum):
     """A target does not answer, so nobody knows yet."""
 
 
-def settle(
-    decision: Decide, shares: Sequence[Share], active: Sequence[Share], writer: LogWriter, *, heals: bool = False
-) -> LossVerdict:
+def settle(decision: Decide, shares: Sequence[Share], writer: LogWriter, *, heals: bool = False) -> LossVerdict:
     """Settle what cannot be committed as the table says, before anything else is committed.
 
     Args:
         decision: A decision that is not completed.
-        shares: Shares of all sinks of the decision.
-        active: Those of them that may be committed now.
+        shares: Shares of all sinks of the decision, some of which have lost something.
         writer: The newest writer.
         heals: True if the caller can write the lost part of the epoch again.
 
@@ -54,8 +51,6 @@ def settle(
         EpochTornError: The lost part of the epoch can be written again.
         FencedError: A newer writer has started.
     """
-    if not any(share.failures for share in shares):
-        return _settle_targets(active, writer)
     check_newest(writer)
     loss = _loss(shares, writer, heals=heals)
     if rule_of(loss).action is LossAction.VOID:
@@ -82,18 +77,10 @@ def settle(
     return LossVerdict.ACCEPTED
 
 
-def _settle_targets(active: Sequence[Share], writer: LogWriter) -> LossVerdict:
-    """Have the policy accept what targets were found in their commits to have lost (rule R)."""
-    if writer.policy.on_lost is not OnLost.SKIP:
-        return LossVerdict.NONE
-    accepted = [share.accept_loss(writer) for share in active]
-    return LossVerdict.ACCEPTED if any(accepted) else LossVerdict.NONE
-
-
-def _loss(shares: Sequence[Share], writer: LogWriter, *, heals: bool, visible: bool = False) -> Loss:
+def _loss(shares: Sequence[Share], writer: LogWriter, *, heals: bool, visible: bool = False) -> LossFacts:
     failures = _failures(shares)
     late = [one.sink.name for one in shares if one.sink.ordered and one.lost_before_others]
-    return Loss(
+    return LossFacts(
         on_lost=writer.policy.on_lost,
         waits=True,
         skippable=_is_skippable(failures, writer),
@@ -134,7 +121,7 @@ def settle_completed(decision: Decide, failures: Failures, writer: LogWriter) ->
         FencedError: A newer writer has started.
     """
     check_newest(writer)
-    loss = Loss(writer.policy.on_lost, waits=False, skippable=_is_skippable(failures, writer))
+    loss = LossFacts(writer.policy.on_lost, waits=False, skippable=_is_skippable(failures, writer))
     _carry_out(loss, decision, failures, writer)
 
 
@@ -144,7 +131,7 @@ def check_newest(writer: LogWriter) -> None:
         raise FencedError("a newer writer has started", pipeline=writer.pipeline, epoch=writer.view.decided)
 
 
-def _carry_out(loss: Loss, decision: Decide, failures: Failures, writer: LogWriter) -> None:
+def _carry_out(loss: LossFacts, decision: Decide, failures: Failures, writer: LogWriter) -> None:
     """Give up what is lost, or raise the rule's error."""
     rule = rule_of(loss)
     if rule.action is LossAction.HEAL:

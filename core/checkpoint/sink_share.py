@@ -10,7 +10,7 @@ import logging
 import threading
 from contextlib import contextmanager
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 from ..contract import validated as answers
 from ..contract.events import about
@@ -19,7 +19,6 @@ from ..contract.transaction import CommitOutcome, CommitStatus, Observation
 from ..errors import DataLossError, ExternalError, FencedError, OncewardError, SinkError, named_text_of
 from ..kit.crash_points import Step, crash_point
 from .subtask import DirectlyWritten
-from .target_check import check_kept
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,10 +26,10 @@ if TYPE_CHECKING:
     from ..contract.sink import TwoPhaseCommitSink
     from ..contract.transaction import Committable
     from ..log import CommitPermit, LogWriter
+    from .loss_table import Failures
 
 _log = logging.getLogger("onceward.commit")
 
-Failures: TypeAlias = "list[tuple[Committable, CommitOutcome]]"
 SLOW: Final = 60.0
 """Seconds after which a warning names a call that has not returned."""
 
@@ -157,19 +156,6 @@ class Share:
                 error.add_note(f"raised by sink {self.sink.name} in a commit; its epoch stays decided")
         finally:
             self.seconds = self._clock() - self._began
-
-    def accept_loss(self, writer: LogWriter) -> bool:
-        """Accept what its target was found in the commit to have lost; return whether to ask it again.
-
-        Rule R: that is a condition of the target, so no transaction is given up for it. A target that loses something
-        once more in the same commit is an error.
-        """
-        if self.accepted or not isinstance(self.error, DataLossError):
-            return False
-        self.accepted = True
-        if not check_kept(writer, {self.sink.name: self.sink}, starting=True):
-            self.error = None
-        return self.error is None
 
     def _commit(self, epoch: list[Committable]) -> bool:
         crash_point(Step.COMMIT_BEFORE)

@@ -32,7 +32,7 @@ from ..errors import (
 )
 from ..log import Resolved, Rewind
 from ..log.view import NONE
-from .loss_table import Loss, LossAction, rule_of
+from .loss_table import LossAction, LossFacts, rule_of
 from .losses import check_newest, settle_completed
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from ..contract.sink import TwoPhaseCommitSink
     from ..log import Decide, LogView, LogWriter
-    from .sink_share import Failures
+    from .loss_table import Failures
 
 _log = logging.getLogger("onceward.commit")
 
@@ -222,7 +222,7 @@ def _go_on_without(writer: LogWriter, sink: TwoPhaseCommitSink[Any], why: str) -
     """Accept what a target has, if the policy says so; otherwise, and if another writer has started, raise."""
     check_newest(writer)
     view, policy = writer.view, writer.policy
-    loss = Loss(policy.on_lost, waits=False, skippable=CommitStatus.LOST in policy.skips)
+    loss = LossFacts(policy.on_lost, waits=False, skippable=CommitStatus.LOST in policy.skips)
     if rule_of(loss).action is not LossAction.SKIP:
         raise DataLossError(
             f"the target is not as it was left: {why}. Choices: bring back what is missing; rewind='why', with an "

@@ -378,7 +378,7 @@ def _finish_in_turns(permit: CommitPermit, log: LogWriter, sinks: Any, **_: Any)
         if share.error is not None or share.failures:
             break
     if any(share.failures for share in shares):
-        settle(permit.decision, shares, shares, log)
+        settle(permit.decision, shares, log)
     commit._raise_errors(permit, shares)
     log.complete(permit.decision.epoch)
     return True
