@@ -187,7 +187,6 @@ def _named_by_handle(self: LogView, committable: Committable) -> Committable | N
 
 _REAL_DECIDE, _REAL_COMPLETE, _REAL_FOLD = LogWriter.decide, LogWriter.complete, reader.fold
 _REAL_MOVE = LogWriter.move
-_REAL_WITHDRAW = void.withdraw
 _REAL_OTHER_LOGS = ownership._other_logs
 
 
@@ -315,11 +314,6 @@ def _skip_nothing(decision: Decide, failures: Any, _: LogWriter) -> None:
 def _withdraw_unproven(decision: Decide, shares: Sequence[Share], log: LogWriter) -> void.Withdrawal:
     log.void(decision.epoch, [c.transaction for share in shares for c, _ in share.failures])
     return void.Withdrawal.VOIDED
-
-
-def _withdraw_without_aborting(decision: Decide, shares: Sequence[Share], log: LogWriter) -> void.Withdrawal:
-    with patch.object(void, "_abort_all", lambda *_: None), patch.object(void, "_check_ended", lambda *_: None):
-        return _REAL_WITHDRAW(decision, shares, log)
 
 
 def _go_back_after_finishing(self: Any, wanted: Any) -> Any:
@@ -839,7 +833,7 @@ MUTANTS: dict[str, Mutant] = {
     "void a decision that can still be committed": Mutant(
         "What is still prepared of a decision is not aborted before the decision is voided.",
         _laws("1", "8"),
-        patches=((losses, "withdraw", _withdraw_without_aborting),),
+        patches=((void, "_abort_all", lambda *_: None), (void, "_check_ended", lambda *_: None)),
         narrow=crowded(
             *(K.ROLLBACK, K.TWIN, K.NAP, K.SWITCH),
             within=100,
