@@ -238,12 +238,11 @@ def test_the_documentation_shows_the_table(request: pytest.FixtureRequest) -> No
 
 
 def test_exactly_one_rule_fits_each_loss() -> None:
-    no, yes = (), ("table",)
-    for on_lost, waits, skippable, proven, visible, late, heals, unhashed in product(
-        OnLost, *[(False, True)] * 4, (no, yes), (False, True), (no, yes)
-    ):
-        loss = LossFacts(on_lost, waits, skippable, proven, visible, late, heals, unhashed)
-        assert [rule for rule in RULES if rule.fits(loss)] == [rule_of(loss)]
+    for on_lost in OnLost:
+        for waits, skippable, proven, visible, late, heals, unhashed in product((False, True), repeat=7):
+            late_sinks, unhashed_sinks = ["table"] * late, ["table"] * unhashed
+            loss = LossFacts(on_lost, waits, skippable, proven, visible, late_sinks, heals, unhashed_sinks)
+            assert [rule for rule in RULES if rule.fits(loss)] == [rule_of(loss)]
 
 
 def test_each_rule_is_a_sentence_or_two() -> None:
